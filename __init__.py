@@ -2,55 +2,55 @@
 
 from typing import TYPE_CHECKING, Any
 
-from .version import __version__ as __version__
+from xtrain.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .api.runs import Run as Run
-    from .api.runs import RunFailed as RunFailed
-    from .api.runs import open_run as open_run
-    from .api.specs import LoadedSpec as LoadedSpec
-    from .api.specs import ReviewedPlan as ReviewedPlan
-    from .api.specs import SpecWarning as SpecWarning
-    from .api.specs import load as load
-    from .dsl.diagnostics.diagnostic import SpecErrors as SpecErrors
-    from .dsl.schema.setting import at_least as at_least
-    from .dsl.schema.setting import between as between
-    from .dsl.schema.setting import not_negative as not_negative
-    from .dsl.schema.setting import positive as positive
-    from .dsl.schema.setting import proper_fraction as proper_fraction
-    from .planner.blocks.attention import AttentionLayer as AttentionLayer
-    from .planner.blocks.block import Chain as Chain
-    from .planner.blocks.block import Residual as Residual
-    from .planner.blocks.block import Sum as Sum
-    from .planner.blocks.experts import ExpertsLayer as ExpertsLayer
-    from .planner.blocks.feed_forward import SwiGLULayer as SwiGLULayer
-    from .planner.blocks.norm import NormLayer as NormLayer
-    from .planner.blocks.norm import post_norm as post_norm
-    from .planner.blocks.norm import pre_norm as pre_norm
-    from .planner.blocks.norm import sandwich_norm as sandwich_norm
-    from .planner.serialise import PlanError as PlanError
-    from .runtime.data.collate.batch import Microbatch as Microbatch
-    from .runtime.data.collate.samples import IGNORE_INDEX as IGNORE_INDEX
-    from .runtime.data.collate.samples import Sample as Sample
-    from .runtime.data.part_decorators import action as action
-    from .runtime.data.part_decorators import collator as collator
-    from .runtime.data.part_decorators import evaluation_step as evaluation_step
-    from .runtime.data.part_decorators import family as family
-    from .runtime.data.part_decorators import hook as hook
-    from .runtime.data.part_decorators import layer as layer
-    from .runtime.data.part_decorators import loss as loss
-    from .runtime.data.part_decorators import optimizer as optimizer
-    from .runtime.data.part_decorators import reward as reward
-    from .runtime.data.part_decorators import schedule as schedule
-    from .runtime.data.part_decorators import source as source
-    from .runtime.data.part_decorators import step as step
-    from .runtime.data.part_decorators import tracker as tracker
-    from .runtime.data.part_decorators import weight as weight
-    from .runtime.errors import EnvironmentFault as EnvironmentFault
-    from .runtime.hooks.bodies import StepContext as StepContext
-    from .runtime.hooks.context import RunContext as RunContext
-    from .runtime.models.rms_norm import rms_norm as rms_norm
-    from .runtime.reporting.trackers import TrackerContext as TrackerContext
+    from xtrain.api.runs import Run as Run
+    from xtrain.api.runs import RunFailed as RunFailed
+    from xtrain.api.runs import open_run as open_run
+    from xtrain.api.specs import LoadedSpec as LoadedSpec
+    from xtrain.api.specs import ReviewedPlan as ReviewedPlan
+    from xtrain.api.specs import SpecWarning as SpecWarning
+    from xtrain.api.specs import load as load
+    from xtrain.dsl.diagnostics.diagnostic import SpecErrors as SpecErrors
+    from xtrain.dsl.schema.setting import at_least as at_least
+    from xtrain.dsl.schema.setting import between as between
+    from xtrain.dsl.schema.setting import not_negative as not_negative
+    from xtrain.dsl.schema.setting import positive as positive
+    from xtrain.dsl.schema.setting import proper_fraction as proper_fraction
+    from xtrain.planner.blocks.attention import AttentionLayer as AttentionLayer
+    from xtrain.planner.blocks.block import Chain as Chain
+    from xtrain.planner.blocks.block import Residual as Residual
+    from xtrain.planner.blocks.block import Sum as Sum
+    from xtrain.planner.blocks.experts import ExpertsLayer as ExpertsLayer
+    from xtrain.planner.blocks.feed_forward import SwiGLULayer as SwiGLULayer
+    from xtrain.planner.blocks.norm import NormLayer as NormLayer
+    from xtrain.planner.blocks.norm import post_norm as post_norm
+    from xtrain.planner.blocks.norm import pre_norm as pre_norm
+    from xtrain.planner.blocks.norm import sandwich_norm as sandwich_norm
+    from xtrain.planner.serialise import PlanError as PlanError
+    from xtrain.runtime.data.collate.batch import Microbatch as Microbatch
+    from xtrain.runtime.data.collate.samples import IGNORE_INDEX as IGNORE_INDEX
+    from xtrain.runtime.data.collate.samples import Sample as Sample
+    from xtrain.runtime.data.part_decorators import action as action
+    from xtrain.runtime.data.part_decorators import collator as collator
+    from xtrain.runtime.data.part_decorators import evaluation_step as evaluation_step
+    from xtrain.runtime.data.part_decorators import family as family
+    from xtrain.runtime.data.part_decorators import hook as hook
+    from xtrain.runtime.data.part_decorators import layer as layer
+    from xtrain.runtime.data.part_decorators import loss as loss
+    from xtrain.runtime.data.part_decorators import optimizer as optimizer
+    from xtrain.runtime.data.part_decorators import reward as reward
+    from xtrain.runtime.data.part_decorators import schedule as schedule
+    from xtrain.runtime.data.part_decorators import source as source
+    from xtrain.runtime.data.part_decorators import step as step
+    from xtrain.runtime.data.part_decorators import tracker as tracker
+    from xtrain.runtime.data.part_decorators import weight as weight
+    from xtrain.runtime.errors import EnvironmentFault as EnvironmentFault
+    from xtrain.runtime.hooks.bodies import StepContext as StepContext
+    from xtrain.runtime.hooks.context import RunContext as RunContext
+    from xtrain.runtime.models.rms_norm import rms_norm as rms_norm
+    from xtrain.runtime.reporting.trackers import TrackerContext as TrackerContext
 
 # What is used from Python, and what parts of a user's own are written with → its module. Loaded when asked for: a
 # file of sources needs no torch.

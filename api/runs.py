@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from attrs import define, field
 
-from ..planner.load import load_plan
-from ..planner.plan import Plan
-from ..records.end_status import EndStatus
-from ..records.event import Event, kind_of
-from ..records.events import events_since
-from ..records.lines import object_of, objects_since
-from ..records.paths import EVENTS_FILE, METRICS_FILE
-from ..runtime.outcome import EXIT_CODES
-from ..tui.feed import RecordFeed
-from ..tui.lines.view import follow
-from ..tui.state import RunState, reduce_all
+from xtrain.planner.load import load_plan
+from xtrain.planner.plan import Plan
+from xtrain.records.end_status import EndStatus
+from xtrain.records.event import Event, kind_of
+from xtrain.records.events import events_since
+from xtrain.records.lines import object_of, objects_since
+from xtrain.records.paths import EVENTS_FILE, METRICS_FILE
+from xtrain.runtime.outcome import EXIT_CODES
+from xtrain.tui.feed import RecordFeed
+from xtrain.tui.lines.view import follow
+from xtrain.tui.state import RunState, reduce_all
 
 if TYPE_CHECKING:
     import torch
 
-    from ..runtime.checkpoint.layout import CheckpointEntry
-    from ..runtime.generation.trained import TrainedRun
+    from xtrain.runtime.checkpoint.layout import CheckpointEntry
+    from xtrain.runtime.generation.trained import TrainedRun
 
 LAST_LINES: Final = 40
 CURVE: Final = (480, 120)
@@ -107,7 +107,7 @@ class Run:
 
     def checkpoints(self) -> "list[CheckpointEntry]":
         """Those that are whole, oldest first: their `path`, `step` and `state()`."""
-        from ..runtime.checkpoint.layout import CheckpointFolder
+        from xtrain.runtime.checkpoint.layout import CheckpointFolder
 
         return CheckpointFolder(self.directory / "checkpoints").entries()
 
@@ -120,7 +120,7 @@ class Run:
         """
         if device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"a device is one of auto, cpu or cuda, not {device!r}")
-        from ..runtime.generation.trained import TrainedRun
+        from xtrain.runtime.generation.trained import TrainedRun
 
         return TrainedRun.load(self.directory, device, checkpoint, task)
 
@@ -133,7 +133,7 @@ class Run:
     ) -> list[str]:
         """What follows each prompt, or the one; sampling: as `xtrain generate` (`temperature`, `top_k`, `top_p`,
         `seed`, …). Raises ValueError for numbers that cannot be, and as `trained`."""
-        from ..runtime.generation.sampling import Sampling
+        from xtrain.runtime.generation.sampling import Sampling
 
         if tokens < 1:
             raise ValueError("tokens must be at least 1")

@@ -9,15 +9,15 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-from ..dsl.diagnostics.diagnostic import Diagnostics, SpecErrors
-from ..dsl.load import load_spec
-from ..dsl.spec_text import value_text
-from ..planner.compare.plan_origin import signed
-from ..planner.load import check_loaded, is_saved, plan_from_path
-from ..planner.plan import Plan
-from ..planner.report.render import parts_of, render
-from ..planner.serialise import dumps
-from .runs import Run, start
+from xtrain.api.runs import Run, start
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SpecErrors
+from xtrain.dsl.load import load_spec
+from xtrain.dsl.spec_text import value_text
+from xtrain.planner.compare.plan_origin import signed
+from xtrain.planner.load import check_loaded, is_saved, plan_from_path
+from xtrain.planner.plan import Plan
+from xtrain.planner.report.render import parts_of, render
+from xtrain.planner.serialise import dumps
 
 NOT_PLAIN: Final = object()
 PRE = '<pre style="line-height: 1.25; font-size: 0.85em">{}</pre>'

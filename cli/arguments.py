@@ -69,8 +69,8 @@ def run_named(text: str | Path) -> Path | None:
 
     Says which run it is on stderr, unless the path is that of the run.
     """
-    from ..dsl.diagnostics.source import printable
-    from ..tui.model.find import NoRun, run_at
+    from xtrain.dsl.diagnostics.source import printable
+    from xtrain.tui.model.find import NoRun, run_at
 
     try:
         found = run_at(str(text))

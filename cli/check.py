@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import add_sets
+from xtrain.cli.arguments import add_sets
 
 if TYPE_CHECKING:
-    from ..dsl.autofix import FixedTexts
-    from ..dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
+    from xtrain.dsl.autofix import FixedTexts
+    from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
 
 EPILOG = """\
 examples:
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(path: str, arguments: argparse.Namespace) -> int:
-    from ..planner.load import check_from_spec
+    from xtrain.planner.load import check_from_spec
 
     diagnostics = check_from_spec(path, arguments.sets)
     _report(path, diagnostics, arguments)
@@ -58,8 +58,8 @@ def _check(path: str, arguments: argparse.Namespace) -> int:
 
 
 def _fix(path: str, arguments: argparse.Namespace) -> int:
-    from ..dsl.autofix import apply_fixes
-    from ..planner.load import check_from_spec
+    from xtrain.dsl.autofix import apply_fixes
+    from xtrain.planner.load import check_from_spec
 
     fixed = apply_fixes(lambda texts: check_from_spec(path, arguments.sets, texts))
     if arguments.diff:
@@ -79,8 +79,8 @@ def _fix(path: str, arguments: argparse.Namespace) -> int:
 
 
 def _show_difference(fixed: "FixedTexts") -> None:
-    from ..dsl.diagnostics.diagnostic import shows_color
-    from .rewrite import difference
+    from xtrain.cli.rewrite import difference
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
 
     color = shows_color(sys.stdout)
     for file, text in fixed.texts.items():
@@ -91,7 +91,7 @@ def _show_difference(fixed: "FixedTexts") -> None:
 
 def _write(file: str, text: str) -> str | None:
     """Write a file that was fixed; what was wrong with that, if anything."""
-    from .rewrite import like, write
+    from xtrain.cli.rewrite import like, write
 
     try:
         write(file, like(text, Path(file).read_bytes()))
@@ -120,7 +120,7 @@ def _shown(text: str) -> str:
 
 def _report(path: str, diagnostics: "Diagnostics", arguments: argparse.Namespace, *, fixed: int = 0) -> None:
     """What is wrong, and for people a last line that counts it."""
-    from ..dsl.diagnostics.diagnostic import shows_color
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
 
     if arguments.json:
         for diagnostic in diagnostics:
@@ -140,7 +140,7 @@ def _fixable(diagnostics: "Diagnostics") -> int:
     """How many diagnostics `--fix` would try to fix."""
     if not any(diagnostic.fix for diagnostic in diagnostics):
         return 0  # most specs are right, and are told so without loading what fixes the others
-    from ..dsl.autofix import fixable
+    from xtrain.dsl.autofix import fixable
 
     return fixable(diagnostics)
 

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import number_of, run_named
-from .convert import add_convert
+from xtrain.cli.arguments import number_of, run_named
+from xtrain.cli.convert import add_convert
 
 if TYPE_CHECKING:
-    from ..runtime.checkpoint.look import SeenCheckpoint
+    from xtrain.runtime.checkpoint.look import SeenCheckpoint
 
 EPILOG = """\
 PATH is a run, a lineage or root of runs, a folder of checkpoints, or one checkpoint.
@@ -64,7 +64,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status, as the help says."""
-    from ..runtime.checkpoint.look import below, folders
+    from xtrain.runtime.checkpoint.look import below, folders
 
     if not arguments.path.exists():  # a run by its id, or by a lineage below `runs`
         arguments.path = run_named(arguments.path) or arguments.path
@@ -86,9 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list(seen: "list[SeenCheckpoint]", *, verified: bool) -> None:
-    from ..dsl.diagnostics.diagnostic import shows_color
-    from ..planner.report.text import Page
-    from ..planner.units import bytes_text
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
+    from xtrain.planner.report.text import Page
+    from xtrain.planner.units import bytes_text
 
     page = Page(color=shows_color(sys.stdout))
     for folder in dict.fromkeys(each.run for each in seen):
@@ -116,7 +116,7 @@ def _measured(each: "SeenCheckpoint") -> str:
 
 
 def _age(each: "SeenCheckpoint") -> str:
-    from ..planner.units import seconds_text
+    from xtrain.planner.units import seconds_text
 
     saved = each.state.get("time")
     return "" if saved is None else f"{seconds_text(max(time.time() - saved, 1))} ago"
@@ -133,9 +133,9 @@ def _contents(each: "SeenCheckpoint") -> str:
 
 
 def _show(seen: "list[SeenCheckpoint]") -> None:
-    from ..dsl.diagnostics.diagnostic import shows_color
-    from ..planner.report.text import Page
-    from ..planner.units import bytes_text, plural
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
+    from xtrain.planner.report.text import Page
+    from xtrain.planner.units import bytes_text, plural
 
     page = Page(color=shows_color(sys.stdout))
     for each in seen:
@@ -176,12 +176,12 @@ def _versions_text(versions: "dict[str, str]") -> str:
 
 
 def _prune(arguments: argparse.Namespace) -> int:
-    from ..runtime.checkpoint.layout import size_bytes
-    from ..runtime.checkpoint.look import folders, removable
-    from ..runtime.checkpoint.publish import Publisher
-    from ..runtime.errors import EnvironmentFault
-    from ..runtime.files.durable import forget
-    from ..runtime.files.locks import LAUNCHER_LOCK, WORKER_LOCK, hold
+    from xtrain.runtime.checkpoint.layout import size_bytes
+    from xtrain.runtime.checkpoint.look import folders, removable
+    from xtrain.runtime.checkpoint.publish import Publisher
+    from xtrain.runtime.errors import EnvironmentFault
+    from xtrain.runtime.files.durable import forget
+    from xtrain.runtime.files.locks import LAUNCHER_LOCK, WORKER_LOCK, hold
 
     known = folders(arguments.path)
     if not known:
@@ -212,7 +212,7 @@ def _prune(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace, path: Path, why: str, size: int) -> None:
-    from ..planner.units import bytes_text
+    from xtrain.planner.units import bytes_text
 
     if arguments.json:
         print(json.dumps({"path": str(path), "why": why, "bytes": size, "removed": arguments.yes}))

@@ -41,7 +41,7 @@ def script(shell: str) -> str:
     """The script for a shell."""
     import shtab
 
-    from .main import make_parser
+    from xtrain.cli.main import make_parser
 
     parser = make_parser()
     words = _words()
@@ -66,9 +66,9 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 def _words() -> dict[str, list[str]]:
     """How an argument is called → the words that it may be: of `--set` the settings of blocks that have no name."""
-    from ..dsl.blocks import NAMED
-    from ..dsl.diagnostics.codes import CODES
-    from ..dsl.reference.reference import every_page
+    from xtrain.dsl.blocks import NAMED
+    from xtrain.dsl.diagnostics.codes import CODES
+    from xtrain.dsl.reference.reference import every_page
 
     pages = list(every_page())
     fields = [field for page in pages for field in page.fields if field.group == "block" and not field.is_block]

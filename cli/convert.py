@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from .export import file_size
+from xtrain.cli.export import file_size
 
 EPILOG = """\
 FOLDER is what `engine.save_checkpoint` was given, or one checkpoint in it: ZeRO of any stage and number of ranks. The
@@ -53,11 +53,11 @@ def add_convert(views: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status, as the help says."""
-    from ..runtime.errors import EnvironmentFault
-    from ..runtime.export.from_zero import convert
-    from ..runtime.export.new_folder import check_free
-    from ..runtime.export.zero_files import ZeroFiles
-    from .export import print_result, progress
+    from xtrain.cli.export import print_result, progress
+    from xtrain.runtime.errors import EnvironmentFault
+    from xtrain.runtime.export.from_zero import convert
+    from xtrain.runtime.export.new_folder import check_free
+    from xtrain.runtime.export.zero_files import ZeroFiles
 
     begin = time.monotonic()
     if (arguments.path / "plan.json").is_file():

@@ -15,11 +15,11 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from ..tui.board.terminal import Terminal
-from .safe_output import drawn_on
+from xtrain.cli.safe_output import drawn_on
+from xtrain.tui.board.terminal import Terminal
 
 if TYPE_CHECKING:
-    from ..runtime.run_directory.workspace import RunDirectory
+    from xtrain.runtime.run_directory.workspace import RunDirectory
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Of what the launcher has said meanwhile, so much is shown afterwards; all of it stays in the file.
@@ -35,8 +35,8 @@ class Dashboard:
     """
 
     def __init__(self, workspace: "RunDirectory") -> None:
-        from ..records.paths import EVENTS_FILE, METRICS_FILE
-        from ..runtime.files.lines import size_of
+        from xtrain.records.paths import EVENTS_FILE, METRICS_FILE
+        from xtrain.runtime.files.lines import size_of
 
         self._directory = workspace.directory
         self._said = workspace.directory / "logs" / workspace.attempt / "launcher.log"
@@ -79,7 +79,7 @@ class Dashboard:
 
     def _wait_for_reader(self) -> None:
         """Wait for the dashboard to be closed, then draw lines."""
-        from ..tui.lines.view import follow
+        from xtrain.tui.lines.view import follow
 
         code = self._process.wait()
         if code < 0:  # killed: it had no chance to do so itself

@@ -3,12 +3,12 @@
 import argparse
 import sys
 
-from .arguments import add_sets
-from .data_build import add_build, build
-from .data_show import add_show, show
-from .data_stats import add_stats, stats
-from .data_teach import add_teach, teach
-from .own_code import say_own_code
+from xtrain.cli.arguments import add_sets
+from xtrain.cli.data_build import add_build, build
+from xtrain.cli.data_show import add_show, show
+from xtrain.cli.data_stats import add_stats, stats
+from xtrain.cli.data_teach import add_teach, teach
+from xtrain.cli.own_code import say_own_code
 
 EPILOG = """\
 examples:
@@ -47,16 +47,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     `build` also ends with 130 and 75 if it was interrupted or stopped.
     """
-    from ..planner.load import is_saved, plan_from_path
+    from xtrain.planner.load import is_saved, plan_from_path
 
     compiled = plan_from_path(arguments.spec, arguments.sets)
     compiled.report_to(sys.stderr)
     plan = compiled.plan
     if plan is None:
         return 2
-    from ..runtime.data.errors import DataError
-    from ..runtime.data.look import data_nodes
-    from ..runtime.errors import EnvironmentFault
+    from xtrain.runtime.data.errors import DataError
+    from xtrain.runtime.data.look import data_nodes
+    from xtrain.runtime.errors import EnvironmentFault
 
     if is_saved(arguments.spec):
         say_own_code(plan, arguments.spec)

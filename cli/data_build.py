@@ -11,13 +11,13 @@ from hashlib import blake2b
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from .arguments import number_of
+from xtrain.cli.arguments import number_of
 
 if TYPE_CHECKING:
-    from ..planner.plan import Node, Plan
-    from ..runtime.data.documents.tokenizers import TextTokenizer
-    from ..runtime.data.sources.source import DataSource
-    from ..runtime.data.tokenising.build import StoreIdentity
+    from xtrain.planner.plan import Node, Plan
+    from xtrain.runtime.data.documents.tokenizers import TextTokenizer
+    from xtrain.runtime.data.sources.source import DataSource
+    from xtrain.runtime.data.tokenising.build import StoreIdentity
 
 EPILOG = """\
 Nothing is built that is there already: a store is named by everything it depends on. A build that was interrupted, in
@@ -58,7 +58,7 @@ def add_build(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> a
 
 def build(plan: "Plan", arguments: argparse.Namespace) -> int:
     """Exit status: 0 all is there, 130 interrupted, 75 stopped. Raises DataError for data that cannot be used."""
-    from ..runtime.data.look import data_nodes, tokenizer_of
+    from xtrain.runtime.data.look import data_nodes, tokenizer_of
 
     try:
         with _stoppable():
@@ -89,13 +89,13 @@ def _stoppable() -> Iterator[None]:
 
 
 def _build(plan: "Plan", name: str, node: "Node", tokenizer: "TextTokenizer", arguments: argparse.Namespace) -> None:
-    from ..runtime.data.documents.encoder import DocumentEncoder
-    from ..runtime.data.loading.prepared import cache_of, packed_from, source_of
-    from ..runtime.data.stores.cache_folder import move_aside
-    from ..runtime.data.stores.progress import DataProgress
-    from ..runtime.data.stores.store import damage, open_named
-    from ..runtime.data.tokenising.build import build_store, identify
-    from .data_progress import shown
+    from xtrain.cli.data_progress import shown
+    from xtrain.runtime.data.documents.encoder import DocumentEncoder
+    from xtrain.runtime.data.loading.prepared import cache_of, packed_from, source_of
+    from xtrain.runtime.data.stores.cache_folder import move_aside
+    from xtrain.runtime.data.stores.progress import DataProgress
+    from xtrain.runtime.data.stores.store import damage, open_named
+    from xtrain.runtime.data.tokenising.build import build_store, identify
 
     begun, resumed = time.monotonic(), 0
     source, encoder = source_of(plan, node, tokenizer), DocumentEncoder(tokenizer, node.args["reads"])
@@ -145,9 +145,9 @@ def _build(plan: "Plan", name: str, node: "Node", tokenizer: "TextTokenizer", ar
 
 
 def _print_identity(name: str, source: "DataSource", identity: "StoreIdentity") -> None:
-    from ..dsl.diagnostics.diagnostic import shows_color
-    from ..planner.report.text import Page
-    from ..planner.units import bytes_text, plural
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
+    from xtrain.planner.report.text import Page
+    from xtrain.planner.units import bytes_text, plural
 
     title, size = source.kind, source.num_bytes()
     title += f", {plural(len(source.files), 'file')}" if source.files else ""
@@ -168,9 +168,9 @@ def _shown(value: Any) -> str:
 
 
 def _print_result(found: dict[str, Any]) -> None:
-    from ..dsl.diagnostics.diagnostic import shows_color
-    from ..planner.report.text import Page
-    from ..planner.units import plural, seconds_text
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
+    from xtrain.planner.report.text import Page
+    from xtrain.planner.units import plural, seconds_text
 
     state = {"there": "was there already", "built": "built", "resumed": "gone on with and completed"}[found["state"]]
     rows = " · ".join(f"{part} {count:,}" for part, count in found["rows"].items())

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from .safe_output import drawn_on
+from xtrain.cli.safe_output import drawn_on
 
 if TYPE_CHECKING:
-    from ..runtime.data.stores.progress import DataProgress, Report
+    from xtrain.runtime.data.stores.progress import DataProgress, Report
 
 LINE_SECONDS = 10.0
 
@@ -21,7 +21,7 @@ def shown(name: str) -> "Iterator[Report]":
         with _bar(name) as report:
             yield report
         return
-    from ..runtime.data.stores.progress import every
+    from xtrain.runtime.data.stores.progress import every
 
     yield every(LINE_SECONDS, lambda line, _: print(f"{name}: {line}", file=sys.stderr, flush=True))
 
@@ -33,7 +33,7 @@ def _bar(name: str) -> "Iterator[Report]":
     from rich.progress import Progress as Bars
     from rich.table import Column
 
-    from ..runtime.data.stores.progress import ReadingPace, in_words
+    from xtrain.runtime.data.stores.progress import ReadingPace, in_words
 
     pace = ReadingPace()
     # In the end the line goes: what was done is told in other words.

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ..planner.units import plural
-from .arguments import number_of
-from .flowing import TextPart, flow, plain, width
+from xtrain.cli.arguments import number_of
+from xtrain.cli.flowing import TextPart, flow, plain, width
+from xtrain.planner.units import plural
 
 if TYPE_CHECKING:
-    from ..planner.plan import Node, Plan
-    from ..planner.report.text import Page
-    from ..planner.schedule.step_sizes import StepSizes
-    from ..runtime.data.loading.curriculum import Curriculum
-    from ..runtime.data.loading.prepared import PreparedDataset
-    from ..runtime.data.look import DocumentSpan, Segment, SegmentInRow, ShownRow
-    from ..runtime.data.packing.row_reader import RowReader
+    from xtrain.planner.plan import Node, Plan
+    from xtrain.planner.report.text import Page
+    from xtrain.planner.schedule.step_sizes import StepSizes
+    from xtrain.runtime.data.loading.curriculum import Curriculum
+    from xtrain.runtime.data.loading.prepared import PreparedDataset
+    from xtrain.runtime.data.look import DocumentSpan, Segment, SegmentInRow, ShownRow
+    from xtrain.runtime.data.packing.row_reader import RowReader
 
     Chosen = tuple[str, RowReader, int, int | None]
     """Dataset, reader, number and place of a row to show."""
@@ -49,14 +49,14 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
 
     Raises DataError for data that cannot be used.
     """
-    from ..dsl.diagnostics.diagnostic import shows_color
-    from ..planner.data.chain import changes_documents
-    from ..planner.report.text import Page
-    from ..planner.schedule.arithmetic import arithmetic_of
-    from ..runtime.data.loading.prepared import prepared_from
-    from ..runtime.data.loading.training_rows import curriculum_of
-    from ..runtime.data.look import data_nodes, laid_out, tokenizer_of, written_out
-    from .data_progress import shown
+    from xtrain.cli.data_progress import shown
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
+    from xtrain.planner.data.chain import changes_documents
+    from xtrain.planner.report.text import Page
+    from xtrain.planner.schedule.arithmetic import arithmetic_of
+    from xtrain.runtime.data.loading.prepared import prepared_from
+    from xtrain.runtime.data.loading.training_rows import curriculum_of
+    from xtrain.runtime.data.look import data_nodes, laid_out, tokenizer_of, written_out
 
     nodes, loader, tokenizer = data_nodes(plan), plan.node("setup.loader").args, tokenizer_of(plan)
     wanted = [arguments.dataset] if arguments.dataset else loader["datasets"]
@@ -119,7 +119,7 @@ def _held_out(found: "dict[str, PreparedDataset]", most: int) -> "Iterator[Chose
 
 def _trained(curriculum: "Curriculum", found: "dict[str, PreparedDataset]", step: int, most: int) -> "Iterator[Chosen]":
     """Rows from a step on, which is counted from 0 here."""
-    from ..runtime.data.look import rows_from
+    from xtrain.runtime.data.look import rows_from
 
     rows = {name: data.train_rows.num_rows for name, data in found.items()}
     readers = {name: data.parts["training"] for name, data in found.items()}
@@ -131,8 +131,8 @@ def _trained(curriculum: "Curriculum", found: "dict[str, PreparedDataset]", step
 
 def _behind(plan: "Plan") -> "Callable[[str, RowReader, int, int | None], list[SegmentInRow]]":
     """What the user's own collators make of a row: a step is given that. Takes torch, which they are written for."""
-    from ..runtime.data.packing.row_reader import UNKNOWN
-    from ..runtime.input.look_collated import collated
+    from xtrain.runtime.data.packing.row_reader import UNKNOWN
+    from xtrain.runtime.input.look_collated import collated
 
     run, trained = collated(plan), plan.node("setup.loader").args["datasets"]
 

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..planner.plan import Plan
+    from xtrain.planner.plan import Plan
 
 
 def add_stats(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
@@ -16,12 +16,12 @@ def add_stats(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> a
 
 def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
     """Print them. Raises DataError for data that cannot be used."""
-    from ..dsl.diagnostics.diagnostic import shows_color
-    from ..planner.report.text import Page
-    from ..planner.units import plural
-    from ..runtime.data.loading.prepared import prepared_from
-    from ..runtime.data.look import data_nodes, epoch, sampling, statistics, tokenizer_of
-    from .data_progress import shown
+    from xtrain.cli.data_progress import shown
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
+    from xtrain.planner.report.text import Page
+    from xtrain.planner.units import plural
+    from xtrain.runtime.data.loading.prepared import prepared_from
+    from xtrain.runtime.data.look import data_nodes, epoch, sampling, statistics, tokenizer_of
 
     tokenizer = tokenizer_of(plan)
     page = Page(color=shows_color(sys.stdout))

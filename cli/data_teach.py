@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..planner.plan import Plan
+    from xtrain.planner.plan import Plan
 
 EPILOG = """\
 The teacher runs over every token of the datasets, on the device of the spec, and on as many ranks as a machine of the
@@ -51,11 +51,11 @@ def teach(plan: "Plan", arguments: argparse.Namespace) -> int:
 
 
 def _teach(plan: "Plan", name: str, *, as_json: bool) -> None:
-    from ..planner.units import bytes_text, plural, seconds_text
-    from ..runtime.data.loading.prepared import prepared_from
-    from ..runtime.data.look import data_nodes, tokenizer_of
-    from ..runtime.generation.teaching_ranks import Lesson
-    from .data_progress import shown
+    from xtrain.cli.data_progress import shown
+    from xtrain.planner.units import bytes_text, plural, seconds_text
+    from xtrain.runtime.data.loading.prepared import prepared_from
+    from xtrain.runtime.data.look import data_nodes, tokenizer_of
+    from xtrain.runtime.generation.teaching_ranks import Lesson
 
     with shown(name) as report:
         store = prepared_from(plan, data_nodes(plan)[name], tokenizer_of(plan), progress=report).store

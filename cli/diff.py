@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import add_sets, ranks
-from .counting import counted
+from xtrain.cli.arguments import add_sets, ranks
+from xtrain.cli.counting import counted
 
 if TYPE_CHECKING:
-    from ..planner.compare.diff_sides import Side
+    from xtrain.planner.compare.diff_sides import Side
 
 EPILOG = """\
 examples:
@@ -46,10 +46,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status: 0 compared, 1 they differ and --exit-code was given, 2 an argument cannot be read."""
-    from ..dsl.diagnostics.diagnostic import Diagnostics, shows_color
-    from ..planner.compare.diff import compare_plans, to_json
-    from ..planner.compare.diff_sides import going_on, open_sides, run_command
-    from ..planner.report.render_diff import render_diff
+    from xtrain.dsl.diagnostics.diagnostic import Diagnostics, shows_color
+    from xtrain.planner.compare.diff import compare_plans, to_json
+    from xtrain.planner.compare.diff_sides import going_on, open_sides, run_command
+    from xtrain.planner.report.render_diff import render_diff
 
     paths = [_place(given) for given in (arguments.a, arguments.b) if given is not None]
     a, b, diagnostics = open_sides(paths, arguments.sets, arguments.world)
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _place(given: str) -> str:
     """A lineage, a root of runs or a run id as the path of the run that it means; anything else as it is."""
-    from ..tui.model.find import NoRun, run_at
+    from xtrain.tui.model.find import NoRun, run_at
 
     try:
         if given.endswith((".xtrain", ".json")) or Path(given).is_file():
@@ -91,8 +91,8 @@ def _with_step(side: "Side") -> "Side":
         return side
     from attrs import evolve
 
-    from ..planner.schedule.step_sizes import past_of
-    from ..runtime.checkpoint.layout import CheckpointFolder
+    from xtrain.planner.schedule.step_sizes import past_of
+    from xtrain.runtime.checkpoint.layout import CheckpointFolder
 
     latest = CheckpointFolder(Path(side.path) / "checkpoints").latest()
     return evolve(side, step=latest.step, past=past_of(latest.state())) if latest else side
@@ -102,7 +102,7 @@ def _with_rows(side: "Side") -> "Side":
     """A side whose data has been counted, if it waits for that, with the steps that gives."""
     from attrs import evolve
 
-    from ..planner.schedule.horizon import waits
+    from xtrain.planner.schedule.horizon import waits
 
     if side.plan.counted is not None or not waits(side.plan):
         return side

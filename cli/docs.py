@@ -47,29 +47,29 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"xtrain docs: {whole} prints all there is and takes no topic", file=sys.stderr)
         return 2
     if arguments.capabilities:
-        from ..planner.report.capabilities import text as capabilities
+        from xtrain.planner.report.capabilities import text as capabilities
 
         sys.stdout.write(capabilities())
         return 0
     if arguments.markdown:
-        from ..dsl.reference.markdown import markdown
+        from xtrain.dsl.reference.markdown import markdown
 
         sys.stdout.write(markdown())
         return 0
-    from ..dsl.diagnostics.diagnostic import shows_color
-    from ..dsl.reference.text import ReferenceText
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
+    from xtrain.dsl.reference.text import ReferenceText
 
     text = ReferenceText(width=shutil.get_terminal_size().columns, color=shows_color(sys.stdout))
     if arguments.topic is None:
         sys.stdout.write(text.overview())
         return 0
     if re.fullmatch(r"[XWxw][0-9oO]{3}", arguments.topic):
-        from .explain import explain
+        from xtrain.cli.explain import explain
 
         return explain(arguments.topic)
     if arguments.topic.endswith(".py"):
         return _own_functions(arguments.topic)
-    from ..dsl.reference.topics import find, near
+    from xtrain.dsl.reference.topics import find, near
 
     found = find(arguments.topic)
     if not found:
@@ -82,8 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _own_functions(path: str) -> int:
-    from ..dsl.diagnostics.diagnostic import Diagnostics
-    from ..dsl.reference.own_functions import own_functions
+    from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+    from xtrain.dsl.reference.own_functions import own_functions
 
     wrong = Diagnostics()
     try:

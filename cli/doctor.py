@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..planner.units import plural
-from .arguments import above_zero, add_node, add_sets, ranks
-from .counting import counted
+from xtrain.cli.arguments import above_zero, add_node, add_sets, ranks
+from xtrain.cli.counting import counted
+from xtrain.planner.units import plural
 
 if TYPE_CHECKING:
-    from ..planner.plan import Plan
-    from ..runtime.doctor.unfit import Unfit
+    from xtrain.planner.plan import Plan
+    from xtrain.runtime.doctor.unfit import Unfit
 
 EPILOG = """\
 examples:
@@ -55,7 +55,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status, as the help says."""
-    from ..planner.load import plan_from_path
+    from xtrain.planner.load import plan_from_path
 
     began = time.perf_counter()
     if arguments.spec is None:
@@ -71,16 +71,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _without_plan() -> "list[Unfit]":
-    from ..runtime.doctor.examine import examine_without_plan
+    from xtrain.runtime.doctor.examine import examine_without_plan
 
     return examine_without_plan()
 
 
 def _with_plan(plan: "Plan", arguments: argparse.Namespace) -> "list[Unfit]":
-    from ..runtime.doctor.checks import of_fault
-    from ..runtime.doctor.examine import examine
-    from ..runtime.errors import EnvironmentFault
-    from ..runtime.launch.node_place import node_place
+    from xtrain.runtime.doctor.checks import of_fault
+    from xtrain.runtime.doctor.examine import examine
+    from xtrain.runtime.errors import EnvironmentFault
+    from xtrain.runtime.launch.node_place import node_place
 
     # Of stores that nobody answers in, torch writes traces of its own to the screen.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
@@ -111,7 +111,7 @@ def _report(found: "list[Unfit]", arguments: argparse.Namespace, plan: "Plan | N
 
 
 def _later_task() -> bool:
-    from ..runtime.launch.node_place import in_slurm_step
+    from xtrain.runtime.launch.node_place import in_slurm_step
 
     return in_slurm_step() and os.environ.get("SLURM_PROCID", "0") != "0"
 
@@ -119,7 +119,7 @@ def _later_task() -> bool:
 def _looked_at(plan: "Plan | None", arguments: argparse.Namespace) -> str:
     if plan is None:
         return f"this machine in {Path.cwd()}, without a plan"
-    from ..runtime.launch.node_place import in_slurm_step
+    from xtrain.runtime.launch.node_place import in_slurm_step
 
     nodes, alone = plan.launch["nodes"], arguments.node is None and not in_slurm_step()
     of = f"plan {plan.id}, {plural(plan.mesh.world_size, 'rank')} on {plural(nodes, 'machine')}"

@@ -35,7 +35,7 @@ def explain(code: str | None, *, as_json: bool = False) -> int:
     """Print the page of a code, or the list of all; the exit status."""
     from attrs import asdict
 
-    from ..dsl.diagnostics.codes import CODES, near
+    from xtrain.dsl.diagnostics.codes import CODES, near
 
     if code is None:
         if as_json:

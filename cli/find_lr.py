@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..records.paths import LR_SWEEP_FILE
-from ..regular_files import read_json
-from .arguments import above_zero, add_sets, ranks
+from xtrain.cli.arguments import above_zero, add_sets, ranks
+from xtrain.records.paths import LR_SWEEP_FILE
+from xtrain.regular_files import read_json
 
 if TYPE_CHECKING:
-    from ..planner.load import Compiled
+    from xtrain.planner.load import Compiled
 
 
 def add_parser(subparsers) -> None:
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     if arguments.plan:
         return _print_plan(arguments)
-    from .run import start
+    from xtrain.cli.run import start
 
     directories: list[Path] = []
     code = start(
@@ -73,12 +73,12 @@ def _compiled(arguments: argparse.Namespace) -> "Compiled":
     """The plan of the sweep. Raises Refused."""
     from attrs import evolve
 
-    from ..components.actions.lr_sweep import swept
-    from ..dsl.load import load_spec
-    from ..dsl.spec_text import resolved_text
-    from ..planner.compare.plan_origin import signed
-    from ..planner.compile import compile_plan
-    from .refused import Refused
+    from xtrain.cli.refused import Refused
+    from xtrain.components.actions.lr_sweep import swept
+    from xtrain.dsl.load import load_spec
+    from xtrain.dsl.spec_text import resolved_text
+    from xtrain.planner.compare.plan_origin import signed
+    from xtrain.planner.compile import compile_plan
 
     loaded = load_spec(arguments.spec, arguments.sets)
     if loaded.spec is None:
@@ -93,10 +93,10 @@ def _compiled(arguments: argparse.Namespace) -> "Compiled":
 
 
 def _print_plan(arguments: argparse.Namespace) -> int:
-    from ..dsl.diagnostics.diagnostic import shows_color
-    from ..planner.report.render import render
-    from ..planner.serialise import dumps
-    from .refused import Refused
+    from xtrain.cli.refused import Refused
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
+    from xtrain.planner.report.render import render
+    from xtrain.planner.serialise import dumps
 
     try:
         plan = _compiled(arguments).plan
@@ -110,8 +110,8 @@ def _print_plan(arguments: argparse.Namespace) -> int:
 def _show(directory: Path, *, as_json: bool) -> int:
     from shutil import get_terminal_size
 
-    from ..tui.board.plot import terminal_glyphs
-    from ..tui.pages.lr_sweep_page import lr_sweep_page
+    from xtrain.tui.board.plot import terminal_glyphs
+    from xtrain.tui.pages.lr_sweep_page import lr_sweep_page
 
     try:
         found: dict[str, Any] = read_json(directory / LR_SWEEP_FILE)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..records.law import ScalingLaw
-    from ..runtime.law.fit import RunLoss
+    from xtrain.records.law import ScalingLaw
+    from xtrain.runtime.law.fit import RunLoss
 
 EPILOG = """\
 example:
@@ -36,8 +36,8 @@ def add_parser(subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status: 0 there is a law, 2 the runs give none, 3 it cannot be written."""
-    from ..runtime.law.fit import Unfittable, fit_law
-    from ..runtime.law.runs import finished_runs, measured_runs
+    from xtrain.runtime.law.fit import Unfittable, fit_law
+    from xtrain.runtime.law.runs import finished_runs, measured_runs
 
     finished = finished_runs(arguments.runs)
     try:
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _as_json(law: "ScalingLaw") -> dict:
-    from ..records.law import NAMES
+    from xtrain.records.law import NAMES
 
     return {
         "metric": law.metric,
@@ -72,8 +72,8 @@ def _as_json(law: "ScalingLaw") -> dict:
 
 
 def _lines(law: "ScalingLaw", runs: "Sequence[tuple[Path, RunLoss]]") -> Iterator[str]:
-    from ..planner.units import count_text
-    from ..records.law import FORM, NAMES, SHARE
+    from xtrain.planner.units import count_text
+    from xtrain.records.law import FORM, NAMES, SHARE
 
     yield f"{FORM}, {law.metric} of {law.runs} runs"
     yield ""

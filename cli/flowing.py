@@ -8,8 +8,8 @@ from itertools import groupby
 
 from attrs import frozen
 
-from ..planner.report.text import Page
-from ..planner.units import WIDTH
+from xtrain.planner.report.text import Page
+from xtrain.planner.units import WIDTH
 
 _SIGNS = {"\n": "⏎", "\t": "⇥", "\x7f": "␡"}
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .safe_output import drawn_on
+from xtrain.cli.safe_output import drawn_on
 
 if TYPE_CHECKING:
-    from ..dsl.diagnostics.diagnostic import Diagnostics
+    from xtrain.dsl.diagnostics.diagnostic import Diagnostics
 
 EPILOG = """\
 examples:
@@ -74,9 +74,9 @@ def _specs(file: str) -> Iterator[str]:
 
 
 def _format(file: str, *, check: bool, diff: bool) -> int:
-    from ..dsl.diagnostics.diagnostic import Diagnostics, SpecErrors, shows_color
-    from ..dsl.evaluation.includes import read_source
-    from ..dsl.syntax.format import FormatFault, format_source
+    from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SpecErrors, shows_color
+    from xtrain.dsl.evaluation.includes import read_source
+    from xtrain.dsl.syntax.format import FormatFault, format_source
 
     diagnostics = Diagnostics()
     data = sys.stdin.buffer.read() if file == "-" else None
@@ -94,7 +94,7 @@ def _format(file: str, *, check: bool, diff: bool) -> int:
     before = (data if data is not None else Path(file).read_bytes()).decode("utf-8")
     changed = before != after
     if diff and changed:
-        from .rewrite import difference
+        from xtrain.cli.rewrite import difference
 
         sys.stdout.write(difference(before, after, source.path, color=shows_color(sys.stdout)))
     elif check and changed:
@@ -107,7 +107,7 @@ def _format(file: str, *, check: bool, diff: bool) -> int:
 
 
 def _write(file: str, text: str) -> int:
-    from .rewrite import write
+    from xtrain.cli.rewrite import write
 
     try:
         write(file, text.encode())
@@ -119,7 +119,7 @@ def _write(file: str, text: str) -> int:
 
 
 def _refuse(diagnostics: "Diagnostics") -> int:
-    from ..dsl.diagnostics.diagnostic import shows_color
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
 
     sys.stderr.write(diagnostics.render(color=shows_color(sys.stderr)))
     return 2

@@ -4,19 +4,19 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from .safe_output import drawn_on
+from xtrain.cli.safe_output import drawn_on
 
 if TYPE_CHECKING:
-    from ..runtime.run_directory.workspace import RunDirectory
+    from xtrain.runtime.run_directory.workspace import RunDirectory
 
 
 class Following:
     """Shows the run in a thread, until the block ends."""
 
     def __init__(self, workspace: "RunDirectory", ui: str) -> None:
-        from ..records.paths import EVENTS_FILE, METRICS_FILE
-        from ..runtime.files.lines import size_of
-        from ..tui.lines.view import follow
+        from xtrain.records.paths import EVENTS_FILE, METRICS_FILE
+        from xtrain.runtime.files.lines import size_of
+        from xtrain.tui.lines.view import follow
 
         directory = workspace.directory
         self._finished = threading.Event()

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from .arguments import RUN_HELP, run_named
-from .own_code import say_own_code
+from xtrain.cli.arguments import RUN_HELP, run_named
+from xtrain.cli.own_code import say_own_code
 
 if TYPE_CHECKING:
-    from ..runtime.generation.continuation import Continuation
+    from xtrain.runtime.generation.continuation import Continuation
 
 
 def add_parser(subparsers) -> None:
@@ -69,13 +69,13 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     if (directory := run_named(arguments.run_directory)) is None:
         return 2
-    from ..planner.load import load_plan
-    from ..planner.serialise import PlanError
-    from ..runtime.data.errors import DataError
-    from ..runtime.errors import EnvironmentFault
-    from ..runtime.generation.sampling import Sampling
-    from ..runtime.generation.text_generator import LogitsNotFinite
-    from ..runtime.generation.trained import TrainedRun
+    from xtrain.planner.load import load_plan
+    from xtrain.planner.serialise import PlanError
+    from xtrain.runtime.data.errors import DataError
+    from xtrain.runtime.errors import EnvironmentFault
+    from xtrain.runtime.generation.sampling import Sampling
+    from xtrain.runtime.generation.text_generator import LogitsNotFinite
+    from xtrain.runtime.generation.trained import TrainedRun
 
     sampling = Sampling(
         temperature=arguments.temperature,

@@ -31,7 +31,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status: 0 written, 2 the name or template is wrong or the file is there, 3 it cannot be written."""
-    from ..dsl.starter import name_problem, near_starter, starters
+    from xtrain.dsl.starter import name_problem, near_starter, starters
 
     known = starters()
     if arguments.list:
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _write(path: Path, text: str, *, force: bool) -> int:
-    from .rewrite import write
+    from xtrain.cli.rewrite import write
 
     try:
         if path.exists() and not force:

@@ -6,15 +6,15 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from .arguments import add_sets, ranks
-from .counting import counted
-from .own_code import say_own_code
-from .refused import Refused, refusals
+from xtrain.cli.arguments import add_sets, ranks
+from xtrain.cli.counting import counted
+from xtrain.cli.own_code import say_own_code
+from xtrain.cli.refused import Refused, refusals
 
 if TYPE_CHECKING:
-    from ..dsl.schema.launchers import Launcher
-    from ..planner.plan import Plan
-    from ..runtime.launch.jobs import Job
+    from xtrain.dsl.schema.launchers import Launcher
+    from xtrain.planner.plan import Plan
+    from xtrain.runtime.launch.jobs import Job
 
 EPILOG = """\
 examples:
@@ -63,9 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _launch(arguments: argparse.Namespace) -> int:
     """Raises Refused, EnvironmentFault."""
-    from ..planner.serialise import dumps
-    from ..runtime.launch.jobs import job_launcher, submit_job
-    from .run_sweep import launch as launch_sweep
+    from xtrain.cli.run_sweep import launch as launch_sweep
+    from xtrain.planner.serialise import dumps
+    from xtrain.runtime.launch.jobs import job_launcher, submit_job
 
     arguments.sets = [*_chosen(arguments), *arguments.sets]
     if (status := launch_sweep(arguments, _launcher)) is not None:
@@ -84,9 +84,9 @@ def _launch(arguments: argparse.Namespace) -> int:
 
 def _chosen(arguments: argparse.Namespace) -> list[str]:
     """`--on` as a `--set` text, where the spec has no launcher: then its settings can be set as well."""
-    from ..dsl.load import load_spec
-    from ..dsl.schema.launchers import LAUNCHERS
-    from ..planner.load import is_saved
+    from xtrain.dsl.load import load_spec
+    from xtrain.dsl.schema.launchers import LAUNCHERS
+    from xtrain.planner.load import is_saved
 
     if arguments.on not in LAUNCHERS or is_saved(arguments.spec):
         return []
@@ -96,9 +96,9 @@ def _chosen(arguments: argparse.Namespace) -> list[str]:
 
 def _job(arguments: argparse.Namespace) -> "Job":
     """Raises Refused."""
-    from ..runtime.launch.jobs import Job
-    from ..runtime.provenance.code import read_code
-    from ..runtime.run_directory.workspace import locate
+    from xtrain.runtime.launch.jobs import Job
+    from xtrain.runtime.provenance.code import read_code
+    from xtrain.runtime.run_directory.workspace import locate
 
     plan = _plan(arguments, arguments.sets)
     launcher = _launcher(plan, arguments.on)
@@ -115,8 +115,8 @@ def _plan(arguments: argparse.Namespace, sets: list[str], *, quiet: bool = False
     """Raises Refused. quiet: what is to be said of the spec has been said."""
     from attrs import evolve
 
-    from ..planner.compare.plan_origin import signed
-    from ..planner.load import is_saved, plan_from_path
+    from xtrain.planner.compare.plan_origin import signed
+    from xtrain.planner.load import is_saved, plan_from_path
 
     compiled = plan_from_path(arguments.spec, sets, arguments.world, counted)
     if not quiet and not compiled.report_to(sys.stderr):
@@ -135,9 +135,9 @@ def _launcher(plan: "Plan", on: str | None) -> "Launcher":
     """That of the spec, or the one that is named, with its defaults. Raises Refused."""
     from attrs import NOTHING
 
-    from ..dsl.schema.launchers import LAUNCHERS
-    from ..dsl.schema.setting import settings_of
-    from ..planner.graph.launcher_args import UnknownLauncher, launcher_of
+    from xtrain.dsl.schema.launchers import LAUNCHERS
+    from xtrain.dsl.schema.setting import settings_of
+    from xtrain.planner.graph.launcher_args import UnknownLauncher, launcher_of
 
     try:
         own = launcher_of(plan)
@@ -162,8 +162,8 @@ def _launcher(plan: "Plan", on: str | None) -> "Launcher":
 
 def _cancel(directory: Path) -> int:
     """Raises Refused, EnvironmentFault."""
-    from ..records.sweep_events import SWEEP_FILE
-    from ..runtime.launch.jobs import cancel_job, job_state, read_job
+    from xtrain.records.sweep_events import SWEEP_FILE
+    from xtrain.runtime.launch.jobs import cancel_job, job_state, read_job
 
     job = read_job(directory.absolute())
     if job is None:

@@ -25,7 +25,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(arguments: argparse.Namespace) -> int:
     """Exit status: 0 the editor has ended it, 2 what it needs is not installed."""
     try:
-        from ..lsp.server import make_server
+        from xtrain.lsp.server import make_server
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.partition(".")[0] not in ("pygls", "lsprotocol"):
             raise

@@ -12,8 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..regular_files import reason_of
-from .safe_output import harmless, safe_output
+from xtrain.cli.safe_output import harmless, safe_output
+from xtrain.regular_files import reason_of
 
 VERBS = (
     "init", "check", "fmt", "lsp", "plan", "diff", "doctor", "run", "launch", "runs", "sweep", "serve", "find-lr",
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = make_parser((asked,) if asked in VERBS else VERBS)
     parsed = parser.parse_args(arguments)
     if parsed.version:
-        from ..version import __version__
+        from xtrain.version import __version__
 
         print(f"xtrain {__version__}")
         return 0
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (OSError, OverflowError) as error:
-        from ..runtime.launch.limits import limit_fault
+        from xtrain.runtime.launch.limits import limit_fault
 
         if (fault := limit_fault(error)) is not None:
             _tell(f"error[{fault.code}]: {fault}")
@@ -128,7 +128,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    from ..dsl.diagnostics.suggest import did_you_mean
+    from xtrain.dsl.diagnostics.suggest import did_you_mean
 
     return did_you_mean(word, known)
 

@@ -19,7 +19,7 @@ there already
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb to the `xtrain` command."""
-    from .export import add_arguments, add_task
+    from xtrain.cli.export import add_arguments, add_task
 
     parser = subparsers.add_parser(
         "merge",
@@ -36,6 +36,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status, as the help says."""
-    from .export import write
+    from xtrain.cli.export import write
 
     return write("merge", arguments, merges=True)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..planner.plan import Plan
+    from xtrain.planner.plan import Plan
 
 
 def say_own_code(plan: "Plan", path: "str | Path") -> None:
     """Print a warning that names modules and commands; nothing where there are none. path: of the plan."""
-    from ..dsl.diagnostics.source import printable
-    from ..planner.data.chain import code_of
+    from xtrain.dsl.diagnostics.source import printable
+    from xtrain.planner.data.chain import code_of
 
     if found := code_of(plan):
         said = f"warning: {path} runs code of its author: {', '.join(found)}; if you do not trust it, stop here"

@@ -6,16 +6,16 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from .arguments import add_sets, ranks
-from .counting import counted
-from .plan_alternatives import add_alternatives, show_alternatives, wants_alternatives
-from .plan_sweep import show_sweep
-from .plan_views import FORMATS, NotThere, json_text, view
-from .safe_output import drawn_on
+from xtrain.cli.arguments import add_sets, ranks
+from xtrain.cli.counting import counted
+from xtrain.cli.plan_alternatives import add_alternatives, show_alternatives, wants_alternatives
+from xtrain.cli.plan_sweep import show_sweep
+from xtrain.cli.plan_views import FORMATS, NotThere, json_text, view
+from xtrain.cli.safe_output import drawn_on
 
 if TYPE_CHECKING:
-    from ..planner.compile import Compiled
-    from ..planner.plan import Plan
+    from xtrain.planner.compile import Compiled
+    from xtrain.planner.plan import Plan
 
 EPILOG = """\
 examples:
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         return show_alternatives(arguments)
     if (shown := show_sweep(arguments)) is not None:
         return shown
-    from ..planner.load import plan_from_path
+    from xtrain.planner.load import plan_from_path
 
     compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world, counted)
     if compiled.plan is None:
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _warn(compiled: "Compiled", arguments: argparse.Namespace) -> None:
     """Say on stderr what is to be said about the spec, but for what stands on the page that follows."""
-    from ..dsl.diagnostics.diagnostic import Diagnostics, shows_color
+    from xtrain.dsl.diagnostics.diagnostic import Diagnostics, shows_color
 
     page = (
         arguments.format == "text"
@@ -127,10 +127,10 @@ def _warn(compiled: "Compiled", arguments: argparse.Namespace) -> None:
 def _traced(plan: "Plan") -> "Plan | None":
     """The plan with a trace of each kind of rank, and checks that hold the closed forms against it; None, after saying
     why, if it cannot be traced."""
-    from ..planner.report.agreement import ranks_to_trace, with_trace
-    from ..runtime.errors import EnvironmentFault
-    from ..runtime.ops import PlanMismatch
-    from ..runtime.tracing.trace import trace_plan
+    from xtrain.planner.report.agreement import ranks_to_trace, with_trace
+    from xtrain.runtime.errors import EnvironmentFault
+    from xtrain.runtime.ops import PlanMismatch
+    from xtrain.runtime.tracing.trace import trace_plan
 
     ranks = ranks_to_trace(plan)
 
@@ -150,8 +150,8 @@ def _traced(plan: "Plan") -> "Plan | None":
 
 def _predicted(text: str, plan: "Plan", arguments: argparse.Namespace) -> str | None:
     """The text with what the law predicts; None after saying why there is no prediction."""
-    from ..records.law import LawError, ScalingLaw
-    from .plan_law import with_prediction
+    from xtrain.cli.plan_law import with_prediction
+    from xtrain.records.law import LawError, ScalingLaw
 
     if arguments.format not in ("text", "json") or plan.serves:
         print("error: --law predicts the loss of a run that is trained, as text or JSON", file=sys.stderr)
@@ -164,9 +164,9 @@ def _predicted(text: str, plan: "Plan", arguments: argparse.Namespace) -> str | 
 
 
 def _save(plan: "Plan", arguments: argparse.Namespace) -> bool:
-    from ..planner.compare.plan_origin import signed
-    from ..planner.load import is_saved
-    from ..planner.serialise import dumps
+    from xtrain.planner.compare.plan_origin import signed
+    from xtrain.planner.load import is_saved
+    from xtrain.planner.serialise import dumps
 
     if not is_saved(arguments.spec):
         plan = signed(plan, arguments.sets, arguments.world)

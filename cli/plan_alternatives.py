@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any
 
-from .plan_views import is_given
+from xtrain.cli.plan_views import is_given
 
 
 def add_alternatives(parser: argparse.ArgumentParser) -> None:
@@ -53,9 +53,9 @@ def _of_server(chosen: str) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from ..dsl.diagnostics.diagnostic import shows_color
-    from ..planner.compare.alternatives import compare
-    from ..planner.report.render_alternatives import figures, render_alternatives
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
+    from xtrain.planner.compare.alternatives import compare
+    from xtrain.planner.report.render_alternatives import figures, render_alternatives
 
     found = compare(arguments.spec, arguments.compare, arguments.sets, arguments.world)
     if any(each.plan is not None and each.plan.serves for each in found):
@@ -79,11 +79,11 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _fit(arguments: argparse.Namespace) -> int:
-    from ..dsl.diagnostics.diagnostic import shows_color
-    from ..dsl.load import load_spec
-    from ..planner.compare.fit import Unsearchable, any_layout, search
-    from ..planner.compile import compile_plan
-    from ..planner.report.render_alternatives import figures, render_fit
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
+    from xtrain.dsl.load import load_spec
+    from xtrain.planner.compare.fit import Unsearchable, any_layout, search
+    from xtrain.planner.compile import compile_plan
+    from xtrain.planner.report.render_alternatives import figures, render_fit
 
     loaded = load_spec(arguments.spec, arguments.sets)
     if loaded.spec is None:

@@ -4,8 +4,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..planner.plan import Plan
-    from ..records.law import ScalingLaw
+    from xtrain.planner.plan import Plan
+    from xtrain.records.law import ScalingLaw
 
 FAR = 1.5
 """From this factor beyond the runs of a law on, a prediction is said to lie beyond them."""
@@ -36,8 +36,8 @@ def prediction(plan: "Plan", law: "ScalingLaw") -> dict[str, Any] | None:
 
 
 def _lines(plan: "Plan", law: "ScalingLaw") -> str:
-    from ..planner.units import count_text
-    from ..records.law import SHARE
+    from xtrain.planner.units import count_text
+    from xtrain.records.law import SHARE
 
     head = f"PREDICTED  by a law of {law.runs} runs\n"
     found = prediction(plan, law)

@@ -4,28 +4,28 @@ import argparse
 import json
 import sys
 
-from .counting import counted
-from .plan_views import is_given
-from .safe_output import drawn_on
+from xtrain.cli.counting import counted
+from xtrain.cli.plan_views import is_given
+from xtrain.cli.safe_output import drawn_on
 
 
 def show_sweep(arguments: argparse.Namespace) -> int | None:
     """Print it; the exit status, or None where the spec has no sweep, or a view of one plan is asked for."""
-    from ..planner.load import is_saved
+    from xtrain.planner.load import is_saved
 
     views = ("part", "rank", "show", "why", "trace", "law")
     if is_saved(arguments.spec) or arguments.format not in ("text", "json"):
         return None
     if any(is_given(getattr(arguments, name)) for name in views):
         return None
-    from ..planner.sweep.compile_sweep import compile_sweep
+    from xtrain.planner.sweep.compile_sweep import compile_sweep
 
     compiled = compile_sweep(arguments.spec, arguments.sets, arguments.world, counted, _progress)
     if compiled is None:
         return None
-    from ..dsl.diagnostics.diagnostic import shows_color
-    from ..planner.report.render_sweep import render_sweep
-    from .plan_views import json_text
+    from xtrain.cli.plan_views import json_text
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
+    from xtrain.planner.report.render_sweep import render_sweep
 
     sys.stderr.write(compiled.diagnostics.render(color=shows_color(sys.stderr)))
     if compiled.plan is None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from ..dsl.diagnostics.diagnostic import Diagnostics
-    from ..dsl.spec import Spec
-    from ..planner.plan import Plan
+    from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+    from xtrain.dsl.spec import Spec
+    from xtrain.planner.plan import Plan
 
 FORMATS: Final = ("text", "json", "mermaid", "dot")
 
@@ -34,20 +34,20 @@ def is_given(value: object) -> bool:
 
 
 def _colored() -> bool:
-    from ..dsl.diagnostics.diagnostic import shows_color
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
 
     return shows_color(sys.stdout)
 
 
 def _page(plan: "Plan", arguments: argparse.Namespace) -> str:
-    from ..planner.report.render import render
+    from xtrain.planner.report.render import render
 
     return render(plan, color=_colored(), full=arguments.full)
 
 
 def _parts(plan: "Plan", arguments: argparse.Namespace) -> str:
-    from ..dsl.diagnostics.suggest import did_you_mean
-    from ..planner.report.render import PARTS, render
+    from xtrain.dsl.diagnostics.suggest import did_you_mean
+    from xtrain.planner.report.render import PARTS, render
 
     names = [name for text in arguments.part for name in text.split(",")]
     for name in names:
@@ -58,7 +58,7 @@ def _parts(plan: "Plan", arguments: argparse.Namespace) -> str:
 
 
 def _rank(plan: "Plan", arguments: argparse.Namespace) -> str:
-    from ..planner.report.show_rank import NoSuchRank, show_rank
+    from xtrain.planner.report.show_rank import NoSuchRank, show_rank
 
     try:
         return show_rank(plan, arguments.rank, color=_colored())
@@ -67,7 +67,7 @@ def _rank(plan: "Plan", arguments: argparse.Namespace) -> str:
 
 
 def _node(plan: "Plan", arguments: argparse.Namespace) -> str:
-    from ..planner.report.show_node import NoSuchNode, show_nodes
+    from xtrain.planner.report.show_node import NoSuchNode, show_nodes
 
     try:
         return show_nodes(plan, arguments.show, color=_colored())
@@ -76,7 +76,7 @@ def _node(plan: "Plan", arguments: argparse.Namespace) -> str:
 
 
 def _why(plan: "Plan", arguments: argparse.Namespace) -> str:
-    from ..planner.report.show_why import NoSuchValue, show_why
+    from xtrain.planner.report.show_why import NoSuchValue, show_why
 
     spec, world = _spec(plan, arguments)
     try:
@@ -87,7 +87,7 @@ def _why(plan: "Plan", arguments: argparse.Namespace) -> str:
 
 def _spec(plan: "Plan", arguments: argparse.Namespace) -> "tuple[Spec | None, int | None]":
     """What the plan was made from, and for how many ranks: the spec as given, or the text that a saved plan carries."""
-    from ..dsl.load import load_spec
+    from xtrain.dsl.load import load_spec
 
     if not arguments.spec.endswith(".json"):
         return load_spec(arguments.spec, arguments.sets).spec, arguments.world
@@ -106,11 +106,11 @@ TEXTS: Final[dict[str, Callable[["Plan", argparse.Namespace], str]]] = {
 
 def _data(plan: "Plan", arguments: argparse.Namespace) -> str:
     if arguments.format == "json":
-        from ..planner.compare.plan_origin import signed
-        from ..planner.serialise import dumps
+        from xtrain.planner.compare.plan_origin import signed
+        from xtrain.planner.serialise import dumps
 
         return dumps(signed(plan, arguments.sets, arguments.world))
-    from ..planner.report.pictures import PICTURES
+    from xtrain.planner.report.pictures import PICTURES
 
     return PICTURES[arguments.format](plan)
 

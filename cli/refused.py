@@ -23,9 +23,9 @@ class Refused(Exception):
 @contextmanager
 def refusals() -> Iterator[None]:
     """Turn what is wrong with the machine, the data or an earlier run into Refused."""
-    from ..dsl.diagnostics.source import printable
-    from ..runtime.data.errors import DataError
-    from ..runtime.errors import EnvironmentFault
+    from xtrain.dsl.diagnostics.source import printable
+    from xtrain.runtime.data.errors import DataError
+    from xtrain.runtime.errors import EnvironmentFault
 
     try:
         yield

@@ -8,21 +8,21 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from ..dsl.diagnostics.diagnostic import Diagnostics
-from .arguments import add_node, add_sets, ranks
-from .counting import counted
-from .following import Following
-from .own_code import say_own_code
-from .refused import Refused, refusals
+from xtrain.cli.arguments import add_node, add_sets, ranks
+from xtrain.cli.counting import counted
+from xtrain.cli.following import Following
+from xtrain.cli.own_code import say_own_code
+from xtrain.cli.refused import Refused, refusals
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ..planner.load import Compiled
-    from ..planner.plan import Plan
-    from ..runtime.launch.node_place import NodePlace
-    from ..runtime.run_directory.workspace import RunDirectory
+    from xtrain.planner.load import Compiled
+    from xtrain.planner.plan import Plan
+    from xtrain.runtime.launch.node_place import NodePlace
+    from xtrain.runtime.run_directory.workspace import RunDirectory
 
 VIEWS = ("tui", "console", "plain", "json", "none")
 
@@ -51,10 +51,10 @@ def add_parser(subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from .run_sweep import drive
+    from xtrain.cli.run_sweep import drive
 
     def placed(plan: "Plan") -> "NodePlace | None":
-        from ..runtime.launch.node_place import node_place
+        from xtrain.runtime.launch.node_place import node_place
 
         return node_place(plan, arguments.node, arguments.meet)
 
@@ -74,9 +74,9 @@ def start(
     compiled: raises Refused. opened: is told the run directory by the launcher of the ranks. placed: which machine of
     several this is, None for a single one.
     """
-    from ..planner.graph.replica_groups import groups_node
-    from ..runtime.launch.node_ranks import OF_NODE
-    from ..runtime.provenance.start import BEGAN, is_worker
+    from xtrain.planner.graph.replica_groups import groups_node
+    from xtrain.runtime.launch.node_ranks import OF_NODE
+    from xtrain.runtime.provenance.start import BEGAN, is_worker
 
     def ready() -> "Compiled":
         found = compiled()
@@ -85,8 +85,8 @@ def start(
 
     os.environ[BEGAN] = str(time.monotonic())  # also for the ranks
     if is_worker():
-        from ..runtime.launch.parent import die_with_launcher
-        from .started import is_first, join, lead, say_who
+        from xtrain.cli.started import is_first, join, lead, say_who
+        from xtrain.runtime.launch.parent import die_with_launcher
 
         if (code := say_who()) is not None:
             return code
@@ -109,7 +109,7 @@ def start(
 
 def _compiled(arguments: argparse.Namespace) -> "Compiled":
     """What is to be run; the user has seen what there is to say of it. Raises Refused."""
-    from ..planner.load import plan_from_path
+    from xtrain.planner.load import plan_from_path
 
     if arguments.ui == "tui" and (reason := _no_dashboard()):
         raise Refused(2, f"xtrain run: no dashboard can be opened here: {reason}")
@@ -126,9 +126,9 @@ def _compiled(arguments: argparse.Namespace) -> "Compiled":
 def _is_said_by_a_rank(plan: "Plan | None", arguments: argparse.Namespace) -> bool:
     """Whether another process says what there is to say: of several machines the first rank, which is this command
     again, or the launcher of the first machine where there are replica groups."""
-    from ..planner.graph.replica_groups import groups_node
-    from ..runtime.launch.node_place import in_slurm_step, node_index
-    from ..runtime.provenance.start import is_worker
+    from xtrain.planner.graph.replica_groups import groups_node
+    from xtrain.runtime.launch.node_place import in_slurm_step, node_index
+    from xtrain.runtime.provenance.start import is_worker
 
     if plan is None or is_worker() or plan.launch["nodes"] == 1:
         return False
@@ -147,8 +147,8 @@ def _refused(diagnostics: Diagnostics) -> Refused:
 
 def _stop_at_once() -> None:
     """Until the ranks are there a stop request finds nothing that would have to be saved."""
-    from ..runtime.control.signals import stop_signals
-    from ..runtime.outcome import EXIT_CODES, STATUS_OF_SIGNAL
+    from xtrain.runtime.control.signals import stop_signals
+    from xtrain.runtime.outcome import EXIT_CODES, STATUS_OF_SIGNAL
 
     def stop(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
@@ -161,11 +161,11 @@ def _stop_at_once() -> None:
 
 def _no_dashboard() -> str:
     """Why a run that is started here cannot be shown in a dashboard, and what to do instead; empty if it can."""
-    from ..runtime.provenance.start import is_worker
+    from xtrain.runtime.provenance.start import is_worker
 
     if is_worker():
         return "this process is one rank of several; use --ui plain, and `xtrain watch` in another terminal"
-    from ..tui.board.terminal import why_not
+    from xtrain.tui.board.terminal import why_not
 
     reason = why_not()
     return reason and f"{reason}; use --ui plain or --ui json, and `xtrain watch` in a terminal"
@@ -175,18 +175,18 @@ def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled":
     """The plan with a note of how it was made. Raises Refused if it was saved, and something has changed since."""
     from attrs import evolve
 
-    from ..planner.load import is_saved
+    from xtrain.planner.load import is_saved
 
     plan = compiled.plan
     assert plan is not None
     if not is_saved(arguments.spec):
         if arguments.accept_drift:
             raise Refused(2, "xtrain run: --accept-drift is for a saved plan, and this is a spec")
-        from ..planner.compare.plan_origin import signed
+        from xtrain.planner.compare.plan_origin import signed
 
         return evolve(compiled, plan=signed(plan, arguments.sets, arguments.world))
-    from ..dsl.diagnostics.diagnostic import shows_color
-    from ..planner.compare.drift import accepted, find_drift
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
+    from xtrain.planner.compare.drift import accepted, find_drift
 
     found = find_drift(plan)
     if arguments.accept_drift:
@@ -205,9 +205,9 @@ def _lies_in(plan: "Plan", arguments: argparse.Namespace) -> "Path | None":
     lies anywhere else."""
     from pathlib import Path
 
-    from ..runtime.provenance.code import read_code
-    from ..runtime.provenance.metadata import ENVIRONMENT
-    from ..runtime.run_directory.workspace import locate
+    from xtrain.runtime.provenance.code import read_code
+    from xtrain.runtime.provenance.metadata import ENVIRONMENT
+    from xtrain.runtime.run_directory.workspace import locate
 
     folder = Path(arguments.spec).resolve().parent
     if not (folder / ENVIRONMENT).is_file():
@@ -222,7 +222,7 @@ def _lies_in(plan: "Plan", arguments: argparse.Namespace) -> "Path | None":
 
 def _run_node(plan: "Plan", place: "NodePlace") -> int:
     """The ranks of this machine, each the same command again."""
-    from ..runtime.launch.node_ranks import run_node
+    from xtrain.runtime.launch.node_ranks import run_node
 
     nodes, each = plan.launch["nodes"], plan.launch["ranks_per_node"]
     return run_node(place, nodes, each, [sys.executable, "-P", "-m", "xtrain", *sys.argv[1:]])
@@ -230,9 +230,9 @@ def _run_node(plan: "Plan", place: "NodePlace") -> int:
 
 def _run_follower(plan: "Plan", place: "NodePlace") -> int:
     """The ranks of this machine, as the launcher of the first one says."""
-    from ..runtime.launch.other_node import follow_first_node
-    from ..runtime.launch.preflight import check_machine
-    from ..runtime.launch.reaching import check_own_name
+    from xtrain.runtime.launch.other_node import follow_first_node
+    from xtrain.runtime.launch.preflight import check_machine
+    from xtrain.runtime.launch.reaching import check_own_name
 
     def check() -> None:
         check_own_name(place.host)
@@ -249,18 +249,18 @@ def _run_launcher(
     compiled: "Compiled", ui: str | None, opened: "Callable[[Path], None]", place: "NodePlace | None"
 ) -> int:
     """place: of this machine, the first of several."""
-    from ..planner.report.render import render_summary
-    from ..planner.units import plural
-    from ..records.end_status import EndStatus
-    from ..runtime.launch.first_node import FirstNode, OneNode
-    from ..runtime.launch.preflight import check_machine, check_one_machine
-    from ..runtime.launch.reaching import check_own_name
-    from ..runtime.launch.restarts import RestartLoop
-    from ..runtime.launch.worlds import fewer_ranks
-    from ..runtime.outcome import EXIT_CODES
-    from ..runtime.run_directory.workspace import open_workspace
-    from ..tui.lines.view import choose_ui
-    from .dashboard import Dashboard
+    from xtrain.cli.dashboard import Dashboard
+    from xtrain.planner.report.render import render_summary
+    from xtrain.planner.units import plural
+    from xtrain.records.end_status import EndStatus
+    from xtrain.runtime.launch.first_node import FirstNode, OneNode
+    from xtrain.runtime.launch.preflight import check_machine, check_one_machine
+    from xtrain.runtime.launch.reaching import check_own_name
+    from xtrain.runtime.launch.restarts import RestartLoop
+    from xtrain.runtime.launch.worlds import fewer_ranks
+    from xtrain.runtime.outcome import EXIT_CODES
+    from xtrain.runtime.run_directory.workspace import open_workspace
+    from xtrain.tui.lines.view import choose_ui
 
     plan = compiled.plan
     assert plan is not None
@@ -291,7 +291,7 @@ def _run_launcher(
 
 def _print_notes(workspace: "RunDirectory") -> None:
     """Say what is not as it was when the run was last started, what had to make way, and where the run was last."""
-    from ..runtime.checkpoint.sources import finished_step
+    from xtrain.runtime.checkpoint.sources import finished_step
 
     step, total = finished_step(workspace.directory), workspace.plan.timeline.steps
     if step is not None and total is not None and step >= total:

@@ -8,23 +8,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .counting import counted
-from .refused import Refused, refusals
+from xtrain.cli.counting import counted
+from xtrain.cli.refused import Refused, refusals
 
 if TYPE_CHECKING:
-    from ..dsl.schema.launchers import Launcher
-    from ..planner.plan import Plan
-    from ..planner.sweep.compile_sweep import Trials
-    from ..planner.sweep.sweep_plan import SweepPlan
-    from ..runtime.sweep.job_trials import JobTrials
-    from ..runtime.sweep.trial_launcher import LocalTrials, TrialLauncher, TrialStart
+    from xtrain.dsl.schema.launchers import Launcher
+    from xtrain.planner.plan import Plan
+    from xtrain.planner.sweep.compile_sweep import Trials
+    from xtrain.planner.sweep.sweep_plan import SweepPlan
+    from xtrain.runtime.sweep.job_trials import JobTrials
+    from xtrain.runtime.sweep.trial_launcher import LocalTrials, TrialLauncher, TrialStart
 
 
 def drive(arguments: argparse.Namespace) -> int | None:
     """The exit status: 0 every trial has ended, 1 and none of them has a value, 75 the sweep was stopped, 2 the spec is
     wrong, 3 so is the machine. None where the spec has no sweep."""
-    from ..planner.load import is_saved
-    from ..runtime.provenance.start import is_worker
+    from xtrain.planner.load import is_saved
+    from xtrain.runtime.provenance.start import is_worker
 
     if is_saved(arguments.spec) or is_worker():
         return None
@@ -50,7 +50,7 @@ def launch(arguments: argparse.Namespace, launcher_of: "Callable[[Plan, str | No
 
     launcher_of: that of a plan, or the one that is named. Raises Refused, EnvironmentFault.
     """
-    from ..planner.load import is_saved
+    from xtrain.planner.load import is_saved
 
     plan = None if is_saved(arguments.spec) else _compiled(arguments)
     if plan is None:
@@ -68,8 +68,8 @@ def launch(arguments: argparse.Namespace, launcher_of: "Callable[[Plan, str | No
 
 def _compiled(arguments: argparse.Namespace) -> "SweepPlan | None":
     """None where the spec has no sweep. Raises Refused."""
-    from ..dsl.diagnostics.diagnostic import shows_color
-    from ..planner.sweep.compile_sweep import compile_sweep
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
+    from xtrain.planner.sweep.compile_sweep import compile_sweep
 
     compiled = compile_sweep(arguments.spec, arguments.sets, arguments.world, counted)
     if compiled is None:
@@ -82,9 +82,9 @@ def _compiled(arguments: argparse.Namespace) -> "SweepPlan | None":
 
 def _trials(plan: "SweepPlan", arguments: argparse.Namespace) -> "Trials":
     """Raises EnvironmentFault where a package is missing."""
-    from ..dsl.load import load_spec
-    from ..planner.sweep.compile_sweep import Trials
-    from ..runtime.sweep.suggesting import check_method
+    from xtrain.dsl.load import load_spec
+    from xtrain.planner.sweep.compile_sweep import Trials
+    from xtrain.runtime.sweep.suggesting import check_method
 
     sweep = load_spec(arguments.spec, arguments.sets).require().sweep
     assert sweep is not None
@@ -96,11 +96,11 @@ def _drive(
     plan: "SweepPlan", trials: "Trials", launcher: "TrialLauncher", ui: str, *, stops_with_terminal: bool = True
 ) -> int:
     """stops_with_terminal: trials save and end when the terminal is closed; else they go on, and this process ends."""
-    from ..planner.report.render_sweep import render_sweep
-    from ..records.end_status import EndStatus
-    from ..runtime.outcome import EXIT_CODES
-    from ..runtime.sweep.driver import SweepDriver
-    from .sweep_lines import SweepLines
+    from xtrain.cli.sweep_lines import SweepLines
+    from xtrain.planner.report.render_sweep import render_sweep
+    from xtrain.records.end_status import EndStatus
+    from xtrain.runtime.outcome import EXIT_CODES
+    from xtrain.runtime.sweep.driver import SweepDriver
 
     lines = SweepLines(plan, ui)
     driver = SweepDriver(plan, trials, launcher, lines.show)
@@ -117,14 +117,14 @@ def _drive(
 
 
 def _jobs(plan: "SweepPlan", launcher: "Launcher") -> "JobTrials":
-    from ..runtime.sweep.job_trials import JobTrials
+    from xtrain.runtime.sweep.job_trials import JobTrials
 
     return JobTrials(Path(plan.folder).absolute(), launcher, Path.cwd(), sys.executable)
 
 
 def _first(plan: "SweepPlan", trials: "Trials") -> "list[TrialStart]":
     """The trials that begin first, of those that are known."""
-    from ..runtime.sweep.trial_launcher import TrialStart
+    from xtrain.runtime.sweep.trial_launcher import TrialStart
 
     found = []
     for slot, trial in enumerate(plan.runs[: plan.parallel]):
@@ -139,8 +139,8 @@ def _first(plan: "SweepPlan", trials: "Trials") -> "list[TrialStart]":
 
 def _local(plan: "SweepPlan") -> "LocalTrials":
     """Trials on this machine. Raises EnvironmentFault where it has too few devices for so many at once."""
-    from ..runtime.launch.preflight import check_one_machine, find_devices
-    from ..runtime.sweep.trial_launcher import LocalTrials
+    from xtrain.runtime.launch.preflight import check_one_machine, find_devices
+    from xtrain.runtime.sweep.trial_launcher import LocalTrials
 
     plans = [plan.base, *(each.plan for each in plan.runs), *plan.tried]
     largest = max(plans, key=lambda each: each.mesh.world_size)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..runtime.launch.jobs import QueueState, SubmittedJob
-    from ..tui.model.find import FoundRun
+    from xtrain.runtime.launch.jobs import QueueState, SubmittedJob
+    from xtrain.tui.model.find import FoundRun
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -37,7 +37,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status: 0 they are listed, 3 there are none."""
-    from ..tui.model.find import runs_below
+    from xtrain.tui.model.find import runs_below
 
     root: Path = _root(arguments.root).absolute()
     found = {each.directory: each for each in runs_below(root)}
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _root(path: Path) -> Path:
     """A root or lineage as it is, and a lineage or run by its name below `runs`."""
-    from ..tui.model.find import ROOT, NoRun, run_at
+    from xtrain.tui.model.find import ROOT, NoRun, run_at
 
     if path.exists() or path.name != str(path):
         return path
@@ -73,7 +73,7 @@ def _root(path: Path) -> Path:
 
 def _submitted(root: Path) -> list[Path]:
     """The directories of runs that have a job, whether they have begun or not; the newest job first."""
-    from ..runtime.launch.jobs import FOLDER, JOB_FILE
+    from xtrain.runtime.launch.jobs import FOLDER, JOB_FILE
 
     patterns = (f"{FOLDER}/*/{JOB_FILE}", f"*/{FOLDER}/*/{JOB_FILE}")
     files = sorted((each for pattern in patterns for each in root.glob(pattern)), key=lambda each: each.stat().st_mtime)
@@ -99,9 +99,9 @@ def _row(
 
 def jobs_of(directories: "Sequence[Path]") -> "list[tuple[SubmittedJob | None, QueueState | str | None]]":
     """The job of each run, and what its launcher says of it; of those with the same settings all at once."""
-    from ..dsl.diagnostics.source import printable
-    from ..runtime.errors import EnvironmentFault
-    from ..runtime.launch.jobs import job_states, read_job
+    from xtrain.dsl.diagnostics.source import printable
+    from xtrain.runtime.errors import EnvironmentFault
+    from xtrain.runtime.launch.jobs import job_states, read_job
 
     jobs = [read_job(each) for each in directories]
     states: dict[tuple[str, str], QueueState | str] = {}
@@ -130,7 +130,7 @@ def _status(run: "FoundRun | None", state: "QueueState | None") -> str:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from ..tui.words import duration
+    from xtrain.tui.words import duration
 
     now, table = time.time(), [("run", "status", "step", "loss", "last record", "job", "state")]
     for row in rows:

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from .arguments import add_sets
+from xtrain.cli.arguments import add_sets
 
 EPILOG = """\
 examples:
@@ -36,13 +36,13 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.sets:
             print("xtrain schema: --set changes a spec; name one", file=sys.stderr)
             return 2
-        from ..dsl.reference.json_schema import json_schema
+        from xtrain.dsl.reference.json_schema import json_schema
 
         print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
         return 0
-    from ..dsl.diagnostics.diagnostic import shows_color
-    from ..dsl.load import load_spec
-    from ..dsl.spec_json import spec_json
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
+    from xtrain.dsl.load import load_spec
+    from xtrain.dsl.spec_json import spec_json
 
     loaded = load_spec(arguments.spec, arguments.sets)
     sys.stderr.write(loaded.diagnostics.render(color=shows_color(sys.stderr)))

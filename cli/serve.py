@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import add_sets, ranks
-from .refused import Refused, refusals
+from xtrain.cli.arguments import add_sets, ranks
+from xtrain.cli.refused import Refused, refusals
 
 if TYPE_CHECKING:
-    from ..planner.load import Compiled
-    from ..planner.plan import Plan
-    from ..server.keys import Keys
+    from xtrain.planner.load import Compiled
+    from xtrain.planner.plan import Plan
+    from xtrain.server.keys import Keys
 
 
 def add_parser(subparsers) -> None:
@@ -36,8 +36,8 @@ def add_parser(subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status: 75 it was stopped by a signal, 1 it could not go on, 2 the spec is wrong, 3 so is the machine."""
-    from ..dsl.load import load_spec
-    from ..planner.load import is_saved, plan_from_path
+    from xtrain.dsl.load import load_spec
+    from xtrain.planner.load import is_saved, plan_from_path
 
     try:
         with refusals():
@@ -54,12 +54,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _serve(compiled: "Compiled", plan: "Plan", *, repairs: bool) -> int:
     """Raises Refused."""
-    from ..planner.serving.graph import SETUP
-    from ..runtime.launch.preflight import check_devices, check_one_machine, find_devices
-    from ..runtime.reporting.packages import check_packages
-    from ..runtime.serving.started import StartedEngine, StartedRanks
-    from ..server.limits import ServerLimits
-    from ..server.serving import Address, CannotServe, check_serving, serve
+    from xtrain.planner.serving.graph import SETUP
+    from xtrain.runtime.launch.preflight import check_devices, check_one_machine, find_devices
+    from xtrain.runtime.reporting.packages import check_packages
+    from xtrain.runtime.serving.started import StartedEngine, StartedRanks
+    from xtrain.server.limits import ServerLimits
+    from xtrain.server.serving import Address, CannotServe, check_serving, serve
 
     _check_serves(plan.serves)
     args = plan.node(SETUP).args
@@ -93,8 +93,8 @@ def _serve(compiled: "Compiled", plan: "Plan", *, repairs: bool) -> int:
 
 def _repair(server: str, folder: Path) -> None:
     """Raises CannotServe."""
-    from ..server.serving import CannotServe
-    from ..server.store import StoreInUse, repair
+    from xtrain.server.serving import CannotServe
+    from xtrain.server.store import StoreInUse, repair
 
     try:
         damage = repair(folder)
@@ -115,7 +115,7 @@ def _check_serves(serves: bool) -> None:
 def _keys(name: str, *, needed: bool) -> "Keys | None":
     """Read the keys of all owners from the environment variable; None where it is not set and need not be. Raises
     Refused."""
-    from ..server.keys import Keys
+    from xtrain.server.keys import Keys
 
     text = os.environ.get(name, "")
     if not (text or needed):
@@ -129,7 +129,7 @@ def _keys(name: str, *, needed: bool) -> "Keys | None":
 
 def _made_key(server: str, variable: str, path: Path) -> "Keys":
     """The key that a server makes at its first start, and says at each. Raises Refused."""
-    from ..server.keys import OWNER, Keys
+    from xtrain.server.keys import OWNER, Keys
 
     try:
         keys = Keys.kept(path)

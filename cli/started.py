@@ -12,21 +12,21 @@ from threading import Lock
 from traceback import print_exc
 from typing import TYPE_CHECKING
 
-from .following import Following
-from .refused import Refused, refusals
+from xtrain.cli.following import Following
+from xtrain.cli.refused import Refused, refusals
 
 if TYPE_CHECKING:
-    from ..planner.load import Compiled
-    from ..planner.plan import Plan
-    from ..records.run_events import FailureEvent
-    from ..runtime.launch.launch import Ended
-    from ..runtime.launch.rendezvous import RendezvousHost
-    from ..runtime.run_directory.workspace import RunDirectory
+    from xtrain.planner.load import Compiled
+    from xtrain.planner.plan import Plan
+    from xtrain.records.run_events import FailureEvent
+    from xtrain.runtime.launch.launch import Ended
+    from xtrain.runtime.launch.rendezvous import RendezvousHost
+    from xtrain.runtime.run_directory.workspace import RunDirectory
 
 
 def say_who() -> int | None:
     """Say what was taken from the environment, before anything that takes time; the exit code if it is no rank."""
-    from ..runtime.provenance.start import check_rank_variables, note_of_rank
+    from xtrain.runtime.provenance.start import check_rank_variables, note_of_rank
 
     try:
         with refusals():
@@ -44,9 +44,9 @@ def is_first() -> bool:
 
 def lead(compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[RunDirectory], None]") -> int:
     """The first rank. compiled: gives the plan, or raises Refused. notes: tells of what an opened directory is like."""
-    from ..runtime.launch.cause import write_cause
-    from ..runtime.launch.rendezvous import RendezvousHost
-    from ..runtime.outcome import exit_process
+    from xtrain.runtime.launch.cause import write_cause
+    from xtrain.runtime.launch.rendezvous import RendezvousHost
+    from xtrain.runtime.outcome import exit_process
 
     host: RendezvousHost | None = None
     try:
@@ -71,13 +71,13 @@ def lead(compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[R
 def join() -> int:
     """Any other rank: it says nothing, as the first one does, but writes records of its own. Where there is no first
     one, it says that."""
-    from ..runtime.control.signals import end_at_once
-    from ..runtime.errors import EnvironmentFault
-    from ..runtime.launch.cause import write_cause
-    from ..runtime.launch.rendezvous import CannotTakePart, RendezvousMember, SentAway
-    from ..runtime.outcome import EXIT_CODES, exit_process
-    from ..runtime.run_directory.saved_plan import planned
-    from ..runtime.worker import run_rank
+    from xtrain.runtime.control.signals import end_at_once
+    from xtrain.runtime.errors import EnvironmentFault
+    from xtrain.runtime.launch.cause import write_cause
+    from xtrain.runtime.launch.rendezvous import CannotTakePart, RendezvousMember, SentAway
+    from xtrain.runtime.outcome import EXIT_CODES, exit_process
+    from xtrain.runtime.run_directory.saved_plan import planned
+    from xtrain.runtime.worker import run_rank
 
     end_at_once()
     try:
@@ -110,9 +110,9 @@ def join() -> int:
 
 def _checked(found: "Compiled") -> "Plan":
     """The plan for the ranks that were started. Raises EnvironmentFault."""
-    from ..runtime.launch.preflight import check_groups
-    from ..runtime.launch.worlds import plan_of_started
-    from ..runtime.reporting.packages import check_packages
+    from xtrain.runtime.launch.preflight import check_groups
+    from xtrain.runtime.launch.worlds import plan_of_started
+    from xtrain.runtime.reporting.packages import check_packages
 
     assert found.plan is not None
     check_groups(found.plan)
@@ -125,9 +125,9 @@ def _checked(found: "Compiled") -> "Plan":
 def _check_place(plan: "Plan") -> None:
     """Hold the ranks and devices of this machine against the plan; one rank of a machine does. Raises
     EnvironmentFault."""
-    from ..runtime.launch.limits import check_limits
-    from ..runtime.launch.preflight import check_devices, check_world, device_of, find_devices
-    from ..runtime.launch.reaching import check_own_name
+    from xtrain.runtime.launch.limits import check_limits
+    from xtrain.runtime.launch.preflight import check_devices, check_world, device_of, find_devices
+    from xtrain.runtime.launch.reaching import check_own_name
 
     here = os.environ.get("LOCAL_WORLD_SIZE")
     is_local_first = os.environ.get("LOCAL_RANK", os.environ["RANK"]) == "0"
@@ -145,10 +145,10 @@ def _check_place(plan: "Plan") -> None:
 def _opened(plan: "Plan", text: str, directory: Path | None) -> "RunDirectory":
     """The run directory. Whether this start goes on from an earlier one of the same launcher is decided here, for all
     ranks: agents count the starts of their own ranks, each for itself."""
-    from ..runtime.provenance.code import read_code
-    from ..runtime.provenance.metadata import launcher_before
-    from ..runtime.provenance.start import RESTART, is_restart, launcher_id
-    from ..runtime.run_directory.workspace import locate, open_workspace
+    from xtrain.runtime.provenance.code import read_code
+    from xtrain.runtime.provenance.metadata import launcher_before
+    from xtrain.runtime.provenance.start import RESTART, is_restart, launcher_id
+    from xtrain.runtime.run_directory.workspace import locate, open_workspace
 
     directory = directory or locate(plan, read_code(Path(plan.spec).resolve().parent))
     counted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
@@ -161,8 +161,8 @@ class First:
     """The first rank that admits the others: runs, and has the last word."""
 
     def __init__(self, workspace: "RunDirectory", plan: "Plan", host: "RendezvousHost | None") -> None:
-        from ..records.paths import EVENTS_FILE
-        from ..runtime.files.lines import size_of
+        from xtrain.records.paths import EVENTS_FILE
+        from xtrain.runtime.files.lines import size_of
 
         self._workspace, self._plan, self._host = workspace, plan, host
         self._events = workspace.directory / EVENTS_FILE
@@ -171,14 +171,14 @@ class First:
         self._ending = Lock()
 
     def run(self, ui: str | None) -> int:
-        from ..records.end_status import EndStatus
-        from ..runtime.control.signals import answer_at_once
-        from ..runtime.launch.launch import Ended
-        from ..runtime.launch.rendezvous import CannotTakePart
-        from ..runtime.outcome import EXIT_CODES, exit_process
-        from ..runtime.provenance.start import RESTART
-        from ..runtime.worker import run_rank
-        from ..tui.lines.view import choose_ui
+        from xtrain.records.end_status import EndStatus
+        from xtrain.runtime.control.signals import answer_at_once
+        from xtrain.runtime.launch.launch import Ended
+        from xtrain.runtime.launch.rendezvous import CannotTakePart
+        from xtrain.runtime.outcome import EXIT_CODES, exit_process
+        from xtrain.runtime.provenance.start import RESTART
+        from xtrain.runtime.worker import run_rank
+        from xtrain.tui.lines.view import choose_ui
 
         directory = self._workspace.directory
         answer_at_once(self._stop)
@@ -189,7 +189,7 @@ class First:
                 answer = {"directory": str(directory), "plan": self._plan.id, "environment": environment}
                 store = self._host.admit(**answer) if self._host else None
             except CannotTakePart as fault:
-                from ..runtime.launch.conclusion import report_fault
+                from xtrain.runtime.launch.conclusion import report_fault
 
                 report_fault(self._workspace, 0, fault)
                 status = EndStatus.ENVIRONMENT
@@ -201,18 +201,18 @@ class First:
 
     def _stop(self, number: int) -> None:
         """A signal came before training, perhaps while this rank waits for others that never come. Any thread."""
-        from ..runtime.launch.launch import Ended
+        from xtrain.runtime.launch.launch import Ended
 
         self._end_and_leave(Ended(signal=number, who="the first rank"))
 
     def _give_up(self, code: int) -> None:
-        from ..runtime.launch.launch import Ended
+        from xtrain.runtime.launch.launch import Ended
 
         self._end_and_leave(Ended(), code)
 
     def _end_and_leave(self, ended: "Ended", code: int | None = None) -> None:
         """From any thread. Whatever goes wrong here ends the process too: nobody else would."""
-        from ..runtime.outcome import exit_process
+        from xtrain.runtime.outcome import exit_process
 
         left = 1
         try:
@@ -228,13 +228,13 @@ class First:
     def _end(self, ended: "Ended") -> int:
         """Say how the run has ended, if no rank has; the exit code. Of several threads the first does, the others
         wait for ever: it also ends the process."""
-        from ..records.end_status import EndStatus
-        from ..records.events import events_since
-        from ..runtime.errors import EnvironmentFault
-        from ..runtime.launch.cause import write_cause
-        from ..runtime.launch.conclusion import conclude
-        from ..runtime.launch.failure_cause import exit_code_of, failures_in, find_failure_cause
-        from ..runtime.outcome import EXIT_CODES
+        from xtrain.records.end_status import EndStatus
+        from xtrain.records.events import events_since
+        from xtrain.runtime.errors import EnvironmentFault
+        from xtrain.runtime.launch.cause import write_cause
+        from xtrain.runtime.launch.conclusion import conclude
+        from xtrain.runtime.launch.failure_cause import exit_code_of, failures_in, find_failure_cause
+        from xtrain.runtime.outcome import EXIT_CODES
 
         self._ending.acquire()
         said = events_since(self._events, self._begin)

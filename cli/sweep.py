@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .sweep_lines import table_text, value_text
+from xtrain.cli.sweep_lines import table_text, value_text
 
 if TYPE_CHECKING:
-    from ..records.sweep_state import SweepState
+    from xtrain.records.sweep_state import SweepState
 
 
 def add_parser(subparsers) -> None:
@@ -36,8 +36,8 @@ def add_parser(subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status: 0 it is done, 1 there is no best trial yet, 2 there is no sweep, 3 a file cannot be written."""
-    from ..records.sweep_events import SWEEP_FILE
-    from ..records.sweep_state import SweepState
+    from xtrain.records.sweep_events import SWEEP_FILE
+    from xtrain.records.sweep_state import SweepState
 
     if not (arguments.folder / SWEEP_FILE).is_file():
         print(f"error: {arguments.folder} has no sweep: there is no {SWEEP_FILE}", file=sys.stderr)
@@ -70,7 +70,7 @@ def _show(state: "SweepState", arguments: argparse.Namespace) -> int:
 
 def _with_jobs(rows: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
     """With the job of each trial that has one, and what its launcher says of it."""
-    from .runs import jobs_of
+    from xtrain.cli.runs import jobs_of
 
     found = jobs_of([folder.absolute() / row["run"] for row in rows])
     if not any(job for job, _ in found):
@@ -115,9 +115,9 @@ def _best(state: "SweepState", arguments: argparse.Namespace) -> int:
 
 
 def _stop(folder: Path) -> int:
-    from ..records.sweep_events import STOP_FILE
-    from ..runtime.control.asking import is_live
-    from ..runtime.files.locks import LAUNCHER_LOCK
+    from xtrain.records.sweep_events import STOP_FILE
+    from xtrain.runtime.control.asking import is_live
+    from xtrain.runtime.files.locks import LAUNCHER_LOCK
 
     if not is_live(folder, LAUNCHER_LOCK):
         return _stop_jobs(folder)
@@ -128,9 +128,9 @@ def _stop(folder: Path) -> int:
 
 def _stop_jobs(folder: Path) -> int:
     """Of a driver that is gone."""
-    from ..planner.units import plural
-    from ..runtime.errors import EnvironmentFault
-    from ..runtime.sweep.job_trials import stop_jobs
+    from xtrain.planner.units import plural
+    from xtrain.runtime.errors import EnvironmentFault
+    from xtrain.runtime.sweep.job_trials import stop_jobs
 
     try:
         count = stop_jobs(folder.absolute())

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define
 
-from ..records.event import Event
-from ..records.lines import line_of
-from ..records.sweep_events import (
+from xtrain.records.event import Event
+from xtrain.records.lines import line_of
+from xtrain.records.sweep_events import (
     SweepEndEvent,
     TrialAskedEvent,
     TrialDecidedEvent,
@@ -19,7 +19,7 @@ from ..records.sweep_events import (
 )
 
 if TYPE_CHECKING:
-    from ..planner.sweep.sweep_plan import SweepPlan
+    from xtrain.planner.sweep.sweep_plan import SweepPlan
 
 
 @define(eq=False)

@@ -5,8 +5,8 @@ import sys
 import threading
 from pathlib import Path
 
-from ..records.paths import EVENTS_FILE, METRICS_FILE
-from .safe_output import drawn_on
+from xtrain.cli.safe_output import drawn_on
+from xtrain.records.paths import EVENTS_FILE, METRICS_FILE
 
 EPILOG = """\
 RUN is a run's directory, the beginning of its name, or a lineage or root of runs; without it the newest below runs/.
@@ -26,7 +26,7 @@ VIEWS = ("tui", "plain", "json")
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb to the `xtrain` command."""
-    from ..tui.board.screens import SCREENS
+    from xtrain.tui.board.screens import SCREENS
 
     parser = subparsers.add_parser(
         "watch",
@@ -48,13 +48,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status, as the help says."""
-    from ..tui.board.terminal import why_not
-    from ..tui.model.find import ROOT, NoRun, run_at
+    from xtrain.tui.board.terminal import why_not
+    from xtrain.tui.model.find import ROOT, NoRun, run_at
 
     try:
         directory, *others = map(run_at, (arguments.path, *arguments.compare))
     except NoRun as error:
-        from ..runtime.launch.jobs import not_begun
+        from xtrain.runtime.launch.jobs import not_begun
 
         why = not_begun(Path(arguments.path or ROOT))
         hint = "`xtrain run SPEC` makes one, and `xtrain runs` shows those whose jobs wait"
@@ -72,15 +72,15 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    from ..tui.board.opening import open_board
+    from xtrain.tui.board.opening import open_board
 
     first = "compare" if others and not arguments.screen else arguments.screen
     return open_board(directory, compared=others, first=first)
 
 
 def _follow(directory: Path, ui: str) -> int:
-    from ..tui.lines.view import choose_ui, follow
-    from ..tui.model.run_watcher import RunWatcher
+    from xtrain.tui.lines.view import choose_ui, follow
+    from xtrain.tui.model.run_watcher import RunWatcher
 
     watchman = RunWatcher(directory)
     chosen = choose_ui(ui, sys.stdout)

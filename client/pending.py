@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from .http import HttpClient
+from xtrain.client.http import HttpClient
 
 T = TypeVar("T")
 

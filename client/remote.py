@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 from attrs import frozen
 
-from .http import LONGEST_PAUSE, HttpClient, ServerRefused, ServerUnreachable
-from .pending import Pending
-from .values import PassOutcome, TrainingRow, WrittenText, outcome, written
+from xtrain.client.http import LONGEST_PAUSE, HttpClient, ServerRefused, ServerUnreachable
+from xtrain.client.pending import Pending
+from xtrain.client.values import PassOutcome, TrainingRow, WrittenText, outcome, written
 
 TAR_END: Final = bytes(1024)
 HEARTBEAT: Final = 20.0  # seconds; without them the server frees the memory of models after some time

@@ -4,7 +4,7 @@ from typing import Any, Final, Literal, TypeGuard, get_args, get_origin
 
 import attrs
 
-from .schema import (
+from xtrain.dsl.schema import (
     actions,
     adapters,
     alerts,
@@ -30,10 +30,10 @@ from .schema import (
     tasks,
     tokenizers,
 )
-from .schema.component import Component, registry_of
-from .schema.later import KINDS as LATER_KINDS
-from .schema.model import FOLDER
-from .schema.setting import attributes_of, complete, settings_of
+from xtrain.dsl.schema.component import Component, registry_of
+from xtrain.dsl.schema.later import KINDS as LATER_KINDS
+from xtrain.dsl.schema.model import FOLDER
+from xtrain.dsl.schema.setting import attributes_of, complete, settings_of
 
 # Kind → class, in the order a spec is best read in.
 KINDS: Final[dict[str, type]] = {

@@ -5,16 +5,16 @@ from os import PathLike, fspath
 
 from attrs import field, frozen
 
-from .checking.structure import Structurer
-from .checking.user_parts import DeclaredParts, check_unused, read_uses
-from .diagnostics.diagnostic import MOST_ERRORS, Diagnostics, EnoughErrors, SpecErrors
-from .diagnostics.source import SourceText
-from .evaluation.evaluate import Evaluator
-from .evaluation.includes import ReadStatements, read_spec
-from .evaluation.merge import resolve
-from .overrides.overrides import PATH, override_source, read_overrides, set_fields, set_params
-from .schema.component import Registry
-from .spec import Spec
+from xtrain.dsl.checking.structure import Structurer
+from xtrain.dsl.checking.user_parts import DeclaredParts, check_unused, read_uses
+from xtrain.dsl.diagnostics.diagnostic import MOST_ERRORS, Diagnostics, EnoughErrors, SpecErrors
+from xtrain.dsl.diagnostics.source import SourceText
+from xtrain.dsl.evaluation.evaluate import Evaluator
+from xtrain.dsl.evaluation.includes import ReadStatements, read_spec
+from xtrain.dsl.evaluation.merge import resolve
+from xtrain.dsl.overrides.overrides import PATH, override_source, read_overrides, set_fields, set_params
+from xtrain.dsl.schema.component import Registry
+from xtrain.dsl.spec import Spec
 
 
 @frozen
@@ -39,7 +39,7 @@ class Loaded:
 
         Raises SpecErrors if there is no spec.
         """
-        from .spec_text import resolved_text
+        from xtrain.dsl.spec_text import resolved_text
 
         return resolved_text(self.require())
 

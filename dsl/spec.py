@@ -4,34 +4,34 @@ from typing import Literal
 
 from attrs import field, frozen
 
-from .diagnostics.diagnostic import Note
-from .diagnostics.source import Span
-from .evaluation.values import Value
-from .schema.actions import OnEvent, Tick
-from .schema.adapters import Adapter
-from .schema.alerts import Alerts
-from .schema.checkpoint import Checkpoint
-from .schema.cluster import CLUSTERS, Cluster
-from .schema.collators import Link, usual_chain
-from .schema.component import UserComponent
-from .schema.data import Batch, Dataset, Mixture, Phase
-from .schema.ema import Ema
-from .schema.experiment import Experiment, Launch, Workspace
-from .schema.fault_tolerance import FaultTolerance
-from .schema.hooks import EvaluationBody, Hook, StepBody
-from .schema.launchers import Launcher
-from .schema.log import Log
-from .schema.losses import LOSSES, Loss
-from .schema.model import Model
-from .schema.optimizers import Optimizer, ParameterGroup
-from .schema.parallel import Activation, Compile, Parallel
-from .schema.precision import Precision
-from .schema.rollout import Reward, Rollout
-from .schema.schedules import SCHEDULERS, Scheduler
-from .schema.serving import Serve
-from .schema.sweep import Sweep
-from .schema.tasks import AdapterTask
-from .schema.tokenizers import Tokenizer
+from xtrain.dsl.diagnostics.diagnostic import Note
+from xtrain.dsl.diagnostics.source import Span
+from xtrain.dsl.evaluation.values import Value
+from xtrain.dsl.schema.actions import OnEvent, Tick
+from xtrain.dsl.schema.adapters import Adapter
+from xtrain.dsl.schema.alerts import Alerts
+from xtrain.dsl.schema.checkpoint import Checkpoint
+from xtrain.dsl.schema.cluster import CLUSTERS, Cluster
+from xtrain.dsl.schema.collators import Link, usual_chain
+from xtrain.dsl.schema.component import UserComponent
+from xtrain.dsl.schema.data import Batch, Dataset, Mixture, Phase
+from xtrain.dsl.schema.ema import Ema
+from xtrain.dsl.schema.experiment import Experiment, Launch, Workspace
+from xtrain.dsl.schema.fault_tolerance import FaultTolerance
+from xtrain.dsl.schema.hooks import EvaluationBody, Hook, StepBody
+from xtrain.dsl.schema.launchers import Launcher
+from xtrain.dsl.schema.log import Log
+from xtrain.dsl.schema.losses import LOSSES, Loss
+from xtrain.dsl.schema.model import Model
+from xtrain.dsl.schema.optimizers import Optimizer, ParameterGroup
+from xtrain.dsl.schema.parallel import Activation, Compile, Parallel
+from xtrain.dsl.schema.precision import Precision
+from xtrain.dsl.schema.rollout import Reward, Rollout
+from xtrain.dsl.schema.schedules import SCHEDULERS, Scheduler
+from xtrain.dsl.schema.serving import Serve
+from xtrain.dsl.schema.sweep import Sweep
+from xtrain.dsl.schema.tasks import AdapterTask
+from xtrain.dsl.schema.tokenizers import Tokenizer
 
 
 @frozen

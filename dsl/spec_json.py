@@ -8,16 +8,16 @@ from typing import Any
 
 import attrs
 
-from . import blocks
-from .dimension import Dimension
-from .evaluation.values import quantity_text
-from .interval import Interval
-from .quantity import Quantity
-from .schema.actions import Action
-from .schema.component import Component, Registry, UserComponent
-from .schema.model import FOLDER
-from .schema.setting import AUTO, spelled
-from .spec import Spec
+from xtrain.dsl import blocks
+from xtrain.dsl.dimension import Dimension
+from xtrain.dsl.evaluation.values import quantity_text
+from xtrain.dsl.interval import Interval
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.actions import Action
+from xtrain.dsl.schema.component import Component, Registry, UserComponent
+from xtrain.dsl.schema.model import FOLDER
+from xtrain.dsl.schema.setting import AUTO, spelled
+from xtrain.dsl.spec import Spec
 
 
 def spec_json(spec: Spec) -> dict[str, Any]:

@@ -5,20 +5,20 @@ from typing import Any
 
 import attrs
 
-from . import blocks
-from .diagnostics.source import printable
-from .dimension import Dimension
-from .env_text import HiddenText, Variable
-from .evaluation.values import quantity_text
-from .interval import Interval
-from .metric import MeasuredNumber, Metric
-from .quantity import Quantity
-from .schema.actions import Action, OnEvent, Tick
-from .schema.component import Component, UserComponent
-from .schema.model import Model, ModelFolder
-from .schema.setting import AUTO, is_unspoken, open_setting, settings_of
-from .spec import Spec
-from .user_parts.files import is_file
+from xtrain.dsl import blocks
+from xtrain.dsl.diagnostics.source import printable
+from xtrain.dsl.dimension import Dimension
+from xtrain.dsl.env_text import HiddenText, Variable
+from xtrain.dsl.evaluation.values import quantity_text
+from xtrain.dsl.interval import Interval
+from xtrain.dsl.metric import MeasuredNumber, Metric
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.actions import Action, OnEvent, Tick
+from xtrain.dsl.schema.component import Component, UserComponent
+from xtrain.dsl.schema.model import Model, ModelFolder
+from xtrain.dsl.schema.setting import AUTO, is_unspoken, open_setting, settings_of
+from xtrain.dsl.spec import Spec
+from xtrain.dsl.user_parts.files import is_file
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|1f1b")
 _RESERVED = ("true", "false", "none", "auto", "then")

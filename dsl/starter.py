@@ -6,8 +6,8 @@ from typing import Final
 
 from attrs import frozen
 
-from .diagnostics.suggest import closest
-from .syntax.tokens import CONSTANTS
+from xtrain.dsl.diagnostics.suggest import closest
+from xtrain.dsl.syntax.tokens import CONSTANTS
 
 _FOLDER: Final = Path(__file__).with_name("starters")
 _ORDER: Final = ("quickstart", "curriculum", "ddp", "fsdp", "moe", "cluster")

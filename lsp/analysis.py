@@ -9,16 +9,16 @@ from typing import Any, Final
 
 from attrs import define, field
 
-from ..dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
-from ..dsl.diagnostics.source import SourceText
-from ..dsl.evaluation.includes import LARGEST
-from ..dsl.load import Loaded, load_spec
-from ..dsl.spec import Spec
-from ..planner.load import check_loaded, plan_from_loaded
-from ..planner.plan import Plan
-from ..regular_files import read_regular
-from .place import Words
-from .scope import Scopes
+from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
+from xtrain.dsl.diagnostics.source import SourceText
+from xtrain.dsl.evaluation.includes import LARGEST
+from xtrain.dsl.load import Loaded, load_spec
+from xtrain.dsl.spec import Spec
+from xtrain.lsp.place import Words
+from xtrain.lsp.scope import Scopes
+from xtrain.planner.load import check_loaded, plan_from_loaded
+from xtrain.planner.plan import Plan
+from xtrain.regular_files import read_regular
 
 _INCLUDE: Final = re.compile(r'^[ \t]*include[ \t]+"([^"\n]+)"', re.MULTILINE)
 _SIBLINGS: Final = 200  # specs of a folder that are looked at for who includes a file

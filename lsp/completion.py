@@ -6,21 +6,21 @@ from typing import Any, Literal, get_args, get_origin
 import attrs
 from attrs import frozen
 
-from ..dsl import blocks
-from ..dsl.metric import Metric
-from ..dsl.quantity import UNITS, Quantity
-from ..dsl.schema.actions import Tick
-from ..dsl.schema.component import registry_of
-from ..dsl.schema.setting import Auto, Setting, settings_of
-from ..dsl.spec_text import is_plain
-from ..dsl.syntax.tokens import Token
-from ..dsl.user_parts.kinds import PART_KINDS
-from .analysis import Analysis
-from .dimensions import VALUES, is_path, next_steps, varies
-from .paths import files_beginning, files_wanted
-from .place import Place, place_at
-from .reference import field_of, field_text, page_of, page_text, word_line, words_of
-from .scope import WORDS, Scope, label_is_dataset, takes_datasets
+from xtrain.dsl import blocks
+from xtrain.dsl.metric import Metric
+from xtrain.dsl.quantity import UNITS, Quantity
+from xtrain.dsl.schema.actions import Tick
+from xtrain.dsl.schema.component import registry_of
+from xtrain.dsl.schema.setting import Auto, Setting, settings_of
+from xtrain.dsl.spec_text import is_plain
+from xtrain.dsl.syntax.tokens import Token
+from xtrain.dsl.user_parts.kinds import PART_KINDS
+from xtrain.lsp.analysis import Analysis
+from xtrain.lsp.dimensions import VALUES, is_path, next_steps, varies
+from xtrain.lsp.paths import files_beginning, files_wanted
+from xtrain.lsp.place import Place, place_at
+from xtrain.lsp.reference import field_of, field_text, page_of, page_text, word_line, words_of
+from xtrain.lsp.scope import WORDS, Scope, label_is_dataset, takes_datasets
 
 SuggestionKind = Literal["block", "setting", "value", "unit", "constant", "function", "statement", "file", "dataset"]
 

@@ -2,15 +2,15 @@
 
 from attrs import frozen
 
-from ..dsl import blocks
-from ..dsl.diagnostics.source import Span
-from ..dsl.evaluation.functions import FUNCTIONS
-from ..dsl.evaluation.values import Value, quantity_text
-from ..dsl.quantity import Quantity
-from ..dsl.spec_text import value_text
-from .analysis import Analysis
-from .figures import provenance, times
-from .scope import OPERATORS
+from xtrain.dsl import blocks
+from xtrain.dsl.diagnostics.source import Span
+from xtrain.dsl.evaluation.functions import FUNCTIONS
+from xtrain.dsl.evaluation.values import Value, quantity_text
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.spec_text import value_text
+from xtrain.lsp.analysis import Analysis
+from xtrain.lsp.figures import provenance, times
+from xtrain.lsp.scope import OPERATORS
 
 _PLAIN = (bool, int, float, str)
 

@@ -5,13 +5,13 @@ from typing import Any, Final
 
 import attrs
 
-from ..dsl import blocks
-from ..dsl.dimension import Dimension
-from ..dsl.schema.setting import open_setting, settings_of
-from ..dsl.spec_text import is_plain
-from ..dsl.syntax.tokens import Token
-from .analysis import Analysis
-from .scope import WORDS, Scope
+from xtrain.dsl import blocks
+from xtrain.dsl.dimension import Dimension
+from xtrain.dsl.schema.setting import open_setting, settings_of
+from xtrain.dsl.spec_text import is_plain
+from xtrain.dsl.syntax.tokens import Token
+from xtrain.lsp.analysis import Analysis
+from xtrain.lsp.scope import WORDS, Scope
 
 # Form of the values → what is written, and what it means.
 VALUES: Final = {

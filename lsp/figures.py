@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Final
 
-from ..dsl.schema.actions import Tick
-from ..planner.costs.headroom import headroom
-from ..planner.plan import Plan, Provenance
-from ..planner.units import amount_in_epochs, bytes_text, count_text, flops_text, plural, seconds_text, times_text
+from xtrain.dsl.schema.actions import Tick
+from xtrain.planner.costs.headroom import headroom
+from xtrain.planner.plan import Plan, Provenance
+from xtrain.planner.units import amount_in_epochs, bytes_text, count_text, flops_text, plural, seconds_text, times_text
 
 Figure = Callable[[Plan], str]
 

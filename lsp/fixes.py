@@ -2,11 +2,11 @@
 
 from attrs import frozen
 
-from ..dsl.autofix import apply_fixes
-from ..dsl.diagnostics.diagnostic import Diagnostic
-from ..dsl.diagnostics.source import Span
-from ..planner.load import check_from_spec
-from .analysis import Analysis
+from xtrain.dsl.autofix import apply_fixes
+from xtrain.dsl.diagnostics.diagnostic import Diagnostic
+from xtrain.dsl.diagnostics.source import Span
+from xtrain.lsp.analysis import Analysis
+from xtrain.planner.load import check_from_spec
 
 
 @frozen

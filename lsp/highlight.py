@@ -5,13 +5,13 @@ from typing import Final
 
 from attrs import frozen
 
-from ..dsl.evaluation.functions import FUNCTIONS
-from ..dsl.syntax.numbers import UNIT_WORDS
-from ..dsl.syntax.tokens import CONSTANTS, STATEMENTS, Token
-from .analysis import Analysis
-from .names import Occurrence, occurrences
-from .place import Place, places
-from .scope import WORDS
+from xtrain.dsl.evaluation.functions import FUNCTIONS
+from xtrain.dsl.syntax.numbers import UNIT_WORDS
+from xtrain.dsl.syntax.tokens import CONSTANTS, STATEMENTS, Token
+from xtrain.lsp.analysis import Analysis
+from xtrain.lsp.names import Occurrence, occurrences
+from xtrain.lsp.place import Place, places
+from xtrain.lsp.scope import WORDS
 
 # In the order of the protocol's legend.
 KINDS: Final = (

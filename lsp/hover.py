@@ -2,19 +2,19 @@
 
 from attrs import frozen
 
-from ..dsl import blocks
-from ..dsl.diagnostics.source import Span
-from ..dsl.evaluation.evaluate import Definition
-from ..dsl.schema.component import registry_of
-from ..dsl.syntax.tokens import CONSTANTS, STATEMENTS, Token
-from ..planner.plan import Plan
-from .analysis import Analysis
-from .derived import paths_at, shown
-from .figures import cost, provenance
-from .names import Occurrence, occurrence_at
-from .place import Place, Words, place_at
-from .reference import code_page, field_of, field_text, page_of, page_text, word_text
-from .scope import WORDS, Scope
+from xtrain.dsl import blocks
+from xtrain.dsl.diagnostics.source import Span
+from xtrain.dsl.evaluation.evaluate import Definition
+from xtrain.dsl.schema.component import registry_of
+from xtrain.dsl.syntax.tokens import CONSTANTS, STATEMENTS, Token
+from xtrain.lsp.analysis import Analysis
+from xtrain.lsp.derived import paths_at, shown
+from xtrain.lsp.figures import cost, provenance
+from xtrain.lsp.names import Occurrence, occurrence_at
+from xtrain.lsp.place import Place, Words, place_at
+from xtrain.lsp.reference import code_page, field_of, field_text, page_of, page_text, word_text
+from xtrain.lsp.scope import WORDS, Scope
+from xtrain.planner.plan import Plan
 
 
 @frozen

@@ -11,14 +11,14 @@ from typing import Final
 
 from attrs import frozen
 
-from ..dsl import blocks
-from ..dsl.checking.dimensions import SCALES
-from ..dsl.evaluation.functions import FUNCTIONS
-from ..dsl.reference.reference import every_page
-from ..dsl.schema.collators import LINKS
-from ..dsl.schema.sources import SOURCES
-from ..dsl.syntax.numbers import MULTIPLIERS, UNIT_WORDS
-from ..dsl.syntax.tokens import CONSTANTS, STATEMENTS
+from xtrain.dsl import blocks
+from xtrain.dsl.checking.dimensions import SCALES
+from xtrain.dsl.evaluation.functions import FUNCTIONS
+from xtrain.dsl.reference.reference import every_page
+from xtrain.dsl.schema.collators import LINKS
+from xtrain.dsl.schema.sources import SOURCES
+from xtrain.dsl.syntax.numbers import MULTIPLIERS, UNIT_WORDS
+from xtrain.dsl.syntax.tokens import CONSTANTS, STATEMENTS
 
 _QUANTITY: Final = (
     ("constant.numeric", "", "keyword.other.unit"),

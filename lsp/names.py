@@ -10,17 +10,17 @@ from typing import Any, Final, Literal
 import attrs
 from attrs import frozen
 
-from ..dsl import blocks
-from ..dsl.diagnostics.source import Span
-from ..dsl.evaluation.evaluate import Definition, Names
-from ..dsl.metric import Metric
-from ..dsl.schema.setting import open_setting, settings_of
-from ..dsl.spec import Spec
-from ..dsl.spec_text import is_plain
-from ..dsl.syntax import tree as s
-from ..dsl.user_parts.reader import Declared
-from .analysis import Analysis
-from .scope import label_is_dataset, takes_datasets
+from xtrain.dsl import blocks
+from xtrain.dsl.diagnostics.source import Span
+from xtrain.dsl.evaluation.evaluate import Definition, Names
+from xtrain.dsl.metric import Metric
+from xtrain.dsl.schema.setting import open_setting, settings_of
+from xtrain.dsl.spec import Spec
+from xtrain.dsl.spec_text import is_plain
+from xtrain.dsl.syntax import tree as s
+from xtrain.dsl.user_parts.reader import Declared
+from xtrain.lsp.analysis import Analysis
+from xtrain.lsp.scope import label_is_dataset, takes_datasets
 
 NameKind = Literal["let", "param", "dataset", "function"]
 RENAMED: Final = ("let", "param", "dataset")

@@ -3,11 +3,11 @@
 import os
 from typing import Final
 
-from ..dsl import blocks
-from ..dsl.schema.names import file_path
-from ..dsl.schema.sources import SOURCES
-from .place import Place
-from .scope import WORDS, Scope, Scopes
+from xtrain.dsl import blocks
+from xtrain.dsl.schema.names import file_path
+from xtrain.dsl.schema.sources import SOURCES
+from xtrain.lsp.place import Place
+from xtrain.lsp.scope import WORDS, Scope, Scopes
 
 _MOST: Final = 200  # files of a folder that are offered
 _MODEL: Final = blocks.KINDS["model"]  # whose label is a family, or the folder of a model

@@ -8,11 +8,11 @@ from typing import Literal
 
 from attrs import field, frozen
 
-from ..dsl.diagnostics.diagnostic import Diagnostics
-from ..dsl.diagnostics.source import SourceText
-from ..dsl.syntax.layout import layout_tokens
-from ..dsl.syntax.lexer import tokenize
-from ..dsl.syntax.tokens import CLOSERS, OPENERS, SEPARATORS, Token
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+from xtrain.dsl.diagnostics.source import SourceText
+from xtrain.dsl.syntax.layout import layout_tokens
+from xtrain.dsl.syntax.lexer import tokenize
+from xtrain.dsl.syntax.tokens import CLOSERS, OPENERS, SEPARATORS, Token
 
 BracketKind = Literal["block", "map", "call", "list"]
 _ENDS_MAP_OR_BLOCK = ("block", "map")

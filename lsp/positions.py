@@ -3,7 +3,7 @@
 import re
 from typing import Final, NamedTuple
 
-from ..dsl.diagnostics.source import SourceText, Span
+from xtrain.dsl.diagnostics.source import SourceText, Span
 
 # Encoding of the protocol → code units of a character.
 _UNITS: Final = {

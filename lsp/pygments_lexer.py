@@ -5,7 +5,7 @@ from typing import Any
 from pygments.lexer import RegexLexer, bygroups
 from pygments.token import String, Whitespace, string_to_tokentype
 
-from .lexemes import Lexeme, lexemes
+from xtrain.lsp.lexemes import Lexeme, lexemes
 
 
 def _rule(lexeme: Lexeme) -> tuple[str, Any]:

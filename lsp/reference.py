@@ -2,9 +2,9 @@
 
 from functools import cache
 
-from ..dsl.diagnostics.codes import CODES
-from ..dsl.reference.reference import Field, ReferencePage, every_page
-from ..dsl.reference.topics import TopicWord, words
+from xtrain.dsl.diagnostics.codes import CODES
+from xtrain.dsl.reference.reference import Field, ReferencePage, every_page
+from xtrain.dsl.reference.topics import TopicWord, words
 
 
 @cache

@@ -6,15 +6,15 @@ from typing import Any, get_args
 import attrs
 from attrs import frozen
 
-from ..dsl import blocks
-from ..dsl.checking.user_parts import DeclaredParts
-from ..dsl.schema.collators import LINKS
-from ..dsl.schema.component import Registry, is_call, members_of, registry_of, variant
-from ..dsl.schema.data import Weight
-from ..dsl.schema.setting import Setting, open_setting, settings_of
-from ..dsl.syntax.tokens import Token
-from ..dsl.user_parts.kinds import PART_KINDS
-from .place import Bracket, Place
+from xtrain.dsl import blocks
+from xtrain.dsl.checking.user_parts import DeclaredParts
+from xtrain.dsl.schema.collators import LINKS
+from xtrain.dsl.schema.component import Registry, is_call, members_of, registry_of, variant
+from xtrain.dsl.schema.data import Weight
+from xtrain.dsl.schema.setting import Setting, open_setting, settings_of
+from xtrain.dsl.syntax.tokens import Token
+from xtrain.dsl.user_parts.kinds import PART_KINDS
+from xtrain.lsp.place import Bracket, Place
 
 WORDS = ("NAME", "HUB")
 OPERATORS = ("PLUS", "MINUS", "STAR", "SLASH", "DSLASH", "PERCENT", "POW")

@@ -13,15 +13,15 @@ from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, lsp_method
 from pygls.uris import from_fs_path, to_fs_path
 
-from ..dsl.diagnostics.diagnostic import Diagnostic
-from ..dsl.diagnostics.source import SourceText, Span
-from ..planner.plan import Plan
-from ..version import __version__
-from .analysis import Analysis, OpenSpecs
-from .fixes import Correction
-from .positions import Extent, Positions, TextPosition
-from .reference import code_page, read_reference
-from .symbols import Symbol
+from xtrain.dsl.diagnostics.diagnostic import Diagnostic
+from xtrain.dsl.diagnostics.source import SourceText, Span
+from xtrain.lsp.analysis import Analysis, OpenSpecs
+from xtrain.lsp.fixes import Correction
+from xtrain.lsp.positions import Extent, Positions, TextPosition
+from xtrain.lsp.reference import code_page, read_reference
+from xtrain.lsp.symbols import Symbol
+from xtrain.planner.plan import Plan
+from xtrain.version import __version__
 
 QUIET: Final = 0.2  # seconds without a change after which a plan is made
 _SYMBOL_KINDS: Final = {

@@ -2,9 +2,9 @@
 
 from attrs import frozen
 
-from ..dsl.diagnostics.source import Span
-from ..dsl.syntax import tree as s
-from .analysis import Analysis
+from xtrain.dsl.diagnostics.source import Span
+from xtrain.dsl.syntax import tree as s
+from xtrain.lsp.analysis import Analysis
 
 
 @frozen

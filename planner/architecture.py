@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import attrs
 from attrs import field, frozen
 
-from ..dsl.schema.adapters import Adapter, adapter_of
-from ..dsl.schema.losses import HeadKind
-from ..dsl.schema.model import FAMILIES, Model, ModelEnds
-from ..dsl.schema.rope import Rope
+from xtrain.dsl.schema.adapters import Adapter, adapter_of
+from xtrain.dsl.schema.losses import HeadKind
+from xtrain.dsl.schema.model import FAMILIES, Model, ModelEnds
+from xtrain.dsl.schema.rope import Rope
 
 if TYPE_CHECKING:
-    from .blocks.adapted import AdaptedMatrix
-    from .blocks.block import BlockPiece
+    from xtrain.planner.blocks.adapted import AdaptedMatrix
+    from xtrain.planner.blocks.block import BlockPiece
 
 EMBEDDING: Final = "embed_tokens"
 HEAD: Final = "lm_head"

@@ -8,7 +8,7 @@ mask: a plain mask.
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from .resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 QUERIES: Final = 64  # of a block
 # Positions of a row for which blocks take 0.5 to 0.8 of the time of torch's kernel on a CPU (docs/performance.md).

@@ -6,35 +6,35 @@ from typing import Any, TextIO
 
 from attrs import evolve, frozen
 
-from ..dsl.diagnostics.diagnostic import Diagnostics, shows_color
-from ..dsl.schema.setting import Auto
-from ..dsl.spec import Spec
-from .canonical import portable
-from .costs.estimates import estimate
-from .findings import Findings
-from .graph.graph import build_graph
-from .graph.launcher_args import launcher_args
-from .graph.provenance import derived_provenance, merge, settings_provenance
-from .identity import config_of, fingerprint
-from .mesh.cluster import device_kind, resolve_cluster
-from .mesh.layout import Layout
-from .mesh.sharding import cuts_of
-from .model.base import quantised_names
-from .model.frozen import frozen_names
-from .model.inventory import count_parameters
-from .plan import Counted, ElasticWorld, Estimates, Hardware, Plan
-from .resolved import Resolved, resolve_formats
-from .rules.cost_rules import check_costs, check_failures
-from .rules.elastic import ValidatedSpec
-from .rules.rule_inputs import Verdicts
-from .rules.stack_rules import check_installed
-from .rules.validate import validate
-from .schedule.arithmetic import Counts
-from .schedule.horizon import epoch_rows, waits
-from .schedule.mixing import trained_on
-from .serialise import plan_id
-from .serving.fit import check_room
-from .serving.graph import build_server
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, shows_color
+from xtrain.dsl.schema.setting import Auto
+from xtrain.dsl.spec import Spec
+from xtrain.planner.canonical import portable
+from xtrain.planner.costs.estimates import estimate
+from xtrain.planner.findings import Findings
+from xtrain.planner.graph.graph import build_graph
+from xtrain.planner.graph.launcher_args import launcher_args
+from xtrain.planner.graph.provenance import derived_provenance, merge, settings_provenance
+from xtrain.planner.identity import config_of, fingerprint
+from xtrain.planner.mesh.cluster import device_kind, resolve_cluster
+from xtrain.planner.mesh.layout import Layout
+from xtrain.planner.mesh.sharding import cuts_of
+from xtrain.planner.model.base import quantised_names
+from xtrain.planner.model.frozen import frozen_names
+from xtrain.planner.model.inventory import count_parameters
+from xtrain.planner.plan import Counted, ElasticWorld, Estimates, Hardware, Plan
+from xtrain.planner.resolved import Resolved, resolve_formats
+from xtrain.planner.rules.cost_rules import check_costs, check_failures
+from xtrain.planner.rules.elastic import ValidatedSpec
+from xtrain.planner.rules.rule_inputs import Verdicts
+from xtrain.planner.rules.stack_rules import check_installed
+from xtrain.planner.rules.validate import validate
+from xtrain.planner.schedule.arithmetic import Counts
+from xtrain.planner.schedule.horizon import epoch_rows, waits
+from xtrain.planner.schedule.mixing import trained_on
+from xtrain.planner.serialise import plan_id
+from xtrain.planner.serving.fit import check_room
+from xtrain.planner.serving.graph import build_server
 
 
 @frozen

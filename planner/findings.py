@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Literal
 
-from ..dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, Fix
-from ..dsl.diagnostics.source import Span
-from ..dsl.spec import Origin, Spec
-from .plan import Check
+from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, Fix
+from xtrain.dsl.diagnostics.source import Span
+from xtrain.dsl.spec import Origin, Spec
+from xtrain.planner.plan import Check
 
 
 def origin_of(spec: Spec, path: str) -> Origin | None:

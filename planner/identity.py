@@ -8,25 +8,25 @@ from typing import Any
 
 from attrs import evolve, fields_dict
 
-from ..dsl.quantity import Quantity
-from ..dsl.schema.adapters import TaskAdapters
-from ..dsl.schema.component import Component, UserComponent
-from ..dsl.schema.data import Batch, Dataset, Phase
-from ..dsl.schema.fp8 import Fp8
-from ..dsl.schema.optimizers import ParameterGroup
-from ..dsl.schema.precision import Precision
-from ..dsl.schema.setting import Role, is_unspoken, settings_of
-from ..dsl.schema.tasks import AdapterTask
-from ..dsl.schema.tokenizers import tokenizer_kind
-from ..dsl.spec import Spec
-from ..dsl.user_parts.places import NOTHING
-from .canonical import PLAN, digest_of_amounts, portable, whole_numbers
-from .data.source_args import reads
-from .graph.saving import pretrained
-from .model.reference import reference_files
-from .resolved import Formats, Resolved
-from .schedule.learning_rate import in_effect
-from .schedule.mixing import amounts, in_epochs, weights
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.adapters import TaskAdapters
+from xtrain.dsl.schema.component import Component, UserComponent
+from xtrain.dsl.schema.data import Batch, Dataset, Phase
+from xtrain.dsl.schema.fp8 import Fp8
+from xtrain.dsl.schema.optimizers import ParameterGroup
+from xtrain.dsl.schema.precision import Precision
+from xtrain.dsl.schema.setting import Role, is_unspoken, settings_of
+from xtrain.dsl.schema.tasks import AdapterTask
+from xtrain.dsl.schema.tokenizers import tokenizer_kind
+from xtrain.dsl.spec import Spec
+from xtrain.dsl.user_parts.places import NOTHING
+from xtrain.planner.canonical import PLAN, digest_of_amounts, portable, whole_numbers
+from xtrain.planner.data.source_args import reads
+from xtrain.planner.graph.saving import pretrained
+from xtrain.planner.model.reference import reference_files
+from xtrain.planner.resolved import Formats, Resolved
+from xtrain.planner.schedule.learning_rate import in_effect
+from xtrain.planner.schedule.mixing import amounts, in_epochs, weights
 
 DIGEST_BYTES = 8  # 16 hex digits: two of a million plans share one with probability 3e-8
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from ..dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
-from ..dsl.load import Loaded, load_spec
-from ..regular_files import read_json
-from .findings import Findings
-from .rules.validate import check_spec
+from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
+from xtrain.dsl.load import Loaded, load_spec
+from xtrain.planner.findings import Findings
+from xtrain.planner.rules.validate import check_spec
+from xtrain.regular_files import read_json
 
 if TYPE_CHECKING:
-    from .compile import Compiled, Count
-    from .plan import Plan
+    from xtrain.planner.compile import Compiled, Count
+    from xtrain.planner.plan import Plan
 
 
 def plan_from_path(
@@ -54,7 +54,7 @@ def plan_from_text(text: str, name: str, sets: Sequence[str] = (), world: int | 
 
 def plan_from_loaded(loaded: Loaded, world: int | None = None, count: "Count | None" = None) -> "Compiled":
     """Compile a spec that is loaded, without its sweep: the plan of one run."""
-    from .compile import Compiled, compile_plan
+    from xtrain.planner.compile import Compiled, compile_plan
 
     if loaded.spec is None:
         return Compiled(None, check_loaded(loaded, world))
@@ -78,8 +78,8 @@ def check_loaded(loaded: Loaded, world: int | None = None) -> Diagnostics:
     if loaded.draft is not None:
         said.extend(check_spec(loaded.draft, world, loaded.unknown_settings))
     if loaded.spec is not None and loaded.spec.sweep is not None:
-        from .rules.sweep_dimensions import check_dimensions
-        from .rules.sweep_rules import check_sweep
+        from xtrain.planner.rules.sweep_dimensions import check_dimensions
+        from xtrain.planner.rules.sweep_rules import check_sweep
 
         found = Findings(loaded.spec)
         check_sweep(loaded.spec, loaded.spec.sweep, found)
@@ -90,7 +90,7 @@ def check_loaded(loaded: Loaded, world: int | None = None) -> Diagnostics:
 
 def load_plan(path: str | Path) -> "Plan":
     """Read a saved plan. Raises PlanError, also for a file that is missing or is not JSON."""
-    from .serialise import PlanError, from_json
+    from xtrain.planner.serialise import PlanError, from_json
 
     try:
         content = read_json(path)
@@ -102,8 +102,8 @@ def load_plan(path: str | Path) -> "Plan":
 
 
 def _saved(path: Path, sets: Sequence[str], world: int | None) -> "Compiled":
-    from .compile import Compiled
-    from .serialise import PlanError
+    from xtrain.planner.compile import Compiled
+    from xtrain.planner.serialise import PlanError
 
     diagnostics = Diagnostics()
     try:

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
-from .architecture import Architecture, ParameterSpec, pairs_within
-from .units import amount_in_epochs, plural, seconds_text
+from xtrain.planner.architecture import Architecture, ParameterSpec, pairs_within
+from xtrain.planner.units import amount_in_epochs, plural, seconds_text
 
 
 @frozen(kw_only=True)

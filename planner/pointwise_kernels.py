@@ -6,10 +6,10 @@ plain: torch's operations one after the other. fused: one pass over the rows for
 
 from typing import TYPE_CHECKING
 
-from .attention_kernels import EXACT
+from xtrain.planner.attention_kernels import EXACT
 
 if TYPE_CHECKING:
-    from .resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 
 def pointwise_kernels(run: "Resolved") -> dict[str, str]:

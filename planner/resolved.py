@@ -7,34 +7,34 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, field, frozen
 
-from ..dsl.schema.collators import row_link
-from ..dsl.schema.fp8 import Fp8
-from ..dsl.schema.parallel import Activation, Parallel
-from ..dsl.schema.precision import Precision
-from ..dsl.schema.setting import Auto
-from ..dsl.schema.stacks import Stack
-from ..dsl.schema.state_tensors import StateTensor
-from ..dsl.spec import Spec
-from .architecture import EMBEDDING, Architecture, LayerKind, ParameterSpec, name_in_block
-from .attention_kernels import attention_kernels
-from .mesh.cluster import device_kind
-from .mesh.layout import Layout
-from .mesh.mesh import mesh_of_group
-from .mesh.pipeline import StageAssignment
-from .mesh.sharding import Cuts, shard_axes
-from .mesh.stages import Pipeline, by_coordinate
-from .model.fp8 import Layers, fp8_matrices
-from .model.groups import ParameterGroups, all_group_args
-from .model.inventory import beside_bytes, block_tensors, checkpoint_bytes
-from .model.peft import PeftFolder
-from .plan import Mesh, Parameters, PlanPhase
-from .schedule.arithmetic import Arithmetic
-from .units import BYTES
-from .update_work import UpdateWork, update_work
-from .weights.files import WeightFiles
+from xtrain.dsl.schema.collators import row_link
+from xtrain.dsl.schema.fp8 import Fp8
+from xtrain.dsl.schema.parallel import Activation, Parallel
+from xtrain.dsl.schema.precision import Precision
+from xtrain.dsl.schema.setting import Auto
+from xtrain.dsl.schema.stacks import Stack
+from xtrain.dsl.schema.state_tensors import StateTensor
+from xtrain.dsl.spec import Spec
+from xtrain.planner.architecture import EMBEDDING, Architecture, LayerKind, ParameterSpec, name_in_block
+from xtrain.planner.attention_kernels import attention_kernels
+from xtrain.planner.mesh.cluster import device_kind
+from xtrain.planner.mesh.layout import Layout
+from xtrain.planner.mesh.mesh import mesh_of_group
+from xtrain.planner.mesh.pipeline import StageAssignment
+from xtrain.planner.mesh.sharding import Cuts, shard_axes
+from xtrain.planner.mesh.stages import Pipeline, by_coordinate
+from xtrain.planner.model.fp8 import Layers, fp8_matrices
+from xtrain.planner.model.groups import ParameterGroups, all_group_args
+from xtrain.planner.model.inventory import beside_bytes, block_tensors, checkpoint_bytes
+from xtrain.planner.model.peft import PeftFolder
+from xtrain.planner.plan import Mesh, Parameters, PlanPhase
+from xtrain.planner.schedule.arithmetic import Arithmetic
+from xtrain.planner.units import BYTES
+from xtrain.planner.update_work import UpdateWork, update_work
+from xtrain.planner.weights.files import WeightFiles
 
 if TYPE_CHECKING:
-    from .model.derive import Shape
+    from xtrain.planner.model.derive import Shape
 
 
 @frozen(kw_only=True)

@@ -13,11 +13,11 @@ from typing import Any, Final
 from cattrs import Converter
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
-from ..dsl.schema.names import file_name
-from .architecture import Architecture, ParameterSpec
-from .identity import fingerprint
-from .mesh.mesh import AXES, EXPERT_AXES, build_mesh
-from .plan import (
+from xtrain.dsl.schema.names import file_name
+from xtrain.planner.architecture import Architecture, ParameterSpec
+from xtrain.planner.identity import fingerprint
+from xtrain.planner.mesh.mesh import AXES, EXPERT_AXES, build_mesh
+from xtrain.planner.plan import (
     FORMAT,
     Check,
     Counted,

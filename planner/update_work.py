@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, frozen
 
-from ..dsl.schema.optimizers import OPTIMIZERS
-from .architecture import ParameterSpec
-from .model.groups import optimizers_of
-from .units import BYTES
+from xtrain.dsl.schema.optimizers import OPTIMIZERS
+from xtrain.planner.architecture import ParameterSpec
+from xtrain.planner.model.groups import optimizers_of
+from xtrain.planner.units import BYTES
 
 if TYPE_CHECKING:
-    from .costs.op_trace import CollectiveCall
-    from .resolved import Resolved
+    from xtrain.planner.costs.op_trace import CollectiveCall
+    from xtrain.planner.resolved import Resolved
 
 # Elements whose numbers are in the format of the update at once, where that is another than the one they are stored in.
 AT_ONCE: Final = 2**24

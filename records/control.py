@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from msgspec import Struct
 
-from .control_words import ControlWord
-from .record import doc, one_of
+from xtrain.records.control_words import ControlWord
+from xtrain.records.record import doc, one_of
 
 
 class ControlRequest(Struct, frozen=True, omit_defaults=True):

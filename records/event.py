@@ -1,6 +1,6 @@
 """What all lines of `events.jsonl` have in common."""
 
-from .record import Record
+from xtrain.records.record import Record
 
 
 class Event(Record, tag_field="event", tag=""):

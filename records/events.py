@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from .event import Event, UnknownEvent, kind_of
-from .lines import objects_since, read
-from .run_events import RUN_EVENTS
-from .start_events import START_EVENTS
-from .step_events import STEP_EVENTS
+from xtrain.records.event import Event, UnknownEvent, kind_of
+from xtrain.records.lines import objects_since, read
+from xtrain.records.run_events import RUN_EVENTS
+from xtrain.records.start_events import START_EVENTS
+from xtrain.records.step_events import STEP_EVENTS
 
 EVENT_TYPES: Final[dict[str, type[Event]]] = {
     kind_of(kind): kind for kind in (*START_EVENTS, *STEP_EVENTS, *RUN_EVENTS)

@@ -6,9 +6,9 @@ from typing import Annotated, Final
 
 from msgspec import Struct, ValidationError, convert, structs
 
-from ..regular_files import open_regular
-from .lines import object_of
-from .record import doc
+from xtrain.records.lines import object_of
+from xtrain.records.record import doc
+from xtrain.regular_files import open_regular
 
 # Bytes of the line. One size for ever: it is written over itself, and a reader never finds the rest of a longer one.
 WIDTH: Final = 640

@@ -12,7 +12,7 @@ from typing import Final
 
 from attrs import asdict, frozen
 
-from ..regular_files import read_json
+from xtrain.regular_files import read_json
 
 NAMES: Final = ("E", "A", "B", "alpha", "beta")
 FORM: Final = "L(N, D) = E + A / N^alpha + B / D^beta"

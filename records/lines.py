@@ -14,8 +14,8 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from ..regular_files import open_regular
-from .record import AnyRecord, Record
+from xtrain.records.record import AnyRecord, Record
+from xtrain.regular_files import open_regular
 
 NON_FINITE: Final = frozenset({"nan", "inf", "-inf"})
 _NO_DEFAULT: Final = object()

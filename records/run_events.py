@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
-from .control_words import ControlState
-from .event import Event
-from .record import doc, one_of
+from xtrain.records.control_words import ControlState
+from xtrain.records.event import Event
+from xtrain.records.record import doc, one_of
 
 
 class SignalEvent(Event, tag="signal"):

@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 from msgspec import Struct
 
-from .record import doc
+from xtrain.records.record import doc
 
 SERVER_FILE: Final = "server/status.json"
 

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from msgspec import Struct, field
 
-from .event import Event
-from .record import doc
+from xtrain.records.event import Event
+from xtrain.records.record import doc
 
 
 class PhaseEvent(Event, tag="phase"):

@@ -3,8 +3,8 @@ from the run directories of its trials."""
 
 from typing import Annotated, Final
 
-from .event import Event
-from .record import doc
+from xtrain.records.event import Event
+from xtrain.records.record import doc
 
 SWEEP_FILE: Final = "sweep.jsonl"
 SWEEP_PLAN_FILE: Final = "sweep.json"

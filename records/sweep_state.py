@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from attrs import define, field
 
-from .event import Event
-from .lines import objects_since, read
-from .sweep_events import (
+from xtrain.records.event import Event
+from xtrain.records.lines import objects_since, read
+from xtrain.records.sweep_events import (
     SWEEP_EVENTS,
     SWEEP_FILE,
     SweepBeginEvent,

@@ -8,16 +8,16 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from ..planner.plan import Mesh, Plan
-from ..records.start_events import DeviceEvent
-from .control.signals import StopRequests
-from .errors import EnvironmentFault
-from .launch.preflight import check_device, check_world
-from .ops import op
-from .replica import ReplicaGroup
-from .reporting.records import Records
-from .state import Rank
-from .training import random_streams as streams
+from xtrain.planner.plan import Mesh, Plan
+from xtrain.records.start_events import DeviceEvent
+from xtrain.runtime.control.signals import StopRequests
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.launch.preflight import check_device, check_world
+from xtrain.runtime.ops import op
+from xtrain.runtime.replica import ReplicaGroup
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Rank
+from xtrain.runtime.training import random_streams as streams
 
 # Ranks wait this long for the slowest in a collective: the longest wait is for a large dataset to be tokenised.
 TIMEOUT = timedelta(hours=2)

@@ -12,46 +12,46 @@ from pathlib import Path
 
 from torch.distributed.distributed_c10d import Store
 
-from ..dsl.env_text import variables_in
-from ..planner.graph.alerts import ALERTS
-from ..planner.plan import Node, Plan
-from ..planner.schedule.arithmetic import arithmetic_of
-from ..records.control_words import ControlWord
-from ..records.end_status import EndStatus
-from ..records.run_events import RunEndEvent
-from ..records.start_events import RunStartEvent, SetupBeginEvent, SetupDoneEvent, SetupEvent
-from .bootstrap import choose_device
-from .checkpoint.sources import starting_point, total_steps
-from .control.agreement import Agreement
-from .control.commands import Control
-from .control.inbox import Inbox
-from .control.signals import SECOND_INTERRUPT_SECONDS, StopRequests
-from .data.errors import DataError
-from .data.user_parts import PartFailed
-from .errors import EnvironmentFault
-from .execution.node_calls import NodeCalls
-from .execution.node_order import DueTicks, topological
-from .execution.training_loop import TrainingLoop
-from .launch.limits import limit_fault
-from .monitoring.alert_actions import AlertActions
-from .monitoring.failing import lost_a_peer, report_deadline, report_failure
-from .monitoring.heartbeat import HeartbeatWriter
-from .monitoring.memory import forget_peak
-from .monitoring.moved import DirectoryWatch
-from .monitoring.notify import Notifier
-from .monitoring.poller import Poller
-from .monitoring.watch import Watchdog
-from .ops import OPS, PlanMismatch, load_ops, op_of
-from .outcome import EXIT_CODES
-from .outcome import exit_process as exit_this_process
-from .profiling import out_of_memory
-from .profiling.under_way import UnderWay
-from .replica import ReplicaGroup, plan_of_group
-from .reporting.records import Records
-from .reporting.trackers import Trackers
-from .shutdown import report_end
-from .state import NonFinite, NothingLearned, Progress, Resources
-from .timers import Clocks
+from xtrain.dsl.env_text import variables_in
+from xtrain.planner.graph.alerts import ALERTS
+from xtrain.planner.plan import Node, Plan
+from xtrain.planner.schedule.arithmetic import arithmetic_of
+from xtrain.records.control_words import ControlWord
+from xtrain.records.end_status import EndStatus
+from xtrain.records.run_events import RunEndEvent
+from xtrain.records.start_events import RunStartEvent, SetupBeginEvent, SetupDoneEvent, SetupEvent
+from xtrain.runtime.bootstrap import choose_device
+from xtrain.runtime.checkpoint.sources import starting_point, total_steps
+from xtrain.runtime.control.agreement import Agreement
+from xtrain.runtime.control.commands import Control
+from xtrain.runtime.control.inbox import Inbox
+from xtrain.runtime.control.signals import SECOND_INTERRUPT_SECONDS, StopRequests
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.user_parts import PartFailed
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.execution.node_calls import NodeCalls
+from xtrain.runtime.execution.node_order import DueTicks, topological
+from xtrain.runtime.execution.training_loop import TrainingLoop
+from xtrain.runtime.launch.limits import limit_fault
+from xtrain.runtime.monitoring.alert_actions import AlertActions
+from xtrain.runtime.monitoring.failing import lost_a_peer, report_deadline, report_failure
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.monitoring.memory import forget_peak
+from xtrain.runtime.monitoring.moved import DirectoryWatch
+from xtrain.runtime.monitoring.notify import Notifier
+from xtrain.runtime.monitoring.poller import Poller
+from xtrain.runtime.monitoring.watch import Watchdog
+from xtrain.runtime.ops import OPS, PlanMismatch, load_ops, op_of
+from xtrain.runtime.outcome import EXIT_CODES
+from xtrain.runtime.outcome import exit_process as exit_this_process
+from xtrain.runtime.profiling import out_of_memory
+from xtrain.runtime.profiling.under_way import UnderWay
+from xtrain.runtime.replica import ReplicaGroup, plan_of_group
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.reporting.trackers import Trackers
+from xtrain.runtime.shutdown import report_end
+from xtrain.runtime.state import NonFinite, NothingLearned, Progress, Resources
+from xtrain.runtime.timers import Clocks
 
 
 class Executor:

@@ -15,19 +15,19 @@ import attrs
 import cattrs
 from attrs import frozen
 
-from ..dsl.schema.actions import ACTIONS, action_of
-from ..dsl.schema.adapters import ADAPTERS
-from ..dsl.schema.collators import LINKS
-from ..dsl.schema.component import Component
-from ..dsl.schema.log import tracker_of
-from ..dsl.schema.losses import LOSSES
-from ..dsl.schema.optimizers import OPTIMIZERS
-from ..dsl.schema.rollout import REWARDS
-from ..dsl.schema.schedules import SCHEDULERS
-from ..dsl.schema.stacks import stack_of_node, stack_of_step
-from ..planner.architecture import Architecture
-from ..planner.plan import Node
-from .errors import EnvironmentFault
+from xtrain.dsl.schema.actions import ACTIONS, action_of
+from xtrain.dsl.schema.adapters import ADAPTERS
+from xtrain.dsl.schema.collators import LINKS
+from xtrain.dsl.schema.component import Component
+from xtrain.dsl.schema.log import tracker_of
+from xtrain.dsl.schema.losses import LOSSES
+from xtrain.dsl.schema.optimizers import OPTIMIZERS
+from xtrain.dsl.schema.rollout import REWARDS
+from xtrain.dsl.schema.schedules import SCHEDULERS
+from xtrain.dsl.schema.stacks import stack_of_node, stack_of_step
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.plan import Node
+from xtrain.runtime.errors import EnvironmentFault
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from ..records.end_status import EndStatus
+from xtrain.records.end_status import EndStatus
 
 EXIT_CODES: Final[Mapping[str, int]] = {
     EndStatus.DONE: 0,

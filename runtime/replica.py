@@ -10,9 +10,9 @@ from typing import Final
 
 from attrs import define, evolve
 
-from ..planner.graph.replica_groups import groups_node
-from ..planner.mesh.mesh import mesh_of_group
-from ..planner.plan import Plan
+from xtrain.planner.graph.replica_groups import groups_node
+from xtrain.planner.mesh.mesh import mesh_of_group
+from xtrain.planner.plan import Plan
 
 # Tell a rank which group it is of, and how often that one was started before.
 GROUP: Final = "XTRAIN_GROUP"

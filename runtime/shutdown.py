@@ -7,12 +7,12 @@ from typing import Final
 
 import torch.distributed as dist
 
-from .checkpoint.saver import Saver
-from .control.signals import StopRequests
-from .input.feed import Feed
-from .monitoring.notify import Notifier
-from .ops import op
-from .reporting.records import CLOSE_SECONDS, Records
+from xtrain.runtime.checkpoint.saver import Saver
+from xtrain.runtime.control.signals import StopRequests
+from xtrain.runtime.input.feed import Feed
+from xtrain.runtime.monitoring.notify import Notifier
+from xtrain.runtime.ops import op
+from xtrain.runtime.reporting.records import CLOSE_SECONDS, Records
 
 # The share of the deadline reserved for what comes behind: for leaving, and before that for the files of records.
 RESERVED: Final = 0.2

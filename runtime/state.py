@@ -9,14 +9,14 @@ import torch
 from attrs import asdict, define, field, frozen
 from torch import Tensor
 
-from .data.collate.batch import Microbatch
-from .data.collate.documents import DocumentSums
-from .replica import ReplicaGroup
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.data.collate.documents import DocumentSums
+from xtrain.runtime.replica import ReplicaGroup
 
 if TYPE_CHECKING:
     # A process that only reads needs no model.
-    from .models.batch import ModelBatch, RowLosses
-    from .rollout.groups import SampledGroup
+    from xtrain.runtime.models.batch import ModelBatch, RowLosses
+    from xtrain.runtime.rollout.groups import SampledGroup
 
 
 @frozen(kw_only=True)

@@ -12,30 +12,30 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..planner.plan import Plan
-from ..planner.units import plural
-from ..records.step_events import PhaseEvent
-from .control.agreement import Agreement, Limits
-from .data.collate.documents import DocumentSums
-from .input.feed import Feed
-from .models.batch import ModelBatch
-from .models.parts import ModelParts
-from .models.router import ExpertRouter
-from .monitoring.alerts import AlertMonitor
-from .monitoring.heartbeat import HeartbeatWriter
-from .monitoring.poller import Poller
-from .ops import op
-from .parallel.mesh import Meshes
-from .parallel.tensor import local
-from .parallelize.gradients import GradientNorm, clip_factor
-from .parallelize.outline import Outlines
-from .parallelize.pipeline import PipelineSchedule
-from .parallelize.wrapped import WrappedModel
-from .reporting.records import Records
-from .state import NothingLearned, Progress, Rank, SkipStep, Step, StepCall
-from .training.observe import Window
-from .training.optimizer import MovesWeights, SeveralOptimizers
-from .training.scheduler import Schedule
+from xtrain.planner.plan import Plan
+from xtrain.planner.units import plural
+from xtrain.records.step_events import PhaseEvent
+from xtrain.runtime.control.agreement import Agreement, Limits
+from xtrain.runtime.data.collate.documents import DocumentSums
+from xtrain.runtime.input.feed import Feed
+from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.router import ExpertRouter
+from xtrain.runtime.monitoring.alerts import AlertMonitor
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.monitoring.poller import Poller
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.mesh import Meshes
+from xtrain.runtime.parallel.tensor import local
+from xtrain.runtime.parallelize.gradients import GradientNorm, clip_factor
+from xtrain.runtime.parallelize.outline import Outlines
+from xtrain.runtime.parallelize.pipeline import PipelineSchedule
+from xtrain.runtime.parallelize.wrapped import WrappedModel
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import NothingLearned, Progress, Rank, SkipStep, Step, StepCall
+from xtrain.runtime.training.observe import Window
+from xtrain.runtime.training.optimizer import MovesWeights, SeveralOptimizers
+from xtrain.runtime.training.scheduler import Schedule
 
 
 @op("step.fetch")

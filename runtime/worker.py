@@ -7,15 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..planner.plan import Plan
-from ..records.end_status import EndStatus
-from .control.signals import end_at_once
-from .errors import EnvironmentFault
-from .files.locks import WORKER_LOCK, hold
-from .launch.parent import die_with_launcher
-from .outcome import EXIT_CODES, exit_process
-from .replica import group_of_rank
-from .run_directory.saved_plan import plan_in
+from xtrain.planner.plan import Plan
+from xtrain.records.end_status import EndStatus
+from xtrain.runtime.control.signals import end_at_once
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.files.locks import WORKER_LOCK, hold
+from xtrain.runtime.launch.parent import die_with_launcher
+from xtrain.runtime.outcome import EXIT_CODES, exit_process
+from xtrain.runtime.replica import group_of_rank
+from xtrain.runtime.run_directory.saved_plan import plan_in
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -34,9 +34,9 @@ def run_rank(
     exit_process: ends the process, from any thread, where the run is given up while this rank hangs. store: in which
     the ranks have met. answered: signals that come before training are seen to; else they end the process.
     """
-    from .executor import Executor
-    from .monitoring.failing import report_failure
-    from .reporting.records import Records
+    from xtrain.runtime.executor import Executor
+    from xtrain.runtime.monitoring.failing import report_failure
+    from xtrain.runtime.reporting.records import Records
 
     if not answered:
         end_at_once()

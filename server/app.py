@@ -15,17 +15,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from . import views
-from .archive import tar_of
-from .bodies import body_of
-from .database import StoreFailed
-from .entries import Removed, SavedEntry
-from .gate import BASE, guard
-from .keys import Keys
-from .kinds import JSON, Kind
-from .protobuf import Malformed
-from .refusal import Refusal
-from .requests import (
+from xtrain.server import views
+from xtrain.server.archive import tar_of
+from xtrain.server.bodies import body_of
+from xtrain.server.database import StoreFailed
+from xtrain.server.entries import Removed, SavedEntry
+from xtrain.server.gate import BASE, guard
+from xtrain.server.keys import Keys
+from xtrain.server.kinds import JSON, Kind
+from xtrain.server.protobuf import Malformed
+from xtrain.server.refusal import Refusal
+from xtrain.server.requests import (
     CreateSamplingSession,
     CreateSession,
     GetInfo,
@@ -36,7 +36,7 @@ from .requests import (
     WeightsInfo,
     read_json,
 )
-from .server import KINDS, TrainingServer
+from xtrain.server.server import KINDS, TrainingServer
 
 LOG = logging.getLogger(__name__)
 

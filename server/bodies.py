@@ -6,7 +6,7 @@ from typing import Final
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 
-from .refusal import Refusal
+from xtrain.server.refusal import Refusal
 
 READING: Final = 60.0  # seconds in which a body must have come
 ZSTD_WINDOW: Final = 2**26  # bytes of memory that unpacking may take

@@ -5,10 +5,10 @@ A mistake is a UserError, which becomes the result of the request: its text name
 
 import numpy as np
 
-from .engine import IGNORED, TARGETS, Array, Capabilities, Datum, LossInput, LossOffer, UserError
-from .limits import ServerLimits
-from .messages import DatumRow, ForwardBackward
-from .requests import MOST_SINGLE
+from xtrain.server.engine import IGNORED, TARGETS, Array, Capabilities, Datum, LossInput, LossOffer, UserError
+from xtrain.server.limits import ServerLimits
+from xtrain.server.messages import DatumRow, ForwardBackward
+from xtrain.server.requests import MOST_SINGLE
 
 EXACT = 2**24  # up to which float32 has all whole numbers
 

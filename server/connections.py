@@ -8,7 +8,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .limits import ServerLimits
+from xtrain.server.limits import ServerLimits
 
 
 def connections(limits: ServerLimits) -> Callable[..., "BoundedConnection"]:

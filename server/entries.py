@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from .engine import AdapterSettings
+from xtrain.server.engine import AdapterSettings
 
 Id = Annotated[str, Meta(pattern=r"\A[\w:./-]{1,400}\Z")]
 FolderName = Annotated[str, Meta(pattern=r"\A[\w-]{1,64}\Z")]

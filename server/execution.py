@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from .database import StoreFailed
-from .engine import Engine, EngineLost, UserError
-from .entries import Accepted, Done
-from .kinds import JSON, Kind, error_body, fail
-from .limits import ServerLimits
-from .models_in_memory import ModelsInMemory
-from .protobuf import Malformed
-from .refusal import Refusal
-from .state import QueuedWork
-from .store import Store
+from xtrain.server.database import StoreFailed
+from xtrain.server.engine import Engine, EngineLost, UserError
+from xtrain.server.entries import Accepted, Done
+from xtrain.server.kinds import JSON, Kind, error_body, fail
+from xtrain.server.limits import ServerLimits
+from xtrain.server.models_in_memory import ModelsInMemory
+from xtrain.server.protobuf import Malformed
+from xtrain.server.refusal import Refusal
+from xtrain.server.state import QueuedWork
+from xtrain.server.store import Store
 
 LOG = logging.getLogger(__name__)
 

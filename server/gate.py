@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .keys import REFUSAL, Keys
+from xtrain.server.keys import REFUSAL, Keys
 
 BASE: Final = "/api/v1"
 OPEN: Final = f"{BASE}/healthz"  # the one path that needs no key

@@ -3,11 +3,11 @@
 from collections import defaultdict
 from collections.abc import Mapping
 
-from .entries import Change, Done, ModelEntry, Removed, SamplerEntry
-from .kinds import JSON, Kind, error_body
-from .models_in_memory import ModelsInMemory
-from .state import QueuedWork
-from .store import Store
+from xtrain.server.entries import Change, Done, ModelEntry, Removed, SamplerEntry
+from xtrain.server.kinds import JSON, Kind, error_body
+from xtrain.server.models_in_memory import ModelsInMemory
+from xtrain.server.state import QueuedWork
+from xtrain.server.store import Store
 
 
 def keep_house(memory: ModelsInMemory, kinds: Mapping[str, Kind], started: float) -> None:

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from .engine import Array, Candidates, PassResult, SampleResult
-from .messages import DatumRow, ForwardBackward
-from .requests import MOST_NUMBERS, Finite, Id, Seq, Text, Token, read_json
+from xtrain.server.engine import Array, Candidates, PassResult, SampleResult
+from xtrain.server.messages import DatumRow, ForwardBackward
+from xtrain.server.requests import MOST_NUMBERS, Finite, Id, Seq, Text, Token, read_json
 
 OPENS: Final = b"{"  # what a JSON body begins with, and no message of Protocol Buffers here (it would be a group)
 

@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from .engine import UserError
-from .entries import Accepted, Change, Done
-from .models_in_memory import ModelDamaged, ModelsInMemory
-from .refusal import Refusal
-from .requests import MOST_SEQ, NAME
-from .state import QueuedWork
+from xtrain.server.engine import UserError
+from xtrain.server.entries import Accepted, Change, Done
+from xtrain.server.models_in_memory import ModelDamaged, ModelsInMemory
+from xtrain.server.refusal import Refusal
+from xtrain.server.requests import MOST_SEQ, NAME
+from xtrain.server.state import QueuedWork
 
 JSON = "application/json"
 

@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from .entries import Accepted, Done, FolderEntry, ModelEntry, Removed, Session, decoded, key_of
-from .state import LASTS, QueuedWork, State, folder_of
+from xtrain.server.entries import Accepted, Done, FolderEntry, ModelEntry, Removed, Session, decoded, key_of
+from xtrain.server.state import LASTS, QueuedWork, State, folder_of
 
 PIECE: Final = 2**20
 READERS: Final = 4  # threads that read weights

@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 from attrs import frozen
 
-from .engine import Array, Candidates, PassResult, SampleResult
-from .protobuf import Malformed, ProtoField, ProtoMessage, Writer, read
-from .tensors import FLOAT32, MOST_NUMBERS, read_tensor
+from xtrain.server.engine import Array, Candidates, PassResult, SampleResult
+from xtrain.server.protobuf import Malformed, ProtoField, ProtoMessage, Writer, read
+from xtrain.server.tensors import FLOAT32, MOST_NUMBERS, read_tensor
 
 MEDIA_TYPE: Final = "application/x-protobuf"
 NO_LOGPROB: Final = -99999.0  # of a cell without a candidate

@@ -3,12 +3,12 @@
 from copy import copy
 from typing import Any
 
-from .engine import UserError
-from .entries import AdapterEntry, Change, ModelEntry, SavedEntry
-from .kinds import SingleKind, numbered, required
-from .models_in_memory import ModelsInMemory, new_name
-from .requests import CreateModel, LoadWeights, LoraConfig, OptimizerKind, plain_text, read_json
-from .state import QueuedWork
+from xtrain.server.engine import UserError
+from xtrain.server.entries import AdapterEntry, Change, ModelEntry, SavedEntry
+from xtrain.server.kinds import SingleKind, numbered, required
+from xtrain.server.models_in_memory import ModelsInMemory, new_name
+from xtrain.server.requests import CreateModel, LoadWeights, LoraConfig, OptimizerKind, plain_text, read_json
+from xtrain.server.state import QueuedWork
 
 
 def model_id(session: str, number: int) -> str:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from attrs import define, field
 from msgspec.structs import replace
 
-from .engine import Capabilities, Engine, Pass, UserError
-from .entries import Accepted, ModelEntry
-from .limits import ServerLimits
-from .protobuf import Malformed
-from .refusal import Refusal
-from .state import QueuedWork
-from .store import Store
+from xtrain.server.engine import Capabilities, Engine, Pass, UserError
+from xtrain.server.entries import Accepted, ModelEntry
+from xtrain.server.limits import ServerLimits
+from xtrain.server.protobuf import Malformed
+from xtrain.server.refusal import Refusal
+from xtrain.server.state import QueuedWork
+from xtrain.server.store import Store
 
 LOG = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from typing import Final
 import msgspec
 from attrs import define, field
 
-from ..records.server_status import SERVER_FILE, ServedModel, ServerStatus
-from .entries import Done, ModelEntry
-from .models_in_memory import ModelsInMemory
-from .state import QueuedWork
+from xtrain.records.server_status import SERVER_FILE, ServedModel, ServerStatus
+from xtrain.server.entries import Done, ModelEntry
+from xtrain.server.models_in_memory import ModelsInMemory
+from xtrain.server.state import QueuedWork
 
 LOG = logging.getLogger(__name__)
 

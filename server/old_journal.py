@@ -10,10 +10,10 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from .entries import Accepted, Change, Done, Removed, encoded, key_of
-from .keys import OWNER
-from .loading import sealed
-from .state import QueuedWork, State
+from xtrain.server.entries import Accepted, Change, Done, Removed, encoded, key_of
+from xtrain.server.keys import OWNER
+from xtrain.server.loading import sealed
+from xtrain.server.state import QueuedWork, State
 
 FOLDER: Final = "journal"
 CONVERTED: Final = "journal.converted"

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
-from .refusal import Refusal
+from xtrain.server.refusal import Refusal
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 

@@ -5,16 +5,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from .checks import check_tokens
-from .engine import SampleQueue, SampleRequest, SampleResult, UserError
-from .entries import SamplerEntry
-from .json_wire import json_samples
-from .kinds import JSON, Kind, fail, finish, required
-from .messages import MEDIA_TYPE, sample_response
-from .models_in_memory import ModelsInMemory
-from .refusal import Refusal
-from .requests import SampleBody, read_json
-from .state import QueuedWork, WorkDone
+from xtrain.server.checks import check_tokens
+from xtrain.server.engine import SampleQueue, SampleRequest, SampleResult, UserError
+from xtrain.server.entries import SamplerEntry
+from xtrain.server.json_wire import json_samples
+from xtrain.server.kinds import JSON, Kind, fail, finish, required
+from xtrain.server.messages import MEDIA_TYPE, sample_response
+from xtrain.server.models_in_memory import ModelsInMemory
+from xtrain.server.refusal import Refusal
+from xtrain.server.requests import SampleBody, read_json
+from xtrain.server.state import QueuedWork, WorkDone
 
 # What a request can ask for beside, and what it must be, since none of it is offered.
 NOT_OFFERED: Final = (

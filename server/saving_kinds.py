@@ -3,12 +3,12 @@
 import shutil
 from typing import Any, Literal
 
-from .engine import UserError
-from .entries import Change, SamplerEntry, SavedEntry
-from .kinds import SingleKind, check_name, numbered
-from .models_in_memory import ModelsInMemory, new_name
-from .requests import SaveForSampler, SaveWeights, plain_text, read_json
-from .state import QueuedWork
+from xtrain.server.engine import UserError
+from xtrain.server.entries import Change, SamplerEntry, SavedEntry
+from xtrain.server.kinds import SingleKind, check_name, numbered
+from xtrain.server.models_in_memory import ModelsInMemory, new_name
+from xtrain.server.requests import SaveForSampler, SaveWeights, plain_text, read_json
+from xtrain.server.state import QueuedWork
 
 
 class SaveWeightsKind(SingleKind):

@@ -15,24 +15,24 @@ from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
-from ..records.server_status import ServerStatus
-from .database import StoreFailed
-from .engine import Capabilities, Engine
-from .entries import Accepted, Done, ModelEntry, SamplerEntry, SavedEntry, Session
-from .execution import Execution
-from .housekeeping import keep_house
-from .kinds import Kind
-from .limits import ServerLimits
-from .model_kinds import CreateModelKind, LoadWeightsKind
-from .models_in_memory import ModelsInMemory
-from .monitor import ServerMonitor, StatusWriter
-from .refusal import Refusal
-from .requests import CreateSamplingSession, CreateSession, plain_text
-from .sampling_kind import SampleKind
-from .saving_kinds import SaveForSamplerKind, SaveWeightsKind, sampler_id
-from .state import QueuedWork
-from .store import Store, fulfils
-from .training_kinds import ForwardBackwardKind, OptimStepKind
+from xtrain.records.server_status import ServerStatus
+from xtrain.server.database import StoreFailed
+from xtrain.server.engine import Capabilities, Engine
+from xtrain.server.entries import Accepted, Done, ModelEntry, SamplerEntry, SavedEntry, Session
+from xtrain.server.execution import Execution
+from xtrain.server.housekeeping import keep_house
+from xtrain.server.kinds import Kind
+from xtrain.server.limits import ServerLimits
+from xtrain.server.model_kinds import CreateModelKind, LoadWeightsKind
+from xtrain.server.models_in_memory import ModelsInMemory
+from xtrain.server.monitor import ServerMonitor, StatusWriter
+from xtrain.server.refusal import Refusal
+from xtrain.server.requests import CreateSamplingSession, CreateSession, plain_text
+from xtrain.server.sampling_kind import SampleKind
+from xtrain.server.saving_kinds import SaveForSamplerKind, SaveWeightsKind, sampler_id
+from xtrain.server.state import QueuedWork
+from xtrain.server.store import Store, fulfils
+from xtrain.server.training_kinds import ForwardBackwardKind, OptimStepKind
 
 LOG = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from .engine import Engine, EngineLost
-from .keys import Keys
-from .limits import ServerLimits
-from .store import StoreDamaged, StoreInUse
+from xtrain.server.engine import Engine, EngineLost
+from xtrain.server.keys import Keys
+from xtrain.server.limits import ServerLimits
+from xtrain.server.store import StoreDamaged, StoreInUse
 
 LOG = logging.getLogger(__name__)
 
@@ -90,9 +90,9 @@ def serve(
     check_serving(address)
     import uvicorn
 
-    from .app import app_of
-    from .connections import connections
-    from .server import TrainingServer
+    from xtrain.server.app import app_of
+    from xtrain.server.connections import connections
+    from xtrain.server.server import TrainingServer
 
     class Listener(uvicorn.Server):
         """Leaves signals to `serve`, and says where it listens."""

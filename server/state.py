@@ -6,7 +6,7 @@ from typing import Any, Final
 from attrs import define, field, frozen
 from msgspec.structs import replace
 
-from .entries import (
+from xtrain.server.entries import (
     Accepted,
     Change,
     Done,

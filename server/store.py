@@ -19,12 +19,12 @@ from errno import EIO
 from pathlib import Path
 from typing import Final
 
-from ..dsl.diagnostics.source import printable
-from . import database, old_journal
-from .database import FILE, MARK, WAL, Database, StoreFailed, Then, examine, mend_head
-from .entries import Accepted, Change, Done, FolderEntry, Removed, decoded, encoded, key_of
-from .loading import check_weights, load, sealed
-from .state import QueuedWork, State, folder_of
+from xtrain.dsl.diagnostics.source import printable
+from xtrain.server import database, old_journal
+from xtrain.server.database import FILE, MARK, WAL, Database, StoreFailed, Then, examine, mend_head
+from xtrain.server.entries import Accepted, Change, Done, FolderEntry, Removed, decoded, encoded, key_of
+from xtrain.server.loading import check_weights, load, sealed
+from xtrain.server.state import QueuedWork, State, folder_of
 
 ASIDE: Final = 7 * 86400.0  # seconds that weights are kept to which nothing has referred
 STAMP: Final = "%Y%m%dT%H%M%SZ"

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from .engine import Array
-from .protobuf import Malformed
+from xtrain.server.engine import Array
+from xtrain.server.protobuf import Malformed
 
 FLOAT32, INT64, INT32, BFLOAT16 = 1, 2, 3, 4
 STORED: Final = {FLOAT32: "<f4", INT64: "<i8", INT32: "<i4", BFLOAT16: "<u2"}

@@ -6,15 +6,15 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from .checks import rows_of
-from .engine import Adam, Pass, UserError
-from .entries import Accepted, Change
-from .json_wire import OPENS, json_pass_result, read_json_pass
-from .kinds import JSON, Kind, SingleKind, fail, finish, finite, numbered
-from .messages import MEDIA_TYPE, ForwardBackward, forward_backward_output, read_forward_backward
-from .models_in_memory import ModelDamaged, ModelsInMemory
-from .requests import OptimStep, read_json
-from .state import QueuedWork, WorkDone
+from xtrain.server.checks import rows_of
+from xtrain.server.engine import Adam, Pass, UserError
+from xtrain.server.entries import Accepted, Change
+from xtrain.server.json_wire import OPENS, json_pass_result, read_json_pass
+from xtrain.server.kinds import JSON, Kind, SingleKind, fail, finish, finite, numbered
+from xtrain.server.messages import MEDIA_TYPE, ForwardBackward, forward_backward_output, read_forward_backward
+from xtrain.server.models_in_memory import ModelDamaged, ModelsInMemory
+from xtrain.server.requests import OptimStep, read_json
+from xtrain.server.state import QueuedWork, WorkDone
 
 ANY: Final = 2**62
 

@@ -3,9 +3,9 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from .engine import Capabilities
-from .entries import AdapterEntry, ModelEntry, SavedEntry
-from .state import State
+from xtrain.server.engine import Capabilities
+from xtrain.server.entries import AdapterEntry, ModelEntry, SavedEntry
+from xtrain.server.state import State
 
 KINDS = {"weights": "training", "sampler_weights": "sampler"}
 

@@ -2,9 +2,9 @@
 
 from attrs import frozen
 
-from ..records.event import Event
-from ..records.lines import as_object
-from ..records.run_events import (
+from xtrain.records.event import Event
+from xtrain.records.lines import as_object
+from xtrain.records.run_events import (
     AlertEvent,
     ControlEvent,
     FailureEvent,
@@ -20,7 +20,7 @@ from ..records.run_events import (
     StuckEvent,
     WarningEvent,
 )
-from ..records.start_events import (
+from xtrain.records.start_events import (
     DataEvent,
     DeviceEvent,
     EstimateEvent,
@@ -34,7 +34,7 @@ from ..records.start_events import (
     TokeniseEvent,
     WeightsEvent,
 )
-from ..records.step_events import (
+from xtrain.records.step_events import (
     CheckpointEvent,
     EvalEvent,
     ExportEvent,
@@ -49,7 +49,7 @@ from ..records.step_events import (
     RollbackEvent,
     SkippedEvent,
 )
-from .words import brief, count, decimal, duration, perplexity, plural, share, size, took
+from xtrain.tui.words import brief, count, decimal, duration, perplexity, plural, share, size, took
 
 # The first word of a line, where that is not the name of the event.
 _WORDS: dict[type[Event], str] = {

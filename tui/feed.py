@@ -7,12 +7,12 @@ from pathlib import Path
 from time import time as clock
 from typing import Any
 
-from ..records.events import event_of
-from ..records.lines import read
-from ..records.metrics import StepMetrics
-from ..records.paths import EVENTS_FILE, METRICS_FILE
-from ..records.record import Record
-from .tail import CHUNK_BYTES, Tail
+from xtrain.records.events import event_of
+from xtrain.records.lines import read
+from xtrain.records.metrics import StepMetrics
+from xtrain.records.paths import EVENTS_FILE, METRICS_FILE
+from xtrain.records.record import Record
+from xtrain.tui.tail import CHUNK_BYTES, Tail
 
 _Timed = tuple[float, Record]
 

@@ -6,7 +6,7 @@ from statistics import median
 
 from attrs import frozen
 
-from ..records.metrics import StepMetrics
+from xtrain.records.metrics import StepMetrics
 
 MAX_POINTS = 2000
 RECENT_STEPS = 64

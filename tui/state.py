@@ -7,12 +7,12 @@ from typing import Any
 from attrs import evolve, field, frozen
 from msgspec.structs import replace
 
-from ..records.control_words import ControlState, ControlWord
-from ..records.end_status import EndStatus
-from ..records.event import Event
-from ..records.metrics import StepMetrics
-from ..records.record import Record
-from ..records.run_events import (
+from xtrain.records.control_words import ControlState, ControlWord
+from xtrain.records.end_status import EndStatus
+from xtrain.records.event import Event
+from xtrain.records.metrics import StepMetrics
+from xtrain.records.record import Record
+from xtrain.records.run_events import (
     AlertEvent,
     ControlEvent,
     FailureEvent,
@@ -26,7 +26,7 @@ from ..records.run_events import (
     StopEvent,
     WarningEvent,
 )
-from ..records.start_events import (
+from xtrain.records.start_events import (
     DataEvent,
     EstimateEvent,
     HorizonEvent,
@@ -35,7 +35,7 @@ from ..records.start_events import (
     SetupDoneEvent,
     SetupEvent,
 )
-from ..records.step_events import (
+from xtrain.records.step_events import (
     CheckpointEvent,
     EvalEvent,
     ExportEvent,
@@ -49,7 +49,7 @@ from ..records.step_events import (
     RollbackEvent,
     SkippedEvent,
 )
-from .history import History, HistoryRecorder
+from xtrain.tui.history import History, HistoryRecorder
 
 # Ticks and failures kept: enough to look back on, however long the run and however many ranks fail.
 MAX_TICKS = 200

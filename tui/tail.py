@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..records.lines import objects
-from ..regular_files import open_regular
+from xtrain.records.lines import objects
+from xtrain.regular_files import open_regular
 
 # Most bytes parsed in one read: catching up with a long run stays bounded in memory.
 CHUNK_BYTES = 4 << 20

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from attrs import frozen
 
-from ...dsl.schema.actions import ACTIONS, TURN_OF_SAVE, Action
-from ...dsl.spec import Spec
-from ...planner.graph.action_node import ActionNode, ActionPlace
-from ...planner.units import bytes_text
+from xtrain.dsl.schema.actions import ACTIONS, TURN_OF_SAVE, Action
+from xtrain.dsl.spec import Spec
+from xtrain.planner.graph.action_node import ActionNode, ActionPlace
+from xtrain.planner.units import bytes_text
 
 if TYPE_CHECKING:
-    from ...planner.resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 STATES: Final = {0: "no state of the optimizer", 1: "the moment", 2: "both moments"}
 

@@ -1,8 +1,8 @@
 """`tick.checkpoint`: the full state, saved."""
 
-from ...runtime.checkpoint.saver import Saver
-from ...runtime.ops import op
-from ...runtime.state import Step, StepCall
+from xtrain.runtime.checkpoint.saver import Saver
+from xtrain.runtime.ops import op
+from xtrain.runtime.state import Step, StepCall
 
 
 @op("tick.checkpoint")

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from attrs import frozen
 
-from ...dsl.schema.actions import ACTIONS, Action
-from ...dsl.schema.setting import AUTO, Auto, Role, at_least, setting
-from ...dsl.spec import Spec
-from ...planner.graph.action_node import ActionNode, ActionPlace, averaged_weights
-from ...planner.units import flops_text, plural
+from xtrain.dsl.schema.actions import ACTIONS, Action
+from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, setting
+from xtrain.dsl.spec import Spec
+from xtrain.planner.graph.action_node import ActionNode, ActionPlace, averaged_weights
+from xtrain.planner.units import flops_text, plural
 
 if TYPE_CHECKING:
-    from ...planner.resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 
 @ACTIONS.register()
@@ -71,8 +71,8 @@ class Eval(Action):
 
     def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
         averaged, of = averaged_weights(run)
-        from ...planner.data.loss_rules import is_measured
-        from ...planner.model.tasks import task_of
+        from xtrain.planner.data.loss_rules import is_measured
+        from xtrain.planner.model.tasks import task_of
 
         name = task_of(run.spec, self.dataset)
         task = {} if name is None else {"task": name}
@@ -81,7 +81,7 @@ class Eval(Action):
         name = f"tick.eval.{self.dataset}"
         if run.spec.datasets[self.dataset].choices is not None:
             args = {"dataset": self.dataset, "rows": None, "choices": True, **averaged, **task}
-            from ...planner.model.inventory import flops_per_token
+            from xtrain.planner.model.inventory import flops_per_token
 
             row = flops_text(flops_per_token(run.architecture, run.batch.sequence) * run.batch.sequence / 3)
             does = f"accuracy on all questions of {self.dataset}, by the likeliest choice{of}; {row} a row"

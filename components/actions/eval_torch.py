@@ -7,30 +7,30 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...planner.plan import Plan
-from ...records.step_events import EvalEvent
-from ...runtime.checkpoint.saver import Saver
-from ...runtime.data.documents.tokenizers import TextTokenizer
-from ...runtime.evaluation.choices import ChoicesMeasure
-from ...runtime.evaluation.loss import LossMeasure
-from ...runtime.evaluation.measure import Measure
-from ...runtime.generation.text_generator import TextGenerator
-from ...runtime.hooks.bodies import evaluation_body
-from ...runtime.input.feed import Feed
-from ...runtime.models.batch import ModelBatch
-from ...runtime.models.parts import ModelParts
-from ...runtime.monitoring.heartbeat import HeartbeatWriter
-from ...runtime.ops import op
-from ...runtime.parallel.mesh import Meshes
-from ...runtime.parallelize.fsdp import reshard
-from ...runtime.parallelize.outline import Outlines
-from ...runtime.parallelize.pipeline import PipelineSchedule, forwarded
-from ...runtime.reference.mismatched import PointEstimate, ReferencePoint, exchanged_rows
-from ...runtime.reporting.records import Records
-from ...runtime.rollout.held_out import HeldOutPrompts
-from ...runtime.rollout.row_ranks import RowRanks
-from ...runtime.state import Progress, Rank, Resources, Step
-from ...runtime.training.ema import WeightAverages, Weights
+from xtrain.planner.plan import Plan
+from xtrain.records.step_events import EvalEvent
+from xtrain.runtime.checkpoint.saver import Saver
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer
+from xtrain.runtime.evaluation.choices import ChoicesMeasure
+from xtrain.runtime.evaluation.loss import LossMeasure
+from xtrain.runtime.evaluation.measure import Measure
+from xtrain.runtime.generation.text_generator import TextGenerator
+from xtrain.runtime.hooks.bodies import evaluation_body
+from xtrain.runtime.input.feed import Feed
+from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.mesh import Meshes
+from xtrain.runtime.parallelize.fsdp import reshard
+from xtrain.runtime.parallelize.outline import Outlines
+from xtrain.runtime.parallelize.pipeline import PipelineSchedule, forwarded
+from xtrain.runtime.reference.mismatched import PointEstimate, ReferencePoint, exchanged_rows
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.rollout.held_out import HeldOutPrompts
+from xtrain.runtime.rollout.row_ranks import RowRanks
+from xtrain.runtime.state import Progress, Rank, Resources, Step
+from xtrain.runtime.training.ema import WeightAverages, Weights
 
 
 @op("tick.eval")

@@ -9,25 +9,25 @@ import time
 from functools import partial
 from pathlib import Path
 
-from ...planner.plan import Plan
-from ...records.step_events import ExportEvent
-from ...runtime.checkpoint.backend import write_tensors
-from ...runtime.checkpoint.ops import Beginning
-from ...runtime.data.errors import DataError
-from ...runtime.errors import EnvironmentFault, StorageFailed
-from ...runtime.export.adapter import AdapterExport
-from ...runtime.export.export import Export, Exported
-from ...runtime.export.tasks import plan_of, stored_names
-from ...runtime.files import durable
-from ...runtime.files.lines import EVENT_SECONDS
-from ...runtime.models.parts import ModelParts
-from ...runtime.monitoring.heartbeat import HeartbeatWriter
-from ...runtime.ops import op
-from ...runtime.parallel.collective_errors import CollectiveErrors
-from ...runtime.parallelize.fsdp import reshard
-from ...runtime.provenance.metadata import written_by
-from ...runtime.reporting.records import Records
-from ...runtime.state import Rank, Step, StepCall
+from xtrain.planner.plan import Plan
+from xtrain.records.step_events import ExportEvent
+from xtrain.runtime.checkpoint.backend import write_tensors
+from xtrain.runtime.checkpoint.ops import Beginning
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.errors import EnvironmentFault, StorageFailed
+from xtrain.runtime.export.adapter import AdapterExport
+from xtrain.runtime.export.export import Export, Exported
+from xtrain.runtime.export.tasks import plan_of, stored_names
+from xtrain.runtime.files import durable
+from xtrain.runtime.files.lines import EVENT_SECONDS
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.collective_errors import CollectiveErrors
+from xtrain.runtime.parallelize.fsdp import reshard
+from xtrain.runtime.provenance.metadata import written_by
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Rank, Step, StepCall
 
 SHARDS = "export" + durable.PARTIAL  # in the directory of the run
 

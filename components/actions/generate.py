@@ -4,20 +4,20 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from attrs import frozen
 
-from ...dsl.schema.actions import ACTIONS, Action
-from ...dsl.schema.bases import Base
-from ...dsl.schema.names import file_path, some_text
-from ...dsl.schema.setting import AUTO, Auto, Role, at_least, between, not_negative, seed_range, setting
-from ...dsl.spec import Spec
-from ...planner.architecture import NO_TEXTS, Architecture
-from ...planner.canonical import portable
-from ...planner.data.source_args import reads
-from ...planner.graph.action_node import ActionNode, ActionPlace, averaged_weights
-from ...planner.model.cache import cache_bytes
-from ...planner.units import bytes_text, plural
+from xtrain.dsl.schema.actions import ACTIONS, Action
+from xtrain.dsl.schema.bases import Base
+from xtrain.dsl.schema.names import file_path, some_text
+from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, between, not_negative, seed_range, setting
+from xtrain.dsl.spec import Spec
+from xtrain.planner.architecture import NO_TEXTS, Architecture
+from xtrain.planner.canonical import portable
+from xtrain.planner.data.source_args import reads
+from xtrain.planner.graph.action_node import ActionNode, ActionPlace, averaged_weights
+from xtrain.planner.model.cache import cache_bytes
+from xtrain.planner.units import bytes_text, plural
 
 if TYPE_CHECKING:
-    from ...planner.resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 # Room in the cache for what a chat template writes around what is said; one that writes more makes it larger.
 WRITTEN_BY_TEMPLATE: Final = 256
@@ -93,7 +93,7 @@ class Generate(Action):
     )
 
     def faults(self, event: str, arch: Architecture, base: Base) -> dict[str, tuple[str, str, str]]:
-        from ...planner.model.tasks import unfit_task
+        from xtrain.planner.model.tasks import unfit_task
 
         if arch.head == "reward":
             return {"": ("X442", *NO_TEXTS)}

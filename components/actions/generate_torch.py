@@ -5,22 +5,22 @@ from pathlib import Path
 
 import torch
 
-from ...planner.plan import Plan
-from ...records.step_events import GeneratedText, GenerateEvent
-from ...runtime.checkpoint.saver import Saver
-from ...runtime.data.documents.chat_template import load_template
-from ...runtime.data.documents.tokenizers import TextTokenizer
-from ...runtime.generation.chat import Chat, planned_arguments
-from ...runtime.generation.sampling import Sampling
-from ...runtime.generation.text_generator import LogitsNotFinite, TextGenerator, continue_texts, tokens_and_ends
-from ...runtime.models.parts import ModelParts
-from ...runtime.monitoring.heartbeat import HeartbeatWriter
-from ...runtime.ops import op
-from ...runtime.parallelize.fsdp import reshard
-from ...runtime.parallelize.pipeline import PipelineSchedule
-from ...runtime.reporting.records import Records
-from ...runtime.state import Progress, Rank, Step
-from ...runtime.training.ema import WeightAverages, Weights
+from xtrain.planner.plan import Plan
+from xtrain.records.step_events import GeneratedText, GenerateEvent
+from xtrain.runtime.checkpoint.saver import Saver
+from xtrain.runtime.data.documents.chat_template import load_template
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer
+from xtrain.runtime.generation.chat import Chat, planned_arguments
+from xtrain.runtime.generation.sampling import Sampling
+from xtrain.runtime.generation.text_generator import LogitsNotFinite, TextGenerator, continue_texts, tokens_and_ends
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallelize.fsdp import reshard
+from xtrain.runtime.parallelize.pipeline import PipelineSchedule
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Progress, Rank, Step
+from xtrain.runtime.training.ema import WeightAverages, Weights
 
 
 @op("tick.generate")

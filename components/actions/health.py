@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
 
-from ...dsl.quantity import Quantity
-from ...dsl.schema.actions import ACTIONS, Action
-from ...dsl.schema.setting import Role, positive, setting
-from ...dsl.spec import Spec
-from ...planner.graph.action_node import ActionNode, ActionPlace
-from ...planner.units import seconds_text
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.actions import ACTIONS, Action
+from xtrain.dsl.schema.setting import Role, positive, setting
+from xtrain.dsl.spec import Spec
+from xtrain.planner.graph.action_node import ActionNode, ActionPlace
+from xtrain.planner.units import seconds_text
 
 if TYPE_CHECKING:
-    from ...planner.resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 
 @ACTIONS.register()

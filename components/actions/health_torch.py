@@ -5,11 +5,11 @@ import time
 import torch
 import torch.distributed as dist
 
-from ...records.step_events import HealthEvent
-from ...runtime.monitoring.heartbeat import HeartbeatWriter
-from ...runtime.ops import op
-from ...runtime.reporting.records import Records
-from ...runtime.state import Progress, Rank, Step, StepCall
+from xtrain.records.step_events import HealthEvent
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.ops import op
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Progress, Rank, Step, StepCall
 
 
 @op("tick.health")

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
 
-from ...dsl.schema.actions import ACTIONS, TURN_OF_LOG, Action
-from ...planner.graph.action_node import ActionNode, ActionPlace
+from xtrain.dsl.schema.actions import ACTIONS, TURN_OF_LOG, Action
+from xtrain.planner.graph.action_node import ActionNode, ActionPlace
 
 if TYPE_CHECKING:
-    from ...planner.resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 
 @ACTIONS.register()

@@ -7,19 +7,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...planner.plan import Plan
-from ...planner.units import plural
-from ...records.metrics import RankMetrics, StepMetrics
-from ...runtime.input.feed import Feed
-from ...runtime.models.parts import ModelParts
-from ...runtime.monitoring.alerts import AlertMonitor
-from ...runtime.monitoring.memory import MemoryNow, peak_bytes
-from ...runtime.monitoring.waits import WAITS
-from ...runtime.ops import op
-from ...runtime.reporting.records import Records
-from ...runtime.state import Progress, Rank, Step
-from ...runtime.training.observe import Window
-from ...runtime.training.router_step import RouterMetrics
+from xtrain.planner.plan import Plan
+from xtrain.planner.units import plural
+from xtrain.records.metrics import RankMetrics, StepMetrics
+from xtrain.runtime.input.feed import Feed
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.monitoring.alerts import AlertMonitor
+from xtrain.runtime.monitoring.memory import MemoryNow, peak_bytes
+from xtrain.runtime.monitoring.waits import WAITS
+from xtrain.runtime.ops import op
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Progress, Rank, Step
+from xtrain.runtime.training.observe import Window
+from xtrain.runtime.training.router_step import RouterMetrics
 
 
 @op("tick.log")

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attrs import evolve, frozen
 
-from ...dsl.quantity import Quantity
-from ...dsl.schema.actions import ACTIONS, TURN_OF_LOG, Action, OnEvent, Tick
-from ...dsl.schema.optimizers import ParameterGroup
-from ...dsl.schema.setting import at_least, proper_fraction, setting
-from ...dsl.spec import Origin, Spec
-from ...planner.graph.action_node import ActionNode, ActionPlace
-from ..schedules.exponential import Exponential
-from .skip import Skip
+from xtrain.components.actions.skip import Skip
+from xtrain.components.schedules.exponential import Exponential
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.actions import ACTIONS, TURN_OF_LOG, Action, OnEvent, Tick
+from xtrain.dsl.schema.optimizers import ParameterGroup
+from xtrain.dsl.schema.setting import at_least, proper_fraction, setting
+from xtrain.dsl.spec import Origin, Spec
+from xtrain.planner.graph.action_node import ActionNode, ActionPlace
 
 if TYPE_CHECKING:
-    from ...planner.resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 # Points that are not looked at for the steepest descent: at the beginning the average is of few losses.
 SKIPPED_SHARE = 0.1

@@ -4,14 +4,14 @@ the rate."""
 import json
 from math import isfinite
 
-from ...records.paths import LR_SWEEP_FILE
-from ...records.step_events import LrSweepEvent
-from ...runtime.files import durable
-from ...runtime.input.feed import Feed
-from ...runtime.ops import op
-from ...runtime.reporting.records import Records
-from ...runtime.state import Progress, Rank, Step, StepCall
-from .lr_sweep import RunningAverage, result
+from xtrain.components.actions.lr_sweep import RunningAverage, result
+from xtrain.records.paths import LR_SWEEP_FILE
+from xtrain.records.step_events import LrSweepEvent
+from xtrain.runtime.files import durable
+from xtrain.runtime.input.feed import Feed
+from xtrain.runtime.ops import op
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Progress, Rank, Step, StepCall
 
 
 @op("tick.lr_sweep")

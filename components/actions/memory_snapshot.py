@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from attrs import frozen
 
-from ...dsl.schema.actions import ACTIONS, Action
-from ...dsl.schema.setting import AUTO, Auto, Role, between, setting
-from ...dsl.spec import Spec
-from ...planner.graph.action_node import ActionNode, ActionPlace
-from ...planner.graph.recorded_ranks import RecordedRanks, ranks_setting
-from ...planner.units import plural
+from xtrain.dsl.schema.actions import ACTIONS, Action
+from xtrain.dsl.schema.setting import AUTO, Auto, Role, between, setting
+from xtrain.dsl.spec import Spec
+from xtrain.planner.graph.action_node import ActionNode, ActionPlace
+from xtrain.planner.graph.recorded_ranks import RecordedRanks, ranks_setting
+from xtrain.planner.units import plural
 
 if TYPE_CHECKING:
-    from ...planner.resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 
 @ACTIONS.register()
@@ -57,6 +57,6 @@ class MemorySnapshot(Action):
 
 
 def _on_cpu(spec: Spec) -> bool:
-    from ...planner.mesh.cluster import device_kind
+    from xtrain.planner.mesh.cluster import device_kind
 
     return device_kind(spec) == "cpu"

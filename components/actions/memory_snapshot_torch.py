@@ -2,16 +2,16 @@
 
 from torch.optim import Optimizer
 
-from ...planner.plan import Plan
-from ...runtime.models.parts import ModelParts
-from ...runtime.monitoring.heartbeat import HeartbeatWriter
-from ...runtime.ops import op
-from ...runtime.profiling.found import planned_of
-from ...runtime.profiling.snapshot import Snapshot
-from ...runtime.profiling.under_way import UnderWay
-from ...runtime.reporting.records import Records
-from ...runtime.state import Progress, Rank, Step, StepCall
-from ...runtime.training.ema import WeightAverages
+from xtrain.planner.plan import Plan
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.ops import op
+from xtrain.runtime.profiling.found import planned_of
+from xtrain.runtime.profiling.snapshot import Snapshot
+from xtrain.runtime.profiling.under_way import UnderWay
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Progress, Rank, Step, StepCall
+from xtrain.runtime.training.ema import WeightAverages
 
 
 @op("tick.memory_snapshot")

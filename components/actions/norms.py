@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
-from ...dsl.schema.actions import ACTIONS, Action
-from ...dsl.schema.setting import Role, setting
-from ...dsl.spec import Spec
-from ...planner.graph.action_node import ActionNode, ActionPlace, StepNode
-from ...planner.units import plural
+from xtrain.dsl.schema.actions import ACTIONS, Action
+from xtrain.dsl.schema.setting import Role, setting
+from xtrain.dsl.spec import Spec
+from xtrain.planner.graph.action_node import ActionNode, ActionPlace, StepNode
+from xtrain.planner.units import plural
 
 if TYPE_CHECKING:
-    from ...planner.resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 Group = Literal["layer", "module", "parameter", "model"]
 Measured = Literal["parameters", "gradients", "updates"]

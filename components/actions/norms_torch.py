@@ -11,16 +11,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...planner.plan import Plan
-from ...runtime.execution.node_order import DueTicks
-from ...runtime.models.parts import ModelParts
-from ...runtime.models.quantise import values_of
-from ...runtime.ops import op
-from ...runtime.parallel.tensor import local
-from ...runtime.parallelize.gradients import copies_of
-from ...runtime.reporting.records import Records
-from ...runtime.state import Rank, Step, StepCall
-from .norms import WHOLE, group_of
+from xtrain.components.actions.norms import WHOLE, group_of
+from xtrain.planner.plan import Plan
+from xtrain.runtime.execution.node_order import DueTicks
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.quantise import values_of
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.tensor import local
+from xtrain.runtime.parallelize.gradients import copies_of
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Rank, Step, StepCall
 
 # Under which the copies are for the tick.
 TAKEN = "tick.norms"

@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from attrs import field, frozen
 
-from ...dsl.env_text import hidden, shown
-from ...dsl.schema.actions import ACTIONS, Action
-from ...planner.graph.action_node import ActionNode, ActionPlace
-from ...planner.units import seconds_text
+from xtrain.dsl.env_text import hidden, shown
+from xtrain.dsl.schema.actions import ACTIONS, Action
+from xtrain.planner.graph.action_node import ActionNode, ActionPlace
+from xtrain.planner.units import seconds_text
 
 if TYPE_CHECKING:
-    from ...planner.resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 # Seconds that a command may take.
 LIMIT: Final = 30.0

@@ -1,8 +1,8 @@
 """`tick.notify`: a command because of an event, or because a tick is due."""
 
-from ...runtime.monitoring.notify import Notifier
-from ...runtime.ops import op
-from ...runtime.state import Rank, Step, StepCall
+from xtrain.runtime.monitoring.notify import Notifier
+from xtrain.runtime.ops import op
+from xtrain.runtime.state import Rank, Step, StepCall
 
 
 @op("tick.notify")

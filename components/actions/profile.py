@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from attrs import frozen
 
-from ...dsl.schema.actions import ACTIONS, Action
-from ...dsl.schema.setting import Auto, Role, between, not_negative, setting
-from ...dsl.spec import Spec
-from ...planner.graph.action_node import ActionNode, ActionPlace
-from ...planner.graph.recorded_ranks import RecordedRanks, ranks_setting
-from ...planner.units import plural
+from xtrain.dsl.schema.actions import ACTIONS, Action
+from xtrain.dsl.schema.setting import Auto, Role, between, not_negative, setting
+from xtrain.dsl.spec import Spec
+from xtrain.planner.graph.action_node import ActionNode, ActionPlace
+from xtrain.planner.graph.recorded_ranks import RecordedRanks, ranks_setting
+from xtrain.planner.units import plural
 
 if TYPE_CHECKING:
-    from ...planner.resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 
 @ACTIONS.register()

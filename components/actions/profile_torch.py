@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from ...records.control_words import ControlState
-from ...runtime.control.commands import Control
-from ...runtime.input.feed import Feed
-from ...runtime.monitoring.heartbeat import HeartbeatWriter
-from ...runtime.ops import op
-from ...runtime.profiling.profile import Profile, Subject
-from ...runtime.profiling.under_way import UnderWay
-from ...runtime.reporting.records import Records
-from ...runtime.state import Progress, Rank, Step, StepCall
+from xtrain.records.control_words import ControlState
+from xtrain.runtime.control.commands import Control
+from xtrain.runtime.input.feed import Feed
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.ops import op
+from xtrain.runtime.profiling.profile import Profile, Subject
+from xtrain.runtime.profiling.under_way import UnderWay
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Progress, Rank, Step, StepCall
 
 
 @op("tick.profile")

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from attrs import frozen
 
-from ...dsl.schema.actions import ACTIONS, ENDINGS, Action
-from ...planner.graph.action_node import ActionNode, ActionPlace
+from xtrain.dsl.schema.actions import ACTIONS, ENDINGS, Action
+from xtrain.planner.graph.action_node import ActionNode, ActionPlace
 
 if TYPE_CHECKING:
-    from ...planner.resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 USUAL: Final = "on sigusr1 checkpoint then requeue then stop"
 

@@ -3,10 +3,10 @@
 import os
 import subprocess
 
-from ...records.run_events import RequeueEvent
-from ...runtime.ops import op
-from ...runtime.reporting.records import Records
-from ...runtime.state import Progress, Rank, Step, StepCall
+from xtrain.records.run_events import RequeueEvent
+from xtrain.runtime.ops import op
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Progress, Rank, Step, StepCall
 
 PATIENCE_SECONDS = 60
 

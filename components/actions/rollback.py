@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
 
-from ...dsl.schema.actions import ACTIONS, Action
-from ...dsl.schema.setting import Role, at_least, setting
-from ...planner.graph.action_node import ActionNode, ActionPlace
-from ...planner.units import plural
+from xtrain.dsl.schema.actions import ACTIONS, Action
+from xtrain.dsl.schema.setting import Role, at_least, setting
+from xtrain.planner.graph.action_node import ActionNode, ActionPlace
+from xtrain.planner.units import plural
 
 if TYPE_CHECKING:
-    from ...planner.resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 
 @ACTIONS.register()

@@ -7,21 +7,21 @@ the failure are left out, those of the checkpoint's next step are the first that
 
 import time
 
-from ...planner.plan import Plan
-from ...records.step_events import RollbackEvent
-from ...runtime.checkpoint.choice import flaw_of
-from ...runtime.checkpoint.layout import CheckpointEntry, CheckpointFolder
-from ...runtime.checkpoint.rollback_state import RollbackState, seal_of
-from ...runtime.checkpoint.saver import Saver
-from ...runtime.input.feed import Feed
-from ...runtime.models.parts import ModelParts
-from ...runtime.models.router import ExpertRouter
-from ...runtime.ops import op
-from ...runtime.profiling.under_way import UnderWay
-from ...runtime.reporting.records import Records
-from ...runtime.state import BadSteps, NonFinite, Progress, Step, StepCall
-from ...runtime.training.nonfinite import bad_steps_text
-from ...runtime.training.observe import Window
+from xtrain.planner.plan import Plan
+from xtrain.records.step_events import RollbackEvent
+from xtrain.runtime.checkpoint.choice import flaw_of
+from xtrain.runtime.checkpoint.layout import CheckpointEntry, CheckpointFolder
+from xtrain.runtime.checkpoint.rollback_state import RollbackState, seal_of
+from xtrain.runtime.checkpoint.saver import Saver
+from xtrain.runtime.input.feed import Feed
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.router import ExpertRouter
+from xtrain.runtime.ops import op
+from xtrain.runtime.profiling.under_way import UnderWay
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import BadSteps, NonFinite, Progress, Step, StepCall
+from xtrain.runtime.training.nonfinite import bad_steps_text
+from xtrain.runtime.training.observe import Window
 
 
 @op("event.rollback")

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from attrs import frozen
 
-from ...dsl.schema.actions import ACTIONS, Action
+from xtrain.dsl.schema.actions import ACTIONS, Action
 
 
 @ACTIONS.register()

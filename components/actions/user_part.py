@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attrs import frozen
 
-from ...dsl.schema.actions import ACTIONS, OF_USERS, Action
-from ...dsl.schema.component import UserComponent
-from ...planner.graph.action_node import ActionNode, ActionPlace
+from xtrain.dsl.schema.actions import ACTIONS, OF_USERS, Action
+from xtrain.dsl.schema.component import UserComponent
+from xtrain.planner.graph.action_node import ActionNode, ActionPlace
 
 if TYPE_CHECKING:
-    from ...planner.resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 
 @ACTIONS.user

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from ...planner.plan import Plan
-from ...runtime.hooks.calls import HookCall
-from ...runtime.ops import op
-from ...runtime.state import Resources
+from xtrain.planner.plan import Plan
+from xtrain.runtime.hooks.calls import HookCall
+from xtrain.runtime.ops import op
+from xtrain.runtime.state import Resources
 
 
 @op("tick.user")

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from attrs import evolve, frozen
 
-from ...dsl.evaluation.values import is_number
-from ...dsl.schema.adapters import ADAPTERS, DROPOUT_CHUNK, Adapter, begun_from, trained_in_full
-from ...dsl.schema.component import named
-from ...dsl.schema.model import Resuming
-from ...dsl.schema.setting import AUTO, Auto, Range, at_least, positive, setting
-from ...planner.architecture import Architecture, BlockParameter
-from ...planner.blocks.adapted import AdaptedBlock, AdaptedMatrix
-from ...planner.blocks.block import BlockPiece
-from ...planner.costs.op_trace import MATMUL, TP, CollectiveCall, TracedTensor
-from ...planner.model.frozen import blocks_beyond, fits_part
-from ...planner.model.peft import PeftFolder, PeftMatrix, PeftUnreadable
-from ...planner.model.targets import (
+from xtrain.dsl.evaluation.values import is_number
+from xtrain.dsl.schema.adapters import ADAPTERS, DROPOUT_CHUNK, Adapter, begun_from, trained_in_full
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.model import Resuming
+from xtrain.dsl.schema.setting import AUTO, Auto, Range, at_least, positive, setting
+from xtrain.planner.architecture import Architecture, BlockParameter
+from xtrain.planner.blocks.adapted import AdaptedBlock, AdaptedMatrix
+from xtrain.planner.blocks.block import BlockPiece
+from xtrain.planner.costs.op_trace import MATMUL, TP, CollectiveCall, TracedTensor
+from xtrain.planner.model.frozen import blocks_beyond, fits_part
+from xtrain.planner.model.peft import PeftFolder, PeftMatrix, PeftUnreadable
+from xtrain.planner.model.targets import (
     ALL_LINEAR,
     all_matrices,
     is_target,
@@ -29,10 +29,10 @@ from ...planner.model.targets import (
     patterns_of,
     targets_of,
 )
-from ...planner.units import plural
+from xtrain.planner.units import plural
 
 if TYPE_CHECKING:
-    from ...planner.costs.block_trace import Tracer
+    from xtrain.planner.costs.block_trace import Tracer
 
 
 DROPOUT_SCRATCH: Final = 8  # bytes for each number that is drawn: of bits, and of them shifted

@@ -11,26 +11,26 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ...planner.architecture import BlockParameter, ParameterSpec
-from ...planner.blocks.adapted import alone_name
-from ...planner.plan import Plan
-from ...runtime.models.adapted import begins_with, decomposes, draws, merges, puts_on, writes
-from ...runtime.models.dropout import DropsInputs
-from ...runtime.models.head_product import HeadFactors
-from ...runtime.models.layers import Linear, first_row
-from ...runtime.models.moe import ExpertAdapter, Experts, MatrixProduct
-from ...runtime.models.parts import ModelParts, QuantisedParameter
-from ...runtime.models.quantise import values_of
-from ...runtime.models.recompute import as_one
-from ...runtime.models.tasks import TaskExperts, TaskPlace
-from ...runtime.models.tensors import fill, own_indices
-from ...runtime.models.weights import generator_of
-from ...runtime.ops import op
-from ...runtime.parallel.axes import Axes
-from ...runtime.parallel.collectives import all_reduce, own_piece
-from ...runtime.parallel.tensor import local
-from ...runtime.state import Rank
-from .lora import LoraMatrix, rows_at_once
+from xtrain.components.adapters.lora import LoraMatrix, rows_at_once
+from xtrain.planner.architecture import BlockParameter, ParameterSpec
+from xtrain.planner.blocks.adapted import alone_name
+from xtrain.planner.plan import Plan
+from xtrain.runtime.models.adapted import begins_with, decomposes, draws, merges, puts_on, writes
+from xtrain.runtime.models.dropout import DropsInputs
+from xtrain.runtime.models.head_product import HeadFactors
+from xtrain.runtime.models.layers import Linear, first_row
+from xtrain.runtime.models.moe import ExpertAdapter, Experts, MatrixProduct
+from xtrain.runtime.models.parts import ModelParts, QuantisedParameter
+from xtrain.runtime.models.quantise import values_of
+from xtrain.runtime.models.recompute import as_one
+from xtrain.runtime.models.tasks import TaskExperts, TaskPlace
+from xtrain.runtime.models.tensors import fill, own_indices
+from xtrain.runtime.models.weights import generator_of
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.axes import Axes
+from xtrain.runtime.parallel.collectives import all_reduce, own_piece
+from xtrain.runtime.parallel.tensor import local
+from xtrain.runtime.state import Rank
 
 
 class LoraLinear(Linear, DropsInputs):

@@ -4,9 +4,9 @@ from typing import ClassVar
 
 from attrs import frozen
 
-from ...dsl.schema.bases import BASES, Base, block_size
-from ...dsl.schema.component import named
-from ...dsl.schema.setting import setting
+from xtrain.dsl.schema.bases import BASES, Base, block_size
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.setting import setting
 
 
 @BASES.register()

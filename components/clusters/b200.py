@@ -2,9 +2,9 @@
 
 from attrs import frozen
 
-from ...dsl.schema.cluster import CLUSTERS, Cluster, DeviceSheet
-from ...dsl.schema.component import named
-from ...planner.mesh.hardware_specs import PEAKS
+from xtrain.dsl.schema.cluster import CLUSTERS, Cluster, DeviceSheet
+from xtrain.dsl.schema.component import named
+from xtrain.planner.mesh.hardware_specs import PEAKS
 
 
 @CLUSTERS.register()

@@ -2,8 +2,8 @@
 
 from attrs import frozen
 
-from ...dsl.schema.cluster import CLUSTERS, Cluster
-from ...dsl.schema.component import named
+from xtrain.dsl.schema.cluster import CLUSTERS, Cluster
+from xtrain.dsl.schema.component import named
 
 
 @CLUSTERS.register()

@@ -9,14 +9,14 @@ import torch
 from attrs import define, evolve
 from torch import Tensor
 
-from ...dsl.schema.collators import TOKEN_SAMPLES
-from ...planner.plan import Plan
-from ...runtime.data.collate.collators import Stage, numbered_in_rows
-from ...runtime.data.collate.samples import Sample, Samples
-from ...runtime.data.documents.tokenizers import load_tokenizer
-from ...runtime.data.errors import DataError
-from ...runtime.data.packing.row_reader import UNKNOWN
-from ...runtime.ops import op
+from xtrain.dsl.schema.collators import TOKEN_SAMPLES
+from xtrain.planner.plan import Plan
+from xtrain.runtime.data.collate.collators import Stage, numbered_in_rows
+from xtrain.runtime.data.collate.samples import Sample, Samples
+from xtrain.runtime.data.documents.tokenizers import load_tokenizer
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.packing.row_reader import UNKNOWN
+from xtrain.runtime.ops import op
 
 # First word of what random numbers are seeded by, so that other collators draw other ones.
 _STREAM = 0xF111

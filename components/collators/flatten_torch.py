@@ -1,9 +1,9 @@
 """`flatten`: rows as one list of samples."""
 
-from ...dsl.schema.collators import TENSOR_ROWS, TOKEN_SAMPLES
-from ...runtime.data.collate.collators import Stage, TensorRow
-from ...runtime.data.collate.samples import Sample, Samples
-from ...runtime.ops import op
+from xtrain.dsl.schema.collators import TENSOR_ROWS, TOKEN_SAMPLES
+from xtrain.runtime.data.collate.collators import Stage, TensorRow
+from xtrain.runtime.data.collate.samples import Sample, Samples
+from xtrain.runtime.ops import op
 
 
 def flatten() -> Stage:

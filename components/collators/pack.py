@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from attrs import asdict, evolve, frozen
 
-from ...dsl.schema.collators import LABELLED_SAMPLES, LINKS, MICROBATCH, RowLink
-from ...dsl.schema.losses import WideColumn
-from ...dsl.schema.packings import PACKINGS, Packing
-from ...dsl.schema.rollout import EXPERTS
-from ...dsl.schema.setting import AUTO, Auto, at_least, setting
-from ...planner.units import plural
+from xtrain.dsl.schema.collators import LABELLED_SAMPLES, LINKS, MICROBATCH, RowLink
+from xtrain.dsl.schema.losses import WideColumn
+from xtrain.dsl.schema.packings import PACKINGS, Packing
+from xtrain.dsl.schema.rollout import EXPERTS
+from xtrain.dsl.schema.setting import AUTO, Auto, at_least, setting
+from xtrain.planner.units import plural
 
 if TYPE_CHECKING:
-    from ...planner.resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
     Method = str
 else:
@@ -96,7 +96,7 @@ class Pack(RowLink):
     @staticmethod
     def _wide(run: "Resolved") -> dict[str, WideColumn]:
         """Columns with several numbers a token: those of the loss, and the experts of sampled tokens."""
-        from ...planner.model.sampling import replayed_width
+        from xtrain.planner.model.sampling import replayed_width
 
         width = replayed_width(run)
         return {**run.spec.loss.wide, **({EXPERTS: WideColumn(width, "int32")} if width else {})}

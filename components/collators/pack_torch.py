@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...dsl.schema.collators import LABELLED_SAMPLES, MICROBATCH
-from ...dsl.schema.losses import LATER, LATER_LABELS, WideColumn
-from ...dsl.schema.packings import PACKINGS
-from ...runtime.data.collate.batch import Microbatch, whole_positions
-from ...runtime.data.collate.collators import PackStage, Stage, known_or_none, longest_padding, no_room
-from ...runtime.data.collate.samples import IGNORE_INDEX, Sample, Samples
-from ...runtime.data.collate.units import Units
-from ...runtime.data.errors import DataError
-from ...runtime.data.packing.row_reader import UNKNOWN
-from ...runtime.data.packing.rows import check_align
-from ...runtime.ops import op
+from xtrain.dsl.schema.collators import LABELLED_SAMPLES, MICROBATCH
+from xtrain.dsl.schema.losses import LATER, LATER_LABELS, WideColumn
+from xtrain.dsl.schema.packings import PACKINGS
+from xtrain.runtime.data.collate.batch import Microbatch, whole_positions
+from xtrain.runtime.data.collate.collators import PackStage, Stage, known_or_none, longest_padding, no_room
+from xtrain.runtime.data.collate.samples import IGNORE_INDEX, Sample, Samples
+from xtrain.runtime.data.collate.units import Units
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.packing.row_reader import UNKNOWN
+from xtrain.runtime.data.packing.rows import check_align
+from xtrain.runtime.ops import op
 
 
 def pack(

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ...dsl.schema.collators import LINKS, LOCAL_MICROBATCH, MICROBATCH, Link
+from xtrain.dsl.schema.collators import LINKS, LOCAL_MICROBATCH, MICROBATCH, Link
 
 if TYPE_CHECKING:
-    from ...planner.resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 
 @LINKS.register()

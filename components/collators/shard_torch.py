@@ -1,11 +1,11 @@
 """`shard`: a rank's part of each row."""
 
-from ...dsl.schema.collators import LOCAL_MICROBATCH, MICROBATCH
-from ...runtime.data.collate.batch import Microbatch
-from ...runtime.data.collate.collators import Stage
-from ...runtime.data.collate.zigzag import local_part
-from ...runtime.ops import op
-from ...runtime.state import Rank
+from xtrain.dsl.schema.collators import LOCAL_MICROBATCH, MICROBATCH
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.data.collate.collators import Stage
+from xtrain.runtime.data.collate.zigzag import local_part
+from xtrain.runtime.ops import op
+from xtrain.runtime.state import Rank
 
 
 def shard(*, ring: int, ulysses: int, ring_rank: int, ulysses_rank: int) -> Stage:

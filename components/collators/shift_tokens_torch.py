@@ -5,11 +5,11 @@
 import torch
 from attrs import evolve
 
-from ...dsl.schema.collators import LABELLED_SAMPLES, TOKEN_SAMPLES
-from ...runtime.data.collate.collators import Stage
-from ...runtime.data.collate.samples import IGNORE_INDEX, Sample, Samples
-from ...runtime.data.errors import DataError
-from ...runtime.ops import op
+from xtrain.dsl.schema.collators import LABELLED_SAMPLES, TOKEN_SAMPLES
+from xtrain.runtime.data.collate.collators import Stage
+from xtrain.runtime.data.collate.samples import IGNORE_INDEX, Sample, Samples
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.ops import op
 
 
 def shift_tokens() -> Stage:

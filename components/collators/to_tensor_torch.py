@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from ...dsl.schema.collators import RAW_ROWS, TENSOR_ROWS
-from ...runtime.data.collate.collators import Stage, TensorRow
-from ...runtime.data.packing.row_reader import RawRow
-from ...runtime.ops import op
+from xtrain.dsl.schema.collators import RAW_ROWS, TENSOR_ROWS
+from xtrain.runtime.data.collate.collators import Stage, TensorRow
+from xtrain.runtime.data.packing.row_reader import RawRow
+from xtrain.runtime.ops import op
 
 
 def to_tensor() -> Stage:

@@ -4,8 +4,8 @@ from typing import Any
 
 from attrs import frozen
 
-from ...dsl.schema.collators import LINKS, Link
-from ...dsl.schema.component import UserComponent
+from xtrain.dsl.schema.collators import LINKS, Link
+from xtrain.dsl.schema.component import UserComponent
 
 
 @LINKS.user

@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 from attrs import define, evolve
 
-from ...dsl.schema.collators import LABELLED_SAMPLES, LOCAL_MICROBATCH, TENSOR_ROWS, TOKEN_SAMPLES
-from ...dsl.user_parts.kinds import GENERATOR
-from ...planner.plan import Plan
-from ...runtime.data.collate.batch import Microbatch
-from ...runtime.data.collate.collators import Stage, TensorRow
-from ...runtime.data.collate.microbatch_rows import join_rows, split_rows
-from ...runtime.data.collate.samples import Sample, Samples
-from ...runtime.data.collate.value_checks import Wrong, check_microbatch, check_row, check_samples, kind_of
-from ...runtime.data.packing.row_reader import UNKNOWN, RawRow
-from ...runtime.data.user_parts import UserPart, failures_of, part_of, spec_folder
-from ...runtime.ops import op
+from xtrain.dsl.schema.collators import LABELLED_SAMPLES, LOCAL_MICROBATCH, TENSOR_ROWS, TOKEN_SAMPLES
+from xtrain.dsl.user_parts.kinds import GENERATOR
+from xtrain.planner.plan import Plan
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.data.collate.collators import Stage, TensorRow
+from xtrain.runtime.data.collate.microbatch_rows import join_rows, split_rows
+from xtrain.runtime.data.collate.samples import Sample, Samples
+from xtrain.runtime.data.collate.value_checks import Wrong, check_microbatch, check_row, check_samples, kind_of
+from xtrain.runtime.data.packing.row_reader import UNKNOWN, RawRow
+from xtrain.runtime.data.user_parts import UserPart, failures_of, part_of, spec_folder
+from xtrain.runtime.ops import op
 
 # First words of what random numbers are seeded by, so that training and evaluation have nothing in common.
 _TRAINING, _EVALUATION = 1, 2

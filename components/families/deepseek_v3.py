@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 import attrs
 from attrs import frozen
 
-from ...dsl.schema.component import named
-from ...dsl.schema.model import FAMILIES, ExpertTransformer, Resuming, Router, attention_biases
-from ...dsl.schema.model_config import (
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.model import FAMILIES, ExpertTransformer, Resuming, Router, attention_biases
+from xtrain.dsl.schema.model_config import (
     ATTENTION_BIAS,
     HARMLESS,
     KEYS,
@@ -19,15 +19,15 @@ from ...dsl.schema.model_config import (
     Only,
     WrongKey,
 )
-from ...dsl.schema.rope import yarn_magnitude
-from ...dsl.schema.setting import AUTO, Auto, at_least, not_negative, positive, setting
-from ...planner.architecture import Architecture
-from ...planner.blocks.block import BlockPiece
-from ...planner.blocks.experts import ExpertsLayer
-from ...planner.blocks.feed_forward import SwiGLULayer
-from ...planner.blocks.latent_attention import LatentAttentionLayer
-from ...planner.blocks.norm import pre_norm
-from ...planner.weights.stored import StoredNames
+from xtrain.dsl.schema.rope import yarn_magnitude
+from xtrain.dsl.schema.setting import AUTO, Auto, at_least, not_negative, positive, setting
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.blocks.block import BlockPiece
+from xtrain.planner.blocks.experts import ExpertsLayer
+from xtrain.planner.blocks.feed_forward import SwiGLULayer
+from xtrain.planner.blocks.latent_attention import LatentAttentionLayer
+from xtrain.planner.blocks.norm import pre_norm
+from xtrain.planner.weights.stored import StoredNames
 
 
 def _heads(config: Config) -> Any:

@@ -5,8 +5,8 @@ from typing import Any, ClassVar, Final
 
 from attrs import evolve, frozen
 
-from ...dsl.schema.component import named
-from ...dsl.schema.model import (
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.model import (
     FAMILIES,
     ModelEnds,
     Resuming,
@@ -16,7 +16,7 @@ from ...dsl.schema.model import (
     layer_windows,
     window_setting,
 )
-from ...dsl.schema.model_config import (
+from xtrain.dsl.schema.model_config import (
     ATTENTION_BIAS,
     HARMLESS,
     OFF,
@@ -31,13 +31,13 @@ from ...dsl.schema.model_config import (
     WrongKey,
     window_keys,
 )
-from ...dsl.schema.setting import AUTO, Auto, at_least, positive, setting
-from ...planner.architecture import Architecture
-from ...planner.blocks.attention import AttentionLayer
-from ...planner.blocks.block import BlockPiece
-from ...planner.blocks.feed_forward import SwiGLULayer
-from ...planner.blocks.norm import sandwich_norm
-from ...planner.weights.stored import StoredNames
+from xtrain.dsl.schema.setting import AUTO, Auto, at_least, positive, setting
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.blocks.attention import AttentionLayer
+from xtrain.planner.blocks.block import BlockPiece
+from xtrain.planner.blocks.feed_forward import SwiGLULayer
+from xtrain.planner.blocks.norm import sandwich_norm
+from xtrain.planner.weights.stored import StoredNames
 
 WINDOWED: Final = "sliding_attention"
 FULL: Final = "full_attention"

@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 from attrs import evolve, frozen
 
-from ...dsl.schema.component import named
-from ...dsl.schema.model import (
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.model import (
     FAMILIES,
     ExpertTransformer,
     Resuming,
@@ -15,7 +15,7 @@ from ...dsl.schema.model import (
     layer_windows,
     window_setting,
 )
-from ...dsl.schema.model_config import (
+from xtrain.dsl.schema.model_config import (
     ATTENTION_BIAS,
     HARMLESS,
     ONLY,
@@ -27,13 +27,13 @@ from ...dsl.schema.model_config import (
     keys,
     window_keys,
 )
-from ...dsl.schema.setting import positive, setting
-from ...planner.architecture import Architecture
-from ...planner.blocks.attention import AttentionLayer
-from ...planner.blocks.block import BlockPiece
-from ...planner.blocks.experts import ExpertsLayer
-from ...planner.blocks.norm import pre_norm
-from ...planner.weights.stored import StoredNames
+from xtrain.dsl.schema.setting import positive, setting
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.blocks.attention import AttentionLayer
+from xtrain.planner.blocks.block import BlockPiece
+from xtrain.planner.blocks.experts import ExpertsLayer
+from xtrain.planner.blocks.norm import pre_norm
+from xtrain.planner.weights.stored import StoredNames
 
 
 def _every_second(config: Config, layers: int) -> Slides:

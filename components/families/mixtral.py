@@ -4,15 +4,15 @@ from typing import ClassVar
 
 from attrs import frozen
 
-from ...dsl.schema.component import named
-from ...dsl.schema.model import FAMILIES, ExpertTransformer, window_setting
-from ...dsl.schema.model_config import HARMLESS, ONLY, WINDOW, ConfigKey, ModelConfig, Only, head_width, keys
-from ...planner.architecture import Architecture
-from ...planner.blocks.attention import AttentionLayer
-from ...planner.blocks.block import BlockPiece
-from ...planner.blocks.experts import ExpertsLayer
-from ...planner.blocks.norm import pre_norm
-from ...planner.weights.stored import StoredNames
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.model import FAMILIES, ExpertTransformer, window_setting
+from xtrain.dsl.schema.model_config import HARMLESS, ONLY, WINDOW, ConfigKey, ModelConfig, Only, head_width, keys
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.blocks.attention import AttentionLayer
+from xtrain.planner.blocks.block import BlockPiece
+from xtrain.planner.blocks.experts import ExpertsLayer
+from xtrain.planner.blocks.norm import pre_norm
+from xtrain.planner.weights.stored import StoredNames
 
 
 @FAMILIES.register()

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from attrs import frozen
 
-from ...dsl.schema.component import named
-from ...dsl.schema.model import FAMILIES, Resuming, TransformerSettings, attention_biases
-from ...dsl.schema.model_config import (
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.model import FAMILIES, Resuming, TransformerSettings, attention_biases
+from xtrain.dsl.schema.model_config import (
     ATTENTION_BIAS,
     HARMLESS,
     ONLY,
@@ -15,12 +15,12 @@ from ...dsl.schema.model_config import (
     ModelConfig,
     keys,
 )
-from ...planner.architecture import Architecture
-from ...planner.blocks.attention import AttentionLayer
-from ...planner.blocks.block import BlockPiece
-from ...planner.blocks.feed_forward import SwiGLULayer
-from ...planner.blocks.norm import post_norm
-from ...planner.weights.stored import StoredNames
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.blocks.attention import AttentionLayer
+from xtrain.planner.blocks.block import BlockPiece
+from xtrain.planner.blocks.feed_forward import SwiGLULayer
+from xtrain.planner.blocks.norm import post_norm
+from xtrain.planner.weights.stored import StoredNames
 
 
 @FAMILIES.register()

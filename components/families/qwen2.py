@@ -4,9 +4,9 @@ from typing import ClassVar
 
 from attrs import evolve, frozen
 
-from ...dsl.schema.component import named
-from ...dsl.schema.model import FAMILIES, TransformerSettings, full_layers_setting, layer_windows, window_setting
-from ...dsl.schema.model_config import (
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.model import FAMILIES, TransformerSettings, full_layers_setting, layer_windows, window_setting
+from xtrain.dsl.schema.model_config import (
     HARMLESS,
     OFF,
     ONLY,
@@ -17,12 +17,12 @@ from ...dsl.schema.model_config import (
     query_heads,
     window_keys,
 )
-from ...planner.architecture import Architecture
-from ...planner.blocks.attention import AttentionLayer
-from ...planner.blocks.block import BlockPiece
-from ...planner.blocks.feed_forward import SwiGLULayer
-from ...planner.blocks.norm import pre_norm
-from ...planner.weights.stored import StoredNames
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.blocks.attention import AttentionLayer
+from xtrain.planner.blocks.block import BlockPiece
+from xtrain.planner.blocks.feed_forward import SwiGLULayer
+from xtrain.planner.blocks.norm import pre_norm
+from xtrain.planner.weights.stored import StoredNames
 
 
 @FAMILIES.register()

@@ -5,9 +5,16 @@ from typing import Any, ClassVar
 
 from attrs import evolve, frozen
 
-from ...dsl.schema.component import named
-from ...dsl.schema.model import FAMILIES, MixedTransformer, Resuming, full_layers_setting, layer_windows, window_setting
-from ...dsl.schema.model_config import (
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.model import (
+    FAMILIES,
+    MixedTransformer,
+    Resuming,
+    full_layers_setting,
+    layer_windows,
+    window_setting,
+)
+from xtrain.dsl.schema.model_config import (
     HARMLESS,
     MIXED_KEYS,
     ONLY,
@@ -21,14 +28,14 @@ from ...dsl.schema.model_config import (
     window_bound,
     window_keys,
 )
-from ...dsl.schema.setting import AUTO, Auto, at_least, setting
-from ...planner.architecture import Architecture
-from ...planner.blocks.attention import AttentionLayer
-from ...planner.blocks.block import BlockPiece
-from ...planner.blocks.experts import ExpertsLayer
-from ...planner.blocks.feed_forward import SwiGLULayer
-from ...planner.blocks.norm import pre_norm
-from ...planner.weights.stored import StoredNames
+from xtrain.dsl.schema.setting import AUTO, Auto, at_least, setting
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.blocks.attention import AttentionLayer
+from xtrain.planner.blocks.block import BlockPiece
+from xtrain.planner.blocks.experts import ExpertsLayer
+from xtrain.planner.blocks.feed_forward import SwiGLULayer
+from xtrain.planner.blocks.norm import pre_norm
+from xtrain.planner.weights.stored import StoredNames
 
 
 def _every_second(config: Config, layers: int) -> Slides:

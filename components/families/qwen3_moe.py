@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from attrs import evolve, frozen
 
-from ...dsl.schema.component import named
-from ...dsl.schema.model import FAMILIES, MixedTransformer, Resuming, attention_biases, window_setting
-from ...dsl.schema.model_config import (
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.model import FAMILIES, MixedTransformer, Resuming, attention_biases, window_setting
+from xtrain.dsl.schema.model_config import (
     ATTENTION_BIAS,
     HARMLESS,
     MIXED_KEYS,
@@ -20,13 +20,13 @@ from ...dsl.schema.model_config import (
     switched_window,
     write_switched_window,
 )
-from ...planner.architecture import Architecture
-from ...planner.blocks.attention import AttentionLayer
-from ...planner.blocks.block import BlockPiece
-from ...planner.blocks.experts import ExpertsLayer
-from ...planner.blocks.feed_forward import SwiGLULayer
-from ...planner.blocks.norm import pre_norm
-from ...planner.weights.stored import StoredNames
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.blocks.attention import AttentionLayer
+from xtrain.planner.blocks.block import BlockPiece
+from xtrain.planner.blocks.experts import ExpertsLayer
+from xtrain.planner.blocks.feed_forward import SwiGLULayer
+from xtrain.planner.blocks.norm import pre_norm
+from xtrain.planner.weights.stored import StoredNames
 
 
 @FAMILIES.register()

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from attrs import evolve, frozen
 
-from ...dsl.schema.component import named
-from ...dsl.schema.model import (
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.model import (
     FAMILIES,
     Resuming,
     TransformerSettings,
@@ -17,7 +17,7 @@ from ...dsl.schema.model import (
     mlp_biases,
     window_setting,
 )
-from ...dsl.schema.model_config import (
+from xtrain.dsl.schema.model_config import (
     ATTENTION_BIAS,
     HARMLESS,
     MLP_BIAS,
@@ -34,13 +34,13 @@ from ...dsl.schema.model_config import (
     switched_window,
     window_keys,
 )
-from ...dsl.schema.setting import AUTO, Auto, not_negative, setting
-from ...planner.architecture import Architecture
-from ...planner.blocks.attention import AttentionLayer
-from ...planner.blocks.block import BlockPiece
-from ...planner.blocks.feed_forward import SwiGLULayer
-from ...planner.blocks.norm import pre_norm
-from ...planner.weights.stored import StoredNames
+from xtrain.dsl.schema.setting import AUTO, Auto, not_negative, setting
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.blocks.attention import AttentionLayer
+from xtrain.planner.blocks.block import BlockPiece
+from xtrain.planner.blocks.feed_forward import SwiGLULayer
+from xtrain.planner.blocks.norm import pre_norm
+from xtrain.planner.weights.stored import StoredNames
 
 
 def _numbers(flags: Any) -> Any:

@@ -7,12 +7,12 @@ from typing import Any, Final, Literal
 
 from attrs import frozen
 
-from ...dsl.quantity import Quantity
-from ...dsl.schema.component import named
-from ...dsl.schema.launchers import LAUNCHERS, Launcher
-from ...dsl.schema.names import TextCheck, file_path
-from ...dsl.schema.setting import AUTO, Auto, Range, Role, at_least, not_negative, positive, setting
-from ...planner.units import plural
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.launchers import LAUNCHERS, Launcher
+from xtrain.dsl.schema.names import TextCheck, file_path
+from xtrain.dsl.schema.setting import AUTO, Auto, Range, Role, at_least, not_negative, positive, setting
+from xtrain.planner.units import plural
 
 # Where pods have shared memory and the plan.
 SHARED_MOUNT: Final = "/dev/shm"

@@ -12,15 +12,15 @@ from pathlib import Path, PurePosixPath
 from shlex import quote
 from typing import Any, Final
 
-from ...dsl.schema.launchers import Launcher
-from ...planner.serialise import dumps
-from ...planner.units import bytes_text
-from ...runtime.errors import EnvironmentFault
-from ...runtime.launch.jobs import EndedJob, Job, QueueState
-from ...runtime.launch.outside_commands import answer_of
-from ...runtime.provenance.start import RESTART
-from ...version import __version__
-from .kubernetes import PLAN_MOUNT, SHARED_MOUNT
+from xtrain.components.launchers.kubernetes import PLAN_MOUNT, SHARED_MOUNT
+from xtrain.dsl.schema.launchers import Launcher
+from xtrain.planner.serialise import dumps
+from xtrain.planner.units import bytes_text
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.launch.jobs import EndedJob, Job, QueueState
+from xtrain.runtime.launch.outside_commands import answer_of
+from xtrain.runtime.provenance.start import RESTART
+from xtrain.version import __version__
 
 MANIFEST: Final = "job.k8s.json"
 PORT: Final = 29500

@@ -8,11 +8,11 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
-from ...dsl.schema.launchers import Launcher
-from ...regular_files import reason_of
-from ...runtime.errors import EnvironmentFault
-from ...runtime.launch.jobs import PLAN_FILE, Job, QueueState
-from ...version import __version__
+from xtrain.dsl.schema.launchers import Launcher
+from xtrain.regular_files import reason_of
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.launch.jobs import PLAN_FILE, Job, QueueState
+from xtrain.version import __version__
 
 SCRIPT: Final = "job.sh"
 OUTPUT: Final = "output.txt"

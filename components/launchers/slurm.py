@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from ...dsl.quantity import Quantity
-from ...dsl.schema.component import named
-from ...dsl.schema.launchers import LAUNCHERS, Launcher
-from ...dsl.schema.names import one_line, variable_name
-from ...dsl.schema.setting import AUTO, Auto, Role, at_least, not_negative, positive, setting
-from ...planner.units import plural, seconds_text
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.launchers import LAUNCHERS, Launcher
+from xtrain.dsl.schema.names import one_line, variable_name
+from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, not_negative, positive, setting
+from xtrain.planner.units import plural, seconds_text
 
 # Slurm looks once a minute whose time is nearly over, and may send a signal so many seconds early.
 EARLY: Final = 60

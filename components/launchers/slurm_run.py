@@ -9,12 +9,12 @@ from shlex import quote
 from subprocess import TimeoutExpired
 from typing import Any, Final
 
-from ...dsl.quantity import Quantity
-from ...dsl.schema.launchers import Launcher
-from ...runtime.errors import EnvironmentFault
-from ...runtime.launch.jobs import PLAN_FILE, EndedJob, Job, QueueState
-from ...runtime.launch.outside_commands import answer_of
-from ...version import __version__
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.launchers import Launcher
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.launch.jobs import PLAN_FILE, EndedJob, Job, QueueState
+from xtrain.runtime.launch.outside_commands import answer_of
+from xtrain.version import __version__
 
 SCRIPT: Final = "job.sh"
 # Of states of Slurm: those in which a job is still to come, and those in which it is there.

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from attrs import frozen
 
-from ...dsl.schema.component import named
-from ...dsl.schema.losses import LOSSES, PAIR_METRICS, RewardLoss, Unit
-from ...dsl.schema.setting import not_negative, setting
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.losses import LOSSES, PAIR_METRICS, RewardLoss, Unit
+from xtrain.dsl.schema.setting import not_negative, setting
 
 
 @LOSSES.register()

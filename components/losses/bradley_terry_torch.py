@@ -3,11 +3,11 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...runtime.models.parts import ModelParts
-from ...runtime.models.reward_losses import RewardTerm, UnitRewards
-from ...runtime.ops import op
-from .bradley_terry import BradleyTerry
-from .preference_torch import rewards_of
+from xtrain.components.losses.bradley_terry import BradleyTerry
+from xtrain.components.losses.preference_torch import rewards_of
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.reward_losses import RewardTerm, UnitRewards
+from xtrain.runtime.ops import op
 
 
 @op("setup.loss.bradley_terry")

@@ -5,10 +5,10 @@ from typing import ClassVar
 
 from attrs import frozen
 
-from ...dsl.schema.component import named
-from ...dsl.schema.losses import ADVANTAGES, LOSSES, OLD
-from ...dsl.schema.policy_losses import TokenPolicyLoss
-from ...dsl.schema.setting import Conflict, not_negative, positive, setting
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.losses import ADVANTAGES, LOSSES, OLD
+from xtrain.dsl.schema.policy_losses import TokenPolicyLoss
+from xtrain.dsl.schema.setting import Conflict, not_negative, positive, setting
 
 
 @LOSSES.register()

@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ...runtime.models.parts import ModelParts
-from ...runtime.ops import op
-from .policy_torch import Surrogate, of_tokens
+from xtrain.components.losses.policy_torch import Surrogate, of_tokens
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import op
 
 
 @op("setup.loss.cispo")

@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from ...dsl.user_parts.kinds import LOGPROB
-from ...runtime.models.parts import ModelParts
-from ...runtime.models.unit_losses import UnitSums, UnitTerm
-from ...runtime.ops import op
-from .cpo import Cpo
-from .preference_torch import compared, rewards_of
+from xtrain.components.losses.cpo import Cpo
+from xtrain.components.losses.preference_torch import compared, rewards_of
+from xtrain.dsl.user_parts.kinds import LOGPROB
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.unit_losses import UnitSums, UnitTerm
+from xtrain.runtime.ops import op
 
 
 @op("setup.loss.cpo")

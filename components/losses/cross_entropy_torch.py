@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from ...dsl.schema.losses import WEIGHTS
-from ...runtime.models.loss import Term
-from ...runtime.models.parts import ModelParts
-from ...runtime.ops import op
+from xtrain.dsl.schema.losses import WEIGHTS
+from xtrain.runtime.models.loss import Term
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import op
 
 
 @op("setup.loss.cross_entropy")

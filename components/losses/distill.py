@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
-from ...dsl.quantity import Quantity
-from ...dsl.schema.component import named
-from ...dsl.schema.losses import (
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.losses import (
     LOSSES,
     TEACHER_IDS,
     TEACHER_LOGPROBS,
@@ -18,8 +18,8 @@ from ...dsl.schema.losses import (
     logits_chunk,
     z_weight,
 )
-from ...dsl.schema.names import file_path
-from ...dsl.schema.setting import Conflict, Range, at_least, positive, setting
+from xtrain.dsl.schema.names import file_path
+from xtrain.dsl.schema.setting import Conflict, Range, at_least, positive, setting
 
 HALF = 0.5
 

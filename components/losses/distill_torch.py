@@ -2,10 +2,10 @@
 
 from attrs import evolve
 
-from ...runtime.models.distillation import Distillation
-from ...runtime.models.parts import ModelParts
-from ...runtime.ops import op
-from .distill import Distill
+from xtrain.components.losses.distill import Distill
+from xtrain.runtime.models.distillation import Distillation
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import op
 
 
 @op("setup.loss.distill")

@@ -5,9 +5,9 @@ from typing import ClassVar, Literal
 
 from attrs import frozen
 
-from ...dsl.quantity import Quantity
-from ...dsl.schema.component import named
-from ...dsl.schema.losses import (
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.losses import (
     LOSSES,
     REF,
     PairLoss,
@@ -17,7 +17,7 @@ from ...dsl.schema.losses import (
     logits_chunk,
     reference_setting,
 )
-from ...dsl.schema.setting import Conflict, Range, setting
+from xtrain.dsl.schema.setting import Conflict, Range, setting
 
 
 @LOSSES.register()

@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from ...dsl.schema.losses import REF
-from ...runtime.models.parts import ModelParts
-from ...runtime.models.unit_losses import UnitSums, UnitTerm
-from ...runtime.ops import op
-from .dpo import Dpo
-from .preference_torch import compared, rewards_of
+from xtrain.components.losses.dpo import Dpo
+from xtrain.components.losses.preference_torch import compared, rewards_of
+from xtrain.dsl.schema.losses import REF
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.unit_losses import UnitSums, UnitTerm
+from xtrain.runtime.ops import op
 
 
 @op("setup.loss.dpo")

@@ -2,9 +2,9 @@
 
 from attrs import frozen
 
-from ...dsl.schema.component import named
-from ...dsl.schema.losses import LOSSES
-from ...dsl.schema.policy_losses import ClippedPolicyLoss, Normalise, normalise_setting
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.losses import LOSSES
+from xtrain.dsl.schema.policy_losses import ClippedPolicyLoss, Normalise, normalise_setting
 
 
 @LOSSES.register()

@@ -5,10 +5,10 @@ from typing import ClassVar
 
 from attrs import frozen
 
-from ...dsl.schema.component import named
-from ...dsl.schema.losses import ADVANTAGES, LOSSES, OLD, Unit
-from ...dsl.schema.policy_losses import POLICY, REFERENCE_KL, PolicyLoss
-from ...dsl.schema.setting import Range, not_negative, setting
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.losses import ADVANTAGES, LOSSES, OLD, Unit
+from xtrain.dsl.schema.policy_losses import POLICY, REFERENCE_KL, PolicyLoss
+from xtrain.dsl.schema.setting import Range, not_negative, setting
 
 
 @LOSSES.register()

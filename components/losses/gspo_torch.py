@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from ...dsl.schema.losses import ADVANTAGES, OLD, REF
-from ...dsl.user_parts.kinds import LOGPROB
-from ...runtime.models.parts import ModelParts
-from ...runtime.models.unit_losses import UnitSums, UnitTerm
-from ...runtime.ops import op
-from .policy_torch import clipped, divergence, measured, measures
+from xtrain.components.losses.policy_torch import clipped, divergence, measured, measures
+from xtrain.dsl.schema.losses import ADVANTAGES, OLD, REF
+from xtrain.dsl.user_parts.kinds import LOGPROB
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.unit_losses import UnitSums, UnitTerm
+from xtrain.runtime.ops import op
 
 
 @op("setup.loss.gspo")

@@ -2,9 +2,9 @@
 
 from attrs import frozen
 
-from ...dsl.schema.component import named
-from ...dsl.schema.losses import ADVANTAGES, LOSSES, OLD
-from ...dsl.schema.policy_losses import TokenPolicyLoss
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.losses import ADVANTAGES, LOSSES, OLD
+from xtrain.dsl.schema.policy_losses import TokenPolicyLoss
 
 
 @LOSSES.register()

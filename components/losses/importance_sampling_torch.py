@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...runtime.models.parts import ModelParts
-from ...runtime.ops import op
-from .policy_torch import of_tokens
+from xtrain.components.losses.policy_torch import of_tokens
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import op
 
 
 @op("setup.loss.importance_sampling")

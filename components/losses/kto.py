@@ -5,9 +5,9 @@ from typing import ClassVar, Final, Literal
 
 from attrs import frozen
 
-from ...dsl.quantity import Quantity
-from ...dsl.schema.component import named
-from ...dsl.schema.losses import (
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.losses import (
     LOSSES,
     PRECOMPUTED,
     REF,
@@ -18,7 +18,7 @@ from ...dsl.schema.losses import (
     logits_chunk,
     reference_setting,
 )
-from ...dsl.schema.setting import Conflict, not_negative, positive, setting
+from xtrain.dsl.schema.setting import Conflict, not_negative, positive, setting
 
 POINT: Final = "rewards/reference_point"
 

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from ...dsl.schema.losses import REF
-from ...runtime.models.parts import ModelParts
-from ...runtime.models.unit_losses import UnitSums, UnitTerm
-from ...runtime.ops import op
-from ...runtime.reference.mismatched import ReferencePoint
-from .kto import POINT, Kto
+from xtrain.components.losses.kto import POINT, Kto
+from xtrain.dsl.schema.losses import REF
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.unit_losses import UnitSums, UnitTerm
+from xtrain.runtime.ops import op
+from xtrain.runtime.reference.mismatched import ReferencePoint
 
 
 @op("setup.loss.kto", gives="reference_point")

@@ -4,12 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...dsl.user_parts.kinds import LOGPROB
-from ...runtime.models.parts import ModelParts
-from ...runtime.models.unit_losses import UnitSums, UnitTerm
-from ...runtime.ops import op
-from .orpo import Orpo
-from .preference_torch import rewards_of
+from xtrain.components.losses.orpo import Orpo
+from xtrain.components.losses.preference_torch import rewards_of
+from xtrain.dsl.user_parts.kinds import LOGPROB
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.unit_losses import UnitSums, UnitTerm
+from xtrain.runtime.ops import op
 
 
 @op("setup.loss.orpo")

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ...dsl.schema.losses import ADVANTAGES, OLD, REF
-from ...dsl.schema.policy_losses import POLICY, REFERENCE_KL
-from ...runtime.models.batch import SHARE
-from ...runtime.models.loss import Term
+from xtrain.dsl.schema.losses import ADVANTAGES, OLD, REF
+from xtrain.dsl.schema.policy_losses import POLICY, REFERENCE_KL
+from xtrain.runtime.models.batch import SHARE
+from xtrain.runtime.models.loss import Term
 
 Surrogate = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """From log-probabilities now, ratios to those of the sampler, and advantages, [T] each: the loss of each token, and

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from ...runtime.models.parts import ModelParts
-from ...runtime.ops import op
-from .policy_torch import clipped, of_tokens
+from xtrain.components.losses.policy_torch import clipped, of_tokens
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import op
 
 
 @op("setup.loss.ppo")

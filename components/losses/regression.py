@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from attrs import frozen
 
-from ...dsl.schema.component import named
-from ...dsl.schema.losses import LOSSES, RewardLoss, Unit
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.losses import LOSSES, RewardLoss, Unit
 
 
 @LOSSES.register()

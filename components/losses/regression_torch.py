@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from ...runtime.models.parts import ModelParts
-from ...runtime.models.reward_losses import RewardTerm, UnitRewards
-from ...runtime.ops import op
-from .regression import Regression
+from xtrain.components.losses.regression import Regression
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.reward_losses import RewardTerm, UnitRewards
+from xtrain.runtime.ops import op
 
 
 @op("setup.loss.regression")

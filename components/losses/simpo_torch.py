@@ -3,12 +3,12 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...dsl.user_parts.kinds import LOGPROB
-from ...runtime.models.parts import ModelParts
-from ...runtime.models.unit_losses import UnitSums, UnitTerm
-from ...runtime.ops import op
-from .preference_torch import rewards_of
-from .simpo import Simpo
+from xtrain.components.losses.preference_torch import rewards_of
+from xtrain.components.losses.simpo import Simpo
+from xtrain.dsl.user_parts.kinds import LOGPROB
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.unit_losses import UnitSums, UnitTerm
+from xtrain.runtime.ops import op
 
 
 @op("setup.loss.simpo")

@@ -8,14 +8,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ...dsl.user_parts.kinds import COUNTS, LOGPROB
-from ...planner.plan import Plan
-from ...runtime.data.user_parts import UserPart, failures_of, part_of, spec_folder
-from ...runtime.models.build import compute_format
-from ...runtime.models.loss import Term
-from ...runtime.models.parts import ModelParts
-from ...runtime.models.unit_losses import UnitSums, UnitTerm
-from ...runtime.ops import op
+from xtrain.dsl.user_parts.kinds import COUNTS, LOGPROB
+from xtrain.planner.plan import Plan
+from xtrain.runtime.data.user_parts import UserPart, failures_of, part_of, spec_folder
+from xtrain.runtime.models.build import compute_format
+from xtrain.runtime.models.loss import Term
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.unit_losses import UnitSums, UnitTerm
+from xtrain.runtime.ops import op
 
 # What a loss is tried out on: from labels that are sure to those that are next to impossible.
 LOGPROBS: Final = (0.0, -1e-3, -0.1, -0.4, -0.7, -1.5, -3.0, -5.5, -8.0, -12.0, -20.0, -50.0)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from attrs import frozen
 
-from ...dsl.schema.component import named
-from ...dsl.schema.optimizers import (
+from xtrain.components.optimizers.adamw8bit import pattern_of
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
     Optimizer,
     clip_norm,
@@ -19,15 +20,14 @@ from ...dsl.schema.optimizers import (
     random_rounding,
     scheduled_decay,
 )
-from ...dsl.schema.setting import Range, positive, setting
-from ...dsl.schema.state_tensors import StateTensor
-from ...planner.units import BYTES, plural
-from .adamw8bit import pattern_of
+from xtrain.dsl.schema.setting import Range, positive, setting
+from xtrain.dsl.schema.state_tensors import StateTensor
+from xtrain.planner.units import BYTES, plural
 
 if TYPE_CHECKING:
-    from ...planner.architecture import ParameterSpec
-    from ...planner.resolved import Resolved
-    from ...planner.update_work import UpdateWork
+    from xtrain.planner.architecture import ParameterSpec
+    from xtrain.planner.resolved import Resolved
+    from xtrain.planner.update_work import UpdateWork
 
 NODE: Final = "step.optimizer"
 
@@ -95,8 +95,8 @@ class Adafactor(Optimizer):
     def work(self, run: "Resolved", parameters: "Iterable[ParameterSpec]") -> "UpdateWork":
         """Three sums along every axis that cuts matrices: of squares of weights, and of gradients by rows and columns;
         of these by rows; of squares of updates."""
-        from ...planner.costs.op_trace import CollectiveCall
-        from ...planner.update_work import UpdateWork, cuts_along
+        from xtrain.planner.costs.op_trace import CollectiveCall
+        from xtrain.planner.update_work import UpdateWork, cuts_along
 
         sums: Counter[tuple[str, int]] = Counter()
         for parameter in parameters:

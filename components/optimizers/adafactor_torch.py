@@ -8,17 +8,17 @@ from attrs import define, field
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...planner.plan import Plan
-from ...runtime.models.parts import ModelParts
-from ...runtime.models.tensors import first_state
-from ...runtime.ops import op
-from ...runtime.parallel.tensor import local
-from ...runtime.state import Progress, Rank
-from ...runtime.training.local_optimizer import Storage, row_ranges, storage_of, wide
-from ...runtime.training.optimizer import groups_of, updated
-from ...runtime.training.sums_over_pieces import SumsOverPieces
-from .adafactor import Adafactor
-from .adamw8bit import pattern_of
+from xtrain.components.optimizers.adafactor import Adafactor
+from xtrain.components.optimizers.adamw8bit import pattern_of
+from xtrain.planner.plan import Plan
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.tensors import first_state
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.tensor import local
+from xtrain.runtime.state import Progress, Rank
+from xtrain.runtime.training.local_optimizer import Storage, row_ranges, storage_of, wide
+from xtrain.runtime.training.optimizer import groups_of, updated
+from xtrain.runtime.training.sums_over_pieces import SumsOverPieces
 
 
 @define(eq=False, kw_only=True)

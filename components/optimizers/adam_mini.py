@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
-from ...dsl.schema.component import named
-from ...dsl.schema.optimizers import (
+from xtrain.components.optimizers.adamw8bit import pattern_of
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
     Optimizer,
     States,
@@ -21,15 +22,14 @@ from ...dsl.schema.optimizers import (
     scheduled_decay,
     state_format,
 )
-from ...dsl.schema.setting import momentum_pair, positive, setting
-from ...dsl.schema.state_tensors import StateTensor
-from ...planner.units import BYTES, plural
-from .adamw8bit import pattern_of
+from xtrain.dsl.schema.setting import momentum_pair, positive, setting
+from xtrain.dsl.schema.state_tensors import StateTensor
+from xtrain.planner.units import BYTES, plural
 
 if TYPE_CHECKING:
-    from ...planner.architecture import ParameterSpec
-    from ...planner.resolved import Resolved
-    from ...planner.update_work import UpdateWork
+    from xtrain.planner.architecture import ParameterSpec
+    from xtrain.planner.resolved import Resolved
+    from xtrain.planner.update_work import UpdateWork
 
 NODE: Final = "step.optimizer"
 QUERIES_AND_KEYS: Final = ("q_proj", "k_proj")
@@ -105,8 +105,8 @@ class AdamMini(Optimizer):
 
     def work(self, run: "Resolved", parameters: "Iterable[ParameterSpec]") -> "UpdateWork":
         """One sum along every axis that cuts blocks."""
-        from ...planner.costs.op_trace import CollectiveCall
-        from ...planner.update_work import UpdateWork, cuts_along
+        from xtrain.planner.costs.op_trace import CollectiveCall
+        from xtrain.planner.update_work import UpdateWork, cuts_along
 
         sums: Counter[str] = Counter()
         heads = heads_of(run)

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from attrs import evolve, frozen
 
-from ...dsl.schema.component import named
-from ...dsl.schema.optimizers import (
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
     Optimizer,
     cautious_decay,
@@ -18,16 +18,16 @@ from ...dsl.schema.optimizers import (
     random_rounding,
     scheduled_decay,
 )
-from ...dsl.schema.setting import Conflict, at_least, momentum_pair, positive, setting
-from ...dsl.schema.state_tensors import StateTensor
-from ...planner.units import plural
+from xtrain.dsl.schema.setting import Conflict, at_least, momentum_pair, positive, setting
+from xtrain.dsl.schema.state_tensors import StateTensor
+from xtrain.planner.units import plural
 
 if TYPE_CHECKING:
-    from ...dsl.spec import Spec
-    from ...planner.architecture import Architecture, ParameterSpec
-    from ...planner.mesh.layout import Layout
-    from ...planner.mesh.sharding import Cuts
-    from ...planner.resolved import Resolved
+    from xtrain.dsl.spec import Spec
+    from xtrain.planner.architecture import Architecture, ParameterSpec
+    from xtrain.planner.mesh.layout import Layout
+    from xtrain.planner.mesh.sharding import Cuts
+    from xtrain.planner.resolved import Resolved
 
 SMALLEST: Final = 4096  # elements of a tensor, as the libraries have it
 NAMES: Final = ("exp_avg", "exp_avg_sq")
@@ -94,8 +94,8 @@ class AdamW8bit(Optimizer):
         return True
 
     def conflicts(self, spec: "Spec", architecture: "Architecture", layout: "Layout") -> Iterator[Conflict]:
-        from ...planner.mesh.sharding import cuts_of
-        from ...planner.model.inventory import parameters
+        from xtrain.planner.mesh.sharding import cuts_of
+        from xtrain.planner.model.inventory import parameters
 
         yield from super().conflicts(spec, architecture, layout)
         cuts, tensors = cuts_of(spec.parallel, layout.mesh, architecture), list(parameters(architecture))

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...planner.plan import Plan
-from ...runtime.models.parts import ModelParts
-from ...runtime.models.tensors import first_state
-from ...runtime.ops import op
-from ...runtime.parallel.tensor import local
-from ...runtime.state import Progress
-from ...runtime.training.local_optimizer import LocalOptimizer, Storage, decay_cautiously, storage_of, wide
-from ...runtime.training.optimizer import groups_of
-from .adamw8bit import NAMES, tensors_of
+from xtrain.components.optimizers.adamw8bit import NAMES, tensors_of
+from xtrain.planner.plan import Plan
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.tensors import first_state
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.tensor import local
+from xtrain.runtime.state import Progress
+from xtrain.runtime.training.local_optimizer import LocalOptimizer, Storage, decay_cautiously, storage_of, wide
+from xtrain.runtime.training.optimizer import groups_of
 
 LEAST_SCALE = 1e-12
 SIGNED = {"exp_avg": True, "exp_avg_sq": False}

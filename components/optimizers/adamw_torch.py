@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...planner.plan import Plan
-from ...runtime.models.parts import ModelParts
-from ...runtime.ops import op
-from ...runtime.state import Progress
-from ...runtime.training.local_optimizer import LocalOptimizer, Storage, decay_cautiously, storage_of
-from ...runtime.training.optimizer import groups_of
+from xtrain.planner.plan import Plan
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import op
+from xtrain.runtime.state import Progress
+from xtrain.runtime.training.local_optimizer import LocalOptimizer, Storage, decay_cautiously, storage_of
+from xtrain.runtime.training.optimizer import groups_of
 
 
 class LocalAdamW(LocalOptimizer):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from attrs import frozen
 
-from ...dsl.schema.component import named
-from ...dsl.schema.optimizers import (
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
     Optimizer,
     States,
@@ -21,14 +21,14 @@ from ...dsl.schema.optimizers import (
     scheduled_decay,
     state_format,
 )
-from ...dsl.schema.setting import Range, at_least, momentum_pair, positive, setting
-from ...dsl.schema.state_tensors import StateTensor
-from ...planner.units import BYTES, plural
+from xtrain.dsl.schema.setting import Range, at_least, momentum_pair, positive, setting
+from xtrain.dsl.schema.state_tensors import StateTensor
+from xtrain.planner.units import BYTES, plural
 
 if TYPE_CHECKING:
-    from ...planner.architecture import ParameterSpec
-    from ...planner.resolved import Resolved
-    from ...planner.update_work import UpdateWork
+    from xtrain.planner.architecture import ParameterSpec
+    from xtrain.planner.resolved import Resolved
+    from xtrain.planner.update_work import UpdateWork
 
 
 @OPTIMIZERS.register()
@@ -113,7 +113,7 @@ class Muon(Optimizer):
         return () if in_matrices(args["matrices"], name) else ("step",)
 
     def work(self, run: "Resolved", parameters: "Iterable[ParameterSpec]") -> "UpdateWork":
-        from ...planner.costs.whole_matrices import batches_of, work_of
+        from xtrain.planner.costs.whole_matrices import batches_of, work_of
 
         args = self.arguments(run)
         found = [each for each in parameters if in_matrices(args["matrices"], each.name)]

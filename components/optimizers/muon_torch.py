@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...planner.mesh.whole_matrices import MatrixStack
-from ...planner.plan import Plan
-from ...runtime.models.build import DTYPES
-from ...runtime.models.parts import ModelParts
-from ...runtime.ops import op
-from ...runtime.parallel.tensor import local
-from ...runtime.parallel.whole_matrices import WholeMatrices
-from ...runtime.state import Progress, Rank
-from ...runtime.training.local_optimizer import Storage, decay_cautiously, row_ranges, storage_of, wide
-from ...runtime.training.optimizer import groups_of, updated
-from .adamw_torch import LocalAdamW
-from .muon import heads_of, in_matrices
+from xtrain.components.optimizers.adamw_torch import LocalAdamW
+from xtrain.components.optimizers.muon import heads_of, in_matrices
+from xtrain.planner.mesh.whole_matrices import MatrixStack
+from xtrain.planner.plan import Plan
+from xtrain.runtime.models.build import DTYPES
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.tensor import local
+from xtrain.runtime.parallel.whole_matrices import WholeMatrices
+from xtrain.runtime.state import Progress, Rank
+from xtrain.runtime.training.local_optimizer import Storage, decay_cautiously, row_ranges, storage_of, wide
+from xtrain.runtime.training.optimizer import groups_of, updated
 
 LEAST_NORM: Final = 1e-7  # that of torch.optim.Muon
 MATCHES_ADAMW: Final = 0.2  # of the larger side's root: the root of the mean square of AdamW's updates

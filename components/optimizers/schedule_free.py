@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from ...dsl.quantity import Quantity
-from ...dsl.schema.component import named
-from ...dsl.schema.optimizers import (
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
     Optimizer,
     clip_norm,
@@ -16,8 +16,8 @@ from ...dsl.schema.optimizers import (
     decoupled_decay,
     learning_rate,
 )
-from ...dsl.schema.setting import Conflict, momentum_pair, positive, setting
-from ...dsl.schema.state_tensors import StateTensor
+from xtrain.dsl.schema.setting import Conflict, momentum_pair, positive, setting
+from xtrain.dsl.schema.state_tensors import StateTensor
 
 
 @OPTIMIZERS.register()
@@ -64,7 +64,7 @@ class ScheduleFree(Optimizer):
         return True
 
     def conflicts(self, spec: Any, architecture: Any, layout: Any) -> Iterator[Conflict]:
-        from ...planner.graph.nonfinite import on_nan
+        from xtrain.planner.graph.nonfinite import on_nan
 
         if spec.scheduler.falls(spec.optimizer.lr):
             message = (

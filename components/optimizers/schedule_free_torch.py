@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...planner.plan import Plan
-from ...runtime.models.parts import ModelParts
-from ...runtime.models.tensors import first_state
-from ...runtime.ops import op
-from ...runtime.parallel.tensor import local
-from ...runtime.training.local_optimizer import row_ranges
-from ...runtime.training.optimizer import groups_of
-from .schedule_free import ScheduleFree
+from xtrain.components.optimizers.schedule_free import ScheduleFree
+from xtrain.planner.plan import Plan
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.tensors import first_state
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.tensor import local
+from xtrain.runtime.training.local_optimizer import row_ranges
+from xtrain.runtime.training.optimizer import groups_of
 
 LEAST: Final = 1e-30  # of a divisor; a rate may be 0
 

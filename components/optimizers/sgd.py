@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from ...dsl.schema.component import named
-from ...dsl.schema.optimizers import (
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
     Optimizer,
     States,
@@ -18,8 +18,8 @@ from ...dsl.schema.optimizers import (
     scheduled_decay,
     state_format,
 )
-from ...dsl.schema.setting import Range, not_negative, setting
-from ...dsl.schema.state_tensors import StateTensor
+from xtrain.dsl.schema.setting import Range, not_negative, setting
+from xtrain.dsl.schema.state_tensors import StateTensor
 
 
 @OPTIMIZERS.register()

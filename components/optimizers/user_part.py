@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from ...dsl.schema.component import UserComponent, named
-from ...dsl.schema.optimizers import OPTIMIZERS, Optimizer, clip_norm, learning_rate
-from ...dsl.schema.state_tensors import StateTensor
+from xtrain.dsl.schema.component import UserComponent, named
+from xtrain.dsl.schema.optimizers import OPTIMIZERS, Optimizer, clip_norm, learning_rate
+from xtrain.dsl.schema.state_tensors import StateTensor
 
 
 @OPTIMIZERS.user

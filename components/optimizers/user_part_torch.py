@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from ...planner.plan import Plan
-from ...runtime.data.user_parts import UserPart, failures_of, part_of, spec_folder
-from ...runtime.models.parts import ModelParts
-from ...runtime.ops import op
-from ...runtime.training.optimizer import groups_of, updated
+from xtrain.planner.plan import Plan
+from xtrain.runtime.data.user_parts import UserPart, failures_of, part_of, spec_folder
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import op
+from xtrain.runtime.training.optimizer import groups_of, updated
 
 
 @op("setup.optimizer.user", gives="optimizer")

@@ -2,8 +2,8 @@
 
 from attrs import frozen
 
-from ...dsl.schema.packings import PACKINGS
-from .multipack import Multipack
+from xtrain.components.packings.multipack import Multipack
+from xtrain.dsl.schema.packings import PACKINGS
 
 
 @PACKINGS.register()

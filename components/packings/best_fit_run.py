@@ -1,5 +1,5 @@
 """The rows of `multipack`."""
 
-from .multipack_run import pack
+from xtrain.components.packings.multipack_run import pack
 
 __all__ = ["pack"]

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from ...runtime.data.packing.pack import Filled, arrays, packed
-from ...runtime.data.packing.rows import Oversized, Rows
-from ...runtime.data.packing.threads import default_threads
+from xtrain.runtime.data.packing.pack import Filled, arrays, packed
+from xtrain.runtime.data.packing.rows import Oversized, Rows
+from xtrain.runtime.data.packing.threads import default_threads
 
 # Below this many documents a thread, starting it does not pay.
 DOCUMENTS_PER_THREAD = 200_000
@@ -35,7 +35,7 @@ def pack(
         if not len(lengths):
             none = np.empty(0, dtype=np.int64)
             return document, nothing[:1], none, none, 0
-        from ...runtime.data.packing.multipack import BLOCK, Task, pack_documents
+        from xtrain.runtime.data.packing.multipack import BLOCK, Task, pack_documents
 
         task = Task(
             lengths=lengths, group=min(group, len(lengths)), capacity=capacity, align=align, policy=policy, most=most,

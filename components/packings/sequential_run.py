@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from ...runtime.data.packing.pack import Filled, arrays, packed
-from ...runtime.data.packing.rows import SKIP, TRUNCATE, Oversized, Rows
+from xtrain.runtime.data.packing.pack import Filled, arrays, packed
+from xtrain.runtime.data.packing.rows import SKIP, TRUNCATE, Oversized, Rows
 
 # Below this, compiling (or reading compiled code) takes longer than running the same text in Python.
 FEW_DOCUMENTS = 10_000
@@ -102,6 +102,6 @@ def next_fit(
 @cache
 def compiled() -> Any:
     """`next_fit` in machine code."""
-    from ...runtime.data.jit import kernel
+    from xtrain.runtime.data.jit import kernel
 
     return kernel(next_fit)

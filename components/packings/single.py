@@ -4,7 +4,7 @@ from typing import Any
 
 from attrs import frozen
 
-from ...dsl.schema.packings import PACKINGS, Packing
+from xtrain.dsl.schema.packings import PACKINGS, Packing
 
 
 @PACKINGS.register()

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ...runtime.data.packing.pack import Filled, arrays, packed
-from ...runtime.data.packing.rows import SPLIT, TRUNCATE, Oversized, Rows
+from xtrain.runtime.data.packing.pack import Filled, arrays, packed
+from xtrain.runtime.data.packing.rows import SPLIT, TRUNCATE, Oversized, Rows
 
 
 def pack(

@@ -6,10 +6,10 @@ from typing import ClassVar, Final, Literal
 
 from attrs import frozen
 
-from ...dsl.schema.component import named
-from ...dsl.schema.names import TextCheck
-from ...dsl.schema.rollout import REWARDS, Reward
-from ...dsl.schema.setting import setting
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.names import TextCheck
+from xtrain.dsl.schema.rollout import REWARDS, Reward
+from xtrain.dsl.schema.setting import setting
 
 
 def _problem(text: str) -> str | None:

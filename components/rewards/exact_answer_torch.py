@@ -3,12 +3,12 @@
 import re
 from decimal import Decimal, InvalidOperation
 
-from ...runtime.ops import op
-from ...runtime.parallel.mesh import Meshes
-from ...runtime.rollout.groups import Prompt
-from ...runtime.rollout.row_ranks import RowRanks
-from ...runtime.rollout.scoring import by_text, scoring
-from ...runtime.state import Rank, StepCall
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.mesh import Meshes
+from xtrain.runtime.rollout.groups import Prompt
+from xtrain.runtime.rollout.row_ranks import RowRanks
+from xtrain.runtime.rollout.scoring import by_text, scoring
+from xtrain.runtime.state import Rank, StepCall
 
 
 @op("rollout.score.exact_answer")

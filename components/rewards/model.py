@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from ...dsl.schema.component import named
-from ...dsl.schema.names import file_path
-from ...dsl.schema.rollout import REWARDS, Reward
-from ...dsl.schema.setting import setting
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.names import file_path
+from xtrain.dsl.schema.rollout import REWARDS, Reward
+from xtrain.dsl.schema.setting import setting
 
 
 @REWARDS.register()

@@ -1,11 +1,11 @@
 """`rollout.score` of a reward model."""
 
-from ...runtime.ops import op
-from ...runtime.parallel.mesh import Meshes
-from ...runtime.rollout.row_ranks import RowRanks
-from ...runtime.rollout.scorer import Scorer
-from ...runtime.rollout.scoring import scoring
-from ...runtime.state import Rank, StepCall
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.mesh import Meshes
+from xtrain.runtime.rollout.row_ranks import RowRanks
+from xtrain.runtime.rollout.scorer import Scorer
+from xtrain.runtime.rollout.scoring import scoring
+from xtrain.runtime.state import Rank, StepCall
 
 
 @op("rollout.score.model")

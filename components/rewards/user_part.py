@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from ...dsl.schema.component import UserComponent, named
-from ...dsl.schema.rollout import REWARDS, Reward
+from xtrain.dsl.schema.component import UserComponent, named
+from xtrain.dsl.schema.rollout import REWARDS, Reward
 
 
 @REWARDS.user

@@ -4,14 +4,14 @@ import math
 from numbers import Real
 from typing import Any
 
-from ...planner.plan import Plan
-from ...runtime.data.user_parts import failures_of, part_of, spec_folder
-from ...runtime.ops import op
-from ...runtime.parallel.mesh import Meshes
-from ...runtime.rollout.groups import Prompt
-from ...runtime.rollout.row_ranks import RowRanks
-from ...runtime.rollout.scoring import by_text, scoring
-from ...runtime.state import Rank, StepCall
+from xtrain.planner.plan import Plan
+from xtrain.runtime.data.user_parts import failures_of, part_of, spec_folder
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.mesh import Meshes
+from xtrain.runtime.rollout.groups import Prompt
+from xtrain.runtime.rollout.row_ranks import RowRanks
+from xtrain.runtime.rollout.scoring import by_text, scoring
+from xtrain.runtime.state import Rank, StepCall
 
 
 @op("rollout.score.user")

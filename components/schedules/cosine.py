@@ -2,10 +2,10 @@
 
 from attrs import frozen
 
-from ...dsl.quantity import Quantity
-from ...dsl.schema.component import named
-from ...dsl.schema.schedules import SCHEDULERS, floor_of_peak, warm_up
-from ...planner.schedule.closed_form import DecayingScheduler
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.schedules import SCHEDULERS, floor_of_peak, warm_up
+from xtrain.planner.schedule.closed_form import DecayingScheduler
 
 
 @SCHEDULERS.register()

@@ -6,10 +6,10 @@ from typing import Any
 
 from attrs import frozen
 
-from ...dsl.quantity import Quantity
-from ...dsl.schema.component import named
-from ...dsl.schema.schedules import SCHEDULERS, Curve, Scheduler
-from ...dsl.schema.setting import positive, setting
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.schedules import SCHEDULERS, Curve, Scheduler
+from xtrain.dsl.schema.setting import positive, setting
 
 
 @SCHEDULERS.register()

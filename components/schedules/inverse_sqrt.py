@@ -5,11 +5,11 @@ from typing import Any
 
 from attrs import frozen
 
-from ...dsl.quantity import Quantity
-from ...dsl.schema.component import named
-from ...dsl.schema.schedules import SCHEDULERS, Curve, Scheduler, warm_up
-from ...dsl.schema.setting import at_least, setting
-from ...planner.schedule.closed_form import length_in_steps
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.schedules import SCHEDULERS, Curve, Scheduler, warm_up
+from xtrain.dsl.schema.setting import at_least, setting
+from xtrain.planner.schedule.closed_form import length_in_steps
 
 
 @SCHEDULERS.register()

@@ -5,13 +5,13 @@ from typing import ClassVar, Literal
 
 from attrs import frozen
 
-from ...dsl.dimension import Dimension
-from ...dsl.quantity import Quantity
-from ...dsl.schema.component import named
-from ...dsl.schema.setting import Role, at_least, positive, seed_range, setting
-from ...dsl.schema.sweep import METHODS, Halving, Method, Point
-from .random import drawn
-from .tpe import TpeSearch
+from xtrain.components.searches.random import drawn
+from xtrain.components.searches.tpe import TpeSearch
+from xtrain.dsl.dimension import Dimension
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.setting import Role, at_least, positive, seed_range, setting
+from xtrain.dsl.schema.sweep import METHODS, Halving, Method, Point
 
 
 @METHODS.register()

@@ -5,11 +5,11 @@ from typing import ClassVar
 
 from attrs import frozen
 
-from ...dsl.dimension import Dimension
-from ...dsl.schema.component import named
-from ...dsl.schema.setting import Role, at_least, seed_range, setting
-from ...dsl.schema.sweep import METHODS, Method, Point
-from .random import drawn
+from xtrain.components.searches.random import drawn
+from xtrain.dsl.dimension import Dimension
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.setting import Role, at_least, seed_range, setting
+from xtrain.dsl.schema.sweep import METHODS, Method, Point
 
 
 @METHODS.register()

@@ -2,8 +2,8 @@
 
 from attrs import frozen
 
-from ...dsl.schema.sources import SOURCES
-from ...planner.data.file_source import FileSource
+from xtrain.dsl.schema.sources import SOURCES
+from xtrain.planner.data.file_source import FileSource
 
 
 @SOURCES.register()

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...runtime.data.errors import DataError
-from ...runtime.data.records.records import Reads
-from ...runtime.data.sources.columns import check_columns
-from ...runtime.data.sources.opening import size_of
-from ...runtime.data.sources.reader import OpenedSource, SourceRequest
-from ...runtime.data.sources.tables import open_tables
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.records.records import Reads
+from xtrain.runtime.data.sources.columns import check_columns
+from xtrain.runtime.data.sources.opening import size_of
+from xtrain.runtime.data.sources.reader import OpenedSource, SourceRequest
+from xtrain.runtime.data.sources.tables import open_tables
 
 if TYPE_CHECKING:
     import pyarrow as pa

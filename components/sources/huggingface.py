@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ...dsl.schema.names import file_path
-from ...dsl.schema.setting import label, setting
-from ...dsl.schema.sources import SOURCES, Source
-from ...planner.canonical import portable
+from xtrain.dsl.schema.names import file_path
+from xtrain.dsl.schema.setting import label, setting
+from xtrain.dsl.schema.sources import SOURCES, Source
+from xtrain.planner.canonical import portable
 
 if TYPE_CHECKING:
-    from ...planner.findings import Findings
+    from xtrain.planner.findings import Findings
 
 
 @SOURCES.register()

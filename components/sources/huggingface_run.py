@@ -7,15 +7,15 @@ from typing import Any
 
 from attrs import frozen
 
-from ...runtime.data.errors import DataError
-from ...runtime.data.records.bad_records import BadRecord
-from ...runtime.data.records.records import Reads, SourceRecord, SourceUnit
-from ...runtime.data.sources.columns import check_columns, packed, records_of, top_columns
-from ...runtime.data.sources.files import matched
-from ...runtime.data.sources.opening import needs
-from ...runtime.data.sources.reader import OpenedSource, SourceRequest
-from ...runtime.data.sources.tables import NO_ROWS, pyarrow
-from ...runtime.data.stores.digests import file_digest
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.records.bad_records import BadRecord
+from xtrain.runtime.data.records.records import Reads, SourceRecord, SourceUnit
+from xtrain.runtime.data.sources.columns import check_columns, packed, records_of, top_columns
+from xtrain.runtime.data.sources.files import matched
+from xtrain.runtime.data.sources.opening import needs
+from xtrain.runtime.data.sources.reader import OpenedSource, SourceRequest
+from xtrain.runtime.data.sources.tables import NO_ROWS, pyarrow
+from xtrain.runtime.data.stores.digests import file_digest
 
 ROWS = 1000
 DEFAULT_SPLIT = "train"

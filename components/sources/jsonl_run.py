@@ -7,15 +7,15 @@ from typing import Any
 
 from attrs import frozen
 
-from ...runtime.data.errors import DataError
-from ...runtime.data.records.bad_records import BadRecord
-from ...runtime.data.records.records import Content, Reads, SourceRecord, SourceUnit, Unusable
-from ...runtime.data.records.texts import decoded, described, parsed
-from ...runtime.data.sources.fields import Take, taker
-from ...runtime.data.sources.files import matched
-from ...runtime.data.sources.json_arrays import array_units, opened
-from ...runtime.data.sources.opening import blocks, size_of
-from ...runtime.data.sources.reader import OpenedSource, SourceRequest
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.records.bad_records import BadRecord
+from xtrain.runtime.data.records.records import Content, Reads, SourceRecord, SourceUnit, Unusable
+from xtrain.runtime.data.records.texts import decoded, described, parsed
+from xtrain.runtime.data.sources.fields import Take, taker
+from xtrain.runtime.data.sources.files import matched
+from xtrain.runtime.data.sources.json_arrays import array_units, opened
+from xtrain.runtime.data.sources.opening import blocks, size_of
+from xtrain.runtime.data.sources.reader import OpenedSource, SourceRequest
 
 
 def open_source(request: SourceRequest) -> OpenedSource:

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...runtime.data.records.records import Reads
-from ...runtime.data.sources.columns import BATCH_ROWS, UNIT_BYTES, check_columns, columns_read
-from ...runtime.data.sources.opening import size_of
-from ...runtime.data.sources.reader import OpenedSource, SourceRequest
-from ...runtime.data.sources.tables import open_tables
+from xtrain.runtime.data.records.records import Reads
+from xtrain.runtime.data.sources.columns import BATCH_ROWS, UNIT_BYTES, check_columns, columns_read
+from xtrain.runtime.data.sources.opening import size_of
+from xtrain.runtime.data.sources.reader import OpenedSource, SourceRequest
+from xtrain.runtime.data.sources.tables import open_tables
 
 if TYPE_CHECKING:
     import pyarrow as pa

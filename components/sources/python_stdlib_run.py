@@ -3,9 +3,9 @@
 import sysconfig
 from pathlib import Path
 
-from ...runtime.data.sources.files import matched
-from ...runtime.data.sources.reader import OpenedSource, SourceRequest
-from .text_run import TextFiles
+from xtrain.components.sources.text_run import TextFiles
+from xtrain.runtime.data.sources.files import matched
+from xtrain.runtime.data.sources.reader import OpenedSource, SourceRequest
 
 
 def open_source(request: SourceRequest) -> OpenedSource:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ...runtime.data.records.bad_records import BadRecord
-from ...runtime.data.records.records import SourceRecord, SourceUnit, Unusable
-from ...runtime.data.records.texts import decoded
-from ...runtime.data.sources.files import matched
-from ...runtime.data.sources.opening import blocks, size_of
-from ...runtime.data.sources.reader import OpenedSource, SourceRequest
+from xtrain.runtime.data.records.bad_records import BadRecord
+from xtrain.runtime.data.records.records import SourceRecord, SourceUnit, Unusable
+from xtrain.runtime.data.records.texts import decoded
+from xtrain.runtime.data.sources.files import matched
+from xtrain.runtime.data.sources.opening import blocks, size_of
+from xtrain.runtime.data.sources.reader import OpenedSource, SourceRequest
 
 # Small files are read together: a unit each would cost more than reading them.
 FILES_BYTES = 1 << 20

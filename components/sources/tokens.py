@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import frozen
 
-from ...dsl.schema.setting import AUTO, Auto, at_least, setting
-from ...dsl.schema.sources import SOURCES
-from ...planner.data.file_source import FileSource
+from xtrain.dsl.schema.setting import AUTO, Auto, at_least, setting
+from xtrain.dsl.schema.sources import SOURCES
+from xtrain.planner.data.file_source import FileSource
 
 if TYPE_CHECKING:
-    from ...planner.findings import Findings
+    from xtrain.planner.findings import Findings
 
 
 @SOURCES.register()

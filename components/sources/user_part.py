@@ -5,8 +5,8 @@ from typing import Any
 
 from attrs import frozen
 
-from ...dsl.schema.component import UserComponent
-from ...dsl.schema.sources import SOURCES, Source
+from xtrain.dsl.schema.component import UserComponent
+from xtrain.dsl.schema.sources import SOURCES, Source
 
 
 @SOURCES.user

@@ -6,12 +6,12 @@ from typing import Any
 
 from attrs import frozen
 
-from ...runtime.data.records.bad_records import BadRecord
-from ...runtime.data.records.records import Reads, SourceRecord, SourceUnit, Unusable, content_size
-from ...runtime.data.records.texts import checked
-from ...runtime.data.sources.fields import taker
-from ...runtime.data.sources.reader import OpenedSource, SourceRequest
-from ...runtime.data.user_parts import user_source
+from xtrain.runtime.data.records.bad_records import BadRecord
+from xtrain.runtime.data.records.records import Reads, SourceRecord, SourceUnit, Unusable, content_size
+from xtrain.runtime.data.records.texts import checked
+from xtrain.runtime.data.sources.fields import taker
+from xtrain.runtime.data.sources.reader import OpenedSource, SourceRequest
+from xtrain.runtime.data.user_parts import user_source
 
 UNIT_RECORDS = 256
 UNIT_CHARACTERS = 1 << 20

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve
 
-from ...dsl.schema.setting import Conflict
-from ...planner.units import BYTES, bytes_text
-from ._deepspeed_settings import OFFLOADING, DeepspeedSettings
+from xtrain.components.stacks._deepspeed_settings import OFFLOADING, DeepspeedSettings
+from xtrain.dsl.schema.setting import Conflict
+from xtrain.planner.units import BYTES, bytes_text
 
 if TYPE_CHECKING:
-    from ...dsl.spec import Spec
-    from ...planner.costs.memory import OwnedBytes
-    from ...planner.resolved import Resolved
+    from xtrain.dsl.spec import Spec
+    from xtrain.planner.costs.memory import OwnedBytes
+    from xtrain.planner.resolved import Resolved
 
 BUCKET: Final = 2**24  # numbers that are summed together, at most; one larger parameter is summed by itself
 ALIGNED: Final = 1024  # numbers of a file, as DeepSpeed reads and writes multiples of 1 KiB
@@ -53,7 +53,7 @@ def conflicts_of_offload(spec: "Spec", chosen: DeepspeedSettings) -> Iterator[Co
 
 def idle_offload(spec: "Spec", chosen: DeepspeedSettings) -> Iterator[tuple[str, str]]:
     """Settings without effect, and why."""
-    from ...planner.mesh.cluster import device_kind
+    from xtrain.planner.mesh.cluster import device_kind
 
     places = set(chosen.offloading.values())
     if "nvme" not in places:
@@ -111,7 +111,7 @@ def offload_text(run: "Resolved", chosen: DeepspeedSettings) -> str:
 def moved(run: "Resolved", chosen: DeepspeedSettings, states: "OwnedBytes", piece: int, computed: int) -> "OwnedBytes":
     """What a rank has on its device and in host memory of `states`, which its stage leaves it. piece: bytes of its
     piece of the weights, as they are updated; computed: of what it computes with."""
-    from ...planner.mesh.cluster import device_kind
+    from xtrain.planner.mesh.cluster import device_kind
 
     device, weights, gradients, moments = states, 0, 0, 0
     if chosen.offload_optimizer != "none":

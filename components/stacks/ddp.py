@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from attrs import frozen
 
-from ...dsl.schema.stacks import STACKS, Stack
-from ...planner.architecture import EMBEDDING
-from ...planner.costs.op_trace import CollectiveCall
-from ...planner.units import BYTES, bytes_text, plural
+from xtrain.dsl.schema.stacks import STACKS, Stack
+from xtrain.planner.architecture import EMBEDDING
+from xtrain.planner.costs.op_trace import CollectiveCall
+from xtrain.planner.units import BYTES, bytes_text, plural
 
 if TYPE_CHECKING:
-    from ...planner.costs.stage_costs import StageCosts
-    from ...planner.graph.builder import Builder
-    from ...planner.resolved import Resolved
+    from xtrain.planner.costs.stage_costs import StageCosts
+    from xtrain.planner.graph.builder import Builder
+    from xtrain.planner.resolved import Resolved
 
 FIRST: Final = 2**20  # torch.nn.parallel.DistributedDataParallel: `_DEFAULT_FIRST_BUCKET_BYTES`, `bucket_cap_mb`
 OTHERS: Final = 25 * 2**20

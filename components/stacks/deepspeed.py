@@ -6,11 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from attrs import evolve, frozen
 
-from ...dsl.schema.setting import Conflict
-from ...dsl.schema.stacks import STACKS, Stack
-from ...planner.costs.op_trace import CollectiveCall
-from ...planner.units import BYTES, bytes_text, plural
-from ._deepspeed_offload import (
+from xtrain.components.stacks._deepspeed_offload import (
     BUCKET,
     aio_config,
     bucket_numbers,
@@ -21,14 +17,18 @@ from ._deepspeed_offload import (
     offload_config,
     offload_text,
 )
-from ._deepspeed_settings import DeepspeedSettings
+from xtrain.components.stacks._deepspeed_settings import DeepspeedSettings
+from xtrain.dsl.schema.setting import Conflict
+from xtrain.dsl.schema.stacks import STACKS, Stack
+from xtrain.planner.costs.op_trace import CollectiveCall
+from xtrain.planner.units import BYTES, bytes_text, plural
 
 if TYPE_CHECKING:
-    from ...dsl.spec import Spec
-    from ...planner.costs.memory import OwnedBytes
-    from ...planner.costs.stage_costs import StageCosts
-    from ...planner.graph.builder import Builder
-    from ...planner.resolved import Resolved
+    from xtrain.dsl.spec import Spec
+    from xtrain.planner.costs.memory import OwnedBytes
+    from xtrain.planner.costs.stage_costs import StageCosts
+    from xtrain.planner.graph.builder import Builder
+    from xtrain.planner.resolved import Resolved
 
 _AXES: Final = "spreads a model over data ranks alone"
 _SHARES: Final = {
@@ -190,7 +190,7 @@ def stage_of(spec: "Spec") -> int:
 
 def _of_compute(spec: "Spec", stage: int, other: str) -> Iterator[Conflict]:
     """The engine has a model in bf16, and pieces of its weights in fp32."""
-    from ...planner.resolved import resolve_formats
+    from xtrain.planner.resolved import resolve_formats
 
     formats = resolve_formats(spec.precision, spec.parallel)
     compute = formats.compute if formats.fp8 is None else "fp8"
@@ -214,8 +214,8 @@ def _of_compute(spec: "Spec", stage: int, other: str) -> Iterator[Conflict]:
 
 def _of_pieces(spec: "Spec", stage: int, other: str) -> Iterator[Conflict]:
     """What needs whole gradients, or the whole state of a parameter, on each rank."""
-    from ...planner.data.data_rules import actions_of
-    from ...planner.model.groups import written_optimizers
+    from xtrain.planner.data.data_rules import actions_of
+    from xtrain.planner.model.groups import written_optimizers
 
     for before, chosen in written_optimizers(spec).items():
         if before:
@@ -259,7 +259,7 @@ def _of_readers(
 ) -> Iterator[Conflict]:
     """What reads parameters where the stack does not have them as they are saved. what: these, as a clause. beside:
     setting → whether it is there, and what reads them by it."""
-    from ...planner.data.data_rules import actions_of
+    from xtrain.planner.data.data_rules import actions_of
 
     reads = {
         "adapter": (spec.adapter is not None, "an adapter"),

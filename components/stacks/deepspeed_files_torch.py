@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...planner.units import bytes_text
-from ...runtime.errors import EnvironmentFault
-from ...runtime.state import Rank
-from ._deepspeed_settings import OFFLOADING
-from .deepspeed_pieces_torch import WeightsInPieces
+from xtrain.components.stacks._deepspeed_settings import OFFLOADING
+from xtrain.components.stacks.deepspeed_pieces_torch import WeightsInPieces
+from xtrain.planner.units import bytes_text
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.state import Rank
 
 
 def in_folder_of_run(config: dict[str, Any], run: str) -> dict[str, Any]:

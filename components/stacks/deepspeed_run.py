@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from ...runtime.errors import EnvironmentFault
+from xtrain.runtime.errors import EnvironmentFault
 
 BUILDING: Final = 1800.0  # seconds; a lock that is older is not of a build that is under way
 _PINNED: Final = "pin_memory"  # what reads and writes files loads before itself

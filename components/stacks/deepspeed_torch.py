@@ -10,17 +10,22 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...runtime.errors import EnvironmentFault
-from ...runtime.files import durable
-from ...runtime.models.parts import ModelParts
-from ...runtime.ops import PlanMismatch, op
-from ...runtime.parallelize.wrapped import WrappedModel
-from ...runtime.reporting.records import Records
-from ...runtime.state import Rank
-from ...runtime.training.local_optimizer import LocalOptimizer
-from .deepspeed_files_torch import WeightsInFiles, check_room, drop_at_exit, in_folder_of_run
-from .deepspeed_pieces_torch import EngineOptimizer, ExactPieces, PiecesOptimizer, WeightsInPieces
-from .deepspeed_run import check_files
+from xtrain.components.stacks.deepspeed_files_torch import WeightsInFiles, check_room, drop_at_exit, in_folder_of_run
+from xtrain.components.stacks.deepspeed_pieces_torch import (
+    EngineOptimizer,
+    ExactPieces,
+    PiecesOptimizer,
+    WeightsInPieces,
+)
+from xtrain.components.stacks.deepspeed_run import check_files
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.files import durable
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import PlanMismatch, op
+from xtrain.runtime.parallelize.wrapped import WrappedModel
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Rank
+from xtrain.runtime.training.local_optimizer import LocalOptimizer
 
 FILE = "deepspeed.json"
 

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ...dsl.schema.stacks import STACKS, Stack
+from xtrain.dsl.schema.stacks import STACKS, Stack
 
 if TYPE_CHECKING:
-    from ...planner.costs.op_trace import CollectiveCall
-    from ...planner.costs.stage_costs import StageCosts
-    from ...planner.graph.builder import Builder
-    from ...planner.resolved import Resolved
+    from xtrain.planner.costs.op_trace import CollectiveCall
+    from xtrain.planner.costs.stage_costs import StageCosts
+    from xtrain.planner.graph.builder import Builder
+    from xtrain.planner.resolved import Resolved
 
 
 @STACKS.register()
@@ -26,12 +26,12 @@ class ParallelStack(Stack):
     # The planner is there when it asks; a spec is read without it.
 
     def shard(self, graph: "Builder", run: "Resolved", last: str) -> str:
-        from ...planner.graph.shard_nodes import add_fsdp
+        from xtrain.planner.graph.shard_nodes import add_fsdp
 
         return add_fsdp(graph, run, last)
 
     def calls(self, run: "Resolved", stages: list["StageCosts"], pp: int) -> "Iterator[tuple[CollectiveCall, int]]":
-        from ...planner.costs.fsdp_traffic import gathers_of, sums_of
+        from xtrain.planner.costs.fsdp_traffic import gathers_of, sums_of
 
         yield from gathers_of(run, stages, pp)
         yield from sums_of(run, stages)

@@ -19,19 +19,19 @@ from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.distributed_c10d import AllreduceOptions, ReduceOp
 
-from ...dsl.schema.actions import SIGNALS
-from ...records.heartbeat import read_heartbeat
-from ...records.paths import heartbeat_path
-from ...records.run_events import ReplicasEvent
-from ...runtime.checkpoint.full_state import FullState
-from ...runtime.checkpoint.handed_over import give, take
-from ...runtime.control.signals import StopRequests
-from ...runtime.input.feed import Feed
-from ...runtime.monitoring.heartbeat import HeartbeatWriter, is_same_process, own_host
-from ...runtime.replica import FEWER, JOINED, OPEN, OVER, READY, ReplicaGroup, gone
-from ...runtime.reporting.records import Records
-from ...runtime.state import Halt, Progress, Rank, RunIsOver, Step, StepAgain
-from .torchft import BUCKET
+from xtrain.components.stacks.torchft import BUCKET
+from xtrain.dsl.schema.actions import SIGNALS
+from xtrain.records.heartbeat import read_heartbeat
+from xtrain.records.paths import heartbeat_path
+from xtrain.records.run_events import ReplicasEvent
+from xtrain.runtime.checkpoint.full_state import FullState
+from xtrain.runtime.checkpoint.handed_over import give, take
+from xtrain.runtime.control.signals import StopRequests
+from xtrain.runtime.input.feed import Feed
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter, is_same_process, own_host
+from xtrain.runtime.replica import FEWER, JOINED, OPEN, OVER, READY, ReplicaGroup, gone
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Halt, Progress, Rank, RunIsOver, Step, StepAgain
 
 MANAGER: Final = "manager"
 # How long ranks of a group wait for a quorum before they ask each other whether to stop; and for others to connect, or

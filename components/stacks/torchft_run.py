@@ -5,8 +5,8 @@ import os
 from importlib import import_module
 from typing import Any, Final
 
-from ...runtime.errors import EnvironmentFault
-from ...runtime.launch.node_place import LOOPBACK
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.launch.node_place import LOOPBACK
 
 ALL_INTERFACES: Final = ("0.0.0.0", "[::]")  # of IPv4 and IPv6
 # How long groups wait for one that is alive and does not come to the next step; it may save, or evaluate.

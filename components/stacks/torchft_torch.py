@@ -14,23 +14,23 @@ import torch
 from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from ...planner.plan import Plan
-from ...runtime.checkpoint.ops import Beginning
-from ...runtime.control.agreement import Agreement
-from ...runtime.control.signals import StopRequests
-from ...runtime.errors import EnvironmentFault
-from ...runtime.input.feed import Feed
-from ...runtime.launch.node_place import in_url, own_address
-from ...runtime.models.batch import RowLosses
-from ...runtime.models.parts import ModelParts
-from ...runtime.monitoring.heartbeat import HeartbeatWriter
-from ...runtime.ops import op
-from ...runtime.parallelize.gradients import local_gradient
-from ...runtime.replica import LIGHTHOUSE, ReplicaGroup
-from ...runtime.reporting.records import Records
-from ...runtime.state import Progress, Rank, Step, StepAgain, StepCall
-from ...runtime.training.observe import Window
-from .torchft_quorum_torch import BEAT, CONNECT, MANAGER, QUORUM, Quorum
+from xtrain.components.stacks.torchft_quorum_torch import BEAT, CONNECT, MANAGER, QUORUM, Quorum
+from xtrain.planner.plan import Plan
+from xtrain.runtime.checkpoint.ops import Beginning
+from xtrain.runtime.control.agreement import Agreement
+from xtrain.runtime.control.signals import StopRequests
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.input.feed import Feed
+from xtrain.runtime.launch.node_place import in_url, own_address
+from xtrain.runtime.models.batch import RowLosses
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallelize.gradients import local_gradient
+from xtrain.runtime.replica import LIGHTHOUSE, ReplicaGroup
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Progress, Rank, Step, StepAgain, StepCall
+from xtrain.runtime.training.observe import Window
 
 
 @op("setup.parallel.torchft", gives="quorum")

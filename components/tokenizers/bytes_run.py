@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ...runtime.data.documents.token_bytes import TokenBytes
-from ...runtime.data.documents.tokenizers import Placed, TextTokenizer
+from xtrain.runtime.data.documents.token_bytes import TokenBytes
+from xtrain.runtime.data.documents.tokenizers import Placed, TextTokenizer
 
 
 def open_tokenizer(source: str, base: Path) -> TextTokenizer:

@@ -7,10 +7,10 @@ from typing import Final
 
 from attrs import frozen
 
-from ...dsl.schema.tokenizers import TOKENIZERS, TokenizerKind
-from ...planner.canonical import portable
-from ...planner.data.tokenizer_folder import find_chat_template
-from ...planner.data.vocabulary import ADDED, CONFIG, SPECIALS, find_special_tokens, read_vocabulary
+from xtrain.dsl.schema.tokenizers import TOKENIZERS, TokenizerKind
+from xtrain.planner.canonical import portable
+from xtrain.planner.data.tokenizer_folder import find_chat_template
+from xtrain.planner.data.vocabulary import ADDED, CONFIG, SPECIALS, find_special_tokens, read_vocabulary
 
 VOCABULARY: Final = "tokenizer.json"
 # Beside it, of a tokenizer of transformers: what is there is exported with it.

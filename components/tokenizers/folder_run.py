@@ -11,13 +11,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...planner.data.tokenizer_folder import TokenizerUnreadable, find_chat_template
-from ...planner.data.vocabulary import AddedToken, find_special_tokens, read_side_files
-from ...runtime.data.documents.bounded import BeyondBounds, Bounded
-from ...runtime.data.documents.long_texts import PIECE, joined
-from ...runtime.data.documents.token_bytes import TokenBytes, token_bytes
-from ...runtime.data.documents.tokenizers import Placed, TextTokenizer
-from ...runtime.data.errors import DataError
+from xtrain.planner.data.tokenizer_folder import TokenizerUnreadable, find_chat_template
+from xtrain.planner.data.vocabulary import AddedToken, find_special_tokens, read_side_files
+from xtrain.runtime.data.documents.bounded import BeyondBounds, Bounded
+from xtrain.runtime.data.documents.long_texts import PIECE, joined
+from xtrain.runtime.data.documents.token_bytes import TokenBytes, token_bytes
+from xtrain.runtime.data.documents.tokenizers import Placed, TextTokenizer
+from xtrain.runtime.data.errors import DataError
 
 MOST_GROWTH: Final = 64
 """Characters that a normalizer may make of one."""

@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from ...dsl.schema.log import TRACKERS, Tracker
-from ...dsl.schema.setting import Role, setting
+from xtrain.dsl.schema.log import TRACKERS, Tracker
+from xtrain.dsl.schema.setting import Role, setting
 
 
 @TRACKERS.register()

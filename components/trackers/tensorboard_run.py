@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from attrs import define
 
-from ...planner.plan import Plan
-from ...records.event import Event
-from ...records.lines import as_object
-from ...records.metrics import StepMetrics
-from ...records.step_events import GenerateEvent, RollbackEvent
-from ...runtime.ops import op
-from ...runtime.reporting.trackers import TrackerContext, Trackers
+from xtrain.planner.plan import Plan
+from xtrain.records.event import Event
+from xtrain.records.lines import as_object
+from xtrain.records.metrics import StepMetrics
+from xtrain.records.step_events import GenerateEvent, RollbackEvent
+from xtrain.runtime.ops import op
+from xtrain.runtime.reporting.trackers import TrackerContext, Trackers
 
 # Seconds between two times at which what is held back goes to the file.
 FLUSH_SECONDS: Final = 5.0
@@ -32,7 +32,7 @@ def log_to_tensorboard(trackers: Trackers, folder: str) -> None:
 
 
 def _page(plan: Plan) -> str:
-    from ...planner.report.render import render
+    from xtrain.planner.report.render import render
 
     return render(plan)
 

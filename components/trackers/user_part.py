@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from ...dsl.schema.component import UserComponent
-from ...dsl.schema.log import TRACKERS, Tracker
+from xtrain.dsl.schema.component import UserComponent
+from xtrain.dsl.schema.log import TRACKERS, Tracker
 
 
 @TRACKERS.user

@@ -4,13 +4,13 @@ from typing import Any
 
 from attrs import define
 
-from ...planner.plan import Plan
-from ...records.event import Event
-from ...records.lines import as_object
-from ...records.metrics import StepMetrics
-from ...runtime.data.user_parts import UserPart, failures_of, part_of, spec_folder
-from ...runtime.ops import op
-from ...runtime.reporting.trackers import TrackerContext, Trackers
+from xtrain.planner.plan import Plan
+from xtrain.records.event import Event
+from xtrain.records.lines import as_object
+from xtrain.records.metrics import StepMetrics
+from xtrain.runtime.data.user_parts import UserPart, failures_of, part_of, spec_folder
+from xtrain.runtime.ops import op
+from xtrain.runtime.reporting.trackers import TrackerContext, Trackers
 
 
 @op("setup.log.user")

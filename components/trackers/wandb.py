@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
-from ...dsl.schema.log import TRACKERS, Tracker
-from ...dsl.schema.setting import Role, setting, settings_of
+from xtrain.dsl.schema.log import TRACKERS, Tracker
+from xtrain.dsl.schema.setting import Role, setting, settings_of
 
 if TYPE_CHECKING:
-    from ...planner.findings import Findings
+    from xtrain.planner.findings import Findings
 
 # What W&B takes of a name.
 LONGEST_NAME: Final = 128

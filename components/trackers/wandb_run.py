@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from attrs import define
 
-from ...records.event import Event
-from ...records.lines import as_object
-from ...records.metrics import StepMetrics
-from ...records.step_events import GenerateEvent, RollbackEvent
-from ...runtime.ops import op
-from ...runtime.reporting.trackers import Trackers
+from xtrain.records.event import Event
+from xtrain.records.lines import as_object
+from xtrain.records.metrics import StepMetrics
+from xtrain.records.step_events import GenerateEvent, RollbackEvent
+from xtrain.runtime.ops import op
+from xtrain.runtime.reporting.trackers import Trackers
 
 # Seconds for W&B to answer when a run begins, and to take the rest when it ends.
 INIT_SECONDS: Final = 60.0

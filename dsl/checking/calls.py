@@ -5,19 +5,19 @@ from typing import Any, Final, get_origin
 
 import attrs
 
-from .. import blocks
-from ..diagnostics.diagnostic import Fix
-from ..diagnostics.fixes import renamed
-from ..diagnostics.source import Span
-from ..diagnostics.suggest import closest
-from ..evaluation.values import FAILED, Called, Items, Value, Word, describe
-from ..schema import later
-from ..schema.collators import LINKS
-from ..schema.component import Component, Registry
-from ..schema.setting import settings_of
-from ..schema.sources import SOURCES, Source
-from .context import Context, Converter
-from .type_errors import TypeMismatch, joined
+from xtrain.dsl import blocks
+from xtrain.dsl.checking.context import Context, Converter
+from xtrain.dsl.checking.type_errors import TypeMismatch, joined
+from xtrain.dsl.diagnostics.diagnostic import Fix
+from xtrain.dsl.diagnostics.fixes import renamed
+from xtrain.dsl.diagnostics.source import Span
+from xtrain.dsl.diagnostics.suggest import closest
+from xtrain.dsl.evaluation.values import FAILED, Called, Items, Value, Word, describe
+from xtrain.dsl.schema import later
+from xtrain.dsl.schema.collators import LINKS
+from xtrain.dsl.schema.component import Component, Registry
+from xtrain.dsl.schema.setting import settings_of
+from xtrain.dsl.schema.sources import SOURCES, Source
 
 _LATER: Final = (*later.SOURCES, *later.LINKS)
 

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from ..diagnostics.diagnostic import Diagnostics
-from ..diagnostics.source import SourceText, Span
-from ..diagnostics.suggest import did_you_mean
-from ..schema.model import FAMILIES, ModelFolder
-from ..schema.model_config import USUAL, WholeModel, is_metadata
-from .hub_cache import names_repo
-from .strict_json import STRICT
+from xtrain.dsl.checking.hub_cache import names_repo
+from xtrain.dsl.checking.strict_json import STRICT
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+from xtrain.dsl.diagnostics.source import SourceText, Span
+from xtrain.dsl.diagnostics.suggest import did_you_mean
+from xtrain.dsl.schema.model import FAMILIES, ModelFolder
+from xtrain.dsl.schema.model_config import USUAL, WholeModel, is_metadata
 
 CONFIG: Final = "config.json"
 LARGEST: Final = 2**24  # bytes of a file that is read whole

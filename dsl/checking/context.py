@@ -5,15 +5,15 @@ from typing import Any, Protocol
 
 from attrs import field, frozen
 
-from ..diagnostics.diagnostic import Diagnostics
-from ..evaluation.evaluate import Definition, Evaluator
-from ..evaluation.sections import Section
-from ..evaluation.values import Called, Value
-from ..schema.actions import Action
-from ..schema.component import Registry
-from ..schema.setting import Setting
-from ..spec import Origin
-from .unknown_settings import UnknownSettings
+from xtrain.dsl.checking.unknown_settings import UnknownSettings
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+from xtrain.dsl.evaluation.evaluate import Definition, Evaluator
+from xtrain.dsl.evaluation.sections import Section
+from xtrain.dsl.evaluation.values import Called, Value
+from xtrain.dsl.schema.actions import Action
+from xtrain.dsl.schema.component import Registry
+from xtrain.dsl.schema.setting import Setting
+from xtrain.dsl.spec import Origin
 
 
 @frozen

@@ -7,21 +7,11 @@ value and of every name it came through, and `FAILED` stands in for it.
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from ..blocks import choices_of
-from ..diagnostics.diagnostic import Fix
-from ..diagnostics.suggest import closest
-from ..dimension import Dimension
-from ..evaluation.values import FAILED, Bounds, Items, Links, Mapping, Value, Word, describe, is_number
-from ..interval import Interval
-from ..metric import FORM, MeasuredNumber, Metric
-from ..quantity import Quantity
-from ..schema.component import is_call
-from ..schema.names import TextCheck
-from ..schema.setting import AUTO, LARGEST, Auto, Setting
-from .calls import convert_call, convert_links
-from .context import Context, Converter
-from .dimensions import dimension
-from .type_errors import (
+from xtrain.dsl.blocks import choices_of
+from xtrain.dsl.checking.calls import convert_call, convert_links
+from xtrain.dsl.checking.context import Context, Converter
+from xtrain.dsl.checking.dimensions import dimension
+from xtrain.dsl.checking.type_errors import (
     TypeMismatch,
     interval_mismatch,
     list_mismatch,
@@ -31,6 +21,16 @@ from .type_errors import (
     report,
     word_mismatch,
 )
+from xtrain.dsl.diagnostics.diagnostic import Fix
+from xtrain.dsl.diagnostics.suggest import closest
+from xtrain.dsl.dimension import Dimension
+from xtrain.dsl.evaluation.values import FAILED, Bounds, Items, Links, Mapping, Value, Word, describe, is_number
+from xtrain.dsl.interval import Interval
+from xtrain.dsl.metric import FORM, MeasuredNumber, Metric
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.component import is_call
+from xtrain.dsl.schema.names import TextCheck
+from xtrain.dsl.schema.setting import AUTO, LARGEST, Auto, Setting
 
 WHOLE_UNITS = ("steps", "tokens", "samples", "bytes")
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ..dimension import Between, Dimension, Listed
-from ..evaluation.values import Bounds, Called, Items, Value, Word, describe, is_number, quantity_text
-from ..quantity import Quantity
-from ..schema.setting import AUTO
-from .context import Context
-from .type_errors import TypeMismatch
+from xtrain.dsl.checking.context import Context
+from xtrain.dsl.checking.type_errors import TypeMismatch
+from xtrain.dsl.dimension import Between, Dimension, Listed
+from xtrain.dsl.evaluation.values import Bounds, Called, Items, Value, Word, describe, is_number, quantity_text
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.setting import AUTO
 
 SCALES: Final = ("uniform", "log")
 _FORMS: Final = "a list, `a..b`, `uniform(low, high)` or `log(low, high)`"

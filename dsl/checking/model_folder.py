@@ -11,12 +11,14 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from ..diagnostics.diagnostic import Diagnostics
-from ..diagnostics.source import SourceText, Span
-from ..evaluation.sections import Label, Section, SectionEntry
-from ..evaluation.values import FAILED, Called, Items, Value, ValueStep, Word, is_number
-from ..schema.model import FAMILIES, Model, ModelFolder
-from ..schema.model_config import (
+from xtrain.dsl.checking.config_json import CONFIG, ConfigEntry, ConfigUnreadable, family_of, refuse_unknown, short_json
+from xtrain.dsl.checking.hub_cache import SnapshotMissing, find_snapshot
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+from xtrain.dsl.diagnostics.source import SourceText, Span
+from xtrain.dsl.evaluation.sections import Label, Section, SectionEntry
+from xtrain.dsl.evaluation.values import FAILED, Called, Items, Value, ValueStep, Word, is_number
+from xtrain.dsl.schema.model import FAMILIES, Model, ModelFolder
+from xtrain.dsl.schema.model_config import (
     CONTEXT,
     REFUSED,
     ROPE_KEYS,
@@ -30,10 +32,8 @@ from ..schema.model_config import (
     WrongKey,
     is_metadata,
 )
-from ..schema.rope import ROPE_SCALINGS, Rope, yarn_magnitude
-from ..schema.setting import AUTO
-from .config_json import CONFIG, ConfigEntry, ConfigUnreadable, family_of, refuse_unknown, short_json
-from .hub_cache import SnapshotMissing, find_snapshot
+from xtrain.dsl.schema.rope import ROPE_SCALINGS, Rope, yarn_magnitude
+from xtrain.dsl.schema.setting import AUTO
 
 # Settings that may differ from the file: what is learned from here on, and how weights are drawn.
 FREE: Final = ("loss", "elsewhere")

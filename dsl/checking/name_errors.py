@@ -6,21 +6,21 @@ from typing import Any, Final, get_args
 
 import attrs
 
-from .. import blocks
-from ..diagnostics.diagnostic import Diagnostics, Fix, Note
-from ..diagnostics.fixes import renamed
-from ..diagnostics.source import SourceText, Span
-from ..diagnostics.suggest import closest
-from ..diagnostics.synonyms import synonym_of
-from ..dimension import Dimension
-from ..evaluation.sections import Section, SectionEntry, Tree
-from ..evaluation.values import FAILED, Items, Mapping, Value
-from ..schema import later
-from ..schema.collators import LINKS
-from ..schema.setting import AUTO, Auto, Setting, open_setting, settings_of
-from ..syntax import tree as s
-from .context import Context
-from .peer_settings import PeerSettings, listed, owners
+from xtrain.dsl import blocks
+from xtrain.dsl.checking.context import Context
+from xtrain.dsl.checking.peer_settings import PeerSettings, listed, owners
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Fix, Note
+from xtrain.dsl.diagnostics.fixes import renamed
+from xtrain.dsl.diagnostics.source import SourceText, Span
+from xtrain.dsl.diagnostics.suggest import closest
+from xtrain.dsl.diagnostics.synonyms import synonym_of
+from xtrain.dsl.dimension import Dimension
+from xtrain.dsl.evaluation.sections import Section, SectionEntry, Tree
+from xtrain.dsl.evaluation.values import FAILED, Items, Mapping, Value
+from xtrain.dsl.schema import later
+from xtrain.dsl.schema.collators import LINKS
+from xtrain.dsl.schema.setting import AUTO, Auto, Setting, open_setting, settings_of
+from xtrain.dsl.syntax import tree as s
 
 _SAMPLE_NAMES: Final = {"dataset": "web", "phase": "anneal", "group": "embed_tokens", "hook": "watch", "task": "sql"}
 _LABEL: Final = re.compile(r'"[^"\\\n]*"|\w[\w.]*')

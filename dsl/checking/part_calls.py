@@ -4,19 +4,19 @@ from typing import Any, Union, get_args, get_origin
 
 from attrs import define, field
 
-from ..diagnostics.fixes import renamed
-from ..diagnostics.source import Span
-from ..diagnostics.suggest import closest
-from ..evaluation.values import FAILED, Called, Items, Mapping, Value, Word, describe, is_number, show_number
-from ..quantity import Quantity
-from ..schema.component import Registry, UserComponent, parameters_of
-from ..schema.setting import Setting
-from ..user_parts.kinds import PART_KINDS
-from ..user_parts.reader import Declared
-from ..user_parts.signatures import REQUIRED
-from .context import Context, Converter
-from .type_errors import TypeMismatch, joined, list_mismatch, map_mismatch, report
-from .user_components import component_of
+from xtrain.dsl.checking.context import Context, Converter
+from xtrain.dsl.checking.type_errors import TypeMismatch, joined, list_mismatch, map_mismatch, report
+from xtrain.dsl.checking.user_components import component_of
+from xtrain.dsl.diagnostics.fixes import renamed
+from xtrain.dsl.diagnostics.source import Span
+from xtrain.dsl.diagnostics.suggest import closest
+from xtrain.dsl.evaluation.values import FAILED, Called, Items, Mapping, Value, Word, describe, is_number, show_number
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.component import Registry, UserComponent, parameters_of
+from xtrain.dsl.schema.setting import Setting
+from xtrain.dsl.user_parts.kinds import PART_KINDS
+from xtrain.dsl.user_parts.reader import Declared
+from xtrain.dsl.user_parts.signatures import REQUIRED
 
 
 @define(eq=False)

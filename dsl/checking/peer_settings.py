@@ -5,12 +5,12 @@ from typing import Any
 
 from attrs import frozen
 
-from .. import blocks
-from ..diagnostics.diagnostic import Fix
-from ..diagnostics.synonyms import Given, ours, synonym_of
-from ..evaluation.sections import Section, SectionEntry
-from ..evaluation.values import Items, Value, Word
-from ..schema.setting import AUTO, settings_of
+from xtrain.dsl import blocks
+from xtrain.dsl.diagnostics.diagnostic import Fix
+from xtrain.dsl.diagnostics.synonyms import Given, ours, synonym_of
+from xtrain.dsl.evaluation.sections import Section, SectionEntry
+from xtrain.dsl.evaluation.values import Items, Value, Word
+from xtrain.dsl.schema.setting import AUTO, settings_of
 
 
 @frozen

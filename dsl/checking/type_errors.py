@@ -4,19 +4,19 @@ from collections.abc import Mapping as MappingOf
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from ..blocks import choices_of
-from ..diagnostics.diagnostic import Fix, Note
-from ..diagnostics.fixes import renamed
-from ..diagnostics.source import SourceText
-from ..diagnostics.suggest import certain, closest
-from ..evaluation.evaluate import Definition
-from ..evaluation.values import FAILED, Failed, Items, Value, Word, describe, is_number, show_number
-from ..interval import Interval
-from ..quantity import Quantity
-from ..schema import later
-from ..schema.setting import Auto
-from ..syntax.numbers import read_number
-from .context import Context, Converter
+from xtrain.dsl.blocks import choices_of
+from xtrain.dsl.checking.context import Context, Converter
+from xtrain.dsl.diagnostics.diagnostic import Fix, Note
+from xtrain.dsl.diagnostics.fixes import renamed
+from xtrain.dsl.diagnostics.source import SourceText
+from xtrain.dsl.diagnostics.suggest import certain, closest
+from xtrain.dsl.evaluation.evaluate import Definition
+from xtrain.dsl.evaluation.values import FAILED, Failed, Items, Value, Word, describe, is_number, show_number
+from xtrain.dsl.interval import Interval
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema import later
+from xtrain.dsl.schema.setting import Auto
+from xtrain.dsl.syntax.numbers import read_number
 
 _WANTED: dict[Any, tuple[str, ...]] = {
     int: ("a whole number",), float: ("a number",), str: ("a string",), bool: ("`true`", "`false`"),
@@ -156,7 +156,7 @@ def _unit_where_none_belongs(data: Quantity, annotation: Any, value: Value, cont
 
 
 def _is_numeral(text: str) -> bool:
-    from ..diagnostics.diagnostic import Diagnostics
+    from xtrain.dsl.diagnostics.diagnostic import Diagnostics
 
     stripped = text.strip()
     if not (stripped.isascii() and stripped[:1].isdigit()):

@@ -10,17 +10,17 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 
 import attrs
 
-from .. import blocks
-from ..diagnostics.suggest import closest
-from ..diagnostics.synonyms import ours
-from ..dimension import Dimension
-from ..evaluation.sections import Section, Tree
-from ..metric import MeasuredNumber, Metric
-from ..quantity import Quantity
-from ..schema import later
-from ..schema.collators import LINKS
-from ..schema.component import Component, variant
-from ..schema.setting import Setting, attributes_of, open_setting, settings_of, spelled
+from xtrain.dsl import blocks
+from xtrain.dsl.diagnostics.suggest import closest
+from xtrain.dsl.diagnostics.synonyms import ours
+from xtrain.dsl.dimension import Dimension
+from xtrain.dsl.evaluation.sections import Section, Tree
+from xtrain.dsl.metric import MeasuredNumber, Metric
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema import later
+from xtrain.dsl.schema.collators import LINKS
+from xtrain.dsl.schema.component import Component, variant
+from xtrain.dsl.schema.setting import Setting, attributes_of, open_setting, settings_of, spelled
 
 _PLAIN: Final = {
     bool: False,

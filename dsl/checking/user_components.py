@@ -4,17 +4,17 @@ from typing import Any, Final, cast
 
 import attrs
 
-from .. import blocks
-from ..schema import later
-from ..schema.actions import ACTIONS
-from ..schema.collators import LINKS
-from ..schema.component import UserComponent, parameter, registry_of
-from ..schema.log import TRACKERS
-from ..schema.sources import SOURCES
-from ..syntax.numbers import UNIT_WORDS
-from ..user_parts.kinds import PART_KINDS
-from ..user_parts.reader import Declared
-from ..user_parts.signatures import REQUIRED
+from xtrain.dsl import blocks
+from xtrain.dsl.schema import later
+from xtrain.dsl.schema.actions import ACTIONS
+from xtrain.dsl.schema.collators import LINKS
+from xtrain.dsl.schema.component import UserComponent, parameter, registry_of
+from xtrain.dsl.schema.log import TRACKERS
+from xtrain.dsl.schema.sources import SOURCES
+from xtrain.dsl.syntax.numbers import UNIT_WORDS
+from xtrain.dsl.user_parts.kinds import PART_KINDS
+from xtrain.dsl.user_parts.reader import Declared
+from xtrain.dsl.user_parts.signatures import REQUIRED
 
 # Kinds that no word opens a block of: they stand inside others, or are called.
 _INSIDE: Final = {registry.word: registry for registry in (ACTIONS, TRACKERS, SOURCES, LINKS)}

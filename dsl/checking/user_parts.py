@@ -8,27 +8,27 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from .. import blocks
-from ..diagnostics.diagnostic import Diagnostics, Fix
-from ..diagnostics.fixes import renamed
-from ..diagnostics.source import SourceText
-from ..diagnostics.suggest import certain, closest
-from ..evaluation import functions
-from ..evaluation.sections import Section
-from ..evaluation.values import Word
-from ..schema import later
-from ..schema.actions import ACTIONS, Action
-from ..schema.collators import LINKS
-from ..schema.component import Component, Registry, UserComponent, members_of, registry_of
-from ..schema.log import TRACKERS, Log
-from ..schema.sources import SOURCES
-from ..syntax import tree as s
-from ..syntax.tokens import CONSTANTS
-from ..user_parts.files import ModuleMissing, PartModule, find_module, is_file, module_digest
-from ..user_parts.kinds import PART_KINDS
-from ..user_parts.reader import read_parts
-from .part_calls import DeclaredPart
-from .user_components import names_taken
+from xtrain.dsl import blocks
+from xtrain.dsl.checking.part_calls import DeclaredPart
+from xtrain.dsl.checking.user_components import names_taken
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Fix
+from xtrain.dsl.diagnostics.fixes import renamed
+from xtrain.dsl.diagnostics.source import SourceText
+from xtrain.dsl.diagnostics.suggest import certain, closest
+from xtrain.dsl.evaluation import functions
+from xtrain.dsl.evaluation.sections import Section
+from xtrain.dsl.evaluation.values import Word
+from xtrain.dsl.schema import later
+from xtrain.dsl.schema.actions import ACTIONS, Action
+from xtrain.dsl.schema.collators import LINKS
+from xtrain.dsl.schema.component import Component, Registry, UserComponent, members_of, registry_of
+from xtrain.dsl.schema.log import TRACKERS, Log
+from xtrain.dsl.schema.sources import SOURCES
+from xtrain.dsl.syntax import tree as s
+from xtrain.dsl.syntax.tokens import CONSTANTS
+from xtrain.dsl.user_parts.files import ModuleMissing, PartModule, find_module, is_file, module_digest
+from xtrain.dsl.user_parts.kinds import PART_KINDS
+from xtrain.dsl.user_parts.reader import read_parts
 
 # Words that a spec understands in another way, beside the names of components; nodes of a plan go by some of them.
 _TAKEN: Final = frozenset((

@@ -2,13 +2,13 @@
 
 from typing import Final
 
-from .page import CodePage
-from .pages_data import PAGES as DATA
-from .pages_parts import PAGES as PARTS
-from .pages_plan import PAGES as PLAN
-from .pages_text import PAGES as TEXT
-from .pages_values import PAGES as VALUES
-from .suggest import closest
+from xtrain.dsl.diagnostics.page import CodePage
+from xtrain.dsl.diagnostics.pages_data import PAGES as DATA
+from xtrain.dsl.diagnostics.pages_parts import PAGES as PARTS
+from xtrain.dsl.diagnostics.pages_plan import PAGES as PLAN
+from xtrain.dsl.diagnostics.pages_text import PAGES as TEXT
+from xtrain.dsl.diagnostics.pages_values import PAGES as VALUES
+from xtrain.dsl.diagnostics.suggest import closest
 
 CODES: Final[dict[str, CodePage]] = {page.code: page for page in (*TEXT, *VALUES, *PLAN, *DATA, *PARTS)}
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TextIO
 
 from attrs import field, frozen
 
-from .source import Span, printable
+from xtrain.dsl.diagnostics.source import Span, printable
 
 Note = tuple[str, Span | None]
 MOST_ERRORS = 1000  # of one spec, then no more are looked for

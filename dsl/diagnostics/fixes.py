@@ -5,9 +5,9 @@ Fixes are certain: a hint may guess, a fix is written without asking. What rests
 
 from collections.abc import Iterable
 
-from .diagnostic import Fix
-from .source import SourceText, Span
-from .suggest import certain
+from xtrain.dsl.diagnostics.diagnostic import Fix
+from xtrain.dsl.diagnostics.source import SourceText, Span
+from xtrain.dsl.diagnostics.suggest import certain
 
 
 def renamed(span: Span, word: str, candidates: Iterable[str], *, taken: Iterable[str] = ()) -> Fix | None:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from .page import CodePage
+from xtrain.dsl.diagnostics.page import CodePage
 
 PAGES: Final = (
     CodePage("X501", "an evaluation of an unknown dataset", """

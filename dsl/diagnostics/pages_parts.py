@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from .page import CodePage
+from xtrain.dsl.diagnostics.page import CodePage
 
 PAGES: Final = (
     CodePage("X221", "a module that cannot be read", """

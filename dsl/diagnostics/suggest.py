@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from .synonyms import ours, synonym_of
+from xtrain.dsl.diagnostics.synonyms import ours, synonym_of
 
 
 def closest(word: str, candidates: Iterable[str]) -> str | None:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, Final
 
-from ..env_text import EnvText
-from ..quantity import Quantity
-from ..syntax.numbers import number
-from .values import describe, is_number
+from xtrain.dsl.env_text import EnvText
+from xtrain.dsl.evaluation.values import describe, is_number
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.syntax.numbers import number
 
 _LARGEST_BITS: Final = 1000
 _LONGEST_TEXT: Final = 2**20  # characters: twenty sums of a text with itself would take all memory

@@ -5,15 +5,15 @@ from typing import Any
 
 from attrs import define, field
 
-from ..diagnostics.diagnostic import Diagnostics
-from ..diagnostics.fixes import renamed
-from ..diagnostics.source import Span
-from ..diagnostics.suggest import did_you_mean
-from ..schema.setting import AUTO
-from ..syntax import tree as s
-from .arithmetic import ArithmeticFailure, binary, negative
-from .functions import FUNCTIONS, call
-from .values import FAILED, Bounds, Called, Items, Links, Mapping, Value, ValueStep, Word, describe
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+from xtrain.dsl.diagnostics.fixes import renamed
+from xtrain.dsl.diagnostics.source import Span
+from xtrain.dsl.diagnostics.suggest import did_you_mean
+from xtrain.dsl.evaluation.arithmetic import ArithmeticFailure, binary, negative
+from xtrain.dsl.evaluation.functions import FUNCTIONS, call
+from xtrain.dsl.evaluation.values import FAILED, Bounds, Called, Items, Links, Mapping, Value, ValueStep, Word, describe
+from xtrain.dsl.schema.setting import AUTO
+from xtrain.dsl.syntax import tree as s
 
 _CONSTANTS = {"true": True, "false": False, "none": None, "auto": AUTO}
 _DEEPEST = 200  # nested expressions; a spec written by hand has less than ten

@@ -5,13 +5,13 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
-from ..diagnostics.diagnostic import Diagnostics
-from ..diagnostics.source import SourceText
-from ..env_text import EnvText, Variable
-from ..quantity import Quantity
-from ..syntax.numbers import read_number
-from .arithmetic import ArithmeticFailure, checked
-from .values import describe, is_number
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+from xtrain.dsl.diagnostics.source import SourceText
+from xtrain.dsl.env_text import EnvText, Variable
+from xtrain.dsl.evaluation.arithmetic import ArithmeticFailure, checked
+from xtrain.dsl.evaluation.values import describe, is_number
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.syntax.numbers import read_number
 
 
 def call(name: str, arguments: list[Any]) -> Any:

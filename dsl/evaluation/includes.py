@@ -7,14 +7,14 @@ from typing import Final
 
 from attrs import define, field
 
-from ...regular_files import read_regular
-from ..diagnostics.diagnostic import Diagnostic, Diagnostics, Fix
-from ..diagnostics.fixes import without
-from ..diagnostics.source import SourceText, Span
-from ..diagnostics.suggest import certain, closest
-from ..syntax import tree as s
-from ..syntax.parser import MOST_TOKENS, parse_file
-from .evaluate import Definition, Names
+from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, Fix
+from xtrain.dsl.diagnostics.fixes import without
+from xtrain.dsl.diagnostics.source import SourceText, Span
+from xtrain.dsl.diagnostics.suggest import certain, closest
+from xtrain.dsl.evaluation.evaluate import Definition, Names
+from xtrain.dsl.syntax import tree as s
+from xtrain.dsl.syntax.parser import MOST_TOKENS, parse_file
+from xtrain.regular_files import read_regular
 
 _DEEPEST: Final = 100  # files that include one another
 LARGEST: Final = 2**20  # bytes of a spec with all that it includes

@@ -1,14 +1,14 @@
 """Statements into one tree: blocks are merged field by field, later ones win, expressions become values."""
 
-from ..blocks import NAMED
-from ..diagnostics.diagnostic import Diagnostic, Diagnostics, Fix
-from ..diagnostics.fixes import without
-from ..diagnostics.source import Span
-from ..syntax import tree as s
-from .evaluate import Evaluator, Names
-from .includes import ReadStatements
-from .sections import Label, Section, SectionEntry, Tree, TriggerSection
-from .values import Value, Word
+from xtrain.dsl.blocks import NAMED
+from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, Fix
+from xtrain.dsl.diagnostics.fixes import without
+from xtrain.dsl.diagnostics.source import Span
+from xtrain.dsl.evaluation.evaluate import Evaluator, Names
+from xtrain.dsl.evaluation.includes import ReadStatements
+from xtrain.dsl.evaluation.sections import Label, Section, SectionEntry, Tree, TriggerSection
+from xtrain.dsl.evaluation.values import Value, Word
+from xtrain.dsl.syntax import tree as s
 
 _STATEMENT_WORDS = {
     s.Include: "include", s.Use: "use", s.Let: "let", s.Param: "param", s.Every: "every", s.On: "on"

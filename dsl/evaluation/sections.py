@@ -2,11 +2,11 @@
 
 from attrs import define, field
 
-from ..diagnostics.diagnostic import Diagnostic
-from ..diagnostics.source import Span
-from ..syntax import tree as s
-from .evaluate import Names
-from .values import Value
+from xtrain.dsl.diagnostics.diagnostic import Diagnostic
+from xtrain.dsl.diagnostics.source import Span
+from xtrain.dsl.evaluation.evaluate import Names
+from xtrain.dsl.evaluation.values import Value
+from xtrain.dsl.syntax import tree as s
 
 
 @define(eq=False)

@@ -4,11 +4,11 @@ from typing import Any
 
 from attrs import field, frozen
 
-from ..diagnostics.diagnostic import Note
-from ..diagnostics.source import Span
-from ..quantity import Quantity
-from ..schema.setting import AUTO
-from ..syntax.numbers import UNIT_WORDS
+from xtrain.dsl.diagnostics.diagnostic import Note
+from xtrain.dsl.diagnostics.source import Span
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.setting import AUTO
+from xtrain.dsl.syntax.numbers import UNIT_WORDS
 
 
 @frozen

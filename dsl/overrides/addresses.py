@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from attrs import define, field
 
-from .. import blocks
-from ..schema.actions import Action
-from ..spec import Spec
+from xtrain.dsl import blocks
+from xtrain.dsl.schema.actions import Action
+from xtrain.dsl.spec import Spec
 
 # An action and its label, empty where it has none that a path could hold.
 Done = tuple[str, str]

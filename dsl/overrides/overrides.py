@@ -3,21 +3,21 @@
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .. import blocks
-from ..diagnostics.diagnostic import Diagnostics
-from ..diagnostics.source import SourceText, Span
-from ..diagnostics.synonyms import ours
-from ..evaluation.evaluate import Definition, Evaluator
-from ..evaluation.includes import ReadStatements
-from ..evaluation.sections import Section, SectionEntry, Tree
-from ..evaluation.values import FAILED, Value, describe
-from ..quantity import Quantity
-from ..schema.setting import settings_of
-from .paths import PATH, Override, Parts, descend, no_such, text_of, value_of
-from .ticks import set_event, set_tick
+from xtrain.dsl import blocks
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+from xtrain.dsl.diagnostics.source import SourceText, Span
+from xtrain.dsl.diagnostics.synonyms import ours
+from xtrain.dsl.evaluation.evaluate import Definition, Evaluator
+from xtrain.dsl.evaluation.includes import ReadStatements
+from xtrain.dsl.evaluation.sections import Section, SectionEntry, Tree
+from xtrain.dsl.evaluation.values import FAILED, Value, describe
+from xtrain.dsl.overrides.paths import PATH, Override, Parts, descend, no_such, text_of, value_of
+from xtrain.dsl.overrides.ticks import set_event, set_tick
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.setting import settings_of
 
 if TYPE_CHECKING:
-    from ..checking.user_parts import DeclaredParts
+    from xtrain.dsl.checking.user_parts import DeclaredParts
 
 _LAST = 1_000_000  # behind all files
 

@@ -6,17 +6,17 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from attrs import frozen
 
-from .. import blocks
-from ..diagnostics.diagnostic import Diagnostics
-from ..diagnostics.source import Span
-from ..diagnostics.suggest import closest
-from ..dimension import Dimension
-from ..evaluation.evaluate import Evaluator, Names
-from ..evaluation.includes import ReadStatements
-from ..evaluation.sections import Label, Section, SectionEntry
-from ..evaluation.values import Value
-from ..schema.setting import Auto, open_setting, settings_of
-from ..syntax.parser import parse_expression
+from xtrain.dsl import blocks
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+from xtrain.dsl.diagnostics.source import Span
+from xtrain.dsl.diagnostics.suggest import closest
+from xtrain.dsl.dimension import Dimension
+from xtrain.dsl.evaluation.evaluate import Evaluator, Names
+from xtrain.dsl.evaluation.includes import ReadStatements
+from xtrain.dsl.evaluation.sections import Label, Section, SectionEntry
+from xtrain.dsl.evaluation.values import Value
+from xtrain.dsl.schema.setting import Auto, open_setting, settings_of
+from xtrain.dsl.syntax.parser import parse_expression
 
 PATH = "--set"
 Parts = tuple[tuple[str, Span], ...]

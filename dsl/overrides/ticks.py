@@ -2,19 +2,19 @@
 
 from collections.abc import Mapping
 
-from ..diagnostics.diagnostic import Diagnostics
-from ..diagnostics.source import Span
-from ..diagnostics.suggest import closest
-from ..evaluation.evaluate import Evaluator, Names
-from ..evaluation.includes import ReadStatements
-from ..evaluation.sections import Section, Tree, TriggerSection
-from ..evaluation.values import Value, Word
-from ..quantity import Quantity
-from ..schema.actions import Action, by_default
-from ..schema.setting import settings_of
-from ..syntax import tree as s
-from .addresses import Addresses, Done
-from .paths import Override, Parts, descend, value_of
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+from xtrain.dsl.diagnostics.source import Span
+from xtrain.dsl.diagnostics.suggest import closest
+from xtrain.dsl.evaluation.evaluate import Evaluator, Names
+from xtrain.dsl.evaluation.includes import ReadStatements
+from xtrain.dsl.evaluation.sections import Section, Tree, TriggerSection
+from xtrain.dsl.evaluation.values import Value, Word
+from xtrain.dsl.overrides.addresses import Addresses, Done
+from xtrain.dsl.overrides.paths import Override, Parts, descend, value_of
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.actions import Action, by_default
+from xtrain.dsl.schema.setting import settings_of
+from xtrain.dsl.syntax import tree as s
 
 Actions = Mapping[str, type[Action]]
 """By their names, those of the user's own among them."""

@@ -10,20 +10,20 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 
 import attrs
 
-from .. import blocks
-from ..dimension import Dimension
-from ..interval import Interval
-from ..metric import MeasuredNumber, Metric
-from ..quantity import UNITS, Quantity
-from ..schema import actions
-from ..schema.collators import LINKS, usual_chain
-from ..schema.component import Registry, UserComponent, is_call, members_of, registry_of
-from ..schema.model import FOLDER
-from ..schema.names import TextCheck
-from ..schema.setting import AUTO, Auto, Range, Setting, open_setting, settings_of, spelled
-from ..spec_json import value_json
-from ..syntax.numbers import MULTIPLIERS
-from .reference import described, label_setting
+from xtrain.dsl import blocks
+from xtrain.dsl.dimension import Dimension
+from xtrain.dsl.interval import Interval
+from xtrain.dsl.metric import MeasuredNumber, Metric
+from xtrain.dsl.quantity import UNITS, Quantity
+from xtrain.dsl.reference.reference import described, label_setting
+from xtrain.dsl.schema import actions
+from xtrain.dsl.schema.collators import LINKS, usual_chain
+from xtrain.dsl.schema.component import Registry, UserComponent, is_call, members_of, registry_of
+from xtrain.dsl.schema.model import FOLDER
+from xtrain.dsl.schema.names import TextCheck
+from xtrain.dsl.schema.setting import AUTO, Auto, Range, Setting, open_setting, settings_of, spelled
+from xtrain.dsl.spec_json import value_json
+from xtrain.dsl.syntax.numbers import MULTIPLIERS
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _NAME: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"

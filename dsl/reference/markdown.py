@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from ..schema import later
-from .reference import ROLES, Field, ReferencePage, every_page, pages
-from .vocabulary import CONSTANTS, EVENTS, FUNCTIONS, MULTIPLIERS, STATEMENTS, UNITS
+from xtrain.dsl.reference.reference import ROLES, Field, ReferencePage, every_page, pages
+from xtrain.dsl.reference.vocabulary import CONSTANTS, EVENTS, FUNCTIONS, MULTIPLIERS, STATEMENTS, UNITS
+from xtrain.dsl.schema import later
 
 _INTRODUCTION: Final = """\
 # Reference of the language

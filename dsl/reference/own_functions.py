@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
-from ..diagnostics.diagnostic import Diagnostics
-from ..diagnostics.source import SourceText
-from ..schema.component import COMPUTED
-from ..spec_text import value_text
-from ..user_parts.kinds import PART_KINDS
-from ..user_parts.reader import Declared, read_parts
-from ..user_parts.signatures import REQUIRED, Parameter, Weight
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+from xtrain.dsl.diagnostics.source import SourceText
+from xtrain.dsl.schema.component import COMPUTED
+from xtrain.dsl.spec_text import value_text
+from xtrain.dsl.user_parts.kinds import PART_KINDS
+from xtrain.dsl.user_parts.reader import Declared, read_parts
+from xtrain.dsl.user_parts.signatures import REQUIRED, Parameter, Weight
 
 _WORDS = {int: "whole number", float: "number", str: "string", bool: "true or false"}
 

@@ -4,10 +4,10 @@ import textwrap
 from collections.abc import Iterable
 from typing import Final
 
-from .. import blocks
-from .reference import ROLES, Field, ReferencePage, pages
-from .topics import Topic, TopicWord
-from .vocabulary import EVENTS, FUNCTIONS, MULTIPLIERS, STATEMENTS, UNITS
+from xtrain.dsl import blocks
+from xtrain.dsl.reference.reference import ROLES, Field, ReferencePage, pages
+from xtrain.dsl.reference.topics import Topic, TopicWord
+from xtrain.dsl.reference.vocabulary import EVENTS, FUNCTIONS, MULTIPLIERS, STATEMENTS, UNITS
 
 _BOLD: Final = "\x1b[1m"
 _DIM: Final = "\x1b[2m"

@@ -5,12 +5,12 @@ from typing import Literal
 
 from attrs import frozen
 
-from .. import blocks
-from ..diagnostics.suggest import closest
-from ..schema import later
-from ..schema.setting import open_setting, settings_of
-from .reference import Field, ReferencePage, every_page
-from .vocabulary import CONSTANTS, EVENTS, FUNCTIONS, MULTIPLIERS, STATEMENTS, UNITS
+from xtrain.dsl import blocks
+from xtrain.dsl.diagnostics.suggest import closest
+from xtrain.dsl.reference.reference import Field, ReferencePage, every_page
+from xtrain.dsl.reference.vocabulary import CONSTANTS, EVENTS, FUNCTIONS, MULTIPLIERS, STATEMENTS, UNITS
+from xtrain.dsl.schema import later
+from xtrain.dsl.schema.setting import open_setting, settings_of
 
 
 @frozen

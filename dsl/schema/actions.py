@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
-from ..quantity import Quantity
-from .bases import Base
-from .component import Component, Registry
-from .setting import Role, at_least, positive, setting
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.bases import Base
+from xtrain.dsl.schema.component import Component, Registry
+from xtrain.dsl.schema.setting import Role, at_least, positive, setting
 
 if TYPE_CHECKING:
-    from ...planner.graph.action_node import ActionNode, ActionPlace, StepNode
-    from ...planner.resolved import Resolved
-    from ..spec import Spec
+    from xtrain.dsl.spec import Spec
+    from xtrain.planner.graph.action_node import ActionNode, ActionPlace, StepNode
+    from xtrain.planner.resolved import Resolved
 
 ACTIONS: Final = Registry["Action"]("action", "actions")
 TURN_OF_LOG: Final = 1

@@ -5,10 +5,10 @@ from typing import Any, ClassVar, Final
 
 import attrs
 
-from .component import Component, Registry
-from .model import Resuming
-from .names import file_path
-from .setting import Auto, Role, is_unspoken, setting, settings_of
+from xtrain.dsl.schema.component import Component, Registry
+from xtrain.dsl.schema.model import Resuming
+from xtrain.dsl.schema.names import file_path
+from xtrain.dsl.schema.setting import Auto, Role, is_unspoken, setting, settings_of
 
 DROPOUT_CHUNK: Final = 2**20  # numbers that go into a matrix for which is drawn at a time
 ADAPTERS: Final = Registry["Adapter"]("adapter", "adapters")

@@ -2,8 +2,8 @@
 
 from attrs import frozen
 
-from ..quantity import Quantity
-from .setting import AUTO, Auto, Range, Role, positive, setting, share
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.setting import AUTO, Auto, Range, Role, positive, setting, share
 
 
 @frozen

@@ -7,8 +7,8 @@ has the functions `encode`, `decode` and `table`, see `runtime/models/quantised.
 from math import prod
 from typing import Any, ClassVar, Final
 
-from .component import Component, Registry
-from .setting import between, setting, settings_of
+from xtrain.dsl.schema.component import Component, Registry
+from xtrain.dsl.schema.setting import between, setting, settings_of
 
 BASES: Final = Registry["Base"]("base", "bases")
 

@@ -4,9 +4,9 @@ from typing import Literal
 
 from attrs import frozen
 
-from ..metric import MeasuredNumber
-from .names import file_path
-from .setting import Role, at_least, setting
+from xtrain.dsl.metric import MeasuredNumber
+from xtrain.dsl.schema.names import file_path
+from xtrain.dsl.schema.setting import Role, at_least, setting
 
 
 @frozen

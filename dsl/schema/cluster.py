@@ -5,9 +5,9 @@ from typing import Any, ClassVar, Final
 
 from attrs import frozen
 
-from ..quantity import Quantity
-from .component import Component, Registry, named
-from .setting import AUTO, Auto, Role, at_least, positive, setting, share
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.component import Component, Registry, named
+from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, positive, setting, share
 
 CLUSTERS: Final = Registry["Cluster"](
     "cluster",

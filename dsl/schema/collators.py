@@ -5,9 +5,9 @@ One vocabulary for the links of a spec, the edges of a plan, the stages of a run
 
 from typing import Any, ClassVar, Final, Literal, Self, get_args, get_origin
 
-from .component import Component, Registry
-from .packings import Packing
-from .setting import Auto, settings_of
+from xtrain.dsl.schema.component import Component, Registry
+from xtrain.dsl.schema.packings import Packing
+from xtrain.dsl.schema.setting import Auto, settings_of
 
 # In the order in which they come to be.
 RAW_ROWS: Final = "rows of token arrays"

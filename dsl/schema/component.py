@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, Generic, Literal, TypeGuard, TypeVar, g
 
 import attrs
 
-from .setting import Range, Setting, complete
+from xtrain.dsl.schema.setting import Range, Setting, complete
 
 C = TypeVar("C", bound="Component")
 PACKAGE: Final = f"{__name__.partition('.dsl.')[0]}.components"

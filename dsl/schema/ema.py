@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from .setting import Role, at_least, proper_fraction, setting
+from xtrain.dsl.schema.setting import Role, at_least, proper_fraction, setting
 
 
 @frozen

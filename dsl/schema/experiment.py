@@ -4,9 +4,9 @@ from typing import Literal
 
 from attrs import frozen
 
-from ..quantity import Quantity
-from .names import file_name, file_path
-from .setting import AUTO, Auto, Role, between, label, positive, rank_count, seed_range, setting
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.names import file_name, file_path
+from xtrain.dsl.schema.setting import AUTO, Auto, Role, between, label, positive, rank_count, seed_range, setting
 
 
 @frozen

@@ -2,9 +2,9 @@
 
 from attrs import frozen
 
-from ..interval import Interval
-from ..quantity import Quantity
-from .setting import Role, at_least, not_negative, positive, setting
+from xtrain.dsl.interval import Interval
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.setting import Role, at_least, not_negative, positive, setting
 
 
 @frozen

@@ -4,8 +4,8 @@ from typing import ClassVar, Final, Literal
 
 from attrs import frozen
 
-from .component import Component, Registry
-from .setting import Role, component_name, setting
+from xtrain.dsl.schema.component import Component, Registry
+from xtrain.dsl.schema.setting import Role, component_name, setting
 
 RECIPES: Final = Registry["Recipe"]("recipe", "recipes")
 

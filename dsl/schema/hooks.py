@@ -4,9 +4,9 @@ from typing import Any
 
 from attrs import frozen
 
-from .component import UserComponent
-from .names import file_name
-from .setting import label
+from xtrain.dsl.schema.component import UserComponent
+from xtrain.dsl.schema.names import file_name
+from xtrain.dsl.schema.setting import label
 
 
 @frozen

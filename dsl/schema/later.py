@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from .losses import Loss
-from .parallel import Pp
+from xtrain.dsl.schema.losses import Loss
+from xtrain.dsl.schema.parallel import Pp
 
 KINDS: Final = ()
 ACTIONS: Final = ()

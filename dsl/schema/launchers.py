@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Final
 
 from attrs import frozen
 
-from .component import Component, Registry
+from xtrain.dsl.schema.component import Component, Registry
 
 LAUNCHERS: Final = Registry["Launcher"]("launcher", "launchers")
 

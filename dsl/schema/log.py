@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 import attrs
 from attrs import frozen
 
-from .component import Component, Registry
-from .setting import Role, setting, settings_of
+from xtrain.dsl.schema.component import Component, Registry
+from xtrain.dsl.schema.setting import Role, setting, settings_of
 
 if TYPE_CHECKING:
-    from ...planner.findings import Findings
+    from xtrain.planner.findings import Findings
 
 TRACKERS: Final = Registry["Tracker"]("tracker", "trackers")
 # The op and the node of a tracker are its name behind this.

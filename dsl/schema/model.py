@@ -6,10 +6,10 @@ from typing import Any, ClassVar, Final, Literal
 import attrs
 from attrs import frozen
 
-from .component import Component, Registry
-from .model_config import MOST_EXPERTS, MOST_FURTHER, MOST_LAYERS, ModelConfig
-from .rope import Rope
-from .setting import (
+from xtrain.dsl.schema.component import Component, Registry
+from xtrain.dsl.schema.model_config import MOST_EXPERTS, MOST_FURTHER, MOST_LAYERS, ModelConfig
+from xtrain.dsl.schema.rope import Rope
+from xtrain.dsl.schema.setting import (
     AUTO,
     Auto,
     Role,

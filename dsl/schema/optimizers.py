@@ -6,10 +6,10 @@ from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
-from .component import Component, Registry
-from .names import some_text
-from .setting import Conflict, is_unspoken, label, not_negative, positive, setting, settings_of
-from .state_tensors import StateTensor
+from xtrain.dsl.schema.component import Component, Registry
+from xtrain.dsl.schema.names import some_text
+from xtrain.dsl.schema.setting import Conflict, is_unspoken, label, not_negative, positive, setting, settings_of
+from xtrain.dsl.schema.state_tensors import StateTensor
 
 OPTIMIZERS: Final = Registry["Optimizer"]("optimizer", "optimizers")
 

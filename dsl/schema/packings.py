@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar, Final
 
-from .component import Component, Registry
+from xtrain.dsl.schema.component import Component, Registry
 
 PACKINGS: Final = Registry["Packing"]("packing", "packings", call="{}", order=lambda packing: packing.balances)
 

@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from attrs import fields, frozen
 
-from .setting import AUTO, Auto, Role, at_least, component_name, not_negative, rank_count, setting
-from .stacks import STACKS, Stack
+from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, component_name, not_negative, rank_count, setting
+from xtrain.dsl.schema.stacks import STACKS, Stack
 
 
 @frozen

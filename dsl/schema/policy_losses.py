@@ -5,9 +5,18 @@ from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
-from ..quantity import Quantity
-from .losses import ADVANTAGES, OLD, REF, Reference, ReferredLoss, Unit, logits_chunk, reference_setting
-from .setting import Conflict, Range, not_negative, positive, setting
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.losses import (
+    ADVANTAGES,
+    OLD,
+    REF,
+    Reference,
+    ReferredLoss,
+    Unit,
+    logits_chunk,
+    reference_setting,
+)
+from xtrain.dsl.schema.setting import Conflict, Range, not_negative, positive, setting
 
 POLICY: Final = {
     "policy/ratio": (

@@ -5,9 +5,9 @@ from typing import Literal
 import attrs
 from attrs import frozen
 
-from .bases import BASES, Base
-from .fp8 import Fp8
-from .setting import Role, setting
+from xtrain.dsl.schema.bases import BASES, Base
+from xtrain.dsl.schema.fp8 import Fp8
+from xtrain.dsl.schema.setting import Role, setting
 
 
 @frozen

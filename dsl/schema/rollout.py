@@ -5,10 +5,10 @@ from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
-from ..quantity import Quantity
-from .component import Component, Registry
-from .losses import ADVANTAGES, OLD
-from .setting import Role, at_least, between, positive, setting, settings_of
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.component import Component, Registry
+from xtrain.dsl.schema.losses import ADVANTAGES, OLD
+from xtrain.dsl.schema.setting import Role, at_least, between, positive, setting, settings_of
 
 MADE: Final = (ADVANTAGES, OLD)
 """The columns that a rollout makes."""

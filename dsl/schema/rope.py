@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from attrs import evolve, fields_dict, frozen
 
-from .setting import AUTO, Auto, at_least, not_negative, positive, setting
+from xtrain.dsl.schema.setting import AUTO, Auto, at_least, not_negative, positive, setting
 
 
 @frozen

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final
 
-from ..quantity import Quantity
-from .component import Component, Registry
-from .setting import (
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.component import Component, Registry
+from xtrain.dsl.schema.setting import (
     setting,
     share,
 )

@@ -4,9 +4,9 @@ from typing import Final, Literal
 
 from attrs import frozen
 
-from ..quantity import Quantity
-from .names import file_path, host_name, some_text, variable_name, web_origin
-from .setting import Range, Role, at_least, positive, setting
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.names import file_path, host_name, some_text, variable_name, web_origin
+from xtrain.dsl.schema.setting import Range, Role, at_least, positive, setting
 
 KEY_VARIABLE: Final = "XTRAIN_KEY"  # with the keys of a server whose spec names none
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from .names import TextCheck
+from xtrain.dsl.schema.names import TextCheck
 
 
 class Auto:

@@ -5,8 +5,8 @@ from typing import Any, ClassVar, Final, Literal
 
 import attrs
 
-from .component import Component, Registry
-from .setting import AUTO
+from xtrain.dsl.schema.component import Component, Registry
+from xtrain.dsl.schema.setting import AUTO
 
 SOURCES: Final = Registry["Source"]("source", "sources", call="{}()")
 

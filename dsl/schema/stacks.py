@@ -5,8 +5,8 @@ from typing import Any, ClassVar, Final
 
 from attrs import frozen
 
-from .component import Component, Registry
-from .setting import Conflict
+from xtrain.dsl.schema.component import Component, Registry
+from xtrain.dsl.schema.setting import Conflict
 
 STACKS: Final = Registry["Stack"]("stack", "stacks")
 PREFIX: Final = "setup.parallel."

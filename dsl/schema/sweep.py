@@ -6,11 +6,11 @@ from typing import Any, ClassVar, Final
 import attrs
 from attrs import frozen
 
-from ..dimension import Dimension
-from ..metric import Metric
-from ..quantity import Quantity
-from .component import Component, Registry
-from .setting import Role, at_least, setting, settings_of
+from xtrain.dsl.dimension import Dimension
+from xtrain.dsl.metric import Metric
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.component import Component, Registry
+from xtrain.dsl.schema.setting import Role, at_least, setting, settings_of
 
 METHODS: Final = Registry["Method"]("method", "searches")
 

@@ -5,10 +5,10 @@ from typing import Final
 
 from attrs import frozen
 
-from .adapters import Adapter
-from .names import TextCheck
-from .optimizers import OF_STEP, Optimizer
-from .setting import label, setting
+from xtrain.dsl.schema.adapters import Adapter
+from xtrain.dsl.schema.names import TextCheck
+from xtrain.dsl.schema.optimizers import OF_STEP, Optimizer
+from xtrain.dsl.schema.setting import label, setting
 
 # What is done with all gradients alike, and not for each task.
 _SHARED: Final = tuple(name for name in OF_STEP if name != "clip")

@@ -6,9 +6,9 @@ from typing import ClassVar, Final
 
 from attrs import frozen
 
-from .component import Component, Registry
-from .names import file_path
-from .setting import label
+from xtrain.dsl.schema.component import Component, Registry
+from xtrain.dsl.schema.names import file_path
+from xtrain.dsl.schema.setting import label
 
 TOKENIZERS: Final = Registry["TokenizerKind"]("tokenizer", "tokenizers", call="{}")
 

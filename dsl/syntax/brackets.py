@@ -7,9 +7,9 @@ closed, or closed by a brace in another column) ends where a line begins no deep
 from itertools import islice, takewhile
 from typing import Final
 
-from ..diagnostics.diagnostic import Diagnostics
-from ..diagnostics.fixes import closed, without
-from .tokens import CLOSERS, OPENERS, SEPARATORS, STATEMENTS, Token
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+from xtrain.dsl.diagnostics.fixes import closed, without
+from xtrain.dsl.syntax.tokens import CLOSERS, OPENERS, SEPARATORS, STATEMENTS, Token
 
 _LONGEST: Final = 1000  # tokens in a list or call; what is longer lacks more than a bracket
 _LOOKED_AT: Final = 16  # tokens of a line that may begin a statement

@@ -2,9 +2,9 @@
 
 from typing import Any, Final
 
-from ..diagnostics.source import Span
-from .tokens import STATEMENTS, Token
-from .unexpected_token import ENDS, LABELS, OPERATORS, Explanation, UnexpectedToken, mistake
+from xtrain.dsl.diagnostics.source import Span
+from xtrain.dsl.syntax.tokens import STATEMENTS, Token
+from xtrain.dsl.syntax.unexpected_token import ENDS, LABELS, OPERATORS, Explanation, UnexpectedToken, mistake
 
 
 def _body_without_braces(m: UnexpectedToken) -> Explanation | None:

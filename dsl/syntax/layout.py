@@ -1,9 +1,9 @@
 """Between lexer and parser: which line ends count, which words start a statement, how deep each token stands."""
 
-from ..diagnostics.diagnostic import Diagnostics
-from ..diagnostics.source import SourceText
-from .brackets import match_brackets
-from .tokens import CLOSERS, CONSTANTS, OPENERS, SEPARATORS, STATEMENTS, Token
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+from xtrain.dsl.diagnostics.source import SourceText
+from xtrain.dsl.syntax.brackets import match_brackets
+from xtrain.dsl.syntax.tokens import CLOSERS, CONSTANTS, OPENERS, SEPARATORS, STATEMENTS, Token
 
 # Before a `{` these say that a value is meant: it opens a map, not the body of a block.
 _BEFORE_A_VALUE = frozenset(

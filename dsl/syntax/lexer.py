@@ -9,10 +9,10 @@ import re
 import sys
 from typing import Final
 
-from ..diagnostics.diagnostic import Diagnostics, Fix
-from ..diagnostics.source import SourceText, Span
-from .numbers import read_number
-from .tokens import Token
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Fix
+from xtrain.dsl.diagnostics.source import SourceText, Span
+from xtrain.dsl.syntax.numbers import read_number
+from xtrain.dsl.syntax.tokens import Token
 
 _WORDS: Final = re.compile(
     r"""

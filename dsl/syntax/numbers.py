@@ -4,11 +4,11 @@ import re
 from fractions import Fraction
 from typing import Final
 
-from ..diagnostics.diagnostic import Diagnostics, Fix
-from ..diagnostics.source import SourceText, Span
-from ..diagnostics.suggest import certain, closest
-from ..quantity import UNITS, Quantity
-from .tokens import Token
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Fix
+from xtrain.dsl.diagnostics.source import SourceText, Span
+from xtrain.dsl.diagnostics.suggest import certain, closest
+from xtrain.dsl.quantity import UNITS, Quantity
+from xtrain.dsl.syntax.tokens import Token
 
 MULTIPLIERS: Final = {
     "k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30,

@@ -9,15 +9,15 @@ from typing import Final
 from lark.exceptions import UnexpectedToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
-from ..diagnostics.diagnostic import Diagnostics
-from ..diagnostics.source import SourceText
-from .layout import layout_tokens
-from .lexer import CORRECTED, tokenize
-from .syntax_errors import explain
-from .tokens import CLOSERS, OPENERS, SEPARATORS, Token
-from .tree import Assign, Expression, File, Item
-from .tree_builder import grammar
-from .unexpected_token import Explanation
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+from xtrain.dsl.diagnostics.source import SourceText
+from xtrain.dsl.syntax.layout import layout_tokens
+from xtrain.dsl.syntax.lexer import CORRECTED, tokenize
+from xtrain.dsl.syntax.syntax_errors import explain
+from xtrain.dsl.syntax.tokens import CLOSERS, OPENERS, SEPARATORS, Token
+from xtrain.dsl.syntax.tree import Assign, Expression, File, Item
+from xtrain.dsl.syntax.tree_builder import grammar
+from xtrain.dsl.syntax.unexpected_token import Explanation
 
 MOST_TOKENS: Final = 2**16  # of a spec with all that it includes: a hundred times the longest written by hand
 DEEPEST: Final = 50  # blocks inside blocks; the language has two levels, and a text without closing braces any number

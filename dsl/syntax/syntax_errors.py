@@ -2,12 +2,12 @@
 
 from typing import Final
 
-from ..diagnostics.source import Span
-from ..quantity import Quantity
-from .item_mistakes import ITEM_RULES, beginning
-from .numbers import MULTIPLIERS, UNIT_WORDS, certain_unit, near_unit
-from .tokens import OPENERS, STATEMENTS, Token
-from .unexpected_token import ENDS, OPERATORS, VALUES, Explanation, UnexpectedToken, mistake, shown
+from xtrain.dsl.diagnostics.source import Span
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.syntax.item_mistakes import ITEM_RULES, beginning
+from xtrain.dsl.syntax.numbers import MULTIPLIERS, UNIT_WORDS, certain_unit, near_unit
+from xtrain.dsl.syntax.tokens import OPENERS, STATEMENTS, Token
+from xtrain.dsl.syntax.unexpected_token import ENDS, OPERATORS, VALUES, Explanation, UnexpectedToken, mistake, shown
 
 _MULTIPLIERS_IN_WORDS: Final = {"thousand": "k", "million": "M", "billion": "B", "trillion": "T"}
 _UNITS: Final = "units: steps tokens epochs samples, s min h d, B KiB MiB GiB, %"

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from attrs import define
 
-from ..diagnostics.source import SourceText, Span
+from xtrain.dsl.diagnostics.source import SourceText, Span
 
 SEPARATORS: Final = ("_COMMA", "_NEWLINE")
 OPENERS: Final = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}

@@ -2,8 +2,8 @@
 
 from attrs import field, frozen
 
-from ..diagnostics.source import SourceText, Span
-from ..quantity import Quantity
+from xtrain.dsl.diagnostics.source import SourceText, Span
+from xtrain.dsl.quantity import Quantity
 
 
 @frozen

@@ -10,8 +10,8 @@ from typing import Any
 from lark import Lark, Transformer
 from lark.lexer import Lexer
 
-from . import tree as s
-from .tokens import Token
+from xtrain.dsl.syntax import tree as s
+from xtrain.dsl.syntax.tokens import Token
 
 Parts = list[Any]
 

@@ -4,9 +4,9 @@ from typing import Final
 
 from attrs import frozen
 
-from ..diagnostics.diagnostic import Diagnostic, Fix
-from ..diagnostics.source import Span
-from .tokens import Token
+from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Fix
+from xtrain.dsl.diagnostics.source import Span
+from xtrain.dsl.syntax.tokens import Token
 
 VALUES: Final = {"NUMBER", "STRING", "TRUE", "LSQB"}  # where all of these fit, a value is expected
 LABELS: Final = ("NAME", "STRING", "NUMBER", "AUTO", "NONE")

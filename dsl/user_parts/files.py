@@ -19,7 +19,7 @@ from typing import Final
 
 from attrs import frozen
 
-from .types import nested_too_deeply
+from xtrain.dsl.user_parts.types import nested_too_deeply
 
 _MOST: Final = 1000  # modules that one may lead to
 _DEEPEST: Final = 2000  # levels of a file that every version of Python reads; 3.11 reads about 3,000, 3.13 more

@@ -5,10 +5,10 @@ from typing import Any, Final, Literal
 
 from attrs import field, frozen
 
-from ..schema.collators import KINDS as LINK_KINDS
-from ..schema.model import ExpertTransformer
-from ..schema.setting import settings_of
-from .places import CHANGES, PLACES
+from xtrain.dsl.schema.collators import KINDS as LINK_KINDS
+from xtrain.dsl.schema.model import ExpertTransformer
+from xtrain.dsl.schema.setting import settings_of
+from xtrain.dsl.user_parts.places import CHANGES, PLACES
 
 Kind = Literal[
     "source",

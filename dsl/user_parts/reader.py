@@ -6,16 +6,16 @@ from typing import Any
 
 from attrs import field, frozen
 
-from ..diagnostics.diagnostic import Diagnostics
-from ..diagnostics.source import SourceText, Span
-from ..diagnostics.suggest import did_you_mean
-from ..schema.collators import LOCAL_MICROBATCH, MICROBATCH, may_give
-from .bodies import Definition, FunctionBody, ModuleText
-from .files import parse_quietly
-from .kinds import GENERATOR, PART_KINDS, Kind, Option, PartKind, names_of
-from .places import MAY_CHANGE, NOTHING, may_change
-from .signatures import Parameter, SignatureReader, Weight
-from .types import nested_too_deeply
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+from xtrain.dsl.diagnostics.source import SourceText, Span
+from xtrain.dsl.diagnostics.suggest import did_you_mean
+from xtrain.dsl.schema.collators import LOCAL_MICROBATCH, MICROBATCH, may_give
+from xtrain.dsl.user_parts.bodies import Definition, FunctionBody, ModuleText
+from xtrain.dsl.user_parts.files import parse_quietly
+from xtrain.dsl.user_parts.kinds import GENERATOR, PART_KINDS, Kind, Option, PartKind, names_of
+from xtrain.dsl.user_parts.places import MAY_CHANGE, NOTHING, may_change
+from xtrain.dsl.user_parts.signatures import Parameter, SignatureReader, Weight
+from xtrain.dsl.user_parts.types import nested_too_deeply
 
 
 @frozen

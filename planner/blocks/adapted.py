@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, field, frozen
 
-from ...dsl.schema.adapters import TaskAdapters
-from ..architecture import TASKS, Architecture, BlockParameter, ParameterSpec, widest_task
-from ..costs.op_trace import TracedTensor
-from .block import Chain
+from xtrain.dsl.schema.adapters import TaskAdapters
+from xtrain.planner.architecture import TASKS, Architecture, BlockParameter, ParameterSpec, widest_task
+from xtrain.planner.blocks.block import Chain
+from xtrain.planner.costs.op_trace import TracedTensor
 
 if TYPE_CHECKING:
-    from ..costs.block_trace import Tracer
+    from xtrain.planner.costs.block_trace import Tracer
 
 
 @frozen

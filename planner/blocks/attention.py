@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, frozen
 
-from ...dsl.schema.rope import Rope
-from ..architecture import Architecture, BlockParameter, RotaryAngles, pairs_within
-from ..attention_kernels import QUERIES
-from ..costs.op_trace import ALL_TO_ALL, ATTENTION, CP, CollectiveCall, TracedTensor
-from .block import Layer, later, row_bias
-from .norm import norm_weight
+from xtrain.dsl.schema.rope import Rope
+from xtrain.planner.architecture import Architecture, BlockParameter, RotaryAngles, pairs_within
+from xtrain.planner.attention_kernels import QUERIES
+from xtrain.planner.blocks.block import Layer, later, row_bias
+from xtrain.planner.blocks.norm import norm_weight
+from xtrain.planner.costs.op_trace import ALL_TO_ALL, ATTENTION, CP, CollectiveCall, TracedTensor
 
 if TYPE_CHECKING:
-    from ..costs.block_trace import Tracer
+    from xtrain.planner.costs.block_trace import Tracer
 
 TILE: Final = 256  # queries whose scores are in memory at once, where no kernel spares them and a row is on one rank
 

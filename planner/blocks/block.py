@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 import attrs
 from attrs import frozen
 
-from ...dsl.schema.component import load_offered
-from ...dsl.schema.model import ExpertTransformer, Model, TransformerSettings
-from ..architecture import Architecture, BlockParameter, Partial, RotaryAngles
-from ..costs.op_trace import TracedTensor
+from xtrain.dsl.schema.component import load_offered
+from xtrain.dsl.schema.model import ExpertTransformer, Model, TransformerSettings
+from xtrain.planner.architecture import Architecture, BlockParameter, Partial, RotaryAngles
+from xtrain.planner.costs.op_trace import TracedTensor
 
 if TYPE_CHECKING:
-    from ..costs.block_trace import Tracer
+    from xtrain.planner.costs.block_trace import Tracer
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from ...dsl.schema.adapters import TaskAdapters
-from ...dsl.schema.model import ExpertTransformer
-from ..architecture import Architecture, BlockParameter
-from ..costs.op_trace import ALL_TO_ALL, INDEX, MATMUL, TP, CollectiveCall, TracedTensor
-from .block import Layer, later, row_bias
-from .feed_forward import swiglu_parameters, trace_swiglu
+from xtrain.dsl.schema.adapters import TaskAdapters
+from xtrain.dsl.schema.model import ExpertTransformer
+from xtrain.planner.architecture import Architecture, BlockParameter
+from xtrain.planner.blocks.block import Layer, later, row_bias
+from xtrain.planner.blocks.feed_forward import swiglu_parameters, trace_swiglu
+from xtrain.planner.costs.op_trace import ALL_TO_ALL, INDEX, MATMUL, TP, CollectiveCall, TracedTensor
 
 if TYPE_CHECKING:
-    from ..costs.block_trace import Tracer
+    from xtrain.planner.costs.block_trace import Tracer
 
 EP = "setup.parallel.ep"
 MOST_PARTS = 8  # experts of a rank that are simulated one by one; of more, several count as one

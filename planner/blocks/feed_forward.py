@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import frozen
 
-from ..architecture import Architecture, BlockParameter
-from ..costs.op_trace import TracedTensor
-from .block import Layer, later, row_bias
+from xtrain.planner.architecture import Architecture, BlockParameter
+from xtrain.planner.blocks.block import Layer, later, row_bias
+from xtrain.planner.costs.op_trace import TracedTensor
 
 if TYPE_CHECKING:
-    from ..costs.block_trace import Tracer
+    from xtrain.planner.costs.block_trace import Tracer
 
 
 @frozen

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
-from ..architecture import EMBEDDING, Architecture, BlockParameter
-from ..costs.op_trace import INDEX, TP, CollectiveCall, TracedTensor
-from .block import BlockPiece, Chain, Layer, composed, later
-from .norm import NormLayer, norm_weight
+from xtrain.planner.architecture import EMBEDDING, Architecture, BlockParameter
+from xtrain.planner.blocks.block import BlockPiece, Chain, Layer, composed, later
+from xtrain.planner.blocks.norm import NormLayer, norm_weight
+from xtrain.planner.costs.op_trace import INDEX, TP, CollectiveCall, TracedTensor
 
 if TYPE_CHECKING:
-    from ..costs.block_trace import Tracer
+    from xtrain.planner.costs.block_trace import Tracer
 
 JOIN: Final = "join"
 

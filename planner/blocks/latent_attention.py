@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from ..architecture import Architecture, BlockParameter, RotaryAngles
-from ..costs.op_trace import TracedTensor
-from .attention import AttentionLayer, trace_kernel
-from .block import Layer, row_bias
-from .norm import norm_weight
+from xtrain.planner.architecture import Architecture, BlockParameter, RotaryAngles
+from xtrain.planner.blocks.attention import AttentionLayer, trace_kernel
+from xtrain.planner.blocks.block import Layer, row_bias
+from xtrain.planner.blocks.norm import norm_weight
+from xtrain.planner.costs.op_trace import TracedTensor
 
 if TYPE_CHECKING:
-    from ..costs.block_trace import Tracer
+    from xtrain.planner.costs.block_trace import Tracer
 
 
 @frozen(kw_only=True)

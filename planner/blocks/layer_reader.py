@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from ...dsl.user_parts.bodies import BodyError, BodyReader, ModuleText, is_number
-from ...dsl.user_parts.reader import Declared
-from ...dsl.user_parts.signatures import Weight
-from ...dsl.user_parts.types import expression, fits
-from ..architecture import BlockParameter
-from .user_layer import UNARY, LayerOp, UserLayer, is_reserved
+from xtrain.dsl.user_parts.bodies import BodyError, BodyReader, ModuleText, is_number
+from xtrain.dsl.user_parts.reader import Declared
+from xtrain.dsl.user_parts.signatures import Weight
+from xtrain.dsl.user_parts.types import expression, fits
+from xtrain.planner.architecture import BlockParameter
+from xtrain.planner.blocks.user_layer import UNARY, LayerOp, UserLayer, is_reserved
 
 # Where values are of a layer whose matrices are cut: whole on every rank, cut along the last dimension, or summands of
 # what they are together.

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Literal
 
 from attrs import frozen
 
-from ..architecture import Architecture, BlockParameter, Partial
-from ..costs.op_trace import TracedTensor
-from .block import BlockPiece, Chain, Layer, Residual, composed, later
+from xtrain.planner.architecture import Architecture, BlockParameter, Partial
+from xtrain.planner.blocks.block import BlockPiece, Chain, Layer, Residual, composed, later
+from xtrain.planner.costs.op_trace import TracedTensor
 
 if TYPE_CHECKING:
-    from ..costs.block_trace import Tracer
+    from xtrain.planner.costs.block_trace import Tracer
 
 
 @frozen

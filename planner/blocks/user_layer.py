@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import evolve, field, frozen
 
-from ..architecture import Architecture, BlockParameter
-from ..costs.op_trace import TracedTensor
-from .block import Layer
+from xtrain.planner.architecture import Architecture, BlockParameter
+from xtrain.planner.blocks.block import Layer
+from xtrain.planner.costs.op_trace import TracedTensor
 
 if TYPE_CHECKING:
-    from ..costs.block_trace import Tracer
+    from xtrain.planner.costs.block_trace import Tracer
 
 # Function of single numbers → what torch keeps of it for its backward, and how many tensors of its size the backward
 # makes on the way.

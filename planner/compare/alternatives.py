@@ -5,9 +5,9 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ...dsl.diagnostics.diagnostic import Diagnostics
-from ..load import plan_from_spec
-from ..plan import Plan
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+from xtrain.planner.load import plan_from_spec
+from xtrain.planner.plan import Plan
 
 # Words of `--compare` and the settings they stand for; anything with a dot is a path as `--set` takes it.
 SHORT = {

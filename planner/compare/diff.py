@@ -5,11 +5,11 @@ from typing import Any, Final
 
 from attrs import asdict, fields, frozen
 
-from ..plan import Memory, Plan, RankClass
-from ..schedule.horizon import known_timeline
-from ..schedule.step_sizes import StepSizes
-from .diff_values import ValueChange, changed_values
-from .resumable import Verdict, resumable
+from xtrain.planner.compare.diff_values import ValueChange, changed_values
+from xtrain.planner.compare.resumable import Verdict, resumable
+from xtrain.planner.plan import Memory, Plan, RankClass
+from xtrain.planner.schedule.horizon import known_timeline
+from xtrain.planner.schedule.step_sizes import StepSizes
 
 # Parts of a rank's memory, in the order of the plan, and their sum.
 CATEGORIES: Final = (*(field.name for field in fields(Memory) if field.type is int), "total_bytes")

@@ -8,16 +8,16 @@ from typing import Final, Literal
 
 from attrs import evolve, frozen
 
-from ...dsl.diagnostics.diagnostic import Diagnostics
-from ...dsl.user_parts.files import is_file
-from ..compile import Compiled
-from ..data.chain import own_modules
-from ..load import is_saved, plan_from_path, plan_from_spec, plan_from_text
-from ..plan import Plan
-from ..schedule.step_sizes import StepSizes
-from ..units import WIDTH
-from .resumable import Verdict
-from .resumable_curve import BUDGET
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+from xtrain.dsl.user_parts.files import is_file
+from xtrain.planner.compare.resumable import Verdict
+from xtrain.planner.compare.resumable_curve import BUDGET
+from xtrain.planner.compile import Compiled
+from xtrain.planner.data.chain import own_modules
+from xtrain.planner.load import is_saved, plan_from_path, plan_from_spec, plan_from_text
+from xtrain.planner.plan import Plan
+from xtrain.planner.schedule.step_sizes import StepSizes
+from xtrain.planner.units import WIDTH
 
 PLAN_FILE: Final = "plan.json"
 

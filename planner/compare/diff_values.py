@@ -7,10 +7,10 @@ from typing import Final, Literal, get_args
 
 from attrs import frozen
 
-from ...dsl import blocks
-from ...dsl.schema.component import members_of
-from ...dsl.schema.setting import Role, settings_of
-from ..plan import Plan, Provenance
+from xtrain.dsl import blocks
+from xtrain.dsl.schema.component import members_of
+from xtrain.dsl.schema.setting import Role, settings_of
+from xtrain.planner.plan import Plan, Provenance
 
 Group = Literal["experiment", "budget", "cadence", "mesh", "execution", "paths", "cluster"]
 GROUPS: Final[tuple[Group, ...]] = get_args(Group)

@@ -10,14 +10,14 @@ from typing import Final
 
 from attrs import evolve
 
-from ...dsl.diagnostics.diagnostic import Diagnostics, Note
-from ...version import __version__
-from ..compile import Compiled
-from ..data.chain import own_modules
-from ..load import plan_from_spec, plan_from_text
-from ..plan import Plan, PlanOrigin
-from .diff_values import ValueChange, changed_values
-from .plan_origin import source_fingerprint
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Note
+from xtrain.planner.compare.diff_values import ValueChange, changed_values
+from xtrain.planner.compare.plan_origin import source_fingerprint
+from xtrain.planner.compile import Compiled
+from xtrain.planner.data.chain import own_modules
+from xtrain.planner.load import plan_from_spec, plan_from_text
+from xtrain.planner.plan import Plan, PlanOrigin
+from xtrain.version import __version__
 
 MOST_VALUES: Final = 5
 ACCEPT: Final = "--accept-drift"

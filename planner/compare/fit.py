@@ -10,14 +10,14 @@ from typing import Literal
 
 from attrs import evolve, frozen
 
-from ...dsl.diagnostics.codes import CODES
-from ...dsl.schema.parallel import Activation
-from ...dsl.schema.setting import AUTO, Auto
-from ...dsl.spec import Spec
-from ..compile import appraise
-from ..costs.headroom import TIGHT
-from ..plan import Estimates, Hardware, Plan
-from ..units import bytes_text, seconds_text
+from xtrain.dsl.diagnostics.codes import CODES
+from xtrain.dsl.schema.parallel import Activation
+from xtrain.dsl.schema.setting import AUTO, Auto
+from xtrain.dsl.spec import Spec
+from xtrain.planner.compile import appraise
+from xtrain.planner.costs.headroom import TIGHT
+from xtrain.planner.plan import Estimates, Hardware, Plan
+from xtrain.planner.units import bytes_text, seconds_text
 
 Mode = Literal["none", "selective", "full"]
 Schedule = Literal["1f1b", "interleaved_1f1b", "zbv"]

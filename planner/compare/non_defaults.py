@@ -4,10 +4,10 @@ from typing import Final
 
 from attrs import NOTHING, Factory
 
-from ...dsl import blocks
-from ...dsl.schema.setting import settings_of
-from ..graph.provenance import spell
-from ..plan import Plan, Provenance
+from xtrain.dsl import blocks
+from xtrain.dsl.schema.setting import settings_of
+from xtrain.planner.graph.provenance import spell
+from xtrain.planner.plan import Plan, Provenance
 
 WRITTEN: Final = ("text", "let", "param", "set", "config")
 

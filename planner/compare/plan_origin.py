@@ -8,8 +8,8 @@ from typing import Final
 
 from attrs import evolve
 
-from ...version import __version__
-from ..plan import Plan, PlanOrigin
+from xtrain.planner.plan import Plan, PlanOrigin
+from xtrain.version import __version__
 
 # The rooms that decide what a plan is and what it does; how it is shown or asked for does not.
 ROOMS: Final = ("components", "dsl", "planner", "runtime")

@@ -9,20 +9,20 @@ from typing import Any, Final, get_args
 
 from attrs import frozen
 
-from ...dsl.schema.log import OP as TRACKER
-from ...dsl.schema.losses import LOSSES, PRECOMPUTED, REF
-from ..data.chain import call_text
-from ..graph.averaging import average_args
-from ..graph.checkpoint_fit import PRECISION, checkpoint_contents, mismatches, resuming, setting_path
-from ..graph.reference_nodes import OP as REFERENCE
-from ..plan import Node, Plan
-from ..schedule.horizon import as_known, known_arithmetic, resumed_plan
-from ..schedule.step_sizes import StepSizes
-from .diff_values import actions_text, recurring
-from .resumable_curve import ResumedPlan, curve_reasons
-from .resumable_data import data_reasons
-from .resumable_phases import phase_reasons
-from .resumable_rules import OUTSIDE, Effect, Kind, Reason, Rule, rules_of, tracker_rule
+from xtrain.dsl.schema.log import OP as TRACKER
+from xtrain.dsl.schema.losses import LOSSES, PRECOMPUTED, REF
+from xtrain.planner.compare.diff_values import actions_text, recurring
+from xtrain.planner.compare.resumable_curve import ResumedPlan, curve_reasons
+from xtrain.planner.compare.resumable_data import data_reasons
+from xtrain.planner.compare.resumable_phases import phase_reasons
+from xtrain.planner.compare.resumable_rules import OUTSIDE, Effect, Kind, Reason, Rule, rules_of, tracker_rule
+from xtrain.planner.data.chain import call_text
+from xtrain.planner.graph.averaging import average_args
+from xtrain.planner.graph.checkpoint_fit import PRECISION, checkpoint_contents, mismatches, resuming, setting_path
+from xtrain.planner.graph.reference_nodes import OP as REFERENCE
+from xtrain.planner.plan import Node, Plan
+from xtrain.planner.schedule.horizon import as_known, known_arithmetic, resumed_plan
+from xtrain.planner.schedule.step_sizes import StepSizes
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 EFFECTS: Final[tuple[Effect, ...]] = get_args(Effect)

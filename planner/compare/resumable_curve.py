@@ -6,13 +6,13 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from ...dsl.schema.schedules import Rate
-from ..data.chain import call_text
-from ..plan import Plan
-from ..schedule.arithmetic import Arithmetic
-from ..schedule.learning_curve import computed, learning_rate
-from ..units import amount_in_epochs, plural
-from .resumable_rules import Reason
+from xtrain.dsl.schema.schedules import Rate
+from xtrain.planner.compare.resumable_rules import Reason
+from xtrain.planner.data.chain import call_text
+from xtrain.planner.plan import Plan
+from xtrain.planner.schedule.arithmetic import Arithmetic
+from xtrain.planner.schedule.learning_curve import computed, learning_rate
+from xtrain.planner.units import amount_in_epochs, plural
 
 BUDGET: Final = "experiment.budget"
 SAMPLES: Final = 1_000  # steps at which two curves are compared

@@ -7,15 +7,15 @@ content of rows instead.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ...dsl.schema.collators import LINKS
-from ...dsl.schema.packings import packing_of
-from ...dsl.schema.sources import SOURCES
-from ...dsl.schema.tokenizers import tokenizer_kind
-from ..data.chain import changes_documents
-from ..data.source_args import BESIDE
-from ..plan import Node, Plan
-from ..units import plural
-from .resumable_rules import Reason
+from xtrain.dsl.schema.collators import LINKS
+from xtrain.dsl.schema.packings import packing_of
+from xtrain.dsl.schema.sources import SOURCES
+from xtrain.dsl.schema.tokenizers import tokenizer_kind
+from xtrain.planner.compare.resumable_rules import Reason
+from xtrain.planner.data.chain import changes_documents
+from xtrain.planner.data.source_args import BESIDE
+from xtrain.planner.plan import Node, Plan
+from xtrain.planner.units import plural
 
 
 def data_reasons(a: Plan, b: Plan) -> Iterator[Reason]:

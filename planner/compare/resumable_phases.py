@@ -5,11 +5,11 @@ from typing import Any
 
 from attrs import evolve
 
-from ..plan import Plan, PlanPhase
-from ..schedule.phases import first_step, in_order
-from ..units import amount_in_epochs
-from .resumable_data import renamed
-from .resumable_rules import Effect, Reason
+from xtrain.planner.compare.resumable_data import renamed
+from xtrain.planner.compare.resumable_rules import Effect, Reason
+from xtrain.planner.plan import Plan, PlanPhase
+from xtrain.planner.schedule.phases import first_step, in_order
+from xtrain.planner.units import amount_in_epochs
 
 
 def phase_reasons(a: Plan, b: Plan, step: int | None) -> Iterator[Reason]:

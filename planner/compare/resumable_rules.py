@@ -8,13 +8,13 @@ from typing import Any, Final, Literal
 
 from attrs import frozen
 
-from ...dsl.schema.actions import ACTIONS
-from ...dsl.schema.log import OP as TRACKER
-from ...dsl.schema.optimizers import OPTIMIZERS
-from ...dsl.schema.rollout import REWARDS
-from ...dsl.schema.setting import settings_of
-from ...dsl.schema.stacks import stack_of_node, stack_of_step
-from ..model.groups import OP as GROUP
+from xtrain.dsl.schema.actions import ACTIONS
+from xtrain.dsl.schema.log import OP as TRACKER
+from xtrain.dsl.schema.optimizers import OPTIMIZERS
+from xtrain.dsl.schema.rollout import REWARDS
+from xtrain.dsl.schema.setting import settings_of
+from xtrain.dsl.schema.stacks import stack_of_node, stack_of_step
+from xtrain.planner.model.groups import OP as GROUP
 
 Kind = Literal["same", "safe", "resharded", "incompatible"]
 # Against a run that had been the second plan's from its start: none: equal bit for bit; rounding: equal but for it;

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, field, frozen
 
-from ..architecture import block_parameters, name_in_block
-from ..mesh.cluster import device_kind
-from ..mesh.sharding import fits
-from ..model.inventory import block_tensors
-from ..resolved import Resolved, TrainedKind
-from .fp8_trace import Fp8Product
-from .frozen_trace import without_frozen
-from .local import Local
-from .memory_simulator import scratch_of
-from .op_trace import CP, MATMUL, TP, CollectiveCall, FsdpUnit, OpTrace, PieceTrace, TracedTensor
+from xtrain.planner.architecture import block_parameters, name_in_block
+from xtrain.planner.costs.fp8_trace import Fp8Product
+from xtrain.planner.costs.frozen_trace import without_frozen
+from xtrain.planner.costs.local import Local
+from xtrain.planner.costs.memory_simulator import scratch_of
+from xtrain.planner.costs.op_trace import CP, MATMUL, TP, CollectiveCall, FsdpUnit, OpTrace, PieceTrace, TracedTensor
+from xtrain.planner.mesh.cluster import device_kind
+from xtrain.planner.mesh.sharding import fits
+from xtrain.planner.model.inventory import block_tensors
+from xtrain.planner.resolved import Resolved, TrainedKind
 
 if TYPE_CHECKING:
-    from ..blocks.adapted import AdaptedMatrix
+    from xtrain.planner.blocks.adapted import AdaptedMatrix
 
 
 @frozen

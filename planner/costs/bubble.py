@@ -4,8 +4,8 @@ from typing import Final
 
 from attrs import frozen
 
-from ..mesh.stages import Pipeline
-from .pipeline_order import PipelineAction, order
+from xtrain.planner.costs.pipeline_order import PipelineAction, order
+from xtrain.planner.mesh.stages import Pipeline
 
 LONGEST: Final = 6_000  # computations of all ranks that are simulated one by one
 

@@ -7,14 +7,14 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from ..architecture import ParameterSpec
-from ..graph.averaging import average_args
-from ..graph.checkpoint_fit import checkpoint_contents, saved_parameters
-from ..mesh.placement import base_of_plan
-from ..model.groups import ParameterGroups
-from ..model.inventory import weight_bytes
-from ..plan import Plan
-from ..units import BYTES
+from xtrain.planner.architecture import ParameterSpec
+from xtrain.planner.graph.averaging import average_args
+from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, saved_parameters
+from xtrain.planner.mesh.placement import base_of_plan
+from xtrain.planner.model.groups import ParameterGroups
+from xtrain.planner.model.inventory import weight_bytes
+from xtrain.planner.plan import Plan
+from xtrain.planner.units import BYTES
 
 # Bytes beside the numbers themselves, measured with torch 2.13 and rounded up. `dcp` writes every piece of a tensor as
 # an archive of its own (1.6 KB) and names it in `.metadata`; `file` has one archive of all tensors.

@@ -4,9 +4,15 @@ from typing import Final
 
 from attrs import evolve
 
-from ..architecture import name_in_block, pairs_within
-from ..mesh.cluster import device_kind
-from ..model.inventory import (
+from xtrain.planner.architecture import name_in_block, pairs_within
+from xtrain.planner.costs.bubble import StageBackward, bubble
+from xtrain.planner.costs.memory import memory_of, stage_costs
+from xtrain.planner.costs.memory_simulator import second_run
+from xtrain.planner.costs.stage_costs import StageCosts
+from xtrain.planner.costs.times import is_exposed, predict, timed
+from xtrain.planner.costs.traffic import CollectiveCounts, collective_counts
+from xtrain.planner.mesh.cluster import device_kind
+from xtrain.planner.model.inventory import (
     BackwardLess,
     block_matmul_parameters,
     flops_per_token,
@@ -14,15 +20,9 @@ from ..model.inventory import (
     matmul_sizes,
     training_work,
 )
-from ..model.reference import refers_in_each_step
-from ..plan import Estimates, Hardware, RankClass, Traffic, Work
-from ..resolved import Resolved
-from .bubble import StageBackward, bubble
-from .memory import memory_of, stage_costs
-from .memory_simulator import second_run
-from .stage_costs import StageCosts
-from .times import is_exposed, predict, timed
-from .traffic import CollectiveCounts, collective_counts
+from xtrain.planner.model.reference import refers_in_each_step
+from xtrain.planner.plan import Estimates, Hardware, RankClass, Traffic, Work
+from xtrain.planner.resolved import Resolved
 
 SOURCES: Final = {
     "flops_per_token": "6 · parameters in matrix products + 12 · layers · heads · head_dim · sequence; the embedding "

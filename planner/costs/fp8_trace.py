@@ -9,8 +9,8 @@ from typing import Final
 
 from attrs import frozen
 
-from ...dsl.schema.fp8 import Recipe
-from .op_trace import CollectiveCall
+from xtrain.dsl.schema.fp8 import Recipe
+from xtrain.planner.costs.op_trace import CollectiveCall
 
 NODE: Final = "setup.float8"
 EXACT: Final = 4  # bytes of a number that is scaled

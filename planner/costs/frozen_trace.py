@@ -5,8 +5,8 @@ from math import prod
 
 from attrs import evolve
 
-from .memory_simulator import scratch_of
-from .op_trace import MATMUL, OpTrace, PieceTrace, TracedOp, TracedTensor
+from xtrain.planner.costs.memory_simulator import scratch_of
+from xtrain.planner.costs.op_trace import MATMUL, OpTrace, PieceTrace, TracedOp, TracedTensor
 
 
 def without_frozen(trace: OpTrace, shapes: Mapping[str, tuple[int, ...]], frozen: Set[str], *, below: bool) -> OpTrace:

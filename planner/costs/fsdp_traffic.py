@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from functools import lru_cache
 
-from ..architecture import SCORE, ParameterSpec, name_in_block
-from ..mesh.stages import stage_end_names
-from ..model.inventory import block_tensors
-from ..resolved import Resolved
-from ..units import BYTES
-from .op_trace import CollectiveCall, FsdpUnit
-from .pipeline_order import PipelineAction, gathered_stages, order
-from .stage_costs import StageCosts
+from xtrain.planner.architecture import SCORE, ParameterSpec, name_in_block
+from xtrain.planner.costs.op_trace import CollectiveCall, FsdpUnit
+from xtrain.planner.costs.pipeline_order import PipelineAction, gathered_stages, order
+from xtrain.planner.costs.stage_costs import StageCosts
+from xtrain.planner.mesh.stages import stage_end_names
+from xtrain.planner.model.inventory import block_tensors
+from xtrain.planner.resolved import Resolved
+from xtrain.planner.units import BYTES
 
 FSDP, ROOT, EXPERTS = "setup.parallel.fsdp", "setup.parallel.root_fsdp", "setup.parallel.expert_fsdp"
 SINGLE = ("gpipe", "1f1b")

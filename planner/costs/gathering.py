@@ -5,12 +5,12 @@ from math import prod
 
 from attrs import frozen
 
-from ..architecture import ParameterSpec
-from ..mesh.stages import stage_end_names
-from ..model.inventory import block_tensors
-from ..resolved import Resolved
-from ..units import BYTES
-from .op_trace import FsdpUnit
+from xtrain.planner.architecture import ParameterSpec
+from xtrain.planner.costs.op_trace import FsdpUnit
+from xtrain.planner.mesh.stages import stage_end_names
+from xtrain.planner.model.inventory import block_tensors
+from xtrain.planner.resolved import Resolved
+from xtrain.planner.units import BYTES
 
 
 @frozen

@@ -11,9 +11,9 @@ from typing import Final
 
 from attrs import frozen
 
-from ..plan import Plan
-from ..schedule.counts import saves
-from .startup import startup_of
+from xtrain.planner.costs.startup import startup_of
+from xtrain.planner.plan import Plan
+from xtrain.planner.schedule.counts import saves
 
 FAILURES: Final = 20_000  # of a simulation, which is right to half a percent then
 

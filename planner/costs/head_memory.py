@@ -4,12 +4,12 @@ from collections.abc import Set
 
 from attrs import frozen
 
-from ..architecture import EMBEDDING
-from ..mesh.sharding import piece
-from ..model.inventory import head_factors
-from ..resolved import Resolved
-from .local import Local
-from .op_trace import INDEX
+from xtrain.planner.architecture import EMBEDDING
+from xtrain.planner.costs.local import Local
+from xtrain.planner.costs.op_trace import INDEX
+from xtrain.planner.mesh.sharding import piece
+from xtrain.planner.model.inventory import head_factors
+from xtrain.planner.resolved import Resolved
 
 FP64 = 8
 IDS = 8  # bytes of the id of a token

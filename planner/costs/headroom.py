@@ -4,9 +4,9 @@ from typing import Final, Literal
 
 from attrs import frozen
 
-from ...dsl.schema.cluster import CLUSTERS
-from ..plan import Plan, RankClass
-from ..units import bytes_text
+from xtrain.dsl.schema.cluster import CLUSTERS
+from xtrain.planner.plan import Plan, RankClass
+from xtrain.planner.units import bytes_text
 
 Verdict = Literal["fits", "tight", "does not fit", "unknown"]
 TIGHT: Final = 0.08  # of the device, left free, below which a run that lasts days should not be started

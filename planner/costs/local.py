@@ -2,16 +2,16 @@
 
 from attrs import frozen
 
-from ...dsl.schema.adapters import TaskAdapters
-from ...dsl.schema.cluster import CLUSTERS
-from ..architecture import expert_widths
-from ..attention_kernels import attention_kernels
-from ..mesh.cluster import device_kind
-from ..plan import Hardware
-from ..pointwise_kernels import pointwise_kernels
-from ..resolved import Resolved
-from ..units import BYTES
-from .op_trace import INDEX
+from xtrain.dsl.schema.adapters import TaskAdapters
+from xtrain.dsl.schema.cluster import CLUSTERS
+from xtrain.planner.architecture import expert_widths
+from xtrain.planner.attention_kernels import attention_kernels
+from xtrain.planner.costs.op_trace import INDEX
+from xtrain.planner.mesh.cluster import device_kind
+from xtrain.planner.plan import Hardware
+from xtrain.planner.pointwise_kernels import pointwise_kernels
+from xtrain.planner.resolved import Resolved
+from xtrain.planner.units import BYTES
 
 HOPPER = 9  # the capability of CUDA for which torch has kernels of grouped products
 WIDEST_FLASH = 256  # the largest head that flash attention knows

@@ -9,22 +9,22 @@ from typing import Self
 
 from attrs import define, evolve, field, frozen
 
-from ..architecture import ParameterSpec
-from ..mesh.stages import end_names
-from ..model.inventory import block_tensors
-from ..model.reference import kept_tensors
-from ..model.sampling import replayed_bytes, sampling_bytes
-from ..model.scorer import scorer_bytes
-from ..plan import Hardware, Memory
-from ..resolved import Resolved, resolve_save
-from ..units import BYTES
-from .block_trace import block_trace
-from .gathering import roots_of, units_of_block
-from .head_memory import ends_of
-from .local import local_of
-from .memory_simulator import Handling, MemoryChange, Recompute, Sums
-from .pipeline_order import Kind, PipelineAction, order
-from .stage_costs import BlockCosts, StageCosts
+from xtrain.planner.architecture import ParameterSpec
+from xtrain.planner.costs.block_trace import block_trace
+from xtrain.planner.costs.gathering import roots_of, units_of_block
+from xtrain.planner.costs.head_memory import ends_of
+from xtrain.planner.costs.local import local_of
+from xtrain.planner.costs.memory_simulator import Handling, MemoryChange, Recompute, Sums
+from xtrain.planner.costs.pipeline_order import Kind, PipelineAction, order
+from xtrain.planner.costs.stage_costs import BlockCosts, StageCosts
+from xtrain.planner.mesh.stages import end_names
+from xtrain.planner.model.inventory import block_tensors
+from xtrain.planner.model.reference import kept_tensors
+from xtrain.planner.model.sampling import replayed_bytes, sampling_bytes
+from xtrain.planner.model.scorer import scorer_bytes
+from xtrain.planner.plan import Hardware, Memory
+from xtrain.planner.resolved import Resolved, resolve_save
+from xtrain.planner.units import BYTES
 
 # torch keeps the parameters of so many stages of a rank gathered, those that compute next.
 MOST_GATHERED = 3

@@ -12,7 +12,7 @@ from typing import Literal
 
 from attrs import define, field, frozen
 
-from .op_trace import FsdpUnit, OpTrace, PieceTrace, TracedOp, TracedTensor
+from xtrain.planner.costs.op_trace import FsdpUnit, OpTrace, PieceTrace, TracedOp, TracedTensor
 
 Sums = Literal["own", "keep", "exchange", "each"]
 

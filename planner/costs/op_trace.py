@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 from attrs import Factory, define, field, frozen
 
 if TYPE_CHECKING:
-    from ..plan import TrafficOp
-    from .fp8_trace import Fp8Product
+    from xtrain.planner.costs.fp8_trace import Fp8Product
+    from xtrain.planner.plan import TrafficOp
 
 MATMUL: Final = "matmul"
 ATTENTION: Final = "attention"

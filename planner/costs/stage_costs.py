@@ -6,11 +6,11 @@ from functools import cached_property, partial
 
 from attrs import evolve, frozen
 
-from ..architecture import RotaryAngles
-from .gathering import BlockUnits
-from .head_memory import Ends
-from .local import Local
-from .memory_simulator import (
+from xtrain.planner.architecture import RotaryAngles
+from xtrain.planner.costs.gathering import BlockUnits
+from xtrain.planner.costs.head_memory import Ends
+from xtrain.planner.costs.local import Local
+from xtrain.planner.costs.memory_simulator import (
     Handling,
     MemoryChange,
     Recompute,
@@ -23,7 +23,7 @@ from .memory_simulator import (
     kept_bytes,
     stored,
 )
-from .op_trace import FsdpUnit, OpTrace, TracedOp
+from xtrain.planner.costs.op_trace import FsdpUnit, OpTrace, TracedOp
 
 
 @frozen(eq=False)

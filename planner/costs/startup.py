@@ -10,9 +10,9 @@ from typing import Final
 
 from attrs import frozen
 
-from ..mesh.mesh import LAZY_FROM
-from ..plan import Plan
-from ..units import bytes_text, plural
+from xtrain.planner.mesh.mesh import LAZY_FROM
+from xtrain.planner.plan import Plan
+from xtrain.planner.units import bytes_text, plural
 
 # Seconds until a rank has loaded Python, torch and the code of its nodes: 3.5 times as long as torch alone (9.5 s and
 # 2.7 on a busy machine), which takes 1.4 s on a quiet one (docs/performance.md).

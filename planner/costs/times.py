@@ -9,8 +9,8 @@ from typing import Final
 
 from attrs import evolve
 
-from ..canonical import plain_sum
-from ..plan import Hardware, Mesh, RankClass, Times, Traffic, TrafficOp
+from xtrain.planner.canonical import plain_sum
+from xtrain.planner.plan import Hardware, Mesh, RankClass, Times, Traffic, TrafficOp
 
 # Seconds that a call takes beside its bytes, inside a machine and between machines.
 LATENCY: Final = (10e-6, 25e-6)

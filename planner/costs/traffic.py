@@ -11,22 +11,22 @@ from math import prod
 
 from attrs import define, field
 
-from ...dsl.schema.actions import SIGNALS
-from ..architecture import EMBEDDING
-from ..graph.alerts import acts_together
-from ..graph.saving import puts_off
-from ..graph.timeline import fill_schedule
-from ..mesh.mesh import AXES
-from ..mesh.sharding import folded_axes
-from ..plan import TrafficOp
-from ..resolved import Resolved
-from ..schedule.stops import agree_args
-from ..units import BYTES
-from .fsdp_traffic import gathers_of, partial
-from .head_memory import FP64, reads_of, tokens_at_once
-from .memory_simulator import second_run
-from .op_trace import CP, INDEX, TP, CollectiveCall
-from .stage_costs import StageCosts
+from xtrain.dsl.schema.actions import SIGNALS
+from xtrain.planner.architecture import EMBEDDING
+from xtrain.planner.costs.fsdp_traffic import gathers_of, partial
+from xtrain.planner.costs.head_memory import FP64, reads_of, tokens_at_once
+from xtrain.planner.costs.memory_simulator import second_run
+from xtrain.planner.costs.op_trace import CP, INDEX, TP, CollectiveCall
+from xtrain.planner.costs.stage_costs import StageCosts
+from xtrain.planner.graph.alerts import acts_together
+from xtrain.planner.graph.saving import puts_off
+from xtrain.planner.graph.timeline import fill_schedule
+from xtrain.planner.mesh.mesh import AXES
+from xtrain.planner.mesh.sharding import folded_axes
+from xtrain.planner.plan import TrafficOp
+from xtrain.planner.resolved import Resolved
+from xtrain.planner.schedule.stops import agree_args
+from xtrain.planner.units import BYTES
 
 PP = "setup.parallel.pp"
 

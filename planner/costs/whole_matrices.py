@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable
 from math import prod
 from typing import TYPE_CHECKING
 
-from ..architecture import ParameterSpec
-from ..mesh.whole_matrices import MatrixBatch, MatrixCut, batches
-from ..update_work import UpdateWork
-from .op_trace import CollectiveCall
+from xtrain.planner.architecture import ParameterSpec
+from xtrain.planner.costs.op_trace import CollectiveCall
+from xtrain.planner.mesh.whole_matrices import MatrixBatch, MatrixCut, batches
+from xtrain.planner.update_work import UpdateWork
 
 if TYPE_CHECKING:
-    from ..resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 NODE = "step.optimizer"
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ...dsl.schema.collators import KINDS, LINKS, LOCAL_MICROBATCH, MICROBATCH, RAW_ROWS, Link, usual_chain
-from ...dsl.schema.component import UserComponent
-from ...dsl.spec import Spec
-from ..findings import Findings
-from ..plan import Node, Plan
+from xtrain.dsl.schema.collators import KINDS, LINKS, LOCAL_MICROBATCH, MICROBATCH, RAW_ROWS, Link, usual_chain
+from xtrain.dsl.schema.component import UserComponent
+from xtrain.dsl.spec import Spec
+from xtrain.planner.findings import Findings
+from xtrain.planner.plan import Node, Plan
 
 
 def resolve_chain(spec: Spec, ring: int, ulysses: int) -> tuple[Link, ...]:

@@ -8,23 +8,23 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ...dsl.diagnostics.fixes import renamed
-from ...dsl.diagnostics.suggest import did_you_mean
-from ...dsl.schema.actions import Action
-from ...dsl.schema.collators import row_link
-from ...dsl.schema.data import TEMPLATES
-from ...dsl.schema.setting import AUTO
-from ...dsl.schema.tokenizers import tokenizer_kind
-from ...dsl.spec import Spec
-from ...dsl.spec_text import is_plain
-from ..findings import Findings
-from ..schedule.mixing import amount, amounts
-from .chain import check_chain
-from .form_rules import check_forms, has_turns
-from .loss_rules import check_reads
-from .mixture_rules import check_training
-from .rollout_rules import check_rollout
-from .tokenizer_folder import TokenizerUnreadable, markers
+from xtrain.dsl.diagnostics.fixes import renamed
+from xtrain.dsl.diagnostics.suggest import did_you_mean
+from xtrain.dsl.schema.actions import Action
+from xtrain.dsl.schema.collators import row_link
+from xtrain.dsl.schema.data import TEMPLATES
+from xtrain.dsl.schema.setting import AUTO
+from xtrain.dsl.schema.tokenizers import tokenizer_kind
+from xtrain.dsl.spec import Spec
+from xtrain.dsl.spec_text import is_plain
+from xtrain.planner.data.chain import check_chain
+from xtrain.planner.data.form_rules import check_forms, has_turns
+from xtrain.planner.data.loss_rules import check_reads
+from xtrain.planner.data.mixture_rules import check_training
+from xtrain.planner.data.rollout_rules import check_rollout
+from xtrain.planner.data.tokenizer_folder import TokenizerUnreadable, markers
+from xtrain.planner.findings import Findings
+from xtrain.planner.schedule.mixing import amount, amounts
 
 
 def check_data(spec: Spec, found: Findings) -> None:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attrs import frozen
 
-from ...dsl.schema.names import file_path
-from ...dsl.schema.setting import label
-from ...dsl.schema.sources import Source
-from ..canonical import portable
+from xtrain.dsl.schema.names import file_path
+from xtrain.dsl.schema.setting import label
+from xtrain.dsl.schema.sources import Source
+from xtrain.planner.canonical import portable
 
 if TYPE_CHECKING:
-    from ..findings import Findings
+    from xtrain.planner.findings import Findings
 
 
 @frozen

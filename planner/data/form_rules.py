@@ -1,13 +1,13 @@
 """Rules about the form of records: text, conversations, pairs, tokens, each with the settings it has and no others."""
 
-from ...dsl.schema.data import Dataset
-from ...dsl.schema.losses import WEIGHTS
-from ...dsl.schema.setting import AUTO
-from ...dsl.schema.sources import SOURCES
-from ...dsl.spec import Spec
-from ...dsl.spec_text import is_plain
-from ..findings import Findings
-from .source_args import BESIDE, of_templates
+from xtrain.dsl.schema.data import Dataset
+from xtrain.dsl.schema.losses import WEIGHTS
+from xtrain.dsl.schema.setting import AUTO
+from xtrain.dsl.schema.sources import SOURCES
+from xtrain.dsl.spec import Spec
+from xtrain.dsl.spec_text import is_plain
+from xtrain.planner.data.source_args import BESIDE, of_templates
+from xtrain.planner.findings import Findings
 
 TEXT = "text"  # the field of plain text unless a spec names another
 CHAT = "messages"

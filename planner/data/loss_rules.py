@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 from attrs import NOTHING, fields
 
-from ...dsl.schema.collators import LABELLED_SAMPLES, row_link
-from ...dsl.schema.component import UserComponent
-from ...dsl.schema.data import Dataset
-from ...dsl.schema.losses import LOSSES, WEIGHTS, Loss
-from ...dsl.spec import Spec
-from ..findings import Findings
+from xtrain.dsl.schema.collators import LABELLED_SAMPLES, row_link
+from xtrain.dsl.schema.component import UserComponent
+from xtrain.dsl.schema.data import Dataset
+from xtrain.dsl.schema.losses import LOSSES, WEIGHTS, Loss
+from xtrain.dsl.spec import Spec
+from xtrain.planner.findings import Findings
 
 CODE = "X527"
 IDLE = "W401"

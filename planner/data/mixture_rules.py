@@ -2,16 +2,16 @@
 
 from functools import partial
 
-from ...dsl.diagnostics.fixes import renamed
-from ...dsl.diagnostics.suggest import did_you_mean
-from ...dsl.quantity import Quantity
-from ...dsl.schema.data import Phase, Weight
-from ...dsl.schema.setting import settings_of
-from ...dsl.spec import Spec
-from ...dsl.spec_text import is_plain
-from ..findings import Findings
-from ..schedule.mixing import amount, amounts, in_epochs, shares, trainable, trains, weight_text, weights
-from ..units import amount_in_epochs
+from xtrain.dsl.diagnostics.fixes import renamed
+from xtrain.dsl.diagnostics.suggest import did_you_mean
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.data import Phase, Weight
+from xtrain.dsl.schema.setting import settings_of
+from xtrain.dsl.spec import Spec
+from xtrain.dsl.spec_text import is_plain
+from xtrain.planner.findings import Findings
+from xtrain.planner.schedule.mixing import amount, amounts, in_epochs, shares, trainable, trains, weight_text, weights
+from xtrain.planner.units import amount_in_epochs
 
 
 def check_training(spec: Spec, found: Findings) -> None:

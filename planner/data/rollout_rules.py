@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator, Set
 
-from ...dsl.schema.collators import RowLink, row_link, usual_chain
-from ...dsl.schema.data import Dataset
-from ...dsl.schema.losses import ADAPTER_OFF, ADVANTAGES, INITIAL, OLD, REF
-from ...dsl.schema.packings import PACKINGS
-from ...dsl.schema.policy_losses import PolicyLoss
-from ...dsl.schema.rollout import MADE, Rollout
-from ...dsl.spec import Spec
-from ..architecture import Architecture
-from ..findings import Findings
+from xtrain.dsl.schema.collators import RowLink, row_link, usual_chain
+from xtrain.dsl.schema.data import Dataset
+from xtrain.dsl.schema.losses import ADAPTER_OFF, ADVANTAGES, INITIAL, OLD, REF
+from xtrain.dsl.schema.packings import PACKINGS
+from xtrain.dsl.schema.policy_losses import PolicyLoss
+from xtrain.dsl.schema.rollout import MADE, Rollout
+from xtrain.dsl.spec import Spec
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.findings import Findings
 
 CODE = "X528"
 Problem = tuple[str, str, str, str]

@@ -5,10 +5,10 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from ...dsl.schema.data import Dataset
-from ...dsl.schema.losses import Loss
-from ...dsl.schema.setting import AUTO
-from ..canonical import portable
+from xtrain.dsl.schema.data import Dataset
+from xtrain.dsl.schema.losses import Loss
+from xtrain.dsl.schema.setting import AUTO
+from xtrain.planner.canonical import portable
 
 # The last token of a document is read, and not only predicted.
 ENDED = "ended"

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from attrs import define
 
-from .tokenizer_folder import TokenizerMissing, TokenizerUnreadable
+from xtrain.planner.data.tokenizer_folder import TokenizerMissing, TokenizerUnreadable
 
 CONFIG: Final = "tokenizer_config.json"
 SPECIALS: Final = "special_tokens_map.json"

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
-from ...dsl.schema.actions import ENDINGS
+from xtrain.dsl.schema.actions import ENDINGS
 
 if TYPE_CHECKING:
-    from ..resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 # The event that the nodes of `xtrain control` are of.
 CONTROL: Final = "control"

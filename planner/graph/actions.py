@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from ...dsl.schema.actions import Action
-from ..model.inventory import weight_bytes
-from ..plan import NodeKind
-from ..resolved import Resolved
-from ..units import bytes_text
-from .action_node import ActionPlace
-from .builder import Builder
+from xtrain.dsl.schema.actions import Action
+from xtrain.planner.graph.action_node import ActionPlace
+from xtrain.planner.graph.builder import Builder
+from xtrain.planner.model.inventory import weight_bytes
+from xtrain.planner.plan import NodeKind
+from xtrain.planner.resolved import Resolved
+from xtrain.planner.units import bytes_text
 
 
 class ActionNodes:

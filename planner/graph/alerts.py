@@ -2,15 +2,15 @@
 
 from typing import Any, Final
 
-from ...dsl.quantity import Quantity
-from ...dsl.schema.actions import EventName
-from ...dsl.schema.setting import Auto
-from ...dsl.spec import Spec
-from ..findings import Findings
-from ..mesh.cluster import device_kind
-from ..plan import Estimates
-from ..schedule.stops import actions_on, misplaced, only_informs
-from ..units import bytes_text, seconds_text
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.actions import EventName
+from xtrain.dsl.schema.setting import Auto
+from xtrain.dsl.spec import Spec
+from xtrain.planner.findings import Findings
+from xtrain.planner.mesh.cluster import device_kind
+from xtrain.planner.plan import Estimates
+from xtrain.planner.schedule.stops import actions_on, misplaced, only_informs
+from xtrain.planner.units import bytes_text, seconds_text
 
 # The events that are alerts; each has the setting of `alerts` of its name.
 ALERTS: Final[tuple[EventName, ...]] = ("loss_spike", "slow", "starvation", "memory", "disk", "stalled")

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from ...dsl.spec import Spec
-from ..findings import Findings
-from ..model.inventory import weight_bytes
-from ..plan import Plan
-from ..resolved import Resolved
-from ..schedule.arithmetic import Arithmetic
-from ..units import bytes_text, plural
-from .builder import Builder
+from xtrain.dsl.spec import Spec
+from xtrain.planner.findings import Findings
+from xtrain.planner.graph.builder import Builder
+from xtrain.planner.model.inventory import weight_bytes
+from xtrain.planner.plan import Plan
+from xtrain.planner.resolved import Resolved
+from xtrain.planner.schedule.arithmetic import Arithmetic
+from xtrain.planner.units import bytes_text, plural
 
 
 def add_average(graph: Builder, run: Resolved, model: str) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from attrs import define, field
 
-from ..plan import Edge, Node, NodeKind
+from xtrain.planner.plan import Edge, Node, NodeKind
 
 
 class GraphError(Exception):

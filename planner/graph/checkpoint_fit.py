@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from ...dsl.schema.adapters import ADAPTERS
-from ...dsl.schema.bases import base_of
-from ...dsl.schema.model import FAMILIES, Model, Resuming
-from ..architecture import Architecture, ParameterSpec, buffers, parameters
-from ..mesh.placement import base_of_plan
-from ..model.groups import ParameterGroups
-from ..plan import Plan
+from xtrain.dsl.schema.adapters import ADAPTERS
+from xtrain.dsl.schema.bases import base_of
+from xtrain.dsl.schema.model import FAMILIES, Model, Resuming
+from xtrain.planner.architecture import Architecture, ParameterSpec, buffers, parameters
+from xtrain.planner.mesh.placement import base_of_plan
+from xtrain.planner.model.groups import ParameterGroups
+from xtrain.planner.plan import Plan
 
 # Bits of a number that are kept, the leading one included.
 PRECISION: Final = {"bf16": 8, "fp32": 24, "fp64": 53}

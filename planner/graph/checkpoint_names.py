@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from ...regular_files import read_regular
+from xtrain.regular_files import read_regular
 
 Pointer = Literal["latest", "best", "model"]
 POINTERS: Final[tuple[Pointer, ...]] = get_args(Pointer)

@@ -2,23 +2,23 @@
 
 from typing import Any, Final
 
-from ...dsl.schema.collators import RowLink, row_link
-from ...dsl.schema.data import Dataset
-from ...dsl.schema.packings import PACKINGS
-from ...dsl.schema.tokenizers import tokenizer_kind
-from ..canonical import portable
-from ..data.chain import node_ids, resolve_chain
-from ..data.data_rules import evaluated
-from ..data.loss_rules import is_measured
-from ..data.source_args import form_text, source_args
-from ..model.tasks import task_of
-from ..plan import Estimates
-from ..resolved import Resolved
-from ..schedule.arithmetic import microbatches_text
-from ..units import bytes_text, count_text, plural
-from .builder import Builder
-from .reference_nodes import add_references
-from .rollout_nodes import add_prompts
+from xtrain.dsl.schema.collators import RowLink, row_link
+from xtrain.dsl.schema.data import Dataset
+from xtrain.dsl.schema.packings import PACKINGS
+from xtrain.dsl.schema.tokenizers import tokenizer_kind
+from xtrain.planner.canonical import portable
+from xtrain.planner.data.chain import node_ids, resolve_chain
+from xtrain.planner.data.data_rules import evaluated
+from xtrain.planner.data.loss_rules import is_measured
+from xtrain.planner.data.source_args import form_text, source_args
+from xtrain.planner.graph.builder import Builder
+from xtrain.planner.graph.reference_nodes import add_references
+from xtrain.planner.graph.rollout_nodes import add_prompts
+from xtrain.planner.model.tasks import task_of
+from xtrain.planner.plan import Estimates
+from xtrain.planner.resolved import Resolved
+from xtrain.planner.schedule.arithmetic import microbatches_text
+from xtrain.planner.units import bytes_text, count_text, plural
 
 WIDE_BYTES: Final = 4  # of a number that a teacher has stored
 

@@ -4,31 +4,31 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from ...dsl.schema.actions import ACTIONS
-from ...dsl.schema.setting import Auto
-from ...dsl.spec import Spec
-from ..mesh.cluster import device_kind
-from ..mesh.mesh import AXES, LAZY_FROM
-from ..model.groups import OP, group_text, name_of, task_text
-from ..plan import Command, Edge, Estimates, Node, Timeline
-from ..resolved import Resolved
-from ..schedule.horizon import waits_for_data
-from ..schedule.learning_rate import scheduler_args
-from ..units import amount_in_epochs, plural, seconds_text
-from .action_node import CONTROL
-from .actions import ActionNodes
-from .alerts import alert_args, alert_text
-from .averaging import add_average
-from .builder import Builder, check_graph
-from .data_nodes import add_data
-from .hook_nodes import add_hooks
-from .model_nodes import add_model
-from .nonfinite import on_nan
-from .rollout_nodes import COMPLETIONS
-from .saving import add_resume
-from .step_nodes import add_step
-from .timeline import Schedule, build_timeline
-from .trackers import add_trackers
+from xtrain.dsl.schema.actions import ACTIONS
+from xtrain.dsl.schema.setting import Auto
+from xtrain.dsl.spec import Spec
+from xtrain.planner.graph.action_node import CONTROL
+from xtrain.planner.graph.actions import ActionNodes
+from xtrain.planner.graph.alerts import alert_args, alert_text
+from xtrain.planner.graph.averaging import add_average
+from xtrain.planner.graph.builder import Builder, check_graph
+from xtrain.planner.graph.data_nodes import add_data
+from xtrain.planner.graph.hook_nodes import add_hooks
+from xtrain.planner.graph.model_nodes import add_model
+from xtrain.planner.graph.nonfinite import on_nan
+from xtrain.planner.graph.rollout_nodes import COMPLETIONS
+from xtrain.planner.graph.saving import add_resume
+from xtrain.planner.graph.step_nodes import add_step
+from xtrain.planner.graph.timeline import Schedule, build_timeline
+from xtrain.planner.graph.trackers import add_trackers
+from xtrain.planner.mesh.cluster import device_kind
+from xtrain.planner.mesh.mesh import AXES, LAZY_FROM
+from xtrain.planner.model.groups import OP, group_text, name_of, task_text
+from xtrain.planner.plan import Command, Edge, Estimates, Node, Timeline
+from xtrain.planner.resolved import Resolved
+from xtrain.planner.schedule.horizon import waits_for_data
+from xtrain.planner.schedule.learning_rate import scheduler_args
+from xtrain.planner.units import amount_in_epochs, plural, seconds_text
 
 ROOT = "setup.bootstrap"
 

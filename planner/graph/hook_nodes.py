@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from ...dsl.schema.actions import action_of
-from ...dsl.schema.hooks import Hook
-from ...dsl.spec import Spec
-from ...dsl.user_parts.places import AROUND, IN_STEP, NOTHING, PLACES
-from .builder import Builder
+from xtrain.dsl.schema.actions import action_of
+from xtrain.dsl.schema.hooks import Hook
+from xtrain.dsl.spec import Spec
+from xtrain.dsl.user_parts.places import AROUND, IN_STEP, NOTHING, PLACES
+from xtrain.planner.graph.builder import Builder
 
 
 def hook_text(hook: Hook) -> str:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from ...dsl.quantity import Quantity
-from ...dsl.schema.launchers import LAUNCHERS, Launcher
-from ...dsl.schema.setting import AUTO, Auto, settings_of
-from ..plan import Plan
-from .replica_groups import groups_node
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.launchers import LAUNCHERS, Launcher
+from xtrain.dsl.schema.setting import AUTO, Auto, settings_of
+from xtrain.planner.graph.replica_groups import groups_node
+from xtrain.planner.plan import Plan
 
 
 def launcher_args(launcher: Launcher) -> dict[str, Any]:

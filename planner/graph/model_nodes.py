@@ -4,25 +4,25 @@ float8 → activation → routing_replay → tile_mlp → compile; and those tha
 import math
 from typing import Any, Final
 
-from ...dsl.schema.adapters import TaskAdapters
-from ...dsl.schema.losses import Loss
-from ..attention_kernels import HIGHEST, QUERIES, attention_kernels
-from ..canonical import portable
-from ..mesh.cluster import device_kind
-from ..mesh.mesh import AXES
-from ..model.fp8 import matrix_numbers, uneven_matrices
-from ..model.inventory import quantised_bytes
-from ..model.module_names import modules_of
-from ..pointwise_kernels import pointwise_kernels
-from ..resolved import Resolved, resolve_save
-from ..units import BYTES, bytes_text, count_text, plural
-from ..weights.files import LOADED
-from ..weights.fit import draws_head, stored_rows
-from .builder import Builder
-from .saving import add_base, add_pretrained
-from .shard_nodes import add_pipeline
-from .spread_nodes import BLOCKS, SPREADING
-from .teacher_nodes import add_teacher_model, add_teacher_weights
+from xtrain.dsl.schema.adapters import TaskAdapters
+from xtrain.dsl.schema.losses import Loss
+from xtrain.planner.attention_kernels import HIGHEST, QUERIES, attention_kernels
+from xtrain.planner.canonical import portable
+from xtrain.planner.graph.builder import Builder
+from xtrain.planner.graph.saving import add_base, add_pretrained
+from xtrain.planner.graph.shard_nodes import add_pipeline
+from xtrain.planner.graph.spread_nodes import BLOCKS, SPREADING
+from xtrain.planner.graph.teacher_nodes import add_teacher_model, add_teacher_weights
+from xtrain.planner.mesh.cluster import device_kind
+from xtrain.planner.mesh.mesh import AXES
+from xtrain.planner.model.fp8 import matrix_numbers, uneven_matrices
+from xtrain.planner.model.inventory import quantised_bytes
+from xtrain.planner.model.module_names import modules_of
+from xtrain.planner.pointwise_kernels import pointwise_kernels
+from xtrain.planner.resolved import Resolved, resolve_save
+from xtrain.planner.units import BYTES, bytes_text, count_text, plural
+from xtrain.planner.weights.files import LOADED
+from xtrain.planner.weights.fit import draws_head, stored_rows
 
 MOST_MODULES: Final = 8  # named in the line of a node
 

@@ -5,12 +5,12 @@ from typing import Final
 
 from attrs import frozen
 
-from ...dsl.schema.actions import Action, stopping
-from ...dsl.spec import Spec
-from ..findings import Findings
-from ..schedule.arithmetic import Arithmetic
-from ..schedule.stops import actions_on, counted, only_informs
-from .timeline import Schedule
+from xtrain.dsl.schema.actions import Action, stopping
+from xtrain.dsl.spec import Spec
+from xtrain.planner.findings import Findings
+from xtrain.planner.graph.timeline import Schedule
+from xtrain.planner.schedule.arithmetic import Arithmetic
+from xtrain.planner.schedule.stops import actions_on, counted, only_informs
 
 FORMS: Final = "write `on nan(10) skip`, `on nan(3) rollback` or `on nan stop`"
 

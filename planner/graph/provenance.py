@@ -5,25 +5,25 @@ from typing import Any
 
 from attrs import evolve
 
-from ...dsl.blocks import is_block, is_of_servers, label_of
-from ...dsl.env_text import shown
-from ...dsl.schema.actions import Action
-from ...dsl.schema.adapters import TaskAdapters
-from ...dsl.schema.collators import Link, row_link
-from ...dsl.schema.component import Component, UserComponent
-from ...dsl.schema.data import Dataset
-from ...dsl.schema.setting import Auto, is_unspoken, settings_of
-from ...dsl.schema.sources import Source
-from ...dsl.spec import Spec
-from ...dsl.spec_text import value_text
-from ..architecture import Architecture
-from ..data.chain import resolve_chain
-from ..data.source_args import reads
-from ..plan import Provenance
-from ..resolved import Resolved, resolve_align, resolve_save
-from ..units import bytes_text, plural
-from .alerts import alert_reasons
-from .timeline import Schedule
+from xtrain.dsl.blocks import is_block, is_of_servers, label_of
+from xtrain.dsl.env_text import shown
+from xtrain.dsl.schema.actions import Action
+from xtrain.dsl.schema.adapters import TaskAdapters
+from xtrain.dsl.schema.collators import Link, row_link
+from xtrain.dsl.schema.component import Component, UserComponent
+from xtrain.dsl.schema.data import Dataset
+from xtrain.dsl.schema.setting import Auto, is_unspoken, settings_of
+from xtrain.dsl.schema.sources import Source
+from xtrain.dsl.spec import Spec
+from xtrain.dsl.spec_text import value_text
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.data.chain import resolve_chain
+from xtrain.planner.data.source_args import reads
+from xtrain.planner.graph.alerts import alert_reasons
+from xtrain.planner.graph.timeline import Schedule
+from xtrain.planner.plan import Provenance
+from xtrain.planner.resolved import Resolved, resolve_align, resolve_save
+from xtrain.planner.units import bytes_text, plural
 
 AXIS_BLOCKS = ("tp", "ep", "fsdp", "pp", "cp")
 

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from attrs import frozen
 
-from ...dsl.schema.setting import AUTO, Auto, Role, at_least, setting
+from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, setting
 
 if TYPE_CHECKING:
-    from ..resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 # So many ranks say what all of them do, and their traces can be looked at.
 MOST_BY_ITSELF: Final = 8

@@ -2,19 +2,19 @@
 
 from typing import Any, Final
 
-from ...dsl.schema.losses import ADAPTER_OFF, INITIAL, ReferredLoss
-from ..canonical import portable
-from ..data.data_rules import evaluated
-from ..data.loss_rules import is_measured
-from ..mesh.mesh import AXES
-from ..model.inventory import forward_flops
-from ..model.reference import kept_tensors, reference_files
-from ..model.tasks import task_of
-from ..plan import Estimates
-from ..resolved import Resolved
-from ..units import BYTES, bytes_text, flops_text, plural, seconds_text
-from ..weights.files import LOADED
-from .builder import Builder
+from xtrain.dsl.schema.losses import ADAPTER_OFF, INITIAL, ReferredLoss
+from xtrain.planner.canonical import portable
+from xtrain.planner.data.data_rules import evaluated
+from xtrain.planner.data.loss_rules import is_measured
+from xtrain.planner.graph.builder import Builder
+from xtrain.planner.mesh.mesh import AXES
+from xtrain.planner.model.inventory import forward_flops
+from xtrain.planner.model.reference import kept_tensors, reference_files
+from xtrain.planner.model.tasks import task_of
+from xtrain.planner.plan import Estimates
+from xtrain.planner.resolved import Resolved
+from xtrain.planner.units import BYTES, bytes_text, flops_text, plural, seconds_text
+from xtrain.planner.weights.files import LOADED
 
 OP: Final = "setup.reference"
 KEPT: Final = "setup.rollout_reference"

@@ -1,7 +1,7 @@
 """Replica groups of a plan: copies of the model that may leave and come back while others train."""
 
-from ...dsl.schema.stacks import stack_of_node
-from ..plan import Node, Plan
+from xtrain.dsl.schema.stacks import stack_of_node
+from xtrain.planner.plan import Node, Plan
 
 
 def groups_node(plan: Plan) -> Node | None:

@@ -4,17 +4,22 @@ from typing import Any
 
 from attrs import frozen
 
-from ...dsl.schema.rollout import Reward, Rollout
-from ..attention_kernels import NARROWEST, plain_kernels
-from ..canonical import portable
-from ..mesh.mesh import AXES
-from ..model.inventory import forward_flops
-from ..model.sampling import completion_positions, kept_completions_bytes, longest_prompt, sampling_cache_bytes
-from ..model.scorer import scorer_of
-from ..resolved import Resolved
-from ..units import bytes_text, flops_text, plural, seconds_text
-from .builder import Builder
-from .sampling_time import sampling_seconds
+from xtrain.dsl.schema.rollout import Reward, Rollout
+from xtrain.planner.attention_kernels import NARROWEST, plain_kernels
+from xtrain.planner.canonical import portable
+from xtrain.planner.graph.builder import Builder
+from xtrain.planner.graph.sampling_time import sampling_seconds
+from xtrain.planner.mesh.mesh import AXES
+from xtrain.planner.model.inventory import forward_flops
+from xtrain.planner.model.sampling import (
+    completion_positions,
+    kept_completions_bytes,
+    longest_prompt,
+    sampling_cache_bytes,
+)
+from xtrain.planner.model.scorer import scorer_of
+from xtrain.planner.resolved import Resolved
+from xtrain.planner.units import bytes_text, flops_text, plural, seconds_text
 
 PROMPTS = "setup.prompts"
 SCORER = "setup.scorer"

@@ -7,11 +7,11 @@ stages of a pipeline wait for each other. Prompts, the cache, latencies and coll
 
 from math import prod
 
-from ...dsl.schema.rollout import Rollout
-from ..mesh.cluster import resolve_cluster
-from ..model.inventory import forward_flops
-from ..resolved import Resolved
-from ..units import BYTES
+from xtrain.dsl.schema.rollout import Rollout
+from xtrain.planner.mesh.cluster import resolve_cluster
+from xtrain.planner.model.inventory import forward_flops
+from xtrain.planner.resolved import Resolved
+from xtrain.planner.units import BYTES
 
 
 def sampling_seconds(run: Resolved, rollout: Rollout) -> float | None:

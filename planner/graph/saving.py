@@ -2,22 +2,22 @@
 
 from typing import Any, Final
 
-from ...dsl.diagnostics.suggest import did_you_mean
-from ...dsl.schema.actions import Tick as TickSpec
-from ...dsl.spec import Spec
-from ..canonical import portable
-from ..data.loss_rules import is_measured
-from ..findings import Findings
-from ..mesh.cluster import device_kind
-from ..mesh.mesh import AXES
-from ..plan import Estimates
-from ..resolved import Resolved
-from ..schedule.arithmetic import Arithmetic
-from ..schedule.counts import is_due, steps_due, times_due
-from ..units import bytes_text, count_text, plural
-from .builder import Builder
-from .nonfinite import on_nan
-from .timeline import Schedule, recurring
+from xtrain.dsl.diagnostics.suggest import did_you_mean
+from xtrain.dsl.schema.actions import Tick as TickSpec
+from xtrain.dsl.spec import Spec
+from xtrain.planner.canonical import portable
+from xtrain.planner.data.loss_rules import is_measured
+from xtrain.planner.findings import Findings
+from xtrain.planner.graph.builder import Builder
+from xtrain.planner.graph.nonfinite import on_nan
+from xtrain.planner.graph.timeline import Schedule, recurring
+from xtrain.planner.mesh.cluster import device_kind
+from xtrain.planner.mesh.mesh import AXES
+from xtrain.planner.plan import Estimates
+from xtrain.planner.resolved import Resolved
+from xtrain.planner.schedule.arithmetic import Arithmetic
+from xtrain.planner.schedule.counts import is_due, steps_due, times_due
+from xtrain.planner.units import bytes_text, count_text, plural
 
 # What a run that saves nothing does without.
 OF_WRITING: Final = ("backend", "mode", "overlap", "keep", "best", "best_is", "model", "failures")

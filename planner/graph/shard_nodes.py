@@ -3,12 +3,12 @@ pipeline."""
 
 from typing import Any
 
-from ..architecture import expert_module
-from ..mesh.stages import end_names
-from ..model.inventory import block_tensors
-from ..resolved import Resolved
-from ..units import BYTES, bytes_text, count_text, plural
-from .builder import Builder
+from xtrain.planner.architecture import expert_module
+from xtrain.planner.graph.builder import Builder
+from xtrain.planner.mesh.stages import end_names
+from xtrain.planner.model.inventory import block_tensors
+from xtrain.planner.resolved import Resolved
+from xtrain.planner.units import BYTES, bytes_text, count_text, plural
 
 
 def add_fsdp(graph: Builder, run: Resolved, last: str) -> str:

@@ -8,12 +8,12 @@ from typing import Final
 
 from attrs import frozen
 
-from ...dsl.schema.actions import ENDINGS, Tick
-from ...dsl.spec import Spec
-from ..findings import Findings
-from ..schedule.arithmetic import Arithmetic
-from ..schedule.stops import counted
-from ..units import plural
+from xtrain.dsl.schema.actions import ENDINGS, Tick
+from xtrain.dsl.spec import Spec
+from xtrain.planner.findings import Findings
+from xtrain.planner.schedule.arithmetic import Arithmetic
+from xtrain.planner.schedule.stops import counted
+from xtrain.planner.units import plural
 
 MOST_STARTS: Final = 100_000  # of an action, that are compared with those of another one
 

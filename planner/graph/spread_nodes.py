@@ -2,11 +2,11 @@
 
 from typing import Any, Final
 
-from ..architecture import EMBEDDING, HEAD, expert_module
-from ..mesh.sharding import tensor_rules
-from ..resolved import Resolved
-from ..units import plural
-from .builder import Builder
+from xtrain.planner.architecture import EMBEDDING, HEAD, expert_module
+from xtrain.planner.graph.builder import Builder
+from xtrain.planner.mesh.sharding import tensor_rules
+from xtrain.planner.resolved import Resolved
+from xtrain.planner.units import plural
 
 BLOCKS: Final = "layers.*"
 

@@ -3,28 +3,28 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ...dsl.schema.actions import ACTIONS
-from ...dsl.user_parts.places import Place
-from ..architecture import EMBEDDING
-from ..mesh.mesh import AXES
-from ..mesh.sharding import folded_axes
-from ..model.groups import optimizers_of
-from ..model.inventory import forward_flops
-from ..model.tasks import clip_args
-from ..plan import Edge, Estimates
-from ..resolved import Resolved
-from ..schedule.arithmetic import microbatches_text
-from ..schedule.stops import agree_args
-from ..units import count_text, flops_text, plural, seconds_text
-from .action_node import StepNode
-from .averaging import update_text
-from .builder import Builder
-from .hook_nodes import hook_text
-from .nonfinite import bad_step_text, on_nan
-from .reference_nodes import KEPT
-from .rollout_nodes import PROMPTS, SCORER, before_step, behind_forward
-from .saving import put_off_text, saves_beside
-from .timeline import Schedule
+from xtrain.dsl.schema.actions import ACTIONS
+from xtrain.dsl.user_parts.places import Place
+from xtrain.planner.architecture import EMBEDDING
+from xtrain.planner.graph.action_node import StepNode
+from xtrain.planner.graph.averaging import update_text
+from xtrain.planner.graph.builder import Builder
+from xtrain.planner.graph.hook_nodes import hook_text
+from xtrain.planner.graph.nonfinite import bad_step_text, on_nan
+from xtrain.planner.graph.reference_nodes import KEPT
+from xtrain.planner.graph.rollout_nodes import PROMPTS, SCORER, before_step, behind_forward
+from xtrain.planner.graph.saving import put_off_text, saves_beside
+from xtrain.planner.graph.timeline import Schedule
+from xtrain.planner.mesh.mesh import AXES
+from xtrain.planner.mesh.sharding import folded_axes
+from xtrain.planner.model.groups import optimizers_of
+from xtrain.planner.model.inventory import forward_flops
+from xtrain.planner.model.tasks import clip_args
+from xtrain.planner.plan import Edge, Estimates
+from xtrain.planner.resolved import Resolved
+from xtrain.planner.schedule.arithmetic import microbatches_text
+from xtrain.planner.schedule.stops import agree_args
+from xtrain.planner.units import count_text, flops_text, plural, seconds_text
 
 AWAITS: Final = "the copy of a state that is being saved is complete before anything writes to it"
 

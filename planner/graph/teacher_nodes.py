@@ -3,13 +3,13 @@ run."""
 
 from typing import Any
 
-from ..attention_kernels import attention_kernels
-from ..canonical import portable
-from ..mesh.mesh import AXES
-from ..resolved import Resolved
-from ..units import bytes_text, count_text, plural
-from .builder import Builder
-from .spread_nodes import SPREADING
+from xtrain.planner.attention_kernels import attention_kernels
+from xtrain.planner.canonical import portable
+from xtrain.planner.graph.builder import Builder
+from xtrain.planner.graph.spread_nodes import SPREADING
+from xtrain.planner.mesh.mesh import AXES
+from xtrain.planner.resolved import Resolved
+from xtrain.planner.units import bytes_text, count_text, plural
 
 
 def add_teacher_model(graph: Builder, run: Resolved, model: str) -> str:

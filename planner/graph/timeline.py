@@ -5,21 +5,21 @@ from typing import Final
 
 from attrs import asdict, evolve, frozen
 
-from ...dsl.evaluation.values import quantity_text
-from ...dsl.quantity import Quantity
-from ...dsl.schema.actions import LIMITS, SIGNALS, Action, EventName, by_default, saving, stopping
-from ...dsl.schema.actions import Tick as TickSpec
-from ...dsl.schema.experiment import Launch
-from ...dsl.spec import Spec
-from ..findings import Findings
-from ..plan import PlanPhase, PlanTick, Timeline, Trigger
-from ..schedule.arithmetic import Arithmetic
-from ..schedule.counts import next_due, times_due, with_counts
-from ..schedule.horizon import stretches
-from ..schedule.order import in_order
-from ..schedule.stops import actions_on, counted, limit_args, occurs, only_informs, uncounted
-from .actions import ActionNodes
-from .alerts import ALERTS
+from xtrain.dsl.evaluation.values import quantity_text
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.actions import LIMITS, SIGNALS, Action, EventName, by_default, saving, stopping
+from xtrain.dsl.schema.actions import Tick as TickSpec
+from xtrain.dsl.schema.experiment import Launch
+from xtrain.dsl.spec import Spec
+from xtrain.planner.findings import Findings
+from xtrain.planner.graph.actions import ActionNodes
+from xtrain.planner.graph.alerts import ALERTS
+from xtrain.planner.plan import PlanPhase, PlanTick, Timeline, Trigger
+from xtrain.planner.schedule.arithmetic import Arithmetic
+from xtrain.planner.schedule.counts import next_due, times_due, with_counts
+from xtrain.planner.schedule.horizon import stretches
+from xtrain.planner.schedule.order import in_order
+from xtrain.planner.schedule.stops import actions_on, counted, limit_args, occurs, only_informs, uncounted
 
 
 @frozen(kw_only=True)

@@ -1,10 +1,10 @@
 """Trackers, which take the records of a run beside its own files: their nodes, and what they say of their settings."""
 
-from ...dsl.schema.component import UserComponent
-from ...dsl.schema.log import OP
-from ...dsl.spec import Spec
-from ..findings import Findings
-from .builder import Builder
+from xtrain.dsl.schema.component import UserComponent
+from xtrain.dsl.schema.log import OP
+from xtrain.dsl.spec import Spec
+from xtrain.planner.findings import Findings
+from xtrain.planner.graph.builder import Builder
 
 
 def add_trackers(graph: Builder, spec: Spec, last: str) -> str:

@@ -2,13 +2,13 @@
 
 from typing import Final
 
-from ...dsl.quantity import Quantity
-from ...dsl.schema.cluster import CLUSTERS
-from ...dsl.schema.setting import Auto
-from ...dsl.spec import Spec
-from ..findings import Findings
-from ..plan import Hardware
-from .hardware_specs import FP8, FP8_SPEED, product_format
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.cluster import CLUSTERS
+from xtrain.dsl.schema.setting import Auto
+from xtrain.dsl.spec import Spec
+from xtrain.planner.findings import Findings
+from xtrain.planner.mesh.hardware_specs import FP8, FP8_SPEED, product_format
+from xtrain.planner.plan import Hardware
 
 RANGE: Final = (0.40, 0.60)  # an assumption: docs/accuracy.md counts how many published runs lie within it
 

@@ -2,9 +2,9 @@
 
 from math import gcd
 
-from ...dsl.schema.parallel import Cp
-from ...dsl.schema.setting import Auto
-from ..findings import Findings
+from xtrain.dsl.schema.parallel import Cp
+from xtrain.dsl.schema.setting import Auto
+from xtrain.planner.findings import Findings
 
 
 def split_context(

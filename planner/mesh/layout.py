@@ -4,14 +4,14 @@ from math import gcd, lcm, prod
 
 from attrs import field, frozen
 
-from ...dsl.schema.setting import Auto
-from ...dsl.spec import Spec
-from ..findings import Findings
-from ..plan import Mesh
-from ..units import plural
-from .cluster import check_cluster
-from .context import split_context
-from .mesh import AXES, build_mesh, largest_divisor
+from xtrain.dsl.schema.setting import Auto
+from xtrain.dsl.spec import Spec
+from xtrain.planner.findings import Findings
+from xtrain.planner.mesh.cluster import check_cluster
+from xtrain.planner.mesh.context import split_context
+from xtrain.planner.mesh.mesh import AXES, build_mesh, largest_divisor
+from xtrain.planner.plan import Mesh
+from xtrain.planner.units import plural
 
 
 @frozen(kw_only=True)

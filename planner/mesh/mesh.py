@@ -3,7 +3,7 @@
 from math import prod
 from typing import Final
 
-from ..plan import Axis, Mesh
+from xtrain.planner.plan import Axis, Mesh
 
 AXES = ("pp", "replicate", "fsdp", "ring", "ulysses", "tp")
 EXPERT_AXES = ("pp", "ep_replicate", "ep_fsdp", "ep")

@@ -2,15 +2,15 @@
 
 from attrs import field, frozen
 
-from ...dsl.schema.setting import Auto
-from ...dsl.spec import Spec
-from ..architecture import Architecture
-from ..findings import Findings
-from ..model.inventory import block_matmul_parameters
-from ..schedule.arithmetic import Arithmetic
-from .layout import Layout
-from .mesh import nearest_multiples
-from .stages import Pipeline, balance, balance_unequal, pipeline_of
+from xtrain.dsl.schema.setting import Auto
+from xtrain.dsl.spec import Spec
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.findings import Findings
+from xtrain.planner.mesh.layout import Layout
+from xtrain.planner.mesh.mesh import nearest_multiples
+from xtrain.planner.mesh.stages import Pipeline, balance, balance_unequal, pipeline_of
+from xtrain.planner.model.inventory import block_matmul_parameters
+from xtrain.planner.schedule.arithmetic import Arithmetic
 
 SINGLE = ("gpipe", "1f1b")  # one stage on a rank
 TWO_STAGES = ("interleaved_1f1b", "zbv")  # two stages on a rank, unless others are asked for

@@ -7,11 +7,11 @@ plan are those of the first rank of every pipeline coordinate, which has the lar
 from math import prod
 from typing import Any
 
-from ...dsl.schema.bases import Base, base_of
-from ..architecture import ParameterSpec
-from ..plan import Mesh, Plan
-from .sharding import CutPlace, Cuts
-from .stages import Pipeline, by_coordinate
+from xtrain.dsl.schema.bases import Base, base_of
+from xtrain.planner.architecture import ParameterSpec
+from xtrain.planner.mesh.sharding import CutPlace, Cuts
+from xtrain.planner.mesh.stages import Pipeline, by_coordinate
+from xtrain.planner.plan import Mesh, Plan
 
 
 def local_shapes(plan: Plan, rank: int) -> dict[str, tuple[int, ...]]:

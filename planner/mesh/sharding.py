@@ -7,10 +7,10 @@ from typing import Final
 
 from attrs import field, frozen
 
-from ...dsl.schema.bases import Base
-from ...dsl.schema.parallel import Parallel
-from ..architecture import EMBEDDING, HEAD, Architecture, ParameterSpec, expert_widths
-from ..plan import Mesh
+from xtrain.dsl.schema.bases import Base
+from xtrain.dsl.schema.parallel import Parallel
+from xtrain.planner.architecture import EMBEDDING, HEAD, Architecture, ParameterSpec, expert_widths
+from xtrain.planner.plan import Mesh
 
 # Style of a rule of tensor parallelism → the dimension that it cuts: output features or rows of the table (0), input
 # features (1).

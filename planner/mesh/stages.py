@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from attrs import frozen
 
-from ..architecture import EMBEDDING, Architecture, ParameterSpec, name_in_block
+from xtrain.planner.architecture import EMBEDDING, Architecture, ParameterSpec, name_in_block
 
 
 @frozen(kw_only=True)

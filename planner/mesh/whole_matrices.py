@@ -12,7 +12,7 @@ from math import prod
 
 from attrs import frozen
 
-from .sharding import piece
+from xtrain.planner.mesh.sharding import piece
 
 # A rank takes matrices of at least so many elements at a time, so that a call is worth its latency, and no more than
 # that and one matrix, which are whole at once.

@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ...dsl.diagnostics.suggest import did_you_mean
-from ...dsl.schema.adapters import TaskAdapters
-from ...dsl.spec import Spec
-from ..architecture import EMBEDDING, HEAD, Architecture, BlockParameter, name_in_block, parameters
-from ..findings import Findings
-from ..units import plural
-from .frozen import blocks_beyond, covers, instead
-from .targets import ALL_LINEAR, all_matrices, is_target, matrices_of, means
-from .tasks import alone
+from xtrain.dsl.diagnostics.suggest import did_you_mean
+from xtrain.dsl.schema.adapters import TaskAdapters
+from xtrain.dsl.spec import Spec
+from xtrain.planner.architecture import EMBEDDING, HEAD, Architecture, BlockParameter, name_in_block, parameters
+from xtrain.planner.findings import Findings
+from xtrain.planner.model.frozen import blocks_beyond, covers, instead
+from xtrain.planner.model.targets import ALL_LINEAR, all_matrices, is_target, matrices_of, means
+from xtrain.planner.model.tasks import alone
+from xtrain.planner.units import plural
 
 RULE: Final = "model.adapter"
 TARGETS: Final = "targets"

@@ -8,14 +8,14 @@ from typing import Any
 
 from attrs import evolve
 
-from ...dsl.schema.adapters import Adapter
-from ...dsl.schema.setting import Auto
-from ...dsl.spec import Spec
-from ..architecture import Architecture, parameters
-from ..findings import Findings
-from .adapter import RULE
-from .frozen import frozen_names
-from .peft import PEFT_WEIGHTS, PeftFolder, PeftUnreadable, assign_peft, read_peft
+from xtrain.dsl.schema.adapters import Adapter
+from xtrain.dsl.schema.setting import Auto
+from xtrain.dsl.spec import Spec
+from xtrain.planner.architecture import Architecture, parameters
+from xtrain.planner.findings import Findings
+from xtrain.planner.model.adapter import RULE
+from xtrain.planner.model.frozen import frozen_names
+from xtrain.planner.model.peft import PEFT_WEIGHTS, PeftFolder, PeftUnreadable, assign_peft, read_peft
 
 
 def read_adapter(

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Set
 
-from ...dsl.schema.bases import Base
-from ..architecture import Architecture, BlockParameter, LayerKind
+from xtrain.dsl.schema.bases import Base
+from xtrain.planner.architecture import Architecture, BlockParameter, LayerKind
 
 
 def quantised_names(arch: Architecture, base: Base, frozen: Set[str]) -> frozenset[str]:

@@ -3,11 +3,11 @@
 from collections.abc import Set
 from typing import TYPE_CHECKING
 
-from ..architecture import name_in_block
-from ..units import BYTES
+from xtrain.planner.architecture import name_in_block
+from xtrain.planner.units import BYTES
 
 if TYPE_CHECKING:
-    from ..resolved import Resolved, TrainedKind
+    from xtrain.planner.resolved import Resolved, TrainedKind
 
 
 def cache_bytes(run: "Resolved", prompts: int, positions: int) -> int:
@@ -30,7 +30,7 @@ def plain_parameters(run: "Resolved", kind: "TrainedKind") -> Set[str]:
     """Those of its block that are stored in a number format, that no adapter is added to, and that are not
     multiplied in fp8, as `Layer.cached` wants them."""
     # Where it is needed: the language loads this file with the actions, and no plan.
-    from .inventory import block_tensors
+    from xtrain.planner.model.inventory import block_tensors
 
     tensors = block_tensors(run.inventory, kind.first)
     adapted = {each.adapter for each in tensors}

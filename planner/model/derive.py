@@ -5,23 +5,23 @@ from typing import Final
 
 from attrs import evolve, field, frozen
 
-from ...dsl.checking.model_folder import settings_in_folder
-from ...dsl.schema.adapters import Adapter, TaskAdapters
-from ...dsl.schema.setting import Auto, settings_of
-from ...dsl.schema.tokenizers import tokenizer_kind
-from ...dsl.spec import Spec
-from ..architecture import EMBEDDING, HEAD, Architecture
-from ..data.tokenizer_folder import TokenizerMissing, TokenizerUnreadable
-from ..findings import Findings
-from ..weights.files import WeightFiles, WeightsUnreadable, read_weight_files
-from ..weights.fit import assign, has_rewards
-from .adapter import RULE, check_adapter
-from .adapter_folder import check_adapter_files, read_adapter
-from .frozen import check_frozen, covers
-from .groups import check_groups
-from .peft import PeftFolder
-from .reference import check_reference
-from .tasks import alone, check_tasks
+from xtrain.dsl.checking.model_folder import settings_in_folder
+from xtrain.dsl.schema.adapters import Adapter, TaskAdapters
+from xtrain.dsl.schema.setting import Auto, settings_of
+from xtrain.dsl.schema.tokenizers import tokenizer_kind
+from xtrain.dsl.spec import Spec
+from xtrain.planner.architecture import EMBEDDING, HEAD, Architecture
+from xtrain.planner.data.tokenizer_folder import TokenizerMissing, TokenizerUnreadable
+from xtrain.planner.findings import Findings
+from xtrain.planner.model.adapter import RULE, check_adapter
+from xtrain.planner.model.adapter_folder import check_adapter_files, read_adapter
+from xtrain.planner.model.frozen import check_frozen, covers
+from xtrain.planner.model.groups import check_groups
+from xtrain.planner.model.peft import PeftFolder
+from xtrain.planner.model.reference import check_reference
+from xtrain.planner.model.tasks import alone, check_tasks
+from xtrain.planner.weights.files import WeightFiles, WeightsUnreadable, read_weight_files
+from xtrain.planner.weights.fit import assign, has_rewards
 
 GROWS: Final = "tokenizer"
 """`vocab` of a model in a folder that gets rows for all ids of the tokenizer."""

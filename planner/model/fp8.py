@@ -4,9 +4,9 @@ take."""
 from collections.abc import Iterator
 from math import prod
 
-from ...dsl.schema.fp8 import MULTIPLE, Fp8
-from ..architecture import Architecture, BlockParameter
-from .targets import matrices_of, means
+from xtrain.dsl.schema.fp8 import MULTIPLE, Fp8
+from xtrain.planner.architecture import Architecture, BlockParameter
+from xtrain.planner.model.targets import matrices_of, means
 
 Layers = dict[str, tuple[int, ...]]
 """Name of a module inside a block → the layers that it is one of."""

@@ -6,10 +6,10 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Final
 
-from ...dsl.diagnostics.suggest import did_you_mean
-from ...dsl.spec import Spec
-from ..architecture import EMBEDDING, HEAD, SCORE, Architecture, parameters
-from ..findings import Findings
+from xtrain.dsl.diagnostics.suggest import did_you_mean
+from xtrain.dsl.spec import Spec
+from xtrain.planner.architecture import EMBEDDING, HEAD, SCORE, Architecture, parameters
+from xtrain.planner.findings import Findings
 
 PATH: Final = "model.frozen"
 ANY_PARTS: Final = "**"

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field
 
-from ...dsl.schema.optimizers import OPTIMIZERS, Optimizer, ParameterGroup
-from ...dsl.schema.state_tensors import StateTensor
-from ...dsl.spec import Spec
-from ..architecture import Architecture, parameters, task_in
-from ..findings import Findings
-from ..plan import Plan
-from ..units import count_text, plural
-from .frozen import blocks_beyond, covers, frozen_names, instead
-from .tasks import optimizer_of
+from xtrain.dsl.schema.optimizers import OPTIMIZERS, Optimizer, ParameterGroup
+from xtrain.dsl.schema.state_tensors import StateTensor
+from xtrain.dsl.spec import Spec
+from xtrain.planner.architecture import Architecture, parameters, task_in
+from xtrain.planner.findings import Findings
+from xtrain.planner.model.frozen import blocks_beyond, covers, frozen_names, instead
+from xtrain.planner.model.tasks import optimizer_of
+from xtrain.planner.plan import Plan
+from xtrain.planner.units import count_text, plural
 
 if TYPE_CHECKING:
-    from ..resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 OP: Final = "setup.group"
 

@@ -6,10 +6,10 @@ from math import prod
 
 from attrs import evolve, field, frozen
 
-from ...dsl.schema.bases import Base
-from ..architecture import Architecture, ParameterSpec, block_parameters, parameters, widest_task
-from ..plan import Parameters, Work
-from ..units import BYTES
+from xtrain.dsl.schema.bases import Base
+from xtrain.planner.architecture import Architecture, ParameterSpec, block_parameters, parameters, widest_task
+from xtrain.planner.plan import Parameters, Work
+from xtrain.planner.units import BYTES
 
 
 def count_parameters(

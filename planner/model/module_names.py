@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Set
 
 from attrs import frozen
 
-from ..architecture import ParameterSpec, name_in_block
-from ..plan import Parameters
+from xtrain.planner.architecture import ParameterSpec, name_in_block
+from xtrain.planner.plan import Parameters
 
 
 @frozen

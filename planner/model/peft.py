@@ -13,15 +13,15 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from ...dsl.checking.strict_json import STRICT
-from ...dsl.schema.model import FAMILIES
-from ...regular_files import open_regular
-from ..architecture import HEAD, Architecture, ParameterSpec, parameters
-from ..weights.files import WeightFiles, WeightsUnreadable, read_file
-from ..weights.fit import Assignment, wrong_tensors
-from ..weights.stored import EMBEDDING_WEIGHT, StoredNames, StoredPart
-from ..weights.written import WrittenFile, WrittenTensor
-from .targets import all_matrices, name_of
+from xtrain.dsl.checking.strict_json import STRICT
+from xtrain.dsl.schema.model import FAMILIES
+from xtrain.planner.architecture import HEAD, Architecture, ParameterSpec, parameters
+from xtrain.planner.model.targets import all_matrices, name_of
+from xtrain.planner.weights.files import WeightFiles, WeightsUnreadable, read_file
+from xtrain.planner.weights.fit import Assignment, wrong_tensors
+from xtrain.planner.weights.stored import EMBEDDING_WEIGHT, StoredNames, StoredPart
+from xtrain.planner.weights.written import WrittenFile, WrittenTensor
+from xtrain.regular_files import open_regular
 
 PEFT_CONFIG: Final = "adapter_config.json"
 PEFT_WEIGHTS: Final = "adapter_model.safetensors"

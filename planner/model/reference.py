@@ -4,19 +4,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ...dsl.checking.model_folder import family_in_folder, settings_in_folder
-from ...dsl.schema.component import UserComponent
-from ...dsl.schema.losses import ADAPTER_OFF, INITIAL, PRECOMPUTED, ReferredLoss
-from ...dsl.schema.model import FAMILIES
-from ...dsl.spec import Spec
-from ..architecture import Architecture, ParameterSpec
-from ..findings import Findings
-from ..weights.config_file import read_differences
-from ..weights.files import WeightFiles, WeightsUnreadable, read_weight_files
-from ..weights.fit import assign
+from xtrain.dsl.checking.model_folder import family_in_folder, settings_in_folder
+from xtrain.dsl.schema.component import UserComponent
+from xtrain.dsl.schema.losses import ADAPTER_OFF, INITIAL, PRECOMPUTED, ReferredLoss
+from xtrain.dsl.schema.model import FAMILIES
+from xtrain.dsl.spec import Spec
+from xtrain.planner.architecture import Architecture, ParameterSpec
+from xtrain.planner.findings import Findings
+from xtrain.planner.weights.config_file import read_differences
+from xtrain.planner.weights.files import WeightFiles, WeightsUnreadable, read_weight_files
+from xtrain.planner.weights.fit import assign
 
 if TYPE_CHECKING:
-    from ..resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 CODE: Final = "X444"
 RULE: Final = "loss.reference"

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from ...dsl.schema.rollout import Rollout
-from ..units import BYTES
-from .cache import cache_bytes
+from xtrain.dsl.schema.rollout import Rollout
+from xtrain.planner.model.cache import cache_bytes
+from xtrain.planner.units import BYTES
 
 if TYPE_CHECKING:
-    from ..resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 # Copies of the logits of all completions: as they are, exact, as probabilities, and sorted or summed up.
 LOGITS = 4

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
-from ...dsl.load import load_spec
-from ...dsl.schema.losses import LOSSES
-from ...dsl.spec import Spec
-from ..architecture import Architecture
-from ..findings import Findings
-from ..units import BYTES
-from ..weights.files import CONFIG
-from ..weights.fit import has_rewards
-from .derive import Shape, derive_architecture
-from .inventory import count_parameters, flops_per_token
-from .sampling import completion_positions
-from .teacher import other_tokens, teacher_text
+from xtrain.dsl.load import load_spec
+from xtrain.dsl.schema.losses import LOSSES
+from xtrain.dsl.spec import Spec
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.findings import Findings
+from xtrain.planner.model.derive import Shape, derive_architecture
+from xtrain.planner.model.inventory import count_parameters, flops_per_token
+from xtrain.planner.model.sampling import completion_positions
+from xtrain.planner.model.teacher import other_tokens, teacher_text
+from xtrain.planner.units import BYTES
+from xtrain.planner.weights.files import CONFIG
+from xtrain.planner.weights.fit import has_rewards
 
 if TYPE_CHECKING:
-    from ..resolved import Resolved
+    from xtrain.planner.resolved import Resolved
 
 RULE: Final = "reward.folder"
 PATH: Final = "reward.folder"

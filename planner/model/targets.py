@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Final
 
-from ..architecture import HEAD, Architecture, BlockParameter
-from .frozen import fits_part
+from xtrain.planner.architecture import HEAD, Architecture, BlockParameter
+from xtrain.planner.model.frozen import fits_part
 
 if TYPE_CHECKING:
-    from ..blocks.block import BlockPiece
+    from xtrain.planner.blocks.block import BlockPiece
 
 ALL_LINEAR: Final = "all_linear"
 

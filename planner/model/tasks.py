@@ -5,13 +5,13 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from ...dsl.diagnostics.suggest import did_you_mean
-from ...dsl.schema.adapters import Adapter, TaskAdapters
-from ...dsl.schema.optimizers import Optimizer
-from ...dsl.spec import Spec
-from ..architecture import Architecture
-from ..findings import Findings
-from ..schedule.mixing import amounts, trainable
+from xtrain.dsl.diagnostics.suggest import did_you_mean
+from xtrain.dsl.schema.adapters import Adapter, TaskAdapters
+from xtrain.dsl.schema.optimizers import Optimizer
+from xtrain.dsl.spec import Spec
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.findings import Findings
+from xtrain.planner.schedule.mixing import amounts, trainable
 
 CODE: Final = "X440"
 

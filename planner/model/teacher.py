@@ -7,15 +7,15 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-from ...dsl.load import load_spec
-from ...dsl.schema.tokenizers import TOKENIZERS
-from ...dsl.spec import Spec
-from ..architecture import Architecture
-from ..data.tokenizer_folder import TokenizerUnreadable
-from ..findings import Findings
-from ..weights.files import CONFIG, WeightFiles, WeightsUnreadable, read_weight_files
-from ..weights.fit import assign
-from .derive import derive_architecture
+from xtrain.dsl.load import load_spec
+from xtrain.dsl.schema.tokenizers import TOKENIZERS
+from xtrain.dsl.spec import Spec
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.data.tokenizer_folder import TokenizerUnreadable
+from xtrain.planner.findings import Findings
+from xtrain.planner.model.derive import derive_architecture
+from xtrain.planner.weights.files import CONFIG, WeightFiles, WeightsUnreadable, read_weight_files
+from xtrain.planner.weights.fit import assign
 
 RULE: Final = "loss.teacher"
 PATH: Final = "loss.teacher"
@@ -116,7 +116,7 @@ def other_tokens(spec: Spec, arch: Architecture, folder: str, theirs: int, who: 
     vocabulary. who: what it is, in words."""
     if theirs != arch.vocab:
         return f"the {who} {folder} has a vocabulary of {theirs:,}, and the model one of {arch.vocab:,}"
-    from ..data.vocabulary import differing_token  # few specs need it
+    from xtrain.planner.data.vocabulary import differing_token  # few specs need it
 
     source = spec.tokenizer.source
     try:

@@ -5,9 +5,9 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-from ..plan import Check, Mesh, Plan, RankClass, Status, Traced, Traffic
-from ..units import bytes_text
-from .render_memory import CATEGORIES
+from xtrain.planner.plan import Check, Mesh, Plan, RankClass, Status, Traced, Traffic
+from xtrain.planner.report.render_memory import CATEGORIES
+from xtrain.planner.units import bytes_text
 
 TOLERANCE: Final = 0.10
 NEGLIGIBLE: Final = 1e-3  # of what a rank holds or sends in all: less decides nothing, however far it is off

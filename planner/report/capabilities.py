@@ -11,21 +11,21 @@ from typing import Any, Final, get_args, get_origin
 import attrs
 from attrs import evolve, field, frozen
 
-from ...dsl import blocks
-from ...dsl.load import Loaded, load_spec
-from ...dsl.schema.actions import ACTIONS, saving
-from ...dsl.schema.component import Registry, members_of, registry_of
-from ...dsl.schema.log import Tracker
-from ...dsl.schema.losses import LOSSES
-from ...dsl.schema.policy_losses import PolicyLoss
-from ...dsl.schema.precision import Precision
-from ...dsl.schema.setting import Role, Setting, settings_of, spelled
-from ...dsl.schema.sources import SOURCES
-from ...dsl.schema.stacks import STACKS
-from ...dsl.spec import Spec
-from ..data.rollout_rules import rows_of_prompts
-from ..graph.provenance import AXIS_BLOCKS
-from ..rules.validate import check_spec
+from xtrain.dsl import blocks
+from xtrain.dsl.load import Loaded, load_spec
+from xtrain.dsl.schema.actions import ACTIONS, saving
+from xtrain.dsl.schema.component import Registry, members_of, registry_of
+from xtrain.dsl.schema.log import Tracker
+from xtrain.dsl.schema.losses import LOSSES
+from xtrain.dsl.schema.policy_losses import PolicyLoss
+from xtrain.dsl.schema.precision import Precision
+from xtrain.dsl.schema.setting import Role, Setting, settings_of, spelled
+from xtrain.dsl.schema.sources import SOURCES
+from xtrain.dsl.schema.stacks import STACKS
+from xtrain.dsl.spec import Spec
+from xtrain.planner.data.rollout_rules import rows_of_prompts
+from xtrain.planner.graph.provenance import AXIS_BLOCKS
+from xtrain.planner.rules.validate import check_spec
 
 YES: Final = "yes"
 IDLE: Final = "–"

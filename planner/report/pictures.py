@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from ..plan import Node, NodeKind, Plan, Trigger
+from xtrain.planner.plan import Node, NodeKind, Plan, Trigger
 
 GROUPS: Final[dict[NodeKind, str]] = {
     "setup": "setup",

@@ -12,23 +12,23 @@ from typing import Final
 
 from attrs import evolve
 
-from ...dsl.diagnostics.diagnostic import Diagnostic
-from ..graph.launcher_args import restarts_of
-from ..plan import Check, ElasticWorld, Plan
-from ..schedule.horizon import as_known
-from ..units import bytes_text, count_text, plural, seconds_text
-from .render_data import show_data
-from .render_head import show_glance, show_header, show_model, show_values
-from .render_memory import show_memory
-from .render_mesh import show_mesh
-from .render_order import show_order, show_step
-from .render_phases import show_phases
-from .render_server import show_requests, show_server_glance
-from .render_stages import show_stages
-from .render_times import show_compute
-from .render_traffic import show_communication
-from .render_training import show_training
-from .text import DETAILS, FULL, LONGEST, Detail, Page
+from xtrain.dsl.diagnostics.diagnostic import Diagnostic
+from xtrain.planner.graph.launcher_args import restarts_of
+from xtrain.planner.plan import Check, ElasticWorld, Plan
+from xtrain.planner.report.render_data import show_data
+from xtrain.planner.report.render_head import show_glance, show_header, show_model, show_values
+from xtrain.planner.report.render_memory import show_memory
+from xtrain.planner.report.render_mesh import show_mesh
+from xtrain.planner.report.render_order import show_order, show_step
+from xtrain.planner.report.render_phases import show_phases
+from xtrain.planner.report.render_server import show_requests, show_server_glance
+from xtrain.planner.report.render_stages import show_stages
+from xtrain.planner.report.render_times import show_compute
+from xtrain.planner.report.render_traffic import show_communication
+from xtrain.planner.report.render_training import show_training
+from xtrain.planner.report.text import DETAILS, FULL, LONGEST, Detail, Page
+from xtrain.planner.schedule.horizon import as_known
+from xtrain.planner.units import bytes_text, count_text, plural, seconds_text
 
 LACKS_MEMORY = "W423"
 STYLES = {"warn": "yellow", "fail": "red", "unknown": "dim", "pass": "green"}

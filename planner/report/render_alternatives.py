@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from shlex import quote
 from typing import Any
 
-from ..compare.alternatives import Alternative
-from ..compare.fit import Candidate, Fit, reason_text
-from ..plan import Estimates, Hardware, Plan
-from ..units import bytes_text, count_text, plural, seconds_text
-from .text import Page, clip
+from xtrain.planner.compare.alternatives import Alternative
+from xtrain.planner.compare.fit import Candidate, Fit, reason_text
+from xtrain.planner.plan import Estimates, Hardware, Plan
+from xtrain.planner.report.text import Page, clip
+from xtrain.planner.units import bytes_text, count_text, plural, seconds_text
 
 HEAD = ("", "memory", "of it", "step", "tokens/s", "MFU", "exposed", "bubble", "sent", "")
 ALIGN = "<>>>>>>>><"

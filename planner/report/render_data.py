@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from ...dsl.schema.sources import SOURCES
-from ..data.source_args import form_text
-from ..graph.reference_nodes import OP as REFERENCE
-from ..plan import Plan
-from ..schedule.horizon import known_arithmetic, waits
-from ..units import plural
-from .text import Detail, Page
+from xtrain.dsl.schema.sources import SOURCES
+from xtrain.planner.data.source_args import form_text
+from xtrain.planner.graph.reference_nodes import OP as REFERENCE
+from xtrain.planner.plan import Plan
+from xtrain.planner.report.text import Detail, Page
+from xtrain.planner.schedule.horizon import known_arithmetic, waits
+from xtrain.planner.units import plural
 
 
 def show_data(page: Page, plan: Plan, detail: Detail) -> None:

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from ..compare.diff import CATEGORIES, Amount, ClassMemory, NodeChange, PlanDifference
-from ..compare.diff_values import GROUPS, ValueChange
-from ..compare.resumable import Verdict
-from ..plan import Plan, Provenance
-from ..units import WIDTH, bytes_text, count_text, flops_text, plural, seconds_text
-from .text import Page, clip
+from xtrain.planner.compare.diff import CATEGORIES, Amount, ClassMemory, NodeChange, PlanDifference
+from xtrain.planner.compare.diff_values import GROUPS, ValueChange
+from xtrain.planner.compare.resumable import Verdict
+from xtrain.planner.plan import Plan, Provenance
+from xtrain.planner.report.text import Page, clip
+from xtrain.planner.units import WIDTH, bytes_text, count_text, flops_text, plural, seconds_text
 
 STYLES: Final = {"same": "green", "safe": "green", "resharded": "yellow", "incompatible": "red"}
 SAYS: Final = {

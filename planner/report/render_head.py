@@ -4,16 +4,25 @@ from collections import Counter
 from collections.abc import Iterator
 from textwrap import wrap
 
-from ...dsl.schema.cluster import CLUSTERS
-from ...version import __version__
-from ..architecture import Architecture, LayerKind
-from ..costs.headroom import Verdict, headroom, no_times
-from ..graph.launcher_args import UnknownLauncher, launcher_of
-from ..identity import fingerprint
-from ..model.module_names import adapters_of, modules_of
-from ..plan import Hardware, Plan
-from ..units import WIDTH, amount_in_epochs, amount_text, bytes_text, count_text, plural, rate_text, seconds_text
-from .text import Detail, Page, clip
+from xtrain.dsl.schema.cluster import CLUSTERS
+from xtrain.planner.architecture import Architecture, LayerKind
+from xtrain.planner.costs.headroom import Verdict, headroom, no_times
+from xtrain.planner.graph.launcher_args import UnknownLauncher, launcher_of
+from xtrain.planner.identity import fingerprint
+from xtrain.planner.model.module_names import adapters_of, modules_of
+from xtrain.planner.plan import Hardware, Plan
+from xtrain.planner.report.text import Detail, Page, clip
+from xtrain.planner.units import (
+    WIDTH,
+    amount_in_epochs,
+    amount_text,
+    bytes_text,
+    count_text,
+    plural,
+    rate_text,
+    seconds_text,
+)
+from xtrain.version import __version__
 
 # Derived values that repeat what another line says, or that nobody asks for.
 QUIET = {"world_size", "steps", "tokens_per_step", "precision.compute", "parallel.fsdp.reduce", "launch.ranks_per_node"}

@@ -6,10 +6,10 @@ from typing import Final
 
 import attrs
 
-from ..costs.headroom import headroom, ranks_text
-from ..plan import Memory, Plan, RankClass
-from ..units import WIDTH, bytes_text, seconds_text
-from .text import Detail, Page
+from xtrain.planner.costs.headroom import headroom, ranks_text
+from xtrain.planner.plan import Memory, Plan, RankClass
+from xtrain.planner.report.text import Detail, Page
+from xtrain.planner.units import WIDTH, bytes_text, seconds_text
 
 CATEGORIES: Final = tuple(each.name for each in attrs.fields(Memory) if each.type is int)
 SHORT: Final = {

@@ -1,8 +1,8 @@
 """The part of the page about ranks: axes and the links they use, the grid of ranks."""
 
-from ..plan import Axis, Hardware, Mesh, Plan
-from ..units import WIDTH, plural, rate_text
-from .text import Detail, Page
+from xtrain.planner.plan import Axis, Hardware, Mesh, Plan
+from xtrain.planner.report.text import Detail, Page
+from xtrain.planner.units import WIDTH, plural, rate_text
 
 MEANING = {
     "pp": "pipeline of stages",

@@ -1,9 +1,9 @@
 """The part of the page about what is done: setup in the order in which it is applied, the step as a chain."""
 
-from ...dsl.schema.log import OP as TRACKER
-from ..plan import Node, Plan
-from ..units import plural
-from .text import Detail, Page
+from xtrain.dsl.schema.log import OP as TRACKER
+from xtrain.planner.plan import Node, Plan
+from xtrain.planner.report.text import Detail, Page
+from xtrain.planner.units import plural
 
 # Nodes that change nothing in the model; the other parts speak of what they do.
 ELSEWHERE = ("setup.bootstrap", "setup.mesh", "setup.tokenizer", "setup.data", "setup.loader", "setup.scheduler")

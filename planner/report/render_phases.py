@@ -1,14 +1,14 @@
 """The part of the page about what is trained on when: phases, the share of each dataset, the learning rate in them."""
 
-from ..compare.resumable_phases import mix_text, start_text
-from ..plan import Plan, PlanPhase
-from ..schedule.arithmetic import arithmetic_of
-from ..schedule.epochs import sampler_of
-from ..schedule.horizon import known_arithmetic
-from ..schedule.learning_curve import computed, learning_rate
-from ..schedule.phases import in_order
-from ..units import amount_in_epochs, count_text, plural
-from .text import Detail, Page
+from xtrain.planner.compare.resumable_phases import mix_text, start_text
+from xtrain.planner.plan import Plan, PlanPhase
+from xtrain.planner.report.text import Detail, Page
+from xtrain.planner.schedule.arithmetic import arithmetic_of
+from xtrain.planner.schedule.epochs import sampler_of
+from xtrain.planner.schedule.horizon import known_arithmetic
+from xtrain.planner.schedule.learning_curve import computed, learning_rate
+from xtrain.planner.schedule.phases import in_order
+from xtrain.planner.units import amount_in_epochs, count_text, plural
 
 HEAD = ("phase", "steps", "learning rate", "dataset", "share", "rows", "tokens")
 

@@ -2,13 +2,13 @@
 
 from collections import Counter
 
-from ..costs.headroom import headroom
-from ..plan import Plan
-from ..serving.fit import slots_that_fit
-from ..serving.graph import SETUP
-from ..serving.slots import slots_of
-from ..units import count_text, plural
-from .text import Detail, Page
+from xtrain.planner.costs.headroom import headroom
+from xtrain.planner.plan import Plan
+from xtrain.planner.report.text import Detail, Page
+from xtrain.planner.serving.fit import slots_that_fit
+from xtrain.planner.serving.graph import SETUP
+from xtrain.planner.serving.slots import slots_of
+from xtrain.planner.units import count_text, plural
 
 VERDICTS = ("fail", "warn", "unknown", "pass")
 

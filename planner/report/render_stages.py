@@ -3,11 +3,11 @@
 from bisect import bisect_left, bisect_right
 from itertools import groupby
 
-from ..architecture import block_parameters
-from ..mesh.stages import Pipeline
-from ..plan import Plan
-from ..units import count_text, plural
-from .text import Detail, Page
+from xtrain.planner.architecture import block_parameters
+from xtrain.planner.mesh.stages import Pipeline
+from xtrain.planner.plan import Plan
+from xtrain.planner.report.text import Detail, Page
+from xtrain.planner.units import count_text, plural
 
 MOST_STAGES = 8
 

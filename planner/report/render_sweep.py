@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from shlex import quote
 from typing import Final
 
-from ..sweep.sweep_plan import SweepPlan, Trial
-from ..units import WIDTH, bytes_text, count_text, flops_text, plural, seconds_text
-from .render_head import launcher_text
-from .text import Page, clip
+from xtrain.planner.report.render_head import launcher_text
+from xtrain.planner.report.text import Page, clip
+from xtrain.planner.sweep.sweep_plan import SweepPlan, Trial
+from xtrain.planner.units import WIDTH, bytes_text, count_text, flops_text, plural, seconds_text
 
 MOST_ROWS: Final = 24
 

@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from ..costs.headroom import no_times
-from ..plan import Plan, Times
-from ..units import count_text, flops_text, rate_text, seconds_text
-from .text import Detail, Page
+from xtrain.planner.costs.headroom import no_times
+from xtrain.planner.plan import Plan, Times
+from xtrain.planner.report.text import Detail, Page
+from xtrain.planner.units import count_text, flops_text, rate_text, seconds_text
 
 # With these each step has forwards beside its own: by a teacher, or of what a loss compares with.
 OTHER_MODELS: Final = frozenset({"setup.teacher_model", "step.reference_point", "rollout.reference"})

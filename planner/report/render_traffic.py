@@ -4,12 +4,12 @@ from collections.abc import Iterable
 
 from attrs import frozen
 
-from ..costs.headroom import no_times, ranks_text
-from ..plan import Mesh, Plan, RankClass, Traffic
-from ..units import bytes_text, seconds_text
-from .agreement import Ranks, sums_of_groups
-from .render_mesh import crosses_nodes
-from .text import Detail, Page
+from xtrain.planner.costs.headroom import no_times, ranks_text
+from xtrain.planner.plan import Mesh, Plan, RankClass, Traffic
+from xtrain.planner.report.agreement import Ranks, sums_of_groups
+from xtrain.planner.report.render_mesh import crosses_nodes
+from xtrain.planner.report.text import Detail, Page
+from xtrain.planner.units import bytes_text, seconds_text
 
 MOST = 10
 

@@ -3,22 +3,22 @@
 from math import inf
 from typing import Any
 
-from ...dsl.schema.actions import action_of
-from ...dsl.schema.cluster import CLUSTERS
-from ...dsl.schema.log import OP as TRACKER
-from ...dsl.schema.log import tracker_of
-from ...dsl.schema.schedules import SCHEDULERS
-from ..costs.disk import disk_of
-from ..costs.goodput import FAILURES, goodput_of, restart_of
-from ..costs.headroom import no_times
-from ..costs.startup import startup_of
-from ..graph.averaging import average_args
-from ..plan import Node, Plan, PlanTick
-from ..schedule.arithmetic import arithmetic_of
-from ..schedule.counts import count_node, count_saves, saves, unrecorded
-from ..units import amount_in_epochs, amount_text, bytes_text, count_text, plural, seconds_text, times_text
-from .render_data import epoch_text
-from .text import Detail, Page
+from xtrain.dsl.schema.actions import action_of
+from xtrain.dsl.schema.cluster import CLUSTERS
+from xtrain.dsl.schema.log import OP as TRACKER
+from xtrain.dsl.schema.log import tracker_of
+from xtrain.dsl.schema.schedules import SCHEDULERS
+from xtrain.planner.costs.disk import disk_of
+from xtrain.planner.costs.goodput import FAILURES, goodput_of, restart_of
+from xtrain.planner.costs.headroom import no_times
+from xtrain.planner.costs.startup import startup_of
+from xtrain.planner.graph.averaging import average_args
+from xtrain.planner.plan import Node, Plan, PlanTick
+from xtrain.planner.report.render_data import epoch_text
+from xtrain.planner.report.text import Detail, Page
+from xtrain.planner.schedule.arithmetic import arithmetic_of
+from xtrain.planner.schedule.counts import count_node, count_saves, saves, unrecorded
+from xtrain.planner.units import amount_in_epochs, amount_text, bytes_text, count_text, plural, seconds_text, times_text
 
 
 def show_training(page: Page, plan: Plan, detail: Detail) -> None:

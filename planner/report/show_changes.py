@@ -4,12 +4,12 @@ from typing import Any
 
 from attrs import frozen
 
-from ..compare.resumable_phases import phase_text
-from ..costs.headroom import headroom
-from ..plan import Node, Plan
-from ..schedule.horizon import known_timeline
-from ..units import bytes_text, count_text, flops_text, plural, rate_text, seconds_text
-from .render_head import launcher_text
+from xtrain.planner.compare.resumable_phases import phase_text
+from xtrain.planner.costs.headroom import headroom
+from xtrain.planner.plan import Node, Plan
+from xtrain.planner.report.render_head import launcher_text
+from xtrain.planner.schedule.horizon import known_timeline
+from xtrain.planner.units import bytes_text, count_text, flops_text, plural, rate_text, seconds_text
 
 
 @frozen(kw_only=True)

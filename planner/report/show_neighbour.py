@@ -6,10 +6,10 @@ from typing import Any
 import attrs
 from attrs import evolve, frozen
 
-from ...dsl.blocks import NAMED, choices_of
-from ...dsl.quantity import Quantity
-from ...dsl.schema.setting import Auto, Setting, attributes_of, open_setting, settings_of
-from ...dsl.spec import Spec
+from xtrain.dsl.blocks import NAMED, choices_of
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.setting import Auto, Setting, attributes_of, open_setting, settings_of
+from xtrain.dsl.spec import Spec
 
 
 @frozen(kw_only=True)

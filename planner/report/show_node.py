@@ -5,16 +5,16 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from ...dsl.diagnostics.suggest import closest
-from ...dsl.overrides.addresses import Addresses, Done
-from ..costs.headroom import headroom, ranks_text
-from ..plan import Node, Plan
-from ..schedule.horizon import known_timeline
-from ..units import bytes_text, plural, seconds_text, times_text
-from .render_mesh import crosses_nodes, link_text
-from .render_order import matches
-from .render_traffic import busiest, gather
-from .text import Page, clip
+from xtrain.dsl.diagnostics.suggest import closest
+from xtrain.dsl.overrides.addresses import Addresses, Done
+from xtrain.planner.costs.headroom import headroom, ranks_text
+from xtrain.planner.plan import Node, Plan
+from xtrain.planner.report.render_mesh import crosses_nodes, link_text
+from xtrain.planner.report.render_order import matches
+from xtrain.planner.report.render_traffic import busiest, gather
+from xtrain.planner.report.text import Page, clip
+from xtrain.planner.schedule.horizon import known_timeline
+from xtrain.planner.units import bytes_text, plural, seconds_text, times_text
 
 MOST = 6  # nodes that are shown one by one; more are listed
 # Which node is the reason for which bytes on a rank.

@@ -2,14 +2,14 @@
 
 from math import prod
 
-from ..mesh.placement import local_shapes
-from ..plan import Axis, Plan, RankClass
-from ..units import BYTES, bytes_text, count_text, plural, seconds_text
-from .render_memory import CATEGORIES
-from .render_mesh import MEANING, crosses_nodes, link_text
-from .render_stages import pipeline_in
-from .render_traffic import axis_text, gather
-from .text import Page
+from xtrain.planner.mesh.placement import local_shapes
+from xtrain.planner.plan import Axis, Plan, RankClass
+from xtrain.planner.report.render_memory import CATEGORIES
+from xtrain.planner.report.render_mesh import MEANING, crosses_nodes, link_text
+from xtrain.planner.report.render_stages import pipeline_in
+from xtrain.planner.report.render_traffic import axis_text, gather
+from xtrain.planner.report.text import Page
+from xtrain.planner.units import BYTES, bytes_text, count_text, plural, seconds_text
 
 EXAMPLES = 4
 

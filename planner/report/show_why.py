@@ -9,17 +9,17 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from ...dsl.diagnostics.suggest import closest
-from ...dsl.overrides.addresses import of_ticks
-from ...dsl.spec import Spec
-from ..compile import compile_plan
-from ..graph.provenance import spell
-from ..plan import Plan, Provenance
-from ..rules.rule_inputs import is_unknown, rule_inputs
-from ..units import plural
-from .show_changes import PlanChanges, changes
-from .show_neighbour import find_slot, neighbours, replaced
-from .text import Page, clip
+from xtrain.dsl.diagnostics.suggest import closest
+from xtrain.dsl.overrides.addresses import of_ticks
+from xtrain.dsl.spec import Spec
+from xtrain.planner.compile import compile_plan
+from xtrain.planner.graph.provenance import spell
+from xtrain.planner.plan import Plan, Provenance
+from xtrain.planner.report.show_changes import PlanChanges, changes
+from xtrain.planner.report.show_neighbour import find_slot, neighbours, replaced
+from xtrain.planner.report.text import Page, clip
+from xtrain.planner.rules.rule_inputs import is_unknown, rule_inputs
+from xtrain.planner.units import plural
 
 TRIES = 4  # neighbouring values that are planned before it is given up
 MOST = 40

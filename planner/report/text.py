@@ -6,7 +6,7 @@ from typing import Final
 
 from attrs import frozen
 
-from ..units import WIDTH
+from xtrain.planner.units import WIDTH
 
 LONGEST = 119  # lines of a page that nobody asked to be long
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}

@@ -2,13 +2,13 @@
 
 from typing import Final
 
-from ...dsl.schema.bases import BLOCKS, Base
-from ...dsl.spec import Spec
-from ..architecture import Architecture, BlockParameter, name_in_block
-from ..findings import Findings
-from ..mesh.layout import Layout
-from ..model.base import matrices_of, quantised_names
-from ..model.frozen import frozen_names
+from xtrain.dsl.schema.bases import BLOCKS, Base
+from xtrain.dsl.spec import Spec
+from xtrain.planner.architecture import Architecture, BlockParameter, name_in_block
+from xtrain.planner.findings import Findings
+from xtrain.planner.mesh.layout import Layout
+from xtrain.planner.model.base import matrices_of, quantised_names
+from xtrain.planner.model.frozen import frozen_names
 
 RULE: Final = "model.base"
 PATH: Final = "precision.base.kind"

@@ -5,14 +5,14 @@ from typing import Final
 
 from attrs import frozen
 
-from ...dsl.spec import Spec
-from ...regular_files import read_json, read_regular
-from ..findings import Findings
-from ..graph.checkpoint_names import ALIAS, FOLDER, FULL, STATE, look_at
-from ..graph.saving import pretrained
-from ..schedule.arithmetic import Arithmetic
-from ..schedule.step_sizes import StepSizes, past_of
-from ..schedule.stops import limit_args
+from xtrain.dsl.spec import Spec
+from xtrain.planner.findings import Findings
+from xtrain.planner.graph.checkpoint_names import ALIAS, FOLDER, FULL, STATE, look_at
+from xtrain.planner.graph.saving import pretrained
+from xtrain.planner.schedule.arithmetic import Arithmetic
+from xtrain.planner.schedule.step_sizes import StepSizes, past_of
+from xtrain.planner.schedule.stops import limit_args
+from xtrain.regular_files import read_json, read_regular
 
 # The pointers to a full checkpoint.
 NAMES: Final = ("latest", "best")

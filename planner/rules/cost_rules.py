@@ -9,17 +9,17 @@ from typing import Final
 
 from attrs import evolve
 
-from ...dsl.schema.cluster import CLUSTERS
-from ..costs.bubble import waiting
-from ..costs.goodput import goodput_of
-from ..costs.headroom import TIGHT
-from ..findings import Findings
-from ..graph.launcher_args import obeying_launchers, restarts_of
-from ..mesh.mesh import largest_divisor
-from ..plan import Estimates, Hardware, Plan
-from ..resolved import Resolved
-from ..units import amount_text, bytes_text, count_text, plural, seconds_text
-from .remedies import Change, Judge, fullest, remedies, same_rows
+from xtrain.dsl.schema.cluster import CLUSTERS
+from xtrain.planner.costs.bubble import waiting
+from xtrain.planner.costs.goodput import goodput_of
+from xtrain.planner.costs.headroom import TIGHT
+from xtrain.planner.findings import Findings
+from xtrain.planner.graph.launcher_args import obeying_launchers, restarts_of
+from xtrain.planner.mesh.mesh import largest_divisor
+from xtrain.planner.plan import Estimates, Hardware, Plan
+from xtrain.planner.resolved import Resolved
+from xtrain.planner.rules.remedies import Change, Judge, fullest, remedies, same_rows
+from xtrain.planner.units import amount_text, bytes_text, count_text, plural, seconds_text
 
 WAITS: Final = 0.20  # of a step, above which a pipeline wastes more than most runs do
 

@@ -3,14 +3,14 @@ hears then."""
 
 from attrs import evolve
 
-from ...dsl.diagnostics.diagnostic import Diagnostics
-from ...dsl.diagnostics.source import SourceText
-from ...dsl.load import load_spec
-from ...dsl.spec import Origin, Spec
-from ..plan import Plan
-from ..schedule.arithmetic import Counts
-from .rule_inputs import Verdicts
-from .validate import validate
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+from xtrain.dsl.diagnostics.source import SourceText
+from xtrain.dsl.load import load_spec
+from xtrain.dsl.spec import Origin, Spec
+from xtrain.planner.plan import Plan
+from xtrain.planner.rules.rule_inputs import Verdicts
+from xtrain.planner.rules.validate import validate
+from xtrain.planner.schedule.arithmetic import Counts
 
 
 class Unreadable(Exception):

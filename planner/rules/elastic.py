@@ -11,18 +11,18 @@ from typing import Final
 
 from attrs import evolve, field, frozen
 
-from ...dsl.interval import Interval
-from ...dsl.schema.setting import AUTO, Auto
-from ...dsl.spec import Spec
-from ..graph.timeline import Schedule
-from ..mesh.layout import Layout
-from ..mesh.pipeline import StageAssignment
-from ..model.derive import Shape
-from ..plan import PlanPhase, RefusedWorlds
-from ..schedule.arithmetic import Arithmetic
-from ..units import plural
-from .live_teacher import FittedTeacher
-from .rule_inputs import Verdicts
+from xtrain.dsl.interval import Interval
+from xtrain.dsl.schema.setting import AUTO, Auto
+from xtrain.dsl.spec import Spec
+from xtrain.planner.graph.timeline import Schedule
+from xtrain.planner.mesh.layout import Layout
+from xtrain.planner.mesh.pipeline import StageAssignment
+from xtrain.planner.model.derive import Shape
+from xtrain.planner.plan import PlanPhase, RefusedWorlds
+from xtrain.planner.rules.live_teacher import FittedTeacher
+from xtrain.planner.rules.rule_inputs import Verdicts
+from xtrain.planner.schedule.arithmetic import Arithmetic
+from xtrain.planner.units import plural
 
 Validate = Callable[[Spec, int, Verdicts], "ValidatedSpec | None"]
 

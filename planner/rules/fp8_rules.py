@@ -2,16 +2,16 @@
 
 from typing import Final
 
-from ...dsl.schema.cluster import CLUSTERS
-from ...dsl.schema.fp8 import RECIPES
-from ...dsl.spec import Spec
-from ..architecture import Architecture
-from ..findings import Findings
-from ..mesh.cluster import device_kind
-from ..mesh.hardware_specs import FP8
-from ..mesh.layout import Layout
-from ..mesh.pipeline import ZERO_BUBBLE
-from ..model.fp8 import fp8_matrices, idle_patterns, uneven_matrices
+from xtrain.dsl.schema.cluster import CLUSTERS
+from xtrain.dsl.schema.fp8 import RECIPES
+from xtrain.dsl.spec import Spec
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.findings import Findings
+from xtrain.planner.mesh.cluster import device_kind
+from xtrain.planner.mesh.hardware_specs import FP8
+from xtrain.planner.mesh.layout import Layout
+from xtrain.planner.mesh.pipeline import ZERO_BUBBLE
+from xtrain.planner.model.fp8 import fp8_matrices, idle_patterns, uneven_matrices
 
 RULE: Final = "precision.fp8"
 CODE: Final = "X443"

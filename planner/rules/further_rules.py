@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Final
 
-from ...dsl.spec import Spec
-from ..findings import Findings
-from ..mesh.layout import Layout
-from ..mesh.pipeline import ZERO_BUBBLE
-from ..model.derive import loads_weights
+from xtrain.dsl.spec import Spec
+from xtrain.planner.findings import Findings
+from xtrain.planner.mesh.layout import Layout
+from xtrain.planner.mesh.pipeline import ZERO_BUBBLE
+from xtrain.planner.model.derive import loads_weights
 
 CODE: Final = "X445"
 RULE: Final = "model.mtp"

@@ -1,20 +1,20 @@
 """Settings that are written and change nothing here: said, so that nobody waits for what they would do."""
 
-from ...dsl.schema.cluster import Cluster
-from ...dsl.schema.setting import settings_of
-from ...dsl.spec import Spec
-from ..data.data_rules import actions_of
-from ..findings import Findings
-from ..graph.launcher_args import obeying_launchers
-from ..graph.saving import OF_WRITING
-from ..mesh.cluster import device_kind
-from ..mesh.layout import Layout
-from ..mesh.sharding import shard_axes
-from ..model.derive import Shape
-from ..model.groups import written_optimizers
-from ..resolved import resolve_formats
-from ..schedule.arithmetic import Arithmetic
-from ..weights.fit import draws_head
+from xtrain.dsl.schema.cluster import Cluster
+from xtrain.dsl.schema.setting import settings_of
+from xtrain.dsl.spec import Spec
+from xtrain.planner.data.data_rules import actions_of
+from xtrain.planner.findings import Findings
+from xtrain.planner.graph.launcher_args import obeying_launchers
+from xtrain.planner.graph.saving import OF_WRITING
+from xtrain.planner.mesh.cluster import device_kind
+from xtrain.planner.mesh.layout import Layout
+from xtrain.planner.mesh.sharding import shard_axes
+from xtrain.planner.model.derive import Shape
+from xtrain.planner.model.groups import written_optimizers
+from xtrain.planner.resolved import resolve_formats
+from xtrain.planner.schedule.arithmetic import Arithmetic
+from xtrain.planner.weights.fit import draws_head
 
 # Axis → the settings that only speak of it.
 OF_AXIS = {

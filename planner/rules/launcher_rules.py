@@ -1,7 +1,7 @@
 """Rules of `launcher`."""
 
-from ...dsl.spec import Spec
-from ..findings import Findings
+from xtrain.dsl.spec import Spec
+from xtrain.planner.findings import Findings
 
 
 def check_launcher(spec: Spec, found: Findings) -> None:

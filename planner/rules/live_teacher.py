@@ -2,19 +2,19 @@
 
 from attrs import evolve, frozen
 
-from ...dsl.schema.parallel import Ep
-from ...dsl.spec import Spec
-from ..architecture import parameters
-from ..findings import Findings
-from ..mesh.layout import Layout
-from ..mesh.mesh import AXES, build_mesh
-from ..mesh.pipeline import assign_stages
-from ..mesh.sharding import cuts_of
-from ..model.inventory import count_parameters
-from ..model.teacher import PATH, RULE, TeacherShape
-from ..resolved import Formats, Resolved
-from ..schedule.arithmetic import Arithmetic
-from .topology import check_topology
+from xtrain.dsl.schema.parallel import Ep
+from xtrain.dsl.spec import Spec
+from xtrain.planner.architecture import parameters
+from xtrain.planner.findings import Findings
+from xtrain.planner.mesh.layout import Layout
+from xtrain.planner.mesh.mesh import AXES, build_mesh
+from xtrain.planner.mesh.pipeline import assign_stages
+from xtrain.planner.mesh.sharding import cuts_of
+from xtrain.planner.model.inventory import count_parameters
+from xtrain.planner.model.teacher import PATH, RULE, TeacherShape
+from xtrain.planner.resolved import Formats, Resolved
+from xtrain.planner.rules.topology import check_topology
+from xtrain.planner.schedule.arithmetic import Arithmetic
 
 
 @frozen

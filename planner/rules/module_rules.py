@@ -1,16 +1,16 @@
 """Rules about what is done to modules: recomputation that finds something to do, attention kernels that know a ring,
 actions that need a certain model."""
 
-from ...dsl.schema.setting import Auto
-from ...dsl.spec import Spec
-from ..architecture import Architecture
-from ..attention_kernels import EXACT, NARROWEST
-from ..data.data_rules import actions_of
-from ..findings import Findings
-from ..mesh.cluster import device_kind
-from ..mesh.layout import Layout
-from ..resolved import exchanges, resolve_formats, resolve_tile
-from ..schedule.arithmetic import Arithmetic
+from xtrain.dsl.schema.setting import Auto
+from xtrain.dsl.spec import Spec
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.attention_kernels import EXACT, NARROWEST
+from xtrain.planner.data.data_rules import actions_of
+from xtrain.planner.findings import Findings
+from xtrain.planner.mesh.cluster import device_kind
+from xtrain.planner.mesh.layout import Layout
+from xtrain.planner.resolved import exchanges, resolve_formats, resolve_tile
+from xtrain.planner.schedule.arithmetic import Arithmetic
 
 
 def check_modules(spec: Spec, architecture: Architecture, layout: Layout, batch: Arithmetic, found: Findings) -> None:

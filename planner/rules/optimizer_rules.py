@@ -1,10 +1,10 @@
 """Settings of optimizers and losses that do not fit the rest of a spec; each says its own."""
 
-from ...dsl.spec import Spec
-from ..architecture import Architecture
-from ..findings import Findings
-from ..mesh.layout import Layout
-from ..model.groups import written_optimizers
+from xtrain.dsl.spec import Spec
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.findings import Findings
+from xtrain.planner.mesh.layout import Layout
+from xtrain.planner.model.groups import written_optimizers
 
 
 def check_optimizer(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -> None:

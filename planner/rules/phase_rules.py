@@ -2,13 +2,13 @@
 
 from itertools import pairwise
 
-from ...dsl.spec import Spec
-from ..findings import Findings
-from ..plan import PlanPhase
-from ..schedule.arithmetic import Arithmetic
-from ..schedule.epochs import rows_of_step
-from ..schedule.mixing import build_phases, start_of, trainable
-from ..units import amount_in_epochs, plural
+from xtrain.dsl.spec import Spec
+from xtrain.planner.findings import Findings
+from xtrain.planner.plan import PlanPhase
+from xtrain.planner.schedule.arithmetic import Arithmetic
+from xtrain.planner.schedule.epochs import rows_of_step
+from xtrain.planner.schedule.mixing import build_phases, start_of, trainable
+from xtrain.planner.units import amount_in_epochs, plural
 
 
 def check_phases(spec: Spec, batch: Arithmetic, found: Findings) -> tuple[PlanPhase, ...]:

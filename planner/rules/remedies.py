@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from attrs import evolve, fields_dict, frozen
 
-from ...dsl.quantity import Quantity
-from ...dsl.schema.setting import Auto
-from ...dsl.spec import Spec
-from ..costs.headroom import TIGHT
-from ..plan import Estimates, Hardware, Remedy
-from ..resolved import Resolved
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.setting import Auto
+from xtrain.dsl.spec import Spec
+from xtrain.planner.costs.headroom import TIGHT
+from xtrain.planner.plan import Estimates, Hardware, Remedy
+from xtrain.planner.resolved import Resolved
 
 Judge = Callable[[Spec], Estimates | None]  # None: that spec has no plan
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Final
 
-from ...dsl.schema.data import Dataset
-from ...dsl.schema.setting import Auto, settings_of
-from ...dsl.spec import Spec
-from ..findings import Findings
+from xtrain.dsl.schema.data import Dataset
+from xtrain.dsl.schema.setting import Auto, settings_of
+from xtrain.dsl.spec import Spec
+from xtrain.planner.findings import Findings
 
 # What says how the records of a dataset are read; and the datasets that ticks and events name.
 _RECORDS: Final = tuple(f"dataset.{{}}.{name}" for name in settings_of(Dataset) if name != "bad_records")

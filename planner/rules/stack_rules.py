@@ -1,13 +1,13 @@
 """Rules between the settings of `parallel` and those around it: stacks, schedules, offloading."""
 
-from ...dsl.schema.setting import AUTO, Auto
-from ...dsl.schema.stacks import STACKS
-from ...dsl.spec import Spec
-from ..findings import Findings
-from ..installed_packages import is_installed
-from ..mesh.cluster import device_kind
-from ..mesh.pipeline import ZERO_BUBBLE
-from ..resolved import resolve_formats
+from xtrain.dsl.schema.setting import AUTO, Auto
+from xtrain.dsl.schema.stacks import STACKS
+from xtrain.dsl.spec import Spec
+from xtrain.planner.findings import Findings
+from xtrain.planner.installed_packages import is_installed
+from xtrain.planner.mesh.cluster import device_kind
+from xtrain.planner.mesh.pipeline import ZERO_BUBBLE
+from xtrain.planner.resolved import resolve_formats
 
 
 def check_stack(spec: Spec, found: Findings) -> None:

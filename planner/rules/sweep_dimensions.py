@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 
 from attrs import evolve
 
-from ...dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
-from ...dsl.dimension import Dimension
-from ...dsl.load import Loaded, load_spec
-from ...dsl.overrides.paths import PATH
-from ..findings import origin_of
+from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
+from xtrain.dsl.dimension import Dimension
+from xtrain.dsl.load import Loaded, load_spec
+from xtrain.dsl.overrides.paths import PATH
+from xtrain.planner.findings import origin_of
 
 _MOST = 8  # values of a dimension that are looked at; a point with a further one has no plan, which says why
 

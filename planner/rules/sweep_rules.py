@@ -3,9 +3,9 @@
 from math import prod
 from typing import Final
 
-from ...dsl.schema.sweep import Sweep
-from ...dsl.spec import Spec
-from ..findings import Findings
+from xtrain.dsl.schema.sweep import Sweep
+from xtrain.dsl.spec import Spec
+from xtrain.planner.findings import Findings
 
 CODE = "X640"
 MOST_TRIALS: Final = 10_000

@@ -2,18 +2,18 @@
 
 from math import gcd, lcm, prod
 
-from ...dsl.schema.collators import row_link
-from ...dsl.schema.model import expert_families
-from ...dsl.schema.setting import Auto
-from ...dsl.spec import Spec
-from ..architecture import Architecture
-from ..findings import Findings
-from ..mesh.context import heads_allow
-from ..mesh.layout import Layout
-from ..mesh.mesh import largest_divisor, nearest_multiples
-from ..mesh.sharding import DIMENSION, found_again, piece, shard_axes
-from ..resolved import resolve_align
-from ..schedule.arithmetic import Arithmetic
+from xtrain.dsl.schema.collators import row_link
+from xtrain.dsl.schema.model import expert_families
+from xtrain.dsl.schema.setting import Auto
+from xtrain.dsl.spec import Spec
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.findings import Findings
+from xtrain.planner.mesh.context import heads_allow
+from xtrain.planner.mesh.layout import Layout
+from xtrain.planner.mesh.mesh import largest_divisor, nearest_multiples
+from xtrain.planner.mesh.sharding import DIMENSION, found_again, piece, shard_axes
+from xtrain.planner.resolved import resolve_align
+from xtrain.planner.schedule.arithmetic import Arithmetic
 
 # Padding is cut into segments of at most this many positions: attention over it stays cheap, and no position in it is
 # larger than a model may know.

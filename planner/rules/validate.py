@@ -4,42 +4,42 @@ from functools import partial
 
 from attrs import evolve
 
-from ...dsl.diagnostics.diagnostic import Diagnostics
-from ...dsl.spec import Spec
-from ..data.data_rules import check_data
-from ..data.rollout_rules import check_replay
-from ..graph.alerts import check_alerts
-from ..graph.averaging import check_average
-from ..graph.nonfinite import check_nan
-from ..graph.saving import check_backend, check_saving
-from ..graph.spans import check_profiles
-from ..graph.timeline import NOTHING_SCHEDULED, check_ticks, fill_schedule
-from ..graph.trackers import check_trackers
-from ..mesh.layout import build_layout
-from ..mesh.pipeline import assign_stages, check_microbatches
-from ..model.derive import derive_architecture
-from ..model.scorer import read_scorer
-from ..model.teacher import check_teacher
-from ..schedule.arithmetic import Counts, derive_arithmetic
-from ..schedule.learning_rate import check_schedule
-from ..schedule.mixing import build_phases
-from ..schedule.stops import check_events, check_stops
-from ..serving.rules import check_server
-from ..serving.slots import architecture_with_slots, as_training, with_slots
-from .base_rules import check_base
-from .beginning import check_beginning, resumed_batch
-from .elastic import Elastic, ValidatedSpec, settle_worlds
-from .fp8_rules import check_fp8
-from .further_rules import check_further
-from .idle_rules import check_idle, check_idle_accumulation
-from .launcher_rules import check_launcher
-from .live_teacher import fit_teacher
-from .module_rules import check_modules
-from .optimizer_rules import check_loss, check_optimizer
-from .phase_rules import check_phases
-from .rule_inputs import Verdicts
-from .stack_rules import check_stack
-from .topology import check_topology
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+from xtrain.dsl.spec import Spec
+from xtrain.planner.data.data_rules import check_data
+from xtrain.planner.data.rollout_rules import check_replay
+from xtrain.planner.graph.alerts import check_alerts
+from xtrain.planner.graph.averaging import check_average
+from xtrain.planner.graph.nonfinite import check_nan
+from xtrain.planner.graph.saving import check_backend, check_saving
+from xtrain.planner.graph.spans import check_profiles
+from xtrain.planner.graph.timeline import NOTHING_SCHEDULED, check_ticks, fill_schedule
+from xtrain.planner.graph.trackers import check_trackers
+from xtrain.planner.mesh.layout import build_layout
+from xtrain.planner.mesh.pipeline import assign_stages, check_microbatches
+from xtrain.planner.model.derive import derive_architecture
+from xtrain.planner.model.scorer import read_scorer
+from xtrain.planner.model.teacher import check_teacher
+from xtrain.planner.rules.base_rules import check_base
+from xtrain.planner.rules.beginning import check_beginning, resumed_batch
+from xtrain.planner.rules.elastic import Elastic, ValidatedSpec, settle_worlds
+from xtrain.planner.rules.fp8_rules import check_fp8
+from xtrain.planner.rules.further_rules import check_further
+from xtrain.planner.rules.idle_rules import check_idle, check_idle_accumulation
+from xtrain.planner.rules.launcher_rules import check_launcher
+from xtrain.planner.rules.live_teacher import fit_teacher
+from xtrain.planner.rules.module_rules import check_modules
+from xtrain.planner.rules.optimizer_rules import check_loss, check_optimizer
+from xtrain.planner.rules.phase_rules import check_phases
+from xtrain.planner.rules.rule_inputs import Verdicts
+from xtrain.planner.rules.stack_rules import check_stack
+from xtrain.planner.rules.topology import check_topology
+from xtrain.planner.schedule.arithmetic import Counts, derive_arithmetic
+from xtrain.planner.schedule.learning_rate import check_schedule
+from xtrain.planner.schedule.mixing import build_phases
+from xtrain.planner.schedule.stops import check_events, check_stops
+from xtrain.planner.serving.rules import check_server
+from xtrain.planner.serving.slots import architecture_with_slots, as_training, with_slots
 
 
 def check_spec(spec: Spec, world: int | None = None, unknown_settings: frozenset[str] = frozenset()) -> Diagnostics:

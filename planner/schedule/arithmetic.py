@@ -7,14 +7,14 @@ from math import ceil, floor
 
 from attrs import evolve, field, frozen
 
-from ...dsl.quantity import Quantity
-from ...dsl.schema.setting import Auto
-from ...dsl.spec import Spec
-from ..findings import Findings
-from ..plan import Mesh, Plan
-from ..units import count_text, plural
-from .epochs import exact
-from .step_sizes import StepSizes
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.setting import Auto
+from xtrain.dsl.spec import Spec
+from xtrain.planner.findings import Findings
+from xtrain.planner.plan import Mesh, Plan
+from xtrain.planner.schedule.epochs import exact
+from xtrain.planner.schedule.step_sizes import StepSizes
+from xtrain.planner.units import count_text, plural
 
 
 @frozen(kw_only=True)

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from ...dsl.quantity import Quantity
-from ...dsl.schema.schedules import Curve, Scheduler
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.schedules import Curve, Scheduler
 
 SHAPES: dict[str, Callable[[float, float], float]] = {
     "cosine": lambda p, r: r + 0.5 * (1 - r) * (1 + math.cos(math.pi * p)),

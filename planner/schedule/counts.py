@@ -10,10 +10,10 @@ from math import lcm
 
 from attrs import evolve, frozen
 
-from ...dsl.schema.actions import action_of
-from ..plan import Node, Plan, PlanTick, Timeline
-from .arithmetic import arithmetic_of
-from .step_sizes import StepSizes
+from xtrain.dsl.schema.actions import action_of
+from xtrain.planner.plan import Node, Plan, PlanTick, Timeline
+from xtrain.planner.schedule.arithmetic import arithmetic_of
+from xtrain.planner.schedule.step_sizes import StepSizes
 
 # So many steps are looked at one by one before a count is given up.
 MOST_LOOKED_AT = 1_000_000

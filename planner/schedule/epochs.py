@@ -8,8 +8,8 @@ from fractions import Fraction
 
 from attrs import evolve
 
-from ..plan import PlanPhase
-from .mixture_sampler import MixtureSampler
+from xtrain.planner.plan import PlanPhase
+from xtrain.planner.schedule.mixture_sampler import MixtureSampler
 
 
 def exact(number: float) -> Fraction:

@@ -10,15 +10,15 @@ from typing import Any
 
 from attrs import evolve
 
-from ...dsl.schema.schedules import SCHEDULERS
-from ...dsl.spec import Spec
-from ..plan import Plan, PlanPhase, PlanTick, StepStretch, Timeline, Uncounted
-from .arithmetic import Arithmetic, arithmetic_of
-from .counts import unrecorded, with_counts
-from .epochs import counted, rows_of_epoch
-from .mixing import in_epochs, weights
-from .step_sizes import StepSizes
-from .stops import share_of, tokens_of
+from xtrain.dsl.schema.schedules import SCHEDULERS
+from xtrain.dsl.spec import Spec
+from xtrain.planner.plan import Plan, PlanPhase, PlanTick, StepStretch, Timeline, Uncounted
+from xtrain.planner.schedule.arithmetic import Arithmetic, arithmetic_of
+from xtrain.planner.schedule.counts import unrecorded, with_counts
+from xtrain.planner.schedule.epochs import counted, rows_of_epoch
+from xtrain.planner.schedule.mixing import in_epochs, weights
+from xtrain.planner.schedule.step_sizes import StepSizes
+from xtrain.planner.schedule.stops import share_of, tokens_of
 
 
 def waits(plan: Plan) -> bool:

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from ...dsl.schema.schedules import SCHEDULERS, Rate
-from ..plan import PlanPhase
-from .arithmetic import Arithmetic
-from .epochs import exact
-from .phases import phase_at
-from .step_sizes import ResumedSizes, StepSizes
+from xtrain.dsl.schema.schedules import SCHEDULERS, Rate
+from xtrain.planner.plan import PlanPhase
+from xtrain.planner.schedule.arithmetic import Arithmetic
+from xtrain.planner.schedule.epochs import exact
+from xtrain.planner.schedule.phases import phase_at
+from xtrain.planner.schedule.step_sizes import ResumedSizes, StepSizes
 
 Unit = Literal["steps", "tokens", "rows"]
 Amount = int | Fraction

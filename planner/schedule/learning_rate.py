@@ -4,13 +4,13 @@ from typing import Any
 
 from attrs import evolve, fields_dict
 
-from ...dsl.quantity import Quantity
-from ...dsl.schema.schedules import Scheduler
-from ...dsl.schema.setting import settings_of
-from ...dsl.spec import Spec
-from ..findings import Findings
-from ..units import plural
-from .arithmetic import Arithmetic, length_of
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.schedules import Scheduler
+from xtrain.dsl.schema.setting import settings_of
+from xtrain.dsl.spec import Spec
+from xtrain.planner.findings import Findings
+from xtrain.planner.schedule.arithmetic import Arithmetic, length_of
+from xtrain.planner.units import plural
 
 
 def in_effect(scheduler: Scheduler) -> Scheduler:

@@ -5,14 +5,14 @@ from math import ceil
 
 from attrs import evolve
 
-from ...dsl.quantity import Quantity
-from ...dsl.schema.data import Dataset, Weight
-from ...dsl.schema.data import Phase as PhaseSpec
-from ...dsl.spec import Spec
-from ..canonical import plain_sum
-from ..plan import PlanPhase
-from ..units import amount_in_epochs
-from .arithmetic import Arithmetic
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.data import Dataset, Weight
+from xtrain.dsl.schema.data import Phase as PhaseSpec
+from xtrain.dsl.spec import Spec
+from xtrain.planner.canonical import plain_sum
+from xtrain.planner.plan import PlanPhase
+from xtrain.planner.schedule.arithmetic import Arithmetic
+from xtrain.planner.units import amount_in_epochs
 
 FIRST = "train"  # what the stretch before the first declared phase is called
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from attrs import evolve
 
-from ...dsl.schema.actions import Action, Tick
+from xtrain.dsl.schema.actions import Action, Tick
 
 
 def in_order(ticks: Iterable[Tick]) -> list[Tick]:

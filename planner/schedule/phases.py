@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ..plan import PlanPhase
+from xtrain.planner.plan import PlanPhase
 
 
 def first_step(phase: PlanPhase, total: int) -> int:

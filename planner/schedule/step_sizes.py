@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import Factory, field, frozen
 
-from .mixture_sampler import floor_sum
+from xtrain.planner.schedule.mixture_sampler import floor_sum
 
 
 @frozen

@@ -7,16 +7,16 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from ...dsl.quantity import Quantity
-from ...dsl.schema.actions import ENDINGS, LIMITS, Action, EventName, OnEvent
-from ...dsl.schema.experiment import Launch
-from ...dsl.spec import Spec
-from ..canonical import portable
-from ..findings import Findings
-from ..plan import Uncounted
-from ..units import plural
-from .arithmetic import Arithmetic
-from .epochs import exact
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.actions import ENDINGS, LIMITS, Action, EventName, OnEvent
+from xtrain.dsl.schema.experiment import Launch
+from xtrain.dsl.spec import Spec
+from xtrain.planner.canonical import portable
+from xtrain.planner.findings import Findings
+from xtrain.planner.plan import Uncounted
+from xtrain.planner.schedule.arithmetic import Arithmetic
+from xtrain.planner.schedule.epochs import exact
+from xtrain.planner.units import plural
 
 
 def occurs(event: EventName, launch: Launch) -> bool:

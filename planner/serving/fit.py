@@ -1,10 +1,10 @@
 """How much memory a slot takes, and how many slots there is room for."""
 
-from ..findings import Findings
-from ..plan import Estimates, Hardware, Plan
-from ..resolved import Resolved
-from ..units import BYTES, bytes_text, plural
-from .slots import slots_of
+from xtrain.planner.findings import Findings
+from xtrain.planner.plan import Estimates, Hardware, Plan
+from xtrain.planner.resolved import Resolved
+from xtrain.planner.serving.slots import slots_of
+from xtrain.planner.units import BYTES, bytes_text, plural
 
 
 def slot_bytes(run: Resolved) -> int:

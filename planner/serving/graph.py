@@ -3,18 +3,18 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ..graph.builder import Builder, check_graph
-from ..graph.data_nodes import add_tokenizer
-from ..graph.graph import ROOT, Graph, add_bootstrap, add_mesh, add_watch
-from ..graph.model_nodes import add_model
-from ..mesh.mesh import AXES
-from ..plan import Estimates, PlanPhase, Timeline
-from ..resolved import Resolved
-from ..units import bytes_text, flops_text, plural
-from .fit import slot_bytes
-from .pages import MOST_ROWS, PAGE, pages_bytes, read_bytes, sampling_pages
-from .rules import asked_key
-from .slots import microbatches, slot_names
+from xtrain.planner.graph.builder import Builder, check_graph
+from xtrain.planner.graph.data_nodes import add_tokenizer
+from xtrain.planner.graph.graph import ROOT, Graph, add_bootstrap, add_mesh, add_watch
+from xtrain.planner.graph.model_nodes import add_model
+from xtrain.planner.mesh.mesh import AXES
+from xtrain.planner.plan import Estimates, PlanPhase, Timeline
+from xtrain.planner.resolved import Resolved
+from xtrain.planner.serving.fit import slot_bytes
+from xtrain.planner.serving.pages import MOST_ROWS, PAGE, pages_bytes, read_bytes, sampling_pages
+from xtrain.planner.serving.rules import asked_key
+from xtrain.planner.serving.slots import microbatches, slot_names
+from xtrain.planner.units import bytes_text, flops_text, plural
 
 SETUP: Final = "setup.serve"
 WHOLE: Final = 0  # the rank of a server that trains the model itself

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Final
 
-from ..blocks.block import Layer
-from ..model.cache import plain_parameters
-from ..plan import Estimates
-from ..resolved import Resolved, TrainedKind
-from ..units import BYTES
+from xtrain.planner.blocks.block import Layer
+from xtrain.planner.model.cache import plain_parameters
+from xtrain.planner.plan import Estimates
+from xtrain.planner.resolved import Resolved, TrainedKind
+from xtrain.planner.units import BYTES
 
 PAGE: Final = 16  # positions of a page
 MOST_ROWS: Final = 64  # samples that are written at once; of more, some wait

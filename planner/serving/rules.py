@@ -2,12 +2,12 @@
 
 from typing import Final
 
-from ...dsl.schema.serving import Serve
-from ...dsl.spec import Spec
-from ..architecture import Architecture
-from ..findings import Findings
-from ..mesh.layout import Layout
-from ..mesh.sharding import folded_axes
+from xtrain.dsl.schema.serving import Serve
+from xtrain.dsl.spec import Spec
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.findings import Findings
+from xtrain.planner.mesh.layout import Layout
+from xtrain.planner.mesh.sharding import folded_axes
 
 CODE: Final = "X447"
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")

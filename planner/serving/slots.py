@@ -4,13 +4,13 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from ...dsl.schema.adapters import TaskAdapters
-from ...dsl.schema.data import Batch
-from ...dsl.schema.optimizers import OPTIMIZERS
-from ...dsl.schema.tasks import AdapterTask
-from ...dsl.spec import Spec
-from ..architecture import Architecture
-from ..plan import Plan
+from xtrain.dsl.schema.adapters import TaskAdapters
+from xtrain.dsl.schema.data import Batch
+from xtrain.dsl.schema.optimizers import OPTIMIZERS
+from xtrain.dsl.schema.tasks import AdapterTask
+from xtrain.dsl.spec import Spec
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.plan import Plan
 
 TURNS: Final = 2  # microbatches that are computed in a row: then it is another client's turn
 SCHEDULE: Final = "gpipe"  # all forwards, then all backwards: texts of any length, sends that wait for no other

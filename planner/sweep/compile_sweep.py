@@ -7,23 +7,23 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-from ...dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, Note
-from ...dsl.dimension import Dimension
-from ...dsl.load import Loaded, load_spec
-from ...dsl.schema.sweep import Halving, Point, Sweep
-from ...dsl.spec import Spec
-from ..compare.plan_origin import signed
-from ..compile import Compiled, Count
-from ..findings import Findings, origin_of
-from ..identity import fingerprint
-from ..load import plan_from_loaded
-from ..plan import Plan
-from ..rules.sweep_dimensions import check_dimensions, dimension_of
-from ..rules.sweep_rules import check_sweep
-from ..serialise import plan_id
-from ..units import plural
-from .rules import check_plans
-from .sweep_plan import SweepPlan, Trial
+from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, Note
+from xtrain.dsl.dimension import Dimension
+from xtrain.dsl.load import Loaded, load_spec
+from xtrain.dsl.schema.sweep import Halving, Point, Sweep
+from xtrain.dsl.spec import Spec
+from xtrain.planner.compare.plan_origin import signed
+from xtrain.planner.compile import Compiled, Count
+from xtrain.planner.findings import Findings, origin_of
+from xtrain.planner.identity import fingerprint
+from xtrain.planner.load import plan_from_loaded
+from xtrain.planner.plan import Plan
+from xtrain.planner.rules.sweep_dimensions import check_dimensions, dimension_of
+from xtrain.planner.rules.sweep_rules import check_sweep
+from xtrain.planner.serialise import plan_id
+from xtrain.planner.sweep.rules import check_plans
+from xtrain.planner.sweep.sweep_plan import SweepPlan, Trial
+from xtrain.planner.units import plural
 
 MOST_CORNERS: Final = 32
 Progress = Callable[[int, int], None]

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from ...dsl.schema.sweep import Halving, Sweep
-from ..findings import Findings
-from ..plan import Plan
-from ..rules.sweep_rules import refuse
+from xtrain.dsl.schema.sweep import Halving, Sweep
+from xtrain.planner.findings import Findings
+from xtrain.planner.plan import Plan
+from xtrain.planner.rules.sweep_rules import refuse
 
 
 def check_plans(sweep: Sweep, plans: Sequence[Plan], found: Findings) -> None:

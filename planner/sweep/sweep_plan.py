@@ -4,8 +4,8 @@ from typing import Any
 
 from attrs import frozen
 
-from ...dsl.schema.sweep import Method, Point
-from ..plan import Plan
+from xtrain.dsl.schema.sweep import Method, Point
+from xtrain.planner.plan import Plan
 
 
 @frozen(kw_only=True)

@@ -6,11 +6,11 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from ...dsl.schema.model import FAMILIES
-from ...dsl.schema.model_config import CONTEXT, ROPE_KEYS, ConfigKey, ModelConfig
-from ...dsl.schema.rope import Rope
-from ...dsl.schema.setting import settings_of
-from ..architecture import Architecture, buffers
+from xtrain.dsl.schema.model import FAMILIES
+from xtrain.dsl.schema.model_config import CONTEXT, ROPE_KEYS, ConfigKey, ModelConfig
+from xtrain.dsl.schema.rope import Rope
+from xtrain.dsl.schema.setting import settings_of
+from xtrain.planner.architecture import Architecture, buffers
 
 DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 ROPE: Final = ("rope_theta", "rope_scaling", "rope_parameters")

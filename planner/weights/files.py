@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from ...dsl.checking.strict_json import STRICT
+from xtrain.dsl.checking.strict_json import STRICT
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"

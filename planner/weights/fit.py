@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import evolve, frozen
 
-from ...dsl.schema.model import FAMILIES
-from ..architecture import Architecture, buffers, parameters
-from .files import LOADED, WeightFiles
-from .stored import EMBEDDING_WEIGHT, HEAD_WEIGHT, SCORE_WEIGHT, StoredPart
+from xtrain.dsl.schema.model import FAMILIES
+from xtrain.planner.architecture import Architecture, buffers, parameters
+from xtrain.planner.weights.files import LOADED, WeightFiles
+from xtrain.planner.weights.stored import EMBEDDING_WEIGHT, HEAD_WEIGHT, SCORE_WEIGHT, StoredPart
 
 EMBEDDING_STORED = f"model.{EMBEDDING_WEIGHT}"
 

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from attrs import field, frozen
 
-from ..architecture import EMBEDDING, HEAD, SCORE, Architecture, ParameterSpec
+from xtrain.planner.architecture import EMBEDDING, HEAD, SCORE, Architecture, ParameterSpec
 
 LAYERS: Final = "model.layers."
 

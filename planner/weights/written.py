@@ -5,10 +5,10 @@ from math import prod
 
 from attrs import evolve, frozen
 
-from ...dsl.schema.model import FAMILIES
-from ..architecture import Architecture, ParameterSpec, buffers, parameters
-from .files import SINGLE, SIZES, header_of
-from .stored import StoredPart
+from xtrain.dsl.schema.model import FAMILIES
+from xtrain.planner.architecture import Architecture, ParameterSpec, buffers, parameters
+from xtrain.planner.weights.files import SINGLE, SIZES, header_of
+from xtrain.planner.weights.stored import StoredPart
 
 
 @frozen

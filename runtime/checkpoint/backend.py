@@ -11,13 +11,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 
-from ..errors import StorageFailed
-from ..models.tensors import quiet_alone
-from ..parallel.collective_errors import CollectiveErrors, reason
-from . import writer
-from .one_file import writer as file_writer
-from .save_planner import CachedSavePlanner
-from .shard_reader import reader_of
+from xtrain.runtime.checkpoint import writer
+from xtrain.runtime.checkpoint.one_file import writer as file_writer
+from xtrain.runtime.checkpoint.save_planner import CachedSavePlanner
+from xtrain.runtime.checkpoint.shard_reader import reader_of
+from xtrain.runtime.errors import StorageFailed
+from xtrain.runtime.models.tensors import quiet_alone
+from xtrain.runtime.parallel.collective_errors import CollectiveErrors, reason
 
 Backend = Literal["dcp", "file"]
 

@@ -14,16 +14,16 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
-from ...planner.graph.checkpoint_fit import base_sizes
-from ...planner.plan import Plan
-from ..models.parts import ModelParts
-from ..models.splitmix import splitmix64, stream_of
-from ..models.tensors import model_tensors, own_indices
-from ..monitoring.heartbeat import HeartbeatWriter
-from ..ops import op
-from ..parallel.collective_errors import CollectiveErrors
-from ..parallel.tensor import local
-from ..state import Rank
+from xtrain.planner.graph.checkpoint_fit import base_sizes
+from xtrain.planner.plan import Plan
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.splitmix import splitmix64, stream_of
+from xtrain.runtime.models.tensors import model_tensors, own_indices
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.collective_errors import CollectiveErrors
+from xtrain.runtime.parallel.tensor import local
+from xtrain.runtime.state import Rank
 
 # Numbers of a tensor that are looked at at a time: their bits as int64 stay in a cache of a CPU.
 CHUNK: Final = 2**18

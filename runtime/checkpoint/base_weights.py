@@ -10,23 +10,23 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from ...dsl.schema.bases import Base
-from ...planner.architecture import ParameterSpec
-from ...planner.graph.checkpoint_fit import base_names
-from ...planner.mesh.placement import base_of_plan
-from ...planner.plan import Plan
-from ...planner.weights.fit import assign
-from ..models.build import DTYPES
-from ..models.quantised import QuantisedMatrix
-from ..models.weights import drawing
-from .base import digest_of, piece_of
-from .chosen_weights import prefix, published
-from .layout import CheckpointEntry
-from .model_check import check_base, check_origin
-from .model_folder import planned_files
-from .sources import find
-from .stored_weights import WeightReader
-from .whole_tensors import WholeTensors
+from xtrain.dsl.schema.bases import Base
+from xtrain.planner.architecture import ParameterSpec
+from xtrain.planner.graph.checkpoint_fit import base_names
+from xtrain.planner.mesh.placement import base_of_plan
+from xtrain.planner.plan import Plan
+from xtrain.planner.weights.fit import assign
+from xtrain.runtime.checkpoint.base import digest_of, piece_of
+from xtrain.runtime.checkpoint.chosen_weights import prefix, published
+from xtrain.runtime.checkpoint.layout import CheckpointEntry
+from xtrain.runtime.checkpoint.model_check import check_base, check_origin
+from xtrain.runtime.checkpoint.model_folder import planned_files
+from xtrain.runtime.checkpoint.sources import find
+from xtrain.runtime.checkpoint.stored_weights import WeightReader
+from xtrain.runtime.checkpoint.whole_tensors import WholeTensors
+from xtrain.runtime.models.build import DTYPES
+from xtrain.runtime.models.quantised import QuantisedMatrix
+from xtrain.runtime.models.weights import drawing
 
 # A parameter → all of it, in some number format; of a stack of experts the matrix of one, if a number is given.
 Read = Callable[[ParameterSpec, int | None], Tensor]

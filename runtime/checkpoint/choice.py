@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from ..errors import ResumeRefused, StorageFailed
-from ..parallel.collective_errors import CollectiveErrors
-from .layout import CheckpointEntry, CheckpointFolder
-from .sidecar import flaws
+from xtrain.runtime.checkpoint.layout import CheckpointEntry, CheckpointFolder
+from xtrain.runtime.checkpoint.sidecar import flaws
+from xtrain.runtime.errors import ResumeRefused, StorageFailed
+from xtrain.runtime.parallel.collective_errors import CollectiveErrors
 
 # Told of every checkpoint that is passed over: (it, why).
 Report = Callable[[CheckpointEntry, str], None]

@@ -1,7 +1,7 @@
 """Which weights of a checkpoint are read where weights alone are wanted: the trained or the averaged ones."""
 
-from ..training.ema import Which
-from .layout import CheckpointEntry
+from xtrain.runtime.checkpoint.layout import CheckpointEntry
+from xtrain.runtime.training.ema import Which
 
 
 def prefix(entry: CheckpointEntry, which: Which) -> str:

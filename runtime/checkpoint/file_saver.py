@@ -8,10 +8,10 @@ from typing import Any
 from attrs import Factory, define
 from torch import Tensor
 
-from ..errors import StorageFailed
-from .file_queue import SaveQueue
-from .file_snapshots import Snapshots
-from .saver import SaveJob, Saver
+from xtrain.runtime.checkpoint.file_queue import SaveQueue
+from xtrain.runtime.checkpoint.file_snapshots import Snapshots
+from xtrain.runtime.checkpoint.saver import SaveJob, Saver
+from xtrain.runtime.errors import StorageFailed
 
 
 @define(eq=False)

@@ -6,7 +6,7 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from .one_file.writer import alone
+from xtrain.runtime.checkpoint.one_file.writer import alone
 
 
 @define(kw_only=True, eq=False)

@@ -10,24 +10,24 @@ from attrs import frozen
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...planner.graph.checkpoint_fit import checkpoint_contents
-from ...planner.plan import Plan
-from ...planner.schedule.step_sizes import past_of
-from ..data.errors import DataError
-from ..data.loading.loader_state import Remarks
-from ..errors import ResumeRefused
-from ..input.feed import Feed
-from ..models.parts import ModelParts
-from ..models.tensors import optimizer_tensors, saved_tensors
-from ..parallel.collective_errors import CollectiveErrors
-from ..parallelize.fsdp import reshard
-from ..state import Progress, Rank
-from ..training import random_streams as streams
-from ..training.ema import WeightAverages
-from ..training.optimizer import KeepsPieces
-from .backend import read_tensors
-from .layout import CheckpointEntry
-from .rollback_state import onward
+from xtrain.planner.graph.checkpoint_fit import checkpoint_contents
+from xtrain.planner.plan import Plan
+from xtrain.planner.schedule.step_sizes import past_of
+from xtrain.runtime.checkpoint.backend import read_tensors
+from xtrain.runtime.checkpoint.layout import CheckpointEntry
+from xtrain.runtime.checkpoint.rollback_state import onward
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.loading.loader_state import Remarks
+from xtrain.runtime.errors import ResumeRefused
+from xtrain.runtime.input.feed import Feed
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.tensors import optimizer_tensors, saved_tensors
+from xtrain.runtime.parallel.collective_errors import CollectiveErrors
+from xtrain.runtime.parallelize.fsdp import reshard
+from xtrain.runtime.state import Progress, Rank
+from xtrain.runtime.training import random_streams as streams
+from xtrain.runtime.training.ema import WeightAverages
+from xtrain.runtime.training.optimizer import KeepsPieces
 
 # The learning rate needs no place of its own: it is a closed form of the counters.
 ORDER: Final = ("model", "ema", "optimizer", "loader", "counters", "completions", "rng")

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..parallel.tensor import local
-from .full_state import FullState
+from xtrain.runtime.checkpoint.full_state import FullState
+from xtrain.runtime.parallel.tensor import local
 
 Send = Callable[[Tensor], None]
 """Takes bytes, uint8 [n], in host memory."""

@@ -18,10 +18,10 @@ from typing import Any
 
 from attrs import frozen
 
-from ...planner.graph.checkpoint_names import ALIAS, EPOCH, FULL, POINTERS, WEIGHTS, Pointer
-from ...regular_files import read_regular
-from ..files.durable import PARTIAL, REMOVING, means
-from .sidecar import TENSORS, flaws, read_late_metrics, read_sidecar
+from xtrain.planner.graph.checkpoint_names import ALIAS, EPOCH, FULL, POINTERS, WEIGHTS, Pointer
+from xtrain.regular_files import read_regular
+from xtrain.runtime.checkpoint.sidecar import TENSORS, flaws, read_late_metrics, read_sidecar
+from xtrain.runtime.files.durable import PARTIAL, REMOVING, means
 
 
 @frozen

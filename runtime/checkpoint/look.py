@@ -5,9 +5,9 @@ from typing import Any
 
 from attrs import frozen
 
-from ..files.locks import hold_for_reading
-from .layout import CheckpointEntry, CheckpointFolder, entry_of, size_bytes
-from .sidecar import total_bytes
+from xtrain.runtime.checkpoint.layout import CheckpointEntry, CheckpointFolder, entry_of, size_bytes
+from xtrain.runtime.checkpoint.sidecar import total_bytes
+from xtrain.runtime.files.locks import hold_for_reading
 
 
 @frozen(kw_only=True)

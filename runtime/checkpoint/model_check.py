@@ -1,15 +1,15 @@
 """Whether a checkpoint is of the model, and of the stream of rows, that a plan speaks of."""
 
-from ...planner.graph.checkpoint_fit import (
+from xtrain.planner.graph.checkpoint_fit import (
     CheckpointMismatch,
     checkpoint_contents,
     mismatches,
     origin_contents,
     weight_mismatches,
 )
-from ...planner.plan import Plan
-from ..errors import ResumeRefused
-from .layout import CheckpointEntry
+from xtrain.planner.plan import Plan
+from xtrain.runtime.checkpoint.layout import CheckpointEntry
+from xtrain.runtime.errors import ResumeRefused
 
 MOST = 3
 

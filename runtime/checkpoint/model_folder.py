@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from ...dsl.checking.hub_cache import SnapshotMissing, find_snapshot
-from ...planner.model.peft import PeftFolder, PeftUnreadable, read_peft
-from ...planner.model.tasks import alone
-from ...planner.plan import Plan
-from ...planner.weights.files import WeightFiles, WeightsUnreadable, read_weight_files
-from ..errors import EnvironmentFault
+from xtrain.dsl.checking.hub_cache import SnapshotMissing, find_snapshot
+from xtrain.planner.model.peft import PeftFolder, PeftUnreadable, read_peft
+from xtrain.planner.model.tasks import alone
+from xtrain.planner.plan import Plan
+from xtrain.planner.weights.files import WeightFiles, WeightsUnreadable, read_weight_files
+from xtrain.runtime.errors import EnvironmentFault
 
 
 def check_folder(plan: Plan) -> None:

@@ -11,48 +11,48 @@ from attrs import evolve, frozen
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...planner.blocks.adapted import alone_name
-from ...planner.graph.checkpoint_fit import base_names
-from ...planner.model.peft import assign_peft
-from ...planner.model.tasks import alone
-from ...planner.plan import Plan
-from ...planner.schedule.horizon import waits
-from ...planner.weights.files import WeightFiles
-from ...planner.weights.fit import Assignment, assign
-from ...planner.weights.stored import SCORE_WEIGHT
-from ...records.start_events import PretrainedEvent, ResumedEvent, WeightsEvent
-from ..errors import ResumeRefused, StorageFailed
-from ..input.feed import Feed
-from ..input.horizon import see_horizon
-from ..models.parts import ModelParts, QuantisedParameter
-from ..models.quantise import share_scales, store, store_experts
-from ..models.tensors import model_tensors
-from ..monitoring.heartbeat import HeartbeatWriter
-from ..ops import op
-from ..parallel.collective_errors import CollectiveErrors
-from ..provenance.metadata import written_by
-from ..reporting.records import Records
-from ..state import Progress, Rank, Step, StepCall
-from ..timers import Clocks
-from ..training.ema import WeightAverages
-from ..training.observe import Window
-from .backend import Backend, read_tensors
-from .choice import choose, flaw_of
-from .chosen_weights import prefix, published
-from .file_saver import FileSaver
-from .file_snapshots import Snapshots
-from .full_state import FullState, KeptFile, Restored
-from .layout import CheckpointEntry, CheckpointFolder
-from .model_check import check_base, check_model, check_origin
-from .model_folder import planned_adapter, planned_files
-from .publish import Publisher
-from .rollback_state import finish_rollback
-from .saver import Mode, Overlap, Saver
-from .sources import HeldCheckpoints, StartingPoint, begun_from, find, starting_point
-from .staging import HostCopy
-from .stored_weights import WeightReader
-from .transaction import Transaction
-from .whole_tensors import WholeTensors
+from xtrain.planner.blocks.adapted import alone_name
+from xtrain.planner.graph.checkpoint_fit import base_names
+from xtrain.planner.model.peft import assign_peft
+from xtrain.planner.model.tasks import alone
+from xtrain.planner.plan import Plan
+from xtrain.planner.schedule.horizon import waits
+from xtrain.planner.weights.files import WeightFiles
+from xtrain.planner.weights.fit import Assignment, assign
+from xtrain.planner.weights.stored import SCORE_WEIGHT
+from xtrain.records.start_events import PretrainedEvent, ResumedEvent, WeightsEvent
+from xtrain.runtime.checkpoint.backend import Backend, read_tensors
+from xtrain.runtime.checkpoint.choice import choose, flaw_of
+from xtrain.runtime.checkpoint.chosen_weights import prefix, published
+from xtrain.runtime.checkpoint.file_saver import FileSaver
+from xtrain.runtime.checkpoint.file_snapshots import Snapshots
+from xtrain.runtime.checkpoint.full_state import FullState, KeptFile, Restored
+from xtrain.runtime.checkpoint.layout import CheckpointEntry, CheckpointFolder
+from xtrain.runtime.checkpoint.model_check import check_base, check_model, check_origin
+from xtrain.runtime.checkpoint.model_folder import planned_adapter, planned_files
+from xtrain.runtime.checkpoint.publish import Publisher
+from xtrain.runtime.checkpoint.rollback_state import finish_rollback
+from xtrain.runtime.checkpoint.saver import Mode, Overlap, Saver
+from xtrain.runtime.checkpoint.sources import HeldCheckpoints, StartingPoint, begun_from, find, starting_point
+from xtrain.runtime.checkpoint.staging import HostCopy
+from xtrain.runtime.checkpoint.stored_weights import WeightReader
+from xtrain.runtime.checkpoint.transaction import Transaction
+from xtrain.runtime.checkpoint.whole_tensors import WholeTensors
+from xtrain.runtime.errors import ResumeRefused, StorageFailed
+from xtrain.runtime.input.feed import Feed
+from xtrain.runtime.input.horizon import see_horizon
+from xtrain.runtime.models.parts import ModelParts, QuantisedParameter
+from xtrain.runtime.models.quantise import share_scales, store, store_experts
+from xtrain.runtime.models.tensors import model_tensors
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.collective_errors import CollectiveErrors
+from xtrain.runtime.provenance.metadata import written_by
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Progress, Rank, Step, StepCall
+from xtrain.runtime.timers import Clocks
+from xtrain.runtime.training.ema import WeightAverages
+from xtrain.runtime.training.observe import Window
 
 Verify = Literal["content", "sizes"]
 # What is worth a warning of what became of a group.

@@ -9,11 +9,11 @@ from typing import Any
 
 from attrs import frozen
 
-from ...planner.graph.checkpoint_names import POINTERS, Pointer
-from ..files import durable
-from ..files.locks import unless_read
-from .layout import CheckpointEntry, CheckpointFolder
-from .sidecar import TENSORS, write_sidecar
+from xtrain.planner.graph.checkpoint_names import POINTERS, Pointer
+from xtrain.runtime.checkpoint.layout import CheckpointEntry, CheckpointFolder
+from xtrain.runtime.checkpoint.sidecar import TENSORS, write_sidecar
+from xtrain.runtime.files import durable
+from xtrain.runtime.files.locks import unless_read
 
 
 @frozen

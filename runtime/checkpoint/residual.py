@@ -13,22 +13,22 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ...planner.blocks.adapted import AdaptedMatrix, adapted_matrices
-from ...planner.model.targets import name_of
-from ...planner.plan import Plan
-from ..models.adapted import begun_part, decomposed
-from ..models.build import DTYPES
-from ..models.parts import ModelParts, QuantisedParameter
-from ..models.quantise import store, store_experts
-from ..models.tensors import fill, model_tensors, own_indices
-from ..monitoring.heartbeat import HeartbeatWriter
-from ..ops import PlanMismatch, op
-from ..parallel.collective_errors import CollectiveErrors
-from ..parallel.tensor import local
-from ..reporting.records import Records
-from ..state import Rank
-from .base_weights import BaseWeights
-from .sources import starting_point
+from xtrain.planner.blocks.adapted import AdaptedMatrix, adapted_matrices
+from xtrain.planner.model.targets import name_of
+from xtrain.planner.plan import Plan
+from xtrain.runtime.checkpoint.base_weights import BaseWeights
+from xtrain.runtime.checkpoint.sources import starting_point
+from xtrain.runtime.models.adapted import begun_part, decomposed
+from xtrain.runtime.models.build import DTYPES
+from xtrain.runtime.models.parts import ModelParts, QuantisedParameter
+from xtrain.runtime.models.quantise import store, store_experts
+from xtrain.runtime.models.tensors import fill, model_tensors, own_indices
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.ops import PlanMismatch, op
+from xtrain.runtime.parallel.collective_errors import CollectiveErrors
+from xtrain.runtime.parallel.tensor import local
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Rank
 
 
 @op("setup.decompose")

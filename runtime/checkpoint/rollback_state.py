@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from attrs import asdict, fields, frozen
 
-from ...regular_files import read_json
-from ..errors import ResumeRefused
-from ..files import durable
-from .layout import CheckpointEntry, CheckpointFolder
-from .publish import Publisher
+from xtrain.regular_files import read_json
+from xtrain.runtime.checkpoint.layout import CheckpointEntry, CheckpointFolder
+from xtrain.runtime.checkpoint.publish import Publisher
+from xtrain.runtime.errors import ResumeRefused
+from xtrain.runtime.files import durable
 
 FILE: Final = "rollback.json"
 _KEYS: Final = {"newer": "undone"}  # of fields whose key in the file is another

@@ -7,7 +7,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 
-from ..parallel.collective_errors import CollectiveErrors
+from xtrain.runtime.parallel.collective_errors import CollectiveErrors
 
 # Stands for the plan of a rank that all know already.
 UNCHANGED = SavePlan([], usable=False)

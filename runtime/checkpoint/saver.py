@@ -16,17 +16,17 @@ from typing import Any, Final, Literal
 
 from attrs import define, field
 
-from ...planner.graph.checkpoint_names import Pointer
-from ...planner.units import bytes_text
-from ...records.step_events import BestEvent, CheckpointEvent, ModelEvent, PrunedEvent
-from ..errors import StorageFailed
-from ..reporting.records import Records
-from ..state import Progress
-from .full_state import FullState
-from .layout import CheckpointEntry, CheckpointFolder, entry_of
-from .sidecar import read_sidecar, total_bytes, write_late_metrics
-from .staging import HostCopy
-from .transaction import Transaction
+from xtrain.planner.graph.checkpoint_names import Pointer
+from xtrain.planner.units import bytes_text
+from xtrain.records.step_events import BestEvent, CheckpointEvent, ModelEvent, PrunedEvent
+from xtrain.runtime.checkpoint.full_state import FullState
+from xtrain.runtime.checkpoint.layout import CheckpointEntry, CheckpointFolder, entry_of
+from xtrain.runtime.checkpoint.sidecar import read_sidecar, total_bytes, write_late_metrics
+from xtrain.runtime.checkpoint.staging import HostCopy
+from xtrain.runtime.checkpoint.transaction import Transaction
+from xtrain.runtime.errors import StorageFailed
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Progress
 
 Mode = Literal["sync", "async", "async_pinned"]
 Overlap = Literal["wait", "latest"]

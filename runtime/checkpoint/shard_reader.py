@@ -23,9 +23,9 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import StorageReader
 
-from ...regular_files import open_regular, read_regular
-from .one_file.reader import FileReader
-from .sidecar import METADATA, TENSORS
+from xtrain.regular_files import open_regular, read_regular
+from xtrain.runtime.checkpoint.one_file.reader import FileReader
+from xtrain.runtime.checkpoint.sidecar import METADATA, TENSORS
 
 T = TypeVar("T")
 MOST_BYTES: Final = 2**31  # of `.metadata`: about 20 million shards

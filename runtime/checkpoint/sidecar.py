@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ...planner.canonical import SEAL, digest
-from ...planner.graph.checkpoint_names import STATE
-from ...regular_files import read_json
-from ..files import durable
-from .checksums import DIGEST_BYTES, file_checksums
+from xtrain.planner.canonical import SEAL, digest
+from xtrain.planner.graph.checkpoint_names import STATE
+from xtrain.regular_files import read_json
+from xtrain.runtime.checkpoint.checksums import DIGEST_BYTES, file_checksums
+from xtrain.runtime.files import durable
 
 LATE_METRICS = "metrics.json"
 # The file without which there is nothing to read: of many files the one that says what lies where, or the only one.

@@ -11,15 +11,15 @@ from typing import Any, Final
 
 from attrs import define, field, frozen
 
-from ...planner.graph.checkpoint_names import ALIAS, POINTERS, Pointer
-from ...planner.plan import Plan
-from ...planner.schedule.arithmetic import arithmetic_of
-from ...planner.schedule.step_sizes import past_of
-from ...regular_files import read_regular
-from ..errors import EnvironmentFault, NothingLeft, ResumeRefused
-from ..files.locks import HeldLock, hold_for_reading
-from ..provenance.start import is_restart
-from .layout import CheckpointEntry, CheckpointFolder, entry_of, epoch_named
+from xtrain.planner.graph.checkpoint_names import ALIAS, POINTERS, Pointer
+from xtrain.planner.plan import Plan
+from xtrain.planner.schedule.arithmetic import arithmetic_of
+from xtrain.planner.schedule.step_sizes import past_of
+from xtrain.regular_files import read_regular
+from xtrain.runtime.checkpoint.layout import CheckpointEntry, CheckpointFolder, entry_of, epoch_named
+from xtrain.runtime.errors import EnvironmentFault, NothingLeft, ResumeRefused
+from xtrain.runtime.files.locks import HeldLock, hold_for_reading
+from xtrain.runtime.provenance.start import is_restart
 
 FINISHED: Final = "finished"
 POINTER_NAMED: Final[dict[str, Pointer]] = {pointer: pointer for pointer in POINTERS}

@@ -17,12 +17,12 @@ from attrs import define, field
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ...planner.plan import Plan
-from ...planner.weights.files import SIZES, StoredTensor, WeightFiles
-from ...planner.weights.fit import Assignment, assign
-from ...planner.weights.stored import EMBEDDING_WEIGHT, HEAD_WEIGHT, StoredPart
-from ..models.build import DTYPES
-from ..models.tensors import own_indices
+from xtrain.planner.plan import Plan
+from xtrain.planner.weights.files import SIZES, StoredTensor, WeightFiles
+from xtrain.planner.weights.fit import Assignment, assign
+from xtrain.planner.weights.stored import EMBEDDING_WEIGHT, HEAD_WEIGHT, StoredPart
+from xtrain.runtime.models.build import DTYPES
+from xtrain.runtime.models.tensors import own_indices
 
 TYPES: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 # Of a tensor that is in host memory at a time, whatever its size.

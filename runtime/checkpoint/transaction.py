@@ -12,14 +12,14 @@ from typing import Any
 
 from attrs import field, frozen
 
-from ...planner.graph.checkpoint_names import Pointer
-from ..files import durable
-from ..parallel.collective_errors import CollectiveErrors
-from .backend import Backend, write_tensors
-from .checksums import file_checksums
-from .layout import CheckpointEntry
-from .publish import Publisher, partial_of
-from .save_planner import CachedSavePlanner
+from xtrain.planner.graph.checkpoint_names import Pointer
+from xtrain.runtime.checkpoint.backend import Backend, write_tensors
+from xtrain.runtime.checkpoint.checksums import file_checksums
+from xtrain.runtime.checkpoint.layout import CheckpointEntry
+from xtrain.runtime.checkpoint.publish import Publisher, partial_of
+from xtrain.runtime.checkpoint.save_planner import CachedSavePlanner
+from xtrain.runtime.files import durable
+from xtrain.runtime.parallel.collective_errors import CollectiveErrors
 
 
 @frozen(kw_only=True, eq=False)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from .shard_reader import reader_of
+from xtrain.runtime.checkpoint.shard_reader import reader_of
 
 
 class WholeTensors:

@@ -8,11 +8,11 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.futures import Future
 
-from ..files import durable
-from ..models.tensors import quiet_alone
-from ..parallel.collective_errors import CollectiveErrors
-from .checksums import file_checksums
-from .save_planner import CachedSavePlanner
+from xtrain.runtime.checkpoint.checksums import file_checksums
+from xtrain.runtime.checkpoint.save_planner import CachedSavePlanner
+from xtrain.runtime.files import durable
+from xtrain.runtime.models.tensors import quiet_alone
+from xtrain.runtime.parallel.collective_errors import CollectiveErrors
 
 
 class _Writer(FileSystemWriter):

@@ -8,15 +8,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ...dsl.schema.actions import SIGNALS
-from ..monitoring.alert_actions import AlertActions
-from ..parallel.fake import numbers
-from ..parallel.side_stream import beside
-from ..provenance.start import BEGAN
-from ..state import Halt, Rank
-from ..timers import Clocks
-from .commands import Control
-from .signals import StopRequests
+from xtrain.dsl.schema.actions import SIGNALS
+from xtrain.runtime.control.commands import Control
+from xtrain.runtime.control.signals import StopRequests
+from xtrain.runtime.monitoring.alert_actions import AlertActions
+from xtrain.runtime.parallel.fake import numbers
+from xtrain.runtime.parallel.side_stream import beside
+from xtrain.runtime.provenance.start import BEGAN
+from xtrain.runtime.state import Halt, Rank
+from xtrain.runtime.timers import Clocks
 
 
 class Agreement:

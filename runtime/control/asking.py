@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 from attrs import field, frozen
 
-from ...records.control import ControlRequest
-from ...records.control_words import ControlState
-from ...records.events import event_of
-from ...records.lines import object_of
-from ...records.paths import CONTROL_FOLDER, EVENTS_FILE
-from ...records.run_events import ControlEvent
-from ...regular_files import open_regular
-from ..files.locks import LAUNCHER_LOCK, WORKER_LOCK
+from xtrain.records.control import ControlRequest
+from xtrain.records.control_words import ControlState
+from xtrain.records.events import event_of
+from xtrain.records.lines import object_of
+from xtrain.records.paths import CONTROL_FOLDER, EVENTS_FILE
+from xtrain.records.run_events import ControlEvent
+from xtrain.regular_files import open_regular
+from xtrain.runtime.files.locks import LAUNCHER_LOCK, WORKER_LOCK
 
 # Between two looks for an answer.
 LOOK_SECONDS = 0.1

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from ...planner.plan import Command
-from ...records.control_words import ControlState, ControlWord
-from ..errors import StorageFailed
-from ..state import Step, StepCall
-from ..timers import Clocks
-from .inbox import Inbox, Order
+from xtrain.planner.plan import Command
+from xtrain.records.control_words import ControlState, ControlWord
+from xtrain.runtime.control.inbox import Inbox, Order
+from xtrain.runtime.errors import StorageFailed
+from xtrain.runtime.state import Step, StepCall
+from xtrain.runtime.timers import Clocks
 
 
 class Control:

@@ -13,13 +13,13 @@ from typing import Any, Final
 import msgspec
 from attrs import define, field, frozen
 
-from ...planner.plan import Command
-from ...records.control import ControlRequest
-from ...records.control_words import ControlState, ControlWord
-from ...records.run_events import ControlEvent
-from ...regular_files import MOST_JSON, read_regular
-from ..reporting.records import Records
-from ..state import Progress
+from xtrain.planner.plan import Command
+from xtrain.records.control import ControlRequest
+from xtrain.records.control_words import ControlState, ControlWord
+from xtrain.records.run_events import ControlEvent
+from xtrain.regular_files import MOST_JSON, read_regular
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Progress
 
 # A profile keeps everything of its steps in memory until it is written.
 MOST_PROFILED: Final = 100

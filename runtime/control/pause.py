@@ -2,15 +2,15 @@
 
 import time
 
-from ...records.control_words import ControlState
-from ...records.run_events import PausedEvent
-from ..monitoring.heartbeat import HeartbeatWriter
-from ..ops import op
-from ..profiling.under_way import UnderWay
-from ..reporting.records import Records
-from ..state import Progress, Step, StepCall
-from .agreement import Agreement
-from .commands import Control
+from xtrain.records.control_words import ControlState
+from xtrain.records.run_events import PausedEvent
+from xtrain.runtime.control.agreement import Agreement
+from xtrain.runtime.control.commands import Control
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.ops import op
+from xtrain.runtime.profiling.under_way import UnderWay
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Progress, Step, StepCall
 
 # Between two looks of ranks that wait: nobody notices a fifth of a second, and nothing is busy meanwhile.
 WAIT_SECONDS = 0.2

@@ -9,9 +9,9 @@ from types import FrameType
 
 from attrs import define, field
 
-from ...records.end_status import EndStatus
-from ..monitoring.failing import say
-from ..outcome import EXIT_CODES
+from xtrain.records.end_status import EndStatus
+from xtrain.runtime.monitoring.failing import say
+from xtrain.runtime.outcome import EXIT_CODES
 
 # Seconds within which the second Ctrl-C that has ended another rank comes to this one.
 SECOND_INTERRUPT_SECONDS = 0.5

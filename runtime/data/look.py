@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 from attrs import evolve, field, frozen
 
-from ...planner.plan import Node, Plan
-from ...planner.schedule.horizon import epoch_rows
-from .documents.tokenizers import TextTokenizer, load_tokenizer
-from .documents.written import pieces, written
-from .loading.curriculum import Curriculum
-from .loading.order import RowOrder
-from .loading.prepared import PreparedDataset, cache_of
-from .loading.training_rows import curriculum_of
-from .packing.row_reader import RowReader
-from .records.bad_records import MOST_SHOWN
-from .stores.store import BAD, TokenStore
+from xtrain.planner.plan import Node, Plan
+from xtrain.planner.schedule.horizon import epoch_rows
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer, load_tokenizer
+from xtrain.runtime.data.documents.written import pieces, written
+from xtrain.runtime.data.loading.curriculum import Curriculum
+from xtrain.runtime.data.loading.order import RowOrder
+from xtrain.runtime.data.loading.prepared import PreparedDataset, cache_of
+from xtrain.runtime.data.loading.training_rows import curriculum_of
+from xtrain.runtime.data.packing.row_reader import RowReader
+from xtrain.runtime.data.records.bad_records import MOST_SHOWN
+from xtrain.runtime.data.stores.store import BAD, TokenStore
 
 SIDES = ("chosen", "rejected")
 QUANTILES = {"least": 0.0, "median": 0.5, "p90": 0.9, "p99": 0.99, "most": 1.0}

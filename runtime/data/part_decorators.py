@@ -10,10 +10,10 @@ from typing import Any, Final, Literal, TypeVar, overload
 
 from attrs import field, frozen
 
-from ...dsl.schema.collators import KINDS, may_give
-from ...dsl.schema.losses import Unit
-from ...dsl.user_parts.kinds import UNITS, Kind, names_of
-from ...dsl.user_parts.places import CHANGES, PLACES, Place, may_change
+from xtrain.dsl.schema.collators import KINDS, may_give
+from xtrain.dsl.schema.losses import Unit
+from xtrain.dsl.user_parts.kinds import UNITS, Kind, names_of
+from xtrain.dsl.user_parts.places import CHANGES, PLACES, Place, may_change
 
 F = TypeVar("F", bound=Callable[..., Any])
 MARK: Final = "__xtrain_part__"

@@ -20,13 +20,13 @@ from typing import Any
 
 from attrs import frozen
 
-from ...dsl.user_parts.files import ModuleMissing, PartModule, find_module, is_file, module_digest, module_files
-from ...planner.canonical import canonical
-from ...planner.data.chain import own_modules
-from ...planner.plan import Plan
-from ..errors import EnvironmentFault
-from .errors import DataError
-from .part_decorators import MARK, Mark
+from xtrain.dsl.user_parts.files import ModuleMissing, PartModule, find_module, is_file, module_digest, module_files
+from xtrain.planner.canonical import canonical
+from xtrain.planner.data.chain import own_modules
+from xtrain.planner.plan import Plan
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.part_decorators import MARK, Mark
+from xtrain.runtime.errors import EnvironmentFault
 
 _PRIVATE = "xtrain_parts"
 _LOADING = RLock()  # trackers load theirs in threads of their own, and a module is run once

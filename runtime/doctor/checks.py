@@ -5,25 +5,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from ...planner.costs.disk import disk_of
-from ...planner.data.tokenizer_folder import TokenizerUnreadable
-from ...planner.data.vocabulary import differing_token
-from ...planner.plan import Plan
-from ...planner.schedule.counts import count_saves
-from ...planner.units import bytes_text, plural, rate_text, seconds_text
-from ..data.documents.encoder import DocumentEncoder
-from ..data.documents.tokenizers import load_tokenizer
-from ..data.errors import DataError
-from ..data.loading.prepared import source_of
-from ..errors import EnvironmentFault
-from ..launch.limits import faults_of_limits, need_of
-from ..launch.preflight import Devices, check_devices, find_devices
-from ..provenance.code import read_code
-from ..reporting.packages import package_faults
-from ..run_directory.workspace import locate
-from .disk import DiskFacts, look_at_disk
-from .machine import OLDEST_DRIVER, MachineFacts, version_numbers
-from .unfit import Unfit
+from xtrain.planner.costs.disk import disk_of
+from xtrain.planner.data.tokenizer_folder import TokenizerUnreadable
+from xtrain.planner.data.vocabulary import differing_token
+from xtrain.planner.plan import Plan
+from xtrain.planner.schedule.counts import count_saves
+from xtrain.planner.units import bytes_text, plural, rate_text, seconds_text
+from xtrain.runtime.data.documents.encoder import DocumentEncoder
+from xtrain.runtime.data.documents.tokenizers import load_tokenizer
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.loading.prepared import source_of
+from xtrain.runtime.doctor.disk import DiskFacts, look_at_disk
+from xtrain.runtime.doctor.machine import OLDEST_DRIVER, MachineFacts, version_numbers
+from xtrain.runtime.doctor.unfit import Unfit
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.launch.limits import faults_of_limits, need_of
+from xtrain.runtime.launch.preflight import Devices, check_devices, find_devices
+from xtrain.runtime.provenance.code import read_code
+from xtrain.runtime.reporting.packages import package_faults
+from xtrain.runtime.run_directory.workspace import locate
 
 # Where ranks of one machine exchange gradients over NCCL: what NVIDIA's troubleshooting page has containers begin with
 # (`--shm-size=1g`).
@@ -158,7 +158,7 @@ def of_packages(plan: Plan) -> Iterator[Unfit]:
     """Packages that only some specs need."""
     yield from map(of_fault, package_faults(plan))
     if plan.serves:
-        from ...server.serving import CannotServe, check_installed
+        from xtrain.server.serving import CannotServe, check_installed
 
         try:
             check_installed()

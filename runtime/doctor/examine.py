@@ -4,15 +4,15 @@ from pathlib import Path
 
 from attrs import evolve
 
-from ...planner.plan import Plan
-from ..errors import EnvironmentFault
-from ..launch.node_place import NodePlace
-from ..launch.preflight import device_of
-from ..launch.reaching import check_own_name
-from .checks import check_machine_facts, of_clock, of_driver, of_fault, of_folder
-from .disk import look_at_disk
-from .machine import look_at_machine
-from .unfit import Unfit
+from xtrain.planner.plan import Plan
+from xtrain.runtime.doctor.checks import check_machine_facts, of_clock, of_driver, of_fault, of_folder
+from xtrain.runtime.doctor.disk import look_at_disk
+from xtrain.runtime.doctor.machine import look_at_machine
+from xtrain.runtime.doctor.unfit import Unfit
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.launch.node_place import NodePlace
+from xtrain.runtime.launch.preflight import device_of
+from xtrain.runtime.launch.reaching import check_own_name
 
 
 def examine(plan: Plan, place: NodePlace | None, seconds: float) -> list[Unfit]:
@@ -22,7 +22,7 @@ def examine(plan: Plan, place: NodePlace | None, seconds: float) -> list[Unfit]:
     found = check_machine_facts(plan, machine, look_at_disk(root))
     if place is None:
         return [evolve(each, host=machine.host) for each in found]
-    from .hosts import HostMeeting, HostsApart, find_between_hosts
+    from xtrain.runtime.doctor.hosts import HostMeeting, HostsApart, find_between_hosts
 
     try:
         check_own_name(place.host)

@@ -26,10 +26,10 @@ from attrs import asdict, frozen
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ..launch.node_place import NodePlace, own_address
-from ..launch.reaching import CONNECT_SECONDS, reach, words
-from .machine import MachineFacts
-from .unfit import Unfit
+from xtrain.runtime.doctor.machine import MachineFacts
+from xtrain.runtime.doctor.unfit import Unfit
+from xtrain.runtime.launch.node_place import NodePlace, own_address
+from xtrain.runtime.launch.reaching import CONNECT_SECONDS, reach, words
 
 # Seconds: for a number to be summed over all machines; for a new file to be seen elsewhere.
 SUM_SECONDS: Final = 30.0

@@ -11,8 +11,8 @@ from typing import Final
 
 from attrs import frozen
 
-from ..launch.limits import clock_fault, most_files, tasks_left
-from ..provenance.metadata import versions
+from xtrain.runtime.launch.limits import clock_fault, most_files, tasks_left
+from xtrain.runtime.provenance.metadata import versions
 
 # The oldest driver that runs a CUDA release, by the first number of that release (NVIDIA, CUDA Toolkit release notes,
 # "minimum required driver version for CUDA minor version compatibility", Linux).

@@ -12,11 +12,11 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from ..data.collate.batch import Microbatch
-from ..data.errors import DataError
-from ..data.loading.loader import EvalLoader
-from ..models.batch import ModelBatch
-from .measure import EvaluationResult
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.loading.loader import EvalLoader
+from xtrain.runtime.evaluation.measure import EvaluationResult
+from xtrain.runtime.models.batch import ModelBatch
 
 
 @define(eq=False)

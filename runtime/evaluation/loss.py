@@ -7,13 +7,13 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from ..data.collate.batch import Microbatch
-from ..data.collate.samples import IGNORE_INDEX
-from ..data.documents.token_bytes import TokenBytes
-from ..data.loading.loader import EvalLoader
-from ..models.batch import ModelBatch
-from ..models.parts import ModelParts
-from .measure import EvaluationResult
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.data.collate.samples import IGNORE_INDEX
+from xtrain.runtime.data.documents.token_bytes import TokenBytes
+from xtrain.runtime.data.loading.loader import EvalLoader
+from xtrain.runtime.evaluation.measure import EvaluationResult
+from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.models.parts import ModelParts
 
 
 @define(eq=False)

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 from attrs import frozen
 from torch import Tensor
 
-from ..data.collate.batch import Microbatch
-from ..data.loading.loader import EvalLoader
-from ..models.batch import ModelBatch
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.data.loading.loader import EvalLoader
+from xtrain.runtime.models.batch import ModelBatch
 
 
 @frozen(kw_only=True)

@@ -5,14 +5,14 @@ from typing import Any
 
 from attrs import define, field
 
-from ...dsl.schema.actions import action_of
-from ...planner.plan import Node, Plan, PlanTick
-from ..errors import EnvironmentFault
-from ..monitoring.heartbeat import LASTING, HeartbeatWriter
-from ..ops import OPS, op_of
-from ..state import Progress, Resources, Step, StepCall
-from ..timers import Clocks
-from .node_order import DueTick
+from xtrain.dsl.schema.actions import action_of
+from xtrain.planner.plan import Node, Plan, PlanTick
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.execution.node_order import DueTick
+from xtrain.runtime.monitoring.heartbeat import LASTING, HeartbeatWriter
+from xtrain.runtime.ops import OPS, op_of
+from xtrain.runtime.state import Progress, Resources, Step, StepCall
+from xtrain.runtime.timers import Clocks
 
 
 @define(eq=False)

@@ -5,11 +5,11 @@ from collections.abc import Callable, Collection, Sequence
 import networkx as nx
 from attrs import define, field, frozen
 
-from ...planner.plan import Node, Plan, PlanTick
-from ...planner.schedule.counts import passes
-from ...planner.schedule.step_sizes import StepSizes
-from ..state import Progress, StepCall
-from ..timers import Clocks
+from xtrain.planner.plan import Node, Plan, PlanTick
+from xtrain.planner.schedule.counts import passes
+from xtrain.planner.schedule.step_sizes import StepSizes
+from xtrain.runtime.state import Progress, StepCall
+from xtrain.runtime.timers import Clocks
 
 
 @frozen

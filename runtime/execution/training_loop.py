@@ -5,31 +5,41 @@ from typing import Final
 
 from attrs import define, evolve
 
-from ...dsl.schema.actions import SIGNALS
-from ...planner.plan import Node, Plan, Timeline
-from ...planner.schedule.step_sizes import StepSizes
-from ...planner.units import plural
-from ...records.end_status import EndStatus
-from ...records.run_events import SignalEvent, StopEvent
-from ...records.step_events import NonFiniteEvent, SkippedEvent
-from ..checkpoint.sources import FINISHED, begun_from, check_left, finished_step
-from ..control.commands import Control
-from ..control.signals import StopRequests
-from ..files import durable
-from ..input.feed import Feed
-from ..monitoring.alert_actions import AlertActions, informs
-from ..monitoring.heartbeat import LASTING
-from ..monitoring.poller import Poller
-from ..monitoring.time_left import TimeLeft
-from ..monitoring.waits import WAITS
-from ..profiling.under_way import UnderWay
-from ..provenance.start import first_step
-from ..reporting.records import Records
-from ..state import Halt, NonFinite, NothingLearned, Progress, RunIsOver, SkipStep, Step, StepAgain, StepCall
-from ..timers import Clocks
-from ..training.observe import Window
-from .node_calls import NodeCalls
-from .node_order import DueTicks, nodes_due
+from xtrain.dsl.schema.actions import SIGNALS
+from xtrain.planner.plan import Node, Plan, Timeline
+from xtrain.planner.schedule.step_sizes import StepSizes
+from xtrain.planner.units import plural
+from xtrain.records.end_status import EndStatus
+from xtrain.records.run_events import SignalEvent, StopEvent
+from xtrain.records.step_events import NonFiniteEvent, SkippedEvent
+from xtrain.runtime.checkpoint.sources import FINISHED, begun_from, check_left, finished_step
+from xtrain.runtime.control.commands import Control
+from xtrain.runtime.control.signals import StopRequests
+from xtrain.runtime.execution.node_calls import NodeCalls
+from xtrain.runtime.execution.node_order import DueTicks, nodes_due
+from xtrain.runtime.files import durable
+from xtrain.runtime.input.feed import Feed
+from xtrain.runtime.monitoring.alert_actions import AlertActions, informs
+from xtrain.runtime.monitoring.heartbeat import LASTING
+from xtrain.runtime.monitoring.poller import Poller
+from xtrain.runtime.monitoring.time_left import TimeLeft
+from xtrain.runtime.monitoring.waits import WAITS
+from xtrain.runtime.profiling.under_way import UnderWay
+from xtrain.runtime.provenance.start import first_step
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import (
+    Halt,
+    NonFinite,
+    NothingLearned,
+    Progress,
+    RunIsOver,
+    SkipStep,
+    Step,
+    StepAgain,
+    StepCall,
+)
+from xtrain.runtime.timers import Clocks
+from xtrain.runtime.training.observe import Window
 
 STATUS_OF_EVENT: Final = {
     "sigint": EndStatus.INTERRUPTED,

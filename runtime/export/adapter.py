@@ -11,10 +11,10 @@ from typing import Any
 from attrs import evolve, field, frozen
 from torch import Tensor
 
-from ...planner.architecture import Architecture, ParameterSpec, parameters
-from ...planner.blocks.adapted import AdaptedMatrix, adapted_matrices
-from ...planner.model.inventory import count_parameters
-from ...planner.model.peft import (
+from xtrain.planner.architecture import Architecture, ParameterSpec, parameters
+from xtrain.planner.blocks.adapted import AdaptedMatrix, adapted_matrices
+from xtrain.planner.model.inventory import count_parameters
+from xtrain.planner.model.peft import (
     PEFT_CONFIG,
     PeftFolder,
     PeftUnreadable,
@@ -26,19 +26,19 @@ from ...planner.model.peft import (
     read_peft,
     taken_for_experts,
 )
-from ...planner.model.targets import name_of
-from ...planner.plan import Plan
-from ..checkpoint.model_folder import planned_adapter
-from ..checkpoint.whole_tensors import WholeTensors
-from ..errors import ExportFailed
-from ..files import durable
-from ..files.locks import HeldLock
-from ..models.adapted import written
-from ..training.ema import Which
-from .export import CARD, FORMATS, SMALL_BYTES, Exported, check_room, formats_of
-from .model_card import last_loss, model_card
-from .new_folder import exporting, new_folder
-from .weights import Report, WeightsWriter
+from xtrain.planner.model.targets import name_of
+from xtrain.planner.plan import Plan
+from xtrain.runtime.checkpoint.model_folder import planned_adapter
+from xtrain.runtime.checkpoint.whole_tensors import WholeTensors
+from xtrain.runtime.errors import ExportFailed
+from xtrain.runtime.export.export import CARD, FORMATS, SMALL_BYTES, Exported, check_room, formats_of
+from xtrain.runtime.export.model_card import last_loss, model_card
+from xtrain.runtime.export.new_folder import exporting, new_folder
+from xtrain.runtime.export.weights import Report, WeightsWriter
+from xtrain.runtime.files import durable
+from xtrain.runtime.files.locks import HeldLock
+from xtrain.runtime.models.adapted import written
+from xtrain.runtime.training.ema import Which
 
 
 @frozen(kw_only=True)

@@ -2,20 +2,20 @@
 
 from pathlib import Path
 
-from ...planner.plan import Plan
-from ..checkpoint.chosen_weights import averaged_flaw, prefix, published
-from ..checkpoint.layout import CheckpointEntry
-from ..checkpoint.model_check import check_weights
-from ..checkpoint.sidecar import flaws
-from ..checkpoint.sources import find, find_named, find_to_read
-from ..errors import EnvironmentFault, ExportFailed
-from ..files.locks import HeldLock
-from ..provenance.metadata import started_in
-from ..training.ema import Which
-from .adapter import AdapterExport, check_adapter_exportable
-from .export import Export, check_exportable
-from .merging import Merging
-from .tasks import plan_of, stored_names
+from xtrain.planner.plan import Plan
+from xtrain.runtime.checkpoint.chosen_weights import averaged_flaw, prefix, published
+from xtrain.runtime.checkpoint.layout import CheckpointEntry
+from xtrain.runtime.checkpoint.model_check import check_weights
+from xtrain.runtime.checkpoint.sidecar import flaws
+from xtrain.runtime.checkpoint.sources import find, find_named, find_to_read
+from xtrain.runtime.errors import EnvironmentFault, ExportFailed
+from xtrain.runtime.export.adapter import AdapterExport, check_adapter_exportable
+from xtrain.runtime.export.export import Export, check_exportable
+from xtrain.runtime.export.merging import Merging
+from xtrain.runtime.export.tasks import plan_of, stored_names
+from xtrain.runtime.files.locks import HeldLock
+from xtrain.runtime.provenance.metadata import started_in
+from xtrain.runtime.training.ema import Which
 
 
 def export_of(

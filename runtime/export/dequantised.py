@@ -6,10 +6,10 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ...planner.mesh.placement import base_of_plan
-from ...planner.plan import Plan
-from ..checkpoint.whole_tensors import WholeTensors
-from ..models.quantised import QuantisedMatrix
+from xtrain.planner.mesh.placement import base_of_plan
+from xtrain.planner.plan import Plan
+from xtrain.runtime.checkpoint.whole_tensors import WholeTensors
+from xtrain.runtime.models.quantised import QuantisedMatrix
 
 
 @frozen

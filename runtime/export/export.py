@@ -14,15 +14,15 @@ from typing import Any, Final
 from attrs import asdict, frozen
 from torch import Tensor
 
-from ...dsl.checking.hub_cache import snapshot_folder
-from ...dsl.checking.model_folder import settings_in_folder
-from ...dsl.schema.model import FAMILIES
-from ...dsl.schema.tokenizers import tokenizer_kind
-from ...planner.architecture import Architecture, ParameterSpec, buffers
-from ...planner.mesh.placement import base_of_plan
-from ...planner.plan import Plan
-from ...planner.units import bytes_text, plural
-from ...planner.weights.config_file import (
+from xtrain.dsl.checking.hub_cache import snapshot_folder
+from xtrain.dsl.checking.model_folder import settings_in_folder
+from xtrain.dsl.schema.model import FAMILIES
+from xtrain.dsl.schema.tokenizers import tokenizer_kind
+from xtrain.planner.architecture import Architecture, ParameterSpec, buffers
+from xtrain.planner.mesh.placement import base_of_plan
+from xtrain.planner.plan import Plan
+from xtrain.planner.units import bytes_text, plural
+from xtrain.planner.weights.config_file import (
     FURTHER,
     ConfigValues,
     changed_config,
@@ -31,25 +31,25 @@ from ...planner.weights.config_file import (
     read_differences,
     with_tokens,
 )
-from ...planner.weights.files import CONFIG, LOADED, WeightFiles, WeightsUnreadable, read_weight_files
-from ...planner.weights.fit import assign
-from ...planner.weights.stored import EMBEDDING_WEIGHT
-from ...planner.weights.written import FormatOf, WrittenFile, lay_out
-from ..checkpoint.whole_tensors import WholeTensors
-from ..data.documents.chat_template import load_template
-from ..data.documents.tokenizers import TextTokenizer, load_tokenizer
-from ..errors import ExportFailed
-from ..files import durable
-from ..files.locks import HeldLock
-from ..generation.chat import Chat, planned_arguments
-from ..generation.continuation import TextEnds
-from ..generation.trained import planned_template
-from ..training.ema import Which
-from .dequantised import Dequantised
-from .merging import MergedMatrix, Merging
-from .model_card import last_loss, model_card
-from .new_folder import exporting, new_folder
-from .weights import Report, WeightsWriter
+from xtrain.planner.weights.files import CONFIG, LOADED, WeightFiles, WeightsUnreadable, read_weight_files
+from xtrain.planner.weights.fit import assign
+from xtrain.planner.weights.stored import EMBEDDING_WEIGHT
+from xtrain.planner.weights.written import FormatOf, WrittenFile, lay_out
+from xtrain.runtime.checkpoint.whole_tensors import WholeTensors
+from xtrain.runtime.data.documents.chat_template import load_template
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer, load_tokenizer
+from xtrain.runtime.errors import ExportFailed
+from xtrain.runtime.export.dequantised import Dequantised
+from xtrain.runtime.export.merging import MergedMatrix, Merging
+from xtrain.runtime.export.model_card import last_loss, model_card
+from xtrain.runtime.export.new_folder import exporting, new_folder
+from xtrain.runtime.export.weights import Report, WeightsWriter
+from xtrain.runtime.files import durable
+from xtrain.runtime.files.locks import HeldLock
+from xtrain.runtime.generation.chat import Chat, planned_arguments
+from xtrain.runtime.generation.continuation import TextEnds
+from xtrain.runtime.generation.trained import planned_template
+from xtrain.runtime.training.ema import Which
 
 GENERATION: Final = "generation_config.json"
 TEMPLATE: Final = "chat_template.jinja"

@@ -5,16 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ...planner.weights.files import LOADED, PICKLES, WeightsUnreadable, read_weight_files
-from ...planner.weights.stored import StoredPart
-from ...planner.weights.written import WrittenTensor, in_files
-from ..checkpoint.stored_weights import TYPES
-from ..errors import ExportFailed
-from ..files import durable
-from .export import FORMATS, SMALL_BYTES, Exported, check_room, formats_of
-from .new_folder import exporting, new_folder
-from .weights import Report, WeightsWriter
-from .zero_files import ZeroFiles
+from xtrain.planner.weights.files import LOADED, PICKLES, WeightsUnreadable, read_weight_files
+from xtrain.planner.weights.stored import StoredPart
+from xtrain.planner.weights.written import WrittenTensor, in_files
+from xtrain.runtime.checkpoint.stored_weights import TYPES
+from xtrain.runtime.errors import ExportFailed
+from xtrain.runtime.export.export import FORMATS, SMALL_BYTES, Exported, check_room, formats_of
+from xtrain.runtime.export.new_folder import exporting, new_folder
+from xtrain.runtime.export.weights import Report, WeightsWriter
+from xtrain.runtime.export.zero_files import ZeroFiles
+from xtrain.runtime.files import durable
 
 # Of the folder of a model these hold weights; all else is taken along.
 WEIGHTS: Final = ("*.safetensors", "*.safetensors.index.json", "*.bin.index.json", *PICKLES)

@@ -11,15 +11,15 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from ...planner.blocks.adapted import adapted_matrices
-from ...planner.model.targets import name_of
-from ...planner.plan import Plan
-from ...planner.weights.written import WrittenFile
-from ..checkpoint.base_weights import BaseWeights
-from ..checkpoint.layout import CheckpointEntry
-from ..checkpoint.stored_weights import TYPES
-from ..errors import EnvironmentFault
-from ..models.adapted import begun_part, merged
+from xtrain.planner.blocks.adapted import adapted_matrices
+from xtrain.planner.model.targets import name_of
+from xtrain.planner.plan import Plan
+from xtrain.planner.weights.written import WrittenFile
+from xtrain.runtime.checkpoint.base_weights import BaseWeights
+from xtrain.runtime.checkpoint.layout import CheckpointEntry
+from xtrain.runtime.checkpoint.stored_weights import TYPES
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.models.adapted import begun_part, merged
 
 
 @frozen(kw_only=True)

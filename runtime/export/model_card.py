@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...planner.model.inventory import count_parameters
-from ...planner.plan import Plan
-from ...planner.units import bytes_text, count_text
-from ...records.lines import object_of
-from ...records.paths import METRICS_FILE
-from ...regular_files import open_regular
+from xtrain.planner.model.inventory import count_parameters
+from xtrain.planner.plan import Plan
+from xtrain.planner.units import bytes_text, count_text
+from xtrain.records.lines import object_of
+from xtrain.records.paths import METRICS_FILE
+from xtrain.regular_files import open_regular
 
 # Nodes whose line in the plan says how a model was trained.
 HOW = (

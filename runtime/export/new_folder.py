@@ -7,9 +7,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from ...regular_files import reason_of
-from ..errors import ExportFailed
-from ..files import durable
+from xtrain.regular_files import reason_of
+from xtrain.runtime.errors import ExportFailed
+from xtrain.runtime.files import durable
 
 # Held by whoever writes: without it, what lies there was left by an export that was killed.
 LOCK: Final = ".export.lock"

@@ -5,11 +5,11 @@ from typing import Final
 
 from attrs import evolve
 
-from ...dsl.schema.adapters import TaskAdapters
-from ...planner.blocks.adapted import alone_name
-from ...planner.model.tasks import alone, unfit_task
-from ...planner.plan import Node, Plan
-from ..errors import ExportFailed
+from xtrain.dsl.schema.adapters import TaskAdapters
+from xtrain.planner.blocks.adapted import alone_name
+from xtrain.planner.model.tasks import alone, unfit_task
+from xtrain.planner.plan import Node, Plan
+from xtrain.runtime.errors import ExportFailed
 
 READ: Final = "setup.read_adapter"
 

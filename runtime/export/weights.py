@@ -12,11 +12,11 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from ...planner.weights.files import INDEX, SIZES, StoredTensor, read_file
-from ...planner.weights.written import WrittenFile, WrittenTensor
-from ..checkpoint.stored_weights import CHUNK_BYTES, TYPES
-from ..errors import ExportFailed
-from ..files import durable
+from xtrain.planner.weights.files import INDEX, SIZES, StoredTensor, read_file
+from xtrain.planner.weights.written import WrittenFile, WrittenTensor
+from xtrain.runtime.checkpoint.stored_weights import CHUNK_BYTES, TYPES
+from xtrain.runtime.errors import ExportFailed
+from xtrain.runtime.files import durable
 
 # What is told of the progress: (what is done, bytes so far, bytes in all, file, files).
 Report = Callable[[str, int, int, int, int], None]

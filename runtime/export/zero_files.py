@@ -21,7 +21,7 @@ import torch
 from attrs import define, frozen
 from torch import Tensor
 
-from ..errors import ExportFailed
+from xtrain.runtime.errors import ExportFailed
 
 LATEST: Final = "latest"
 WHOLE: Final = "mp_rank_00_model_states.pt"

@@ -10,13 +10,13 @@ from typing import Any, BinaryIO, Final
 import msgspec
 from attrs import define, field
 
-from ...records.lines import as_object, json_line, line_of, object_of
-from ...records.metrics import RankMetrics, StepMetrics
-from ...records.record import Record
-from ...regular_files import open_regular
-from ..errors import EnvironmentFault
-from . import durable
-from .background_queue import ROOM, BackgroundQueue
+from xtrain.records.lines import as_object, json_line, line_of, object_of
+from xtrain.records.metrics import RankMetrics, StepMetrics
+from xtrain.records.record import Record
+from xtrain.regular_files import open_regular
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.files import durable
+from xtrain.runtime.files.background_queue import ROOM, BackgroundQueue
 
 # Seconds that an event is waited for, to be in its file: a disk that takes longer does not answer.
 EVENT_SECONDS: Final = 2.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attrs import define
 
-from ..errors import EnvironmentFault
+from xtrain.runtime.errors import EnvironmentFault
 
 LAUNCHER_LOCK = ".launcher.lock"
 # Held by the first rank itself: a killed launcher leaves ranks behind that are still saving.

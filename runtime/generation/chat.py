@@ -5,13 +5,13 @@ from functools import partial
 
 from attrs import frozen
 
-from ...planner.plan import Plan
-from ..data.documents.bounded import BeyondBounds, Bounded
-from ..data.documents.chat_template import Arguments, ChatTemplate, TemplateRefusal, reserved, unused
-from ..data.documents.chat_writer import written_prompt, written_turns
-from ..data.documents.tokenizers import TextTokenizer
-from ..data.errors import DataError
-from ..data.records.records import Message, named_values
+from xtrain.planner.plan import Plan
+from xtrain.runtime.data.documents.bounded import BeyondBounds, Bounded
+from xtrain.runtime.data.documents.chat_template import Arguments, ChatTemplate, TemplateRefusal, reserved, unused
+from xtrain.runtime.data.documents.chat_writer import written_prompt, written_turns
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.records.records import Message, named_values
 
 
 def planned_arguments(plan: Plan, template: str) -> Arguments:

@@ -5,7 +5,7 @@ from typing import Self
 
 from attrs import define, field, frozen
 
-from ..data.documents.tokenizers import TextTokenizer
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer
 
 # So many tokens before new ones are decoded with them: tokenizers write some tokens otherwise where a text begins.
 CONTEXT = 5

@@ -15,29 +15,29 @@ from attrs import evolve, frozen
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
-from ...dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
-from ...planner.load import plan_from_text
-from ...planner.model.teacher import NAME, teacher_text
-from ...planner.plan import Node, Plan
-from ...planner.weights.fit import assign
-from ..bootstrap import choose_device, set_matmul, use_threads
-from ..checkpoint.model_folder import planned_files
-from ..checkpoint.stored_weights import WeightReader
-from ..data.errors import DataError
-from ..data.loading.feeding import RowFeeder
-from ..data.packing.pack import pack_rows
-from ..data.stores.store import TokenStore
-from ..data.stores.taught import TaughtEntry
-from ..input.reading_process import chain_of
-from ..models.batch import ModelBatch
-from ..models.loss import cap_logits, gathered
-from ..models.parts import ModelParts
-from ..models.tensors import model_tensors
-from ..models.transformer import Transformer
-from ..ops import load_ops, op_of
-from ..parallel.tensor import column_parallel_input
-from ..state import Rank
-from .trained import alone, whole_model
+from xtrain.dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
+from xtrain.planner.load import plan_from_text
+from xtrain.planner.model.teacher import NAME, teacher_text
+from xtrain.planner.plan import Node, Plan
+from xtrain.planner.weights.fit import assign
+from xtrain.runtime.bootstrap import choose_device, set_matmul, use_threads
+from xtrain.runtime.checkpoint.model_folder import planned_files
+from xtrain.runtime.checkpoint.stored_weights import WeightReader
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.loading.feeding import RowFeeder
+from xtrain.runtime.data.packing.pack import pack_rows
+from xtrain.runtime.data.stores.store import TokenStore
+from xtrain.runtime.data.stores.taught import TaughtEntry
+from xtrain.runtime.generation.trained import alone, whole_model
+from xtrain.runtime.input.reading_process import chain_of
+from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.models.loss import cap_logits, gathered
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.tensors import model_tensors
+from xtrain.runtime.models.transformer import Transformer
+from xtrain.runtime.ops import load_ops, op_of
+from xtrain.runtime.parallel.tensor import column_parallel_input
+from xtrain.runtime.state import Rank
 
 CHUNK_BYTES: Final = 2**28
 SAVED_EVERY = 64  # microbatches between two writes of how far it has come

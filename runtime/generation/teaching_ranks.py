@@ -12,17 +12,17 @@ import torch.distributed as dist
 from attrs import frozen
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
-from ...planner.plan import Plan
-from ...planner.serialise import dumps, from_json
-from ..bootstrap import TIMEOUT
-from ..data.errors import DataError
-from ..data.loading.prepared import cache_of, prepared_from
-from ..data.look import data_nodes, tokenizer_of
-from ..data.stores.store import TokenStore
-from ..data.stores.taught import TaughtEntry, TaughtKey, open_taught
-from ..errors import EnvironmentFault
-from ..input.teacher import TEACHERS
-from .teaching import Report, TeacherModel
+from xtrain.planner.plan import Plan
+from xtrain.planner.serialise import dumps, from_json
+from xtrain.runtime.bootstrap import TIMEOUT
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.loading.prepared import cache_of, prepared_from
+from xtrain.runtime.data.look import data_nodes, tokenizer_of
+from xtrain.runtime.data.stores.store import TokenStore
+from xtrain.runtime.data.stores.taught import TaughtEntry, TaughtKey, open_taught
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.generation.teaching import Report, TeacherModel
+from xtrain.runtime.input.teacher import TEACHERS
 
 LINE_SECONDS: Final = 10.0
 REFUSED: Final = 3  # the exit code of a rank that has said what is wrong

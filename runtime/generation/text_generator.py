@@ -13,18 +13,18 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
-from ..data.documents.tokenizers import TextTokenizer
-from ..data.errors import DataError
-from ..models.batch import ModelBatch
-from ..models.cache import KeyValueCache, LayerCache
-from ..models.document_layout import DocumentLayout
-from ..models.parts import ModelParts
-from ..monitoring.heartbeat import HeartbeatWriter
-from ..parallelize.pipeline import PipelineSchedule
-from ..state import Rank
-from .chat import Chat
-from .continuation import Continuation, TextEnds
-from .sampling import NO_TOKEN, Draws, Sampling
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.generation.chat import Chat
+from xtrain.runtime.generation.continuation import Continuation, TextEnds
+from xtrain.runtime.generation.sampling import NO_TOKEN, Draws, Sampling
+from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.models.cache import KeyValueCache, LayerCache
+from xtrain.runtime.models.document_layout import DocumentLayout
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.parallelize.pipeline import PipelineSchedule
+from xtrain.runtime.state import Rank
 
 
 class LogitsNotFinite(Exception):

@@ -6,33 +6,33 @@ from pathlib import Path
 import torch
 from attrs import frozen
 
-from ...planner.architecture import NO_TEXTS
-from ...planner.graph.checkpoint_fit import base_names
-from ...planner.load import load_plan
-from ...planner.mesh.mesh import AXES
-from ...planner.model.tasks import unfit_task
-from ...planner.plan import Plan
-from ..bootstrap import choose_device, set_matmul, use_threads
-from ..checkpoint.backend import read_tensors
-from ..checkpoint.base_weights import BaseWeights
-from ..checkpoint.chosen_weights import evaluated, prefix
-from ..checkpoint.layout import CheckpointEntry
-from ..checkpoint.model_check import check_weights
-from ..checkpoint.residual import leave_residual
-from ..checkpoint.sources import find, find_named, find_to_read
-from ..data.documents.chat_template import load_template
-from ..data.documents.tokenizers import TextTokenizer, load_tokenizer
-from ..errors import EnvironmentFault
-from ..models.build import build_model
-from ..models.parts import ModelParts
-from ..models.quantise import quantise
-from ..models.tensors import model_tensors, saved_tensors
-from ..provenance.metadata import started_in
-from ..state import Rank
-from .chat import Chat, planned_arguments
-from .continuation import Continuation
-from .sampling import Sampling
-from .text_generator import TextGenerator, continue_texts, tokens_and_ends
+from xtrain.planner.architecture import NO_TEXTS
+from xtrain.planner.graph.checkpoint_fit import base_names
+from xtrain.planner.load import load_plan
+from xtrain.planner.mesh.mesh import AXES
+from xtrain.planner.model.tasks import unfit_task
+from xtrain.planner.plan import Plan
+from xtrain.runtime.bootstrap import choose_device, set_matmul, use_threads
+from xtrain.runtime.checkpoint.backend import read_tensors
+from xtrain.runtime.checkpoint.base_weights import BaseWeights
+from xtrain.runtime.checkpoint.chosen_weights import evaluated, prefix
+from xtrain.runtime.checkpoint.layout import CheckpointEntry
+from xtrain.runtime.checkpoint.model_check import check_weights
+from xtrain.runtime.checkpoint.residual import leave_residual
+from xtrain.runtime.checkpoint.sources import find, find_named, find_to_read
+from xtrain.runtime.data.documents.chat_template import load_template
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer, load_tokenizer
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.generation.chat import Chat, planned_arguments
+from xtrain.runtime.generation.continuation import Continuation
+from xtrain.runtime.generation.sampling import Sampling
+from xtrain.runtime.generation.text_generator import TextGenerator, continue_texts, tokens_and_ends
+from xtrain.runtime.models.build import build_model
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.quantise import quantise
+from xtrain.runtime.models.tensors import model_tensors, saved_tensors
+from xtrain.runtime.provenance.metadata import started_in
+from xtrain.runtime.state import Rank
 
 
 @frozen(eq=False)

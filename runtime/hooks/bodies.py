@@ -7,16 +7,16 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from ...planner.plan import Plan
-from ..data.user_parts import failures_of
-from ..models.batch import ModelBatch
-from ..models.parts import ModelParts
-from ..monitoring.heartbeat import HeartbeatWriter
-from ..ops import op
-from ..parallelize.wrapped import WrappedModel
-from ..state import Rank, Resources, Step, StepCall
-from .calls import STEP, HookCall
-from .context import RunContext
+from xtrain.planner.plan import Plan
+from xtrain.runtime.data.user_parts import failures_of
+from xtrain.runtime.hooks.calls import STEP, HookCall
+from xtrain.runtime.hooks.context import RunContext
+from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallelize.wrapped import WrappedModel
+from xtrain.runtime.state import Rank, Resources, Step, StepCall
 
 
 @define(kw_only=True, eq=False)

@@ -8,16 +8,16 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from ...dsl.user_parts.kinds import Kind
-from ...dsl.user_parts.places import GRADIENTS, IN_STEP, NOTHING, PARAMETERS
-from ...planner.plan import Plan
-from ..data.user_parts import UserPart, failures_of, part_of, spec_folder
-from ..input.feed import Feed
-from ..models.parts import ModelParts
-from ..ops import op
-from ..reporting.records import Records
-from ..state import Progress, Rank, Resources, Step, StepCall
-from .context import RunContext
+from xtrain.dsl.user_parts.kinds import Kind
+from xtrain.dsl.user_parts.places import GRADIENTS, IN_STEP, NOTHING, PARAMETERS
+from xtrain.planner.plan import Plan
+from xtrain.runtime.data.user_parts import UserPart, failures_of, part_of, spec_folder
+from xtrain.runtime.hooks.context import RunContext
+from xtrain.runtime.input.feed import Feed
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import op
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Progress, Rank, Resources, Step, StepCall
 
 STEP = "in place of the forward and backward"
 # Places at which the step in which a hook is called has not ended.

@@ -7,10 +7,10 @@ import torch
 from attrs import frozen
 from torch.optim import Optimizer
 
-from ...planner.plan import Plan
-from ..data.collate.batch import Microbatch
-from ..models.parts import ModelParts
-from ..state import Rank
+from xtrain.planner.plan import Plan
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.state import Rank
 
 
 @frozen(kw_only=True)

@@ -7,31 +7,31 @@ from typing import Any
 import torch.distributed as dist
 from attrs import asdict, define, evolve
 
-from ...planner.plan import Plan, PlanPhase, Timeline
-from ...planner.schedule.arithmetic import Arithmetic
-from ...planner.schedule.horizon import counted_arithmetic, counted_timeline
-from ...planner.schedule.phases import phase_at
-from ...planner.schedule.step_sizes import RepeatedSizes, StepSizes
-from ...planner.units import plural
-from ...records.start_events import DataEvent, TokeniseEvent
-from ..data.collate import collators
-from ..data.collate.batch import Microbatch
-from ..data.collate.collators import CollateChain
-from ..data.documents.tokenizers import TextTokenizer, load_tokenizer
-from ..data.errors import DataError
-from ..data.loading.loader import EvalLoader, RowLoader, TextLoader
-from ..data.loading.loader_state import Remarks
-from ..data.loading.prepared import PreparedDataset, opened_from, prepared_from
-from ..data.loading.reading_ahead import ReadingAhead
-from ..data.loading.training_rows import TrainingRows, curriculum_of
-from ..data.stores.progress import DataProgress, every
-from ..data.stores.store import BAD
-from ..monitoring.heartbeat import HeartbeatWriter
-from ..monitoring.waiting import first_of_machine
-from ..ops import op
-from ..reporting.records import Records
-from ..state import Rank
-from .reading_processes import ReaderProcesses
+from xtrain.planner.plan import Plan, PlanPhase, Timeline
+from xtrain.planner.schedule.arithmetic import Arithmetic
+from xtrain.planner.schedule.horizon import counted_arithmetic, counted_timeline
+from xtrain.planner.schedule.phases import phase_at
+from xtrain.planner.schedule.step_sizes import RepeatedSizes, StepSizes
+from xtrain.planner.units import plural
+from xtrain.records.start_events import DataEvent, TokeniseEvent
+from xtrain.runtime.data.collate import collators
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.data.collate.collators import CollateChain
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer, load_tokenizer
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.loading.loader import EvalLoader, RowLoader, TextLoader
+from xtrain.runtime.data.loading.loader_state import Remarks
+from xtrain.runtime.data.loading.prepared import PreparedDataset, opened_from, prepared_from
+from xtrain.runtime.data.loading.reading_ahead import ReadingAhead
+from xtrain.runtime.data.loading.training_rows import TrainingRows, curriculum_of
+from xtrain.runtime.data.stores.progress import DataProgress, every
+from xtrain.runtime.data.stores.store import BAD
+from xtrain.runtime.input.reading_processes import ReaderProcesses
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.monitoring.waiting import first_of_machine
+from xtrain.runtime.ops import op
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Rank
 
 # Between two events of a long build.
 REPORT_SECONDS = 10.0

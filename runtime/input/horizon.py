@@ -3,17 +3,17 @@
 A resume with another batch does the same for lengths in tokens, which count from the checkpoint.
 """
 
-from ...dsl.diagnostics.diagnostic import Diagnostic
-from ...planner.plan import Plan, Timeline
-from ...planner.rules.counted_rules import Unreadable, check_counted
-from ...planner.schedule.arithmetic import Counts
-from ...records.start_events import HorizonEvent, HorizonStretch, HorizonTick
-from ..errors import EnvironmentFault
-from ..ops import op
-from ..parallel.collective_errors import CollectiveErrors
-from ..reporting.records import Records
-from ..state import Progress, Rank
-from .feed import Feed
+from xtrain.dsl.diagnostics.diagnostic import Diagnostic
+from xtrain.planner.plan import Plan, Timeline
+from xtrain.planner.rules.counted_rules import Unreadable, check_counted
+from xtrain.planner.schedule.arithmetic import Counts
+from xtrain.records.start_events import HorizonEvent, HorizonStretch, HorizonTick
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.input.feed import Feed
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.collective_errors import CollectiveErrors
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Progress, Rank
 
 
 class SpecRefused(EnvironmentFault):

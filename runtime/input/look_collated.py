@@ -5,13 +5,13 @@ from itertools import pairwise
 
 import torch
 
-from ...planner.plan import Plan
-from ..data.collate.batch import Microbatch
-from ..data.collate.samples import IGNORE_INDEX
-from ..data.look import SegmentInRow
-from ..data.packing.row_reader import RawRow
-from ..state import Rank
-from .reading_process import chain_of
+from xtrain.planner.plan import Plan
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.data.collate.samples import IGNORE_INDEX
+from xtrain.runtime.data.look import SegmentInRow
+from xtrain.runtime.data.packing.row_reader import RawRow
+from xtrain.runtime.input.reading_process import chain_of
+from xtrain.runtime.state import Rank
 
 
 def collated(plan: Plan) -> Callable[[RawRow], list[SegmentInRow]]:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from attrs import fields
 
-from ..data.collate.batch import Microbatch
-from ..data.loading.reading_ahead import Microbatches
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.data.loading.reading_ahead import Microbatches
 
 
 def send_answer(socket: Connection, microbatches: Microbatches) -> None:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...planner.plan import Plan
-from ..data.collate.collators import CollateChain
-from ..data.loading.loader import RowLoader
-from ..ops import op_of
-from ..state import Rank
-from .reading_messages import send_answer, send_failure
+from xtrain.planner.plan import Plan
+from xtrain.runtime.data.collate.collators import CollateChain
+from xtrain.runtime.data.loading.loader import RowLoader
+from xtrain.runtime.input.reading_messages import send_answer, send_failure
+from xtrain.runtime.ops import op_of
+from xtrain.runtime.state import Rank
 
 
 class _ByNameUnpickler(pickle.Unpickler):
@@ -45,7 +45,7 @@ def read_recipe(recipe: bytes) -> RowLoader:
 def chain_of(plan: Plan, rank: Rank) -> CollateChain:
     """The collate chain of a plan, as its rank has made it."""
     # It has the end of a chain, and links bring their own; what else a rank has ops for is of no use here.
-    from . import feed  # noqa: F401
+    from xtrain.runtime.input import feed  # noqa: F401
 
     nodes = plan.of_kind("collate")
     resources: dict[str, Any] = {"plan": plan, "rank": rank, "stages": []}

@@ -19,13 +19,13 @@ from typing import Any, Final
 import numpy as np
 from attrs import frozen
 
-from ...planner.plan import Plan
-from ..data.collate.collators import CollateChain
-from ..data.loading.loader import RowLoader
-from ..data.loading.reading_ahead import Microbatches
-from ..errors import EnvironmentFault
-from ..state import Rank
-from .reading_messages import receive_answer
+from xtrain.planner.plan import Plan
+from xtrain.runtime.data.collate.collators import CollateChain
+from xtrain.runtime.data.loading.loader import RowLoader
+from xtrain.runtime.data.loading.reading_ahead import Microbatches
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.input.reading_messages import receive_answer
+from xtrain.runtime.state import Rank
 
 # A reader that ends this often before it has read the step that is due will not read it at all.
 ATTEMPTS: Final = 3

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from attrs import evolve
 
-from ...planner.plan import Plan
-from ..data.errors import DataError
-from ..data.loading.prepared import PreparedDataset, cache_of
-from ..data.stores.taught import TaughtKey, missing, open_taught
-from ..ops import op
+from xtrain.planner.plan import Plan
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.loading.prepared import PreparedDataset, cache_of
+from xtrain.runtime.data.stores.taught import TaughtKey, missing, open_taught
+from xtrain.runtime.ops import op
 
 TEACHERS = "teachers"
 

@@ -2,25 +2,25 @@
 
 from signal import SIGINT, Signals
 
-from ...dsl.schema.actions import SIGNALS
-from ...planner.plan import Plan
-from ...records.end_status import EndStatus
-from ...records.event import Event
-from ...records.events import events_since
-from ...records.lines import objects_since, read_all
-from ...records.metrics import StepMetrics
-from ...records.paths import EVENTS_FILE, METRICS_FILE
-from ...records.run_events import FailureEvent, RunEndEvent, SignalEvent, StuckEvent
-from ...records.start_events import RunStartEvent, SetupDoneEvent
-from ..checkpoint.sources import StartingPoint, total_steps
-from ..control.signals import EVENTS
-from ..errors import EnvironmentFault
-from ..files.lines import JsonLinesFile
-from ..outcome import EXIT_CODES, STATUS_OF_SIGNAL
-from ..run_directory.workspace import RunDirectory
-from .failure_cause import FailureCause, failures_in, stopped_early
-from .launch import Ended
-from .preflight import device_of
+from xtrain.dsl.schema.actions import SIGNALS
+from xtrain.planner.plan import Plan
+from xtrain.records.end_status import EndStatus
+from xtrain.records.event import Event
+from xtrain.records.events import events_since
+from xtrain.records.lines import objects_since, read_all
+from xtrain.records.metrics import StepMetrics
+from xtrain.records.paths import EVENTS_FILE, METRICS_FILE
+from xtrain.records.run_events import FailureEvent, RunEndEvent, SignalEvent, StuckEvent
+from xtrain.records.start_events import RunStartEvent, SetupDoneEvent
+from xtrain.runtime.checkpoint.sources import StartingPoint, total_steps
+from xtrain.runtime.control.signals import EVENTS
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.files.lines import JsonLinesFile
+from xtrain.runtime.launch.failure_cause import FailureCause, failures_in, stopped_early
+from xtrain.runtime.launch.launch import Ended
+from xtrain.runtime.launch.preflight import device_of
+from xtrain.runtime.outcome import EXIT_CODES, STATUS_OF_SIGNAL
+from xtrain.runtime.run_directory.workspace import RunDirectory
 
 
 def conclude(workspace: RunDirectory, said: list[Event], ended: Ended, cause: FailureCause, *, report: str = "") -> int:

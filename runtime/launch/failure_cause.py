@@ -4,14 +4,14 @@ import signal
 
 from attrs import frozen
 
-from ...planner.units import seconds_text
-from ...records.control_words import ControlState, ControlWord
-from ...records.end_status import EndStatus
-from ...records.event import Event
-from ...records.run_events import ControlEvent, FailureEvent, RunEndEvent, SignalEvent, StopEvent, StuckEvent
-from ...records.start_events import SetupDoneEvent
-from ..outcome import EXIT_CODES, STATUS_OF_SIGNAL
-from .launch import Ended
+from xtrain.planner.units import seconds_text
+from xtrain.records.control_words import ControlState, ControlWord
+from xtrain.records.end_status import EndStatus
+from xtrain.records.event import Event
+from xtrain.records.run_events import ControlEvent, FailureEvent, RunEndEvent, SignalEvent, StopEvent, StuckEvent
+from xtrain.records.start_events import SetupDoneEvent
+from xtrain.runtime.launch.launch import Ended
+from xtrain.runtime.outcome import EXIT_CODES, STATUS_OF_SIGNAL
 
 
 @frozen(kw_only=True)

@@ -24,15 +24,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from attrs import asdict, define, evolve, field, frozen
 
-from ...planner.plan import Plan
-from ...planner.units import plural
-from ...records.end_status import EndStatus
-from ..errors import EnvironmentFault
-from ..outcome import EXIT_CODES
-from ..provenance.start import BEGAN
-from .leftovers import rank_command
-from .node_place import ARRIVAL, LOOPBACK, NodePlace
-from .reaching import reach, words
+from xtrain.planner.plan import Plan
+from xtrain.planner.units import plural
+from xtrain.records.end_status import EndStatus
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.launch.leftovers import rank_command
+from xtrain.runtime.launch.node_place import ARRIVAL, LOOPBACK, NodePlace
+from xtrain.runtime.launch.reaching import reach, words
+from xtrain.runtime.outcome import EXIT_CODES
+from xtrain.runtime.provenance.start import BEGAN
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]

@@ -19,15 +19,15 @@ from typing import Any, Final, Protocol
 
 from attrs import asdict, frozen
 
-from ...dsl.diagnostics.source import printable
-from ...dsl.schema.launchers import LAUNCHERS, Launcher
-from ...planner.graph.launcher_args import UnknownLauncher, launcher_args, launcher_from
-from ...planner.graph.replica_groups import groups_node
-from ...planner.plan import Plan
-from ...regular_files import read_json, reason_of
-from ..errors import EnvironmentFault
-from ..files import durable
-from ..ops import code_of
+from xtrain.dsl.diagnostics.source import printable
+from xtrain.dsl.schema.launchers import LAUNCHERS, Launcher
+from xtrain.planner.graph.launcher_args import UnknownLauncher, launcher_args, launcher_from
+from xtrain.planner.graph.replica_groups import groups_node
+from xtrain.planner.plan import Plan
+from xtrain.regular_files import read_json, reason_of
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.files import durable
+from xtrain.runtime.ops import code_of
 
 JOB_FILE: Final = "job.json"
 PLAN_FILE: Final = "job-plan.json"

@@ -12,9 +12,9 @@ from warnings import filterwarnings
 
 from attrs import field, frozen
 
-from ..control.signals import killed_by, stop_signals
-from .node_place import LOOPBACK
-from .stop_notes import StopNotes
+from xtrain.runtime.control.signals import killed_by, stop_signals
+from xtrain.runtime.launch.node_place import LOOPBACK
+from xtrain.runtime.launch.stop_notes import StopNotes
 
 # Turns in which an idle thread of a rank that is alone waits before it sleeps.
 SPINS: Final = "10000"
@@ -51,7 +51,7 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float, no
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    from .leftovers import rank_command, ranks_of  # which need what asks whether this is a restart
+    from xtrain.runtime.launch.leftovers import rank_command, ranks_of  # which need what asks whether this is a restart
 
     # How the worker group ends is read from its own records, not from the agent's log.
     for name in logging.root.manager.loggerDict:

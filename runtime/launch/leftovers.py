@@ -7,8 +7,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ..errors import EnvironmentFault
-from ..files.locks import WORKER_LOCK, hold
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.files.locks import WORKER_LOCK, hold
 
 PATIENCE = 20.0  # seconds: a killed process leaves within one, unless a disk holds it
 _PAUSE = 0.05

@@ -13,9 +13,9 @@ from typing import Final
 
 from attrs import frozen
 
-from ...planner.plan import Plan
-from ...planner.units import plural
-from ..errors import EnvironmentFault
+from xtrain.planner.plan import Plan
+from xtrain.planner.units import plural
+from xtrain.runtime.errors import EnvironmentFault
 
 # Open files of a rank alone, measured: 28 on a CPU; a CUDA driver opens tens for each device of the machine.
 _FILES: Final = 64

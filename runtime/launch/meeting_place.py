@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from attrs import define
 
-from ..errors import EnvironmentFault
-from ..outcome import EXIT_CODES, exit_process
-from .node_place import in_url
-from .parent import die_with_launcher
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.launch.node_place import in_url
+from xtrain.runtime.launch.parent import die_with_launcher
+from xtrain.runtime.outcome import EXIT_CODES, exit_process
 
 MODULE: Final = "xtrain.runtime.launch.meeting_place"
 

@@ -8,9 +8,9 @@ from typing import Final
 
 from attrs import frozen
 
-from ...planner.plan import Plan
-from ...planner.units import plural
-from ..errors import EnvironmentFault
+from xtrain.planner.plan import Plan
+from xtrain.planner.units import plural
+from xtrain.runtime.errors import EnvironmentFault
 
 # Ports that a job may take: above those of services, below those that the kernel hands out (32768 and more).
 FIRST_PORT, PORTS = 20_000, 12_000

@@ -15,10 +15,10 @@ from contextlib import suppress
 from types import FrameType
 from typing import Final
 
-from ...records.end_status import EndStatus
-from ..control.signals import killed_by, stop_signals
-from ..outcome import EXIT_CODES, STATUS_OF_SIGNAL
-from .node_place import NodePlace
+from xtrain.records.end_status import EndStatus
+from xtrain.runtime.control.signals import killed_by, stop_signals
+from xtrain.runtime.launch.node_place import NodePlace
+from xtrain.runtime.outcome import EXIT_CODES, STATUS_OF_SIGNAL
 
 # Says to a rank that its parent is a launcher of xtrain, with which it ends.
 OF_NODE: Final = "XTRAIN_NODE"

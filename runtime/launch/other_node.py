@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, define, field, fields
 
-from ...records.end_status import EndStatus
-from ..control.signals import stop_signals
-from ..data.errors import DataError
-from ..errors import EnvironmentFault
-from ..outcome import EXIT_CODES, STATUS_OF_SIGNAL
-from ..provenance.start import BEGAN
-from ..run_directory.saved_plan import PATIENCE as SHOWS
-from ..run_directory.saved_plan import planned
-from .first_node import ELAPSED, END, LOST, OTHER_PLAN, PAUSE, PLAN, RankStart, Said, place_of
-from .node_place import ARRIVAL, NodePlace
-from .parent import OTHERS_GO_ON
-from .reaching import reach, words
+from xtrain.records.end_status import EndStatus
+from xtrain.runtime.control.signals import stop_signals
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.launch.first_node import ELAPSED, END, LOST, OTHER_PLAN, PAUSE, PLAN, RankStart, Said, place_of
+from xtrain.runtime.launch.node_place import ARRIVAL, NodePlace
+from xtrain.runtime.launch.parent import OTHERS_GO_ON
+from xtrain.runtime.launch.reaching import reach, words
+from xtrain.runtime.outcome import EXIT_CODES, STATUS_OF_SIGNAL
+from xtrain.runtime.provenance.start import BEGAN
+from xtrain.runtime.run_directory.saved_plan import PATIENCE as SHOWS
+from xtrain.runtime.run_directory.saved_plan import planned
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]

@@ -5,8 +5,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ..control.signals import killed_by
-from ..errors import EnvironmentFault
+from xtrain.runtime.control.signals import killed_by
+from xtrain.runtime.errors import EnvironmentFault
 
 PATIENCE_SECONDS: Final = 60
 

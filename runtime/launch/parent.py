@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import Final
 
-from ..outcome import exit_process
+from xtrain.runtime.outcome import exit_process
 
 # Says to a rank that others go on without it when its launcher dies.
 OTHERS_GO_ON: Final = "XTRAIN_OTHERS_GO_ON"

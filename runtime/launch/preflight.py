@@ -5,17 +5,17 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ...dsl.schema.cluster import CLUSTERS
-from ...planner.graph.replica_groups import groups_node
-from ...planner.plan import Plan
-from ...planner.units import bytes_text, plural
-from ..data.documents.encoder import DocumentEncoder
-from ..data.documents.tokenizers import load_tokenizer
-from ..data.loading.prepared import source_of
-from ..errors import EnvironmentFault
-from ..provenance.start import is_worker, rank_variables
-from ..reporting.packages import check_packages
-from .limits import check_limits
+from xtrain.dsl.schema.cluster import CLUSTERS
+from xtrain.planner.graph.replica_groups import groups_node
+from xtrain.planner.plan import Plan
+from xtrain.planner.units import bytes_text, plural
+from xtrain.runtime.data.documents.encoder import DocumentEncoder
+from xtrain.runtime.data.documents.tokenizers import load_tokenizer
+from xtrain.runtime.data.loading.prepared import source_of
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.launch.limits import check_limits
+from xtrain.runtime.provenance.start import is_worker, rank_variables
+from xtrain.runtime.reporting.packages import check_packages
 
 # What a driver reports is a little below the data sheet, which a plan takes its figure from.
 REPORTED = 0.97

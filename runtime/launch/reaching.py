@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from ..errors import EnvironmentFault
+from xtrain.runtime.errors import EnvironmentFault
 
 # Seconds after which a wait is reported: for a name, and for an answer, which takes the first rank its imports.
 NAME_NOTE_SECONDS: Final = 2.0

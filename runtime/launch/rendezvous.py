@@ -25,9 +25,9 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from ..errors import EnvironmentFault
-from .node_place import ARRIVAL, LOOPBACK, PATIENCE
-from .reaching import NAME_SECONDS, reach, words
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.launch.node_place import ARRIVAL, LOOPBACK, PATIENCE
+from xtrain.runtime.launch.reaching import NAME_SECONDS, reach, words
 
 # Seconds that the first rank, which leaves, waits for the others to hear of it.
 SEND_AWAY_SECONDS: Final = 10.0

@@ -16,22 +16,22 @@ from typing import Any, Final
 
 from attrs import define, field
 
-from ...planner.plan import Node, Plan
-from ...records.end_status import EndStatus
-from ...records.heartbeat import read_heartbeat
-from ...records.paths import EVENTS_FILE, heartbeat_path
-from ...records.run_events import ReplicaGroupEvent
-from ..control.signals import stop_signals
-from ..files.lines import JsonLinesFile
-from ..files.locks import WORKER_LOCK, hold
-from ..monitoring.judge import SeenRank
-from ..outcome import EXIT_CODES
-from ..provenance.start import BEGAN, FIRST_STEP, RESTART
-from ..replica import FEWER, GROUP, JOINED, LIGHTHOUSE, OPEN, OVER, READY, START, gone
-from .first_node import OneNode, RankProcess, RankStart
-from .launch import Ended
-from .meeting_place import MeetingPlace
-from .stop_notes import StopNotes
+from xtrain.planner.plan import Node, Plan
+from xtrain.records.end_status import EndStatus
+from xtrain.records.heartbeat import read_heartbeat
+from xtrain.records.paths import EVENTS_FILE, heartbeat_path
+from xtrain.records.run_events import ReplicaGroupEvent
+from xtrain.runtime.control.signals import stop_signals
+from xtrain.runtime.files.lines import JsonLinesFile
+from xtrain.runtime.files.locks import WORKER_LOCK, hold
+from xtrain.runtime.launch.first_node import OneNode, RankProcess, RankStart
+from xtrain.runtime.launch.launch import Ended
+from xtrain.runtime.launch.meeting_place import MeetingPlace
+from xtrain.runtime.launch.stop_notes import StopNotes
+from xtrain.runtime.monitoring.judge import SeenRank
+from xtrain.runtime.outcome import EXIT_CODES
+from xtrain.runtime.provenance.start import BEGAN, FIRST_STEP, RESTART
+from xtrain.runtime.replica import FEWER, GROUP, JOINED, LIGHTHOUSE, OPEN, OVER, READY, START, gone
 
 # What the ranks of all machines are told of the start that they belong to.
 OF_START: Final = (RESTART, FIRST_STEP, BEGAN)
@@ -63,7 +63,7 @@ def launch_groups(
     A signal to this process goes on to every rank, which then has `stop_seconds` to save and leave; nothing is started
     from then on. Raises EnvironmentFault where what the stack needs cannot be had.
     """
-    from ...dsl.schema.stacks import stack_of_node
+    from xtrain.dsl.schema.stacks import stack_of_node
 
     stack = stack_of_node(node.op)
     assert stack is not None

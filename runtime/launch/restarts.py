@@ -9,27 +9,27 @@ from typing import Final
 
 from attrs import define, field, frozen
 
-from ...planner.graph.replica_groups import groups_node
-from ...planner.plan import Plan
-from ...planner.units import plural
-from ...records.events import events_since
-from ...records.paths import EVENTS_FILE
-from ...records.run_events import RestartEvent
-from ..checkpoint.layout import CheckpointFolder
-from ..checkpoint.sources import has_finished, starting_point
-from ..errors import EnvironmentFault
-from ..files.lines import JsonLinesFile, size_of
-from ..provenance.start import FIRST_STEP, RESTART, starts_before
-from ..run_directory.workspace import RunDirectory, reopen
-from .conclusion import conclude, conclude_finished, report_fault
-from .failure_cause import FailureCause, exit_code_of, find_failure_cause
-from .first_node import OneNode
-from .launch import Ended, launch
-from .leftovers import end_leftovers
-from .limits import limit_fault
-from .replica_groups import launch_groups
-from .stop_notes import StopNotes
-from .worlds import fewer_ranks
+from xtrain.planner.graph.replica_groups import groups_node
+from xtrain.planner.plan import Plan
+from xtrain.planner.units import plural
+from xtrain.records.events import events_since
+from xtrain.records.paths import EVENTS_FILE
+from xtrain.records.run_events import RestartEvent
+from xtrain.runtime.checkpoint.layout import CheckpointFolder
+from xtrain.runtime.checkpoint.sources import has_finished, starting_point
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.files.lines import JsonLinesFile, size_of
+from xtrain.runtime.launch.conclusion import conclude, conclude_finished, report_fault
+from xtrain.runtime.launch.failure_cause import FailureCause, exit_code_of, find_failure_cause
+from xtrain.runtime.launch.first_node import OneNode
+from xtrain.runtime.launch.launch import Ended, launch
+from xtrain.runtime.launch.leftovers import end_leftovers
+from xtrain.runtime.launch.limits import limit_fault
+from xtrain.runtime.launch.replica_groups import launch_groups
+from xtrain.runtime.launch.stop_notes import StopNotes
+from xtrain.runtime.launch.worlds import fewer_ranks
+from xtrain.runtime.provenance.start import FIRST_STEP, RESTART, starts_before
+from xtrain.runtime.run_directory.workspace import RunDirectory, reopen
 
 # Worker groups in a row that fail before their set-up is done: another one would fail as well.
 AT_ONCE: Final = 3

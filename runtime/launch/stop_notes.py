@@ -6,7 +6,7 @@ from types import FrameType
 
 from attrs import define, field
 
-from ..control.signals import stop_signals
+from xtrain.runtime.control.signals import stop_signals
 
 
 @define

@@ -5,10 +5,10 @@ import sys
 
 from attrs import evolve
 
-from ...planner.load import plan_from_text
-from ...planner.plan import ElasticWorld, Plan
-from ...planner.units import plural
-from ..errors import EnvironmentFault
+from xtrain.planner.load import plan_from_text
+from xtrain.planner.plan import ElasticWorld, Plan
+from xtrain.planner.units import plural
+from xtrain.runtime.errors import EnvironmentFault
 
 _COUNT = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else -1)"
 

@@ -13,7 +13,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from ...records.law import Coefficients, ScalingLaw
+from xtrain.records.law import Coefficients, ScalingLaw
 
 Array = NDArray[np.float64]
 HUBER: Final = 1e-3

@@ -4,15 +4,15 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ...dsl.metric import Metric
-from ...planner.load import load_plan
-from ...planner.plan import Plan
-from ...planner.serialise import PlanError
-from ...records.end_status import EndStatus
-from ...records.lines import objects_since
-from ...records.paths import METRICS_FILE
-from ..run_directory.ends import last_end
-from .fit import RunLoss, Unfittable
+from xtrain.dsl.metric import Metric
+from xtrain.planner.load import load_plan
+from xtrain.planner.plan import Plan
+from xtrain.planner.serialise import PlanError
+from xtrain.records.end_status import EndStatus
+from xtrain.records.lines import objects_since
+from xtrain.records.paths import METRICS_FILE
+from xtrain.runtime.law.fit import RunLoss, Unfittable
+from xtrain.runtime.run_directory.ends import last_end
 
 
 def finished_runs(paths: Iterable[Path]) -> list[tuple[Path, Plan]]:

@@ -7,14 +7,14 @@ import torch
 from attrs import frozen
 from torch import nn
 
-from ..ops import PlanMismatch, op
-from ..parallel.rules import matching
-from ..state import Rank
-from .block import DecoderBlock
-from .moe import MoE
-from .parts import ModelParts
-from .recompute import SAVED, RecomputeFunction
-from .tiled import TiledModule
+from xtrain.runtime.models.block import DecoderBlock
+from xtrain.runtime.models.moe import MoE
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.recompute import SAVED, RecomputeFunction
+from xtrain.runtime.models.tiled import TiledModule
+from xtrain.runtime.ops import PlanMismatch, op
+from xtrain.runtime.parallel.rules import matching
+from xtrain.runtime.state import Rank
 
 
 @op("setup.activation")

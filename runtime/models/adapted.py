@@ -7,11 +7,11 @@ from typing import Any, Final, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ...planner.architecture import Architecture, BlockParameter, ParameterSpec
-from ...planner.blocks.adapted import AdaptedBlock, AdaptedMatrix
-from ..ops import PlanMismatch
-from ..parallel.axes import Axes
-from .tasks import add_task, take_task
+from xtrain.planner.architecture import Architecture, BlockParameter, ParameterSpec
+from xtrain.planner.blocks.adapted import AdaptedBlock, AdaptedMatrix
+from xtrain.runtime.models.tasks import add_task, take_task
+from xtrain.runtime.ops import PlanMismatch
+from xtrain.runtime.parallel.axes import Axes
 
 F = TypeVar("F", bound=Callable[..., Any])
 

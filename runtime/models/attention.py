@@ -15,7 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.flex_attention import AuxRequest
 
-from ..parallel.attention_blocks import (
+from xtrain.runtime.models.blockwise import blockwise_attention
+from xtrain.runtime.models.cache import LayerCache
+from xtrain.runtime.models.causal_blocks import causal_blocks
+from xtrain.runtime.models.document_layout import DocumentLayout
+from xtrain.runtime.models.recompute import as_one
+from xtrain.runtime.parallel.attention_blocks import (
     ATEN,
     PLAIN,
     Scores,
@@ -25,12 +30,7 @@ from ..parallel.attention_blocks import (
     written_out,
     written_out_backward,
 )
-from ..parallel.axes import Axes
-from .blockwise import blockwise_attention
-from .cache import LayerCache
-from .causal_blocks import causal_blocks
-from .document_layout import DocumentLayout
-from .recompute import as_one
+from xtrain.runtime.parallel.axes import Axes
 
 
 class AttentionKernel(Protocol):

@@ -9,11 +9,11 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from ..data.collate.batch import Microbatch
-from ..data.collate.samples import IGNORE_INDEX
-from ..data.collate.units import Units
-from .cache import LayerCache
-from .document_layout import DocumentLayout
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.data.collate.samples import IGNORE_INDEX
+from xtrain.runtime.data.collate.units import Units
+from xtrain.runtime.models.cache import LayerCache
+from xtrain.runtime.models.document_layout import DocumentLayout
 
 # Among the columns of a term: what makes a sum over tokens a sum of the means of their sequences.
 SHARE: Final = "share"

@@ -14,32 +14,32 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from ...planner.architecture import Architecture
-from ...planner.blocks.adapted import AdaptedBlock
-from ...planner.blocks.attention import AttentionLayer
-from ...planner.blocks.block import BlockPiece, Chain, Layer, Residual, Sum
-from ...planner.blocks.experts import ExpertsLayer
-from ...planner.blocks.feed_forward import SwiGLULayer
-from ...planner.blocks.further import JoinLayer
-from ...planner.blocks.latent_attention import LatentAttentionLayer
-from ...planner.blocks.norm import NormLayer
-from ...planner.blocks.user_layer import UserLayer
-from ..data.user_parts import UserPart
-from ..ops import PlanMismatch
-from ..parallel.attention_blocks import Scores
-from ..parallel.axes import Axes
-from ..parallel.tensor import column_parallel_input, local
-from .adapted import put_on
-from .attention import AttentionKernel, AttentionModule
-from .cache import LayerCache
-from .document_layout import DocumentLayout
-from .dropout import HasKeys
-from .fused import Fusible, turned
-from .latent_attention import LatentAttention
-from .layers import Linear, RMSNorm, Rotation, SwiGLU
-from .moe import MoE
-from .own_layer import OwnLayer
-from .tiled import TiledModule
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.blocks.adapted import AdaptedBlock
+from xtrain.planner.blocks.attention import AttentionLayer
+from xtrain.planner.blocks.block import BlockPiece, Chain, Layer, Residual, Sum
+from xtrain.planner.blocks.experts import ExpertsLayer
+from xtrain.planner.blocks.feed_forward import SwiGLULayer
+from xtrain.planner.blocks.further import JoinLayer
+from xtrain.planner.blocks.latent_attention import LatentAttentionLayer
+from xtrain.planner.blocks.norm import NormLayer
+from xtrain.planner.blocks.user_layer import UserLayer
+from xtrain.runtime.data.user_parts import UserPart
+from xtrain.runtime.models.adapted import put_on
+from xtrain.runtime.models.attention import AttentionKernel, AttentionModule
+from xtrain.runtime.models.cache import LayerCache
+from xtrain.runtime.models.document_layout import DocumentLayout
+from xtrain.runtime.models.dropout import HasKeys
+from xtrain.runtime.models.fused import Fusible, turned
+from xtrain.runtime.models.latent_attention import LatentAttention
+from xtrain.runtime.models.layers import Linear, RMSNorm, Rotation, SwiGLU
+from xtrain.runtime.models.moe import MoE
+from xtrain.runtime.models.own_layer import OwnLayer
+from xtrain.runtime.models.tiled import TiledModule
+from xtrain.runtime.ops import PlanMismatch
+from xtrain.runtime.parallel.attention_blocks import Scores
+from xtrain.runtime.parallel.axes import Axes
+from xtrain.runtime.parallel.tensor import column_parallel_input, local
 
 
 class Attention(AttentionModule, Fusible):

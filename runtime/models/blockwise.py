@@ -27,8 +27,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from ...planner.blocks.attention import TILE
-from ..parallel.attention_blocks import (
+from xtrain.planner.blocks.attention import TILE
+from xtrain.runtime.models.document_layout import DocumentLayout
+from xtrain.runtime.models.recompute import as_one
+from xtrain.runtime.parallel.attention_blocks import (
     PLAIN,
     Scores,
     Seen,
@@ -40,8 +42,6 @@ from ..parallel.attention_blocks import (
     merge_sink,
     sink_gradient,
 )
-from .document_layout import DocumentLayout
-from .recompute import as_one
 
 
 def blockwise_attention(

@@ -2,19 +2,19 @@
 
 import torch
 
-from ...dsl.schema.adapters import TaskAdapters
-from ...planner.architecture import Architecture
-from ...planner.attention_kernels import kernel_on
-from ...planner.plan import Plan
-from ..data.user_parts import spec_folder
-from ..ops import PlanMismatch, op
-from ..parallel.axes import Axes
-from ..state import Rank
-from .fused import Fusible
-from .loss import Head
-from .parts import ModelParts
-from .task_routing import TaskRouting
-from .transformer import StageSpan, Transformer
+from xtrain.dsl.schema.adapters import TaskAdapters
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.attention_kernels import kernel_on
+from xtrain.planner.plan import Plan
+from xtrain.runtime.data.user_parts import spec_folder
+from xtrain.runtime.models.fused import Fusible
+from xtrain.runtime.models.loss import Head
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.task_routing import TaskRouting
+from xtrain.runtime.models.transformer import StageSpan, Transformer
+from xtrain.runtime.ops import PlanMismatch, op
+from xtrain.runtime.parallel.axes import Axes
+from xtrain.runtime.state import Rank
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "uint8": torch.uint8}
 

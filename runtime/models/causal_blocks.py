@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ...planner.attention_kernels import QUERIES
-from .recompute import as_one
+from xtrain.planner.attention_kernels import QUERIES
+from xtrain.runtime.models.recompute import as_one
 
 ATEN = torch.ops.aten
 

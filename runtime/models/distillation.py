@@ -13,10 +13,10 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ...dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
-from ..parallel.collectives import all_reduce
-from .head_product import HeadFactors, HeadProduct, product_of
-from .loss import IGNORE, Head, LossTerms, Objective, cap_logits, gathered, own_positions, scaled
+from xtrain.dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
+from xtrain.runtime.models.head_product import HeadFactors, HeadProduct, product_of
+from xtrain.runtime.models.loss import IGNORE, Head, LossTerms, Objective, cap_logits, gathered, own_positions, scaled
+from xtrain.runtime.parallel.collectives import all_reduce
 
 METRICS: Final = 2
 

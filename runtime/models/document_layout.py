@@ -11,7 +11,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from .cache import LayerCache
+from xtrain.runtime.models.cache import LayerCache
 
 
 @frozen(eq=False)

@@ -14,8 +14,8 @@ from attrs import frozen
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ...dsl.schema.adapters import DROPOUT_CHUNK
-from .splitmix import splitmix64, stream_of
+from xtrain.dsl.schema.adapters import DROPOUT_CHUNK
+from xtrain.runtime.models.splitmix import splitmix64, stream_of
 
 
 @frozen

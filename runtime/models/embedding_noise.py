@@ -10,9 +10,9 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ...dsl.schema.adapters import DROPOUT_CHUNK
-from .dropout import mixed
-from .splitmix import splitmix64, stream_of
+from xtrain.dsl.schema.adapters import DROPOUT_CHUNK
+from xtrain.runtime.models.dropout import mixed
+from xtrain.runtime.models.splitmix import splitmix64, stream_of
 
 
 @frozen

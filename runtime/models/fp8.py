@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from ...dsl.schema.fp8 import MULTIPLE, Recipe
-from ..parallel.axes import Axes
-from ..parallel.collectives import all_reduce
-from ..parallel.fake import device_type
-from .recompute import as_one
+from xtrain.dsl.schema.fp8 import MULTIPLE, Recipe
+from xtrain.runtime.models.recompute import as_one
+from xtrain.runtime.parallel.axes import Axes
+from xtrain.runtime.parallel.collectives import all_reduce
+from xtrain.runtime.parallel.fake import device_type
 
 E4M3: Final = torch.float8_e4m3fn
 E5M2: Final = torch.float8_e5m2

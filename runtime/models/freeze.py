@@ -2,11 +2,11 @@
 
 from torch import nn
 
-from ...planner.architecture import EMBEDDING
-from ...planner.plan import Plan
-from ..ops import PlanMismatch, op
-from .build import DTYPES
-from .parts import ModelParts
+from xtrain.planner.architecture import EMBEDDING
+from xtrain.planner.plan import Plan
+from xtrain.runtime.models.build import DTYPES
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import PlanMismatch, op
 
 
 @op("setup.freeze")

@@ -37,7 +37,7 @@ class Fusible(nn.Module):
 
 def fused_norm(x: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x / rms(x) · weight, and 1 / rms of every row."""
-    from .fused_kernels import norm_forward
+    from xtrain.runtime.models.fused_kernels import norm_forward
 
     x = x.contiguous()
     out, inverse = torch.empty_like(x), x.new_empty(*x.shape[:-1], 1)
@@ -49,7 +49,7 @@ def fused_norm_gradients(
     grad: Tensor, x: Tensor, inverse: Tensor, weight_D: Tensor, wanted: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """Those of x and of the weight, as far as they are wanted."""
-    from .fused_kernels import norm_backward
+    from xtrain.runtime.models.fused_kernels import norm_backward
 
     x, grad, parts = x.contiguous(), grad.contiguous(), _parts(inverse, x)
     grad_x, grad_PD = torch.empty_like(x), weight_D.new_zeros(len(parts), *weight_D.shape)
@@ -76,7 +76,7 @@ def silu_times(gate: Tensor, up: Tensor) -> Tensor:
 class _Turned(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BSHA: Tensor, cos_TA: Tensor, sin_TA: Tensor) -> Tensor:
-        from .fused_kernels import turn_forward
+        from xtrain.runtime.models.fused_kernels import turn_forward
 
         x_BSHA = x_BSHA.contiguous()
         ctx.save_for_backward(cos_TA, sin_TA)
@@ -87,7 +87,7 @@ class _Turned(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        from .fused_kernels import turn_backward
+        from xtrain.runtime.models.fused_kernels import turn_backward
 
         cos_TA, sin_TA = ctx.saved_tensors
         grad_BSHA = grad_outputs[0].contiguous()
@@ -100,7 +100,7 @@ class _Turned(torch.autograd.Function):
 class _NormedAndTurned(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BSHA: Tensor, weight_A: Tensor, eps: float, cos_TA: Tensor, sin_TA: Tensor) -> Tensor:
-        from .fused_kernels import norm_turn_forward
+        from xtrain.runtime.models.fused_kernels import norm_turn_forward
 
         x_BSHA = x_BSHA.contiguous()
         out_BSHA, inverse_TH = torch.empty_like(x_BSHA), x_BSHA.new_empty(len(cos_TA), x_BSHA.shape[2])
@@ -112,7 +112,7 @@ class _NormedAndTurned(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        from .fused_kernels import norm_turn_backward
+        from xtrain.runtime.models.fused_kernels import norm_turn_backward
 
         x_BSHA, weight_A, inverse_TH, *angles = ctx.saved_tensors
         grad_BSHA, parts = grad_outputs[0].contiguous(), _parts(inverse_TH, x_BSHA)
@@ -126,7 +126,7 @@ class _NormedAndTurned(torch.autograd.Function):
 class _SiluTimes(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        from .fused_kernels import silu_times_forward
+        from xtrain.runtime.models.fused_kernels import silu_times_forward
 
         gate, up = gate.contiguous(), up.contiguous()
         out = torch.empty_like(gate)
@@ -137,7 +137,7 @@ class _SiluTimes(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        from .fused_kernels import silu_times_backward
+        from xtrain.runtime.models.fused_kernels import silu_times_backward
 
         gate, up = ctx.saved_tensors
         grad = grad_outputs[0].contiguous()

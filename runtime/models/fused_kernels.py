@@ -15,7 +15,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from ..data.jit import kernel
+from xtrain.runtime.data.jit import kernel
 
 # Sums in any order, products and sums in one: what vector registers need. NaN and infinity stay what they are.
 FAST: Final = frozenset({"reassoc", "contract", "nsz"})

@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...planner.architecture import Architecture
-from ...planner.blocks.latent_attention import LatentAttentionLayer
-from ..parallel.attention_blocks import Scores
-from ..parallel.axes import Axes
-from ..parallel.tensor import column_parallel_input, local
-from .attention import AttentionKernel, AttentionModule
-from .cache import LayerCache
-from .document_layout import DocumentLayout
-from .layers import Linear, RMSNorm, Rotation
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.blocks.latent_attention import LatentAttentionLayer
+from xtrain.runtime.models.attention import AttentionKernel, AttentionModule
+from xtrain.runtime.models.cache import LayerCache
+from xtrain.runtime.models.document_layout import DocumentLayout
+from xtrain.runtime.models.layers import Linear, RMSNorm, Rotation
+from xtrain.runtime.parallel.attention_blocks import Scores
+from xtrain.runtime.parallel.axes import Axes
+from xtrain.runtime.parallel.tensor import column_parallel_input, local
 
 NORM_EPS = 1e-6  # of the norms of narrow vectors, whatever that of the others is
 

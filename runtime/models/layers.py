@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor, nn
 
-from ...planner.architecture import RotaryAngles
-from ...planner.mesh.sharding import piece
-from ..parallel.axes import Axes, TensorAxis
-from ..parallel.tensor import column_parallel_input, local, row_parallel_output
-from .fp8 import Fp8Matrix
-from .fused import Fusible, normed_and_turned, silu_times
-from .quantised import QuantisedMatrix
-from .rms_norm import rms_norm
-from .tiled import TiledModule
+from xtrain.planner.architecture import RotaryAngles
+from xtrain.planner.mesh.sharding import piece
+from xtrain.runtime.models.fp8 import Fp8Matrix
+from xtrain.runtime.models.fused import Fusible, normed_and_turned, silu_times
+from xtrain.runtime.models.quantised import QuantisedMatrix
+from xtrain.runtime.models.rms_norm import rms_norm
+from xtrain.runtime.models.tiled import TiledModule
+from xtrain.runtime.parallel.axes import Axes, TensorAxis
+from xtrain.runtime.parallel.tensor import column_parallel_input, local, row_parallel_output
 
 ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "silu": F.silu,

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
-from ...dsl.user_parts.kinds import LOGPROB
-from ...planner.mesh.sharding import piece
-from ..parallel.axes import TensorAxis
-from ..parallel.collectives import all_gather, all_reduce
-from .head_product import HeadFactors, HeadProduct, product_of
-from .layers import first_row
+from xtrain.dsl.user_parts.kinds import LOGPROB
+from xtrain.planner.mesh.sharding import piece
+from xtrain.runtime.models.head_product import HeadFactors, HeadProduct, product_of
+from xtrain.runtime.models.layers import first_row
+from xtrain.runtime.parallel.axes import TensorAxis
+from xtrain.runtime.parallel.collectives import all_gather, all_reduce
 
 IGNORE = -100
 

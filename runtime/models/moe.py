@@ -14,20 +14,20 @@ from attrs import evolve, frozen
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ...planner.architecture import Architecture
-from ...planner.blocks.experts import ExpertsLayer
-from ..parallel.axes import Axes
-from ..parallel.collectives import join, own_piece, split
-from ..parallel.dispatch import even, to_experts
-from ..parallel.fake import capability, device_type, numbers
-from ..parallel.tensor import local
-from .dropout import Dropout, HasKeys
-from .layers import Linear, SwiGLU
-from .quantised import QuantisedMatrix
-from .router import ExpertRouter, attach
-from .splitmix import splitmix64
-from .task_routing import TaskRouting
-from .tasks import ExpertStacks, TaskExperts
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.blocks.experts import ExpertsLayer
+from xtrain.runtime.models.dropout import Dropout, HasKeys
+from xtrain.runtime.models.layers import Linear, SwiGLU
+from xtrain.runtime.models.quantised import QuantisedMatrix
+from xtrain.runtime.models.router import ExpertRouter, attach
+from xtrain.runtime.models.splitmix import splitmix64
+from xtrain.runtime.models.task_routing import TaskRouting
+from xtrain.runtime.models.tasks import ExpertStacks, TaskExperts
+from xtrain.runtime.parallel.axes import Axes
+from xtrain.runtime.parallel.collectives import join, own_piece, split
+from xtrain.runtime.parallel.dispatch import even, to_experts
+from xtrain.runtime.parallel.fake import capability, device_type, numbers
+from xtrain.runtime.parallel.tensor import local
 
 
 @frozen(eq=False)

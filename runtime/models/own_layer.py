@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import _StopRecomputationError  # pyright: ignore[reportPrivateUsage]
 
-from ...planner.blocks.user_layer import UserLayer
-from ..data.user_parts import UserPart, failures_of
-from ..parallel.axes import Axes
-from ..parallel.tensor import column_parallel_input, local, row_parallel_output
-from .tiled import TiledModule
+from xtrain.planner.blocks.user_layer import UserLayer
+from xtrain.runtime.data.user_parts import UserPart, failures_of
+from xtrain.runtime.models.tiled import TiledModule
+from xtrain.runtime.parallel.axes import Axes
+from xtrain.runtime.parallel.tensor import column_parallel_input, local, row_parallel_output
 
 
 class WeightHolder(nn.Module):

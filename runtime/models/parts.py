@@ -6,15 +6,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from attrs import evolve, frozen
 from torch import Tensor, nn
 
-from ...dsl.schema.losses import further_metrics
-from ..parallel.axes import Axes
-from .layers import Linear
-from .loss import Objective
-from .moe import Experts
-from .quantised import QuantisedMatrix
-from .reward_losses import RewardTerm
-from .transformer import Transformer
-from .unit_losses import UnitTerm
+from xtrain.dsl.schema.losses import further_metrics
+from xtrain.runtime.models.layers import Linear
+from xtrain.runtime.models.loss import Objective
+from xtrain.runtime.models.moe import Experts
+from xtrain.runtime.models.quantised import QuantisedMatrix
+from xtrain.runtime.models.reward_losses import RewardTerm
+from xtrain.runtime.models.transformer import Transformer
+from xtrain.runtime.models.unit_losses import UnitTerm
+from xtrain.runtime.parallel.axes import Axes
 
 
 @frozen(eq=False)

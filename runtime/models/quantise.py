@@ -10,15 +10,15 @@ from attrs import evolve
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ...dsl.schema.bases import Base, base_of
-from ...planner.plan import Plan
-from ..ops import PlanMismatch, op
-from ..parallel.tensor import local
-from .layers import Linear
-from .moe import Experts
-from .parts import ModelParts, QuantisedParameter
-from .quantised import QuantisedMatrix
-from .tensors import fill, own_indices
+from xtrain.dsl.schema.bases import Base, base_of
+from xtrain.planner.plan import Plan
+from xtrain.runtime.models.layers import Linear
+from xtrain.runtime.models.moe import Experts
+from xtrain.runtime.models.parts import ModelParts, QuantisedParameter
+from xtrain.runtime.models.quantised import QuantisedMatrix
+from xtrain.runtime.models.tensors import fill, own_indices
+from xtrain.runtime.ops import PlanMismatch, op
+from xtrain.runtime.parallel.tensor import local
 
 
 @op("setup.quantise")

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
-from ...dsl.schema.bases import CHUNK, GROUP, Base
-from .recompute import as_one
+from xtrain.dsl.schema.bases import CHUNK, GROUP, Base
+from xtrain.runtime.models.recompute import as_one
 
 GRID: Final = 65_535  # steps between -1 and 1
 # x [.., K] and a matrix [K, M] → [.., M], or the same of rows of experts and a stack of matrices.

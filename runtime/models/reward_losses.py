@@ -10,11 +10,11 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from ..data.collate.units import Units
-from ..parallel.axes import Axes
-from ..parallel.collectives import total
-from .batch import RowLosses
-from .loss import Objective
+from xtrain.runtime.data.collate.units import Units
+from xtrain.runtime.models.batch import RowLosses
+from xtrain.runtime.models.loss import Objective
+from xtrain.runtime.parallel.axes import Axes
+from xtrain.runtime.parallel.collectives import total
 
 
 @frozen(kw_only=True, eq=False)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from ..parallel.collectives import all_reduce
-from .fused import fused_norm, fused_norm_gradients
+from xtrain.runtime.models.fused import fused_norm, fused_norm_gradients
+from xtrain.runtime.parallel.collectives import all_reduce
 
 ATEN = torch.ops.aten
 

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor, nn
 
-from ...planner.architecture import Architecture
-from ...planner.blocks.experts import ExpertsLayer
-from ..parallel.axes import Axes
-from ..parallel.collectives import all_reduce
-from ..parallel.tensor import local
-from .recompute import recomputing, remember
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.blocks.experts import ExpertsLayer
+from xtrain.runtime.models.recompute import recomputing, remember
+from xtrain.runtime.parallel.axes import Axes
+from xtrain.runtime.parallel.collectives import all_reduce
+from xtrain.runtime.parallel.tensor import local
 
 
 @frozen(eq=False)

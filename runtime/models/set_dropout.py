@@ -1,11 +1,11 @@
 """`setup.dropout`: which matrices drop what goes into them."""
 
-from ...planner.plan import Plan
-from ..ops import PlanMismatch, op
-from .block import DecoderBlock
-from .dropout import Dropout, DropsInputs
-from .moe import MoE
-from .parts import ModelParts
+from xtrain.planner.plan import Plan
+from xtrain.runtime.models.block import DecoderBlock
+from xtrain.runtime.models.dropout import Dropout, DropsInputs
+from xtrain.runtime.models.moe import MoE
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import PlanMismatch, op
 
 
 @op("setup.dropout")

@@ -1,8 +1,8 @@
 """`setup.embedding_noise`: noise on what is embedded."""
 
-from ..ops import op
-from .embedding_noise import EmbeddingNoise
-from .parts import ModelParts
+from xtrain.runtime.models.embedding_noise import EmbeddingNoise
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import op
 
 
 @op("setup.embedding_noise")

@@ -2,15 +2,15 @@
 
 import torch
 
-from ...dsl.schema.fp8 import RECIPES
-from ...planner.mesh.sharding import fits, tensor_rules
-from ...planner.plan import Plan
-from ..errors import EnvironmentFault
-from ..ops import PlanMismatch, op
-from ..state import Rank
-from .fp8 import Fp8Matrix
-from .layers import Linear
-from .parts import ModelParts
+from xtrain.dsl.schema.fp8 import RECIPES
+from xtrain.planner.mesh.sharding import fits, tensor_rules
+from xtrain.planner.plan import Plan
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.models.fp8 import Fp8Matrix
+from xtrain.runtime.models.layers import Linear
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import PlanMismatch, op
+from xtrain.runtime.state import Rank
 
 # The first compute capability with products in fp8: Ada.
 CAPABILITY = (8, 9)

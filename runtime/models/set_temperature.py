@@ -1,7 +1,7 @@
 """`setup.temperature`: losses of the distribution that completions are drawn from."""
 
-from ..ops import op
-from .parts import ModelParts
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import op
 
 
 @op("setup.temperature")

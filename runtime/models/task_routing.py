@@ -11,7 +11,7 @@ import torch
 from attrs import define
 from torch import Tensor
 
-from .head_product import HeadFactors
+from xtrain.runtime.models.head_product import HeadFactors
 
 
 class ChangesProduct(Protocol):

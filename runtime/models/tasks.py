@@ -11,10 +11,10 @@ from typing import Any
 from attrs import frozen
 from torch import Tensor, nn
 
-from ..parallel.tensor import local
-from .head_product import HeadFactors
-from .layers import Linear
-from .task_routing import ChangesProduct, TaskRouting
+from xtrain.runtime.models.head_product import HeadFactors
+from xtrain.runtime.models.layers import Linear
+from xtrain.runtime.models.task_routing import ChangesProduct, TaskRouting
+from xtrain.runtime.parallel.tensor import local
 
 
 class TasksOf(nn.Module):

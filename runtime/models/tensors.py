@@ -13,13 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.optim import Optimizer
 
-from ...dsl.schema.state_tensors import StateTensor
-from ...planner.graph.checkpoint_fit import base_names
-from ...planner.model.groups import ParameterGroups
-from ...planner.plan import Plan
-from ..parallel.tensor import local
-from .build import DTYPES
-from .parts import ModelParts
+from xtrain.dsl.schema.state_tensors import StateTensor
+from xtrain.planner.graph.checkpoint_fit import base_names
+from xtrain.planner.model.groups import ParameterGroups
+from xtrain.planner.plan import Plan
+from xtrain.runtime.models.build import DTYPES
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.parallel.tensor import local
 
 
 def model_tensors(model: ModelParts, prefix: str = "model.") -> dict[str, Tensor]:

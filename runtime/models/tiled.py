@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from .recompute import as_one
+from xtrain.runtime.models.recompute import as_one
 
 
 class TiledModule(nn.Module):

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...dsl.user_parts.kinds import LOGPROB
-from .head_product import HeadFactors, HeadProduct, product_of
-from .loss import (
+from xtrain.dsl.user_parts.kinds import LOGPROB
+from xtrain.runtime.models.head_product import HeadFactors, HeadProduct, product_of
+from xtrain.runtime.models.loss import (
     IGNORE,
     Head,
     Statistics,

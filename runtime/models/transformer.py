@@ -14,26 +14,26 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor, nn
 
-from ...dsl.schema.losses import LATER, LATER_LABELS
-from ...dsl.schema.rollout import EXPERTS
-from ...planner.architecture import Architecture, RotaryAngles
-from ..parallel.axes import Axes
-from ..parallel.tensor import column_parallel_input, local
-from .adapted import put_on_head
-from .attention import KERNELS, AttentionModule, with_block_masks
-from .batch import ModelBatch, RowLosses
-from .block import DecoderBlock, Join
-from .distillation import Distillation, distillation_losses
-from .dropout import token_keys
-from .embedding_noise import EmbeddingNoise
-from .head_product import HeadFactors
-from .layers import Embedding, Linear, RMSNorm, Rotation
-from .loss import Head, token_losses, whole_logits
-from .reward_losses import RewardTerm, reward_losses, rewards, row_losses
-from .tasks import TaskLinear
-from .unit_losses import UnitTerm, unit_losses
-from .whole_distillation import Taught, live_losses
-from .zero_gradient import with_zero_gradient
+from xtrain.dsl.schema.losses import LATER, LATER_LABELS
+from xtrain.dsl.schema.rollout import EXPERTS
+from xtrain.planner.architecture import Architecture, RotaryAngles
+from xtrain.runtime.models.adapted import put_on_head
+from xtrain.runtime.models.attention import KERNELS, AttentionModule, with_block_masks
+from xtrain.runtime.models.batch import ModelBatch, RowLosses
+from xtrain.runtime.models.block import DecoderBlock, Join
+from xtrain.runtime.models.distillation import Distillation, distillation_losses
+from xtrain.runtime.models.dropout import token_keys
+from xtrain.runtime.models.embedding_noise import EmbeddingNoise
+from xtrain.runtime.models.head_product import HeadFactors
+from xtrain.runtime.models.layers import Embedding, Linear, RMSNorm, Rotation
+from xtrain.runtime.models.loss import Head, token_losses, whole_logits
+from xtrain.runtime.models.reward_losses import RewardTerm, reward_losses, rewards, row_losses
+from xtrain.runtime.models.tasks import TaskLinear
+from xtrain.runtime.models.unit_losses import UnitTerm, unit_losses
+from xtrain.runtime.models.whole_distillation import Taught, live_losses
+from xtrain.runtime.models.zero_gradient import with_zero_gradient
+from xtrain.runtime.parallel.axes import Axes
+from xtrain.runtime.parallel.tensor import column_parallel_input, local
 
 
 class HasParameters(Protocol):

@@ -12,13 +12,13 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from ...dsl.user_parts.kinds import LOGPROB
-from ..data.collate.units import Units
-from ..parallel.axes import Axes
-from ..parallel.collectives import total
-from .head_product import HeadFactors
-from .loss import IGNORE, Head, LossTerms, Objective
-from .token_statistics import token_statistics
+from xtrain.dsl.user_parts.kinds import LOGPROB
+from xtrain.runtime.data.collate.units import Units
+from xtrain.runtime.models.head_product import HeadFactors
+from xtrain.runtime.models.loss import IGNORE, Head, LossTerms, Objective
+from xtrain.runtime.models.token_statistics import token_statistics
+from xtrain.runtime.parallel.axes import Axes
+from xtrain.runtime.parallel.collectives import total
 
 
 @frozen(kw_only=True, eq=False)

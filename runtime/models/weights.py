@@ -7,15 +7,15 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from ...planner.architecture import Architecture, Initial
-from ...planner.mesh.placement import local_shapes
-from ...planner.plan import Plan
-from ..ops import PlanMismatch, op
-from ..parallel.tensor import local
-from ..state import Rank
-from .parts import ModelParts
-from .quantise import store
-from .tensors import fill
+from xtrain.planner.architecture import Architecture, Initial
+from xtrain.planner.mesh.placement import local_shapes
+from xtrain.planner.plan import Plan
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.quantise import store
+from xtrain.runtime.models.tensors import fill
+from xtrain.runtime.ops import PlanMismatch, op
+from xtrain.runtime.parallel.tensor import local
+from xtrain.runtime.state import Rank
 
 
 @op("setup.weights")

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
-from ..parallel.collectives import all_reduce
-from .distillation import Distillation, LogitsPiece, distilled
-from .head_product import HeadFactors
-from .loss import IGNORE, Head, LossTerms, cap_logits, gathered, own_positions
+from xtrain.runtime.models.distillation import Distillation, LogitsPiece, distilled
+from xtrain.runtime.models.head_product import HeadFactors
+from xtrain.runtime.models.loss import IGNORE, Head, LossTerms, cap_logits, gathered, own_positions
+from xtrain.runtime.parallel.collectives import all_reduce
 
 
 @frozen(eq=False)

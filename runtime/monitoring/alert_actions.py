@@ -4,9 +4,9 @@ import threading
 
 from attrs import define, field
 
-from ...dsl.schema.actions import action_of
-from ...planner.plan import Node, Plan, Trigger
-from ..timers import Clocks
+from xtrain.dsl.schema.actions import action_of
+from xtrain.planner.plan import Node, Plan, Trigger
+from xtrain.runtime.timers import Clocks
 
 
 def informs(node: Node) -> bool:

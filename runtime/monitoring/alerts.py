@@ -8,18 +8,25 @@ from typing import Final
 
 from attrs import define, field
 
-from ...planner.plan import Plan
-from ...records.run_events import AlertEvent
-from ..errors import EnvironmentFault
-from ..ops import op
-from ..reporting.records import Records
-from ..state import Progress, Rank, Step
-from .alert_actions import AlertActions, informs
-from .detectors import DiskDetector, Finding, LossSpikeDetector, MemoryDetector, SlowDetector, StarvationDetector
-from .notify import Notifier
-from .poller import Poller
-from .stalled import Stalled
-from .watch import Watchdog
+from xtrain.planner.plan import Plan
+from xtrain.records.run_events import AlertEvent
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.monitoring.alert_actions import AlertActions, informs
+from xtrain.runtime.monitoring.detectors import (
+    DiskDetector,
+    Finding,
+    LossSpikeDetector,
+    MemoryDetector,
+    SlowDetector,
+    StarvationDetector,
+)
+from xtrain.runtime.monitoring.notify import Notifier
+from xtrain.runtime.monitoring.poller import Poller
+from xtrain.runtime.monitoring.stalled import Stalled
+from xtrain.runtime.monitoring.watch import Watchdog
+from xtrain.runtime.ops import op
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Progress, Rank, Step
 
 # Seconds between two looks at how much is free: a disk fills in minutes, and some file systems answer slowly.
 DISK_SECONDS: Final = 5.0

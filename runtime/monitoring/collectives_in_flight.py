@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from ...regular_files import read_json
+from xtrain.regular_files import read_json
 
 # What groups are for, by what they are called in torch, where that is not the name of an axis.
 MEANT: Final = {

@@ -7,8 +7,8 @@ from typing import Final, Literal
 
 from attrs import define, field, frozen
 
-from ...planner.units import bytes_text, seconds_text
-from .median import RunningMedian
+from xtrain.planner.units import bytes_text, seconds_text
+from xtrain.runtime.monitoring.median import RunningMedian
 
 Kind = Literal["loss_spike", "nonfinite", "slow", "starvation", "memory", "disk", "stalled"]
 State = Literal["raised", "cleared"]

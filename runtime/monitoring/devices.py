@@ -5,7 +5,7 @@ from typing import Final
 
 import torch
 
-from ...planner.mesh.hardware_specs import PEAKS, Product
+from xtrain.planner.mesh.hardware_specs import PEAKS, Product
 
 # Whole names of devices as their drivers write them, in small letters, with one space for any run of other characters,
 # and without the vendor. Every word counts: neither an H200 is an H20, nor a slice of a device (MIG), a notebook's or a

@@ -8,12 +8,12 @@ import sys
 import traceback
 from contextlib import suppress
 
-from ...records.run_events import FailureEvent
-from ..data.errors import DataError
-from ..data.user_parts import PartFailed
-from ..errors import EnvironmentFault
-from ..ops import PlanMismatch
-from ..reporting.records import Records
+from xtrain.records.run_events import FailureEvent
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.user_parts import PartFailed
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.ops import PlanMismatch
+from xtrain.runtime.reporting.records import Records
 
 
 def report_failure(

@@ -15,7 +15,7 @@ from typing import Final
 
 from attrs import define, field
 
-from ...records.heartbeat import Heartbeat
+from xtrain.records.heartbeat import Heartbeat
 
 # Marks that are remembered, for whoever looks at a rank that came to nothing.
 TRAIL: Final = 64

@@ -9,8 +9,8 @@ from typing import Final, Literal
 
 from attrs import define, frozen
 
-from ...records.heartbeat import Heartbeat
-from ...records.run_events import StuckEvent
+from xtrain.records.heartbeat import Heartbeat
+from xtrain.records.run_events import StuckEvent
 
 State = Literal["stopped", "ended", "frozen", "stuck", "unknown"]
 

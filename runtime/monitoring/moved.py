@@ -12,10 +12,10 @@ from pathlib import Path
 
 from attrs import define, field
 
-from ...planner.plan import Plan
-from ..provenance import metadata
-from ..provenance.code import read_code
-from ..reporting.records import Records
+from xtrain.planner.plan import Plan
+from xtrain.runtime.provenance import metadata
+from xtrain.runtime.provenance.code import read_code
+from xtrain.runtime.reporting.records import Records
 
 
 @define(eq=False)

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from attrs import define, field, frozen
 
-from ...dsl.env_text import filled
-from ...records.run_events import NotifyEvent
-from ..reporting.records import Records
-from ..state import Progress
-from .detectors import Finding
+from xtrain.dsl.env_text import filled
+from xtrain.records.run_events import NotifyEvent
+from xtrain.runtime.monitoring.detectors import Finding
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Progress
 
 # Seconds between two starts of a command for the same kind of alert.
 PAUSE_SECONDS: Final = 60.0

@@ -14,8 +14,8 @@ Of attention with a window of w positions, squares count only pairs of positions
 
 from attrs import define, frozen
 
-from ...planner.plan import Work
-from ..data.collate.documents import DocumentSums
+from xtrain.planner.plan import Work
+from xtrain.runtime.data.collate.documents import DocumentSums
 
 
 @define

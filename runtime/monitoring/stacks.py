@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from ...records.heartbeat import Heartbeat
-from . import waits
-from .heartbeat import HeartbeatWriter, born, process_state
+from xtrain.records.heartbeat import Heartbeat
+from xtrain.runtime.monitoring import waits
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter, born, process_state
 
 # Asks a rank for its stacks even where its Python does not run: the answer is written by the handler itself.
 ASK: Final = signal.SIGUSR2

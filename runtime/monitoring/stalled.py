@@ -5,11 +5,11 @@ from typing import Final
 
 from attrs import define, field
 
-from ...records.heartbeat import Heartbeat, read_heartbeat
-from ...records.paths import heartbeat_path
-from .detectors import Finding
-from .judge import PAUSE, HealthVerdict, SeenRank, judge
-from .pace import Pace
+from xtrain.records.heartbeat import Heartbeat, read_heartbeat
+from xtrain.records.paths import heartbeat_path
+from xtrain.runtime.monitoring.detectors import Finding
+from xtrain.runtime.monitoring.judge import PAUSE, HealthVerdict, SeenRank, judge
+from xtrain.runtime.monitoring.pace import Pace
 
 # Shares of the limit: ranks that have stood still so long are looked at; and how often, as two readings are compared.
 LOOK: Final = 0.3

@@ -4,8 +4,8 @@ from typing import Final
 
 from attrs import define
 
-from ...records.start_events import EstimateEvent
-from ..state import Step
+from xtrain.records.start_events import EstimateEvent
+from xtrain.runtime.state import Step
 
 # Seconds of steps, and steps, that are measured before anything is said.
 LEAST_SECONDS: Final = 3.0

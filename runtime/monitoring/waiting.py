@@ -7,8 +7,8 @@ from typing import Final, Generic, TypeVar
 import torch
 import torch.distributed as dist
 
-from ..state import Rank
-from .heartbeat import HeartbeatWriter
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.state import Rank
 
 T = TypeVar("T")
 # Seconds between two questions: short work is not kept waiting for, long work is not disturbed.

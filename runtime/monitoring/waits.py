@@ -21,8 +21,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 from torch.distributed import _functional_collectives as functional
 
-from ...planner.plan import Plan
-from ..state import Rank
+from xtrain.planner.plan import Plan
+from xtrain.runtime.state import Rank
 
 # Axes whose ranks exchange something in the middle of a block.
 INSIDE: Final = ("tp", "ring", "ulysses", "ep")

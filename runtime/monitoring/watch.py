@@ -14,20 +14,20 @@ import torch
 import torch.distributed as dist
 from attrs import define, field
 
-from ...records.heartbeat import read_heartbeat
-from ...records.lines import line_of, object_of, read
-from ...records.paths import heartbeat_path
-from ...records.run_events import FailureEvent, StuckEvent
-from ..errors import EnvironmentFault
-from ..ops import op
-from ..reporting.records import Records
-from ..state import Rank
-from . import collectives_in_flight
-from .failing import say
-from .heartbeat import BeatFile, HeartbeatWriter, process_state
-from .judge import PAUSE, HealthVerdict, SeenRank, State, explained, judge, whereabouts_of
-from .pace import Pace
-from .stacks import ASK, answer_when_asked, end, here, save_of, save_own, whereabouts
+from xtrain.records.heartbeat import read_heartbeat
+from xtrain.records.lines import line_of, object_of, read
+from xtrain.records.paths import heartbeat_path
+from xtrain.records.run_events import FailureEvent, StuckEvent
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.monitoring import collectives_in_flight
+from xtrain.runtime.monitoring.failing import say
+from xtrain.runtime.monitoring.heartbeat import BeatFile, HeartbeatWriter, process_state
+from xtrain.runtime.monitoring.judge import PAUSE, HealthVerdict, SeenRank, State, explained, judge, whereabouts_of
+from xtrain.runtime.monitoring.pace import Pace
+from xtrain.runtime.monitoring.stacks import ASK, answer_when_asked, end, here, save_of, save_own, whereabouts
+from xtrain.runtime.ops import op
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Rank
 
 # Seconds between two lines. A longer gap is one of the whole machine, which was asleep, and nobody's fault.
 INTERVAL: Final = 1.0

@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from .fake import device_type
+from xtrain.runtime.parallel.fake import device_type
 
 ATEN = torch.ops.aten
 

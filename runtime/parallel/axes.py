@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 if TYPE_CHECKING:
-    from ..models.task_routing import TaskRouting
+    from xtrain.runtime.models.task_routing import TaskRouting
 
 
 @frozen(eq=False)

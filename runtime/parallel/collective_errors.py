@@ -8,8 +8,8 @@ import torch.distributed as dist
 from attrs import frozen
 from torch.distributed.checkpoint.api import CheckpointException
 
-from ..errors import StorageFailed
-from ..state import Rank
+from xtrain.runtime.errors import StorageFailed
+from xtrain.runtime.state import Rank
 
 T = TypeVar("T")
 # The slowest rank may be writing for so long while the others wait for it.

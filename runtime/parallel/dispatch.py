@@ -12,8 +12,8 @@ from attrs import frozen
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from .collectives import Exchange, all_to_all, exchange
-from .fake import numbers
+from xtrain.runtime.parallel.collectives import Exchange, all_to_all, exchange
+from xtrain.runtime.parallel.fake import numbers
 
 ExpertsCall = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 

@@ -13,10 +13,10 @@ from attrs import define, field
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from ...planner.mesh.mesh import own_group
-from ...planner.plan import Mesh, Plan
-from ..ops import op
-from ..state import Rank
+from xtrain.planner.mesh.mesh import own_group
+from xtrain.planner.plan import Mesh, Plan
+from xtrain.runtime.ops import op
+from xtrain.runtime.state import Rank
 
 SHARD = "shard"
 

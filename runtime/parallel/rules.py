@@ -6,8 +6,8 @@ from typing import Protocol
 
 from torch import nn
 
-from ..ops import PlanMismatch
-from ..state import Rank
+from xtrain.runtime.ops import PlanMismatch
+from xtrain.runtime.state import Rank
 
 
 class Named(Protocol):

@@ -7,9 +7,9 @@ row-wise one after it leaves partial sums. Shapes: B rows, S positions, D dim.
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial
 
-from ...planner.mesh.sharding import piece
-from .axes import TensorAxis
-from .collectives import gather, scatter_sum, shared, total
+from xtrain.planner.mesh.sharding import piece
+from xtrain.runtime.parallel.axes import TensorAxis
+from xtrain.runtime.parallel.collectives import gather, scatter_sum, shared, total
 
 
 def local(parameter: Tensor, *, partial: bool = False) -> Tensor:

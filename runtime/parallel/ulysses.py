@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from .collectives import exchange
+from xtrain.runtime.parallel.collectives import exchange
 
 
 def to_heads(tensors: Sequence[Tensor], group: ProcessGroup) -> list[Tensor]:

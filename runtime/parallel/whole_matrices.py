@@ -10,8 +10,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.tensor import DTensor
 
-from ...planner.mesh.whole_matrices import MatrixBatch, MatrixCut, MatrixStack, batches
-from .tensor import local
+from xtrain.planner.mesh.whole_matrices import MatrixBatch, MatrixCut, MatrixStack, batches
+from xtrain.runtime.parallel.tensor import local
 
 OPS = torch.ops._c10d_functional
 

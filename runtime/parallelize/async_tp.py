@@ -5,10 +5,10 @@ import warnings
 from torch._inductor import config
 from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
-from ..errors import EnvironmentFault
-from ..ops import op
-from ..parallel.mesh import Meshes
-from ..state import Rank
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.mesh import Meshes
+from xtrain.runtime.state import Rank
 
 
 @op("setup.async_tp")

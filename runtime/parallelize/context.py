@@ -3,16 +3,16 @@
 from attrs import frozen
 from torch import Tensor
 
-from ..models.attention import AttentionKernel, AttentionModule
-from ..models.blockwise import blockwise_attention
-from ..models.document_layout import DocumentLayout
-from ..models.parts import ModelParts
-from ..ops import PlanMismatch, op
-from ..parallel.attention_blocks import PLAIN, Scores
-from ..parallel.axes import Axes
-from ..parallel.mesh import Meshes
-from ..parallel.ulysses import to_heads, to_positions
-from ..state import Rank
+from xtrain.runtime.models.attention import AttentionKernel, AttentionModule
+from xtrain.runtime.models.blockwise import blockwise_attention
+from xtrain.runtime.models.document_layout import DocumentLayout
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import PlanMismatch, op
+from xtrain.runtime.parallel.attention_blocks import PLAIN, Scores
+from xtrain.runtime.parallel.axes import Axes
+from xtrain.runtime.parallel.mesh import Meshes
+from xtrain.runtime.parallel.ulysses import to_heads, to_positions
+from xtrain.runtime.state import Rank
 
 
 @frozen(eq=False)

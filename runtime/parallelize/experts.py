@@ -4,12 +4,12 @@ the same ones."""
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from ..models.parts import ModelParts
-from ..ops import op
-from ..parallel.mesh import Meshes
-from ..parallel.rules import matching
-from ..state import Rank
-from .fsdp import make_unit
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.mesh import Meshes
+from xtrain.runtime.parallel.rules import matching
+from xtrain.runtime.parallelize.fsdp import make_unit
+from xtrain.runtime.state import Rank
 
 
 @op("setup.parallel.ep")

@@ -20,14 +20,14 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import Shard
 
-from ..models.build import DTYPES
-from ..models.moe import Experts
-from ..models.parts import ModelParts
-from ..models.transformer import Transformer
-from ..ops import PlanMismatch, op
-from ..parallel.mesh import Meshes
-from ..parallel.rules import matching
-from ..state import Rank
+from xtrain.runtime.models.build import DTYPES
+from xtrain.runtime.models.moe import Experts
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.transformer import Transformer
+from xtrain.runtime.ops import PlanMismatch, op
+from xtrain.runtime.parallel.mesh import Meshes
+from xtrain.runtime.parallel.rules import matching
+from xtrain.runtime.state import Rank
 
 
 def make_unit(

@@ -12,14 +12,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ...planner.mesh.mesh import groups
-from ...planner.plan import Mesh, Plan
-from ..models.moe import Experts
-from ..models.parts import ModelParts
-from ..ops import op
-from ..parallel.fake import numbers
-from ..parallel.mesh import Meshes
-from ..state import Rank, Step, StepCall
+from xtrain.planner.mesh.mesh import groups
+from xtrain.planner.plan import Mesh, Plan
+from xtrain.runtime.models.moe import Experts
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.fake import numbers
+from xtrain.runtime.parallel.mesh import Meshes
+from xtrain.runtime.state import Rank, Step, StepCall
 
 TIED = "embed_tokens.weight"
 # torch adds up squares one after the other on a CPU: the norm of a tensor of 2^24 numbers in fp32 is 6e-4 too small. So

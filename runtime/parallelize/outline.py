@@ -6,12 +6,12 @@ import torch
 import torch.distributed as dist
 from attrs import frozen
 
-from ...planner.plan import Plan
-from ..data.collate.batch import Microbatch
-from ..data.collate.collators import CollateChain
-from ..data.collate.outline import decode_outline, encode_outline
-from ..parallel.mesh import Meshes
-from ..state import Rank
+from xtrain.planner.plan import Plan
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.data.collate.collators import CollateChain
+from xtrain.runtime.data.collate.outline import decode_outline, encode_outline
+from xtrain.runtime.parallel.mesh import Meshes
+from xtrain.runtime.state import Rank
 
 
 @frozen(kw_only=True, eq=False)

@@ -16,16 +16,16 @@ from torch.distributed import pipelining
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 
-from ...planner.mesh.pipeline import SINGLE, ZERO_BUBBLE
-from ...planner.plan import Plan
-from ..models.batch import ModelBatch
-from ..models.build import DTYPES, compute_format
-from ..models.parts import ModelParts
-from ..ops import op
-from ..parallel.mesh import Meshes
-from ..reporting.packages import check_schedule
-from ..state import Rank
-from .fsdp import reshard
+from xtrain.planner.mesh.pipeline import SINGLE, ZERO_BUBBLE
+from xtrain.planner.plan import Plan
+from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.models.build import DTYPES, compute_format
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.mesh import Meshes
+from xtrain.runtime.parallelize.fsdp import reshard
+from xtrain.runtime.reporting.packages import check_schedule
+from xtrain.runtime.state import Rank
 
 SCHEDULES: Final = {
     "gpipe": pipelining.ScheduleGPipe,

@@ -6,15 +6,15 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from ...planner.mesh.sharding import DIMENSION
-from ..models.layers import Linear, RMSNorm
-from ..models.moe import Experts
-from ..models.parts import ModelParts
-from ..ops import op
-from ..parallel.axes import TensorAxis
-from ..parallel.mesh import Meshes
-from ..parallel.rules import matching
-from ..state import Rank
+from xtrain.planner.mesh.sharding import DIMENSION
+from xtrain.runtime.models.layers import Linear, RMSNorm
+from xtrain.runtime.models.moe import Experts
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.axes import TensorAxis
+from xtrain.runtime.parallel.mesh import Meshes
+from xtrain.runtime.parallel.rules import matching
+from xtrain.runtime.state import Rank
 
 
 @op("setup.parallel.tp")

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
-from ..models.batch import ModelBatch
-from ..models.parts import ModelParts
+from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.models.parts import ModelParts
 
 
 @frozen

@@ -8,12 +8,12 @@ from attrs import asdict
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...planner.plan import Memory, Plan
-from ..models.parts import ModelParts
-from ..monitoring.memory import MemoryNow, peak_bytes
-from ..state import Rank
-from ..training.ema import WeightAverages
-from .memory_categories import memory_by_category
+from xtrain.planner.plan import Memory, Plan
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.monitoring.memory import MemoryNow, peak_bytes
+from xtrain.runtime.profiling.memory_categories import memory_by_category
+from xtrain.runtime.state import Rank
+from xtrain.runtime.training.ema import WeightAverages
 
 
 def found(

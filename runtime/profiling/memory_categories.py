@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from ..models.parts import ModelParts
+from xtrain.runtime.models.parts import ModelParts
 
 # In the order in which a storage that several of them share is counted.
 CATEGORIES: Final = ("parameters", "gradients", "optimizer", "averages", "unsharded", "buffers", "other")

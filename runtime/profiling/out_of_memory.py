@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import torch
 
-from ...planner.units import bytes_text
-from ..state import Resources
-from .found import found, planned_of
-from .places import file_of, write_json, write_whole
-from .snapshot_text import of_rank
+from xtrain.planner.units import bytes_text
+from xtrain.runtime.profiling.found import found, planned_of
+from xtrain.runtime.profiling.places import file_of, write_json, write_whole
+from xtrain.runtime.profiling.snapshot_text import of_rank
+from xtrain.runtime.state import Resources
 
 # What allocators say, those of torch for a CPU and a GPU, of libraries of NVIDIA, of C++ and of the system.
 SAYS: Final = re.compile(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..state import Rank
+from xtrain.runtime.state import Rank
 
 PARTIAL = ".partial"
 

@@ -14,17 +14,27 @@ from typing import Any
 import cattrs
 from attrs import asdict, define, field, frozen
 
-from ...planner.units import plural
-from ...records.step_events import ProfileEvent
-from ...regular_files import read_json
-from ..monitoring.heartbeat import HeartbeatWriter
-from ..reporting.records import Records
-from ..state import Progress, Rank
-from .places import file_of, folder_of, from_first, named, summed, sweep, taken, write_json, write_whole
-from .recorder import ProfileRecorder
-from .summary import Summary, summarise
-from .summary_text import summary_text
-from .trace_file import TornTrace, entries_of
+from xtrain.planner.units import plural
+from xtrain.records.step_events import ProfileEvent
+from xtrain.regular_files import read_json
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.profiling.places import (
+    file_of,
+    folder_of,
+    from_first,
+    named,
+    summed,
+    sweep,
+    taken,
+    write_json,
+    write_whole,
+)
+from xtrain.runtime.profiling.recorder import ProfileRecorder
+from xtrain.runtime.profiling.summary import Summary, summarise
+from xtrain.runtime.profiling.summary_text import summary_text
+from xtrain.runtime.profiling.trace_file import TornTrace, entries_of
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Progress, Rank
 
 
 @frozen(kw_only=True)

@@ -8,7 +8,7 @@ from attrs import define, field
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler.profiler import _KinetoProfile
 
-from ..monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
 
 STEP = "ProfilerStep#"
 """How a step is named in a trace, in front of its number: the name that tools which read traces look for."""

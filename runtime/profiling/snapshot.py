@@ -14,17 +14,27 @@ import torch
 from attrs import define, field
 from torch.optim import Optimizer
 
-from ...planner.plan import Memory
-from ...records.step_events import MemorySnapshotEvent
-from ...regular_files import read_json
-from ..models.parts import ModelParts
-from ..monitoring.heartbeat import HeartbeatWriter
-from ..reporting.records import Records
-from ..state import Progress, Rank
-from ..training.ema import WeightAverages
-from .found import found
-from .places import file_of, folder_of, from_first, named, summed, sweep, taken, write_json, write_whole
-from .snapshot_text import snapshot_text
+from xtrain.planner.plan import Memory
+from xtrain.records.step_events import MemorySnapshotEvent
+from xtrain.regular_files import read_json
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.profiling.found import found
+from xtrain.runtime.profiling.places import (
+    file_of,
+    folder_of,
+    from_first,
+    named,
+    summed,
+    sweep,
+    taken,
+    write_json,
+    write_whole,
+)
+from xtrain.runtime.profiling.snapshot_text import snapshot_text
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Progress, Rank
+from xtrain.runtime.training.ema import WeightAverages
 
 # What an allocator remembers at most: as many of its latest acts.
 MOST_ACTS: Final = 100_000

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ...planner.units import bytes_text
-from .tables import table
+from xtrain.planner.units import bytes_text
+from xtrain.runtime.profiling.tables import table
 
 STATES: Final = ("parameters", "gradients", "optimizer", "averages")
 NOTES: Final = """\

@@ -13,8 +13,8 @@ from typing import Final, Literal
 import numpy as np
 from attrs import define, field, frozen
 
-from .recorder import STEP
-from .trace_file import TornTrace, TraceEntry
+from xtrain.runtime.profiling.recorder import STEP
+from xtrain.runtime.profiling.trace_file import TornTrace, TraceEntry
 
 # What an operation is for.
 Kind = Literal["matmul", "attention", "communication", "copies", "other"]

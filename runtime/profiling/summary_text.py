@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from .summary import Summary
-from .tables import table
+from xtrain.runtime.profiling.summary import Summary
+from xtrain.runtime.profiling.tables import table
 
 COLUMNS = ("matmul", "attention", "other", "copies", "exposed", "idle")
 NOTES = """\

@@ -5,15 +5,15 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from ...planner.compare.diff_values import changed_values
-from ...planner.compare.resumable import Verdict, resumable
-from ...planner.compare.resumable_curve import BUDGET
-from ...planner.data.chain import own_modules
-from ...planner.plan import Plan
-from ...planner.schedule.step_sizes import StepSizes
-from ..errors import ResumeRefused
-from .code import CodeUnread, CodeVersion
-from .metadata import Before, versions
+from xtrain.planner.compare.diff_values import changed_values
+from xtrain.planner.compare.resumable import Verdict, resumable
+from xtrain.planner.compare.resumable_curve import BUDGET
+from xtrain.planner.data.chain import own_modules
+from xtrain.planner.plan import Plan
+from xtrain.planner.schedule.step_sizes import StepSizes
+from xtrain.runtime.errors import ResumeRefused
+from xtrain.runtime.provenance.code import CodeUnread, CodeVersion
+from xtrain.runtime.provenance.metadata import Before, versions
 
 MOST: Final = 8
 MOST_REASONS: Final = 3

@@ -23,15 +23,15 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from ...planner.compare.diff_values import changed_values
-from ...planner.compare.non_defaults import non_defaults
-from ...planner.compare.plan_origin import source_fingerprint
-from ...planner.plan import Plan
-from ...planner.serialise import PlanError, from_json, to_json
-from ...regular_files import read_json
-from ..files import durable
-from .code import CodeUnread, CodeVersion
-from .start import launcher_id
+from xtrain.planner.compare.diff_values import changed_values
+from xtrain.planner.compare.non_defaults import non_defaults
+from xtrain.planner.compare.plan_origin import source_fingerprint
+from xtrain.planner.plan import Plan
+from xtrain.planner.serialise import PlanError, from_json, to_json
+from xtrain.regular_files import read_json
+from xtrain.runtime.files import durable
+from xtrain.runtime.provenance.code import CodeUnread, CodeVersion
+from xtrain.runtime.provenance.start import launcher_id
 
 ENVIRONMENT: Final = "metadata/environment.json"
 OF_GIT: Final = ("metadata/git.yaml", "metadata/git.diff")

@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from ...planner.units import plural
-from ..errors import EnvironmentFault
+from xtrain.planner.units import plural
+from xtrain.runtime.errors import EnvironmentFault
 
 # Tells the ranks how often they have been started again, and a command how often its job has started before. What
 # torch's agent says of that, another machine's may contradict.

@@ -11,10 +11,10 @@ from typing import Any, Final
 import numpy as np
 from attrs import define, frozen
 
-from ...planner.canonical import DATA, digest
-from ...regular_files import read_json
-from ..data.errors import DataError
-from ..data.stores.cache_folder import make_folder, move_aside
+from xtrain.planner.canonical import DATA, digest
+from xtrain.regular_files import read_json
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.stores.cache_folder import make_folder, move_aside
 
 # Part of every key: raise it whenever the same weights and documents would give other numbers.
 FORMAT: Final = 1

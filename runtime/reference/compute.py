@@ -12,32 +12,32 @@ import torch.distributed as dist
 from attrs import evolve, frozen
 from torch import Tensor
 
-from ...dsl.schema.losses import MISMATCHED, REF
-from ...planner.plan import Plan
-from ...records.start_events import ReferenceEvent
-from ..checkpoint.sources import starting_point
-from ..data.collate.collators import CollateChain
-from ..data.loading.loader import EvalLoader
-from ..data.loading.prepared import PreparedDataset, cache_of
-from ..data.packing.row_reader import RowReader
-from ..data.tokenising.build import INDEX
-from ..errors import EnvironmentFault, ResumeRefused
-from ..models.batch import ModelBatch
-from ..models.build import compute_format
-from ..models.parts import ModelParts
-from ..monitoring.heartbeat import HeartbeatWriter
-from ..monitoring.waiting import first_of_machine
-from ..ops import op
-from ..parallel.mesh import Meshes
-from ..parallelize.fsdp import reshard
-from ..parallelize.outline import Outlines
-from ..parallelize.pipeline import PipelineSchedule, forwarded
-from ..reporting.records import Records
-from ..state import Rank, Resources
-from .column import column_key
-from .mismatched import exchanged_rows
-from .shared import Blocks, SharedColumn
-from .weights import ReferenceWeights, identity_of
+from xtrain.dsl.schema.losses import MISMATCHED, REF
+from xtrain.planner.plan import Plan
+from xtrain.records.start_events import ReferenceEvent
+from xtrain.runtime.checkpoint.sources import starting_point
+from xtrain.runtime.data.collate.collators import CollateChain
+from xtrain.runtime.data.loading.loader import EvalLoader
+from xtrain.runtime.data.loading.prepared import PreparedDataset, cache_of
+from xtrain.runtime.data.packing.row_reader import RowReader
+from xtrain.runtime.data.tokenising.build import INDEX
+from xtrain.runtime.errors import EnvironmentFault, ResumeRefused
+from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.models.build import compute_format
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.monitoring.waiting import first_of_machine
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.mesh import Meshes
+from xtrain.runtime.parallelize.fsdp import reshard
+from xtrain.runtime.parallelize.outline import Outlines
+from xtrain.runtime.parallelize.pipeline import PipelineSchedule, forwarded
+from xtrain.runtime.reference.column import column_key
+from xtrain.runtime.reference.mismatched import exchanged_rows
+from xtrain.runtime.reference.shared import Blocks, SharedColumn
+from xtrain.runtime.reference.weights import ReferenceWeights, identity_of
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Rank, Resources
 
 REPORT_SECONDS: Final = 10.0  # between two events of a long computation
 

@@ -10,27 +10,27 @@ import torch
 from attrs import evolve, frozen
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
-from ...planner.architecture import Architecture
-from ...planner.attention_kernels import kernel_on
-from ...planner.plan import Node
-from ...planner.weights.files import WeightFiles
-from ...planner.weights.fit import Assignment, assign
-from ..checkpoint.model_folder import planned_files
-from ..checkpoint.ops import read_files
-from ..models.batch import ModelBatch
-from ..models.build import DTYPES
-from ..models.loss import Head
-from ..models.parts import ModelParts
-from ..models.transformer import StageSpan, Transformer
-from ..models.whole_distillation import Taught
-from ..monitoring.heartbeat import HeartbeatWriter
-from ..ops import op, op_of
-from ..parallel.axes import Axes
-from ..parallel.mesh import Meshes
-from ..parallel.tensor import column_parallel_input
-from ..parallelize.fsdp import reshard
-from ..reporting.records import Records
-from ..state import Rank
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.attention_kernels import kernel_on
+from xtrain.planner.plan import Node
+from xtrain.planner.weights.files import WeightFiles
+from xtrain.planner.weights.fit import Assignment, assign
+from xtrain.runtime.checkpoint.model_folder import planned_files
+from xtrain.runtime.checkpoint.ops import read_files
+from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.models.build import DTYPES
+from xtrain.runtime.models.loss import Head
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.transformer import StageSpan, Transformer
+from xtrain.runtime.models.whole_distillation import Taught
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.ops import op, op_of
+from xtrain.runtime.parallel.axes import Axes
+from xtrain.runtime.parallel.mesh import Meshes
+from xtrain.runtime.parallel.tensor import column_parallel_input
+from xtrain.runtime.parallelize.fsdp import reshard
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Rank
 
 
 @frozen(eq=False)

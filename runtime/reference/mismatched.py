@@ -7,20 +7,20 @@ import torch
 import torch.distributed as dist
 from attrs import define, evolve, frozen
 
-from ...dsl.schema.losses import MISMATCHED, REF
-from ..data.collate.batch import Microbatch
-from ..data.collate.collators import CollateChain
-from ..data.collate.samples import IGNORE_INDEX
-from ..data.packing.row_reader import RawRow, mismatched
-from ..data.packing.rows import Rows
-from ..input.feed import Feed
-from ..models.batch import ModelBatch
-from ..models.parts import ModelParts
-from ..monitoring.heartbeat import HeartbeatWriter
-from ..ops import op
-from ..parallelize.fsdp import reshard
-from ..parallelize.pipeline import PipelineSchedule, forwarded
-from ..state import Rank, Step, StepCall
+from xtrain.dsl.schema.losses import MISMATCHED, REF
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.data.collate.collators import CollateChain
+from xtrain.runtime.data.collate.samples import IGNORE_INDEX
+from xtrain.runtime.data.packing.row_reader import RawRow, mismatched
+from xtrain.runtime.data.packing.rows import Rows
+from xtrain.runtime.input.feed import Feed
+from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallelize.fsdp import reshard
+from xtrain.runtime.parallelize.pipeline import PipelineSchedule, forwarded
+from xtrain.runtime.state import Rank, Step, StepCall
 
 
 @define(kw_only=True, eq=False)

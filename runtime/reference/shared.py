@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from attrs import frozen
 
-from ..data.errors import DataError
-from ..state import Rank
-from .column import AT_ONCE, ColumnWriter, StoredColumn, open_column, write_column
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.reference.column import AT_ONCE, ColumnWriter, StoredColumn, open_column, write_column
+from xtrain.runtime.state import Rank
 
 Blocks = Iterator[tuple[np.ndarray, np.ndarray]]
 """Tokens of a store, int64, -1 for none, and the number of each."""

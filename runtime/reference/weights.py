@@ -8,20 +8,20 @@ from typing import Any, Final
 import torch
 from attrs import frozen
 
-from ...dsl.schema.losses import ADAPTER_OFF, INITIAL
-from ...planner.canonical import DATA
-from ...planner.canonical import digest as canonical_digest
-from ...planner.model.peft import PEFT_WEIGHTS
-from ...planner.plan import Node, Plan
-from ..checkpoint.model_folder import planned_adapter, planned_files
-from ..checkpoint.ops import read_weights
-from ..checkpoint.sources import find, starting_point
-from ..data.stores.digests import FileDigests, remembering
-from ..models.parts import ModelParts
-from ..monitoring.heartbeat import HeartbeatWriter
-from ..ops import op_of
-from ..reporting.records import Records
-from ..state import Rank, Resources
+from xtrain.dsl.schema.losses import ADAPTER_OFF, INITIAL
+from xtrain.planner.canonical import DATA
+from xtrain.planner.canonical import digest as canonical_digest
+from xtrain.planner.model.peft import PEFT_WEIGHTS
+from xtrain.planner.plan import Node, Plan
+from xtrain.runtime.checkpoint.model_folder import planned_adapter, planned_files
+from xtrain.runtime.checkpoint.ops import read_weights
+from xtrain.runtime.checkpoint.sources import find, starting_point
+from xtrain.runtime.data.stores.digests import FileDigests, remembering
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.ops import op_of
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Rank, Resources
 
 # The nodes that give parameters the values that a run begins with; behind those of the model those of an adapter.
 OF_MODEL: Final = ("setup.weights", "setup.read_weights", "setup.pretrained")

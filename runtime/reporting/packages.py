@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from importlib.metadata import version
 
-from ...dsl.schema.log import Tracker, tracker_of
-from ...dsl.schema.stacks import Stack, stack_of_node
-from ...planner.installed_packages import is_installed
-from ...planner.mesh.pipeline import ZERO_BUBBLE
-from ...planner.plan import Node, Plan
-from ..errors import EnvironmentFault
-from ..ops import code_of
+from xtrain.dsl.schema.log import Tracker, tracker_of
+from xtrain.dsl.schema.stacks import Stack, stack_of_node
+from xtrain.planner.installed_packages import is_installed
+from xtrain.planner.mesh.pipeline import ZERO_BUBBLE
+from xtrain.planner.plan import Node, Plan
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.ops import code_of
 
 
 def check_packages(plan: Plan) -> None:

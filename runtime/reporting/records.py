@@ -10,14 +10,22 @@ from typing import Any, Final
 from attrs import define, field
 from msgspec.structs import replace
 
-from ...records.event import Event
-from ...records.lines import as_object, plain_value, read
-from ...records.metrics import StepMetrics
-from ...records.paths import EVENTS_FILE, METRICS_FILE, rank_lines_path
-from ...records.run_events import WarningEvent
-from ..files.lines import EVENT_SECONDS, BackgroundLines, JsonLinesFile, QueuedLines, add_to_last, last_step, trim_after
-from ..replica import ReplicaGroup
-from .sink import RecordSink
+from xtrain.records.event import Event
+from xtrain.records.lines import as_object, plain_value, read
+from xtrain.records.metrics import StepMetrics
+from xtrain.records.paths import EVENTS_FILE, METRICS_FILE, rank_lines_path
+from xtrain.records.run_events import WarningEvent
+from xtrain.runtime.files.lines import (
+    EVENT_SECONDS,
+    BackgroundLines,
+    JsonLinesFile,
+    QueuedLines,
+    add_to_last,
+    last_step,
+    trim_after,
+)
+from xtrain.runtime.replica import ReplicaGroup
+from xtrain.runtime.reporting.sink import RecordSink
 
 # Seconds that whoever needs all records in their files waits for a disk.
 SETTLE_SECONDS: Final = 60.0

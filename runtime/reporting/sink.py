@@ -6,11 +6,11 @@ from functools import partial
 from math import inf
 from typing import Final, Protocol
 
-from ...records.event import Event
-from ...records.metrics import StepMetrics
-from ..errors import EnvironmentFault
-from ..files.background_queue import BackgroundQueue
-from ..files.lines import Sizes
+from xtrain.records.event import Event
+from xtrain.records.metrics import StepMetrics
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.files.background_queue import BackgroundQueue
+from xtrain.runtime.files.lines import Sizes
 
 # Seconds that a checkpoint waits for what lies behind a local disk.
 SETTLE_SECONDS: Final = 5.0

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ...planner.plan import Plan
-from ..provenance.metadata import typed_value
-from .records import Records
-from .sink import RecordSink, RecordWriter
+from xtrain.planner.plan import Plan
+from xtrain.runtime.provenance.metadata import typed_value
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.reporting.sink import RecordSink, RecordWriter
 
 if TYPE_CHECKING:
     # Needs torch, and a file with a tracker of the user's own none.
-    from ..state import Progress
+    from xtrain.runtime.state import Progress
 
 
 @frozen(kw_only=True)

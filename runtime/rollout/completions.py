@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from attrs import define, field, frozen
 
-from ..ops import op
-from ..reporting.records import Records
-from ..state import Rank
-from .groups import Completion, Prompt, SampledGroup
-from .prompts import PromptReader
+from xtrain.runtime.ops import op
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.rollout.groups import Completion, Prompt, SampledGroup
+from xtrain.runtime.rollout.prompts import PromptReader
+from xtrain.runtime.state import Rank
 
 Groups = list[list[SampledGroup]]
 """Those of each microbatch of a step."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from attrs import define, field, frozen
 
-from ...dsl.schema.rollout import EXPERTS
-from ..data.packing.row_reader import RawRow
+from xtrain.dsl.schema.rollout import EXPERTS
+from xtrain.runtime.data.packing.row_reader import RawRow
 
 
 @frozen(kw_only=True, eq=False)

@@ -5,19 +5,19 @@ import torch
 import torch.distributed as dist
 from attrs import frozen
 
-from ...planner.plan import Plan
-from ..data.documents.tokenizers import TextTokenizer
-from ..data.loading.prepared import PreparedDataset
-from ..data.packing.row_reader import RowReader
-from ..generation.continuation import TextEnds
-from ..generation.sampling import Sampling
-from ..generation.text_generator import TextGenerator
-from ..ops import op_of
-from ..state import Rank, Resources, Step, StepCall
-from .groups import SampledGroup
-from .prompts import check_prompts, ends_of, prompt_of
-from .row_ranks import RowRanks
-from .sampler import Sampler
+from xtrain.planner.plan import Plan
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer
+from xtrain.runtime.data.loading.prepared import PreparedDataset
+from xtrain.runtime.data.packing.row_reader import RowReader
+from xtrain.runtime.generation.continuation import TextEnds
+from xtrain.runtime.generation.sampling import Sampling
+from xtrain.runtime.generation.text_generator import TextGenerator
+from xtrain.runtime.ops import op_of
+from xtrain.runtime.rollout.groups import SampledGroup
+from xtrain.runtime.rollout.prompts import check_prompts, ends_of, prompt_of
+from xtrain.runtime.rollout.row_ranks import RowRanks
+from xtrain.runtime.rollout.sampler import Sampler
+from xtrain.runtime.state import Rank, Resources, Step, StepCall
 
 
 @frozen(kw_only=True, eq=False)

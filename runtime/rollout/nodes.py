@@ -10,29 +10,29 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ...dsl.schema.losses import OLD
-from ...planner.plan import Plan
-from ...records.step_events import GeneratedText, GenerateEvent
-from ..data.documents.tokenizers import TextTokenizer
-from ..generation.sampling import Sampling
-from ..generation.text_generator import LogitsNotFinite, TextGenerator
-from ..input.feed import Feed
-from ..models.batch import ModelBatch
-from ..models.loss import IGNORE
-from ..models.parts import ModelParts
-from ..models.router import ExpertRouter
-from ..monitoring.heartbeat import HeartbeatWriter
-from ..ops import op
-from ..parallel.mesh import Meshes
-from ..parallelize.fsdp import reshard
-from ..parallelize.pipeline import PipelineSchedule
-from ..reporting.records import Records
-from ..state import NonFinite, Rank, Step, StepCall
-from .completions import Groups, KeptCompletions
-from .groups import Prompt, SampledGroup, advantages_of
-from .prompts import PromptReader
-from .row_ranks import RowRanks
-from .sampler import Sampler
+from xtrain.dsl.schema.losses import OLD
+from xtrain.planner.plan import Plan
+from xtrain.records.step_events import GeneratedText, GenerateEvent
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer
+from xtrain.runtime.generation.sampling import Sampling
+from xtrain.runtime.generation.text_generator import LogitsNotFinite, TextGenerator
+from xtrain.runtime.input.feed import Feed
+from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.models.loss import IGNORE
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.router import ExpertRouter
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.mesh import Meshes
+from xtrain.runtime.parallelize.fsdp import reshard
+from xtrain.runtime.parallelize.pipeline import PipelineSchedule
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.rollout.completions import Groups, KeptCompletions
+from xtrain.runtime.rollout.groups import Prompt, SampledGroup, advantages_of
+from xtrain.runtime.rollout.prompts import PromptReader
+from xtrain.runtime.rollout.row_ranks import RowRanks
+from xtrain.runtime.rollout.sampler import Sampler
+from xtrain.runtime.state import NonFinite, Rank, Step, StepCall
 
 
 @op("rollout.generate")

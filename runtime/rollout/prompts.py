@@ -5,18 +5,18 @@ from pathlib import Path
 import numpy as np
 from attrs import frozen
 
-from ...planner.plan import Plan
-from ..data.documents.chat_template import load_template
-from ..data.documents.tokenizers import TextTokenizer
-from ..data.errors import DataError
-from ..data.loading.loader import RowLoader
-from ..data.packing.row_reader import RawRow, RowReader
-from ..data.records.records import named_values
-from ..generation.chat import Chat
-from ..generation.continuation import TextEnds
-from ..input.feed import Feed
-from ..ops import op
-from .groups import Prompt
+from xtrain.planner.plan import Plan
+from xtrain.runtime.data.documents.chat_template import load_template
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.loading.loader import RowLoader
+from xtrain.runtime.data.packing.row_reader import RawRow, RowReader
+from xtrain.runtime.data.records.records import named_values
+from xtrain.runtime.generation.chat import Chat
+from xtrain.runtime.generation.continuation import TextEnds
+from xtrain.runtime.input.feed import Feed
+from xtrain.runtime.ops import op
+from xtrain.runtime.rollout.groups import Prompt
 
 
 @frozen(kw_only=True, eq=False)

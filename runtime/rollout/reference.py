@@ -7,23 +7,23 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from ...dsl.schema.losses import ADAPTER_OFF, REF
-from ...dsl.schema.rollout import EXPERTS
-from ...planner.plan import Plan
-from ..data.loading.prepared import PreparedDataset
-from ..errors import ResumeRefused
-from ..models.batch import ModelBatch
-from ..models.parts import ModelParts
-from ..models.tensors import model_tensors
-from ..monitoring.heartbeat import HeartbeatWriter
-from ..ops import op
-from ..parallel.tensor import local
-from ..parallelize.fsdp import reshard
-from ..parallelize.pipeline import PipelineSchedule, forwarded
-from ..reference.compute import weights_before, weights_now
-from ..reference.weights import ReferenceWeights
-from ..reporting.records import Records
-from ..state import Rank, Resources, Step, StepCall
+from xtrain.dsl.schema.losses import ADAPTER_OFF, REF
+from xtrain.dsl.schema.rollout import EXPERTS
+from xtrain.planner.plan import Plan
+from xtrain.runtime.data.loading.prepared import PreparedDataset
+from xtrain.runtime.errors import ResumeRefused
+from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.tensors import model_tensors
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.tensor import local
+from xtrain.runtime.parallelize.fsdp import reshard
+from xtrain.runtime.parallelize.pipeline import PipelineSchedule, forwarded
+from xtrain.runtime.reference.compute import weights_before, weights_now
+from xtrain.runtime.reference.weights import ReferenceWeights
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import Rank, Resources, Step, StepCall
 
 
 @frozen(kw_only=True, eq=False)

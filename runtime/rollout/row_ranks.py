@@ -4,8 +4,8 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
-from ..parallel.mesh import Meshes
-from ..state import Rank
+from xtrain.runtime.parallel.mesh import Meshes
+from xtrain.runtime.state import Rank
 
 
 @frozen(eq=False)

@@ -12,14 +12,14 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
-from ..data.documents.tokenizers import TextTokenizer
-from ..generation.continuation import Continuation, TextEnds
-from ..generation.sampling import NO_TOKEN, Draws, Sampling
-from ..generation.text_generator import LogitsNotFinite, Prompts, TextGenerator
-from ..models.batch import ModelBatch
-from ..parallel.collectives import all_gather
-from .groups import Completion
-from .row_ranks import RowRanks
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer
+from xtrain.runtime.generation.continuation import Continuation, TextEnds
+from xtrain.runtime.generation.sampling import NO_TOKEN, Draws, Sampling
+from xtrain.runtime.generation.text_generator import LogitsNotFinite, Prompts, TextGenerator
+from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.parallel.collectives import all_gather
+from xtrain.runtime.rollout.groups import Completion
+from xtrain.runtime.rollout.row_ranks import RowRanks
 
 
 @frozen(kw_only=True, eq=False)

@@ -7,25 +7,25 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ...planner.architecture import Architecture
-from ...planner.attention_kernels import kernel_on
-from ...planner.weights.files import WeightFiles
-from ...planner.weights.fit import assign
-from ..checkpoint.model_folder import planned_scorer
-from ..checkpoint.stored_weights import WeightReader
-from ..errors import EnvironmentFault
-from ..models.batch import ModelBatch
-from ..models.build import DTYPES
-from ..models.document_layout import DocumentLayout
-from ..models.loss import Head
-from ..models.transformer import StageSpan, Transformer
-from ..monitoring.heartbeat import HeartbeatWriter
-from ..ops import op
-from ..parallel.axes import Axes
-from ..parallel.mesh import Meshes
-from ..state import Rank
-from .groups import SampledGroup
-from .row_ranks import RowRanks
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.attention_kernels import kernel_on
+from xtrain.planner.weights.files import WeightFiles
+from xtrain.planner.weights.fit import assign
+from xtrain.runtime.checkpoint.model_folder import planned_scorer
+from xtrain.runtime.checkpoint.stored_weights import WeightReader
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.models.build import DTYPES
+from xtrain.runtime.models.document_layout import DocumentLayout
+from xtrain.runtime.models.loss import Head
+from xtrain.runtime.models.transformer import StageSpan, Transformer
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.axes import Axes
+from xtrain.runtime.parallel.mesh import Meshes
+from xtrain.runtime.rollout.groups import SampledGroup
+from xtrain.runtime.rollout.row_ranks import RowRanks
+from xtrain.runtime.state import Rank
 
 
 @frozen(eq=False)

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..state import Step, StepCall
-from .groups import Prompt, SampledGroup
-from .row_ranks import RowRanks
+from xtrain.runtime.rollout.groups import Prompt, SampledGroup
+from xtrain.runtime.rollout.row_ranks import RowRanks
+from xtrain.runtime.state import Step, StepCall
 
 Score = Callable[[SampledGroup], Sequence[float]]
 """From a group to the rewards of its completions."""

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from ...records.events import events_since
-from ...records.paths import EVENTS_FILE
-from ...records.run_events import FailureEvent, RunEndEvent
-from ...records.start_events import RunStartEvent
+from xtrain.records.events import events_since
+from xtrain.records.paths import EVENTS_FILE
+from xtrain.records.run_events import FailureEvent, RunEndEvent
+from xtrain.records.start_events import RunStartEvent
 
 
 def last_end(directory: Path) -> RunEndEvent | None:

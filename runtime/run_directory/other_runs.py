@@ -10,19 +10,19 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from ...dsl.schema.data import TEMPLATES
-from ...dsl.schema.sources import SOURCES
-from ...dsl.schema.tokenizers import tokenizer_kind
-from ...planner.compare.diff_values import changed_values
-from ...planner.compare.resumable import resumable
-from ...planner.data.chain import own_modules
-from ...planner.plan import Plan
-from ...planner.schedule.step_sizes import past_of
-from ...planner.serialise import PlanError
-from ...regular_files import read_json
-from ..checkpoint.layout import CheckpointEntry, CheckpointFolder
-from ..provenance.metadata import ENVIRONMENT
-from .saved_plan import plan_in
+from xtrain.dsl.schema.data import TEMPLATES
+from xtrain.dsl.schema.sources import SOURCES
+from xtrain.dsl.schema.tokenizers import tokenizer_kind
+from xtrain.planner.compare.diff_values import changed_values
+from xtrain.planner.compare.resumable import resumable
+from xtrain.planner.data.chain import own_modules
+from xtrain.planner.plan import Plan
+from xtrain.planner.schedule.step_sizes import past_of
+from xtrain.planner.serialise import PlanError
+from xtrain.regular_files import read_json
+from xtrain.runtime.checkpoint.layout import CheckpointEntry, CheckpointFolder
+from xtrain.runtime.provenance.metadata import ENVIRONMENT
+from xtrain.runtime.run_directory.saved_plan import plan_in
 
 # Of the runs beside one, the newest so many are looked at: each costs the reading of its plan.
 MOST: Final = 50

@@ -6,10 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from ...planner.plan import Plan
-from ...planner.serialise import PlanError, from_json
-from ...regular_files import read_json
-from ..errors import EnvironmentFault
+from xtrain.planner.plan import Plan
+from xtrain.planner.serialise import PlanError, from_json
+from xtrain.regular_files import read_json
+from xtrain.runtime.errors import EnvironmentFault
 
 PATIENCE: Final = 60.0  # seconds: file systems of several machines may show a new file late
 

@@ -6,11 +6,11 @@ from shlex import join, quote
 
 from attrs import frozen
 
-from ...planner.plan import Plan
-from ...records.paths import METRICS_FILE
-from ...records.start_events import SetAsideEvent
-from ..checkpoint.layout import CheckpointEntry, CheckpointFolder
-from ..checkpoint.sources import origin_of
+from xtrain.planner.plan import Plan
+from xtrain.records.paths import METRICS_FILE
+from xtrain.records.start_events import SetAsideEvent
+from xtrain.runtime.checkpoint.layout import CheckpointEntry, CheckpointFolder
+from xtrain.runtime.checkpoint.sources import origin_of
 
 # What says where a run is and begins: of the command that goes back, they say that of the run that was set aside.
 _CHOSEN = ("workspace.run", "checkpoint.from", "checkpoint.resume")

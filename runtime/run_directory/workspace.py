@@ -6,28 +6,28 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ...planner.plan import Plan
-from ...planner.schedule.horizon import resumed_plan
-from ...planner.schedule.step_sizes import past_of
-from ...records.event import Event
-from ...records.paths import EVENTS_FILE, METRICS_FILE
-from ...records.start_events import ChangedEvent
-from ...regular_files import reason_of
-from ..checkpoint.layout import CheckpointFolder
-from ..checkpoint.model_check import check_model, check_origin
-from ..checkpoint.model_folder import check_folder
-from ..checkpoint.publish import Publisher
-from ..checkpoint.rollback_state import finish_rollback
-from ..checkpoint.sources import StartingPoint, check_left, find, left_to_train, starting_point
-from ..data.user_parts import parts_to_copy
-from ..errors import EnvironmentFault
-from ..files.lines import JsonLinesFile, trim_after
-from ..files.locks import LAUNCHER_LOCK, WORKER_LOCK, HeldLock, hold
-from ..provenance import metadata
-from ..provenance.changed import find_changes
-from ..provenance.code import CodeUnread, CodeVersion, read_code
-from .other_runs import OtherRun, other_run, saved_last
-from .set_aside import SetAside, set_aside
+from xtrain.planner.plan import Plan
+from xtrain.planner.schedule.horizon import resumed_plan
+from xtrain.planner.schedule.step_sizes import past_of
+from xtrain.records.event import Event
+from xtrain.records.paths import EVENTS_FILE, METRICS_FILE
+from xtrain.records.start_events import ChangedEvent
+from xtrain.regular_files import reason_of
+from xtrain.runtime.checkpoint.layout import CheckpointFolder
+from xtrain.runtime.checkpoint.model_check import check_model, check_origin
+from xtrain.runtime.checkpoint.model_folder import check_folder
+from xtrain.runtime.checkpoint.publish import Publisher
+from xtrain.runtime.checkpoint.rollback_state import finish_rollback
+from xtrain.runtime.checkpoint.sources import StartingPoint, check_left, find, left_to_train, starting_point
+from xtrain.runtime.data.user_parts import parts_to_copy
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.files.lines import JsonLinesFile, trim_after
+from xtrain.runtime.files.locks import LAUNCHER_LOCK, WORKER_LOCK, HeldLock, hold
+from xtrain.runtime.provenance import metadata
+from xtrain.runtime.provenance.changed import find_changes
+from xtrain.runtime.provenance.code import CodeUnread, CodeVersion, read_code
+from xtrain.runtime.run_directory.other_runs import OtherRun, other_run, saved_last
+from xtrain.runtime.run_directory.set_aside import SetAside, set_aside
 
 
 @frozen

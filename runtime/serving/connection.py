@@ -5,7 +5,7 @@ from typing import Final
 
 from attrs import frozen
 
-from .messages import RankMessage
+from xtrain.runtime.serving.messages import RankMessage
 
 HEAD: Final = 8  # bytes of a length
 

@@ -7,9 +7,14 @@ from typing import Any
 import numpy as np
 from attrs import asdict, define, field
 
-from ...planner.plan import Plan
-from ...planner.serving.graph import SETUP, WHOLE
-from ...server.engine import (
+from xtrain.planner.plan import Plan
+from xtrain.planner.serving.graph import SETUP, WHOLE
+from xtrain.runtime.serving.losses import LOSSES
+from xtrain.runtime.serving.messages import RankMessage
+from xtrain.runtime.serving.passes import pack
+from xtrain.runtime.serving.ranks import REFUSED
+from xtrain.runtime.serving.slots import attending
+from xtrain.server.engine import (
     Adam,
     AdapterSettings,
     Candidates,
@@ -22,11 +27,6 @@ from ...server.engine import (
     SampleResult,
     UserError,
 )
-from .losses import LOSSES
-from .messages import RankMessage
-from .passes import pack
-from .ranks import REFUSED
-from .slots import attending
 
 Call = Callable[[RankMessage], RankMessage]
 

@@ -14,16 +14,16 @@ import torch
 from attrs import asdict, evolve, frozen
 from torch import Tensor
 
-from ...planner.architecture import ParameterSpec
-from ...planner.model.peft import PEFT_CONFIG, PEFT_WEIGHTS, lay_out_adapter, peft_config
-from ...planner.weights.files import CONFIG, WeightsUnreadable, header_of, read_file
-from ..checkpoint.stored_weights import TYPES
-from ..export.export import FORMATS
-from ..export.new_folder import new_folder
-from ..export.weights import WeightsWriter
-from ..files import durable
-from .model_files import KINDS, read_model
-from .slots import AdapterShape, Slots
+from xtrain.planner.architecture import ParameterSpec
+from xtrain.planner.model.peft import PEFT_CONFIG, PEFT_WEIGHTS, lay_out_adapter, peft_config
+from xtrain.planner.weights.files import CONFIG, WeightsUnreadable, header_of, read_file
+from xtrain.runtime.checkpoint.stored_weights import TYPES
+from xtrain.runtime.export.export import FORMATS
+from xtrain.runtime.export.new_folder import new_folder
+from xtrain.runtime.export.weights import WeightsWriter
+from xtrain.runtime.files import durable
+from xtrain.runtime.serving.model_files import KINDS, read_model
+from xtrain.runtime.serving.slots import AdapterShape, Slots
 
 STATE: Final = "trained.json"
 TENSORS: Final = "trained.safetensors"

@@ -9,19 +9,19 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ...planner.architecture import ParameterSpec
-from ...planner.plan import Plan
-from ...planner.weights.files import WeightsUnreadable
-from ..data.documents.tokenizers import TextTokenizer
-from ..errors import ExportFailed
-from ..models.parts import ModelParts
-from ..ops import op
-from ..state import Rank
-from .files import KeptState, export, keep, read_kept
-from .messages import RankMessage
-from .model_files import ModelFiles
-from .passes import Handle
-from .slots import MOMENTS, AdapterShape, AdapterSlot, Slots, put
+from xtrain.planner.architecture import ParameterSpec
+from xtrain.planner.plan import Plan
+from xtrain.planner.weights.files import WeightsUnreadable
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer
+from xtrain.runtime.errors import ExportFailed
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import op
+from xtrain.runtime.serving.files import KeptState, export, keep, read_kept
+from xtrain.runtime.serving.messages import RankMessage
+from xtrain.runtime.serving.model_files import ModelFiles
+from xtrain.runtime.serving.passes import Handle
+from xtrain.runtime.serving.slots import MOMENTS, AdapterShape, AdapterSlot, Slots, put
+from xtrain.runtime.state import Rank
 
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, WeightsUnreadable)
 

@@ -10,8 +10,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ...server.engine import CISPO, CROSS_ENTROPY, DRO, IMPORTANCE_SAMPLING, PPO, TARGETS, LossInput, LossOffer
-from ..models.loss import Term
+from xtrain.runtime.models.loss import Term
+from xtrain.server.engine import CISPO, CROSS_ENTROPY, DRO, IMPORTANCE_SAMPLING, PPO, TARGETS, LossInput, LossOffer
 
 WEIGHTS: Final = "weights"
 SAMPLED: Final = "logprobs"

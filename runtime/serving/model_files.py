@@ -8,21 +8,21 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ...dsl.schema.tokenizers import tokenizer_kind
-from ...planner.architecture import Architecture, ParameterSpec, buffers
-from ...planner.mesh.placement import base_of_plan
-from ...planner.plan import Plan
-from ...planner.serving.graph import SETUP
-from ...planner.weights.config_file import ConfigValues, not_written
-from ...planner.weights.files import read_weight_files
-from ...planner.weights.fit import assign
-from ...planner.weights.written import lay_out
-from ..checkpoint.stored_weights import TYPES, WeightReader
-from ..data.documents.tokenizers import TextTokenizer
-from ..export.export import FORMATS, configs, origin_of
-from ..export.new_folder import new_folder
-from ..export.weights import WeightsWriter
-from ..files import durable
+from xtrain.dsl.schema.tokenizers import tokenizer_kind
+from xtrain.planner.architecture import Architecture, ParameterSpec, buffers
+from xtrain.planner.mesh.placement import base_of_plan
+from xtrain.planner.plan import Plan
+from xtrain.planner.serving.graph import SETUP
+from xtrain.planner.weights.config_file import ConfigValues, not_written
+from xtrain.planner.weights.files import read_weight_files
+from xtrain.planner.weights.fit import assign
+from xtrain.planner.weights.written import lay_out
+from xtrain.runtime.checkpoint.stored_weights import TYPES, WeightReader
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer
+from xtrain.runtime.export.export import FORMATS, configs, origin_of
+from xtrain.runtime.export.new_folder import new_folder
+from xtrain.runtime.export.weights import WeightsWriter
+from xtrain.runtime.files import durable
 
 KINDS: Final = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16"}
 MOST: Final = 5 * 2**30  # bytes of a file

@@ -16,7 +16,7 @@ import torch
 from attrs import define, field
 from torch import Tensor, nn
 
-from ...planner.serving.pages import PAGE, window_pages
+from xtrain.planner.serving.pages import PAGE, window_pages
 
 
 @define(eq=False)

@@ -10,20 +10,20 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
-from ...planner.plan import Plan
-from ...planner.serving.graph import SETUP
-from ..models.batch import ModelBatch
-from ..models.parts import ModelParts
-from ..monitoring.heartbeat import HeartbeatWriter
-from ..ops import op
-from ..parallelize.fsdp import reshard
-from ..parallelize.pipeline import PipelineSchedule
-from ..parallelize.wrapped import WrappedModel
-from ..state import Rank
-from .losses import LOSSES, TARGETS
-from .messages import RankMessage
-from .rows import RowCut, TextRow, microbatch, put_losses, shares
-from .slots import Slots
+from xtrain.planner.plan import Plan
+from xtrain.planner.serving.graph import SETUP
+from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallelize.fsdp import reshard
+from xtrain.runtime.parallelize.pipeline import PipelineSchedule
+from xtrain.runtime.parallelize.wrapped import WrappedModel
+from xtrain.runtime.serving.losses import LOSSES, TARGETS
+from xtrain.runtime.serving.messages import RankMessage
+from xtrain.runtime.serving.rows import RowCut, TextRow, microbatch, put_losses, shares
+from xtrain.runtime.serving.slots import Slots
+from xtrain.runtime.state import Rank
 
 Handle = Callable[[RankMessage], RankMessage]
 

@@ -11,25 +11,25 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from ...planner.plan import Node, Plan
-from ...records.end_status import EndStatus
-from ...records.start_events import RunStartEvent, SetupDoneEvent, SetupEvent
-from ..bootstrap import choose_device
-from ..control.signals import StopRequests, stop_signals
-from ..data.errors import DataError
-from ..errors import EnvironmentFault
-from ..launch.parent import die_with_launcher
-from ..monitoring.failing import lost_a_peer, report_failure
-from ..monitoring.heartbeat import HeartbeatWriter
-from ..monitoring.memory import forget_peak
-from ..outcome import EXIT_CODES, exit_process
-from ..reporting.records import Records
-from ..run_directory.saved_plan import plan_in
-from ..state import Progress
-from .connection import Closed, Connection
-from .messages import RankMessage
-from .ranks import ServingRanks
-from .setting_up import set_up, shut_down
+from xtrain.planner.plan import Node, Plan
+from xtrain.records.end_status import EndStatus
+from xtrain.records.start_events import RunStartEvent, SetupDoneEvent, SetupEvent
+from xtrain.runtime.bootstrap import choose_device
+from xtrain.runtime.control.signals import StopRequests, stop_signals
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.launch.parent import die_with_launcher
+from xtrain.runtime.monitoring.failing import lost_a_peer, report_failure
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.monitoring.memory import forget_peak
+from xtrain.runtime.outcome import EXIT_CODES, exit_process
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.run_directory.saved_plan import plan_in
+from xtrain.runtime.serving.connection import Closed, Connection
+from xtrain.runtime.serving.messages import RankMessage
+from xtrain.runtime.serving.ranks import ServingRanks
+from xtrain.runtime.serving.setting_up import set_up, shut_down
+from xtrain.runtime.state import Progress
 
 LOOK: Final = 5.0  # seconds without a request after which the other ranks hear that all is well
 READY: Final = "ready"

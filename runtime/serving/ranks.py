@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 from attrs import define
 
-from ..monitoring.heartbeat import HeartbeatWriter
-from ..state import Rank
-from .keeping import RequestRefused
-from .messages import RankMessage
-from .passes import Handle
-from .slots import Slots
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.serving.keeping import RequestRefused
+from xtrain.runtime.serving.messages import RankMessage
+from xtrain.runtime.serving.passes import Handle
+from xtrain.runtime.serving.slots import Slots
+from xtrain.runtime.state import Rank
 
 STOP: Final = "stop"
 WAIT: Final = "wait"

@@ -11,13 +11,13 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ...server.engine import IGNORED
-from ..data.collate.zigzag import zigzag
-from ..models.batch import ModelBatch
-from ..models.document_layout import DocumentLayout
-from ..parallel.axes import Axes
-from ..state import Rank
-from .losses import TARGETS
+from xtrain.runtime.data.collate.zigzag import zigzag
+from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.models.document_layout import DocumentLayout
+from xtrain.runtime.parallel.axes import Axes
+from xtrain.runtime.serving.losses import TARGETS
+from xtrain.runtime.state import Rank
+from xtrain.server.engine import IGNORED
 
 
 @frozen(kw_only=True, eq=False)

@@ -19,24 +19,24 @@ import torch.distributed as dist
 from attrs import define, field
 from torch import Tensor
 
-from ..data.documents.tokenizers import TextTokenizer
-from ..generation.text_generator import Prompts, TextGenerator
-from ..models.parts import ModelParts
-from ..monitoring.heartbeat import HeartbeatWriter
-from ..ops import op
-from ..parallel.tensor import local
-from ..parallelize.fsdp import reshard
-from ..parallelize.pipeline import PipelineSchedule, forwarded
-from ..state import Rank
-from .files import read_exported
-from .keeping import UNREADABLE, RequestRefused, agree
-from .losses import TARGETS
-from .messages import RankMessage
-from .pages import SamplePages
-from .passes import Handle
-from .rows import TextRow, microbatch, put_losses
-from .slots import AdapterSlot, Slots
-from .writing import DrawnRow, WrittenRows
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer
+from xtrain.runtime.generation.text_generator import Prompts, TextGenerator
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.tensor import local
+from xtrain.runtime.parallelize.fsdp import reshard
+from xtrain.runtime.parallelize.pipeline import PipelineSchedule, forwarded
+from xtrain.runtime.serving.files import read_exported
+from xtrain.runtime.serving.keeping import UNREADABLE, RequestRefused, agree
+from xtrain.runtime.serving.losses import TARGETS
+from xtrain.runtime.serving.messages import RankMessage
+from xtrain.runtime.serving.pages import SamplePages
+from xtrain.runtime.serving.passes import Handle
+from xtrain.runtime.serving.rows import TextRow, microbatch, put_losses
+from xtrain.runtime.serving.slots import AdapterSlot, Slots
+from xtrain.runtime.serving.writing import DrawnRow, WrittenRows
+from xtrain.runtime.state import Rank
 
 TURN: Final = 8  # tokens until what is done is answered, and new requests are taken
 

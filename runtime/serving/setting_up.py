@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from ...planner.plan import Node, Plan
-from ..execution.node_order import topological
-from ..ops import load_ops, op_of
-from ..state import Resources
-from .passes import Handle
-from .ranks import ServingRanks
+from xtrain.planner.plan import Node, Plan
+from xtrain.runtime.execution.node_order import topological
+from xtrain.runtime.ops import load_ops, op_of
+from xtrain.runtime.serving.passes import Handle
+from xtrain.runtime.serving.ranks import ServingRanks
+from xtrain.runtime.state import Resources
 
 
 def set_up(

@@ -13,21 +13,21 @@ import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
 
-from ...dsl.schema.adapters import Adapter, TaskAdapters
-from ...planner.architecture import Architecture, ParameterSpec, parameters
-from ...planner.blocks.adapted import adapted_matrices, alone_name
-from ...planner.mesh.placement import local_shapes
-from ...planner.plan import Plan
-from ...planner.serving.slots import slots_of
-from ..models.adapted import first_values
-from ..models.parts import ModelParts
-from ..models.tasks import TaskLinear
-from ..models.tensors import fill
-from ..ops import PlanMismatch, op
-from ..parallel.tensor import local
-from ..parallelize.fsdp import reshard
-from ..parallelize.gradients import copies_of_parameter
-from ..state import Rank
+from xtrain.dsl.schema.adapters import Adapter, TaskAdapters
+from xtrain.planner.architecture import Architecture, ParameterSpec, parameters
+from xtrain.planner.blocks.adapted import adapted_matrices, alone_name
+from xtrain.planner.mesh.placement import local_shapes
+from xtrain.planner.plan import Plan
+from xtrain.planner.serving.slots import slots_of
+from xtrain.runtime.models.adapted import first_values
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.tasks import TaskLinear
+from xtrain.runtime.models.tensors import fill
+from xtrain.runtime.ops import PlanMismatch, op
+from xtrain.runtime.parallel.tensor import local
+from xtrain.runtime.parallelize.fsdp import reshard
+from xtrain.runtime.parallelize.gradients import copies_of_parameter
+from xtrain.runtime.state import Rank
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 MOST_SAMPLED: Final = 32  # adapters whose values stay in memory after they were sampled from

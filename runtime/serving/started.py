@@ -12,21 +12,21 @@ from typing import Final
 
 from attrs import define, field
 
-from ...planner.plan import Plan
-from ...planner.serialise import to_json
-from ...records.events import events_since
-from ...records.paths import EVENTS_FILE
-from ...regular_files import reason_of
-from ...server.engine import Capabilities, EngineLost
-from ..errors import EnvironmentFault
-from ..files import durable
-from ..files.locks import LAUNCHER_LOCK, HeldLock, hold
-from ..launch.failure_cause import failures_in
-from ..run_directory.workspace import locate
-from .connection import Closed, Connection
-from .engine import RanksEngine
-from .messages import RankMessage
-from .rank import READY
+from xtrain.planner.plan import Plan
+from xtrain.planner.serialise import to_json
+from xtrain.records.events import events_since
+from xtrain.records.paths import EVENTS_FILE
+from xtrain.regular_files import reason_of
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.files import durable
+from xtrain.runtime.files.locks import LAUNCHER_LOCK, HeldLock, hold
+from xtrain.runtime.launch.failure_cause import failures_in
+from xtrain.runtime.run_directory.workspace import locate
+from xtrain.runtime.serving.connection import Closed, Connection
+from xtrain.runtime.serving.engine import RanksEngine
+from xtrain.runtime.serving.messages import RankMessage
+from xtrain.runtime.serving.rank import READY
+from xtrain.server.engine import Capabilities, EngineLost
 
 PLAN: Final = "plan.json"
 SPEC: Final = "spec.xtrain"

@@ -8,14 +8,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ..models.parts import ModelParts
-from ..ops import op
-from ..parallel.tensor import local
-from ..parallelize.gradients import clip_factor, local_gradient, squares_of
-from ..state import Rank
-from .messages import RankMessage
-from .passes import Handle
-from .slots import MOMENTS, AdapterSlot, Slots
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.tensor import local
+from xtrain.runtime.parallelize.gradients import clip_factor, local_gradient, squares_of
+from xtrain.runtime.serving.messages import RankMessage
+from xtrain.runtime.serving.passes import Handle
+from xtrain.runtime.serving.slots import MOMENTS, AdapterSlot, Slots
+from xtrain.runtime.state import Rank
 
 
 @op("request.optim_step")

@@ -15,10 +15,10 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from ..data.documents.tokenizers import TextTokenizer
-from ..generation.sampling import Sampling
-from ..generation.text_generator import TextGenerator, next_batch, prompt_batch
-from .pages import PagedRows, SamplePages
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer
+from xtrain.runtime.generation.sampling import Sampling
+from xtrain.runtime.generation.text_generator import TextGenerator, next_batch, prompt_batch
+from xtrain.runtime.serving.pages import PagedRows, SamplePages
 
 
 @define(eq=False)

@@ -15,14 +15,14 @@ from typing import Final
 
 from attrs import define, field
 
-from ...dsl.schema.sweep import Point
-from ...planner.plan import Plan
-from ...planner.serialise import dumps
-from ...planner.sweep.compile_sweep import Trials, point_name, sameness
-from ...planner.sweep.sweep_plan import SweepPlan
-from ...records.end_status import EndStatus
-from ...records.event import Event
-from ...records.sweep_events import (
+from xtrain.dsl.schema.sweep import Point
+from xtrain.planner.plan import Plan
+from xtrain.planner.serialise import dumps
+from xtrain.planner.sweep.compile_sweep import Trials, point_name, sameness
+from xtrain.planner.sweep.sweep_plan import SweepPlan
+from xtrain.records.end_status import EndStatus
+from xtrain.records.event import Event
+from xtrain.records.sweep_events import (
     STOP_FILE,
     SWEEP_FILE,
     SWEEP_PLAN_FILE,
@@ -34,18 +34,18 @@ from ...records.sweep_events import (
     TrialMeasuredEvent,
     TrialStartedEvent,
 )
-from ...records.sweep_state import SweepState, TrialState
-from ..control.asking import is_live
-from ..errors import EnvironmentFault
-from ..files import durable
-from ..files.lines import JsonLinesFile
-from ..files.locks import LAUNCHER_LOCK, HeldLock, hold
-from ..outcome import EXIT_CODES
-from ..run_directory.ends import last_end, would_fail_again
-from .halving import decisions
-from .measuring import last_lines, measured, trained_steps
-from .suggesting import study_of, suggested
-from .trial_launcher import StartedTrial, TrialLauncher, TrialStart
+from xtrain.records.sweep_state import SweepState, TrialState
+from xtrain.runtime.control.asking import is_live
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.files import durable
+from xtrain.runtime.files.lines import JsonLinesFile
+from xtrain.runtime.files.locks import LAUNCHER_LOCK, HeldLock, hold
+from xtrain.runtime.outcome import EXIT_CODES
+from xtrain.runtime.run_directory.ends import last_end, would_fail_again
+from xtrain.runtime.sweep.halving import decisions
+from xtrain.runtime.sweep.measuring import last_lines, measured, trained_steps
+from xtrain.runtime.sweep.suggesting import study_of, suggested
+from xtrain.runtime.sweep.trial_launcher import StartedTrial, TrialLauncher, TrialStart
 
 LOOK_SECONDS: Final = 0.1
 UNFIT: Final = (2, EXIT_CODES[EndStatus.ENVIRONMENT])

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from ...records.sweep_state import TrialState
+from xtrain.records.sweep_state import TrialState
 
 
 @frozen

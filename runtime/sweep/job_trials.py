@@ -16,15 +16,15 @@ from typing import Any, Final, cast
 
 from attrs import define, field
 
-from ...planner.load import load_plan
-from ...planner.plan import Plan
-from ...planner.serialise import dumps
-from ...records.end_status import EndStatus
-from ...records.run_events import RunEndEvent
-from ...regular_files import read_json
-from ..errors import EnvironmentFault
-from ..files import durable
-from ..launch.jobs import (
+from xtrain.planner.load import load_plan
+from xtrain.planner.plan import Plan
+from xtrain.planner.serialise import dumps
+from xtrain.records.end_status import EndStatus
+from xtrain.records.run_events import RunEndEvent
+from xtrain.regular_files import read_json
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.files import durable
+from xtrain.runtime.launch.jobs import (
     FOLDER,
     JOB_FILE,
     PLAN_FILE,
@@ -40,9 +40,9 @@ from ..launch.jobs import (
     read_job,
     write_files,
 )
-from ..outcome import EXIT_CODES
-from ..run_directory.ends import last_end
-from .trial_launcher import StartedTrial, TrialStart, refuse_job
+from xtrain.runtime.outcome import EXIT_CODES
+from xtrain.runtime.run_directory.ends import last_end
+from xtrain.runtime.sweep.trial_launcher import StartedTrial, TrialStart, refuse_job
 
 SUBMITTING_FILE: Final = "submitting.json"
 # Exit codes of a run that has said how it ended.

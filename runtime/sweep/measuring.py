@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...records.lines import objects_since
-from ...records.paths import METRICS_FILE
-from ..run_directory.ends import last_end
+from xtrain.records.lines import objects_since
+from xtrain.records.paths import METRICS_FILE
+from xtrain.runtime.run_directory.ends import last_end
 
 
 def last_lines(log: Path) -> str:

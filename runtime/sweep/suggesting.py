@@ -5,11 +5,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
-from ...dsl.schema.sweep import Point, Sweep
-from ...planner.sweep.sweep_plan import SweepPlan
-from ...records.sweep_state import SweepState, TrialState
-from ..errors import EnvironmentFault
-from ..ops import code_of
+from xtrain.dsl.schema.sweep import Point, Sweep
+from xtrain.planner.sweep.sweep_plan import SweepPlan
+from xtrain.records.sweep_state import SweepState, TrialState
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.ops import code_of
 
 
 class Study(Protocol):

@@ -11,9 +11,9 @@ from typing import Final, Protocol
 
 from attrs import define, field, frozen
 
-from ...planner.plan import Plan
-from ..errors import EnvironmentFault
-from ..launch.jobs import job_state, read_job
+from xtrain.planner.plan import Plan
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.launch.jobs import job_state, read_job
 
 _PR_SET_PDEATHSIG: Final = 1
 

@@ -11,9 +11,9 @@ from attrs import define, field, frozen
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroup, _resolve_process_group
 
-from ...dsl.schema.stacks import stack_of_node
-from ...planner.plan import Mesh, Plan, Traffic
-from ..parallel.mesh import Meshes
+from xtrain.dsl.schema.stacks import stack_of_node
+from xtrain.planner.plan import Mesh, Plan, Traffic
+from xtrain.runtime.parallel.mesh import Meshes
 
 C10D = torch.ops.c10d
 FUNCTIONAL = torch.ops._c10d_functional

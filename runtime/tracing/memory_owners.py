@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
-from ...planner.plan import Memory
-from ..models.batch import ModelBatch
-from ..models.parts import ModelParts
-from ..training.ema import WeightAverages
-from .ledger import Ledger, bytes_of, pieces
+from xtrain.planner.plan import Memory
+from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.tracing.ledger import Ledger, bytes_of, pieces
+from xtrain.runtime.training.ema import WeightAverages
 
 # In host memory, where the plan says so.
 STATES = ("parameters", "gradients", "optimizer", "averages")

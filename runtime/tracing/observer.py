@@ -12,9 +12,9 @@ from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...dsl.schema.stacks import stack_of_node
-from .collective_recorder import CollectiveRecorder
-from .ledger import Ledger
+from xtrain.dsl.schema.stacks import stack_of_node
+from xtrain.runtime.tracing.collective_recorder import CollectiveRecorder
+from xtrain.runtime.tracing.ledger import Ledger
 
 LABEL = torch.ops.profiler._record_function_enter_new.default
 DEVICE = torch.ops.prim.device.default

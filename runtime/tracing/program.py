@@ -12,35 +12,35 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
-from ...dsl.schema.cluster import CLUSTERS
-from ...dsl.schema.losses import LATER, LATER_LABELS
-from ...planner.architecture import widest_task
-from ...planner.graph.alerts import ALERTS
-from ...planner.plan import Node, Plan
-from ..control.agreement import Agreement
-from ..control.commands import Control
-from ..control.signals import StopRequests
-from ..data.collate.batch import Microbatch
-from ..data.collate.collators import CollateChain
-from ..data.collate.outline import encode_outline
-from ..data.collate.units import SIDES, Units
-from ..execution.node_order import topological
-from ..input.feed import Feed
-from ..models.parts import ModelParts
-from ..models.transformer import Transformer
-from ..monitoring.alert_actions import AlertActions
-from ..monitoring.poller import Poller
-from ..ops import PlanMismatch, op_of
-from ..parallel.fake import FakeDevice
-from ..parallelize.pipeline import PipelineSchedule
-from ..state import Progress, Rank, Step
-from ..timers import Clocks
-from .collective_recorder import CollectiveRecorder
-from .ledger import Ledger
-from .memory_owners import MemoryOwners
-from .observer import TraceObserver
-from .own_pieces import joined_pieces, own_pieces
-from .repeats import ENOUGH, Shared, StageRepeats, attach_repeats
+from xtrain.dsl.schema.cluster import CLUSTERS
+from xtrain.dsl.schema.losses import LATER, LATER_LABELS
+from xtrain.planner.architecture import widest_task
+from xtrain.planner.graph.alerts import ALERTS
+from xtrain.planner.plan import Node, Plan
+from xtrain.runtime.control.agreement import Agreement
+from xtrain.runtime.control.commands import Control
+from xtrain.runtime.control.signals import StopRequests
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.data.collate.collators import CollateChain
+from xtrain.runtime.data.collate.outline import encode_outline
+from xtrain.runtime.data.collate.units import SIDES, Units
+from xtrain.runtime.execution.node_order import topological
+from xtrain.runtime.input.feed import Feed
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.transformer import Transformer
+from xtrain.runtime.monitoring.alert_actions import AlertActions
+from xtrain.runtime.monitoring.poller import Poller
+from xtrain.runtime.ops import PlanMismatch, op_of
+from xtrain.runtime.parallel.fake import FakeDevice
+from xtrain.runtime.parallelize.pipeline import PipelineSchedule
+from xtrain.runtime.state import Progress, Rank, Step
+from xtrain.runtime.timers import Clocks
+from xtrain.runtime.tracing.collective_recorder import CollectiveRecorder
+from xtrain.runtime.tracing.ledger import Ledger
+from xtrain.runtime.tracing.memory_owners import MemoryOwners
+from xtrain.runtime.tracing.observer import TraceObserver
+from xtrain.runtime.tracing.own_pieces import joined_pieces, own_pieces
+from xtrain.runtime.tracing.repeats import ENOUGH, Shared, StageRepeats, attach_repeats
 
 # Ops that a trace leaves out: data, time, files, compiling, and hooks of the user's own.
 LEFT_OUT = frozenset(

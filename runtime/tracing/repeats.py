@@ -16,14 +16,14 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
-from ...planner.costs.pipeline_order import Kind, order
-from ...planner.mesh.pipeline import ZERO_BUBBLE
-from ..models.batch import ModelBatch
-from ..models.transformer import Transformer
-from ..parallelize.pipeline import PipelineSchedule
-from .collective_recorder import CollectiveRecorder, Sums
-from .ledger import Ledger
-from .memory_owners import MemoryOwners
+from xtrain.planner.costs.pipeline_order import Kind, order
+from xtrain.planner.mesh.pipeline import ZERO_BUBBLE
+from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.models.transformer import Transformer
+from xtrain.runtime.parallelize.pipeline import PipelineSchedule
+from xtrain.runtime.tracing.collective_recorder import CollectiveRecorder, Sums
+from xtrain.runtime.tracing.ledger import Ledger
+from xtrain.runtime.tracing.memory_owners import MemoryOwners
 
 # What a microbatch may leave behind until the step ends, in bytes: sums that are recorded.
 LEAVINGS: Final = 1024

@@ -18,12 +18,12 @@ from attrs import evolve
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ...planner.graph.replica_groups import groups_node
-from ...planner.plan import Memory, Plan, Traced, Traffic
-from ..ops import PlanMismatch, load_ops
-from ..state import Rank
-from .program import Program
-from .repeats import ENOUGH, NotAlike, Shared
+from xtrain.planner.graph.replica_groups import groups_node
+from xtrain.planner.plan import Memory, Plan, Traced, Traffic
+from xtrain.runtime.ops import PlanMismatch, load_ops
+from xtrain.runtime.state import Rank
+from xtrain.runtime.tracing.program import Program
+from xtrain.runtime.tracing.repeats import ENOUGH, NotAlike, Shared
 
 
 def trace_plan(

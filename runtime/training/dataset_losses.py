@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..models.batch import RowLosses
-from ..state import Rank
+from xtrain.runtime.models.batch import RowLosses
+from xtrain.runtime.state import Rank
 
 # Rows of a dataset without a single valid token, after which that is worth a warning.
 UNLABELLED_ROWS: Final = 50

@@ -14,14 +14,14 @@ import torch
 from attrs import define, frozen
 from torch import Tensor
 
-from ...planner.plan import Plan
-from ..models.build import DTYPES
-from ..models.parts import ModelParts
-from ..models.tensors import model_tensors, saved_tensors
-from ..ops import op
-from ..parallel.tensor import local
-from ..parallelize.fsdp import reshard
-from ..state import Step, StepCall
+from xtrain.planner.plan import Plan
+from xtrain.runtime.models.build import DTYPES
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.tensors import model_tensors, saved_tensors
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.tensor import local
+from xtrain.runtime.parallelize.fsdp import reshard
+from xtrain.runtime.state import Step, StepCall
 
 Which = Literal["trained", "averaged"]
 

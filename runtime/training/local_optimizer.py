@@ -8,14 +8,14 @@ from attrs import frozen
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...dsl.schema.state_tensors import StateTensor
-from ...planner.plan import Plan
-from ...planner.update_work import rows_at_once
-from ..models.parts import ModelParts
-from ..models.tensors import first_state
-from ..parallel.tensor import local
-from ..state import Progress
-from .stochastic_rounding import StochasticRounding
+from xtrain.dsl.schema.state_tensors import StateTensor
+from xtrain.planner.plan import Plan
+from xtrain.planner.update_work import rows_at_once
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.tensors import first_state
+from xtrain.runtime.parallel.tensor import local
+from xtrain.runtime.state import Progress
+from xtrain.runtime.training.stochastic_rounding import StochasticRounding
 
 
 @frozen(eq=False)

@@ -10,12 +10,12 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from ...planner.units import plural
-from ..models.parts import ModelParts
-from ..models.router import ExpertRouter
-from ..monitoring.alerts import AlertMonitor
-from ..ops import op
-from ..state import BadSteps, NonFinite, Progress, SkipStep, Step, StepCall
+from xtrain.planner.units import plural
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.router import ExpertRouter
+from xtrain.runtime.monitoring.alerts import AlertMonitor
+from xtrain.runtime.ops import op
+from xtrain.runtime.state import BadSteps, NonFinite, Progress, SkipStep, Step, StepCall
 
 
 @op("step.check_finite")

@@ -4,15 +4,15 @@ import torch
 import torch.distributed as dist
 from attrs import define, field
 
-from ...planner.mesh.hardware_specs import FP8, FP8_SPEED, product_format
-from ...planner.plan import Plan
-from ..models.build import compute_format
-from ..monitoring.devices import peak_flops as peak_of_device
-from ..monitoring.rates import CountedWork, Rates
-from ..monitoring.waits import WAITS
-from ..ops import op
-from ..state import Rank, Step
-from .dataset_losses import DatasetLosses
+from xtrain.planner.mesh.hardware_specs import FP8, FP8_SPEED, product_format
+from xtrain.planner.plan import Plan
+from xtrain.runtime.models.build import compute_format
+from xtrain.runtime.monitoring.devices import peak_flops as peak_of_device
+from xtrain.runtime.monitoring.rates import CountedWork, Rates
+from xtrain.runtime.monitoring.waits import WAITS
+from xtrain.runtime.ops import op
+from xtrain.runtime.state import Rank, Step
+from xtrain.runtime.training.dataset_losses import DatasetLosses
 
 
 @define

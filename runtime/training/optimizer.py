@@ -10,12 +10,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from ...planner.model.groups import ParameterGroups, is_in, name_of
-from ...planner.plan import Node, Plan
-from ..models.parts import ModelParts
-from ..ops import PlanMismatch, op, op_of
-from ..parallelize.wrapped import WrappedModel
-from ..state import Resources
+from xtrain.planner.model.groups import ParameterGroups, is_in, name_of
+from xtrain.planner.plan import Node, Plan
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import PlanMismatch, op, op_of
+from xtrain.runtime.parallelize.wrapped import WrappedModel
+from xtrain.runtime.state import Resources
 
 
 def updated(plan: Plan, model: ModelParts) -> Iterator[tuple[str, nn.Parameter]]:

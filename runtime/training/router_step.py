@@ -8,11 +8,11 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
-from ...planner.plan import Plan
-from ..models.parts import ModelParts
-from ..models.router import ExpertRouter
-from ..ops import op
-from ..state import Rank, Step, StepCall
+from xtrain.planner.plan import Plan
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.router import ExpertRouter
+from xtrain.runtime.ops import op
+from xtrain.runtime.state import Rank, Step, StepCall
 
 
 class RouterCounts:

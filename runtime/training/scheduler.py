@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from ...dsl.schema.schedules import Rate
-from ...planner.schedule.arithmetic import Arithmetic
-from ...planner.schedule.learning_curve import learning_rate
-from ..input.feed import Feed
-from ..ops import op
+from xtrain.dsl.schema.schedules import Rate
+from xtrain.planner.schedule.arithmetic import Arithmetic
+from xtrain.planner.schedule.learning_curve import learning_rate
+from xtrain.runtime.input.feed import Feed
+from xtrain.runtime.ops import op
 
 Schedule = Rate
 

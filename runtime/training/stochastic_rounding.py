@@ -11,9 +11,9 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from ..models.splitmix import shifted, splitmix64, stream_of
-from ..parallel.tensor import start_of
-from ..state import Progress
+from xtrain.runtime.models.splitmix import shifted, splitmix64, stream_of
+from xtrain.runtime.parallel.tensor import start_of
+from xtrain.runtime.state import Progress
 
 
 @define(eq=False)

@@ -13,15 +13,15 @@ import torch
 import torch.distributed as dist
 from attrs import frozen
 
-from ...planner.architecture import task_in
-from ...planner.plan import Plan
-from ...planner.units import plural
-from ..models.parts import ModelParts
-from ..ops import op
-from ..parallel.fake import numbers
-from ..parallelize.gradients import clip_factor, copies_of, local_gradient, squares_of
-from ..reporting.records import Records
-from ..state import NonFinite, Progress, Rank, Step, StepCall
+from xtrain.planner.architecture import task_in
+from xtrain.planner.plan import Plan
+from xtrain.planner.units import plural
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.ops import op
+from xtrain.runtime.parallel.fake import numbers
+from xtrain.runtime.parallelize.gradients import clip_factor, copies_of, local_gradient, squares_of
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.state import NonFinite, Progress, Rank, Step, StepCall
 
 
 @frozen(kw_only=True)

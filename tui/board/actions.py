@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from ...records.control_words import ControlWord
-from ..words import count, printable, size
-from .head import name_of
+from xtrain.records.control_words import ControlWord
+from xtrain.tui.board.head import name_of
+from xtrain.tui.words import count, printable, size
 
 if TYPE_CHECKING:
-    from ..model.board import Board
-    from ..model.planned import PlannedCommand
+    from xtrain.tui.model.board import Board
+    from xtrain.tui.model.planned import PlannedCommand
 
 # Steps that a profile has unless the reader says otherwise, and most that a run takes.
 PROFILED = 3

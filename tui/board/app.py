@@ -16,27 +16,27 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher
 
-from ...records.control_words import ControlState, ControlWord
-from ..curves.canvas import UNICODE
-from ..words import printable
-from . import fault
-from .actions import datasets, is_starting, refusal, word_of
-from .asking import answers, command_line
-from .block import TextBlock
-from .head import head, tabs, unread
-from .help import HelpScreen, all_groups
-from .keys import Key, app_keys, footer, keys_of
-from .pane import Pane
-from .pieces import Piece, line
-from .plain_signs import PlainSigns
-from .plot import terminal_glyphs
-from .questions import LeaveQuestion, confirm, which_dataset
-from .reading import BackgroundReader
-from .screens import SCREENS, pane_classes
-from .themes import THEMES, after
+from xtrain.records.control_words import ControlState, ControlWord
+from xtrain.tui.board import fault
+from xtrain.tui.board.actions import datasets, is_starting, refusal, word_of
+from xtrain.tui.board.asking import answers, command_line
+from xtrain.tui.board.block import TextBlock
+from xtrain.tui.board.head import head, tabs, unread
+from xtrain.tui.board.help import HelpScreen, all_groups
+from xtrain.tui.board.keys import Key, app_keys, footer, keys_of
+from xtrain.tui.board.pane import Pane
+from xtrain.tui.board.pieces import Piece, line
+from xtrain.tui.board.plain_signs import PlainSigns
+from xtrain.tui.board.plot import terminal_glyphs
+from xtrain.tui.board.questions import LeaveQuestion, confirm, which_dataset
+from xtrain.tui.board.reading import BackgroundReader
+from xtrain.tui.board.screens import SCREENS, pane_classes
+from xtrain.tui.board.themes import THEMES, after
+from xtrain.tui.curves.canvas import UNICODE
+from xtrain.tui.words import printable
 
 if TYPE_CHECKING:
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 # Ages and clocks move on although nothing was written.
 CLOCK_SECONDS = 1.0

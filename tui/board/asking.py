@@ -7,11 +7,11 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ...records.control_words import ControlState
-from ...records.events import event_of
-from ...records.lines import object_of
-from ...records.run_events import ControlEvent
-from ..words import printable
+from xtrain.records.control_words import ControlState
+from xtrain.records.events import event_of
+from xtrain.records.lines import object_of
+from xtrain.records.run_events import ControlEvent
+from xtrain.tui.words import printable
 
 
 @frozen

@@ -11,17 +11,17 @@ from textual.binding import Binding
 from textual.message import Message
 from textual.widgets import Input
 
-from ..curves.canvas import MOST_LINES
-from ..model.find import FoundRun, found_runs
-from ..pages.compare_page import Choosing, Item, difference_rows, list_page, run_items, standing_rows
-from ..pages.comparison import Axis, Compared, common_place, differences, labels, lines, metric_keys, standings
-from .plot import Plot, terminal_glyphs
-from .reading import ReadingOthers
-from .rows_pane import SearchedPane
-from .sheet import Sheet
+from xtrain.tui.board.plot import Plot, terminal_glyphs
+from xtrain.tui.board.reading import ReadingOthers
+from xtrain.tui.board.rows_pane import SearchedPane
+from xtrain.tui.board.sheet import Sheet
+from xtrain.tui.curves.canvas import MOST_LINES
+from xtrain.tui.model.find import FoundRun, found_runs
+from xtrain.tui.pages.compare_page import Choosing, Item, difference_rows, list_page, run_items, standing_rows
+from xtrain.tui.pages.comparison import Axis, Compared, common_place, differences, labels, lines, metric_keys, standings
 
 if TYPE_CHECKING:
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 # From this height on the settings are shown below the curves as well.
 _ROOM_FOR_SETTINGS = 34

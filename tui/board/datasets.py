@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 from textual.app import ComposeResult
 from textual.binding import Binding
 
-from ..pages import list_page
-from ..pages.dataset_page import least_rows, page
-from ..pages.list_page import ListPage, ListView
-from ..pages.mixture import MixtureTable, mixture, several
-from .plot import Line, Plot
-from .rows_pane import RowsPane
-from .sheet import Sheet
+from xtrain.tui.board.plot import Line, Plot
+from xtrain.tui.board.rows_pane import RowsPane
+from xtrain.tui.board.sheet import Sheet
+from xtrain.tui.pages import list_page
+from xtrain.tui.pages.dataset_page import least_rows, page
+from xtrain.tui.pages.list_page import ListPage, ListView
+from xtrain.tui.pages.mixture import MixtureTable, mixture, several
 
 if TYPE_CHECKING:
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 _PLOT_ROWS = 7
 _TABLE_ROWS = 6

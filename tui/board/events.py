@@ -8,15 +8,15 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.widgets import Input
 
-from ..model.event_log import EventLog
-from ..pages import event_keys
-from ..pages.event_keys import back, searched
-from ..pages.event_pages import EventsPage, EventsView, page
-from .rows_pane import SearchedPane
-from .sheet import Sheet
+from xtrain.tui.board.rows_pane import SearchedPane
+from xtrain.tui.board.sheet import Sheet
+from xtrain.tui.model.event_log import EventLog
+from xtrain.tui.pages import event_keys
+from xtrain.tui.pages.event_keys import back, searched
+from xtrain.tui.pages.event_pages import EventsPage, EventsView, page
 
 if TYPE_CHECKING:
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 
 class EventsSheet(Sheet):

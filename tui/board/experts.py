@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 from textual.app import ComposeResult
 from textual.binding import Binding
 
-from ..pages import expert_page
-from ..pages.expert_loads import LayerLoad, layer_loads
-from ..pages.expert_page import ExpertsPage, ExpertsView, page
-from ..words import whole
-from .plot import Line, Plot
-from .rows_pane import RowsPane
-from .sheet import Sheet
+from xtrain.tui.board.plot import Line, Plot
+from xtrain.tui.board.rows_pane import RowsPane
+from xtrain.tui.board.sheet import Sheet
+from xtrain.tui.pages import expert_page
+from xtrain.tui.pages.expert_loads import LayerLoad, layer_loads
+from xtrain.tui.pages.expert_page import ExpertsPage, ExpertsView, page
+from xtrain.tui.words import whole
 
 if TYPE_CHECKING:
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 AUX_LOSS = "moe/aux_loss"
 # The plot takes what the map leaves over, between so many rows; with less it is shown in place of the map.

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ..pages.node_times import step_cost
-from ..words import UNKNOWN, brief, count, decimal, printable, share, size
-from .head import shortened, steps_of
+from xtrain.tui.board.head import shortened, steps_of
+from xtrain.tui.pages.node_times import step_cost
+from xtrain.tui.words import UNKNOWN, brief, count, decimal, printable, share, size
 
 if TYPE_CHECKING:
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 # Of the name of a figure.
 NAME_COLUMNS = 10

@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 
 from textual.content import Content
 
-from ...records.end_status import EndStatus
-from ...records.server_status import ServerStatus
-from ..model.ahead import last_step, seconds_left
-from ..pages.server_page import is_old
-from ..pages.sheet import left
-from ..words import duration, plural, printable
-from .pane import Pane
-from .pieces import Piece, line
+from xtrain.records.end_status import EndStatus
+from xtrain.records.server_status import ServerStatus
+from xtrain.tui.board.pane import Pane
+from xtrain.tui.board.pieces import Piece, line
+from xtrain.tui.model.ahead import last_step, seconds_left
+from xtrain.tui.pages.server_page import is_old
+from xtrain.tui.pages.sheet import left
+from xtrain.tui.words import duration, plural, printable
 
 if TYPE_CHECKING:
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 # In which style a word for the state of a run is shown; the word itself says it without any.
 _STYLES = {

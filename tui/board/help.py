@@ -11,15 +11,15 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from ...records.control_words import ControlWord
-from ..pages.sheet import left, wrapped
-from .actions import refusal
-from .keys import sign
-from .pane import Pane
-from .pieces import stack
+from xtrain.records.control_words import ControlWord
+from xtrain.tui.board.actions import refusal
+from xtrain.tui.board.keys import sign
+from xtrain.tui.board.pane import Pane
+from xtrain.tui.board.pieces import stack
+from xtrain.tui.pages.sheet import left, wrapped
 
 if TYPE_CHECKING:
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 
 @frozen

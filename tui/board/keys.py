@@ -10,12 +10,12 @@ from textual.content import Content
 from textual.dom import DOMNode
 from textual.screen import Screen
 
-from ...records.control_words import ControlWord
-from .actions import refusal
-from .pieces import Piece, line
+from xtrain.records.control_words import ControlWord
+from xtrain.tui.board.actions import refusal
+from xtrain.tui.board.pieces import Piece, line
 
 if TYPE_CHECKING:
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 _SIGNS = {
     "question_mark": "?", "slash": "/", "plus": "+", "minus": "-", "left": "←", "right": "→", "up": "↑", "down": "↓",

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from . import fault
-from .app import BoardApp
-from .terminal import Terminal
+from xtrain.tui.board import fault
+from xtrain.tui.board.app import BoardApp
+from xtrain.tui.board.terminal import Terminal
 
 # A terminal that takes nothing any more must not keep a process that was asked to end.
 LEAVE_SECONDS = 2.0

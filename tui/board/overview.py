@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 
-from .block import TextBlock
-from .overview_text import alerts, figure_lines, lower, verdict
-from .pane import Pane
-from .pieces import stack
-from .plot import Line, Plot
-from .refresh_limiter import RefreshLimiter
+from xtrain.tui.board.block import TextBlock
+from xtrain.tui.board.overview_text import alerts, figure_lines, lower, verdict
+from xtrain.tui.board.pane import Pane
+from xtrain.tui.board.pieces import stack
+from xtrain.tui.board.plot import Line, Plot
+from xtrain.tui.board.refresh_limiter import RefreshLimiter
 
 if TYPE_CHECKING:
     from textual.content import Content
 
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 # Rows that a plot needs to say anything, and rows that leave space for bands and more alerts.
 PLOT_ROWS = 6

@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 
 from textual.content import Content
 
-from ...records.end_status import EndStatus
-from ..event_text import cause, failed
-from ..lines.next_steps import command_of_model, going_on, more_of_it, outcome, short_path, succeeded
-from ..pages.sheet import left, wrapped
-from ..words import decimal, duration, plural, printable, size
-from .figures import comparison, evaluated, figures
-from .head import steps_of
-from .schedule import stretches, upcoming, when
+from xtrain.records.end_status import EndStatus
+from xtrain.tui.board.figures import comparison, evaluated, figures
+from xtrain.tui.board.head import steps_of
+from xtrain.tui.board.schedule import stretches, upcoming, when
+from xtrain.tui.event_text import cause, failed
+from xtrain.tui.lines.next_steps import command_of_model, going_on, more_of_it, outcome, short_path, succeeded
+from xtrain.tui.pages.sheet import left, wrapped
+from xtrain.tui.words import decimal, duration, plural, printable, size
 
 if TYPE_CHECKING:
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 # A figure with its name, and the columns between two of them.
 FIGURE_COLUMNS = 19

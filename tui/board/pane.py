@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.widget import Widget
 
 if TYPE_CHECKING:
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 
 class Pane(Widget):

@@ -8,15 +8,15 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.widgets import Input
 
-from ..pages import plan_view
-from ..pages.plan_facts import PlanFactRows, PlanFacts
-from ..pages.plan_view import PlanPage, PlanView, followed, moved, page
-from .refresh_limiter import RefreshLimiter
-from .rows_pane import SearchedPane
-from .sheet import Sheet
+from xtrain.tui.board.refresh_limiter import RefreshLimiter
+from xtrain.tui.board.rows_pane import SearchedPane
+from xtrain.tui.board.sheet import Sheet
+from xtrain.tui.pages import plan_view
+from xtrain.tui.pages.plan_facts import PlanFactRows, PlanFacts
+from xtrain.tui.pages.plan_view import PlanPage, PlanView, followed, moved, page
 
 if TYPE_CHECKING:
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 
 class PlanSheet(Sheet):

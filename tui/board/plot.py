@@ -14,11 +14,11 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from ..curves.canvas import ASCII, UNICODE, Glyphs, Row
-from ..curves.curve import Curve, Line, next_point
-from ..curves.drawing import Drawing, Unit, draw, extent_of
-from ..curves.plot_head import head
-from ..curves.viewport import Viewport
+from xtrain.tui.curves.canvas import ASCII, UNICODE, Glyphs, Row
+from xtrain.tui.curves.curve import Curve, Line, next_point
+from xtrain.tui.curves.drawing import Drawing, Unit, draw, extent_of
+from xtrain.tui.curves.plot_head import head
+from xtrain.tui.curves.viewport import Viewport
 
 __all__ = ["Line", "Plot", "terminal_glyphs"]
 

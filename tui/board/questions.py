@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from ...records.control_words import ControlWord
-from .actions import MOST_PROFILED, PROFILED, consequences, datasets, question
-from .dialog import NO, Choice, Question
+from xtrain.records.control_words import ControlWord
+from xtrain.tui.board.actions import MOST_PROFILED, PROFILED, consequences, datasets, question
+from xtrain.tui.board.dialog import NO, Choice, Question
 
 if TYPE_CHECKING:
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 # A dataset has one key: more than nine are for the command line.
 MOST_DATASETS = 9

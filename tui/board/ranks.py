@@ -7,16 +7,16 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
 
-from ..pages import rank_keys
-from ..pages.rank_facts import RankFactRows, RankFacts
-from ..pages.rank_keys import at_cell, next_figure, reversed_order, sorted_by_next, to_trouble, to_worst
-from ..pages.rank_view import RankPage, RankView, page
-from .refresh_limiter import RefreshLimiter
-from .rows_pane import RowsPane
-from .sheet import Sheet
+from xtrain.tui.board.refresh_limiter import RefreshLimiter
+from xtrain.tui.board.rows_pane import RowsPane
+from xtrain.tui.board.sheet import Sheet
+from xtrain.tui.pages import rank_keys
+from xtrain.tui.pages.rank_facts import RankFactRows, RankFacts
+from xtrain.tui.pages.rank_keys import at_cell, next_figure, reversed_order, sorted_by_next, to_trouble, to_worst
+from xtrain.tui.pages.rank_view import RankPage, RankView, page
 
 if TYPE_CHECKING:
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 
 class RanksPane(RowsPane[RankView, RankPage]):

@@ -6,11 +6,11 @@ from threading import Event, Lock, Thread
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from . import fault
+from xtrain.tui.board import fault
 
 if TYPE_CHECKING:
-    from ..model.board import Board
-    from ..model.reader import RunReader
+    from xtrain.tui.model.board import Board
+    from xtrain.tui.model.reader import RunReader
 
 POLL_SECONDS = 0.25
 # While a long run is being opened: most of a core, and still room to draw.
@@ -65,8 +65,8 @@ class BackgroundReader(Thread):
         self._closed.set()
 
     def run(self) -> None:
-        from ..model.board import BUDGET_SECONDS
-        from ..model.reader import RunReader
+        from xtrain.tui.model.board import BUDGET_SECONDS
+        from xtrain.tui.model.reader import RunReader
 
         reader, opening = RunReader(self._directory), False
         while not self._closed.is_set():
@@ -123,7 +123,7 @@ class ReadingOthers(Thread):
         self._woken.set()
 
     def run(self) -> None:
-        from ..model.reader import RunReader
+        from xtrain.tui.model.reader import RunReader
 
         readers: dict[Path, RunReader] = {}
         while not self._closed.is_set():

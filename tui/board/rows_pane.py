@@ -8,13 +8,13 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.widgets import Input
 
-from ..pages import list_page
-from ..pages.list_page import ListPage, ListView
-from .pane import Pane
-from .sheet import Sheet
+from xtrain.tui.board.pane import Pane
+from xtrain.tui.board.sheet import Sheet
+from xtrain.tui.pages import list_page
+from xtrain.tui.pages.list_page import ListPage, ListView
 
 if TYPE_CHECKING:
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 ViewT = TypeVar("ViewT")
 PageT = TypeVar("PageT")

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ..model.ahead import last_step, next_step
-from ..words import duration, plural, printable
-from .head import steps_of
+from xtrain.tui.board.head import steps_of
+from xtrain.tui.model.ahead import last_step, next_step
+from xtrain.tui.words import duration, plural, printable
 
 if TYPE_CHECKING:
-    from ..model.board import Board
-    from ..model.planned import Planned, PlannedTick, StepTokens
+    from xtrain.tui.model.board import Board
+    from xtrain.tui.model.planned import Planned, PlannedTick, StepTokens
 
 
 @frozen

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .pane import Pane
+    from xtrain.tui.board.pane import Pane
 
 # Name (as of `--screen`) → the module of this package and its class.
 SCREENS = {

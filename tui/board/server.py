@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from ..pages import server_page
-from ..pages.list_page import ListPage
-from .rows_pane import ListPane
+from xtrain.tui.board.rows_pane import ListPane
+from xtrain.tui.pages import server_page
+from xtrain.tui.pages.list_page import ListPage
 
 if TYPE_CHECKING:
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 
 class ServerPane(ListPane):

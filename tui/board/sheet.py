@@ -9,7 +9,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from ..pages.sheet import Row, cells
+from xtrain.tui.pages.sheet import Row, cells
 
 
 class Sheet(Widget, can_focus=True):

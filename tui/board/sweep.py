@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 from textual.app import ComposeResult
 from textual.binding import Binding
 
-from ..pages import sweep_page
-from ..pages.list_page import ListPage
-from ..pages.sweep_curves import trial_lines
-from .plot import Plot
-from .rows_pane import ListPane
-from .sheet import Sheet
+from xtrain.tui.board.plot import Plot
+from xtrain.tui.board.rows_pane import ListPane
+from xtrain.tui.board.sheet import Sheet
+from xtrain.tui.pages import sweep_page
+from xtrain.tui.pages.list_page import ListPage
+from xtrain.tui.pages.sweep_curves import trial_lines
 
 if TYPE_CHECKING:
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 LOSS = "loss"
 # Rows that stand around the list; that the curves need, with less they are shown in its place; and that they take at

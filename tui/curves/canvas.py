@@ -3,7 +3,7 @@
 import numpy as np
 from attrs import frozen
 
-from .curve import CurveColumns
+from xtrain.tui.curves.curve import CurveColumns
 
 Span = tuple[str, str]
 """Text, and the name of its style: `axis`, `title`, `note`, `cursor`, `line3`, `dim3` or empty."""

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import evolve, frozen
 
-from .canvas import ASCII, MOST_LINES, UNICODE, Canvas, Glyphs, Row
-from .curve import Curve, CurveColumns, Line
-from .plot_head import head
-from .ticks import Unit, labels, log_ticks, own_labels, short_label, ticks
-from .viewport import Extent, Viewport
+from xtrain.tui.curves.canvas import ASCII, MOST_LINES, UNICODE, Canvas, Glyphs, Row
+from xtrain.tui.curves.curve import Curve, CurveColumns, Line
+from xtrain.tui.curves.plot_head import head
+from xtrain.tui.curves.ticks import Unit, labels, log_ticks, own_labels, short_label, ticks
+from xtrain.tui.curves.viewport import Extent, Viewport
 
 __all__ = ["ASCII", "UNICODE", "Curve", "Drawing", "Line", "Unit", "Viewport", "draw", "extent_of"]
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 from rich.cells import cell_len, set_cell_size
 
-from ..words import printable
-from .canvas import MOST_LINES, Glyphs, Row, Span
-from .curve import Curve
-from .ticks import Unit, one_label
-from .viewport import Viewport
+from xtrain.tui.curves.canvas import MOST_LINES, Glyphs, Row, Span
+from xtrain.tui.curves.curve import Curve
+from xtrain.tui.curves.ticks import Unit, one_label
+from xtrain.tui.curves.viewport import Viewport
+from xtrain.tui.words import printable
 
 _GAP = 2
 

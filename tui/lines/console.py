@@ -7,13 +7,13 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from ...records.event import Event
-from ...records.record import Record
-from ..state import RunState
-from .drawer import Drawer
-from .lasting import PermanentLines
-from .progress_line import ASCII, UNICODE, progress_line
-from .summary import summary
+from xtrain.records.event import Event
+from xtrain.records.record import Record
+from xtrain.tui.lines.drawer import Drawer
+from xtrain.tui.lines.lasting import PermanentLines
+from xtrain.tui.lines.progress_line import ASCII, UNICODE, progress_line
+from xtrain.tui.lines.summary import summary
+from xtrain.tui.state import RunState
 
 
 class ConsoleView(Drawer):

@@ -1,7 +1,7 @@
 """What every view of a run is asked to do; the base class does none of it, which is the view `none`."""
 
-from ...records.record import Record
-from ..state import RunState
+from xtrain.records.record import Record
+from xtrain.tui.state import RunState
 
 
 class Drawer:

@@ -8,11 +8,11 @@ from typing import TextIO
 
 import msgspec
 
-from ...records.event import Event
-from ...records.lines import as_object, plain_value
-from ...records.record import Record
-from ..state import RunState
-from .drawer import Drawer
+from xtrain.records.event import Event
+from xtrain.records.lines import as_object, plain_value
+from xtrain.records.record import Record
+from xtrain.tui.lines.drawer import Drawer
+from xtrain.tui.state import RunState
 
 
 class JsonView(Drawer):

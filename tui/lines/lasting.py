@@ -9,9 +9,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ...records.control_words import ControlState
-from ...records.event import Event
-from ...records.run_events import (
+from xtrain.records.control_words import ControlState
+from xtrain.records.event import Event
+from xtrain.records.run_events import (
     AlertEvent,
     ControlEvent,
     FailureEvent,
@@ -24,7 +24,7 @@ from ...records.run_events import (
     StuckEvent,
     WarningEvent,
 )
-from ...records.start_events import (
+from xtrain.records.start_events import (
     EstimateEvent,
     RunStartEvent,
     SetupBeginEvent,
@@ -32,7 +32,7 @@ from ...records.start_events import (
     SetupEvent,
     TokeniseEvent,
 )
-from ...records.step_events import (
+from xtrain.records.step_events import (
     CheckpointEvent,
     EvalEvent,
     GeneratedText,
@@ -44,11 +44,11 @@ from ...records.step_events import (
     RollbackEvent,
     SkippedEvent,
 )
-from ..event_text import cause, event_text, failed, quality
-from ..state import RunState
-from ..words import count, plural, printable, size, took
-from .next_steps import short_path
-from .progress_line import BarGlyphs, short_node
+from xtrain.tui.event_text import cause, event_text, failed, quality
+from xtrain.tui.lines.next_steps import short_path
+from xtrain.tui.lines.progress_line import BarGlyphs, short_node
+from xtrain.tui.state import RunState
+from xtrain.tui.words import count, plural, printable, size, took
 
 # Text is read, not measured: wider boxes than this are hard to follow.
 MAX_BOX = 100

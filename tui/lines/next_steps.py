@@ -3,11 +3,11 @@
 import shlex
 from pathlib import Path
 
-from ...records.end_status import EndStatus
-from ...records.step_events import LrSweepEvent
-from ..event_text import failed
-from ..state import RunState
-from ..words import printable
+from xtrain.records.end_status import EndStatus
+from xtrain.records.step_events import LrSweepEvent
+from xtrain.tui.event_text import failed
+from xtrain.tui.state import RunState
+from xtrain.tui.words import printable
 
 
 def short_path(path: Path) -> str:

@@ -8,16 +8,24 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from ...records.event import Event
-from ...records.metrics import StepMetrics
-from ...records.record import Record
-from ...records.run_events import StuckEvent
-from ...records.start_events import SetupBeginEvent
-from ..event_text import event_text, measured, or_dash
-from ..state import RunState
-from ..words import count, decimal, duration, printable
-from .drawer import Drawer
-from .next_steps import command_of_model, going_on, more_of_it, outcome, short_path, succeeded, wants_logs
+from xtrain.records.event import Event
+from xtrain.records.metrics import StepMetrics
+from xtrain.records.record import Record
+from xtrain.records.run_events import StuckEvent
+from xtrain.records.start_events import SetupBeginEvent
+from xtrain.tui.event_text import event_text, measured, or_dash
+from xtrain.tui.lines.drawer import Drawer
+from xtrain.tui.lines.next_steps import (
+    command_of_model,
+    going_on,
+    more_of_it,
+    outcome,
+    short_path,
+    succeeded,
+    wants_logs,
+)
+from xtrain.tui.state import RunState
+from xtrain.tui.words import count, decimal, duration, printable
 
 # A node is printed once it has ended, not when it begins; stuck ranks are in the failure that follows.
 _SUPERFLUOUS = (SetupBeginEvent, StuckEvent)

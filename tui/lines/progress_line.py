@@ -6,9 +6,9 @@ from attrs import frozen
 from rich.cells import cell_len
 from rich.text import Text
 
-from ..event_text import failed
-from ..state import RunState
-from ..words import count, decimal, duration, printable, size, took
+from xtrain.tui.event_text import failed
+from xtrain.tui.state import RunState
+from xtrain.tui.words import count, decimal, duration, printable, size, took
 
 MIN_BAR, GOOD_BAR, MAX_BAR = 8, 20, 60
 # Parts of a higher rank are left out rather than make the bar shorter than a good one.

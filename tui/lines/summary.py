@@ -10,14 +10,22 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from ...records.end_status import EndStatus
-from ..event_text import cause, failed, quality
-from ..history import Point
-from ..state import RunState
-from ..words import count, decimal, duration, plural, printable
-from .lasting import MAX_BOX
-from .next_steps import command_of_model, going_on, more_of_it, outcome, short_path, succeeded, wants_logs
-from .progress_line import short_node
+from xtrain.records.end_status import EndStatus
+from xtrain.tui.event_text import cause, failed, quality
+from xtrain.tui.history import Point
+from xtrain.tui.lines.lasting import MAX_BOX
+from xtrain.tui.lines.next_steps import (
+    command_of_model,
+    going_on,
+    more_of_it,
+    outcome,
+    short_path,
+    succeeded,
+    wants_logs,
+)
+from xtrain.tui.lines.progress_line import short_node
+from xtrain.tui.state import RunState
+from xtrain.tui.words import count, decimal, duration, plural, printable
 
 MAX_TRACEBACK_LINES = 40
 _SPARKS = "▁▂▃▄▅▆▇█"

@@ -9,14 +9,14 @@ from typing import Literal, TextIO, cast, get_args
 
 from rich.console import Console
 
-from ...records.record import Record
-from ..feed import RecordFeed
-from ..state import RunState, reduce_all
-from .console import ConsoleView
-from .drawer import Drawer
-from .jsonlines import JsonView
-from .output import Output
-from .plain import PlainView
+from xtrain.records.record import Record
+from xtrain.tui.feed import RecordFeed
+from xtrain.tui.lines.console import ConsoleView
+from xtrain.tui.lines.drawer import Drawer
+from xtrain.tui.lines.jsonlines import JsonView
+from xtrain.tui.lines.output import Output
+from xtrain.tui.lines.plain import PlainView
+from xtrain.tui.state import RunState, reduce_all
 
 POLL_SECONDS = 0.1
 

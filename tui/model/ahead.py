@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from ..words import number
-from .planned import Planned, PlannedTick, StepTokens
+from xtrain.tui.model.planned import Planned, PlannedTick, StepTokens
+from xtrain.tui.words import number
 
 if TYPE_CHECKING:
-    from .board import Board
+    from xtrain.tui.model.board import Board
 
 
 def next_step(tick: PlannedTick, tokens: StepTokens | None, step: int) -> int | None:

@@ -4,10 +4,10 @@ from typing import Literal
 
 from attrs import frozen
 
-from ..state import RunState
-from ..words import duration, plural
-from .life import Life
-from .ranks import OneRank, Ranks
+from xtrain.tui.model.life import Life
+from xtrain.tui.model.ranks import OneRank, Ranks
+from xtrain.tui.state import RunState
+from xtrain.tui.words import duration, plural
 
 # Of more ranks than these only some are named.
 NAMED = 8

@@ -5,15 +5,15 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from ...records.server_status import ServerStatus
-from ...records.sweep_state import SweepState
-from ..state import RunState
-from .alerts import Alert
-from .event_log import EventLog
-from .life import Life
-from .planned import Planned
-from .ranks import Ranks
-from .series import Series
+from xtrain.records.server_status import ServerStatus
+from xtrain.records.sweep_state import SweepState
+from xtrain.tui.model.alerts import Alert
+from xtrain.tui.model.event_log import EventLog
+from xtrain.tui.model.life import Life
+from xtrain.tui.model.planned import Planned
+from xtrain.tui.model.ranks import Ranks
+from xtrain.tui.model.series import Series
+from xtrain.tui.state import RunState
 
 # Seconds that one poll may take: at four polls a second a twelfth of a core, while a long run is being opened.
 BUDGET_SECONDS = 0.02

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ...records.event import Event
-from ..event_text import in_one_line
-from .log_tails import LogReader, LogTail
+from xtrain.records.event import Event
+from xtrain.tui.event_text import in_one_line
+from xtrain.tui.model.log_tails import LogReader, LogTail
 
 # Most events that are kept; of a longer run the oldest are let go, and counted.
 MAX_ENTRIES = 5_000

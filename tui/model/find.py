@@ -10,16 +10,16 @@ from typing import Any
 
 from attrs import frozen
 
-from ...records.end_status import EndStatus
-from ...records.events import event_of
-from ...records.lines import object_of, read
-from ...records.metrics import StepMetrics
-from ...records.paths import EVENTS_FILE, METRICS_FILE
-from ...records.run_events import FailureEvent, RunEndEvent
-from ...regular_files import open_regular
-from ..words import duration
-from .life import LAUNCHER_LOCK, QUIET_SECONDS, WORKER_LOCK
-from .processes import is_folder, is_locked, is_shared
+from xtrain.records.end_status import EndStatus
+from xtrain.records.events import event_of
+from xtrain.records.lines import object_of, read
+from xtrain.records.metrics import StepMetrics
+from xtrain.records.paths import EVENTS_FILE, METRICS_FILE
+from xtrain.records.run_events import FailureEvent, RunEndEvent
+from xtrain.regular_files import open_regular
+from xtrain.tui.model.life import LAUNCHER_LOCK, QUIET_SECONDS, WORKER_LOCK
+from xtrain.tui.model.processes import is_folder, is_locked, is_shared
+from xtrain.tui.words import duration
 
 # How a run ended, in the words of a list of runs.
 ENDED = {

@@ -12,10 +12,10 @@ from typing import Literal
 
 from attrs import frozen
 
-from ...records.end_status import EndStatus
-from ..state import RunState
-from .processes import is_folder, is_locked, is_shared, time_of
-from .ranks import Ranks
+from xtrain.records.end_status import EndStatus
+from xtrain.tui.model.processes import is_folder, is_locked, is_shared, time_of
+from xtrain.tui.model.ranks import Ranks
+from xtrain.tui.state import RunState
 
 Phase = Literal["waiting", "starting", "training", "paused", "ended", "lost"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ...regular_files import open_regular
-from ..words import printable
+from xtrain.regular_files import open_regular
+from xtrain.tui.words import printable
 
 # Of each log the last so many bytes are looked at, of at most so many logs: those of failed ranks, then the newest.
 LOG_BYTES = 64 << 10

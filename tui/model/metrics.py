@@ -13,11 +13,11 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ...records.lines import objects
-from ...regular_files import open_regular
-from ..words import number
-from .columns import Values
-from .series import Series
+from xtrain.records.lines import objects
+from xtrain.regular_files import open_regular
+from xtrain.tui.model.columns import Values
+from xtrain.tui.model.series import Series
+from xtrain.tui.words import number
 
 CHUNK = 512 << 10
 BIG = 8 << 20

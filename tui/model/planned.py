@@ -11,8 +11,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from attrs import NOTHING, evolve, field, fields, frozen
 
-from ...records.start_events import HorizonEvent, HorizonTick
-from ..words import number, text
+from xtrain.records.start_events import HorizonEvent, HorizonTick
+from xtrain.tui.words import number, text
 
 # In what order a plan names them; the plan.json of a run has its keys sorted. Others come behind.
 AXES = ("pp", "replicate", "fsdp", "ring", "ulysses", "tp", "ep_replicate", "ep_fsdp", "ep")

@@ -4,7 +4,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from ...regular_files import open_regular
+from xtrain.regular_files import open_regular
 
 LOCKS = Path("/proc/locks")
 

@@ -13,14 +13,14 @@ from typing import Any
 
 from attrs import define, evolve
 
-from ...records.heartbeat import Heartbeat, read_heartbeat
-from ...records.lines import objects, read_all
-from ...records.metrics import RankMetrics
-from ...records.paths import heartbeat_path, rank_lines_path
-from ...regular_files import open_regular
-from .planned import Planned
-from .processes import is_running
-from .ranks import RING, OneRank, Pulse, Ranks
+from xtrain.records.heartbeat import Heartbeat, read_heartbeat
+from xtrain.records.lines import objects, read_all
+from xtrain.records.metrics import RankMetrics
+from xtrain.records.paths import heartbeat_path, rank_lines_path
+from xtrain.regular_files import open_regular
+from xtrain.tui.model.planned import Planned
+from xtrain.tui.model.processes import is_running
+from xtrain.tui.model.ranks import RING, OneRank, Pulse, Ranks
 
 # Bytes of the end of a rank's file that are read at first, and at most at a time.
 END = 32 << 10

@@ -6,8 +6,8 @@ from typing import Literal
 
 from attrs import field, frozen
 
-from ...records.heartbeat import Heartbeat
-from ...records.metrics import RankMetrics
+from xtrain.records.heartbeat import Heartbeat
+from xtrain.records.metrics import RankMetrics
 
 # How many step times of a rank are remembered.
 RING = 64

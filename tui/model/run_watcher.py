@@ -3,9 +3,9 @@
 import time
 from pathlib import Path
 
-from ..state import RunState
-from .life import LifeReader
-from .rank_reader import RankReader
+from xtrain.tui.model.life import LifeReader
+from xtrain.tui.model.rank_reader import RankReader
+from xtrain.tui.state import RunState
 
 LOOK_SECONDS = 0.25
 

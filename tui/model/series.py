@@ -14,9 +14,19 @@ from typing import Any, Literal
 import numpy as np
 from numpy import ndarray
 
-from ...records.lines import read
-from ...records.metrics import StepMetrics
-from .columns import Column, Growing, Sketch, Values, by_key, floats, is_evaluation, last_own, seconds_after
+from xtrain.records.lines import read
+from xtrain.records.metrics import StepMetrics
+from xtrain.tui.model.columns import (
+    Column,
+    Growing,
+    Sketch,
+    Values,
+    by_key,
+    floats,
+    is_evaluation,
+    last_own,
+    seconds_after,
+)
 
 By = Literal["step", "tokens", "time"]
 

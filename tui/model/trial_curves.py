@@ -4,10 +4,10 @@ import time
 from pathlib import Path
 from typing import Final
 
-from ...records.paths import METRICS_FILE
-from ...records.sweep_state import SweepState
-from .metrics import Metrics
-from .series import Series
+from xtrain.records.paths import METRICS_FILE
+from xtrain.records.sweep_state import SweepState
+from xtrain.tui.model.metrics import Metrics
+from xtrain.tui.model.series import Series
 
 # Of the columns of one trial: of a long one those that are drawn are kept, and a sketch of the others.
 TRIAL_BYTES: Final = 4 << 20

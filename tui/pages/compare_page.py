@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from ..curves.canvas import MOST_LINES
-from ..curves.plot_head import exact
-from ..model.find import FoundRun
-from ..words import count, decimal, plural, printable
-from .comparison import Axis, Difference, Standing
-from .sheet import Row, block, cells, cut, fit, joined, left, restyled, right, row, rule, window
+from xtrain.tui.curves.canvas import MOST_LINES
+from xtrain.tui.curves.plot_head import exact
+from xtrain.tui.model.find import FoundRun
+from xtrain.tui.pages.comparison import Axis, Difference, Standing
+from xtrain.tui.pages.sheet import Row, block, cells, cut, fit, joined, left, restyled, right, row, rule, window
+from xtrain.tui.words import count, decimal, plural, printable
 
 
 @frozen(kw_only=True)

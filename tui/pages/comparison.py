@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 from attrs import frozen
 
-from ..curves.curve import Line
-from ..model.planned import Planned
+from xtrain.tui.curves.curve import Line
+from xtrain.tui.model.planned import Planned
 
 if TYPE_CHECKING:
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 Axis = Literal["step", "tokens"]
 # Of these more is better; of all others less.

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from attrs import frozen
 
-from ..words import brief, count, decimal, plural
-from .list_page import ListPage, ListView
-from .mixture import DatasetFacts, MixtureTable
-from .sheet import bar, block, fit, joined, left, restyled, right, row, rule, wrapped
+from xtrain.tui.pages.list_page import ListPage, ListView
+from xtrain.tui.pages.mixture import DatasetFacts, MixtureTable
+from xtrain.tui.pages.sheet import bar, block, fit, joined, left, restyled, right, row, rule, wrapped
+from xtrain.tui.words import brief, count, decimal, plural
 
 # By how much the rows of a phase may stray from its shares before it is said; they are dealt by turns, not drawn.
 _NEAR = 0.02

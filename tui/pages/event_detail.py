@@ -4,11 +4,11 @@ import time
 
 import msgspec
 
-from ...records.control_words import ControlState
-from ...records.end_status import EndStatus
-from ...records.event import kind_of
-from ...records.lines import as_object
-from ...records.run_events import (
+from xtrain.records.control_words import ControlState
+from xtrain.records.end_status import EndStatus
+from xtrain.records.event import kind_of
+from xtrain.records.lines import as_object
+from xtrain.records.run_events import (
     AlertEvent,
     ControlEvent,
     FailureEvent,
@@ -17,7 +17,7 @@ from ...records.run_events import (
     StuckEvent,
     WarningEvent,
 )
-from ...records.step_events import (
+from xtrain.records.step_events import (
     CheckpointEvent,
     GeneratedText,
     GenerateEvent,
@@ -26,10 +26,10 @@ from ...records.step_events import (
     RollbackEvent,
     SkippedEvent,
 )
-from ..event_text import event_text
-from ..model.event_log import LogEntry
-from ..words import printable, text
-from .sheet import Row, cells, row, wrapped
+from xtrain.tui.event_text import event_text
+from xtrain.tui.model.event_log import LogEntry
+from xtrain.tui.pages.sheet import Row, cells, row, wrapped
+from xtrain.tui.words import printable, text
 
 # What went wrong or nearly did, in the order in which it matters.
 _PROBLEMS = (

@@ -2,8 +2,8 @@
 
 from attrs import evolve
 
-from .event_detail import PROBLEMS
-from .event_pages import EventsPage, EventsView
+from xtrain.tui.pages.event_detail import PROBLEMS
+from xtrain.tui.pages.event_pages import EventsPage, EventsView
 
 
 def moved(page: EventsPage, by: int) -> EventsView:

@@ -6,13 +6,27 @@ from typing import Literal
 
 from attrs import evolve, field, frozen
 
-from ...records.run_events import FailureEvent
-from ...records.start_events import RunStartEvent, SetupBeginEvent, SetupEvent
-from ..model.event_log import EventLog, LogEntry
-from ..model.log_tails import LogTail
-from ..words import plural, printable
-from .event_detail import PROBLEMS, clock, date, detail, head, style_of
-from .sheet import DEAD, STUCK_SIGN, Row, block, cut, fit, joined, left, restyled, right, row, rule, window
+from xtrain.records.run_events import FailureEvent
+from xtrain.records.start_events import RunStartEvent, SetupBeginEvent, SetupEvent
+from xtrain.tui.model.event_log import EventLog, LogEntry
+from xtrain.tui.model.log_tails import LogTail
+from xtrain.tui.pages.event_detail import PROBLEMS, clock, date, detail, head, style_of
+from xtrain.tui.pages.sheet import (
+    DEAD,
+    STUCK_SIGN,
+    Row,
+    block,
+    cut,
+    fit,
+    joined,
+    left,
+    restyled,
+    right,
+    row,
+    rule,
+    window,
+)
+from xtrain.tui.words import plural, printable
 
 _GAPS = re.compile(r"\s{2,}")
 # From this many rows on the chosen event is shown below the list as well.

@@ -8,7 +8,7 @@ import numpy as np
 from attrs import frozen
 from numpy import ndarray
 
-from ..words import number, plural
+from xtrain.tui.words import number, plural
 
 _KEY = "moe/load/"
 # An expert with less than this part of an even share learns next to nothing.

@@ -6,9 +6,23 @@ import numpy as np
 from attrs import evolve, field, frozen
 from numpy import ndarray
 
-from ..words import plural
-from .expert_loads import LayerLoad, in_words, of_layer
-from .sheet import BLANK, DEAD, SHADES, Row, block, fit, joined, restyled, right, row, rule, window, wrapped
+from xtrain.tui.pages.expert_loads import LayerLoad, in_words, of_layer
+from xtrain.tui.pages.sheet import (
+    BLANK,
+    DEAD,
+    SHADES,
+    Row,
+    block,
+    fit,
+    joined,
+    restyled,
+    right,
+    row,
+    rule,
+    window,
+    wrapped,
+)
+from xtrain.tui.words import plural
 
 # Where the ten levels of a map begin, in even shares. Two levels share a shade: the middle one is an even load.
 _EDGES = np.array([0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.6, 2.0, 3.0])

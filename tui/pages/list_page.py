@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from .sheet import Row, window
+from xtrain.tui.pages.sheet import Row, window
 
 
 @frozen(kw_only=True)

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..curves.canvas import Glyphs
-from ..curves.curve import Curve, Line
-from ..curves.drawing import draw
-from ..curves.viewport import Viewport
+from xtrain.tui.curves.canvas import Glyphs
+from xtrain.tui.curves.curve import Curve, Line
+from xtrain.tui.curves.drawing import draw
+from xtrain.tui.curves.viewport import Viewport
 
 MOST_ROWS: Final = 12
 HEIGHT: Final = 16

@@ -12,7 +12,7 @@ import numpy as np
 from attrs import field, frozen
 from numpy import ndarray
 
-from ..model.planned import PlannedAxis
+from xtrain.tui.model.planned import PlannedAxis
 
 # Widths of a cell: signs, rank and value; a sign and a value; a sign and a digit; a sign alone. The widest that fits is
 # taken, the first one only for few ranks: a map of many is not to become a list.

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from ...records.step_events import EvalEvent
-from ..model.planned import PlannedPhase
-from ..model.series import Series
-from .node_times import step_cost
+from xtrain.records.step_events import EvalEvent
+from xtrain.tui.model.planned import PlannedPhase
+from xtrain.tui.model.series import Series
+from xtrain.tui.pages.node_times import step_cost
 
 if TYPE_CHECKING:
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 _LOSS, _ROWS = "loss/", "rows/"
 

@@ -6,8 +6,8 @@ from statistics import median
 
 from attrs import frozen
 
-from ...records.metrics import StepMetrics
-from ...records.step_events import (
+from xtrain.records.metrics import StepMetrics
+from xtrain.records.step_events import (
     CheckpointEvent,
     EvalEvent,
     GenerateEvent,
@@ -15,11 +15,11 @@ from ...records.step_events import (
     ModelEvent,
     ProfileEvent,
 )
-from ..model.ahead import next_step
-from ..model.event_log import LogEntry
-from ..model.planned import Planned, PlannedTick
-from ..model.ranks import Ranks
-from ..state import RunState
+from xtrain.tui.model.ahead import next_step
+from xtrain.tui.model.event_log import LogEntry
+from xtrain.tui.model.planned import Planned, PlannedTick
+from xtrain.tui.model.ranks import Ranks
+from xtrain.tui.state import RunState
 
 
 @frozen(kw_only=True)

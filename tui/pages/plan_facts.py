@@ -5,12 +5,23 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from ..model.planned import Planned, PlannedTick
-from .node_times import Due, StepCost, StepTime, StepTimes, Took, due, last_times, setup_times, step_cost, under_way
-from .plan_list import Outline, outline
+from xtrain.tui.model.planned import Planned, PlannedTick
+from xtrain.tui.pages.node_times import (
+    Due,
+    StepCost,
+    StepTime,
+    StepTimes,
+    Took,
+    due,
+    last_times,
+    setup_times,
+    step_cost,
+    under_way,
+)
+from xtrain.tui.pages.plan_list import Outline, outline
 
 if TYPE_CHECKING:
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 
 @frozen(kw_only=True)

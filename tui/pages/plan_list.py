@@ -5,7 +5,7 @@ from heapq import heapify, heappop, heappush
 
 from attrs import field, frozen
 
-from ..model.planned import Planned, PlannedEdge, PlannedNode, PlannedTick
+from xtrain.tui.model.planned import Planned, PlannedEdge, PlannedNode, PlannedTick
 
 # Kinds in the order in which their nodes are executed, and what a reader calls them.
 KINDS = {

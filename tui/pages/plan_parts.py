@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from ..model.planned import PlannedNode
-from ..words import brief, duration, number, plural, size
-from .node_times import due
-from .plan_facts import PlanFacts
-from .plan_rows import SHARE, TIME, due_words, percent
-from .sheet import Row, bar, fit, left, right, row, rule, wrapped
+from xtrain.tui.model.planned import PlannedNode
+from xtrain.tui.pages.node_times import due
+from xtrain.tui.pages.plan_facts import PlanFacts
+from xtrain.tui.pages.plan_rows import SHARE, TIME, due_words, percent
+from xtrain.tui.pages.sheet import Row, bar, fit, left, right, row, rule, wrapped
+from xtrain.tui.words import brief, duration, number, plural, size
 
 LABEL = 9
 

@@ -2,11 +2,27 @@
 
 from attrs import frozen
 
-from ..model.planned import PlannedNode
-from ..words import brief, duration
-from .plan_facts import PlanFacts
-from .plan_list import Line, ListSection
-from .sheet import CURSOR, DONE, FOLDED, OPEN, UNDER_WAY, Row, bar, cells, cut, fit, joined, left, restyled, right, row
+from xtrain.tui.model.planned import PlannedNode
+from xtrain.tui.pages.plan_facts import PlanFacts
+from xtrain.tui.pages.plan_list import Line, ListSection
+from xtrain.tui.pages.sheet import (
+    CURSOR,
+    DONE,
+    FOLDED,
+    OPEN,
+    UNDER_WAY,
+    Row,
+    bar,
+    cells,
+    cut,
+    fit,
+    joined,
+    left,
+    restyled,
+    right,
+    row,
+)
+from xtrain.tui.words import brief, duration
 
 TIME = 8
 SHARE = 5

@@ -4,12 +4,12 @@ from typing import Literal
 
 from attrs import evolve, field, frozen
 
-from ..model.planned import PlannedNode
-from .plan_facts import PlanFacts
-from .plan_list import Line, ListSection, lines
-from .plan_parts import breakdown_rows, node_rows
-from .plan_rows import columns, headline, line_row
-from .sheet import Row, beside, block, clipped, fit, row, scrolled, window
+from xtrain.tui.model.planned import PlannedNode
+from xtrain.tui.pages.plan_facts import PlanFacts
+from xtrain.tui.pages.plan_list import Line, ListSection, lines
+from xtrain.tui.pages.plan_parts import breakdown_rows, node_rows
+from xtrain.tui.pages.plan_rows import columns, headline, line_row
+from xtrain.tui.pages.sheet import Row, beside, block, clipped, fit, row, scrolled, window
 
 # From this width the list and the details stand side by side; below, from this height, one above the other.
 SIDE_BY_SIDE = 112

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from ...records.metrics import RankMetrics
-from ..model.ranks import OneRank
-from ..words import brief, size
-from .rank_facts import RankFacts
-from .rank_figures import COMMUNICATION, DATA, PROGRESS, STEP, WORK, expected, seconds_ago
-from .rank_states import WORDS
-from .sheet import Row, fit, joined, left, right, row, rule, wrapped
+from xtrain.records.metrics import RankMetrics
+from xtrain.tui.model.ranks import OneRank
+from xtrain.tui.pages.rank_facts import RankFacts
+from xtrain.tui.pages.rank_figures import COMMUNICATION, DATA, PROGRESS, STEP, WORK, expected, seconds_ago
+from xtrain.tui.pages.rank_states import WORDS
+from xtrain.tui.pages.sheet import Row, fit, joined, left, right, row, rule, wrapped
+from xtrain.tui.words import brief, size
 
 LABEL = 9
 # Nodes that take less than this share of a rank's step say nothing of why it is slow.

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
-from ..model.planned import PlannedAxis
-from ..model.ranks import OneRank
-from .node_times import StepTime, StepTimes
-from .rank_figures import Figure, Measured, device_of, measure, planned_memory
-from .rank_states import States, real_axes, sentences, states
+from xtrain.tui.model.planned import PlannedAxis
+from xtrain.tui.model.ranks import OneRank
+from xtrain.tui.pages.node_times import StepTime, StepTimes
+from xtrain.tui.pages.rank_figures import Figure, Measured, device_of, measure, planned_memory
+from xtrain.tui.pages.rank_states import States, real_axes, sentences, states
 
 if TYPE_CHECKING:
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 
 @frozen(kw_only=True, eq=False)

@@ -7,13 +7,13 @@ import numpy as np
 from attrs import field, frozen
 from numpy import ndarray
 
-from ..model.ranks import OneRank
-from ..words import brief, size
-from .heat import Scale, around, between, from_zero, numbers
+from xtrain.tui.model.ranks import OneRank
+from xtrain.tui.pages.heat import Scale, around, between, from_zero, numbers
+from xtrain.tui.words import brief, size
 
 if TYPE_CHECKING:
-    from ..model.board import Board
-    from ..model.planned import Planned
+    from xtrain.tui.model.board import Board
+    from xtrain.tui.model.planned import Planned
 
 # Of the median step: less than this share is little, whatever the other ranks have.
 LITTLE = 0.05
@@ -39,7 +39,7 @@ def age(rank: OneRank) -> float | None:
 
 def seconds_ago(seconds: float) -> str:
     """`3 s`, `2m05s`: of an age nobody needs fractions."""
-    from ..words import duration
+    from xtrain.tui.words import duration
 
     return f"{seconds:.0f} s" if seconds < 59.5 else duration(seconds)
 

@@ -3,10 +3,10 @@
 import numpy as np
 from attrs import evolve
 
-from .rank_facts import RankFacts
-from .rank_figures import FIGURES
-from .rank_table import columns, ordered
-from .rank_view import RankPage, RankView
+from xtrain.tui.pages.rank_facts import RankFacts
+from xtrain.tui.pages.rank_figures import FIGURES
+from xtrain.tui.pages.rank_table import columns, ordered
+from xtrain.tui.pages.rank_view import RankPage, RankView
 
 
 def moved(page: RankPage, down: int, right: int = 0) -> RankView:

@@ -1,10 +1,10 @@
 """The heat map of the ranks as rows of text: a sign a cell, its level in digits or values where there is room."""
 
-from .heat import Heat
-from .mesh_grid import GAP, Grid, GridPart, corner, places
-from .rank_figures import Measured
-from .rank_states import GONE, OVER, SILENT, STUCK, UNKNOWN
-from .sheet import (
+from xtrain.tui.pages.heat import Heat
+from xtrain.tui.pages.mesh_grid import GAP, Grid, GridPart, corner, places
+from xtrain.tui.pages.rank_figures import Measured
+from xtrain.tui.pages.rank_states import GONE, OVER, SILENT, STUCK, UNKNOWN
+from xtrain.tui.pages.sheet import (
     DEAD,
     OVER_SIGN,
     SHADES,

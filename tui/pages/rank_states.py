@@ -7,17 +7,17 @@ import numpy as np
 from attrs import field, frozen
 from numpy import ndarray
 
-from ...records.end_status import EndStatus
-from ...records.run_events import StuckEvent
-from ...records.start_events import RunStartEvent
-from ..event_text import cause
-from ..model.ranks import OneRank, Straggler
-from ..words import brief
-from .node_times import StepTime
-from .rank_figures import age, seconds_ago
+from xtrain.records.end_status import EndStatus
+from xtrain.records.run_events import StuckEvent
+from xtrain.records.start_events import RunStartEvent
+from xtrain.tui.event_text import cause
+from xtrain.tui.model.ranks import OneRank, Straggler
+from xtrain.tui.pages.node_times import StepTime
+from xtrain.tui.pages.rank_figures import age, seconds_ago
+from xtrain.tui.words import brief
 
 if TYPE_CHECKING:
-    from ..model.board import Board
+    from xtrain.tui.model.board import Board
 
 # The worse, the greater: of the ranks of a cell the worst is shown.
 FINE, UNKNOWN, SLOW, OVER, SILENT, STUCK, GONE = range(7)

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from ..model.ranks import OneRank
-from ..words import size
-from .rank_facts import RankFacts
-from .rank_figures import COMMUNICATION, DATA, MEMORY, PROGRESS, STEP, WORK, Figure, expected
-from .rank_map import sign
-from .rank_states import FINE, WORDS, current_step
-from .sheet import CURSOR, DOWN, UP, Row, fit, left, restyled, right, row
+from xtrain.tui.model.ranks import OneRank
+from xtrain.tui.pages.rank_facts import RankFacts
+from xtrain.tui.pages.rank_figures import COMMUNICATION, DATA, MEMORY, PROGRESS, STEP, WORK, Figure, expected
+from xtrain.tui.pages.rank_map import sign
+from xtrain.tui.pages.rank_states import FINE, WORDS, current_step
+from xtrain.tui.pages.sheet import CURSOR, DOWN, UP, Row, fit, left, restyled, right, row
+from xtrain.tui.words import size
 
 
 @frozen(kw_only=True)

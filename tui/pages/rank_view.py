@@ -5,15 +5,15 @@ from typing import Literal
 import numpy as np
 from attrs import evolve, field, frozen
 
-from .heat import Heat, heat
-from .mesh_grid import Grid, lay_out
-from .rank_detail import rank_rows
-from .rank_facts import RankFacts
-from .rank_figures import FIGURES, MEMORY
-from .rank_map import legend_rows, map_rows
-from .rank_states import FINE, OVER, SILENT, SLOW
-from .rank_table import COLUMNS, columns, ordered, table_head, table_row
-from .sheet import CUT, Row, beside, block, clipped, cut, fit, joined, row, scrolled, window, wrapped
+from xtrain.tui.pages.heat import Heat, heat
+from xtrain.tui.pages.mesh_grid import Grid, lay_out
+from xtrain.tui.pages.rank_detail import rank_rows
+from xtrain.tui.pages.rank_facts import RankFacts
+from xtrain.tui.pages.rank_figures import FIGURES, MEMORY
+from xtrain.tui.pages.rank_map import legend_rows, map_rows
+from xtrain.tui.pages.rank_states import FINE, OVER, SILENT, SLOW
+from xtrain.tui.pages.rank_table import COLUMNS, columns, ordered, table_head, table_row
+from xtrain.tui.pages.sheet import CUT, Row, beside, block, clipped, cut, fit, joined, row, scrolled, window, wrapped
 
 # From this width map and details stand side by side; below, from this height, one above the other.
 SIDE_BY_SIDE = 104

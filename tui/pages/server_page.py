@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from attrs import frozen
 
-from ...records.server_status import ServedModel, ServerStatus
-from ..words import brief, count, decimal, duration, plural
-from .list_page import ListPage, ListView
-from .sheet import Row, bar, block, fit, joined, left, restyled, right, row, rule, wrapped
+from xtrain.records.server_status import ServedModel, ServerStatus
+from xtrain.tui.pages.list_page import ListPage, ListView
+from xtrain.tui.pages.sheet import Row, bar, block, fit, joined, left, restyled, right, row, rule, wrapped
+from xtrain.tui.words import brief, count, decimal, duration, plural
 
 # A status that is older than this is not renewed any more.
 OLD_SECONDS = 10.0

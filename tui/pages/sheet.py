@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rich.cells import cell_len, set_cell_size
 
-from ..words import printable
+from xtrain.tui.words import printable
 
 Span = tuple[str, str]
 Row = tuple[Span, ...]

@@ -3,11 +3,11 @@ them."""
 
 from collections.abc import Mapping
 
-from ...records.sweep_state import SweepState, TrialState
-from ..curves.canvas import MOST_LINES
-from ..curves.curve import Line
-from ..model.series import Series
-from .sweep_page import ranked
+from xtrain.records.sweep_state import SweepState, TrialState
+from xtrain.tui.curves.canvas import MOST_LINES
+from xtrain.tui.curves.curve import Line
+from xtrain.tui.model.series import Series
+from xtrain.tui.pages.sweep_page import ranked
 
 
 def trial_lines(state: SweepState, series: Mapping[str, Series], key: str) -> list[Line]:

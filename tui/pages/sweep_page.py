@@ -4,10 +4,10 @@ as parallel coordinates: an axis for each setting, a mark on it for the value of
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from ...records.sweep_state import SweepState, TrialState, plain
-from ..words import count, decimal, plural
-from .list_page import ListPage, ListView
-from .sheet import DOT, LINE, Row, bar, block, fit, joined, left, restyled, right, row, rule
+from xtrain.records.sweep_state import SweepState, TrialState, plain
+from xtrain.tui.pages.list_page import ListPage, ListView
+from xtrain.tui.pages.sheet import DOT, LINE, Row, bar, block, fit, joined, left, restyled, right, row, rule
+from xtrain.tui.words import count, decimal, plural
 
 # Trials with a value from which on it is said how much settings matter: of fewer, chance says more.
 _FEW = 5

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from ..sidecar import TENSORS
+from xtrain.runtime.checkpoint.sidecar import TENSORS
 
 
 def mapped(folder: Path) -> dict[str, Tensor]:

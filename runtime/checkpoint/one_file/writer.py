@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ...files import durable
-from ..checksums import file_checksums
-from ..sidecar import TENSORS
+from xtrain.runtime.checkpoint.checksums import file_checksums
+from xtrain.runtime.checkpoint.sidecar import TENSORS
+from xtrain.runtime.files import durable
 
 
 class _CountingFile:

@@ -6,7 +6,7 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from .units import Units
+from xtrain.runtime.data.collate.units import Units
 
 
 @define(kw_only=True, eq=False)

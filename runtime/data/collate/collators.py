@@ -19,16 +19,16 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from ....dsl.schema.collators import (
+from xtrain.dsl.schema.collators import (
     LOCAL_MICROBATCH,
     MICROBATCH,
     RAW_ROWS,
 )
-from ....planner.rules.topology import LONGEST_PADDING
-from ..errors import DataError
-from ..packing.row_reader import UNKNOWN, RawRow
-from .batch import Microbatch
-from .samples import Sample, Samples
+from xtrain.planner.rules.topology import LONGEST_PADDING
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.data.collate.samples import Sample, Samples
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.packing.row_reader import UNKNOWN, RawRow
 
 
 @define(kw_only=True, frozen=True, eq=False)

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from attrs import frozen
 
-from .batch import Microbatch
+from xtrain.runtime.data.collate.batch import Microbatch
 
 
 def _square(length: int) -> int:

@@ -10,9 +10,9 @@ import torch
 from attrs import evolve, fields
 from torch import Tensor
 
-from .batch import Microbatch
-from .samples import IGNORE_INDEX
-from .units import Units
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.data.collate.samples import IGNORE_INDEX
+from xtrain.runtime.data.collate.units import Units
 
 OF_ROWS: Final = tuple(each.name for each in fields(Microbatch) if each.name.endswith(("_B", "_BS")))
 """The tensors of a microbatch whose first dim is its rows."""

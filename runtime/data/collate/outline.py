@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from attrs import evolve
 from torch import Tensor
 
-from ..packing.row_reader import UNKNOWN
-from .batch import Microbatch, whole_positions
+from xtrain.runtime.data.collate.batch import Microbatch, whole_positions
+from xtrain.runtime.data.packing.row_reader import UNKNOWN
 
 
 def encode_outline(microbatches: Sequence[Microbatch], numbers: Sequence[str] = ()) -> Tensor:

@@ -3,7 +3,7 @@
 from attrs import define, field
 from torch import Tensor
 
-from ..packing.row_reader import UNKNOWN
+from xtrain.runtime.data.packing.row_reader import UNKNOWN
 
 # Label of a position on which no loss is taken; torch's cross entropy leaves it out by default.
 IGNORE_INDEX = -100

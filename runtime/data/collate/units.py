@@ -13,8 +13,8 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from ..errors import DataError
-from .samples import IGNORE_INDEX, Sample
+from xtrain.runtime.data.collate.samples import IGNORE_INDEX, Sample
+from xtrain.runtime.data.errors import DataError
 
 # The sides of a unit, as samples say theirs.
 SIDES: Final = {"sequence": [0], "pair": [0, 1]}

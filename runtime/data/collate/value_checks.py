@@ -14,12 +14,12 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from ....dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
-from ..packing.row_reader import RawRow
-from .batch import Microbatch, whole_positions
-from .collators import TensorRow
-from .microbatch_rows import count_valid
-from .samples import IGNORE_INDEX, Sample
+from xtrain.dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
+from xtrain.runtime.data.collate.batch import Microbatch, whole_positions
+from xtrain.runtime.data.collate.collators import TensorRow
+from xtrain.runtime.data.collate.microbatch_rows import count_valid
+from xtrain.runtime.data.collate.samples import IGNORE_INDEX, Sample
+from xtrain.runtime.data.packing.row_reader import RawRow
 
 
 class Wrong(Exception):

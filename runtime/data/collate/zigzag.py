@@ -12,9 +12,9 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from ..errors import DataError
-from .batch import Microbatch
-from .samples import IGNORE_INDEX
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.data.collate.samples import IGNORE_INDEX
+from xtrain.runtime.data.errors import DataError
 
 
 def zigzag(lengths: Tensor, ring: int, rank: int) -> Tensor:

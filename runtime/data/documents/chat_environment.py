@@ -14,7 +14,7 @@ from jinja2.filters import FILTERS, make_attrgetter
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from .chat_trace import guessed, joined, joined_by, spelled, to_json
+from xtrain.runtime.data.documents.chat_trace import guessed, joined, joined_by, spelled, to_json
 
 # The date that templates are given: with the real one, the same data would be other tokens tomorrow. It is the one that
 # templates have as their own default.

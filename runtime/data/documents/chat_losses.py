@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from attrs import frozen
 
-from ..records.records import Message
-from .chat_template import REASONING, TOOLS, ChatTrace, TextSource
+from xtrain.runtime.data.documents.chat_template import REASONING, TOOLS, ChatTrace, TextSource
+from xtrain.runtime.data.records.records import Message
 
 # Keys of messages, of calls and of parts of a content that lead to no text of the conversation.
 _LABELS = frozenset({"role", "tool_call_id", "index"})

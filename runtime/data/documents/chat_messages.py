@@ -7,9 +7,9 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any
 
-from ..records.numbers import number
-from ..records.records import Message, Unusable, content_text
-from ..records.texts import checked, described, not_text, strings
+from xtrain.runtime.data.records.numbers import number
+from xtrain.runtime.data.records.records import Message, Unusable, content_text
+from xtrain.runtime.data.records.texts import checked, described, not_text, strings
 
 # Two spellings are in use: {"role", "content"}, and {"from", "value"} with names of its own for who speaks.
 SPEAKERS = {

@@ -9,15 +9,15 @@ import jinja2
 from attrs import frozen
 from jinja2.meta import find_undeclared_variables
 
-from ....planner.data.tokenizer_folder import markers
-from ....regular_files import read_regular
-from ..errors import DataError
-from ..records.records import Message
-from ..records.texts import strings
-from .chat_builtin import TEMPLATES
-from .chat_environment import CLOSE, OPEN, compiled, tracing
-from .chat_trace import CLOSES, OPENS, Run, TracedText, joined, plain, runs_of, traced
-from .tokenizers import TextTokenizer
+from xtrain.planner.data.tokenizer_folder import markers
+from xtrain.regular_files import read_regular
+from xtrain.runtime.data.documents.chat_builtin import TEMPLATES
+from xtrain.runtime.data.documents.chat_environment import CLOSE, OPEN, compiled, tracing
+from xtrain.runtime.data.documents.chat_trace import CLOSES, OPENS, Run, TracedText, joined, plain, runs_of, traced
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.records.records import Message
+from xtrain.runtime.data.records.texts import strings
 
 # Names that reasoning goes by, the first is the one that most templates read. transformers copies it as done here
 # (`_alias_reasoning_fields` of 5.24).

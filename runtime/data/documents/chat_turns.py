@@ -8,8 +8,8 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from ..records.records import Message
-from .chat_template import ChatTemplate, ChatTrace, SourceSegment, TemplateRefusal
+from xtrain.runtime.data.documents.chat_template import ChatTemplate, ChatTrace, SourceSegment, TemplateRefusal
+from xtrain.runtime.data.records.records import Message
 
 Span = tuple[int, int]
 # Where a header, or the end of a turn, may be cut.

@@ -8,12 +8,12 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from ..records.records import Conversation, Message, Reads, content_size, content_text
-from ..records.texts import strings
-from .chat_losses import TemplateLoss, find_losses
-from .chat_template import TOOLS, ChatTemplate, TemplateRefusal, reserved
-from .chat_turns import Span, Turns, trace_of
-from .tokenizers import TextTokenizer
+from xtrain.runtime.data.documents.chat_losses import TemplateLoss, find_losses
+from xtrain.runtime.data.documents.chat_template import TOOLS, ChatTemplate, TemplateRefusal, reserved
+from xtrain.runtime.data.documents.chat_turns import Span, Turns, trace_of
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer
+from xtrain.runtime.data.records.records import Conversation, Message, Reads, content_size, content_text
+from xtrain.runtime.data.records.texts import strings
 
 LONGEST_CONVERSATION = 1 << 24  # characters
 # OpenAI's key of messages: 0 where a message of the assistant is not trained on.

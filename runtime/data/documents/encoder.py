@@ -8,10 +8,16 @@ from typing import Any
 import numpy as np
 from attrs import evolve, field, frozen
 
-from ....dsl.schema.losses import WEIGHTS
-from ..errors import DataError
-from ..records.bad_records import BadRecord
-from ..records.records import (
+from xtrain.dsl.schema.losses import WEIGHTS
+from xtrain.runtime.data.documents.bounded import BeyondBounds, Bounded
+from xtrain.runtime.data.documents.chat_template import ChatTemplate, load_template
+from xtrain.runtime.data.documents.chat_turns import Span
+from xtrain.runtime.data.documents.chat_writer import ConversationWriter, WrittenConversation
+from xtrain.runtime.data.documents.synthetic import Lexicon
+from xtrain.runtime.data.documents.tokenizers import Placed, TextTokenizer
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.records.bad_records import BadRecord
+from xtrain.runtime.data.records.records import (
     ChoiceQuestion,
     Conversation,
     Message,
@@ -23,12 +29,6 @@ from ..records.records import (
     TokenIds,
     content_size,
 )
-from .bounded import BeyondBounds, Bounded
-from .chat_template import ChatTemplate, load_template
-from .chat_turns import Span
-from .chat_writer import ConversationWriter, WrittenConversation
-from .synthetic import Lexicon
-from .tokenizers import Placed, TextTokenizer
 
 VERSION = 1  # raise it whenever the same records would give other tokens
 MESSAGES = 3  # the same of conversations

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from .tokenizers import Placed
+from xtrain.runtime.data.documents.tokenizers import Placed
 
 PIECE: Final = 1 << 20
 """Characters of a piece."""

@@ -10,8 +10,8 @@ from functools import lru_cache
 import numpy as np
 from attrs import frozen
 
-from ..records.records import SyntheticRecord
-from .tokenizers import TextTokenizer
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer
+from xtrain.runtime.data.records.records import SyntheticRecord
 
 WORDS = 2048
 SUCCESSORS = 4  # words that may follow one within a phrase

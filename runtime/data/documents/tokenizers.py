@@ -7,9 +7,9 @@ from typing import Protocol
 import numpy as np
 from attrs import frozen
 
-from ....dsl.schema.tokenizers import tokenizer_kind
-from ...ops import code_of
-from .token_bytes import TokenBytes
+from xtrain.dsl.schema.tokenizers import tokenizer_kind
+from xtrain.runtime.data.documents.token_bytes import TokenBytes
+from xtrain.runtime.ops import code_of
 
 
 @frozen(kw_only=True, eq=False)

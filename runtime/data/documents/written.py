@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from itertools import groupby
 
-from .tokenizers import TextTokenizer
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer
 
 UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Final
 
-from ....planner.plan import Counted, Node, Plan
-from ..documents.encoder import DocumentEncoder
-from ..documents.tokenizers import TextTokenizer, load_tokenizer
-from ..errors import DataError
-from ..stores.digests import FileDigests
-from ..tokenising.build import INDEX, identify
-from .prepared import cache_of, rows_there, source_of
+from xtrain.planner.plan import Counted, Node, Plan
+from xtrain.runtime.data.documents.encoder import DocumentEncoder
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer, load_tokenizer
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.loading.prepared import cache_of, rows_there, source_of
+from xtrain.runtime.data.stores.digests import FileDigests
+from xtrain.runtime.data.tokenising.build import INDEX, identify
 
 # Of files whose content is not remembered, so much is read to know whether they are those of a store: in a moment.
 MOST_READ: Final = 1 << 26

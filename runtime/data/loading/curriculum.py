@@ -11,11 +11,11 @@ from functools import cached_property
 import numpy as np
 from attrs import define, field, frozen
 
-from ....planner.plan import PlanPhase
-from ....planner.schedule.epochs import sampler_of
-from ....planner.schedule.mixture_sampler import TURN, MixtureSampler
-from ....planner.schedule.phases import in_order
-from ....planner.schedule.step_sizes import StepSizes
+from xtrain.planner.plan import PlanPhase
+from xtrain.planner.schedule.epochs import sampler_of
+from xtrain.planner.schedule.mixture_sampler import TURN, MixtureSampler
+from xtrain.planner.schedule.phases import in_order
+from xtrain.planner.schedule.step_sizes import StepSizes
 
 
 def sampled_datasets(sampler: MixtureSampler, first: int, count: int) -> np.ndarray:

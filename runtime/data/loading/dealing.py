@@ -7,10 +7,10 @@ see the same rows in every layout. Pure arithmetic on the costs of these rows: e
 
 import numpy as np
 
-from ..jit import kernel
-from ..packing.pairs import cut_sides, sides_of
-from ..packing.rows import Rows
-from ..stores.store import TokenStore
+from xtrain.runtime.data.jit import kernel
+from xtrain.runtime.data.packing.pairs import cut_sides, sides_of
+from xtrain.runtime.data.packing.rows import Rows
+from xtrain.runtime.data.stores.store import TokenStore
 
 
 def row_costs(store: TokenStore, documents: np.ndarray, rows: Rows, indices: np.ndarray) -> np.ndarray:

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from attrs import define
 
-from ..collate.batch import Microbatch
-from ..collate.collators import CollateChain, PackStage, longest_padding, no_room
-from ..packing.row_reader import UNKNOWN, RowReader
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.data.collate.collators import CollateChain, PackStage, longest_padding, no_room
+from xtrain.runtime.data.packing.row_reader import UNKNOWN, RowReader
 
 
 @define(kw_only=True, frozen=True, eq=False)
@@ -90,7 +90,7 @@ class _Collation:
 def _laid_out(
     runs: list[tuple[RowFeeder, np.ndarray]], pack: PackStage, datasets: np.ndarray | None, places: np.ndarray | None
 ) -> Microbatch:
-    from .laying import lay_rows
+    from xtrain.runtime.data.loading.laying import lay_rows
 
     count, capacity = sum(len(indices) for _, indices in runs), pack.capacity
     input_ids, labels, positions = np.empty((3, count, capacity), dtype=np.int64)

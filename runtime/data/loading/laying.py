@@ -6,8 +6,8 @@ in Python: what they give is given here bit for bit.
 
 import numpy as np
 
-from ..collate.samples import IGNORE_INDEX
-from ..jit import kernel
+from xtrain.runtime.data.collate.samples import IGNORE_INDEX
+from xtrain.runtime.data.jit import kernel
 
 
 @kernel

@@ -9,15 +9,15 @@ import torch
 from attrs import define, evolve, field
 from torch import Tensor
 
-from ..collate.batch import Microbatch
-from ..collate.collators import CollateChain
-from ..packing.row_reader import PADDING, UNKNOWN, RawRow, RowReader
-from ..packing.rows import Rows
-from ..stores.store import TokenStore
-from .curriculum import Curriculum
-from .feeding import MixedFeeder, RowFeeder
-from .loader_state import FORMAT, Remarks, position_of
-from .training_rows import TrainingRows
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.data.collate.collators import CollateChain
+from xtrain.runtime.data.loading.curriculum import Curriculum
+from xtrain.runtime.data.loading.feeding import MixedFeeder, RowFeeder
+from xtrain.runtime.data.loading.loader_state import FORMAT, Remarks, position_of
+from xtrain.runtime.data.loading.training_rows import TrainingRows
+from xtrain.runtime.data.packing.row_reader import PADDING, UNKNOWN, RawRow, RowReader
+from xtrain.runtime.data.packing.rows import Rows
+from xtrain.runtime.data.stores.store import TokenStore
 
 
 @define(eq=False)
@@ -103,7 +103,7 @@ class RowLoader:
 
     def _by_cost(self, datasets: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Which rows of the step this rank takes, int64 [microbatches, micro]."""
-        from .dealing import deal, row_costs
+        from xtrain.runtime.data.loading.dealing import deal, row_costs
 
         costs = np.empty_like(rows)
         for number, dataset in enumerate(self.datasets):

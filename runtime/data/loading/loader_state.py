@@ -4,8 +4,8 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from ..errors import DataError
-from .curriculum import Passes, Position
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.loading.curriculum import Passes, Position
 
 FORMAT: Final = 2
 # What may not change between the run that wrote a state and the one that resumes it, in words.

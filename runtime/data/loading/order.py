@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..errors import DataError
+from xtrain.runtime.data.errors import DataError
 
 
 class RowOrder:

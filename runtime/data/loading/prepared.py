@@ -7,21 +7,21 @@ from typing import Any
 import numpy as np
 from attrs import field, frozen
 
-from ....dsl.schema.packings import packing_of
-from ....dsl.schema.sources import SOURCES
-from ....planner.plan import Node, Plan
-from ..documents.encoder import DocumentEncoder
-from ..documents.tokenizers import TextTokenizer
-from ..packing.pack import pack_rows
-from ..packing.pairs import pack_pairs
-from ..packing.row_reader import RowReader
-from ..packing.rows import Oversized, Rows
-from ..packing.rows_cache import cached_rows, num_rows, rows_key
-from ..packing.split import cached_split
-from ..sources.source import DataSource, open_source
-from ..stores.progress import Report
-from ..stores.store import TokenStore, open_named
-from ..tokenising.build import build_store
+from xtrain.dsl.schema.packings import packing_of
+from xtrain.dsl.schema.sources import SOURCES
+from xtrain.planner.plan import Node, Plan
+from xtrain.runtime.data.documents.encoder import DocumentEncoder
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer
+from xtrain.runtime.data.packing.pack import pack_rows
+from xtrain.runtime.data.packing.pairs import pack_pairs
+from xtrain.runtime.data.packing.row_reader import RowReader
+from xtrain.runtime.data.packing.rows import Oversized, Rows
+from xtrain.runtime.data.packing.rows_cache import cached_rows, num_rows, rows_key
+from xtrain.runtime.data.packing.split import cached_split
+from xtrain.runtime.data.sources.source import DataSource, open_source
+from xtrain.runtime.data.stores.progress import Report
+from xtrain.runtime.data.stores.store import TokenStore, open_named
+from xtrain.runtime.data.tokenising.build import build_store
 
 PARTS: tuple[str, ...] = ("training", "hold-out")
 

@@ -12,7 +12,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from ..collate.batch import Microbatch
+from xtrain.runtime.data.collate.batch import Microbatch
 
 Microbatches = list[Microbatch]
 # From a step up to, and without, another one: what each of them is given, in order.

@@ -2,14 +2,14 @@
 
 from attrs import frozen
 
-from ....planner.plan import Plan
-from ....planner.schedule.arithmetic import arithmetic_of
-from ....planner.schedule.horizon import counted_arithmetic, counted_timeline, waits
-from ....planner.schedule.step_sizes import RepeatedSizes
-from ..errors import DataError
-from ..packing.row_reader import RowReader
-from .curriculum import Curriculum
-from .order import RowOrder
+from xtrain.planner.plan import Plan
+from xtrain.planner.schedule.arithmetic import arithmetic_of
+from xtrain.planner.schedule.horizon import counted_arithmetic, counted_timeline, waits
+from xtrain.planner.schedule.step_sizes import RepeatedSizes
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.loading.curriculum import Curriculum
+from xtrain.runtime.data.loading.order import RowOrder
+from xtrain.runtime.data.packing.row_reader import RowReader
 
 
 @frozen(kw_only=True, eq=False)

@@ -12,8 +12,8 @@ Lengths here are in units of `align` positions, from 1 to the row's capacity in 
 
 import numpy as np
 
-from ..jit import kernel
-from .rooms import add_room, least_room, no_rooms, remove_room
+from xtrain.runtime.data.jit import kernel
+from xtrain.runtime.data.packing.rooms import add_room, least_room, no_rooms, remove_room
 
 # Columns of a placement: its first row, rows, documents of the length for each of them, documents each has had before.
 FIRST, ROWS, EACH, EARLIER = range(4)

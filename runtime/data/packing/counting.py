@@ -7,8 +7,8 @@ from the end.
 
 import numpy as np
 
-from ..jit import kernel
-from .rows import SPLIT, TRUNCATE
+from xtrain.runtime.data.jit import kernel
+from xtrain.runtime.data.packing.rows import SPLIT, TRUNCATE
 
 ONE = np.uint64(1)
 # What is counted beside the documents of each size: full rows cut off long documents, and segments that do not begin

@@ -5,10 +5,10 @@ A group that several threads pack together is counted in ranges, planned once, a
 
 import numpy as np
 
-from ..jit import kernel
-from .best_fit import fit, open_rows
-from .counting import CUTS, FULL, count
-from .placing import begin, place
+from xtrain.runtime.data.jit import kernel
+from xtrain.runtime.data.packing.best_fit import fit, open_rows
+from xtrain.runtime.data.packing.counting import CUTS, FULL, count
+from xtrain.runtime.data.packing.placing import begin, place
 
 
 @kernel

@@ -5,10 +5,10 @@ from itertools import pairwise
 import numpy as np
 from attrs import frozen
 
-from .counting import CUTS, FULL, count, count_segments
-from .groups import pack_groups, place_range, placements_for, plan
-from .rows import index_type
-from .threads import in_threads
+from xtrain.runtime.data.packing.counting import CUTS, FULL, count, count_segments
+from xtrain.runtime.data.packing.groups import pack_groups, place_range, placements_for, plan
+from xtrain.runtime.data.packing.rows import index_type
+from xtrain.runtime.data.packing.threads import in_threads
 
 # Documents that are sorted at once: their numbers take 2 MiB, which a core has to itself.
 BLOCK = 1 << 19

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ....dsl.schema.packings import packing_of
-from ...ops import code_of
-from ..errors import DataError
-from .rows import POLICIES, SPLIT, TRUNCATE, Oversized, Rows, check_align, index_type
+from xtrain.dsl.schema.packings import packing_of
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.packing.rows import POLICIES, SPLIT, TRUNCATE, Oversized, Rows, check_align, index_type
+from xtrain.runtime.ops import code_of
 
 # What a packing gives: `document`, `row_offsets`, `cut_segments` and `cut_starts` of `Rows`, and filled positions.
 Filled = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]

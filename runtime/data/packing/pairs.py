@@ -8,10 +8,10 @@ has positions to lose. If no answer would be left of a side, or both would be th
 import numpy as np
 from attrs import evolve
 
-from ..errors import DataError
-from ..stores.store import TokenStore
-from .pack import pack_rows
-from .rows import Oversized, Rows
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.packing.pack import pack_rows
+from xtrain.runtime.data.packing.rows import Oversized, Rows
+from xtrain.runtime.data.stores.store import TokenStore
 
 
 def sides_of(store: TokenStore, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -7,10 +7,10 @@ which keeps what is sorted in the processor's cache, and by several threads.
 
 import numpy as np
 
-from ..jit import kernel
-from .best_fit import EACH, EARLIER, FIRST, ROWS
-from .counting import ONE, remainder, size_of, sort
-from .rows import SPLIT
+from xtrain.runtime.data.jit import kernel
+from xtrain.runtime.data.packing.best_fit import EACH, EARLIER, FIRST, ROWS
+from xtrain.runtime.data.packing.counting import ONE, remainder, size_of, sort
+from xtrain.runtime.data.packing.rows import SPLIT
 
 
 @kernel

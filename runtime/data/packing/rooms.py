@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ..jit import kernel
+from xtrain.runtime.data.jit import kernel
 
 SIX, WORD = np.uint64(6), np.uint64(63)
 ONE = np.uint64(1)

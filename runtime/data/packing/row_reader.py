@@ -7,9 +7,9 @@ from typing import Final
 import numpy as np
 from attrs import define, evolve, field, frozen
 
-from ..stores.store import TokenStore
-from .pairs import cut_sides, sides_of
-from .rows import Rows
+from xtrain.runtime.data.packing.pairs import cut_sides, sides_of
+from xtrain.runtime.data.packing.rows import Rows
+from xtrain.runtime.data.stores.store import TokenStore
 
 # The number of a row that holds nothing but padding.
 PADDING: Final = -1

@@ -11,7 +11,7 @@ from typing import Final, Literal
 import numpy as np
 from attrs import define
 
-from ..errors import DataError
+from xtrain.runtime.data.errors import DataError
 
 Oversized = Literal["split", "truncate", "skip", "error", "truncate_front"]
 

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from ....planner.canonical import DATA, digest
-from ....regular_files import read_json
-from ..errors import DataError
-from ..stores.cache_folder import ATTEMPTS, make_folder
-from .rows import Rows
+from xtrain.planner.canonical import DATA, digest
+from xtrain.regular_files import read_json
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.packing.rows import Rows
+from xtrain.runtime.data.stores.cache_folder import ATTEMPTS, make_folder
 
 # Part of every key: raise it whenever the same documents and settings would be packed otherwise.
 FORMAT = 2

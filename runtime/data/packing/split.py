@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import DataError
-from ..stores.cache_folder import ATTEMPTS, make_folder
-from ..stores.store import TokenStore
-from .rows_cache import rows_key
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.packing.rows_cache import rows_key
+from xtrain.runtime.data.stores.cache_folder import ATTEMPTS, make_folder
+from xtrain.runtime.data.stores.store import TokenStore
 
 # Row orders key the same generator by (seed, epoch); no epoch gets this far, so the two never share a stream.
 STREAM = 2**64 - 1

@@ -2,7 +2,7 @@
 
 from attrs import define, evolve
 
-from ..errors import DataError
+from xtrain.runtime.data.errors import DataError
 
 MOST_SHOWN = 10
 

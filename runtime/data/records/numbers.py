@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from .records import Unusable
-from .texts import described
+from xtrain.runtime.data.records.records import Unusable
+from xtrain.runtime.data.records.texts import described
 
 LARGEST = float(np.finfo(np.float32).max)
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from .records import Unusable
+from xtrain.runtime.data.records.records import Unusable
 
 
 def checked(text: object, what: str) -> str | Unusable:

@@ -7,12 +7,12 @@ is read twice, and memory stays bounded whatever the size of a row group.
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError
-from ..records.bad_records import BadRecord
-from ..records.records import Content, Reads, SourceRecord, SourceUnit, Unusable
-from ..records.texts import decoded, parsed
-from ..records.usual_fields import settings_for
-from .fields import Take, find, taker
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.records.bad_records import BadRecord
+from xtrain.runtime.data.records.records import Content, Reads, SourceRecord, SourceUnit, Unusable
+from xtrain.runtime.data.records.texts import decoded, parsed
+from xtrain.runtime.data.records.usual_fields import settings_for
+from xtrain.runtime.data.sources.fields import Take, find, taker
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 
 from attrs import evolve
 
-from ..documents.chat_messages import conversation, flagged, pair, parsed_calls, tool_definitions
-from ..records.records import (
+from xtrain.runtime.data.documents.chat_messages import conversation, flagged, pair, parsed_calls, tool_definitions
+from xtrain.runtime.data.records.records import (
     ChoiceQuestion,
     Content,
     Conversation,
@@ -16,9 +16,9 @@ from ..records.records import (
     Unusable,
     content_text,
 )
-from ..records.texts import checked, described
-from ..records.usual_fields import settings_for
-from .numbers import numbered, token_ids
+from xtrain.runtime.data.records.texts import checked, described
+from xtrain.runtime.data.records.usual_fields import settings_for
+from xtrain.runtime.data.sources.numbers import numbered, token_ids
 
 Take = Callable[[Mapping[str, Any]], Content | Unusable]
 Talk = TypeVar("Talk", Conversation, PreferencePair)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from glob import glob
 from pathlib import Path
 
-from ..errors import DataError
+from xtrain.runtime.data.errors import DataError
 
 
 def matched(patterns: tuple[str, ...], base: Path, folder: Callable[[Path], bool] | None = None) -> tuple[Path, ...]:

@@ -8,8 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from ..errors import DataError
-from ..records.records import SourceUnit
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.records.records import SourceUnit
 
 BLANKS: Final = re.compile(r"[ \t\r\n]*")
 _BEGINNING: Final = re.compile(r"[ \t\r\n]*(\[(?=[ \t\r\n]*\{)|\{)")

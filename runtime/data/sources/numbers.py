@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from ....dsl.schema.losses import OLD, REF
-from ..records.numbers import number, shown
-from ..records.records import Content, Numbered, Reads, TokenIds, Unusable
-from ..records.texts import described
+from xtrain.dsl.schema.losses import OLD, REF
+from xtrain.runtime.data.records.numbers import number, shown
+from xtrain.runtime.data.records.records import Content, Numbered, Reads, TokenIds, Unusable
+from xtrain.runtime.data.records.texts import described
 
 # So far above 0 come log-probabilities of logits in bf16.
 ROUNDED = 0.1

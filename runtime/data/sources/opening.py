@@ -7,8 +7,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
 
-from ....dsl.schema.sources import SOURCES
-from ..errors import DataError
+from xtrain.dsl.schema.sources import SOURCES
+from xtrain.runtime.data.errors import DataError
 
 BLOCK = 1 << 20
 # A few bytes of a packed file can stand for 128 KiB of the same character: this bounds what they become at once.

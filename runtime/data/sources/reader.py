@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 from attrs import field, frozen
 
-from ..documents.tokenizers import TextTokenizer
-from ..records.bad_records import BadRecord
-from ..records.records import Reads, SourceRecord, SourceUnit
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer
+from xtrain.runtime.data.records.bad_records import BadRecord
+from xtrain.runtime.data.records.records import Reads, SourceRecord, SourceUnit
 
 
 class SourceReader(Protocol):

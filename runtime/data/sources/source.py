@@ -10,17 +10,17 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-from ....dsl.schema.sources import SOURCES
-from ....planner.canonical import DATA, text
-from ....planner.data.file_source import FileSource
-from ...ops import code_of
-from ..documents.tokenizers import TextTokenizer
-from ..errors import DataError
-from ..records.bad_records import BadRecord
-from ..records.records import Reads, SourceRecord, SourceUnit
-from ..stores.digests import file_digest
-from .files import name_of
-from .reader import OpenedSource, SourceReader, SourceRequest
+from xtrain.dsl.schema.sources import SOURCES
+from xtrain.planner.canonical import DATA, text
+from xtrain.planner.data.file_source import FileSource
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.records.bad_records import BadRecord
+from xtrain.runtime.data.records.records import Reads, SourceRecord, SourceUnit
+from xtrain.runtime.data.sources.files import name_of
+from xtrain.runtime.data.sources.reader import OpenedSource, SourceReader, SourceRequest
+from xtrain.runtime.data.stores.digests import file_digest
+from xtrain.runtime.ops import code_of
 
 
 @frozen(kw_only=True)

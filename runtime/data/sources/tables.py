@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ..errors import DataError
-from ..records.bad_records import BadRecord
-from ..records.records import Reads, SourceRecord, SourceUnit, Unusable
-from .columns import packed, records_of
-from .files import matched
-from .opening import needs, size_of
-from .reader import OpenedSource, SourceRequest
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.records.bad_records import BadRecord
+from xtrain.runtime.data.records.records import Reads, SourceRecord, SourceUnit, Unusable
+from xtrain.runtime.data.sources.columns import packed, records_of
+from xtrain.runtime.data.sources.files import matched
+from xtrain.runtime.data.sources.opening import needs, size_of
+from xtrain.runtime.data.sources.reader import OpenedSource, SourceRequest
 
 if TYPE_CHECKING:
     import pyarrow as pa

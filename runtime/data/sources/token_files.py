@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from attrs import frozen
 
-from ..errors import DataError
-from ..stores.digests import Stamp
-from .opening import size_of, unreadable
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.sources.opening import size_of, unreadable
+from xtrain.runtime.data.stores.digests import Stamp
 
 DEFAULT_DTYPE = "uint16"
 # Of a file that does not say what it holds, so many numbers are looked at.
@@ -79,7 +79,7 @@ def files_of(path: Path) -> tuple[Path, ...]:
 
 
 def _store(path: Path) -> TokenArray:
-    from ..stores.store import open_store
+    from xtrain.runtime.data.stores.store import open_store
 
     store = open_store(path)
     if store is None:

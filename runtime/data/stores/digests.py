@@ -14,8 +14,8 @@ from uuid import uuid4
 
 from attrs import define, field, frozen
 
-from ..errors import DataError
-from .cache_folder import PARTIAL
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.stores.cache_folder import PARTIAL
 
 BLOCK = 1 << 22  # bytes read at a time
 THREADS = 8

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import define, field
 
-from .cache_folder import sync_folder
+from xtrain.runtime.data.stores.cache_folder import sync_folder
 
 BLOCK = 1 << 22  # bytes read at a time
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from attrs import define, field, frozen
 
-from ....planner.units import bytes_text, rate_text, seconds_text
+from xtrain.planner.units import bytes_text, rate_text, seconds_text
 
 Stage = Literal["files", "tokens", "waiting"]
 

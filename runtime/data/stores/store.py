@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import Factory, define, evolve, field
 
-from ....regular_files import read_json
-from ..errors import DataError
-from ..records.bad_records import BadRecord, BadRecordReport
-from .digests import file_digest
-from .progress import DataProgress, Report
+from xtrain.regular_files import read_json
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.records.bad_records import BadRecord, BadRecordReport
+from xtrain.runtime.data.stores.digests import file_digest
+from xtrain.runtime.data.stores.progress import DataProgress, Report
 
 if TYPE_CHECKING:
     pass

@@ -12,17 +12,17 @@ from typing import Any, Final
 import numpy as np
 from attrs import asdict, define, frozen
 
-from ....dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
-from ....planner.canonical import DATA, digest
-from ....planner.weights.files import CONFIG, WeightsUnreadable, read_weight_files
-from ....regular_files import read_json
-from ...errors import EnvironmentFault
-from ...files.durable import write
-from ...files.locks import HeldLock, hold
-from ..errors import DataError
-from .cache_folder import PARTIAL, STALE_SECONDS, publish, sweep
-from .digests import FileDigests, file_digest, remembering
-from .store import META, TokenStore
+from xtrain.dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
+from xtrain.planner.canonical import DATA, digest
+from xtrain.planner.weights.files import CONFIG, WeightsUnreadable, read_weight_files
+from xtrain.regular_files import read_json
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.stores.cache_folder import PARTIAL, STALE_SECONDS, publish, sweep
+from xtrain.runtime.data.stores.digests import FileDigests, file_digest, remembering
+from xtrain.runtime.data.stores.store import META, TokenStore
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.files.durable import write
+from xtrain.runtime.files.locks import HeldLock, hold
 
 FORMAT: Final = 1
 INDEX: Final = "files.json"

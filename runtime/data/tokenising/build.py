@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import field, frozen
 
-from ....planner.canonical import DATA, digest
-from ..errors import DataError
-from ..stores.digests import FileDigests, remembering
-from ..stores.progress import DataProgress, Report
-from .tokenise import TokeniseJob, make_store
+from xtrain.planner.canonical import DATA, digest
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.stores.digests import FileDigests, remembering
+from xtrain.runtime.data.stores.progress import DataProgress, Report
+from xtrain.runtime.data.tokenising.tokenise import TokeniseJob, make_store
 
 if TYPE_CHECKING:
-    from ..documents.encoder import DocumentEncoder
-    from ..sources.source import DataSource
-from ..stores.store import FORMAT, TokenStore, open_named, open_store
+    from xtrain.runtime.data.documents.encoder import DocumentEncoder
+    from xtrain.runtime.data.sources.source import DataSource
+from xtrain.runtime.data.stores.store import FORMAT, TokenStore, open_named, open_store
 
 INDEX = "files.json"
 """Beside the stores: what is known of the content of files."""

@@ -19,8 +19,8 @@ from uuid import uuid4
 
 from attrs import define, field, frozen
 
-from ....regular_files import read_json
-from ..stores.cache_folder import PARTIAL
+from xtrain.regular_files import read_json
+from xtrain.runtime.data.stores.cache_folder import PARTIAL
 
 CLAIM = ".claim-"
 FOLDER = ".building-"

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import define, field
 
-from ..errors import DataError
-from .worker import EncodedUnit, WorkerFailure, encode_unit, one_thread
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.tokenising.worker import EncodedUnit, WorkerFailure, encode_unit, one_thread
 
 if TYPE_CHECKING:
-    from ..documents.encoder import DocumentEncoder
-    from ..sources.source import DataSource, SourceUnit
+    from xtrain.runtime.data.documents.encoder import DocumentEncoder
+    from xtrain.runtime.data.sources.source import DataSource, SourceUnit
 
 # Below this much input, starting processes takes longer than what they save.
 SMALL = 8 << 20

@@ -16,11 +16,11 @@ from typing import Any, Final
 import numpy as np
 from attrs import asdict, evolve, field, frozen
 
-from ....regular_files import read_json
-from ..records.bad_records import MOST_SHOWN, BadRecord, BadRecordReport
-from ..stores.cache_folder import sync_folder
-from ..stores.durable import GrowingFile, replace_file
-from ..stores.store import (
+from xtrain.regular_files import read_json
+from xtrain.runtime.data.records.bad_records import MOST_SHOWN, BadRecord, BadRecordReport
+from xtrain.runtime.data.stores.cache_folder import sync_folder
+from xtrain.runtime.data.stores.durable import GrowingFile, replace_file
+from xtrain.runtime.data.stores.store import (
     BAD,
     CHOICES,
     COLUMN,
@@ -35,7 +35,7 @@ from ..stores.store import (
     VALUE,
     numbers_file,
 )
-from .worker import EncodedUnit
+from xtrain.runtime.data.tokenising.worker import EncodedUnit
 
 GROWING: Final = (TOKENS, TRAINED, LENGTHS, CHOICES, FIRSTS, BAD)
 _AT_ONCE = 1 << 20

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import frozen
 
-from ..errors import DataError
-from ..records.bad_records import BadRecord, BadRecordReport
-from ..stores.cache_folder import PARTIAL, STALE_SECONDS, move_aside, publish, sweep
-from ..stores.progress import DataProgress, Report
-from ..stores.store import JOURNAL, META
-from .claims import CLAIM, FOLDER, Claim, ClaimWatch, OtherClaim, claims_of, folders_of
-from .pool import encoded_units
-from .store_writer import StoreWriter, copy_unfinished, read_journal, tidy
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.records.bad_records import BadRecord, BadRecordReport
+from xtrain.runtime.data.stores.cache_folder import PARTIAL, STALE_SECONDS, move_aside, publish, sweep
+from xtrain.runtime.data.stores.progress import DataProgress, Report
+from xtrain.runtime.data.stores.store import JOURNAL, META
+from xtrain.runtime.data.tokenising.claims import CLAIM, FOLDER, Claim, ClaimWatch, OtherClaim, claims_of, folders_of
+from xtrain.runtime.data.tokenising.pool import encoded_units
+from xtrain.runtime.data.tokenising.store_writer import StoreWriter, copy_unfinished, read_journal, tidy
 
 if TYPE_CHECKING:
-    from ..documents.encoder import DocumentEncoder
-    from ..sources.source import DataSource
+    from xtrain.runtime.data.documents.encoder import DocumentEncoder
+    from xtrain.runtime.data.sources.source import DataSource
 
 # What a crash may cost.
 COMMIT_SECONDS = 5.0

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attrs import field, frozen
 
-from ..errors import DataError
-from ..records.bad_records import BadRecord
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.records.bad_records import BadRecord
 
 if TYPE_CHECKING:
-    from ..documents.encoder import DocumentEncoder, TokenDocument
-    from ..records.records import SourceRecord
-    from ..sources.source import DataSource, SourceUnit
+    from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
+    from xtrain.runtime.data.records.records import SourceRecord
+    from xtrain.runtime.data.sources.source import DataSource, SourceUnit
 
 BATCH_RECORDS = 1024
 BATCH_CHARACTERS = 1 << 22
