@@ -55,38 +55,40 @@ if TYPE_CHECKING:
 # What is used from Python, and what parts of a user's own are written with → its module. Loaded when asked for: a
 # file of sources needs no torch.
 _OFFERED = {
-    **dict.fromkeys(("LoadedSpec", "ReviewedPlan", "SpecWarning", "load"), "api.specs"),
-    **dict.fromkeys(("Run", "RunFailed", "open_run"), "api.runs"),
-    "SpecErrors": "dsl.diagnostics.diagnostic",
-    "PlanError": "planner.serialise",
-    "EnvironmentFault": "runtime.errors",
-    "source": "runtime.data.part_decorators",
-    "action": "runtime.data.part_decorators",
-    "collator": "runtime.data.part_decorators",
-    "family": "runtime.data.part_decorators",
-    "layer": "runtime.data.part_decorators",
-    "weight": "runtime.data.part_decorators",
-    "loss": "runtime.data.part_decorators",
-    "hook": "runtime.data.part_decorators",
-    "optimizer": "runtime.data.part_decorators",
-    "evaluation_step": "runtime.data.part_decorators",
-    "reward": "runtime.data.part_decorators",
-    "schedule": "runtime.data.part_decorators",
-    "step": "runtime.data.part_decorators",
-    "tracker": "runtime.data.part_decorators",
-    "RunContext": "runtime.hooks.context",
-    "StepContext": "runtime.hooks.bodies",
-    "TrackerContext": "runtime.reporting.trackers",
-    "Sample": "runtime.data.collate.samples",
-    "Microbatch": "runtime.data.collate.batch",
-    "IGNORE_INDEX": "runtime.data.collate.samples",
-    "rms_norm": "runtime.models.rms_norm",
-    **dict.fromkeys(("at_least", "between", "positive", "not_negative", "proper_fraction"), "dsl.schema.setting"),
-    "AttentionLayer": "planner.blocks.attention",
-    "ExpertsLayer": "planner.blocks.experts",
-    "SwiGLULayer": "planner.blocks.feed_forward",
-    **dict.fromkeys(("NormLayer", "post_norm", "pre_norm", "sandwich_norm"), "planner.blocks.norm"),
-    **dict.fromkeys(("Chain", "Residual", "Sum"), "planner.blocks.block"),
+    **dict.fromkeys(("LoadedSpec", "ReviewedPlan", "SpecWarning", "load"), "xtrain.api.specs"),
+    **dict.fromkeys(("Run", "RunFailed", "open_run"), "xtrain.api.runs"),
+    "SpecErrors": "xtrain.dsl.diagnostics.diagnostic",
+    "PlanError": "xtrain.planner.serialise",
+    "EnvironmentFault": "xtrain.runtime.errors",
+    "source": "xtrain.runtime.data.part_decorators",
+    "action": "xtrain.runtime.data.part_decorators",
+    "collator": "xtrain.runtime.data.part_decorators",
+    "family": "xtrain.runtime.data.part_decorators",
+    "layer": "xtrain.runtime.data.part_decorators",
+    "weight": "xtrain.runtime.data.part_decorators",
+    "loss": "xtrain.runtime.data.part_decorators",
+    "hook": "xtrain.runtime.data.part_decorators",
+    "optimizer": "xtrain.runtime.data.part_decorators",
+    "evaluation_step": "xtrain.runtime.data.part_decorators",
+    "reward": "xtrain.runtime.data.part_decorators",
+    "schedule": "xtrain.runtime.data.part_decorators",
+    "step": "xtrain.runtime.data.part_decorators",
+    "tracker": "xtrain.runtime.data.part_decorators",
+    "RunContext": "xtrain.runtime.hooks.context",
+    "StepContext": "xtrain.runtime.hooks.bodies",
+    "TrackerContext": "xtrain.runtime.reporting.trackers",
+    "Sample": "xtrain.runtime.data.collate.samples",
+    "Microbatch": "xtrain.runtime.data.collate.batch",
+    "IGNORE_INDEX": "xtrain.runtime.data.collate.samples",
+    "rms_norm": "xtrain.runtime.models.rms_norm",
+    **dict.fromkeys(
+        ("at_least", "between", "positive", "not_negative", "proper_fraction"), "xtrain.dsl.schema.setting"
+    ),
+    "AttentionLayer": "xtrain.planner.blocks.attention",
+    "ExpertsLayer": "xtrain.planner.blocks.experts",
+    "SwiGLULayer": "xtrain.planner.blocks.feed_forward",
+    **dict.fromkeys(("NormLayer", "post_norm", "pre_norm", "sandwich_norm"), "xtrain.planner.blocks.norm"),
+    **dict.fromkeys(("Chain", "Residual", "Sum"), "xtrain.planner.blocks.block"),
 }
 
 
@@ -97,4 +99,4 @@ if not TYPE_CHECKING:  # with it, a type checker would let every name pass
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        return getattr(import_module(f"{__name__}.{_OFFERED[name]}"), name)
+        return getattr(import_module(_OFFERED[name]), name)

@@ -8,12 +8,13 @@ from typing import Final
 
 from attrs import evolve
 
+import xtrain
 from xtrain.planner.plan import Plan, PlanOrigin
 from xtrain.version import __version__
 
 # The rooms that decide what a plan is and what it does; how it is shown or asked for does not.
 ROOMS: Final = ("components", "dsl", "planner", "runtime")
-PACKAGE: Final = Path(__file__).parents[2]
+PACKAGE: Final = Path(str(xtrain.__file__)).parent
 
 
 def signed(plan: Plan, sets: Sequence[str], world: int | None) -> Plan:

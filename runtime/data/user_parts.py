@@ -20,6 +20,7 @@ from typing import Any
 
 from attrs import frozen
 
+import xtrain
 from xtrain.dsl.user_parts.files import ModuleMissing, PartModule, find_module, is_file, module_digest, module_files
 from xtrain.planner.canonical import canonical
 from xtrain.planner.data.chain import own_modules
@@ -30,7 +31,9 @@ from xtrain.runtime.errors import EnvironmentFault
 
 _PRIVATE = "xtrain_parts"
 _LOADING = RLock()  # trackers load theirs in threads of their own, and a module is run once
-_ROOMS = tuple(Path(__file__).parents[2] / room for room in ("cli", "components", "dsl", "planner", "runtime", "tui"))
+_ROOMS = tuple(
+    Path(str(xtrain.__file__)).parent / room for room in ("cli", "components", "dsl", "planner", "runtime", "tui")
+)
 
 
 class PartFailed(DataError):

@@ -95,7 +95,7 @@ class ReaderProcess:
         with theirs:
             # A session of its own: Ctrl-C at the terminal is for the ranks, which may still want what is read here.
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", f"{__package__}.reading_process", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "xtrain.runtime.input.reading_process", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

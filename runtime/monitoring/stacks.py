@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
+import xtrain
 from xtrain.records.heartbeat import Heartbeat
 from xtrain.runtime.monitoring import waits
 from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter, born, process_state
@@ -27,7 +28,7 @@ ASK: Final = signal.SIGUSR2
 ANSWER: Final = "xtrain-stacks"
 _DEBUGGERS: Final = ("pdb", "bdb", "pydevd", "debugpy")
 _SITE: Final = str(Path(torch.__file__).parent.parent)
-_OURS: Final = str(Path(__file__).parent.parent.parent)
+_OURS: Final = str(Path(str(xtrain.__file__)).parent.parent)
 
 
 def answer_when_asked() -> int | None:

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from xtrain.tui.board.pane import Pane
 
-# Name (as of `--screen`) → the module of this package and its class.
+# Name (as of `--screen`) → its module and class.
 SCREENS = {
-    "overview": ("overview", "OverviewPane"),
-    "plan": ("plan", "PlanPane"),
-    "ranks": ("ranks", "RanksPane"),
-    "experts": ("experts", "ExpertsPane"),
-    "datasets": ("datasets", "DatasetsPane"),
-    "events": ("events", "EventsPane"),
-    "compare": ("compare", "ComparePane"),
-    "server": ("server", "ServerPane"),
-    "sweep": ("sweep", "SweepPane"),
+    "overview": ("xtrain.tui.board.overview", "OverviewPane"),
+    "plan": ("xtrain.tui.board.plan", "PlanPane"),
+    "ranks": ("xtrain.tui.board.ranks", "RanksPane"),
+    "experts": ("xtrain.tui.board.experts", "ExpertsPane"),
+    "datasets": ("xtrain.tui.board.datasets", "DatasetsPane"),
+    "events": ("xtrain.tui.board.events", "EventsPane"),
+    "compare": ("xtrain.tui.board.compare", "ComparePane"),
+    "server": ("xtrain.tui.board.server", "ServerPane"),
+    "sweep": ("xtrain.tui.board.sweep", "SweepPane"),
 }
 
 
 def pane_classes() -> "dict[str, type[Pane]]":
     """Every screen's class by its name."""
-    return {name: getattr(import_module(f"{__package__}.{module}"), cls) for name, (module, cls) in SCREENS.items()}
+    return {name: getattr(import_module(module), cls) for name, (module, cls) in SCREENS.items()}

@@ -198,7 +198,7 @@ class Pool:
     def _start(self) -> _Worker:
         ours, theirs = Pipe()
         with theirs:
-            serve = f"from {__package__}.worker import serve; serve({theirs.fileno()})"
+            serve = f"from xtrain.runtime.data.tokenising.worker import serve; serve({theirs.fileno()})"
             # Not multiprocessing's own: that would run the main module again, which in a rank imports torch.
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!r}; {serve}"],
