@@ -39,7 +39,7 @@ CURVE: Final = (480, 120)
 
 
 class RunFailed(RuntimeError):
-    """A run could not begin, or failed; the text is what it has said. exit_code: as of `xtrain run`."""
+    """A run that could not start, or failed; the text is its output. exit_code: as of `xtrain run`."""
 
     def __init__(self, exit_code: int, text: str) -> None:
         super().__init__(text.strip() or f"the run ended with exit code {exit_code}")
@@ -47,7 +47,7 @@ class RunFailed(RuntimeError):
 
 
 def open_run(directory: str | PathLike[str]) -> "Run":
-    """A run that goes on, or has ended, by its directory. Raises FileNotFoundError where there is none."""
+    """Open a running or ended run by its directory. Raises FileNotFoundError if it is not a run directory."""
     found = Path(directory)
     if not (found / "plan.json").is_file():
         raise FileNotFoundError(f"{found} is not a run directory: it has no plan.json")
@@ -56,14 +56,14 @@ def open_run(directory: str | PathLike[str]) -> "Run":
 
 @define(eq=False)
 class Run:
-    """What a run directory has. Everything is read when it is asked for, also of a run that goes on."""
+    """A run directory. Everything is read on access, also while the run is running."""
 
     directory: Path
     _launched: "_Launched | None" = field(default=None, repr=False)
 
     @property
     def plan(self) -> Plan:
-        """Raises PlanError where that of another version cannot be read."""
+        """The run's plan. Raises PlanError if it was written by an incompatible version."""
         return load_plan(self.directory / "plan.json")
 
     @property
@@ -101,12 +101,12 @@ class Run:
         return pandas.DataFrame(columns)
 
     def events(self, kind: str | None = None) -> list[Event]:
-        """What has happened, in order: `eval`, `checkpoint`, `generate`, `warning`, … ; kind: those of one name."""
+        """Return the events in order: `eval`, `checkpoint`, `generate`, `warning`, … ; kind: only this kind."""
         found = events_since(self.directory / EVENTS_FILE)
         return found if kind is None else [each for each in found if kind_of(type(each)) == kind]
 
     def checkpoints(self) -> "list[CheckpointEntry]":
-        """Those that are whole, oldest first: their `path`, `step` and `state()`."""
+        """Return the intact checkpoints, oldest first: their `path`, `step` and `state()`."""
         from xtrain.runtime.checkpoint.layout import CheckpointFolder
 
         return CheckpointFolder(self.directory / "checkpoints").entries()
@@ -125,14 +125,14 @@ class Run:
         return TrainedRun.load(self.directory, device, checkpoint, task)
 
     def model(self, checkpoint: str | None = None, *, device: str = "auto") -> "torch.nn.Module":
-        """That model as a torch module, with the names of parameters that the plan has."""
+        """Return the model of a checkpoint as a torch module, with the plan's parameter names."""
         return self.trained(checkpoint, device=device).writer.model.whole
 
     def generate(
         self, prompts: str | Sequence[str], tokens: int = 64, *, checkpoint: str | None = None, **sampling: Any
     ) -> list[str]:
-        """What follows each prompt, or the one; sampling: as `xtrain generate` (`temperature`, `top_k`, `top_p`,
-        `seed`, …). Raises ValueError for numbers that cannot be, and as `trained`."""
+        """Return the continuation of each prompt; sampling: as `xtrain generate` (`temperature`, `top_k`, `top_p`,
+        `seed`, …). Raises ValueError for invalid numbers, and the errors of `trained`."""
         from xtrain.runtime.generation.sampling import Sampling
 
         if tokens < 1:
@@ -210,7 +210,7 @@ class _Launched:
         return launched
 
     def directory(self) -> Path | None:
-        """Where the run is; None if it has ended without having begun."""
+        """Return the run directory; None if the run ended before it started."""
         self._interruptible(self._known)
         return self._directory
 

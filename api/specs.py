@@ -24,18 +24,18 @@ PRE = '<pre style="line-height: 1.25; font-size: 0.85em">{}</pre>'
 
 
 class SpecWarning(UserWarning):
-    """What `xtrain check` warns of."""
+    """A warning of `xtrain check`."""
 
 
 def load(path: str | PathLike[str], settings: Mapping[str, Any] | None = None) -> "LoadedSpec":
-    """Check a spec, or read a plan that `xtrain plan --out` has saved.
+    """Check a spec, or read a plan saved by `xtrain plan --out`.
 
     settings: `path.to.setting` → value, as of `--set`: numbers, True, False, None and lists of them as in Python; a
-    text is what stands in a spec (`64 steps`, `cosine`, and with its own quotes `"runs/a"`); a Path is a path, numbers
+    text is written as in a spec (`64 steps`, `cosine`, and with its own quotes `"runs/a"`); a Path is a path; numbers
     and arrays of NumPy are numbers and lists.
 
-    Raises SpecErrors, whose text is that of `xtrain check`, and TypeError for another object among the settings. What
-    `xtrain check` warns of, and that a spec has a `sweep`, whose trials only `xtrain run` trains, is a SpecWarning.
+    Raises SpecErrors, whose text is that of `xtrain check`, and TypeError for other objects in the settings. Warns with
+    SpecWarning for warnings of `xtrain check`, and for a spec with a `sweep`, whose trials only `xtrain run` trains.
     """
     sets = tuple(f"{name}={_spelled(name, value)}" for name, value in (settings or {}).items())
     if is_saved(Path(path)):
@@ -51,13 +51,13 @@ def load(path: str | PathLike[str], settings: Mapping[str, Any] | None = None) -
 
 @frozen
 class LoadedSpec:
-    """A spec without mistakes. sets: what was set beside its text, as `--set` takes it."""
+    """A valid spec. sets: its settings from outside, as `--set` takes them."""
 
     path: Path
     sets: tuple[str, ...] = ()
 
     def plan(self, world: int | None = None) -> "ReviewedPlan":
-        """What a run on `world` ranks does; None: as many as the axes of the spec need. Raises SpecErrors."""
+        """Plan a run on `world` ranks; None: as many as the axes of the spec need. Raises SpecErrors."""
         if world is not None and not isinstance(world, int):
             raise TypeError(f"world is a number of ranks, not {world!r}")
         compiled = plan_from_path(self.path, self.sets, world)
@@ -101,12 +101,12 @@ class ReviewedPlan:
         Path(path).write_text(dumps(self.content), encoding="utf-8")
 
     def run(self, *, wait: bool = True, show: bool = True) -> Run:
-        """Train exactly this, in processes of its own, as `xtrain run` does; a run that was stopped goes on.
+        """Train this plan in separate processes, as `xtrain run` does; a stopped run is resumed.
 
-        wait: until it has ended; else return as soon as it has begun. show: print its lines meanwhile. Ctrl-C, and an
-        interrupted cell, let it save a checkpoint and stop.
+        wait: return when the run has ended; otherwise as soon as it has started. show: print its lines meanwhile.
+        Ctrl-C, or interrupting the cell, saves a checkpoint and stops the run.
 
-        Raises RunFailed where it cannot begin, and with `wait` where it fails.
+        Raises RunFailed if it cannot start, and with `wait` if it fails.
         """
         return start(dumps(self.content), wait=wait, show=show)
 
@@ -115,7 +115,7 @@ class ReviewedPlan:
 
 
 def _spelled(name: str, value: Any) -> str:
-    """What stands in a spec for a value of Python."""
+    """Return a Python value as spec text."""
     if isinstance(value, str):
         return value
     plain = _plain(value)
@@ -126,7 +126,7 @@ def _spelled(name: str, value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as `value_text` takes it; NOT_PLAIN for what stands in no spec."""
+    """Convert a value for `value_text`; NOT_PLAIN if a spec cannot express it."""
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, PathLike):

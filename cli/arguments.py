@@ -65,9 +65,10 @@ def _index(text: str) -> int:
 
 
 def run_named(text: str | Path) -> Path | None:
-    """The run that a path, a lineage, a root of runs or a run id means, as `xtrain watch` takes it; None without one.
+    """Return the run directory for a path, lineage, root of runs or run id, as `xtrain watch` accepts them; None if
+    there is none.
 
-    Says which run it is on stderr, unless the path is that of the run.
+    Prints the chosen run to stderr unless `text` is its path.
     """
     from xtrain.dsl.diagnostics.source import printable
     from xtrain.tui.model.find import NoRun, run_at

@@ -1,4 +1,4 @@
-"""`xtrain check`: find everything that is wrong with specs, without planning or running them; fixes what is certain."""
+"""`xtrain check`: report all errors in specs without planning or running them; `--fix` applies safe fixes."""
 
 import argparse
 import json
@@ -90,7 +90,7 @@ def _show_difference(fixed: "FixedTexts") -> None:
 
 
 def _write(file: str, text: str) -> str | None:
-    """Write a file that was fixed; what was wrong with that, if anything."""
+    """Write a fixed file. Return the error message on failure."""
     from xtrain.cli.rewrite import like, write
 
     try:
@@ -119,7 +119,7 @@ def _shown(text: str) -> str:
 
 
 def _report(path: str, diagnostics: "Diagnostics", arguments: argparse.Namespace, *, fixed: int = 0) -> None:
-    """What is wrong, and for people a last line that counts it."""
+    """Print the diagnostics, and for people a summary line with their counts."""
     from xtrain.dsl.diagnostics.diagnostic import shows_color
 
     if arguments.json:
@@ -137,7 +137,7 @@ def _report(path: str, diagnostics: "Diagnostics", arguments: argparse.Namespace
 
 
 def _fixable(diagnostics: "Diagnostics") -> int:
-    """How many diagnostics `--fix` would try to fix."""
+    """Return the number of diagnostics that `--fix` would try to fix."""
     if not any(diagnostic.fix for diagnostic in diagnostics):
         return 0  # most specs are right, and are told so without loading what fixes the others
     from xtrain.dsl.autofix import fixable

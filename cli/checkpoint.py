@@ -1,5 +1,5 @@
-"""`xtrain checkpoint ls|show|verify|prune|convert PATH`: look at checkpoints from outside a run, make room, and read
-those of DeepSpeed's engine."""
+"""`xtrain checkpoint ls|show|verify|prune|convert PATH`: list, inspect, verify, prune and convert checkpoints outside a
+run."""
 
 import argparse
 import json
@@ -123,7 +123,7 @@ def _age(each: "SeenCheckpoint") -> str:
 
 
 def _contents(each: "SeenCheckpoint") -> str:
-    """What it holds, with a word about averaged weights."""
+    """Return a description of the checkpoint's contents, including averaged weights."""
     average = each.state.get("ema")
     if not average:
         return "the full state" if each.entry.is_full else "weights alone"
@@ -162,7 +162,7 @@ def _show(seen: "list[SeenCheckpoint]") -> None:
 
 
 def _behind(each: "SeenCheckpoint") -> str:
-    """What the run had behind it."""
+    """Return the progress at the checkpoint: steps, tokens, epochs."""
     text = f"after {each.entry.step:,} steps, {each.state.get('tokens', 0):,} tokens"
     epoch, ended = each.state.get("epoch"), each.state.get("epoch_ended")
     text += f", {epoch:.4g} epochs" if epoch is not None else ""
@@ -189,7 +189,7 @@ def _prune(arguments: argparse.Namespace) -> int:
         return 2
     for folder in known:
         try:
-            # Of a run that is under way nobody knows what it is writing just now.
+            # A running run may be writing a checkpoint at this moment.
             names = (LAUNCHER_LOCK, WORKER_LOCK) if arguments.yes and folder.root.name == "checkpoints" else ()
             locks = [hold(folder.root.parent, name) for name in names]
             found = removable(folder, keep=arguments.keep, damaged=arguments.damaged)

@@ -12,7 +12,7 @@ examples:
   xtrain completion fish > ~/.config/fish/completions/xtrain.fish
 """
 SHELLS: Final = ("bash", "zsh", "fish")
-# How an argument is called in the help of its verb → what it is completed with: patterns of files, folders, any files.
+# Metavar in the verb's help → completion: file patterns, folders, or any files.
 PATTERNS: Final = {"SPEC": ("*.xtrain", "*.json"), "SPEC|RUN": ("*.xtrain",), "TEMPLATE": ("*.jinja",)}
 FOLDERS: Final = ("FOLDER", "ROOT", "RUNS")
 FILES: Final = ("FILE", "RUN", "PATH", "A", "B")
@@ -65,7 +65,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _words() -> dict[str, list[str]]:
-    """How an argument is called → the words that it may be: of `--set` the settings of blocks that have no name."""
+    """Return a dict from metavar to its possible words. `--set` gets the settings of blocks without a name."""
     from xtrain.dsl.blocks import NAMED
     from xtrain.dsl.diagnostics.codes import CODES
     from xtrain.dsl.reference.reference import every_page

@@ -1,4 +1,4 @@
-"""What of a plan waits for its data, looked up where the data has been counted."""
+"""Size-dependent values of a plan, looked up in the cache of counted data."""
 
 from typing import TYPE_CHECKING
 

@@ -1,6 +1,6 @@
-"""The dashboard beside the launcher of a run: a process of its own, and lines once it is closed.
+"""The dashboard next to a run's launcher: a separate process, and plain lines after it closes.
 
-Training does not depend on it: it may be left, fail or be killed, and its terminal may be closed.
+Training does not depend on the dashboard: it may be closed, fail or be killed, and its terminal may close.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from xtrain.runtime.run_directory.workspace import RunDirectory
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Of what the launcher has said meanwhile, so much is shown afterwards; all of it stays in the file.
+# Show at most this much of the launcher's output after the dashboard closes; the file keeps all of it.
 SAID_BYTES = 64 << 10
 # A dashboard that was told to leave is ended after so long.
 LEAVE_SECONDS = 4.0
@@ -48,7 +48,7 @@ class Dashboard:
     def __enter__(self) -> None:
         self._said.parent.mkdir(parents=True, exist_ok=True)
         arguments = [sys.executable, "-P", "-m", "xtrain.tui.board.opening", str(self._directory), str(os.getpid())]
-        # What may fail comes before there is a dashboard, or ends it again: nobody else would.
+        # Any failure here must happen before the dashboard starts or must end it: no other code would.
         with self._said.open("ab") as said, contextlib.ExitStack() as cleanup:
             self._process = subprocess.Popen(arguments)
             cleanup.callback(self._end_at_once)
@@ -59,7 +59,7 @@ class Dashboard:
             cleanup.pop_all()
 
     def _hear_signals(self) -> None:
-        """Every signal leaves a mark, whoever handles it: the launcher's handlers change as the run goes on."""
+        """Record every signal in a pipe, because the launcher changes its signal handlers during the run."""
         self._marks, marked = os.pipe()
         for end in (self._marks, marked):
             os.set_blocking(end, False)
@@ -159,7 +159,7 @@ def _flushed() -> Iterator[None]:
 
 
 def _show_end_of(path: Path) -> None:
-    """What was said meanwhile; a file in which nothing stands is not kept."""
+    """Print the end of the launcher's output; delete an empty file."""
     with contextlib.suppress(OSError):
         said = path.read_bytes()
         if not said:

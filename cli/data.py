@@ -1,4 +1,4 @@
-"""`xtrain data build|show|stats|teach SPEC`: make and look at what a model sees, before or after it is trained."""
+"""`xtrain data build|show|stats|teach SPEC`: build and inspect training data before or after training."""
 
 import argparse
 import sys

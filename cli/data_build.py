@@ -1,4 +1,4 @@
-"""`xtrain data build SPEC`: tokenise and pack before a run does, resume what was interrupted, prove what is there."""
+"""`xtrain data build SPEC`: tokenize and pack before a run, resume interrupted work, verify existing data."""
 
 import argparse
 import json

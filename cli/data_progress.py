@@ -1,4 +1,4 @@
-"""Shows how far tokenising is: a bar on a terminal, a line now and then elsewhere."""
+"""Tokenization progress: a bar on a terminal, occasional lines elsewhere."""
 
 import os
 import sys
@@ -36,14 +36,14 @@ def _bar(name: str) -> "Iterator[Report]":
     from xtrain.runtime.data.stores.progress import ReadingPace, in_words
 
     pace = ReadingPace()
-    # In the end the line goes: what was done is told in other words.
+    # Remove the bar at the end; other lines report the result.
     bars = Bars(
         TextColumn("{task.fields[dataset]}", table_column=Column(no_wrap=True, min_width=len(name))),
         BarColumn(16, table_column=Column(min_width=16)),
         TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
         console=Console(file=drawn_on(sys.stderr)),
         transient=True,
-        # What goes to stdout must not be turned to where the bar is.
+        # Output for stdout must not be redirected to the bar's stream.
         redirect_stdout=False,
         redirect_stderr=False,
         refresh_per_second=4,

@@ -1,4 +1,4 @@
-"""`xtrain data show SPEC`: packed rows in the order of training, and what of them the loss is taken on."""
+"""`xtrain data show SPEC`: packed rows in training order, with the loss mask marked."""
 
 import argparse
 import json
@@ -28,7 +28,7 @@ SHORTEST = 40  # characters of a stretch of it
 TOKENS = 48  # the same for tokens
 BAR = 30  # columns
 STYLES = ("cyan", "green", "yellow")
-READ = ("⟦", "⟧")  # around what is only read, where colours cannot say it
+READ = ("⟦", "⟧")  # encloses tokens outside the loss mask when colors are off
 
 
 def add_show(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
@@ -45,9 +45,9 @@ def add_show(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> ar
 
 
 def show(plan: "Plan", arguments: argparse.Namespace) -> int:
-    """Print what was asked for; exit status 0, or 2 for a step that there is not.
+    """Print the requested rows. Return exit status 0, or 2 if the step does not exist.
 
-    Raises DataError for data that cannot be used.
+    Raises DataError for unusable data.
     """
     from xtrain.cli.data_progress import shown
     from xtrain.dsl.diagnostics.diagnostic import shows_color
@@ -60,7 +60,7 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
 
     nodes, loader, tokenizer = data_nodes(plan), plan.node("setup.loader").args, tokenizer_of(plan)
     wanted = [arguments.dataset] if arguments.dataset else loader["datasets"]
-    # What is only evaluated has no rows to train on.
+    # A dataset that is only evaluated has no training rows.
     held_out = arguments.heldout or wanted[0] not in loader["datasets"]
     if held_out and arguments.step is not None:
         print("xtrain data: rows that are held out belong to no step; leave --step out", file=sys.stderr)
@@ -123,14 +123,14 @@ def _trained(curriculum: "Curriculum", found: "dict[str, PreparedDataset]", step
 
     rows = {name: data.train_rows.num_rows for name, data in found.items()}
     readers = {name: data.parts["training"] for name, data in found.items()}
-    # Of a dataset that is trained on alone an epoch shows all there is.
+    # With a single training dataset, an epoch covers all rows.
     most = most if len(curriculum.datasets) > 1 else min(most, sum(rows.values()))
     for name, index, place in islice(rows_from(curriculum, rows, step), most):
         yield name, readers[name], index, place
 
 
 def _behind(plan: "Plan") -> "Callable[[str, RowReader, int, int | None], list[SegmentInRow]]":
-    """What the user's own collators make of a row: a step is given that. Takes torch, which they are written for."""
+    """Return a function that applies the user's collators to a row, as in a training step. Needs torch."""
     from xtrain.runtime.data.packing.row_reader import UNKNOWN
     from xtrain.runtime.input.look_collated import collated
 
@@ -184,7 +184,7 @@ class _View:
             self._add_segment(segment, STYLES[number % len(STYLES)])
 
     def add_legend(self, own: list[str]) -> None:
-        """What colours and marks mean; `own`: the user's collators that rows went through."""
+        """Add the legend of colors and marks. own: the user's collators applied to the rows."""
         self._page.line()
         marked = f" {READ[0]}…{READ[1]}: only read." if self._marked else ""
         meaning = " Coloured, a document each: trained. Dim: only read." if self._color else marked

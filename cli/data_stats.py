@@ -44,7 +44,7 @@ def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
                 page.table(_table(part, own, found["oversized"]), styles=("bold", "dim"))
         if beside := _beside(found):
             page.table(beside, styles=("bold", "dim"))
-    # What is sampled of one depends on the rows of all.
+    # The sampling of one dataset depends on the number of rows of all datasets.
     if len(trained) > 1 and len(rows) == len(trained):
         taken, whole = sampling(plan, rows), epoch(plan, rows)
         if arguments.json:
@@ -59,7 +59,7 @@ def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
 
 
 def _beside(found: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Numbers beside the tokens, what the template leaves out, and why records are bad."""
+    """Return rows for numeric fields, content that the template leaves out, and reasons for bad records."""
     numbers = [
         ("", name, f"least {own['least']:.4g} · mean {own['mean']:.4g} · most {own['most']:.4g}")
         for name, own in found.get("numbers", {}).items()

@@ -1,4 +1,4 @@
-"""`xtrain data teach SPEC`: what the teacher of a loss holds probable, computed once and kept in the cache."""
+"""`xtrain data teach SPEC`: compute the teacher's token probabilities once and keep them in the cache."""
 
 import argparse
 import json

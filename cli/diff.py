@@ -1,4 +1,4 @@
-"""`xtrain diff A [B]`: what changed between two specs, plans or runs, what it costs, and whether a run can go on."""
+"""`xtrain diff A [B]`: changes between two specs, plans or runs, their cost, and whether a run can resume."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""`xtrain doctor [SPEC|PLAN|RUN]`: what of this machine, or of all machines of a job, does not fit a plan."""
+"""`xtrain doctor [SPEC|PLAN|RUN]`: problems of this machine, or of all machines of a job, for a plan."""
 
 import argparse
 import json
@@ -82,7 +82,7 @@ def _with_plan(plan: "Plan", arguments: argparse.Namespace) -> "list[Unfit]":
     from xtrain.runtime.errors import EnvironmentFault
     from xtrain.runtime.launch.node_place import node_place
 
-    # Of stores that nobody answers in, torch writes traces of its own to the screen.
+    # torch prints its own traces when a store does not answer.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     try:
         place = node_place(plan, arguments.node, arguments.meet)
@@ -94,7 +94,8 @@ def _with_plan(plan: "Plan", arguments: argparse.Namespace) -> "list[Unfit]":
 def _report(found: "list[Unfit]", arguments: argparse.Namespace, plan: "Plan | None", began: float) -> int:
     seconds = time.perf_counter() - began
     code = 3 if any(each.stops for each in found) else 0
-    # Of several machines the first one has the findings of all, and prints them; one that has not met it, its own.
+    # With several machines, the first machine prints the findings of all. A machine that did not reach it prints its
+    # own.
     codes = {each.code for each in found}
     apart = "X716" in codes or ("X703" in codes and arguments.node is not None)
     prints = apart or (not arguments.node and not _later_task())

@@ -1,4 +1,4 @@
-"""`xtrain explain`: what a diagnostic's code means, an example that causes it, and what to write instead."""
+"""`xtrain explain`: the meaning of a diagnostic code, an example that causes it, and the fix."""
 
 import argparse
 import json

@@ -50,12 +50,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_task(parser: argparse.ArgumentParser) -> None:
-    """Which of several adapters is meant."""
+    """Add `--task`, which selects one of several adapters."""
     parser.add_argument("--task", metavar="NAME", help="of a run with tasks, whose adapter")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which checkpoint is written, where and how."""
+    """Add the arguments that select the checkpoint, the target folder and the format."""
     parser.add_argument("run_directory", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--to", metavar="FOLDER", type=Path, required=True, help="the folder to write")
     parser.add_argument(

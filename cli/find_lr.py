@@ -50,7 +50,8 @@ def _steps(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status: 0 there is a result, 2 a wrong spec or command line, else that of the run."""
+    """Run `xtrain find-lr`. Exit status: 0 for a result, 2 for an invalid spec or command line, else the run's own
+    status."""
     if Path(arguments.spec).is_dir():
         return _show(Path(arguments.spec), as_json=arguments.json)
     if arguments.low >= arguments.high:

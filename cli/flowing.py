@@ -16,7 +16,7 @@ _SIGNS = {"\n": "⏎", "\t": "⇥", "\x7f": "␡"}
 
 @frozen
 class TextPart:
-    """A piece of text in one style of a page; a style of "" is none. No line ends within what is `whole`."""
+    """A piece of text in one style of a page ("": no style). A `whole` piece is never broken across lines."""
 
     text: str
     style: str = ""
@@ -24,7 +24,7 @@ class TextPart:
 
 
 def width() -> int:
-    """Columns that there are, at most those of a page; of a pipe and of nothing at all, those of a page."""
+    """Return the terminal's columns, at most those of a page; for a pipe, those of a page."""
     return max(20, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
 
 
@@ -34,7 +34,7 @@ def plain(text: str) -> str:
 
 
 def flow(page: Page, parts: Iterable[TextPart], columns: int, *, first: str = "", rest: str = "") -> None:
-    """Add lines of at most `columns`, broken behind a blank where there is one; `first` and `rest` are margins."""
+    """Add lines of at most `columns`, broken after a space where possible; `first` and `rest` are margins."""
     line: list[tuple[str, str]] = []
     used, blank = _columns(first), -1
     margin = first
@@ -85,5 +85,5 @@ def _sign(character: str) -> str:
     kind = unicodedata.category(character)
     if kind == "Cc" and ord(character) < 32:
         return chr(0x2400 + ord(character))
-    # Directions, joiners, separators, what is not assigned: nothing to see, or a mess of the line.
+    # Directional marks, joiners, separators and unassigned characters are invisible or corrupt the line.
     return f"⟨U+{ord(character):04X}⟩" if kind in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp") else character

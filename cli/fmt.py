@@ -43,9 +43,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status: 0 done, 1 a file would change (`--check`), 2 a file cannot be formatted, 3 or not be written.
+    """Run `xtrain fmt`. Exit status: 0 done, 1 a file would change (`--check`), 2 a file cannot be formatted, 3 a file
+    cannot be written.
 
-    70 the formatter is at fault: it would have changed what a spec says, and has left it as it is.
+    70: a formatter bug. Formatting would have changed the meaning of a spec, so the file was left unchanged.
     """
     status = 0
     for file in arguments.files:

@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
     )
     try:
-        with suppress(PlanError):  # said after what is wrong with the checkpoint
+        with suppress(PlanError):  # the checkpoint's own error is reported first
             plan = load_plan(directory / "plan.json")
             if plan.architecture.own:
                 say_own_code(plan, str(directory))
@@ -100,7 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def as_text(prompts: Sequence[str], *, whole: bool) -> "Callable[[list[Continuation]], None]":
-    """Prints texts as they grow, one behind the other: while one grows, those behind it wait. whole: with prompts."""
+    """Return a callback that prints texts in order while they grow; later texts wait for earlier ones. whole: include
+    prompts."""
     begun = done = 0
 
     def show(texts: "list[Continuation]") -> None:

@@ -106,13 +106,13 @@ def _job(arguments: argparse.Namespace) -> "Job":
         raise Refused(2, f"xtrain launch: {launcher.kind} is one machine, and the plan is for {plan.launch['nodes']}")
     directory = locate(plan, read_code(Path(plan.spec).resolve().parent))
     if plan.workspace["run"] is None and not arguments.spec.endswith(".json"):
-        # Until the job begins, and while it waits to go on, the code of the spec's folder may change: the run stays.
+        # The code of the spec's folder may change before the job starts or resumes; the run directory must not.
         plan = _plan(arguments, [*arguments.sets, f'workspace.run="{directory.name}"'], quiet=True)
     return Job(plan=plan, launcher=launcher, directory=directory.absolute(), folder=Path.cwd(), python=sys.executable)
 
 
 def _plan(arguments: argparse.Namespace, sets: list[str], *, quiet: bool = False) -> "Plan":
-    """Raises Refused. quiet: what is to be said of the spec has been said."""
+    """Compile the plan. Raises Refused. quiet: the spec's diagnostics were already shown."""
     from attrs import evolve
 
     from xtrain.planner.compare.plan_origin import signed
@@ -132,7 +132,7 @@ def _plan(arguments: argparse.Namespace, sets: list[str], *, quiet: bool = False
 
 
 def _launcher(plan: "Plan", on: str | None) -> "Launcher":
-    """That of the spec, or the one that is named, with its defaults. Raises Refused."""
+    """Return the launcher of the spec, or the launcher named `on` with its defaults. Raises Refused."""
     from attrs import NOTHING
 
     from xtrain.dsl.schema.launchers import LAUNCHERS

@@ -23,7 +23,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status: 0 the editor has ended it, 2 what it needs is not installed."""
+    """Run the language server. Exit status: 0 when the editor closes it, 2 if its packages are not installed."""
     try:
         from xtrain.lsp.server import make_server
     except ModuleNotFoundError as missing:

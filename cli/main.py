@@ -20,7 +20,7 @@ VERBS = (
     "fit-law", "watch", "control", "data", "checkpoint", "generate", "export", "merge", "docs", "schema",
     "explain", "completion",
 )  # fmt: skip
-# Of a file or a disk that what a command prints goes to.
+# Errors of the file or disk that receives a command's output.
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -95,13 +95,13 @@ def _escaped(error: UnicodeError) -> tuple[str, int]:
 
 
 def _drop_output(stream: TextIO | None = None) -> None:
-    """What is left of it would be written, and fail, as the process ends. stream: None: standard output."""
+    """Redirect `stream` (None: stdout) to /dev/null: flushing buffered output at exit would fail."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), (stream or sys.stdout).fileno())
 
 
 def _tell(message: str) -> None:
-    """Say what is wrong, unless that cannot be written either: the exit code counts then."""
+    """Print an error message. If stderr is unwritable, the exit code alone reports the error."""
     try:
         print(harmless(message), file=sys.stderr, flush=True)
     except OSError:

@@ -1,4 +1,4 @@
-"""What a saved plan or a run directory executes of its author's, said before it does."""
+"""User code that a saved plan or run directory executes, reported before it runs."""
 
 import sys
 from typing import TYPE_CHECKING

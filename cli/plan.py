@@ -56,7 +56,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def _add_views(parser: argparse.ArgumentParser) -> None:
-    """What is printed; without any of these, one page."""
+    """Add the options that choose the view; the default is one page."""
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--format", choices=FORMATS, default="text", help="what to print; text unless given")
     form.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _warn(compiled: "Compiled", arguments: argparse.Namespace) -> None:
-    """Say on stderr what is to be said about the spec, but for what stands on the page that follows."""
+    """Print the spec's diagnostics to stderr, except those shown on the page that follows."""
     from xtrain.dsl.diagnostics.diagnostic import Diagnostics, shows_color
 
     page = (
@@ -149,7 +149,7 @@ def _traced(plan: "Plan") -> "Plan | None":
 
 
 def _predicted(text: str, plan: "Plan", arguments: argparse.Namespace) -> str | None:
-    """The text with what the law predicts; None after saying why there is no prediction."""
+    """Return the text with the law's prediction; None after reporting why there is no prediction."""
     from xtrain.cli.plan_law import with_prediction
     from xtrain.records.law import LawError, ScalingLaw
 

@@ -8,18 +8,18 @@ if TYPE_CHECKING:
     from xtrain.records.law import ScalingLaw
 
 FAR = 1.5
-"""From this factor beyond the runs of a law on, a prediction is said to lie beyond them."""
+"""Ratio to the law's fitted range from which a prediction counts as an extrapolation."""
 
 
 def with_prediction(text: str, plan: "Plan", law: "ScalingLaw", form: str) -> str:
-    """What is printed of a plan, with what a law predicts behind it. form: `text` or `json`."""
+    """Return the plan's text followed by the law's prediction. form: `text` or `json`."""
     if form == "json":
         return json.dumps({**json.loads(text), "predicted": prediction(plan, law)}, indent=2) + "\n"
     return text.rstrip("\n") + "\n\n" + _lines(plan, law)
 
 
 def prediction(plan: "Plan", law: "ScalingLaw") -> dict[str, Any] | None:
-    """None where nobody knows yet how many tokens there are."""
+    """Return the predicted loss; None while the number of tokens is unknown."""
     parameters, tokens = plan.parameters.active, plan.timeline.tokens
     if tokens is None:
         return None

@@ -1,4 +1,4 @@
-"""What `xtrain plan` prints of a plan: the page, parts of it, one rank, a node, a value, a picture, or the data."""
+"""Views of `xtrain plan`: the page, its parts, one rank, a node, a value, a picture, or the data."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ FORMATS: Final = ("text", "json", "mermaid", "dot")
 
 
 class NotThere(Exception):
-    """What was asked for is not in the plan, or cannot be shown in the format that was asked for."""
+    """A requested view that the plan does not have or the requested format does not support."""
 
 
 def view(plan: "Plan", arguments: argparse.Namespace) -> str:
@@ -86,7 +86,7 @@ def _why(plan: "Plan", arguments: argparse.Namespace) -> str:
 
 
 def _spec(plan: "Plan", arguments: argparse.Namespace) -> "tuple[Spec | None, int | None]":
-    """What the plan was made from, and for how many ranks: the spec as given, or the text that a saved plan carries."""
+    """Return the plan's spec and world size, from the spec file or from the text in a saved plan."""
     from xtrain.dsl.load import load_spec
 
     if not arguments.spec.endswith(".json"):
@@ -116,5 +116,5 @@ def _data(plan: "Plan", arguments: argparse.Namespace) -> str:
 
 
 def json_text(diagnostics: "Diagnostics") -> str:
-    """What is wrong with a spec, for programs."""
+    """Return the diagnostics as JSON."""
     return json.dumps({"diagnostics": [diagnostic.to_json() for diagnostic in diagnostics]})

@@ -22,7 +22,7 @@ class Refused(Exception):
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Turn what is wrong with the machine, the data or an earlier run into Refused."""
+    """Convert faults of the machine, the data or an earlier run into Refused."""
     from xtrain.dsl.diagnostics.source import printable
     from xtrain.runtime.data.errors import DataError
     from xtrain.runtime.errors import EnvironmentFault

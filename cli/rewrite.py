@@ -12,9 +12,9 @@ _RESET = "\x1b[0m"
 
 
 def write(path: str | Path, data: bytes) -> None:
-    """Put `data` in the place of what a file holds, all of it or nothing. Raises OSError.
+    """Replace a file's content by `data`, atomically. Raises OSError.
 
-    The new content is written beside the file and then takes its name; links are followed and permissions kept.
+    Writes a temporary file in the same folder and renames it. Links are followed and permissions kept.
     """
     target = Path(path).resolve()
     mode = target.stat().st_mode if target.exists() else None

@@ -69,10 +69,10 @@ def start(
     opened: "Callable[[Path], None]" = lambda directory: None,
     placed: "Callable[[Plan], NodePlace | None]" = lambda plan: None,
 ) -> int:
-    """Train what `compiled` gives, on ranks that are started here, or as one of those of another launcher.
+    """Train the plan of `compiled` on ranks started here, or as one rank of another launcher.
 
-    compiled: raises Refused. opened: is told the run directory by the launcher of the ranks. placed: which machine of
-    several this is, None for a single one.
+    compiled: raises Refused. opened: called with the run directory by the launcher of the ranks. placed: returns this
+    machine's place among several, None for a single one.
     """
     from xtrain.planner.graph.replica_groups import groups_node
     from xtrain.runtime.launch.node_ranks import OF_NODE
@@ -108,7 +108,7 @@ def start(
 
 
 def _compiled(arguments: argparse.Namespace) -> "Compiled":
-    """What is to be run; the user has seen what there is to say of it. Raises Refused."""
+    """Compile the spec and report its diagnostics. Raises Refused."""
     from xtrain.planner.load import plan_from_path
 
     if arguments.ui == "tui" and (reason := _no_dashboard()):
@@ -124,8 +124,8 @@ def _compiled(arguments: argparse.Namespace) -> "Compiled":
 
 
 def _is_said_by_a_rank(plan: "Plan | None", arguments: argparse.Namespace) -> bool:
-    """Whether another process says what there is to say: of several machines the first rank, which is this command
-    again, or the launcher of the first machine where there are replica groups."""
+    """Return True if another process reports the diagnostics: the first rank of several machines (which runs this
+    command too), or with replica groups the launcher of the first machine."""
     from xtrain.planner.graph.replica_groups import groups_node
     from xtrain.runtime.launch.node_place import in_slurm_step, node_index
     from xtrain.runtime.provenance.start import is_worker
@@ -290,7 +290,7 @@ def _run_launcher(
 
 
 def _print_notes(workspace: "RunDirectory") -> None:
-    """Say what is not as it was when the run was last started, what had to make way, and where the run was last."""
+    """Report changes since the run's last start, files that were moved aside, and the run's last step."""
     from xtrain.runtime.checkpoint.sources import finished_step
 
     step, total = finished_step(workspace.directory), workspace.plan.timeline.steps

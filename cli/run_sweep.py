@@ -46,9 +46,9 @@ def drive(arguments: argparse.Namespace) -> int | None:
 
 
 def launch(arguments: argparse.Namespace, launcher_of: "Callable[[Plan, str | None], Launcher]") -> int | None:
-    """The same with trials as jobs, or what is submitted first. None where the spec has no sweep.
+    """Run the sweep with trials as jobs, or submit the job that drives it. Return None if the spec has no sweep.
 
-    launcher_of: that of a plan, or the one that is named. Raises Refused, EnvironmentFault.
+    launcher_of: returns the launcher of a plan, or the named one. Raises Refused, EnvironmentFault.
     """
     from xtrain.planner.load import is_saved
 
@@ -95,7 +95,8 @@ def _trials(plan: "SweepPlan", arguments: argparse.Namespace) -> "Trials":
 def _drive(
     plan: "SweepPlan", trials: "Trials", launcher: "TrialLauncher", ui: str, *, stops_with_terminal: bool = True
 ) -> int:
-    """stops_with_terminal: trials save and end when the terminal is closed; else they go on, and this process ends."""
+    """Drive the sweep's trials. stops_with_terminal: when the terminal closes, trials save and stop; otherwise they
+    continue and only this process ends."""
     from xtrain.cli.sweep_lines import SweepLines
     from xtrain.planner.report.render_sweep import render_sweep
     from xtrain.records.end_status import EndStatus

@@ -83,7 +83,7 @@ def _submitted(root: Path) -> list[Path]:
 def _row(
     directory: Path, run: "FoundRun | None", root: Path, job: "SubmittedJob | None", state: "QueueState | str | None"
 ) -> dict[str, Any]:
-    """What is said of a run. job: None where it was given to none. state: a text where nobody can be asked for it."""
+    """Return the table row of a run. job: None if the run has no job. state: a text if the queue cannot be queried."""
     known = None if isinstance(state, str) else state
     return {
         "run": directory.name if directory == root else str(directory.relative_to(root)),
@@ -98,7 +98,7 @@ def _row(
 
 
 def jobs_of(directories: "Sequence[Path]") -> "list[tuple[SubmittedJob | None, QueueState | str | None]]":
-    """The job of each run, and what its launcher says of it; of those with the same settings all at once."""
+    """Return the job of each run and its launcher's report. Jobs with equal launcher settings are queried together."""
     from xtrain.dsl.diagnostics.source import printable
     from xtrain.runtime.errors import EnvironmentFault
     from xtrain.runtime.launch.jobs import job_states, read_job

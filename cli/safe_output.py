@@ -25,7 +25,7 @@ def harmless(text: str) -> str:
 
 
 class SafeOutput:
-    """A text stream whose `write` makes texts harmless; all else is that of `stream`, which takes texts as they are."""
+    """A text stream whose `write` escapes unsafe characters; other attributes are those of `stream`."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream

@@ -35,13 +35,13 @@ def add_parser(subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status: 75 it was stopped by a signal, 1 it could not go on, 2 the spec is wrong, 3 so is the machine."""
+    """Run `xtrain serve`. Exit status: 75 stopped by a signal, 1 failed, 2 invalid spec, 3 unsuitable machine."""
     from xtrain.dsl.load import load_spec
     from xtrain.planner.load import is_saved, plan_from_path
 
     try:
         with refusals():
-            # What a training run lacks is of no account then.
+            # A serving spec does not need the settings of a training run.
             if not is_saved(arguments.spec) and (draft := load_spec(arguments.spec, arguments.sets).draft) is not None:
                 _check_serves(draft.serve is not None)
             compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world, lambda plan: None)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 def say_who() -> int | None:
-    """Say what was taken from the environment, before anything that takes time; the exit code if it is no rank."""
+    """Report settings taken from the environment before slow work starts. Return an exit code if the rank variables are
+    invalid."""
     from xtrain.runtime.provenance.start import check_rank_variables, note_of_rank
 
     try:
@@ -43,7 +44,8 @@ def is_first() -> bool:
 
 
 def lead(compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[RunDirectory], None]") -> int:
-    """The first rank. compiled: gives the plan, or raises Refused. notes: tells of what an opened directory is like."""
+    """Run the first rank. compiled: returns the plan or raises Refused. notes: reports the state of an opened
+    directory."""
     from xtrain.runtime.launch.cause import write_cause
     from xtrain.runtime.launch.rendezvous import RendezvousHost
     from xtrain.runtime.outcome import exit_process
@@ -143,8 +145,8 @@ def _check_place(plan: "Plan") -> None:
 
 
 def _opened(plan: "Plan", text: str, directory: Path | None) -> "RunDirectory":
-    """The run directory. Whether this start goes on from an earlier one of the same launcher is decided here, for all
-    ranks: agents count the starts of their own ranks, each for itself."""
+    """Open the run directory. Decides for all ranks whether this start resumes an earlier start of the same launcher,
+    because elastic agents count restarts only of their own ranks."""
     from xtrain.runtime.provenance.code import read_code
     from xtrain.runtime.provenance.metadata import launcher_before
     from xtrain.runtime.provenance.start import RESTART, is_restart, launcher_id
@@ -211,7 +213,8 @@ class First:
         self._end_and_leave(Ended(), code)
 
     def _end_and_leave(self, ended: "Ended", code: int | None = None) -> None:
-        """From any thread. Whatever goes wrong here ends the process too: nobody else would."""
+        """End the run and the process, from any thread. A failure here must also end the process, because no other code
+        would."""
         from xtrain.runtime.outcome import exit_process
 
         left = 1

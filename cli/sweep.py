@@ -1,4 +1,4 @@
-"""`xtrain sweep show|best|stop`: a sweep in its folder, while it goes on or afterwards."""
+"""`xtrain sweep show|best|stop`: inspect or stop a sweep in its folder, running or finished."""
 
 import argparse
 import csv
@@ -69,7 +69,7 @@ def _show(state: "SweepState", arguments: argparse.Namespace) -> int:
 
 
 def _with_jobs(rows: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
-    """With the job of each trial that has one, and what its launcher says of it."""
+    """Return the rows with the job of each trial and its launcher's report."""
     from xtrain.cli.runs import jobs_of
 
     found = jobs_of([folder.absolute() / row["run"] for row in rows])
@@ -127,7 +127,7 @@ def _stop(folder: Path) -> int:
 
 
 def _stop_jobs(folder: Path) -> int:
-    """Of a driver that is gone."""
+    """Stop the jobs of a driver that no longer runs."""
     from xtrain.planner.units import plural
     from xtrain.runtime.errors import EnvironmentFault
     from xtrain.runtime.sweep.job_trials import stop_jobs

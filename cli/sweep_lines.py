@@ -1,4 +1,4 @@
-"""What `xtrain run` of a sweep says as it goes on, and `xtrain sweep` of one that lies in a folder."""
+"""Lines printed by `xtrain run` during a sweep and by `xtrain sweep` for a folder."""
 
 import sys
 from collections.abc import Sequence

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 BASE: Final = "/api/v1/"
-AGAIN: Final = frozenset({408, 425, 429})  # statuses of what was not taken, and may be later; so are those from 500 on
+AGAIN: Final = frozenset({408, 425, 429})  # statuses that allow a retry, like those from 500 on
 EMPTY: Final = 204
 REPLY: Final = 60.0  # seconds for an answer; the server holds a request for a result for less
 R = TypeVar("R")
@@ -111,7 +111,7 @@ class HttpClient:
 
 
 def _answer(response: HTTPResponse) -> Any:
-    """The JSON of an answer. One that is cut off where its length is not known is no JSON."""
+    """Return the JSON of an answer. A truncated answer of unknown length is invalid JSON."""
     raw = response.read()
     if not raw and response.status == EMPTY:
         return None

@@ -22,11 +22,11 @@ LossOfLogprobs = Callable[[list[np.ndarray]], tuple[float, list[np.ndarray]]]
 
 
 class Server:
-    """A connection to a server. key: as its `serve { key }` asks for one. patience: seconds for which requests are
-    repeated while the server is away, or busy; what is repeated is executed once.
+    """A connection to a server. key: required by a server with `serve { key }`. patience: seconds for which requests
+    are retried while the server is away or busy; a retried request is executed once.
 
-    Raises ServerRefused where the key is wrong, and ServerUnreachable. A server may be used by several threads; a
-    model by one at a time.
+    Raises ServerRefused for a wrong key, and ServerUnreachable. Several threads may use a server; a model only one at a
+    time.
     """
 
     def __init__(self, url: str, *, key: str | None = None, name: str = "", patience: float = 300.0) -> None:
@@ -70,7 +70,7 @@ class Server:
         return self._made("create_model", {name: each for name, each in body.items() if each is not None})
 
     def load_model(self, path: str, *, optimizer: bool = True) -> "RemoteModel":
-        """A new model from what `save` has given; without `optimizer` its moments begin anew."""
+        """Create a model from a `save` path; without `optimizer`, its moments start from zero."""
         return self._made("load_weights", {"path": path, "optimizer": optimizer})
 
     def _made(self, request: str, body: dict[str, Any]) -> "RemoteModel":
@@ -95,8 +95,6 @@ class Server:
         found = self.http.ask("POST", "create_sampling_session", body)
         return RemoteSampler(self.http, found["sampling_session_id"])
 
-    # what was saved
-
     def checkpoints(self) -> list[Mapping[str, Any]]:
         return self.http.ask("GET", "checkpoints")["checkpoints"]
 
@@ -104,11 +102,11 @@ class Server:
         try:
             self.http.ask("DELETE", _of_checkpoint(path))
         except ServerRefused as error:
-            if not (error.status == 404 and error.repeated):  # that is what a repeated request finds
+            if not (error.status == 404 and error.repeated):  # a repeated removal finds nothing
                 raise
 
     def download(self, path: str, file: Path) -> None:
-        """A checkpoint as a tar. The file is there once all of it has come; where it is cut off it is begun anew."""
+        """Download a checkpoint as a tar. The file appears once complete; an interrupted download starts again."""
         until, partial = time.monotonic() + self.http.patience, file.with_name(f"{file.name}.partial")
         while True:
             with partial.open("wb") as to:
@@ -152,7 +150,8 @@ class RemoteModel:
     def forward_backward(
         self, rows: Sequence[TrainingRow], loss: str = "cross_entropy", **settings: float
     ) -> Pending[PassOutcome]:
-        """Add the gradient of a loss, summed over targets, to that of the model; any number of calls is one step."""
+        """Add the gradient of a loss, summed over targets, to the model's gradient; a step may have any number of
+        calls."""
         return self._pass(rows, loss, settings, forward_only=False)
 
     def forward(
@@ -192,7 +191,7 @@ class RemoteModel:
         return self._one("save_weights", {"path": name, "overwrite": overwrite}, lambda answer: answer["path"])
 
     def save_for_sampler(self, name: str, *, overwrite: bool = False) -> Pending[str]:
-        """Keep what is sampled from by a name; the path is what `sampler` of the server takes."""
+        """Save weights for sampling by name; the path is an argument of the server's `sampler`."""
         body = {"path": name, "overwrite": overwrite}
         return self._one("save_weights_for_sampler", body, lambda answer: answer["path"])
 
@@ -213,8 +212,8 @@ class RemoteModel:
         return self._post(request, [body], lambda answers: read(answers[0]))
 
     def repeat(self) -> Pending[Any]:
-        """Send the last call again, which had no answer, with the same body: it is done once. Returns what that call
-        would have; raises what it may, and ValueError where all calls were answered."""
+        """Send the last unanswered call again with the same body; it is executed once. Return its result. Raises the
+        call's errors, and ValueError if all calls were answered."""
         call = self._unanswered
         if call is None:
             raise ValueError(f"all calls of {self.id} were answered")
@@ -280,8 +279,8 @@ class RemoteSampler:
         seed: int | None = None,
         stop: str | Sequence[str | int] | None = None,
     ) -> Pending[list[WrittenText]]:
-        """Texts that follow a prompt. temperature: 0 takes the likeliest tokens. stop: what ends a text, beside the end
-        of a text of the tokenizer; an empty list lets it go on behind that."""
+        """Sample continuations of a prompt. temperature: 0 is greedy. stop: ends a text, in addition to the tokenizer's
+        end of text; an empty list continues after the end of text."""
         params = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
         body = {
             "sampling_session_id": self.id,
@@ -291,6 +290,6 @@ class RemoteSampler:
             "num_samples": count,
             "format": "json",
         }
-        self._seq += 1  # also where no answer comes: what was drawn in vain changes nothing
+        self._seq += 1  # also if no answer comes: skipped numbers do no harm
         found = self._http.ask("POST", "asample", body)
         return Pending(self._http, [found["request_id"]], written)

@@ -14,8 +14,8 @@ IGNORED: Final = -100  # a target at which no loss is taken
 
 @frozen(kw_only=True)
 class TrainingRow:
-    """tokens, [T]. targets: the token that is to follow each of them, or IGNORED, [T]. weights: of each target, of any
-    sign; 1 without. logprobs, advantages: of policy losses; what they are where a target is ignored does not count."""
+    """A training row. tokens: [T]. targets: the token to predict after each token, or IGNORED, [T]. weights: of each
+    target, any sign; default 1. logprobs, advantages: for policy losses; ignored where the target is."""
 
     tokens: Sequence[int]
     targets: Sequence[int]
@@ -25,7 +25,7 @@ class TrainingRow:
 
     @classmethod
     def of_text(cls, tokens: Sequence[int], prompt: int = 1) -> "TrainingRow":
-        """A text whose tokens behind the first `prompt` are learned."""
+        """Return a row of a text whose tokens after the first `prompt` are learned."""
         return cls(tokens=tokens[:-1], targets=[IGNORED] * (prompt - 1) + list(tokens[prompt:]))
 
     @classmethod
@@ -65,8 +65,8 @@ class PassOutcome:
 
 @frozen(kw_only=True)
 class WrittenText:
-    """tokens, [N]. logprobs: of each in the distribution that it was drawn from, [N]. stopped: it has not ended because
-    it was long enough."""
+    """A sampled text. tokens: [N]. logprobs: of each token in the distribution it was drawn from, [N]. stopped: it
+    ended before the maximum length."""
 
     tokens: Sequence[int]
     logprobs: Sequence[float]
@@ -74,7 +74,7 @@ class WrittenText:
 
 
 def outcome(answers: Sequence[Mapping[str, Any]]) -> PassOutcome:
-    """Of a pass that was sent in parts."""
+    """Combine the answers of a pass that was sent in parts."""
     metrics: dict[str, float] = {}
     for answer in answers:
         for name, value in answer["metrics"].items():
@@ -101,5 +101,5 @@ def written(answers: Sequence[Mapping[str, Any]]) -> list[WrittenText]:
 
 
 def _number(value: float | None) -> float:
-    """JSON has null for what is not finite."""
+    """Return a number from JSON, where null means not finite."""
     return float("nan") if value is None else float(value)

@@ -1,1 +1,1 @@
-"""What a spec chooses by name: one file each, which says all there is to say of it; the torch side stands beside it."""
+"""Components that a spec selects by name, one file each; the torch implementation is in a file next to it."""

@@ -99,7 +99,7 @@ class OpenSpecs:
         self._forget(path)
 
     def close(self, path: str) -> None:
-        """A file is not open any more: what is on disk counts."""
+        """Forget an open file's text; the file on disk applies again."""
         self.texts.pop(path, None)
         self._forget(path)
 
@@ -108,7 +108,7 @@ class OpenSpecs:
         self._forget(path)
 
     def analysis(self, path: str) -> Analysis:
-        """That of the spec that a file is part of: itself, unless another spec includes it."""
+        """Return the analysis of the spec that a file belongs to: the file itself, unless another spec includes it."""
         root = self.root(path)
         if root not in self._analyses:
             self._analyses[root] = Analysis.of(root, self.texts)
@@ -138,7 +138,7 @@ class OpenSpecs:
                 yield each
 
     def _included(self, path: str) -> list[str]:
-        """The files that a text names behind `include`."""
+        """Return the files that a text includes."""
         if path in self.texts:
             return _targets(path, self.texts[path])
         try:

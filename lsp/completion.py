@@ -27,7 +27,8 @@ SuggestionKind = Literal["block", "setting", "value", "unit", "constant", "funct
 
 @frozen(kw_only=True)
 class Suggestion:
-    """text: what is written between the offsets `start` and `end`. doc: Markdown. order: those with less come first."""
+    """A completion. text: replaces the text between the offsets `start` and `end`. doc: Markdown. order: lower values
+    are listed first."""
 
     label: str
     kind: SuggestionKind
@@ -40,7 +41,7 @@ class Suggestion:
 
 
 def complete(analysis: Analysis, path: str, offset: int) -> list[Suggestion]:
-    """What may stand where the cursor is, the likeliest first; nothing inside a comment."""
+    """Return completions at the cursor, the likeliest first; none inside a comment."""
     words = analysis.words(path)
     if words is None or words.in_comment(offset):
         return []
@@ -48,7 +49,7 @@ def complete(analysis: Analysis, path: str, offset: int) -> list[Suggestion]:
     text = words.source.text
     if place.word is not None and place.word.text.startswith('"'):
         if offset == place.word.start or (offset == place.word.end and place.word.type == "STRING"):
-            return []  # beside the quotes, not between them
+            return []  # outside the quotes
         return list(_Completion(analysis, path, place, place.word.start + 1, offset).in_string(text))
     start = place.word.start if place.word is not None else offset
     end = place.word.end if place.word is not None else offset
@@ -120,7 +121,7 @@ class _Completion:
             yield from self._steps(())
 
     def _steps(self, item: tuple[Token, ...]) -> Iterator[Suggestion]:
-        """How the path of a dimension of a sweep may go on."""
+        """Yield the next steps of a sweep dimension's path."""
         for name, text, detail in next_steps(self.analysis, item):
             yield self._one(name, "block" if text.endswith(".") else "setting", text, detail=detail, order=6)
 
@@ -287,7 +288,7 @@ class _Completion:
     # Strings ----------------------------------------------------------------------------------------------------------
 
     def in_string(self, text: str) -> Iterator[Suggestion]:
-        """The files and folders that the string before the cursor may go on with, or the names of datasets."""
+        """Yield the files, folders or dataset names that complete the string before the cursor."""
         item = self.place.item
         wanted = files_wanted(self.scopes, self.scope, self.place, self.path)
         if wanted is not None:

@@ -17,7 +17,7 @@ _PLAIN = (bool, int, float, str)
 
 @frozen
 class Hint:
-    """A value that is not written: `text` behind the offset `at`. why: where it comes from."""
+    """An inlay hint: `text`, shown after the offset `at`. why: the source of the value."""
 
     at: int
     text: str
@@ -37,8 +37,8 @@ def paths_at(analysis: Analysis, path: str) -> dict[int, str]:
 
 
 def hints(analysis: Analysis, path: str) -> list[Hint]:
-    """The values of constants that are computed, of `auto`, of expressions, of what a block does not say, and how often
-    ticks do something."""
+    """Return inlay hints: values of computed constants, `auto`, expressions and omitted settings, and how often ticks
+    run."""
     found = _constants(analysis, path)
     plan, spec = analysis.known_plan, analysis.spec
     source = analysis.source(path)
@@ -90,7 +90,7 @@ def _is_written(analysis: Analysis, name: str) -> bool:
 
 
 def _is_computed(analysis: Analysis, span: Span) -> bool:
-    """Whether a text is computed: with an operator, a function or a name."""
+    """Return True if a text is computed: it has an operator, a function or a name."""
     words = analysis.words(span.source.path)
     tokens = [token for token in words.tokens if span.start <= token.start < span.end] if words is not None else []
     if not tokens or tokens[0].type in ("LSQB", "LBRACE", "STRING"):
@@ -101,7 +101,7 @@ def _is_computed(analysis: Analysis, span: Span) -> bool:
 
 
 def _is_sum(analysis: Analysis, span: Span) -> bool:
-    """Whether a text is computed, and not one of the words of a setting."""
+    """Return True if a text is computed and is not a word of a setting."""
     return not span.text.isidentifier() and _is_computed(analysis, span)
 
 

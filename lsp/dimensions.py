@@ -13,7 +13,7 @@ from xtrain.dsl.syntax.tokens import Token
 from xtrain.lsp.analysis import Analysis
 from xtrain.lsp.scope import WORDS, Scope
 
-# Form of the values → what is written, and what it means.
+# Form of the values → text to insert, and its meaning.
 VALUES: Final = {
     "[…]": ("[", "these values"),
     "log": ("log(", "numbers between two ends, equally likely in the logarithm"),
@@ -23,20 +23,20 @@ _TRIALS_OWN: Final = ("workspace", "launch", "launcher", "sweep", "serve")  # tr
 
 
 def varies(scope: Scope) -> bool:
-    """Whether the items of a block may be `PATH in VALUES`."""
+    """Return True if the items of a block may be `PATH in VALUES`."""
     free = open_setting(scope.block) if scope.block is not None else None
     return free is not None and Dimension in (free[0].type, *getattr(free[0].type, "__args__", ()))
 
 
 def is_path(item: Sequence[Token]) -> bool:
-    """Whether the tokens of an item are a path up to a dot, or nothing."""
+    """Return True if the tokens of an item are empty or a path that ends with a dot."""
     return all(t.type in WORDS if number % 2 == 0 else t.type == "_DOT" for number, t in enumerate(item)) and (
         not item or item[-1].type == "_DOT"
     )
 
 
 def next_steps(analysis: Analysis, item: Sequence[Token]) -> Iterator[tuple[str, str, str]]:
-    """How the path in an item may go on: label, text, detail."""
+    """Yield the next steps of the path in an item: label, text, detail."""
     spec, before = analysis.spec, [token.text for token in item if token.type != "_DOT"]
     if not before:
         reading = analysis.loaded.reading

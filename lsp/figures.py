@@ -82,14 +82,14 @@ FIGURES: Final[dict[str, tuple[Figure, ...]]] = {
 
 
 def cost(plan: Plan, block: str) -> str:
-    """What the plan comes to where a block of this kind has a say; empty where it has none, or of a server."""
+    """Return the plan's figures that this kind of block affects; empty for other blocks and for a server."""
     if plan.serves:
         return ""
     return " · ".join(text for figure in FIGURES.get(block, ()) if (text := figure(plan)))
 
 
 def times(plan: Plan, tick: Tick) -> str:
-    """How often a tick whose period is in steps or tokens does something in the whole run; empty of others."""
+    """Return how often a tick with a period in steps or tokens runs in the whole run; empty for other periods."""
     every, ops = tick.every, {node.id: node.op for node in plan.nodes}
     for each in plan.timeline.ticks:
         amount = each.steps if every.unit == "steps" else each.tokens if every.unit == "tokens" else None

@@ -19,7 +19,7 @@ class Correction:
 
 
 def corrections(analysis: Analysis, path: str, start: int, end: int) -> list[Correction]:
-    """The corrections of what is wrong between two offsets."""
+    """Return the corrections of diagnostics between two offsets."""
     found = []
     for diagnostic in analysis.diagnostics:
         span, fix = diagnostic.span, diagnostic.fix

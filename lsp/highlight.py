@@ -36,7 +36,7 @@ class Colored:
 
 
 def colored(analysis: Analysis, path: str) -> list[Colored]:
-    """Every token of a file that has a colour, in order."""
+    """Return the tokens of a file that have a color, in order."""
     words = analysis.words(path)
     if words is None:
         return []

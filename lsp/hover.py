@@ -26,7 +26,7 @@ class Hover:
 
 
 def hover(analysis: Analysis, path: str, offset: int, plan: Plan | None) -> Hover | None:
-    """What is known of the word at an offset. plan: None where the spec has errors."""
+    """Return the hover of the word at an offset. plan: None if the spec has errors."""
     words = analysis.words(path)
     token = words.at(offset) if words is not None else None
     if words is None or token is None or words.in_comment(offset):
@@ -39,7 +39,7 @@ def hover(analysis: Analysis, path: str, offset: int, plan: Plan | None) -> Hove
 
 
 def _reference(analysis: Analysis, words: Words, token: Token, plan: Plan | None) -> list[str]:
-    """The reference of a word of the language, and what the plan says of it."""
+    """Return the reference of a word of the language, and the plan's values for it."""
     place = place_at(words, token.start)
     scopes = analysis.scopes
     scope, item = scopes.scope(place), place.item
@@ -71,7 +71,7 @@ def _reference(analysis: Analysis, words: Words, token: Token, plan: Plan | None
 
 
 def _setting(analysis: Analysis, scope: Scope, token: Token, words: Words, plan: Plan | None) -> list[str]:
-    """A setting by its name: what it is for, then its value and cost."""
+    """Return the value, cost and reference of a setting by its name."""
     if scope.block is None and token.text == "collate":
         return _some(word_text("statement", "collate"))
     field = field_of(scope.path, scope.block, token.text, scope.label)
@@ -81,7 +81,7 @@ def _setting(analysis: Analysis, scope: Scope, token: Token, words: Words, plan:
 
 
 def _value(analysis: Analysis, words: Words, token: Token, plan: Plan | None) -> list[str]:
-    """What a value comes to, and the cost of what its block decides."""
+    """Return the resolved value, and the cost of the decisions of its block."""
     name = paths_at(analysis, words.source.path).get(token.start)
     if name is None or plan is None:
         return []
@@ -120,7 +120,7 @@ def _trigger(analysis: Analysis, place: Place, token: Token) -> list[str]:
 
 
 def _label(block: type | None, token: Token) -> list[str]:
-    """The name of a component behind the word that opens its block."""
+    """Return the docstring of a component named after the word that opens its block."""
     registry = registry_of(block) if block is not None else None
     if registry is None or token.text not in registry:
         return []
@@ -128,7 +128,7 @@ def _label(block: type | None, token: Token) -> list[str]:
 
 
 def _named(analysis: Analysis, named: Occurrence, plan: Plan | None) -> str | None:
-    """A name of the user's own: the value of a constant, the share of a dataset, what a function is for."""
+    """Return the text of a user-defined name: a constant's value, a dataset's share, a function's purpose."""
     if isinstance(named.owner, Definition):
         value = named.owner.value
         text = shown(value) if value is not None else None
@@ -148,7 +148,7 @@ def _named(analysis: Analysis, named: Occurrence, plan: Plan | None) -> str | No
 
 
 def _diagnosed(analysis: Analysis, span: Span) -> list[str]:
-    """The pages of the codes of what is wrong here."""
+    """Return the pages of the diagnostics here."""
     there = [
         d
         for d in analysis.diagnostics
@@ -159,7 +159,7 @@ def _diagnosed(analysis: Analysis, span: Span) -> list[str]:
 
 
 def _following(words: Words, token: Token) -> str:
-    """The type of the token behind one."""
+    """Return the type of the next token."""
     return next((each.type for each in words.tokens if each.start >= token.end and each is not token), "$END")
 
 

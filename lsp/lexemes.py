@@ -40,7 +40,7 @@ class Lexeme:
 
 @frozen
 class WordLists:
-    """The words of the language by what they are."""
+    """The words of the language by category."""
 
     statements: tuple[str, ...]
     constants: tuple[str, ...]

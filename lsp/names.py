@@ -39,7 +39,7 @@ class Occurrence:
     quoted: bool = False
 
     def is_same(self, other: "Occurrence") -> bool:
-        """Whether both mean one thing."""
+        """Return True if both mean the same thing."""
         return self.kind == other.kind and self.name == other.name and self.owner is other.owner
 
 
@@ -67,7 +67,7 @@ def occurrence_at(analysis: Analysis, path: str, offset: int) -> Occurrence | No
 
 
 def definitions(analysis: Analysis, path: str, offset: int) -> list[Span]:
-    """Where what a cursor touches is defined: a name, or the file of an `include` or `use`."""
+    """Return the definitions of a name under the cursor, or the file of an `include` or `use`."""
     found = occurrence_at(analysis, path, offset)
     if found is None:
         return _file_at(analysis, path, offset)
@@ -85,10 +85,10 @@ def references(analysis: Analysis, path: str, offset: int) -> list[Span]:
 
 
 def rename(analysis: Analysis, path: str, offset: int, name: str) -> list[tuple[Span, str]]:
-    """What to write in place of what, so that a constant or a dataset is called `name`. Raises RenameRefused.
+    """Return the edits that rename a constant or dataset to `name`. Raises RenameRefused.
 
-    The spec with the new name must have the same diagnostics as before, by their codes, and constants under another
-    name must give the same spec: else it is refused.
+    The renamed spec must have the same diagnostics, by code, and renamed constants must give the same spec; otherwise
+    the rename is refused.
     """
     found = occurrence_at(analysis, path, offset)
     if found is None or found.kind not in RENAMED:
@@ -121,13 +121,13 @@ def rename(analysis: Analysis, path: str, offset: int, name: str) -> list[tuple[
 
 
 def _is_in_path(each: Occurrence) -> bool:
-    """Whether it stands behind a dot, as in `eval.web.loss`, where there are no quotes."""
+    """Return True if the name follows a dot, as in `eval.web.loss`, where there are no quotes."""
     text, start = each.span.source.text, each.span.start
     return text[max(0, start - 1) : start] == "."
 
 
 def _renamed(spec: Spec | None, found: Occurrence, name: str) -> Spec | None:
-    """What a spec is when a constant has another name: a `param` may be a dimension of its sweep."""
+    """Return the spec after renaming a constant: a `param` may be a dimension of its sweep."""
     if spec is None or spec.sweep is None or found.kind != "param":
         return spec
     over = {name if each == found.name else each: values for each, values in spec.sweep.over.items()}

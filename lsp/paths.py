@@ -24,7 +24,7 @@ def files_wanted(scopes: Scopes, scope: Scope, place: Place, path: str) -> tuple
 
 
 def _is_path(scopes: Scopes, scope: Scope, place: Place) -> bool:
-    """Whether a string is a file of a source, or a label or setting that is a path."""
+    """Return True if a string is a file of a source, or a label or setting that is a path."""
     called = scopes.called(place.inner) if place.inner.kind == "call" else None
     setting = scopes.setting(place)
     if called is not None and called.path in SOURCES and (setting is None or setting[0].path != called.path):

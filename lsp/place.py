@@ -22,8 +22,8 @@ _BEFORE_A_MAP = ("_EQ", "_COLON", "_ARROW", "LPAR", "LSQB")
 
 @frozen
 class Bracket:
-    """A bracket that is open. kind: what it holds; opener: None of the whole text. head: the tokens of the item that it
-    is part of, before it."""
+    """An open bracket. kind: what it holds. head: tokens of its item before the bracket. opener: None for the whole
+    text."""
 
     kind: BracketKind
     head: tuple[Token, ...] = ()
@@ -46,7 +46,7 @@ class Place:
 
 @frozen
 class Words:
-    """The tokens of a text. comments: beside those that the parser sees."""
+    """The tokens of a text. comments: comment tokens, which the parser does not see."""
 
     source: SourceText
     tokens: tuple[Token, ...]
@@ -80,7 +80,7 @@ def places(words: Words) -> Iterator[tuple[Token, Place]]:
 
 
 def place_at(words: Words, offset: int) -> Place:
-    """The place of a cursor: that of the word it touches, which is none of the item."""
+    """Return the place of a cursor. A word that the cursor touches is not part of the item."""
     word = words.at(offset)
     limit = offset if word is None else word.start
     brackets: list[Bracket] = [Bracket("block")]
@@ -120,8 +120,8 @@ def _kind(opener: Token, around: Bracket, item: Sequence[Token]) -> BracketKind:
 
 
 def _still_inside(source: SourceText, bracket: Bracket, rest: Sequence[Token], offset: int) -> bool:
-    """Whether a bracket that is never closed is open at an offset: nothing stands between, and the line of the cursor
-    is the one that opened it, or is indented deeper."""
+    """Return True if an unclosed bracket is still open at an offset: no other token is between, and the cursor's line
+    is the opening line or is indented deeper."""
     if bracket.opener is None or any(t.type not in (*SEPARATORS, "$END") and not t.assumed for t in rest):
         return False
     line, _ = source.position(offset)

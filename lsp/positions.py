@@ -11,7 +11,7 @@ _UNITS: Final = {
     "utf-16": lambda c: 2 if ord(c) > 0xFFFF else 1,
     "utf-32": lambda c: 1,
 }
-_LINE_END: Final = re.compile(r"\r\n|\r|\n")  # those of the protocol: `str.splitlines` knows more
+_LINE_END: Final = re.compile(r"\r\n|\r|\n")  # the protocol's line ends: `str.splitlines` has more
 
 
 class TextPosition(NamedTuple):
@@ -22,7 +22,7 @@ class TextPosition(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """From a position up to, not including, another."""
+    """A range from a position up to, but not including, another."""
 
     start: TextPosition
     end: TextPosition
@@ -35,13 +35,13 @@ class Positions:
         self.units = _UNITS[encoding]
 
     def position(self, source: SourceText, offset: int) -> TextPosition:
-        """Where an offset stands."""
+        """Return the position of an offset."""
         line, column = source.position(offset)
         start = source.line_start(line)
         return TextPosition(line - 1, self.width(source.text[start : start + column - 1]))
 
     def extent(self, span: Span) -> Extent:
-        """Where a span stands."""
+        """Return the extent of a span."""
         return Extent(self.position(span.source, span.start), self.position(span.source, span.end))
 
     def width(self, text: str) -> int:
@@ -49,7 +49,7 @@ class Positions:
         return len(text) if text.isascii() else sum(map(self.units, text))
 
     def offset(self, source: SourceText, position: tuple[int, int]) -> int:
-        """The offset of a position; behind the end of a line, or of the text, that end."""
+        """Return the offset of a position; past the end of a line or of the text, that end."""
         line, character = position
         if line >= source.position(len(source.text))[0]:
             return len(source.text)
@@ -61,7 +61,7 @@ class Positions:
         return source.line_start(line + 1) + column
 
     def replaced(self, text: str, start: tuple[int, int], end: tuple[int, int], new: str) -> str:
-        """The text with `new` in the place of what stands between two positions; its line ends are of any kind."""
+        """Return the text with `new` instead of the text between two positions; line ends may be of any kind."""
         ends = [(match.start(), match.end()) for match in _LINE_END.finditer(text)]
         first, last = (self._place(text, ends, each) for each in (start, end))
         return text[:first] + new + text[max(first, last) :]

@@ -27,7 +27,7 @@ def read_reference() -> None:
 
 
 def page_of(path: str, block: type | None) -> ReferencePage | None:
-    """The page of a block, action, source or link; of several of one name, that of the class."""
+    """Return the page of a block, action, source or link; if several have the name, the page of the class."""
     pages = _pages().get(path, [])
     return next(
         (page for page in pages if block is not None and issubclass(block, page.block)), pages[0] if pages else None
@@ -43,7 +43,7 @@ def field_of(path: str, block: type | None, name: str, label: str = "") -> Field
 
 
 def field_text(field: Field) -> str:
-    """A setting: its type, range and default, and what it is for."""
+    """Return the text of a setting: type, range, default and purpose."""
     facts = [field.kind, field.values, f"default `{field.default}`" if field.default is not None else "must be given"]
     if field.only:
         facts.append("only of " + ", ".join(field.only))
@@ -52,7 +52,7 @@ def field_text(field: Field) -> str:
 
 
 def page_text(page: ReferencePage) -> str:
-    """A block, action, source or link: how it is written, and what it is for."""
+    """Return the text of a block, action, source or link: syntax and purpose."""
     lines = [f"{page.written}: {page.summary}", *page.more[:1]]
     names = [field.name for field in page.fields] + [inner.name for inner in page.inner]
     if names:
@@ -67,7 +67,7 @@ def word_text(kind: str, name: str) -> str | None:
 
 
 def word_line(kind: str, name: str) -> str:
-    """What such a word means, without how it is written."""
+    """Return the meaning of a word, without its syntax."""
     word = _words().get((kind, name))
     return word.meaning if word is not None else ""
 

@@ -22,8 +22,8 @@ OPERATORS = ("PLUS", "MINUS", "STAR", "SLASH", "DSLASH", "PERCENT", "POW")
 
 @frozen
 class Scope:
-    """A block, action, source or link that a place is in. path: of its page in the reference, empty of the whole text.
-    block: its class, None where that is not known; label: its label as it is written."""
+    """The block, action, source or link around a place. path: its page in the reference, empty for the whole text.
+    block: its class, None if unknown. label: its label as written."""
 
     path: str
     block: type | None
@@ -46,7 +46,7 @@ class Scope:
 
     @property
     def has_weights(self) -> bool:
-        """Whether its free names are those of datasets."""
+        """Return True if its free names are dataset names."""
         free = open_setting(self.block) if self.block is not None else None
         return free is not None and free[1].names == "dataset"
 
@@ -100,7 +100,8 @@ class Scopes:
         return [each.components for each in types if is_call(each)]
 
     def action(self, item: tuple[Token, ...]) -> int | None:
-        """Where the last action of an `every` or `on` begins: its place in the item, or None before the first one."""
+        """Return the index in the item at which the last action of an `every` or `on` begins; None before the first
+        action."""
         behind = max((number for number, token in enumerate(item) if token.type == "THEN"), default=None)
         if behind is not None:
             return behind + 1 if behind + 1 < len(item) else None
@@ -153,12 +154,12 @@ class Scopes:
 
 
 def takes_datasets(setting: tuple[attrs.Attribute, Setting] | None) -> bool:
-    """Whether the keys of a map are the names of datasets: its values are weights of them."""
+    """Return True if the keys of a map are dataset names and its values their weights."""
     kind: Any = setting[0].type if setting is not None else None
     return getattr(kind, "__args__", (None, None))[1:] == (Weight,)
 
 
 def label_is_dataset(block: type | None) -> bool:
-    """Whether the label of an action is the name of a dataset."""
+    """Return True if the label of an action is a dataset name."""
     label = blocks.label_of(block) if block is not None else None
     return label is not None and label.name == "dataset"

@@ -87,7 +87,7 @@ def _texts(server: SpecServer) -> None:
 
 
 def _reading(server: SpecServer) -> None:
-    """What is asked of a text, and does not change it."""
+    """Register the requests that read a text."""
 
     @server.feature(t.TEXT_DOCUMENT_HOVER)
     async def hovered(params: t.HoverParams) -> t.Hover | None:
@@ -165,7 +165,7 @@ def _places(server: SpecServer, params: Any, find: Callable[[Analysis, str, int]
 
 
 def _writing(server: SpecServer) -> None:
-    """What is asked in order to change a text."""
+    """Register the requests that change a text."""
 
     @server.feature(t.TEXT_DOCUMENT_COMPLETION, t.CompletionOptions(trigger_characters=[" ", "=", '"', "/", "(", "{"]))
     def completed(params: t.CompletionParams) -> t.CompletionList:
@@ -240,7 +240,7 @@ def _writing(server: SpecServer) -> None:
         source = found[2]
         try:
             text = format_source(source)
-        except (SpecErrors, FormatFault):  # a text with syntax errors stays as it is; its diagnostics say why
+        except (SpecErrors, FormatFault):  # a text with syntax errors is not formatted; its diagnostics are shown
             return []
         whole = server.range(source.span(0, len(source.text)))
         return [t.TextEdit(whole, text)] if text != source.text else []

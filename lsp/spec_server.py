@@ -34,8 +34,8 @@ _SYMBOL_KINDS: Final = {
 
 
 class SpecProtocol(LanguageServerProtocol):
-    """That of pygls, which leaves what changes in a text to the server: for pygls a line also ends at a form feed or
-    U+2028, and it moves positions of the message that lie behind the end of such a line."""
+    """The protocol of pygls, with text changes applied by this server. pygls also ends lines at a form feed or U+2028,
+    and moves the message's positions that lie past the end of such a line."""
 
     @lsp_method(t.TEXT_DOCUMENT_DID_CHANGE)
     def lsp_text_document__did_change(self, params: t.DidChangeTextDocumentParams) -> Generator[Any, None, None]:
@@ -52,7 +52,7 @@ class SpecServer(LanguageServer):
         self.specs = OpenSpecs()
         self.positions = Positions()
         self.published: dict[str, dict[str, list[Diagnostic]]] = {}
-        # Of the files that are open, by the URI as the editor writes it.
+        # Open files, by the editor's URI.
         self.paths: dict[str, str] = {}
         self.texts: dict[str, str] = {}
         self.versions: dict[str, int] = {}

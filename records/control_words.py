@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class ControlWord(StrEnum):
-    """What a live run can be asked for: the first word of a command in its plan, in a file and in the answers."""
+    """Commands for a running run: the first word in its plan, in a file and in the answers."""
 
     STOP = "stop"
     SAVE = "save"
@@ -15,7 +15,7 @@ class ControlWord(StrEnum):
 
 
 class ControlState(StrEnum):
-    """What has become of a command: `state` of a `control` event."""
+    """State of a command: `state` of a `control` event."""
 
     ACCEPTED = "accepted"
     DONE = "done"

@@ -15,7 +15,7 @@ WIDTH: Final = 640
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):
-    """Where a rank is. Every key is always there: a line without one of them is not whole."""
+    """Heartbeat of a rank. Every key is required: a line without one is incomplete."""
 
     rank: Annotated[int, doc("the rank")]
     host: Annotated[str, doc("its machine")]
@@ -41,17 +41,17 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
 
     @property
     def progress(self) -> tuple[int, int]:
-        """How far the rank has come, against others."""
+        """Return the rank's progress, comparable with other ranks."""
         return self.step, self.within
 
     def line(self) -> bytes:
-        """What is written: WIDTH bytes, as long as names are cut to what fits."""
+        """Return the line: WIDTH bytes, if names are cut to the available length."""
         text = json.dumps(structs.asdict(self), separators=(",", ":"))  # in ASCII: names of files may be no text
         return text.encode().ljust(WIDTH - 1) + b"\n"
 
 
 def read_heartbeat(path: Path) -> Heartbeat | None:
-    """What the line says; None where there is none, or not a whole one."""
+    """Read a heartbeat; None if it is missing or incomplete."""
     try:
         with open_regular(path) as file:
             return convert(object_of(file.read(WIDTH)), Heartbeat)

@@ -17,7 +17,7 @@ from xtrain.regular_files import read_json
 NAMES: Final = ("E", "A", "B", "alpha", "beta")
 FORM: Final = "L(N, D) = E + A / N^alpha + B / D^beta"
 SHARE: Final = 0.95
-"""Of an interval."""
+"""Probability of an interval."""
 
 
 class LawError(ValueError):
@@ -41,10 +41,9 @@ class Coefficients:
 
 @frozen(kw_only=True)
 class ScalingLaw:
-    """A fit. metric: of which loss. samples: fits to the same runs with residuals drawn anew, from which intervals
-    follow. parameters, tokens: from the least to the largest of the runs. error: root mean square of the residuals of
-    the logarithm of the loss.
-    """
+    """A fitted scaling law. metric: the loss it predicts. samples: fits to the same runs with resampled residuals,
+    which give the intervals. parameters, tokens: smallest and largest of the runs. error: root mean square of the
+    residuals of the logarithm of the loss."""
 
     metric: str
     runs: int
@@ -55,17 +54,17 @@ class ScalingLaw:
     error: float
 
     def interval(self, name: str) -> tuple[float, float]:
-        """Of a coefficient, in which it lies with probability `SHARE`."""
+        """Return the interval that contains a coefficient with probability `SHARE`."""
         return spread([getattr(each, name) for each in self.samples])
 
     def predicted(self, parameters: float, tokens: float) -> tuple[float, tuple[float, float]]:
-        """The loss of a run, and the interval of that of the law."""
+        """Return the predicted loss of a run, and the interval of the law's loss."""
         losses = [each.loss(parameters, tokens) for each in self.samples]
         return self.fitted.loss(parameters, tokens), spread(losses)
 
     def undetermined(self) -> tuple[str, ...]:
-        """Coefficients that the runs say nothing of, whatever their intervals: those of a term that changes the loss
-        over all runs by less than the residuals, and E where it is less than them."""
+        """Return coefficients that the runs do not determine, whatever their intervals: those of a term that changes
+        the loss over all runs by less than the residuals, and E if it is below them."""
         fitted, least = self.fitted, self.fitted.loss(self.parameters[1], self.tokens[1])
         by_size = fitted.A * (self.parameters[0] ** -fitted.alpha - self.parameters[1] ** -fitted.alpha)
         by_tokens = fitted.B * (self.tokens[0] ** -fitted.beta - self.tokens[1] ** -fitted.beta)
@@ -73,7 +72,7 @@ class ScalingLaw:
         return tuple(name for change, names in terms if change < self.error * least for name in names)
 
     def beyond(self, parameters: float, tokens: float) -> float:
-        """How far a run lies beyond those that the law was fitted to, as a factor of size or tokens; 1: among them."""
+        """Return how far a run lies outside of the fitted runs, as a factor of size or tokens; 1: inside."""
         pairs = ((parameters, self.parameters), (tokens, self.tokens))
         return max(1.0, *(max(low / value, value / high) for value, (low, high) in pairs))
 

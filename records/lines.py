@@ -74,7 +74,7 @@ def _layout(kind: type[Record]) -> tuple[tuple[str, str, Any], ...]:
 
 
 def _builtin(value: Any) -> Any:
-    """Numbers and texts of other libraries, whose types derive from those of Python."""
+    """Convert numbers and texts of other libraries, whose types derive from Python's."""
     for kind in (float, int, str):
         if isinstance(value, kind):
             return kind(value)
@@ -91,7 +91,7 @@ def objects(block: bytes) -> tuple[list[dict[str, Any]], int]:
     try:
         return _OBJECTS.decode_lines(block), 0
     except _DAMAGED:
-        pass  # line by line, to lose no more than what is damaged
+        pass  # parse line by line, to lose no more than the damaged lines
     found = [object_of(line) for line in block.split(b"\n") if line.strip()]
     whole = [each for each in found if each is not None]
     return whole, len(found) - len(whole)
@@ -157,7 +157,7 @@ def _read_by_key(kind: type[AnyRecord], found: dict[str, Any]) -> AnyRecord:
 
 @cache
 def _types(kind: type[Record]) -> tuple[tuple[str, str, Any, Any], ...]:
-    """Name, key, type, and what stands for a missing value, of every field but `rest`."""
+    """Return name, key, type and missing value of every field except `rest`."""
     hints = get_type_hints(kind)
     fields = [each for each in msgspec.structs.fields(kind) if each.name != "rest"]
     has_default = {each.name: each.default is not msgspec.NODEFAULT for each in fields}  # the time of a reader is none
@@ -172,7 +172,7 @@ def _empty(type_: Any) -> Any:
 
 
 def _as_type(type_: Any, value: Any) -> Any:
-    """A value as a type of a field, without those of its items that are of another type. Raises ValidationError."""
+    """Convert a value to a field's type, dropping items of other types. Raises ValidationError."""
     try:
         return msgspec.convert(value, type_)
     except msgspec.ValidationError:

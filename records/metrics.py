@@ -114,7 +114,7 @@ class StepMetrics(Record):
     ] = None
 
 
-# Keys of `rest` → what they are; actions say themselves what they add.
+# Keys of `rest` → their meaning; actions declare the keys that they add.
 FREE_NAMES: Final = {
     "loss/NAME": doc(
         "cross-entropy of the rows of dataset NAME, from the same logits as `loss`: sum over their valid tokens on all "

@@ -87,7 +87,7 @@ class StuckEvent(Event, tag="stuck"):
 
     @property
     def frozen(self) -> bool:
-        """Whether the ranks run no Python any more, so that nobody else can end them."""
+        """Return True if the ranks run no Python anymore, so that they must be ended from outside."""
         return self.state in ("stopped", "ended", "frozen")
 
 
@@ -114,7 +114,7 @@ class RestartEvent(Event, tag="restart"):
 
 
 class ReplicasEvent(Event, tag="replicas"):
-    """from the step behind `step` on these replica groups take part ([stacks.md](stacks.md#what-is-learned))"""
+    """from the step after `step` on these replica groups take part ([stacks.md](stacks.md#what-is-learned))"""
 
     taking_part: Annotated[list[int], doc("the groups")]
     joined: Annotated[list[int], doc("those of them that did not before")]

@@ -38,7 +38,7 @@ class SetupEvent(Event, tag="setup"):
 
 
 class DeviceEvent(Event, tag="device"):
-    """rank 0 has initialised its device"""
+    """rank 0 has initialized its device"""
 
     device: Annotated[str, doc("its name in torch")]
     threads: Annotated[int | None, doc("of torch", "threads")]
@@ -99,8 +99,8 @@ class SetupDoneEvent(Event, tag="setup_done"):
 
 
 class SetAsideEvent(Event, tag="set_aside"):
-    """the run starts from scratch, and an earlier run in its directory was moved aside; `step` is that of the latest
-    checkpoint of the earlier run; written before `run_start`"""
+    """the run starts from scratch, and an earlier run in its directory was moved aside; `step` is the step of the
+    earlier run's latest checkpoint; written before `run_start`"""
 
     attempt: Annotated[str, doc("name of this start")]
     directory: Annotated[str, doc("where the earlier run lies now")]
@@ -117,7 +117,7 @@ class ChangedEvent(Event, tag="changed"):
 
 
 class ResumedEvent(Event, tag="resumed"):
-    """a checkpoint was loaded; `step` is where the run goes on"""
+    """a checkpoint was loaded; `step` is the step at which the run resumes"""
 
     path: Annotated[str, doc("of the checkpoint")]
     source: Annotated[str, doc("`run`: its own, `from`: the one named")]

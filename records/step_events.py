@@ -50,7 +50,7 @@ class EvalEvent(Event, tag="eval"):
 
 
 class GeneratedText(Struct, frozen=True):
-    """A text that was continued. text: the prompt and what the model wrote behind it."""
+    """A continued text. text: the prompt and the generated continuation."""
 
     prompt: str = ""
     text: str = ""
@@ -181,7 +181,7 @@ class NonFiniteEvent(Event, tag="nonfinite"):
 
 
 class RollbackEvent(Event, tag="rollback"):
-    """the run has gone back to `step`, which is that of the checkpoint"""
+    """the run was rolled back to `step`, the step of the checkpoint"""
 
     from_step: Annotated[int | None, doc("that had ended", "steps")]
     checkpoint: Annotated[str, doc("its name")]

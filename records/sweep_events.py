@@ -33,7 +33,7 @@ class TrialAskedEvent(Event, tag="trial_asked"):
 
 
 class TrialStartedEvent(Event, tag="trial_started"):
-    """a trial is started, or goes on"""
+    """a trial is started or resumed"""
 
     trial: Annotated[int, doc("its number")]
     rung: Annotated[int | None, doc("the rung that it is trained up to, from 0; null: to its end")]
@@ -50,7 +50,7 @@ class TrialMeasuredEvent(Event, tag="trial_measured"):
 
 
 class TrialDecidedEvent(Event, tag="trial_decided"):
-    """whether a trial goes on behind a rung"""
+    """whether a trial continues after a rung"""
 
     trial: Annotated[int, doc("its number")]
     rung: Annotated[int, doc("which rung, from 0")]

@@ -55,7 +55,7 @@ class TrialState:
 
     @property
     def undecided(self) -> bool:
-        """Whether it has come to a rung and nothing says yet whether it goes on."""
+        """Return True if the trial reached a rung without a decision on whether it continues."""
         return len(self.values) > len(self.decisions)
 
     @property
@@ -64,7 +64,7 @@ class TrialState:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more comes of it. Of one that is the same as another, that one says so."""
+        """Return True if the trial is over. A duplicate trial ends with its original."""
         return self.finished or self.failed or self.stopped_early or self.same_as is not None
 
     @property
@@ -94,14 +94,14 @@ class SweepState:
 
     @classmethod
     def read(cls, folder: Path) -> "SweepState":
-        """That of a folder; an empty one where there is no file. Raises OSError."""
+        """Read the state of a folder's sweep; empty without a file. Raises OSError."""
         state = cls()
         for event in sweep_events(objects_since(folder / SWEEP_FILE)):
             state.take(event)
         return state
 
     def take(self, event: Event) -> None:
-        """What an event changes. What nobody can have written (a trial that was never asked for) changes nothing."""
+        """Apply an event. Invalid events (of a trial that was never asked for) change nothing."""
         match event:
             case SweepBeginEvent():
                 if not self.sweep_id:
@@ -124,7 +124,7 @@ class SweepState:
                     _advance(trial, event)
 
     def best(self) -> TrialState | None:
-        """Of the trials trained to their end that with the least value; of equals the first."""
+        """Return the fully trained trial with the least value; among equals the first."""
         done = [each for each in self.trials.values() if each.finished and each.value is not None]
         return min(done, key=lambda each: (each.value, each.number), default=None)
 

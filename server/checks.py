@@ -41,7 +41,7 @@ def rows_of(request: ForwardBackward, capabilities: Capabilities, limits: Server
 
 
 def _without_ignored(datum: Datum) -> Datum:
-    """With zeros where targets are ignored, as engines have it."""
+    """Set all inputs to zero at ignored targets, as engines expect."""
     kept = datum.inputs[TARGETS] != IGNORED
     if kept.all():
         return datum

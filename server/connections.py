@@ -12,7 +12,7 @@ from xtrain.server.limits import ServerLimits
 
 
 def connections(limits: ServerLimits) -> Callable[..., "BoundedConnection"]:
-    """What makes a connection, as uvicorn wants it. Half of the files that the process may open are left to others."""
+    """Return a factory of connections for uvicorn. Half of the file descriptors are reserved for other uses."""
     most = min(limits.connections, getrlimit(RLIMIT_NOFILE)[0] // 2)
     return lambda **settings: BoundedConnection(most, limits.silence, **settings)
 
@@ -28,7 +28,7 @@ class BoundedConnection(H11Protocol):
 
     @property
     def silent(self) -> bool:
-        """Whether no request is being read or answered."""
+        """Return True if no request is being read or answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: BaseTransport) -> None:
@@ -49,8 +49,8 @@ class BoundedConnection(H11Protocol):
         self.loop.call_later(self._silence, self._look)
 
     def shutdown(self) -> None:
-        """The server ends: what is being answered is, and what is still being sent is sent again later. A client that
-        says nothing does not say the last words of TLS either."""
+        """Shut down: answers in progress are finished, and clients resend unfinished requests later. Silent clients
+        also get no TLS close."""
         super().shutdown()
         if self.conn.their_state is h11.SEND_BODY or (self.silent and not self.transport.get_write_buffer_size()):
             self.transport.abort()

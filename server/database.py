@@ -170,8 +170,7 @@ def create(folder: Path, rows: Rows) -> None:
 
 
 def examine(folder: Path, damage: list[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield key and content of every row that is whole, in order, and add the place of each damage. Files stay as they
-    are."""
+    """Yield key and content of every intact row, in order, and add the place of each damage. Files are not changed."""
     if not (folder / FILE).exists():
         damage.append(f"{FILE} is missing")
         return
@@ -208,7 +207,7 @@ def examine(folder: Path, damage: list[str]) -> Iterator[tuple[str, bytes]]:
 
 
 def mend_head(folder: Path) -> None:
-    """Replace the first page of a file, in which nothing of a row is, by that of a new one."""
+    """Replace a file's first page, which holds no row data, by the first page of a new file."""
     other = folder / "empty"
     other.mkdir()
     create(other, {})
@@ -219,7 +218,7 @@ def mend_head(folder: Path) -> None:
 
 
 def _scan(connection: sqlite3.Connection, damage: list[str]) -> Iterator[tuple[int, Any, Any, Any]]:
-    """All rows that can be reached: forward; behind what cannot be read backward; and one by one those of the index."""
+    """Yield all reachable rows: forward; then backward to an unreadable part; then one by one from the index."""
     last, found, missing = 0, dict[int, Any](), dict[int, Any]()
     try:
         for row in connection.execute(f"{_ROWS} ORDER BY number"):
@@ -243,7 +242,7 @@ def _scan(connection: sqlite3.Connection, damage: list[str]) -> Iterator[tuple[i
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Where every commit lasts once it returns."""
+    """Connect so that every commit is durable when it returns."""
     connection = sqlite3.connect(path, timeout=LOCKED, isolation_level=None, check_same_thread=False)
     kept = f"journal_size_limit = {WAL_KEPT}"
     for pragma in (f"page_size = {PAGE}", "journal_mode = WAL", "synchronous = FULL", kept):

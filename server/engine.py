@@ -28,13 +28,13 @@ IGNORED: Final = -100  # a target at which no loss is taken
 
 
 class UserError(Exception):
-    """The client asked for what cannot be done; nothing was changed. Its text is what the client reads."""
+    """An invalid request; nothing was changed. The client reads its text."""
 
 
 class EngineLost(Exception):
-    """What an engine holds can no longer be relied on: a rank ended, or failed half-way through a change.
+    """Loss of an engine's state: a rank ended, or failed half-way through a change.
 
-    The server calls `start` again, restores every model from its last save, and repeats what came after that.
+    The server calls `start` again, restores every model from its last save, and repeats later work.
     """
 
 
@@ -43,9 +43,9 @@ class EngineLost(Exception):
 
 @frozen(kw_only=True)
 class LossInput:
-    """A tensor that a loss reads beside the tokens.
+    """A tensor that a loss reads in addition to the tokens.
 
-    integer: token ids, below the vocabulary (int64); otherwise numbers (float32), which must be finite.
+    integer: token ids, below the vocabulary (int64); otherwise finite numbers (float32).
     """
 
     name: str
@@ -68,13 +68,13 @@ class LossOffer:
 
 @frozen(kw_only=True)
 class Capabilities:
-    """What an engine can do; it stays the same while the engine lives.
+    """Capabilities of an engine; constant while the engine runs.
 
-    names: by which clients may call the base model, the first being the one that is listed. context: tokens of a row
-    or of prompt and sample together. rank: the highest of an adapter; 0: the model itself is trained, without an
-    adapter. models: how many there can be at a time. matrices: the kinds (`attn`, `mlp`, `unembed`) that can be chosen
-    to have an adapter. targets: the most of a row. text: whether stops may be texts, for which a tokenizer is needed.
-    top: the most candidates whose log-probabilities can be asked for, a token.
+    names: names of the base model for clients; the first is listed. context: tokens of a row, or of prompt and sample
+    together. rank: highest adapter rank; 0: the model itself is trained, without an adapter. models: number of models
+    at a time. matrices: kinds (`attn`, `mlp`, `unembed`) that an adapter can be limited to. targets: most targets of a
+    row. text: whether stops may be texts, which needs a tokenizer. top: most candidates per token whose
+    log-probabilities can be requested.
     """
 
     names: tuple[str, ...]
@@ -92,7 +92,7 @@ class Capabilities:
 
     @property
     def whole(self) -> bool:
-        """Whether the model itself is trained."""
+        """True if the model itself is trained."""
         return self.rank == 0
 
 
@@ -112,9 +112,9 @@ class AdapterSettings:
 
 @frozen(kw_only=True, eq=False)
 class Datum:
-    """A row: tokens int32 [T], and what the loss reads beside them, int64 or float32 [T] or [T, K].
+    """A row: tokens int32 [T], and the loss's other inputs, int64 or float32 [T] or [T, K].
 
-    `target_tokens` may be IGNORED, where all other inputs are 0: the loss and the log-probability are 0 there.
+    `target_tokens` may be IGNORED, where all other inputs are 0: loss and log-probability are 0 there.
     """
 
     tokens: Array
@@ -174,10 +174,10 @@ class Adam:
 class SampleRequest:
     """Continuations of a prompt, int32 [P].
 
-    id: of this request. weights: a folder that `export` wrote; None: the base model. temperature: 0 is greedy. top_k:
-    None is all. seed: sample i is drawn with (seed, i), whatever is computed beside it. stop_tokens, stop_texts: what
-    ends a sample, and is part of it. stop_at_end: whether the tokenizer's end of a text does. prompt_top, sample_top:
-    candidates whose log-probabilities are wanted, a token.
+    id: of this request. weights: a folder written by `export`; None: the base model. temperature: 0 is greedy. top_k:
+    None is all. seed: sample i is drawn with (seed, i), independent of other work. stop_tokens, stop_texts: end a
+    sample and are part of it. stop_at_end: whether the tokenizer's end of text ends a sample. prompt_top, sample_top:
+    candidates per token whose log-probabilities are requested.
     """
 
     id: str
@@ -255,7 +255,7 @@ class Engine(Protocol):
         ...
 
     def remove_model(self, model: str) -> None:
-        """Free what a model takes."""
+        """Free a model's memory."""
         ...
 
     def forward_backward(self, passes: Sequence[Pass]) -> Sequence[PassResult | UserError]:
@@ -278,9 +278,10 @@ class Engine(Protocol):
         ...
 
     def load(self, model: str, folder: Path, *, optimizer: bool) -> None:
-        """Read what `save` wrote for a model of equal settings; without `optimizer` moments and step begin anew.
+        """Load a folder written by `save` for a model of equal settings; without `optimizer`, moments and step start
+        from zero.
 
-        Raises UserError where the folder does not fit the model.
+        Raises UserError if the folder does not fit the model.
         """
         ...
 

@@ -44,11 +44,11 @@ class Session(Struct, tag=True):
 
 
 class ModelEntry(Struct, tag=True):
-    """A model that is trained. next: the seq_id of the work that is to be done next; 0 is what creates the model.
+    """A model in training. next: seq_id of the next work; 0 creates the model.
 
-    snapshot: folder with the state after `snapshot_seq`; work behind that is repeated when the model is restored.
-    damaged: why its state can no longer be relied on. repeated: seq_ids of that work, as rows have it; while a server
-    runs, its `State` knows them.
+    snapshot: folder with the state after `snapshot_seq`; later work is repeated when the model is restored. damaged:
+    reason why its state is unreliable. repeated: seq_ids of that work as stored in rows; a running server has them in
+    its `State`.
     """
 
     id: Id
@@ -66,7 +66,7 @@ class ModelEntry(Struct, tag=True):
 
 
 class SavedEntry(Struct, tag=True):
-    """Weights that were saved by name. path: `tinker://MODEL/KIND/NAME`. folder: in that of the server."""
+    """Weights saved by name. path: `tinker://MODEL/KIND/NAME`. folder: in the server's folder."""
 
     path: SavedPath
     folder: FolderName
@@ -126,8 +126,8 @@ Change = Thing | Removed
 
 
 class Accepted(Struct, tag=True):
-    """A request that will be executed once. queue and seq: its idempotency key. body: as it came; b"": not needed any
-    more. seed: drawn for what the client gave none for."""
+    """A request that is executed once. queue and seq: its idempotency key. body: as received; b"" once it is not
+    needed. seed: drawn for a request without one."""
 
     id: Id
     kind: str
@@ -141,9 +141,9 @@ class Accepted(Struct, tag=True):
 
 
 class Done(Struct, tag=True):
-    """What came of a request. failed: it has changed nothing, or has dropped a gradient. media: of the body. changes:
-    what it has made, which has rows of its own. repeated: it has changed its model, and is done again when that is
-    restored from a snapshot before it."""
+    """Result of a request. failed: nothing was changed, or a gradient was dropped. media: media type of the body.
+    changes: created things, which have rows of their own. repeated: it changed its model, and is repeated when the
+    model is restored from an earlier snapshot."""
 
     id: Id
     time: float
@@ -165,7 +165,7 @@ def encoded(entry: Entry) -> bytes:
 
 
 def decoded(content: bytes) -> Entry:
-    """Raises msgspec.DecodeError for what is no entry, or has an id or a folder that cannot be."""
+    """Decode an entry. Raises msgspec.DecodeError for an invalid entry, id or folder."""
     return _DECODER.decode(content)
 
 

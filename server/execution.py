@@ -21,14 +21,15 @@ LOG = logging.getLogger(__name__)
 
 ATTEMPTS: Final = 3  # of a work during which the engine was lost
 LOSSES: Final = 6  # of an engine, without that a work was done between them, before the server ends
-PAUSE: Final = 5.0  # seconds between two looks at what has got too old
+PAUSE: Final = 5.0  # seconds between two checks for expired things
 
 
 class Execution:
-    """Executes what is accepted, in rounds: in each every model has its next request done, and samples are drawn.
+    """Executes accepted requests in rounds: in each round every model's next request is executed, and samples are
+    drawn.
 
     idle: called between rounds, at least every `PAUSE` seconds. ended: called when the thread ends, with the reason
-    where it is a failure.
+    after a failure.
     """
 
     def __init__(
@@ -52,7 +53,8 @@ class Execution:
         self._thread = threading.Thread(target=self._run, name="execution", daemon=True)
 
     def _read(self, work: QueuedWork) -> None:
-        """What an accepted request asks for. One that is no longer taken, as by a later version, ends with an error."""
+        """Read the body of an accepted request. A request that is no longer supported, for example by a later version,
+        ends with an error."""
         try:
             work.request = self._kind(work.entry).read(work.entry.body)
         except (Refusal, Malformed) as error:
@@ -63,7 +65,7 @@ class Execution:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after what is executed now, and wait for that; what waits is done after the next start."""
+        """Stop after the work in progress and wait for it; waiting work is done after the next start."""
         with self._store.changed:
             self._stopping = True
             self._store.changed.notify_all()
@@ -97,7 +99,7 @@ class Execution:
             works = [] if self._stopping else self._runnable()
         for kind in self._kinds.values():
             own = [work for work in works if work.entry.kind == kind.name]
-            again = [[work] for work in own if work.attempts]  # what has ended an engine takes no others along
+            again = [[work] for work in own if work.attempts]  # a request during which an engine was lost runs alone
             first = [work for work in own if not work.attempts]
             groups = [first[at : at + kind.together] for at in range(0, len(first), kind.together)]
             for group in again + groups:
@@ -141,13 +143,13 @@ class Execution:
     # a lost engine
 
     def _guarded(self, call: Callable[[], None]) -> None:
-        """Call what calls the engine; where that is lost begin anew, and restore models as they are needed."""
+        """Call the engine; if it is lost, restart it and restore models as they are needed."""
         try:
             call()
             self._losses = 0
         except StoreFailed:
             raise
-        except Exception as error:  # EngineLost, or a mistake in an engine: what it holds is not to be relied on
+        except Exception as error:  # EngineLost or an engine bug: the engine's state is unreliable
             self._lost(error)
 
     def _lost(self, error: Exception) -> None:

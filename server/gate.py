@@ -24,10 +24,10 @@ _NO_PAGE: Final = ("", "none", "same-origin")  # the server has no pages, so non
 
 
 def guard(app: Starlette, keys: Keys, hosts: Collection[str], origins: Collection[str]) -> None:
-    """Put the checks before an application. Nothing else of a request that fails them is read.
+    """Add the checks to an application. Nothing else is read of a request that fails them.
 
-    hosts: names of the server beside those of loopback and the address that a client has connected to. origins: of web
-    pages that may call it, such as `https://lab.example`.
+    hosts: names of the server in addition to loopback names and the address that the client connected to. origins:
+    origins of web pages that may call it, such as `https://lab.example`.
     """
     app.add_middleware(_WithKey, keys=keys)  # the last that is added is the first that is asked
     if origins:

@@ -45,7 +45,7 @@ def _fail_late(memory: ModelsInMemory, kinds: Mapping[str, Kind], started: float
         if model is None and first.entry.seq > 0:
             _fail(store, works, "its model was not created", "user")
         elif model is not None and first.entry.seq > model.next:
-            # Those that wait may have come before the one that is missing was sent: the last one counts.
+            # Waiting requests may have come before the missing one was sent: measure from the latest.
             last = max(max(work.entry.time, started) for work in works)
             if now - last > memory.limits.gap:
                 missing = f"request {model.next} of this model did not come within {memory.limits.gap:.0f} s"
@@ -58,7 +58,7 @@ def _fail(store: Store, works: list[QueuedWork], why: str, category: str = "serv
 
 
 def _drop_results(memory: ModelsInMemory) -> None:
-    """Those that are too old; where there are too many, those that were fetched, the oldest first."""
+    """Drop expired results; if there are too many, drop fetched results, the oldest first."""
     state, now, limits = memory.store.state, memory.store.clock(), memory.limits
     fetched = sorted(
         (work for work in state.works.values() if work.fetched is not None), key=lambda work: work.fetched or 0.0

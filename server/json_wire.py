@@ -13,7 +13,7 @@ from xtrain.server.engine import Array, Candidates, PassResult, SampleResult
 from xtrain.server.messages import DatumRow, ForwardBackward
 from xtrain.server.requests import MOST_NUMBERS, Finite, Id, Seq, Text, Token, read_json
 
-OPENS: Final = b"{"  # what a JSON body begins with, and no message of Protocol Buffers here (it would be a group)
+OPENS: Final = b"{"  # a JSON body begins with it, and no Protocol Buffers message here does (it would be a group)
 
 
 class RowBody(Struct, forbid_unknown_fields=True):

@@ -18,10 +18,10 @@ JSON = "application/json"
 
 
 class Kind(ABC):
-    """A kind of request. name: its path under /api/v1, and what rows call it. media: that its body may have.
+    """A kind of request. name: its path under /api/v1 and its name in rows. media: media types of its body.
 
-    ordered: requests of a model are executed in the order of their seq_ids, one at a time. together: how many requests
-    of different models are executed at a time; 1: each for itself.
+    ordered: requests of a model are executed one at a time in the order of their seq_ids. together: number of requests
+    of different models executed at a time; 1: one by one.
     """
 
     name: ClassVar[str]
@@ -31,7 +31,7 @@ class Kind(ABC):
 
     @abstractmethod
     def read(self, raw: bytes) -> Any:
-        """What a body asks for. Raises Refusal, or Malformed."""
+        """Parse a body. Raises Refusal or Malformed."""
 
     @abstractmethod
     def address(self, request: Any) -> tuple[str, int]:
@@ -46,7 +46,7 @@ class Kind(ABC):
         raise NotImplementedError(f"{self.name} is never repeated")
 
     def promised(self, work: QueuedWork, request: Any) -> dict[str, Any]:
-        """What the answer to the POST has beside `request_id`."""
+        """Return the fields of the POST's answer in addition to `request_id`."""
         return {"model_id": work.entry.queue}
 
 
@@ -71,7 +71,7 @@ class SingleKind(Kind):
             self.after(work, memory)
 
     def after(self, work: QueuedWork, memory: ModelsInMemory) -> None:
-        """What follows once the work is finished."""
+        """Follow up after the work is finished."""
 
 
 def finish(
@@ -99,7 +99,7 @@ def error_body(message: str, category: str) -> bytes:
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Metrics for JSON, which has no word for what is not finite: those are left out, counted and named."""
+    """Return metrics for JSON, which cannot express values that are not finite: they are left out, counted, named."""
     odd = sorted(name for name, value in metrics.items() if not math.isfinite(value))
     found: dict[str, Any] = {"metrics": {name: float(value) for name, value in metrics.items() if name not in odd}}
     if odd:
@@ -109,7 +109,7 @@ def finite(metrics: Mapping[str, float]) -> dict[str, Any]:
 
 
 def numbered(seq_id: int) -> int:
-    """The seq_id of what is asked of a model that exists."""
+    """Return the seq_id of a request for an existing model. Raises Refusal."""
     if seq_id < 1:
         raise Refusal(400, "seq_id is missing; those of a model begin with 1")
     if seq_id > MOST_SEQ:

@@ -5,19 +5,19 @@ from attrs import frozen
 
 @frozen(kw_only=True)
 class ServerLimits:
-    """body: of a request, also unpacked. rows: of a request, as clients are asked to cut what is larger. tokens: of the
-    rows of a request. samples: of a request. queue, queue_bytes: requests that wait; beyond that clients are asked to
-    come later (429). results: bytes of results that are kept, on the disk. answered: results that are kept after they
-    were fetched; of more, the newest are. sessions: that are connected. models: of these. connections: with or without
-    a request. samplers: of a session; beyond that the oldest unnamed weights are removed. checkpoints: with a name, of
-    an owner. free: of the disk, which are left. together: tokens of one engine call.
+    """Limits of a server. body: bytes of a request, also unpacked. rows: rows of a request; clients are asked to split
+    larger ones. tokens: tokens of the rows of a request. samples: samples of a request. queue, queue_bytes: waiting
+    requests; beyond that clients are asked to retry later (429). results: bytes of results kept on disk. answered:
+    fetched results that are kept, the newest. sessions: connected sessions. models: their models. connections: with
+    or without a request. samplers: unnamed weights per session; beyond that the oldest are removed. checkpoints:
+    named checkpoints per owner. free: bytes of the disk left free. together: tokens of one engine call.
 
-    silence: how long a connection may be there without a request. poll: how long `retrieve_future` waits. gap: how long
-    a request waits for those before it. quiet, idle: after which a session without a word of its client has no claim to
-    memory that others ask for, and after which it frees the memory of its models.
-    fetched, unfetched: how long results are kept. sample_wait: how long a sample waits for its turn. forgotten: after
-    which what an ended or idle session leaves without a name is removed. snapshot_steps, snapshot_bytes: work that is
-    repeated at most when a model is restored.
+    silence: maximum time of a connection without a request. poll: time that `retrieve_future` waits. gap: time that a
+    request waits for its predecessors. quiet, idle: time without a request from a session's client after which the
+    session loses its claim to memory that others need, and after which its models are unloaded. fetched, unfetched:
+    time that results are kept. sample_wait: time that a sample waits for its turn. forgotten: time after which unnamed
+    weights of an ended or idle session are removed. snapshot_steps, snapshot_bytes: maximum work repeated when a model
+    is restored.
     """
 
     body: int = 64 * 2**20

@@ -36,7 +36,7 @@ def load(rows: Iterable[tuple[str, bytes]], damage: list[str], kept: dict[str, b
             requests[entry.id], sizes[entry.id] = entry, len(entry.body)
             model = state.models.get(entry.queue)
             if model is not None and entry.seq in model.repeated:
-                entry.body = b""  # what is not needed now is read when it is
+                entry.body = b""  # loaded again when it is needed
         elif isinstance(entry, Done):
             results[entry.id] = entry
             if entry.id in requests:
@@ -81,13 +81,13 @@ def _check_model(state: State, model: ModelEntry, damage: list[str]) -> None:
 
 
 def sealed(folder: Path) -> FolderEntry:
-    """Return what is in a folder. Raises OSError."""
+    """Return the entry of a folder with size and checksum of each file. Raises OSError."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return FolderEntry(folder.name, {path.relative_to(folder).as_posix(): _measured(path) for path in paths})
 
 
 def check_weights(state: State, weights: Path, damage: list[str]) -> None:
-    """Compare the folders that something refers to with what was written: every byte is read."""
+    """Check every byte of the referenced folders against the stored checksums."""
     names = sorted(state.used_folders())
     with ThreadPoolExecutor(READERS) as readers:
         problems = list(readers.map(lambda name: _problem(weights, state.folders.get(name)), names))
@@ -105,7 +105,7 @@ def check_weights(state: State, weights: Path, damage: list[str]) -> None:
 
 
 def _problem(weights: Path, entry: FolderEntry | None) -> str | None:
-    """How a folder differs from what was written into it, to be read behind its name."""
+    """Return how a folder differs from its entry, as text that follows its name; None if it does not differ."""
     if entry is None:
         return ": its checksums are missing"
     for name, written in entry.files.items():

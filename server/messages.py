@@ -136,7 +136,7 @@ def _row(number: int, datum: dict[str, Any], room: int) -> DatumRow:
 
 
 def forward_backward_output(result: PassResult) -> bytes:
-    """`ForwardBackwardOutput`: a record for each run of rows whose outputs agree in the dims behind the first."""
+    """Return `ForwardBackwardOutput`: a record for each run of rows whose outputs agree in all dims after the first."""
     out = Writer().content(1, "ArrayRecord")
     for rows in _rectangular(result):
         record = Writer()
@@ -167,7 +167,7 @@ def _rectangular(result: PassResult) -> list[list[Any]]:
 
 
 def sample_response(result: SampleResult) -> bytes:
-    """`SampleResponse`: the samples, and what was asked for of the prompt."""
+    """Return `SampleResponse`: the samples and the requested values of the prompt."""
     out = Writer()
     for sample in result.samples:
         one = Writer().integer(1, 0 if sample.stopped else 1)

@@ -110,7 +110,7 @@ def _adapter(config: LoraConfig | None, drawn: int, memory: ModelsInMemory) -> A
         raise UserError(f"lora_config is missing: this server trains adapters of rank 1..{most}")
     if not 1 <= config.rank <= most:
         raise UserError(f"lora_config.rank {config.rank} is outside 1..{most}")
-    # Clients ask for all of them unless they say otherwise, and `get_info` says what the model has.
+    # Clients request all kinds by default; `get_info` reports the kinds of the model.
     asked = {"attn": config.train_attn, "mlp": config.train_mlp, "unembed": config.train_unembed}
     offered = memory.capabilities.matrices
     chosen = {kind: wanted and kind in offered for kind, wanted in asked.items()}

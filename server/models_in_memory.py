@@ -53,7 +53,7 @@ class ModelsInMemory:
         return self.store.state.models[id]
 
     def need(self, id: str, keep: Sequence[str] = ()) -> None:
-        """Have a model in memory, beside those to keep. Raises ModelDamaged."""
+        """Load a model into memory, without unloading those in `keep`. Raises ModelDamaged."""
         if (why := self.model(id).damaged) is not None:
             raise ModelDamaged(why)
         if id in self.used:
@@ -64,14 +64,14 @@ class ModelsInMemory:
         self.used[id] = None
 
     def make_room(self, keep: Sequence[str] = ()) -> None:
-        """Room for one more: without it the model leaves that was not needed for longest, those of quiet clients
-        first, then those without a gradient, which is computed again when its model comes back."""
+        """Make room for one more model. The least recently needed model is unloaded: first those of quiet clients, then
+        those without a gradient, because a gradient must be recomputed when its model is loaded again."""
         while len(self.used) >= self.capabilities.models:
             others = [id for id in self.used if id not in keep]
             self.leave(min(others, key=lambda id: (not self._is_quiet(id), not self._stepped(id))))
 
     def live(self, session: str) -> bool:
-        """Whether its client is connected, as far as one can know."""
+        """Return True if the session's client is probably connected."""
         return self.silence(session) < self.limits.idle
 
     def claims(self) -> set[str]:
@@ -115,13 +115,13 @@ class ModelsInMemory:
         self.store.change(replace(self.model(id), snapshot=folder, snapshot_seq=seq))
 
     def snapshot_all(self) -> None:
-        """Before the server ends: what has no gradient begins from there at the next start."""
+        """Snapshot all models without a gradient before the server stops; the next start loads these snapshots."""
         for id in list(self.used):
             if self.store.state.history.get(id) and self._stepped(id):
                 self.snapshot(id)
 
     def _stepped(self, id: str) -> bool:
-        """Whether the last work that changed the model left no gradient."""
+        """Return True if the last work that changed the model left no gradient."""
         history = self.store.state.history.get(id)
         return not history or self.store.done(id, max(history)).kind != "forward_backward"
 
@@ -153,5 +153,5 @@ class ModelsInMemory:
 
 
 def new_name() -> str:
-    """Of a folder of weights; nothing of a client is in it."""
+    """Return a random name of a folder of weights; it contains nothing of a client."""
     return uuid.uuid4().hex

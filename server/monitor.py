@@ -25,7 +25,7 @@ MOST_MODELS: Final = 1000  # of the file, the newest
 
 @define
 class _Counted:
-    """Of one model since the server was started."""
+    """Counts of one model since the server started."""
 
     steps: int = 0
     tokens: int = 0
@@ -67,7 +67,7 @@ class ServerMonitor:
                 model.loss, model.loss_name = found.loss, found.loss_name
 
     def status(self, memory: ModelsInMemory, state: str, reason: str, clients: int) -> ServerStatus:
-        """What there is to be seen now."""
+        """Return the server's present status."""
         now, known = self.clock(), memory.store.state
         while self._newest and self._newest[0][0] < now - WINDOW:
             self._newest.popleft()

@@ -38,8 +38,8 @@ _DECODER: Final = msgspec.msgpack.Decoder(ChangedEntry | Accepted | OldDone)
 
 
 def converted(folder: Path, damage: list[str]) -> dict[str, bytes]:
-    """Return the rows of a server that has a journal in its folder, and add the place of each damage. The journal stays
-    as it is. Raises OSError."""
+    """Return the rows of a server with a journal in its folder, and add the place of each damage. The journal is not
+    changed. Raises OSError."""
     files = sorted(path for path in (folder / FOLDER).iterdir() if _NAME.fullmatch(path.name))
     if len(files) > 1 and not files[-1].stat().st_size:
         damage.append(f"{FOLDER}/{files[-1].name} is empty, and has another before it")
@@ -99,5 +99,5 @@ def _change(state: State, change: Change) -> None:
 
 
 def _owner(name: str) -> str:
-    """Where there was no key there is one now, and its owner has what was there."""
+    """Map the owner of a server without keys to the owner of the key that exists now."""
     return OWNER if name in KEYLESS else name

@@ -18,12 +18,12 @@ WIRE: Final[Mapping[str, int]] = {"int": VARINT, "bool": VARINT, "double": FIXED
 
 
 class Malformed(ValueError):
-    """The bytes are no such message. Its text has places and numbers, and nothing of what was sent."""
+    """Invalid bytes of a message. Its text has places and numbers, and no content."""
 
 
 @frozen
 class ProtoMessage:
-    """A table: number of a field → what it is."""
+    """A message type: field number → field."""
 
     name: str
     fields: Mapping[int, "ProtoField"]
@@ -40,7 +40,7 @@ class ProtoField:
 
 @define
 class FieldCount:
-    """How many fields of a body may still be read, so that a small body cannot take long."""
+    """Number of fields of a body that may still be read, so that a small body cannot take long."""
 
     left: int = MOST_FIELDS
 

@@ -17,10 +17,11 @@ from xtrain.server.refusal import Refusal
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 MOST_SEQ: Final = 2**53
-LEAST_EPS: Final = 1e-30  # one that float32 has: without it what has no gradient is updated by 0 / 0
+# representable in float32; with a smaller eps, parameters without a gradient would be updated by 0 / 0
+LEAST_EPS: Final = 1e-30
 MOST_SINGLE: Final = 3e38  # what computes in float32 has nothing above
-MOST_METADATA: Final = 2**16  # bytes; it is kept as long as what it belongs to
-MOST_NESTING: Final = 32  # of it; what is written as text is gone through once for each level, on the stack
+MOST_METADATA: Final = 2**16  # bytes; kept as long as its owner
+MOST_NESTING: Final = 32  # levels of metadata; writing it as text recurses once per level
 MOST_STOPS: Final = 64  # each of which is looked for at every token
 MOST_VALUES: Final = 2**21  # of a body: a prompt may have 2²⁰ tokens
 MOST_NUMBERS: Final = 2**23  # of one with rows, which come to five for each of 2²⁰ tokens
@@ -199,7 +200,7 @@ def read_json(raw: bytes, kind: type[R], most: int = MOST_VALUES) -> R:
 
 
 def _check_fields(raw: bytes | msgspec.Raw, kind: type[Struct], where: str) -> None:
-    """Refuse fields that are not known, and values of any shape that are large or deep, before they become objects."""
+    """Refuse unknown fields, and large or deep values of free form, before they become objects."""
     known = {field.name: field.type for field in msgspec.structs.fields(kind)}
     for name, value in _OBJECT.decode(raw).items():
         content = memoryview(value)
@@ -247,5 +248,5 @@ def _without_values(text: str) -> str:
 
 
 def plain_text(metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
-    """What a client wants to have kept beside something, as text."""
+    """Return a client's metadata as texts."""
     return {key: str(value) for key, value in metadata.items()} if metadata else None

@@ -16,7 +16,7 @@ from xtrain.server.refusal import Refusal
 from xtrain.server.requests import SampleBody, read_json
 from xtrain.server.state import QueuedWork, WorkDone
 
-# What a request can ask for beside, and what it must be, since none of it is offered.
+# Options of a request that are not supported, with their only accepted values.
 NOT_OFFERED: Final = (
     "target_prompt_logprobs",
     "prompt_alt_tokens_k",
@@ -68,7 +68,7 @@ class SampleKind(Kind):
                 finish(memory, work, sample_response(result), media=MEDIA_TYPE)
 
         if requests := taken(works):
-            alone = any(work.attempts for work in works)  # what has ended an engine takes no others along
+            alone = any(work.attempts for work in works)  # a request during which an engine was lost runs alone
             memory.engine.sample(
                 SampleQueue(
                     requests=requests,
@@ -119,7 +119,7 @@ def _request(work: QueuedWork, memory: ModelsInMemory) -> SampleRequest:
         seed=work.entry.seed if params.seed is None else params.seed,
         stop_tokens=frozenset(stop for stop in stops if isinstance(stop, int)),
         stop_texts=texts,
-        stop_at_end=params.stop != [],  # an empty list means: go on behind the end of a text
+        stop_at_end=params.stop != [],  # an empty list: continue after the end of a text
         prompt_logprobs=bool(request.prompt_logprobs) or request.topk_prompt_logprobs > 0,
         prompt_top=request.topk_prompt_logprobs,
         sample_top=request.topk_sample_logprobs,

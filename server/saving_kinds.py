@@ -12,7 +12,7 @@ from xtrain.server.state import QueuedWork
 
 
 class SaveWeightsKind(SingleKind):
-    """What training goes on from: weights, moments and step, by name. A gradient that was accumulated is not in it."""
+    """Save the training state by name: weights, moments and step, without an accumulated gradient."""
 
     name = "save_weights"
 
@@ -32,7 +32,7 @@ class SaveWeightsKind(SingleKind):
 
 
 class SaveForSamplerKind(SingleKind):
-    """What is sampled from: weights alone; without a name for one sampling session."""
+    """Save weights for sampling; without a name for one sampling session."""
 
     name = "save_weights_for_sampler"
 

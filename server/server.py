@@ -54,9 +54,9 @@ T = TypeVar("T", Session, ModelEntry, SavedEntry, SamplerEntry)
 
 
 class TrainingServer:
-    """Takes requests of clients, in any thread; one thread of its own executes them.
+    """Takes client requests in any thread; one thread of its own executes them.
 
-    folder: of the store. ended: called once when it can go on no longer, with the reason; None: it was stopped.
+    folder: of the store. ended: called once when the server ends, with the reason of a failure; None: it was stopped.
     clock: seconds since 1970.
     """
 
@@ -91,7 +91,7 @@ class TrainingServer:
         self._status.begin()
 
     def _look(self) -> ServerStatus:
-        """What is to be seen of this server now."""
+        """Return the server's present status."""
         restoring = "restoring" if self._execution.restoring else "serving"
         ending = "stopped" if self._stopped else "draining" if self.draining else restoring
         with self.store.changed:
@@ -108,8 +108,8 @@ class TrainingServer:
         keep_house(memory, KINDS, self._started)
 
     def _keep_beats(self, seconds: float) -> None:
-        """Store when clients have said their last words: a restarted server has to know who is connected. seconds: by
-        which what is stored may be older."""
+        """Store the times of clients' last requests, so that a restarted server knows which clients are connected.
+        seconds: maximum age of a stored time."""
         with self.store.changed:
             sessions = self.store.state.sessions
             heard = {id: at for id, at in list(self._beats.items()) if id in sessions}
@@ -126,7 +126,7 @@ class TrainingServer:
     # ending
 
     def drain(self) -> None:
-        """Take nothing new. What was accepted goes on, and results can be fetched."""
+        """Refuse new requests. Accepted ones continue, and results can be fetched."""
         self.draining = True
 
     def release(self) -> None:
@@ -136,7 +136,7 @@ class TrainingServer:
             _wake(woken)
 
     def stop(self) -> None:
-        """End: what is executed now is finished, what waits is done after the next start."""
+        """Stop: work in progress is finished; waiting work is done after the next start."""
         self.drain()
         self.release()
         self._execution.stop()
@@ -156,7 +156,7 @@ class TrainingServer:
         return self._clock() - self._beats.get(session, 0.0)
 
     def live(self, session: str) -> bool:
-        """Whether its client is connected, as far as one can know."""
+        """Return True if the session's client is probably connected."""
         return self.silence(session) < self.limits.idle
 
     def open_session(self, owner: str, request: CreateSession) -> "tuple[Session, Future[None]]":
@@ -211,7 +211,7 @@ class TrainingServer:
     # what exists
 
     def owned(self, table: Mapping[str, T], id: str, owner: str, what: str) -> T:
-        """One of them, if it is the owner's; what is someone else's is not there."""
+        """Return an entry of the table. Raises Refusal if it is missing or has another owner."""
         found = table.get(id)
         if found is None or found.owner != owner:
             raise Refusal(404, f"there is no such {what}")
@@ -233,8 +233,8 @@ class TrainingServer:
     # requests that are executed
 
     def accept(self, owner: str, kind: Kind, raw: bytes, request: Any) -> tuple[QueuedWork, dict[str, Any]]:
-        """Take a request that is to be executed, or find the one that it repeats; and what is answered, once `lasting`
-        of the work is fulfilled. request: what `kind` has read. Raises Refusal and StoreFailed."""
+        """Accept a request, or find the one that it repeats. Return the work and the answer, which is valid once the
+        work's `lasting` is fulfilled. request: as read by `kind`. Raises Refusal and StoreFailed."""
         queue, seq = kind.address(request)
         digest = hashlib.sha256(kind.name.encode() + b"\0" + raw).digest()
         state = self.store.state
@@ -271,7 +271,7 @@ class TrainingServer:
         return id
 
     def _admit(self, kind: Kind, queue: str, seq: int, size: int) -> None:
-        """Whether there is room. What others wait for is always taken: without it they would wait for ever."""
+        """Raise Refusal if there is no room. A request that others wait for is always accepted."""
         state, limits = self.store.state, self.limits
         waiting = list(state.waiting.values())
         if kind.ordered:
@@ -290,8 +290,8 @@ class TrainingServer:
             raise Refusal(429, "the disk of the server is full", LATER)
 
     def _admit_model(self, session: str) -> None:
-        """Whether there is room for a new model. Adapters take turns in memory; a model that is trained itself is that
-        of one client until it leaves."""
+        """Raise Refusal if there is no room for a new model. Adapters take turns in memory; a model trained without an
+        adapter belongs to one client until it leaves."""
         memory, limits = self._execution.memory, self.limits
         if memory.capabilities.whole and memory.claims() - {session}:
             free = f"free when its session ends, or {limits.quiet:.0f} s after its last word"
@@ -300,7 +300,8 @@ class TrainingServer:
             raise Refusal(429, f"connected clients have {limits.models} models already", LATER)
 
     async def result(self, owner: str, id: str) -> Done | None:
-        """What came of a request; None: not yet, after `poll` seconds. It is read from the store, however often."""
+        """Return the result of a request; None if it is not done after `poll` seconds. It can be read from the store
+        any number of times."""
         work = self.store.state.works.get(id)
         unknown = Refusal(404, "there is no such request, or its result is no longer kept")
         if work is None or work.entry.owner != owner:
@@ -323,7 +324,7 @@ class TrainingServer:
 
     @property
     def queue_state(self) -> str:
-        """What a client reads of a request that is not done yet."""
+        """Return the queue state that a client sees for an unfinished request."""
         return "paused_capacity" if self._execution.restoring else "active"
 
 

@@ -21,7 +21,7 @@ from xtrain.server.store import StoreDamaged, StoreInUse
 
 LOG = logging.getLogger(__name__)
 
-STOPPED: Final = 75  # by a signal: it goes on where it was when it is started again
+STOPPED: Final = 75  # by a signal; resumable
 FAILED: Final = 1
 PACKAGES: Final = ("starlette", "uvicorn")
 
@@ -44,7 +44,7 @@ class Address:
 
 
 def check_serving(address: Address) -> None:
-    """Raises CannotServe for what is wrong before anything was started."""
+    """Raise CannotServe for problems that can be found before anything is started."""
     check_installed()
     if address.certificate is not None:
         try:

@@ -40,8 +40,7 @@ class KeptResult:
 
 @frozen(kw_only=True)
 class WorkDone:
-    """What a request has done, for who watches: tokens that were trained on and drawn, optimizer steps, and the loss of
-    a target, in nats."""
+    """Work of a request, for monitoring: trained and drawn tokens, optimizer steps, and the loss per target in nats."""
 
     trained: int = 0
     drawn: int = 0
@@ -52,11 +51,11 @@ class WorkDone:
 
 @define(eq=False)
 class QueuedWork:
-    """A request that was accepted. request: what was read from its body, as
-    long as it waits. size: of its body. lasting: fulfilled once the store has it. result: None until it is done;
-    promise: fulfilled once that lasts. Both are LASTS from then on: what is done takes little memory. fetched: when
-    its result was given for the first time. started: it is executed now. attempts: how often an engine was lost during
-    it. measured: what it has done, until it is done."""
+    """An accepted request. request: its parsed body while it waits. size: bytes of the body. lasting: fulfilled once
+    the request is stored. result: None until done. promise: fulfilled once the result is stored. Afterwards both are
+    LASTS, because finished work should take little memory. fetched: time at which its result was first returned.
+    started: it is being executed. attempts: number of engines lost during it. measured: its work so far, until it is
+    done."""
 
     entry: Accepted
     request: Any = None
@@ -86,7 +85,7 @@ class QueuedWork:
 
 @define
 class State:
-    """What exists, by id; works also by their idempotency keys, and apart those that are to be done."""
+    """All existing things by id; requests also by idempotency key, and waiting requests separately."""
 
     sessions: dict[str, Session] = field(factory=dict)
     models: dict[str, ModelEntry] = field(factory=dict)
@@ -143,7 +142,7 @@ class State:
         self.keys.pop(work.key, None)
 
     def repeats(self, entry: Accepted) -> bool:
-        """Whether a request is done again when its model is restored."""
+        """Return True if a request is repeated when its model is restored."""
         return self.history.get(entry.queue, {}).get(entry.seq, ("", 0))[0] == entry.id
 
     def used_folders(self) -> set[str]:

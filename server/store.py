@@ -58,8 +58,8 @@ class StoreDamaged(Exception):
 
 
 class Store:
-    """What a server knows, and the folders of its weights. Its lock guards all of it; `changed` is for who waits.
-    finished: is told of every request that is done.
+    """A server's state and the folders of its weights. Its lock guards all of it; `changed` notifies waiting threads.
+    finished: called for every finished request.
 
     Raises StoreInUse, StoreDamaged and OSError.
     """
@@ -95,8 +95,8 @@ class Store:
         return entry
 
     def remove_unused(self, forget: Callable[[Path], None]) -> None:
-        """Remove folders that a client has removed or a newer one has replaced, once that lasts, and what was set aside
-        a week ago. forget: called before. None may be in the making."""
+        """Remove folders that a client removed or a newer one replaced, once that is stored, and folders set aside a
+        week ago. forget: called before each removal. No folder may be in creation."""
         self.settle()
         with self.changed:
             gone = self._left - self.state.used_folders()

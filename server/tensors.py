@@ -10,7 +10,7 @@ from xtrain.server.protobuf import Malformed
 
 FLOAT32, INT64, INT32, BFLOAT16 = 1, 2, 3, 4
 STORED: Final = {FLOAT32: "<f4", INT64: "<i8", INT32: "<i4", BFLOAT16: "<u2"}
-# Of all tensors of a request: a sparse matrix of a few bytes can stand for a dense one of any size.
+# Limit over all tensors of a request: a sparse matrix of a few bytes can stand for a dense one of any size.
 MOST_NUMBERS: Final = 2**24
 
 

@@ -11,7 +11,7 @@ KINDS = {"weights": "training", "sampler_weights": "sampler"}
 
 
 def capabilities(found: Capabilities) -> dict[str, Any]:
-    """Of all names that the model is served by."""
+    """Return the capabilities under every name of the model."""
     one = {"max_context_length": found.context, "trainable": True, "sampleable": True}
     return {"supported_models": [{"model_name": name} | one for name in found.names]}
 

@@ -1,4 +1,5 @@
-"""`checkpoint`: the full state, which a run goes on from. What is kept, and how it is written, says the block."""
+"""`checkpoint`: save the full state, from which a run resumes. Retention and format are settings of the `checkpoint`
+block."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final

@@ -15,7 +15,7 @@ def checkpoint(saver: Saver, node_id: str, must: bool) -> StepCall:
     def run(step: Step) -> None:
         if saver.progress.step == 0:
             return
-        # Behind a bad step the weights may be what is wrong: they wait for one that is good.
+        # After a bad step the weights may be corrupt: wait for a good step before saving.
         in_order = not saver.progress.bad.in_a_row and (saver.overlap == "wait" or saver.may_begin())
         if must or in_order:
             saver.save(node_id, must=must)

@@ -108,7 +108,8 @@ class Eval(Action):
         return ActionNode("tick.eval", args, does, name=name, after=after)
 
     def _batches(self, steps: int | None) -> int | None:
-        """`auto` is a twentieth of the steps, at least 1; the whole hold-out (None) while the steps are not known."""
+        """Return the number of batches. `auto` is a twentieth of the steps, at least 1; None (all held-out rows) while
+        the number of steps is unknown."""
         if not isinstance(self.batches, Auto):
             return self.batches
         return None if steps is None else max(steps // 20, 1)

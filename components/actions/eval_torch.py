@@ -1,4 +1,4 @@
-"""`tick.eval`: what the model makes of held-out documents."""
+"""`tick.eval`: evaluation on held-out documents."""
 
 import time
 from collections.abc import Iterator
@@ -59,12 +59,12 @@ def evaluate(
     resources: Resources | None = None,
     reference_point: ReferencePoint | None = None,
 ):
-    """What a `Measure` finds over the rows of all ranks.
+    """Evaluate the model with `Measure` over the rows of all ranks.
 
-    choices: the documents are choices behind their questions. objective: what is minimised is of each token, sequence
-    or pair, and measured too; None: the cross-entropy alone. task: with whose adapter, of several; None: with none.
-    answers: `greedy` or `sampled`, how held-out prompts are completed, whose mean reward is measured too.
-    averaged: of the averaged weights, once there are any. user: a function of the user's own in place of the forward.
+    choices: documents are answer choices after their questions. objective: the unit of the training loss (token,
+    sequence or pair), measured too; None: cross-entropy only. task: use this task's adapter; None: none. answers: how
+    held-out prompts are completed, `greedy` or `sampled`; their mean reward is measured too. averaged: use the averaged
+    weights once they exist. user: a user function called instead of the forward.
     """
     weights = Weights(ema=ema if averaged else None, saver=saver)
     loader = feed.evaluation(dataset, rows, rank, measures=objective is not None)

@@ -48,10 +48,10 @@ def export(
     task: str | None = None,
     beat: HeartbeatWriter | None = None,
 ) -> StepCall:
-    """Export the weights as they are, averaged ones if `ema { publish }` says so and there are any. adapter: that
-    alone, for PEFT; task: of several that of one.
+    """Export the current weights, or the averaged ones with `ema { publish }` once they exist. adapter: export only the
+    adapter, for PEFT. task: export this task's adapter.
 
-    An export that fails is a warning: training goes on, and a checkpoint can be exported later.
+    A failed export is a warning: training continues, and a checkpoint can be exported later.
     """
     collective = CollectiveErrors.of(rank)
     shards = records.directory / SHARDS
@@ -84,7 +84,7 @@ def export(
             try:
                 return export.write(folder, lambda *progress: beat.mark() if beat is not None else None)
             except (EnvironmentFault, DataError) as fault:
-                raise OSError(str(fault)) from fault  # which all ranks are told of
+                raise OSError(str(fault)) from fault  # reported to all ranks
 
         try:
             collective.first(lambda: _begin(shards))

@@ -19,14 +19,14 @@ from xtrain.planner.units import bytes_text, plural
 if TYPE_CHECKING:
     from xtrain.planner.resolved import Resolved
 
-# Room in the cache for what a chat template writes around what is said; one that writes more makes it larger.
+# Cache positions for the text that a chat template adds around messages. A longer template enlarges the cache.
 WRITTEN_BY_TEMPLATE: Final = 256
 
 
 @ACTIONS.register()
 @frozen
 class Generate(Action):
-    """`generate { prompts = […] }`: continue prompts, to look at what the model has learned."""
+    """`generate { prompts = […] }`: continue prompts to show what the model has learned."""
 
     kind: ClassVar[str] = "generate"
     records = True

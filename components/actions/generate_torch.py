@@ -1,4 +1,4 @@
-"""`tick.generate`: continue prompts with the model as it is, to look at what it has learned."""
+"""`tick.generate`: continue prompts with the current model."""
 
 import time
 from pathlib import Path
@@ -50,10 +50,11 @@ def generate(
     saver: Saver | None = None,
     beat: HeartbeatWriter | None = None,
 ):
-    """Every rank runs the model, one draws; the draws depend on the seed and the prompt alone.
+    """Generate continuations of the prompts. Every rank runs the model, one rank samples. Samples depend only on the
+    seed and the prompt.
 
-    chat: the template by which prompts are turns of a user, behind one of the `system`. positions: that the cache has
-    at least. averaged: with the averaged weights, once there are any. Where no token can be chosen, that is a warning.
+    chat: template that makes each prompt a user turn after a `system` turn. positions: minimum cache length. averaged:
+    use the averaged weights once they exist. Warns if no token can be chosen.
     """
     author = TextGenerator(model=model, rank=rank, pipeline=pipeline, beat=beat)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)

@@ -42,7 +42,7 @@ def probe(
 
 
 def _seconds_of_sum(rank: Rank) -> float:
-    """How long this rank is in a sum over all, until its result is there."""
+    """Return the time in seconds that this rank spends in an all-reduce."""
     begin = time.perf_counter()
     ones = torch.ones(1, dtype=torch.float64, device=rank.device)
     if rank.world_size > 1:

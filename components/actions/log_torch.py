@@ -33,9 +33,9 @@ def log(
     window: Window,
     alerts: AlertMonitor | None = None,
 ):
-    """Make the record of the step, once: its loss, gradient norm and learning rate; times are those of the slowest
-    rank, averaged over the steps since the last record, and so are the losses of the datasets of a mixture. Of steps
-    that were left out, and of the first one of a start, there are no times, and no rates where there was no other."""
+    """Write the record of the step: loss, gradient norm and learning rate. Times are those of the slowest rank; times
+    and the per-dataset losses of a mixture are averaged over the steps since the last record. Skipped steps and the
+    first step after a start have no times; a record of only such steps has no rates."""
     routers = RouterMetrics.of(plan, model, rank)
     memory_now = MemoryNow(rank.device)
     planned_bytes = alerts.planned_bytes if alerts is not None else None

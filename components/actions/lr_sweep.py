@@ -1,8 +1,8 @@
-"""`lr_sweep`: what `xtrain find-lr` plans: the loss while the learning rate grows, and which rates it suggests.
+"""`lr_sweep`, the plan of `xtrain find-lr`: the loss while the learning rate grows, and suggested rates.
 
-Leslie Smith's range test (arXiv 1506.01186, section 3.3), with rates in equal ratios. Two suggestions, those of fastai:
-the rate of the steepest descent, arg min of the change of the loss for a change of log(rate); and a tenth of the rate
-at which the loss is least.
+Leslie Smith's range test (arXiv 1506.01186, section 3.3) with rates in geometric progression. The two suggestions
+follow fastai: the rate of steepest descent, arg min of d loss / d log(rate), and a tenth of the rate with the least
+loss.
 """
 
 import math
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Points that are not looked at for the steepest descent: at the beginning the average is of few losses.
 SKIPPED_SHARE = 0.1
-# What a sweep decides itself, wherever the spec says something else, and of that what it sets.
+# Settings that a sweep overrides (OWN), and those of them that it sets (SET).
 OWN = (
     "experiment.budget", "optimizer.lr", "scheduler", "batch.ramp", "phase", "every", "on", "ema", "checkpoint",
     "launch.stop_at", "launch.stop_after", "workspace.lineage", "workspace.run", "alerts.loss_spike",
@@ -64,9 +64,9 @@ class LrSweep(Action):
 
 
 def swept(spec: Spec, *, low: float, high: float, steps: int) -> Spec:
-    """The spec of a sweep: `spec` with its rate growing from `low` to `high` in `steps` steps, without phases, ramps,
-    averages, checkpoints, alerts of losses that rise, and what it does between steps and at events. Rates of groups
-    grow in proportion."""
+    """Return the spec of a learning-rate sweep: `spec` with the rate growing from `low` to `high` in `steps` steps.
+    Rates of groups grow in proportion. Drops phases, ramps, averages, checkpoints, loss-spike alerts, ticks and
+    event actions."""
     name = spec.workspace.lineage or spec.experiment.name
     kept = {path: origin for path, origin in spec.origins.items() if not path.startswith(OWN)}
     groups = _scaled(spec.groups, high / spec.optimizer.lr)
@@ -92,7 +92,7 @@ def swept(spec: Spec, *, low: float, high: float, steps: int) -> Spec:
 
 
 def _scaled(groups: dict[str, ParameterGroup], factor: float) -> dict[str, ParameterGroup]:
-    """Groups whose optimizers have rates in the same proportion to that of the others as before."""
+    """Scale the learning rates of groups with optimizers of their own by `factor`."""
     return {
         name: each
         if each.optimizer is None
@@ -110,7 +110,7 @@ class RunningAverage:
     count: int = 0
 
     def add(self, loss: float) -> "RunningAverage":
-        """With one more loss."""
+        """Return the average updated with one more loss."""
         return RunningAverage(self.smoothing, self.smoothing * self.raw + (1 - self.smoothing) * loss, self.count + 1)
 
     @property
@@ -136,7 +136,7 @@ def suggestions(rates: Sequence[float], smoothed: Sequence[float]) -> dict[str, 
 
 
 def result(points: Sequence[tuple[float, float]], smoothing: float) -> dict[str, Any]:
-    """What is written of (rate, loss) of every step: these with the smoothed losses, and the suggestions."""
+    """Return the sweep's result from the (rate, loss) of each step: both, smoothed losses and suggestions."""
     average, smoothed = RunningAverage(smoothing), []
     for _, loss in points:
         average = average.add(loss)

@@ -1,5 +1,4 @@
-"""`tick.lr_sweep`: the loss that is minimised while the learning rate grows, until it diverges; then what that says of
-the rate."""
+"""`tick.lr_sweep`: record the loss while the learning rate grows, until it diverges; then suggest a rate."""
 
 import json
 from math import isfinite
@@ -16,7 +15,8 @@ from xtrain.runtime.state import Progress, Rank, Step, StepCall
 
 @op("tick.lr_sweep")
 def sweep(feed: Feed, rank: Rank, records: Records, progress: Progress, times: float, smoothing: float) -> StepCall:
-    """Every rank knows the loss of the step, and so all of them stop behind the same one."""
+    """Record losses of the sweep and stop when the loss diverges. Every rank knows the step's loss, so all stop after
+    the same step."""
     points: list[tuple[float, float]] = []
     average, least = RunningAverage(smoothing), float("inf")
 

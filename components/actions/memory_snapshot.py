@@ -33,14 +33,14 @@ class MemorySnapshot(Action):
     )
 
     def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
-        """Where the run ends behind it no steps are left to record."""
+        """Return the plan node. At the end of a run there are no following steps to record."""
         recorded, history = RecordedRanks.of(self.ranks, run), 0 if place.ends else self.length(run.spec)
         watched = f", behind {plural(history, 'step')} of what a GPU's allocator does" if history else ""
         does = f"what {recorded.text} hold{'s' if recorded.count == 1 else ''}, beside the plan's figures{watched}"
         return ActionNode("tick.memory_snapshot", {"ranks": recorded.ranks, "history": history}, does)
 
     def length(self, spec: Spec) -> int:
-        """On a CPU nobody records what is allocated."""
+        """Return the number of steps of allocator history. A CPU has no allocator history."""
         if _on_cpu(spec):
             return 0
         return 1 if isinstance(self.history, Auto) else self.history

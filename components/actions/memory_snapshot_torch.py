@@ -1,4 +1,4 @@
-"""`tick.memory_snapshot`: what a rank holds."""
+"""`tick.memory_snapshot`: a snapshot of a rank's memory."""
 
 from torch.optim import Optimizer
 
@@ -29,7 +29,7 @@ def memory_snapshot(
     ema: WeightAverages | None = None,
     beat: HeartbeatWriter | None = None,
 ) -> StepCall:
-    """Look at what is held, at once or when so many more steps have ended, where no other look is under way."""
+    """Take a memory snapshot at once or after `history` more steps, unless another snapshot is in progress."""
     planned = planned_of(plan, rank)
 
     def run(step: Step) -> None:

@@ -29,10 +29,10 @@ MEANING: Final = (
 class Norms(Action):
     """`norms { by = layer }`: L2 norms of parameters, gradients and updates by layer, as metrics.
 
-    Gradients are those of the step before clipping, summed over its microbatches and ranks: the squares of all groups
-    add up to that of `grad_norm`. An update is what the optimizer has added to a parameter, with weight decay; for it
-    the parameters are copied before the optimizer's step, in steps in which it is due. On an event, as `on finish`,
-    nobody knows that in time, so that there are no norms of updates.
+    Gradients are summed over microbatches and ranks, before clipping: the squares of all groups add up to that of
+    `grad_norm`. An update is the optimizer's change of a parameter, including weight decay. To compute it, the
+    parameters are copied before the optimizer's step when the action is due. Events such as `on finish` are not known
+    in time, so they have no norms of updates.
     """
 
     kind: ClassVar[str] = "norms"

@@ -29,7 +29,7 @@ KEYS = {"parameters": "param_norm", "gradients": "grad_norm", "updates": "update
 
 @op("step.norms")
 def copy_parameters(plan: Plan, model: ModelParts, due_ticks: DueTicks | None = None) -> StepCall:
-    """Copy what this rank owns before the optimizer changes it, where a tick measures updates behind this step."""
+    """Copy this rank's parameters before the optimizer step if a tick measures updates after this step."""
     nodes = [node.id for node in plan.nodes if node.op == TAKEN and "updates" in node.args["of"]]
 
     @torch.no_grad()
@@ -85,8 +85,8 @@ class GroupSums:
         self._rank = rank
 
     def norms(self, pieces: dict[str, Tensor]) -> dict[str, dict[str, float]]:
-        """What is measured → group → norm. pieces: norms of all parameters of this rank, or, but for `parameters`, of
-        those that are trained, in their order. Collective."""
+        """Return quantity → group → norm. pieces: for `parameters`, the norms of all parameters of this rank; for other
+        quantities, the norms of trained parameters, in their order. Collective."""
         of = {what: what != "parameters" for what in pieces}
         parts: dict[tuple[str, int], list[float]] = {(what, n): [] for what in pieces for n in self._groups[of[what]]}
         for what, own in pieces.items():

@@ -45,7 +45,7 @@ class ProfileAction(Action):
     memory: bool = setting("also record allocations and frees", default=False, role=Role.CADENCE)
 
     def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
-        """Of one that is asked for from outside: how many steps it records is said when it begins."""
+        """Return the plan node. A profile requested from outside gets its number of steps with the request."""
         recorded = RecordedRanks.of(self.ranks, run)
         args = {"ranks": recorded.ranks, "shapes": self.shapes, "stacks": self.stacks, "memory": self.memory}
         more = [name for name in ("shapes", "stacks", "memory") if getattr(self, name)]
@@ -59,7 +59,7 @@ class ProfileAction(Action):
         return ActionNode("tick.profile", schedule | args, does.format(self._steps()))
 
     def _steps(self) -> str:
-        """`3 steps, behind 1 that passes and 1 to warm up`."""
+        """Return the steps in words, such as `3 steps, after 1 that passes and 1 to warm up`."""
         before = [f"{self.wait} that {'passes' if self.wait == 1 else 'pass'}"] if self.wait else []
         before += [f"{self.warmup} to warm up"] if self.warmup else []
         return plural(self.active, "step") + (f", behind {' and '.join(before)}," if before else "")

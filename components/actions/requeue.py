@@ -26,7 +26,7 @@ class Requeue(Action):
         return ActionNode("event.requeue", {}, "ask Slurm to start the job again; without Slurm a warning says so")
 
     def misplaced(self, event: str, following: Sequence[Action]) -> tuple[str, str] | None:
-        """Its place is at the end of what is done when the run stops."""
+        """Return the problem if this action is not last where the run stops."""
         if not event:
             return "a tick has the action requeue, but a job is requeued when its run stops", f"write `{USUAL}`"
         if event not in ENDINGS:

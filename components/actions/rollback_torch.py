@@ -1,8 +1,8 @@
-"""`event.rollback`: back to the last good checkpoint, and on with the data behind the failure.
+"""`event.rollback`: restore the last good checkpoint and continue with the data after the failure.
 
-The run goes on as one does that is resumed, in the same processes: weights, moments, averages, counters and random
-numbers are those of the checkpoint, and so is the number of the step. The rows of all steps between the checkpoint and
-the failure are left out, those of the checkpoint's next step are the first that no step has seen.
+The run continues like a resumed run, in the same processes: weights, moments, averages, counters, random state and the
+step number come from the checkpoint. The rows of all steps between the checkpoint and the failure are skipped: the step
+after the checkpoint takes the first rows that no step has seen.
 """
 
 import time
@@ -59,7 +59,7 @@ def roll_back(
         counts = BadSteps(total=bad.total, last_good=min(bad.last_good, entry.step), went_back=[*bad.went_back])
         counts.went_back.append((step.index + 1, entry.step))
         collective.first(lambda: _write(saver.folder, entry, step, loader, counts))
-        feed.close()  # what was read ahead is of the steps that are undone
+        feed.close()  # the prefetched rows belong to steps that are undone
         saver.state.restore(entry, collective)
         saver.saved_step, saver.put_off = entry.step, ""
         for module in model.modules():
@@ -87,9 +87,9 @@ def roll_back(
 
 
 def _target(saver: Saver, progress: Progress, *, content: bool) -> tuple[CheckpointEntry | None, list[str]]:
-    """The newest intact checkpoint that no bad step stands behind, and why newer ones were passed over. Collective."""
+    """Return the newest intact checkpoint not saved after a bad step, and why newer ones were skipped. Collective."""
     bad, folder, collective = progress.bad, saver.folder, saver.transaction.collective
-    # What it went back to last has led here without a single good step: the fault lies in it or before it.
+    # The last rollback led here without a single good step: the fault lies in its checkpoint or before it.
     until = progress.step
     if bad.went_back and bad.last_good <= bad.went_back[-1][1]:
         until = bad.went_back[-1][1] - 1
@@ -110,13 +110,13 @@ def _candidates(folder: CheckpointFolder, until: int) -> list[tuple[CheckpointEn
             try:
                 amid = bool(entry.state().get("nonfinite", {}).get("in_a_row"))
             except (OSError, ValueError):
-                amid = False  # whoever looks closer says what is wrong with it
+                amid = False  # a full verification reports the damage
             found.append((entry, amid))
     return found
 
 
 def _write(folder: CheckpointFolder, entry: CheckpointEntry, step: Step, loader: dict, counts: BadSteps) -> None:
-    """Once this has returned, a run that is killed goes on in the same way."""
+    """Write the rollback's state. After this returns, a killed run resumes with the same rollback."""
     newer = {other.name: seal for other in folder.published() if other.step > entry.step and (seal := seal_of(other))}
     rollback = RollbackState(
         checkpoint=entry.name,

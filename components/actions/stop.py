@@ -1,4 +1,4 @@
-"""`stop`: the run ends; it has no node: a tick or a trigger of the plan says that the run stops behind it."""
+"""`stop`: end the run. It has no node: a tick or trigger of the plan stops the run."""
 
 from typing import ClassVar
 

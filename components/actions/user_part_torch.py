@@ -10,5 +10,5 @@ from xtrain.runtime.state import Resources
 
 @op("tick.user")
 def user_action(plan: Plan, user: dict[str, Any], resources: Resources) -> HookCall:
-    """Call it with what is known of the step that has ended."""
+    """Call the user's action with the state of the finished step."""
     return HookCall.of("action", plan, user, resources, place="between steps")

@@ -1,1 +1,1 @@
-"""Adapters: what is trained beside the matrices of a model, which are not; one file each."""
+"""Adapters: small trained parameters next to frozen matrices of a model, one file each."""

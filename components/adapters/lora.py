@@ -204,7 +204,7 @@ class Lora(Adapter):
     def for_peft(self, matrices: Sequence[tuple[int | None, BlockParameter, tuple[str, ...]]]) -> dict[str, Any]:
         assert not isinstance(self.alpha, Auto)
         own = {module: self._values(layer, matrix) for layer, matrix, modules in matrices for module in modules}
-        # PEFT reads no pattern of routed experts: what they have holds where no pattern says otherwise.
+        # PEFT reads no patterns for routed experts: their values are the defaults, for which patterns give exceptions.
         usual = next((self._values(layer, matrix) for layer, matrix, _ in matrices if matrix.expert), None)
         rank, alpha = usual or (self.rank, self.alpha)
         return {
@@ -249,7 +249,8 @@ class Lora(Adapter):
         return None
 
     def _unfit_for_head(self) -> tuple[str, str, str] | None:
-        """The head gives logits piece by piece, as the product of what it reads with W and with A and B."""
+        """Return the problem of an adapter of the head. The head computes logits in pieces, from products with W, A and
+        B."""
         for name, chosen in (("dora", self.dora), ("dropout", self.dropout), ("init", self.decomposes)):
             if chosen:
                 what = "pissa" if name == "init" else name
@@ -290,9 +291,10 @@ class Lora(Adapter):
         return None
 
     def as_written(self, arch: Architecture) -> "Lora":
-        """With a rank twice as large where A and B have begun with a part of the model, for what they have more than
-        that. PEFT with transformers 5 has gate and up of experts in one matrix, reads no patterns of them, and takes
-        the root of the rank of both for `rslora`: all experts have one rank and one scale, standard."""
+        """Return the settings of the exported adapter. The rank is doubled if A and B started from a part of the model,
+        to hold their difference from it. PEFT with transformers 5 keeps gate and up of experts in one matrix, reads
+        no patterns for them, and uses the root of their joint rank for `rslora`: all experts need one rank and one
+        scale, with `standard` scaling."""
         own = {
             (layer, matrix.name): self._of(layer, matrix)
             for layer, matrix in all_matrices(arch)
@@ -383,7 +385,7 @@ class Lora(Adapter):
 
 
 def _by_name(arch: Architecture, values: Mapping[str, Any], usual: Any) -> tuple[Any, dict[str, Any]]:
-    """The value that most matrices have, the usual one if any has it, and those of the others by their names."""
+    """Return the most common value (`usual` if any matrix has it), and name patterns for the other values."""
     if usual not in values.values():
         usual = Counter(values.values()).most_common(1)[0][0]
     others: dict[str, Any] = {}
@@ -414,15 +416,15 @@ def _plain(number: float) -> float:
 
 
 def rows_at_once(inputs: int) -> int:
-    """Of how many rows of a matrix the norms are computed at a time."""
+    """Return the number of matrix rows whose norms are computed at a time."""
     return max(1, NORM_CHUNK // inputs)
 
 
 @frozen
 class LoraMatrix(AdaptedMatrix):
-    """A and B beside a matrix of a block, and with `dora` the magnitudes of its rows. drops: inputs of A are dropped in
-    training. by_input: tensor parallel cuts the matrix by input. pissa: what A and B have begun with is kept beside
-    them, and the matrix is without its product."""
+    """LoRA matrices A and B of a block's matrix; with `dora` also the magnitudes of its rows. drops: dropout on the
+    inputs of A. by_input: tensor parallelism cuts the matrix by input. pissa: the initial A and B are stored too,
+    and their product is subtracted from the matrix."""
 
     rank: int
     scale: float
@@ -455,12 +457,12 @@ class LoraMatrix(AdaptedMatrix):
 
     @property
     def of_experts(self) -> bool:
-        """Whether it is a stack of routed experts, whose module has the parameters of all."""
+        """True for a stack of routed experts, whose module holds the parameters of all experts."""
         return not self.name.endswith(".weight")
 
     @property
     def _before(self) -> str:
-        """What names of its own parameters begin with."""
+        """Prefix of the adapter's parameter names."""
         return f"{self.place}.{self.name.rpartition('.')[2]}_" if self.of_experts else f"{self.place}."
 
     def begun(self) -> tuple[str, str]:
@@ -469,9 +471,9 @@ class LoraMatrix(AdaptedMatrix):
         return a, b
 
     def parameters(self, matrix: BlockParameter) -> Iterator[BlockParameter]:
-        """Where a matrix is cut by output, so are B and magnitudes, and every rank has used all of A for its own
-        outputs; where it is cut by input, so is A, and all of B is multiplied by its own sums. Of routed experts there
-        is a pair for each, [E, inputs, R] and [E, R, outputs]."""
+        """Yield the adapter's parameters. If the matrix is cut by output, B and magnitudes are cut too, and every rank
+        uses the whole A for its outputs. If it is cut by input, A is cut too, and the whole B is multiplied by the
+        rank's own sums. Routed experts have one pair each, [E, inputs, R] and [E, R, outputs]."""
         column, row = matrix.cut == "column", matrix.cut == "row"
         if matrix.expert:
             experts, inputs, outputs = matrix.shape
@@ -509,7 +511,7 @@ class LoraMatrix(AdaptedMatrix):
     ) -> TracedTensor:
         a, b = self.factors()
         numbers = [prod(on.shapes[name]) for name in (a, b)]
-        if len(on.shapes[a]) > 2:  # a token is multiplied by those of one expert
+        if len(on.shapes[a]) > 2:  # a token is multiplied by the factors of one expert
             numbers = [each // on.shapes[a][0] for each in numbers]
         if self.drops:
             size = tokens * on.shapes[a][1] * on.local.width // parts

@@ -1,4 +1,4 @@
-"""lora on a rank: A and B beside a matrix, and their first values.
+"""LoRA on a rank: the factors A and B of a matrix, and their initial values.
 
 Shapes: D inputs, F outputs, R rank.
 """
@@ -34,10 +34,10 @@ from xtrain.runtime.state import Rank
 
 
 class LoraLinear(Linear, DropsInputs):
-    """x · Wᵀ + scale · (x · Aᵀ) · Bᵀ, W being that of `base`, A [R, D] and B [F, R]; of x before A some is
-    dropped where `dropout` is set.
+    """x · Wᵀ + scale · (x · Aᵀ) · Bᵀ with W from `base`, A [R, D] and B [F, R]; with `dropout`, the input of A is
+    dropped in part.
 
-    factor: what `scale` is multiplied with, in a place for larger adapters.
+    factor: multiplies `scale`, in a slot for larger adapters.
     """
 
     factor = 1.0
@@ -62,14 +62,14 @@ class LoraLinear(Linear, DropsInputs):
         return out if self.axes.without_adapter else out + self.added(x_BSD)
 
     def applied(self, x_BSD: Tensor, out_BSF: Tensor) -> Tensor:
-        """The product of the matrix, with what is added."""
+        """Return the matrix product plus the adapter's output."""
         return out_BSF + self.added(x_BSD)
 
     def added(self, x_BSD: Tensor) -> Tensor:
         return self.product_of_factors(self.kept(x_BSD))
 
     def kept(self, x_BSD: Tensor) -> Tensor:
-        """What goes into A; `x_BSD` itself where nothing is dropped."""
+        """Return the input of A after dropout; `x_BSD` itself without dropout."""
         keys_BS = self.keys_BS  # of all tokens, by which inputs are dropped
         if self.dropout is None or keys_BS is None:
             return x_BSD
@@ -81,7 +81,8 @@ class LoraLinear(Linear, DropsInputs):
         return self.dropout(x_BSD, keys_BS, first)
 
     def factors(self, first: int, end: int) -> HeadFactors:
-        """What is added, of tokens from `first` to before `end`: for a head, whose product is not computed here."""
+        """Return the adapter's factors for tokens `first` to before `end`, for a head, whose product is computed
+        elsewhere."""
         a_RD, b_VR = (local(each.weight, partial=each.partial) for each in (self.lora_A, self.lora_B))
         return HeadFactors(a_RD, b_VR, self.scale * self.factor, first, end)
 
@@ -93,16 +94,16 @@ class LoraLinear(Linear, DropsInputs):
 
 
 class DoraLinear(LoraLinear):
-    """g = m / ‖W + scale · B · A‖ times that, the norms being those of rows and constant for the backward (Liu et al.
-    2024, arXiv 2402.09353, section 4.3), and then the bias. Where some of x is dropped, d being what stays: x · Wᵀ +
-    g · (d · Wᵀ + scale · (d · Aᵀ) · Bᵀ) − d · Wᵀ, as PEFT has it."""
+    """DoRA: g = m / ‖W + scale · B · A‖ times LoRA's output, then the bias. Norms are taken of rows and are constant in
+    the backward (Liu et al. 2024, arXiv 2402.09353, section 4.3). With dropout, d being the kept part of x: x · Wᵀ +
+    g · (d · Wᵀ + scale · (d · Aᵀ) · Bᵀ) − d · Wᵀ, as in PEFT."""
 
     magnitude_partial = False
     scales = True
 
     def __init__(self, base: Linear, matrix: LoraMatrix, axes: Axes) -> None:
         super().__init__(base, matrix, axes)
-        self.under = base.under if isinstance(base, TaskPlace) else None  # what has the matrix
+        self.under = base.under if isinstance(base, TaskPlace) else None  # holds the matrix
         self.lora_magnitude_vector = nn.Parameter(torch.empty(base.out_features))
 
     def forward(self, input: Tensor) -> Tensor:
@@ -128,7 +129,7 @@ class DoraLinear(LoraLinear):
         return self if self.under is None else self.under.module
 
     def _unscaled(self, x_BSD: Tensor, out_BSF: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What every output is before it is scaled, by what, and what is added behind that. out_BSF: x · Wᵀ."""
+        """Return the output before scaling, its scale, and the term added afterwards. out_BSF: x · Wᵀ."""
         kept_BSD, rest = self.kept(x_BSD), None
         if kept_BSD is not x_BSD:
             kept_BSF = self.base.without_adapters(kept_BSD)
@@ -143,7 +144,7 @@ class DoraLinear(LoraLinear):
 
     @torch.no_grad()
     def _norms(self, dtype: torch.dtype) -> Tensor:
-        """Of the rows of W + scale · B · A, in fp32 or wider, computed like one product of matrices."""
+        """Return the row norms of W + scale · B · A, in fp32 or wider, computed as one matrix product."""
         exact = torch.promote_types(dtype, torch.float32)
 
         def make() -> tuple[Tensor]:
@@ -249,9 +250,9 @@ def begun_with(matrix: LoraMatrix, beside: Mapping[str, Tensor]) -> Tensor:
 
 @decomposes(LoraMatrix)
 def decompose(matrix: LoraMatrix, weight: Tensor, format: torch.dtype) -> dict[str, Tensor]:
-    """Of W = U · S · Vᵀ and the R largest singular values A = √(S / scale) · Vᵀ and B = U · √(S / scale) (PiSSA: Meng,
-    Wang, Zhang 2024, arXiv 2404.02948, section 3). In each column of U the largest number is above 0, so that signs do
-    not depend on who computes them. Of experts, whose matrices are [E, D, F], one after the other."""
+    """Initialize A and B from W = U · S · Vᵀ: of the R largest singular values, A = √(S / scale) · Vᵀ and B = U · √(S /
+    scale) (PiSSA: Meng, Wang, Zhang 2024, arXiv 2404.02948, section 3). The largest entry of each column of U is
+    made positive, so that signs are deterministic. Experts [E, D, F] are decomposed one by one."""
     if weight.dim() == 3:
         pairs = [_largest(matrix, each.mT) for each in weight]
         a, b = (torch.stack([factor.mT for factor in factors]) for factors in zip(*pairs, strict=True))
@@ -281,7 +282,7 @@ def write(matrix: LoraMatrix, as_written: LoraMatrix, beside: Mapping[str, Tenso
 
 
 def _widened(factor: Tensor, dim: int, rank: int) -> Tensor:
-    """With zeros behind it along a dim."""
+    """Pad a factor with zeros along a dim to a rank."""
     shape = list(factor.shape)
     shape[dim] = rank - shape[dim]
     return torch.cat((factor, factor.new_zeros(shape)), dim) if shape[dim] else factor
@@ -299,8 +300,8 @@ def _largest(matrix: LoraMatrix, weight_FD: Tensor) -> tuple[Tensor, Tensor]:
 @op("setup.adapter.lora")
 @torch.no_grad()
 def draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init: str, task: str = "") -> None:
-    """Give A and B their first values, each drawn whole in fp32 and then cut, as `setup.weights` draws those of the
-    model: as PEFT does, A by `kaiming_uniform_` with √5 or normal and B zero, or both by its `orthogonal_init`."""
+    """Initialize A and B. Each is drawn whole in fp32 and then cut, as `setup.weights` does for the model. As in PEFT:
+    A by `kaiming_uniform_` with √5 or normal and B zero, or both by its `orthogonal_init`."""
     own = (tensor for tensor in plan.parameters.tensors if tensor.adapter and tensor.task == task)
     tensors = {tensor.name: tensor for tensor in own if len(tensor.shape) > 1}
     for name, parameter in model.named_parameters():
@@ -327,7 +328,7 @@ def row_norms(module: Linear, device: torch.device) -> Tensor:
         if not matrix.base.in_rows(matrix.shape):  # numbers of the flattened matrix, some of each row of the parameter
             place = row_N[:, None] * matrix.base.block + torch.arange(matrix.base.block)
             values, row_N = values.reshape(-1, 1), place.flatten().div(module.in_features, rounding_mode="floor")
-            row_N = row_N.clamp(max=module.out_features - 1)  # zeros behind the last one
+            row_N = row_N.clamp(max=module.out_features - 1)  # zero padding after the last row
     squares_F = torch.zeros(module.out_features, dtype=torch.float64, device=device)
     if values.numel():
         own_N = torch.linalg.vector_norm(values, dim=1, dtype=torch.float64).square()
@@ -358,7 +359,7 @@ def _summed(squares: Tensor, weight: Tensor) -> Tensor:
 
 @draws(LoraMatrix)
 def first_values(factor: ParameterSpec, init: str, seed: int, device: torch.device) -> Tensor:
-    """Of a whole factor: A is [R, D], B [F, R]; of experts [E, D, R] and [E, R, F]."""
+    """Return the initial values of a whole factor: A [R, D], B [F, R]; of experts [E, D, R] and [E, R, F]."""
     is_a, shape = "lora_A" in factor.name, factor.shape
     generator = generator_of(alone_name(factor), seed, device)
     if init == "orthogonal":

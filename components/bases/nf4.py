@@ -12,7 +12,7 @@ from xtrain.dsl.schema.setting import setting
 @BASES.register()
 @frozen
 class NormalFloat4(Base):
-    """`base nf4 { … }`: one of 16 levels a number, with a scale for a block; the values are those of bitsandbytes."""
+    """`base nf4 { … }`: 4-bit NormalFloat with 16 levels and a scale per block; values as in bitsandbytes."""
 
     kind: str = named("nf4")
     block: int = block_size(64)

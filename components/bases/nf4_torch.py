@@ -1,6 +1,5 @@
-"""Codes of `base nf4`: the nearest of 16 levels to value / largest of the block, two codes a byte, the first in the
-high half; value = level · largest. Arithmetic and order of operations are those of bitsandbytes 0.50.
-"""
+"""Codes of `base nf4`: the level nearest to value / absmax of the block, two codes per byte, the first in the high
+half; value = level · absmax. Arithmetic and order of operations follow bitsandbytes 0.50."""
 
 from typing import Final
 
@@ -17,8 +16,8 @@ LEVELS: Final = (
 
 
 def encode(values_NB: Tensor, *, rest: bool = False) -> tuple[Tensor, Tensor]:
-    """Blocks in fp32 → their codes as bytes [N, B / 2], and their scales in fp32 [N]. rest: the one block behind all
-    that are full, of which bitsandbytes divides where it multiplies by the inverse elsewhere."""
+    """Encode blocks in fp32 as bytes [N, B / 2] and fp32 scales [N]. rest: the partial block after all full ones, for
+    which bitsandbytes divides instead of multiplying by the inverse."""
     largest_N = values_NB.abs().amax(-1)
     divisor_N1 = largest_N.clamp(min=1e-38)[:, None]
     scaled_NB = values_NB / divisor_N1 if rest else values_NB * (1.0 / divisor_N1)

@@ -12,10 +12,10 @@ from xtrain.dsl.schema.setting import setting, share
 @LINKS.register()
 @frozen
 class DocumentPrefix(Link):
-    """`document_prefix(most = 50%)`: the beginning of a document is only read, its rest is predicted.
+    """`document_prefix(most = 50%)`: the beginning of each document is context only; the rest is predicted.
 
-    How much of it is drawn evenly from the seed, from nothing to `most`: language modelling behind a prefix (Raffel et
-    al. 2020) with causal attention. Evaluation predicts everything.
+    The length of the beginning is drawn uniformly from 0 to `most` with the seed: prefix language modeling (Raffel et
+    al. 2020) with causal attention. Evaluation predicts all tokens.
     """
 
     most: Quantity = setting(

@@ -19,7 +19,8 @@ _STREAM = 0xD0C
 
 @define(kw_only=True, frozen=True)
 class PrefixRead:
-    """What is drawn depends on the seed, the row's place in the run, and the sample's number in it."""
+    """Loss masking of a random document prefix. The draw depends on the seed, the row's position in the run, and the
+    sample's number in the row."""
 
     most: float
     seed: int

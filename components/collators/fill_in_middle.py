@@ -14,12 +14,12 @@ NAMES = ("prefix", "suffix", "middle")
 @LINKS.register()
 @frozen
 class FillInMiddle(Link):
-    """`fill_in_middle(rate = 50%)`: documents become their beginning, their end, and then what is missing between.
+    """`fill_in_middle(rate = 50%)`: documents become beginning, end, then the missing middle.
 
-    Bavarian et al. 2022, on tokens: two places of a document are drawn from the seed, and a special token of the
-    tokenizer stands before each of the three parts. The last three tokens of the end give way to them, so that a
-    document keeps its length. Documents of which only some tokens are predicted, or of which the loss reads numbers,
-    stay as they are, and so do all in evaluation.
+    Bavarian et al. 2022, on tokens: two positions of a document are drawn with the seed, and a special token precedes
+    each of the three parts. The last three tokens of the end are dropped to make room, so a document keeps its length.
+    Documents with a partial loss mask or with numbers that the loss reads are unchanged, as are all documents in
+    evaluation.
     """
 
     rate: Quantity = setting("share of the documents", default=Quantity(50, "%"), units=("%",), check=share)

@@ -1,4 +1,4 @@
-"""`fill_in_middle`: the middle of documents behind their end."""
+"""`fill_in_middle`: move the middle of documents after their end."""
 
 # shapes: L positions of a sample
 
@@ -24,7 +24,8 @@ _STREAM = 0xF111
 
 @define(kw_only=True, frozen=True)
 class MiddleMoved:
-    """Reorders samples; what is drawn depends on the seed, its row's place in the run, and its number there."""
+    """Fill-in-the-middle reordering of samples. The draw depends on the seed, the row's position in the run, and the
+    sample's number in the row."""
 
     rate: float
     suffix_first: float

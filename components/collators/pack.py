@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 else:
     Method = Literal[tuple(PACKINGS)]
 
-# What larger groups still gain is below 0.01 % of the positions, for documents of usual lengths.
+# Larger groups gain less than 0.01 % of the positions for documents of usual lengths.
 GROUP = 100_000
 
 
@@ -95,7 +95,7 @@ class Pack(RowLink):
 
     @staticmethod
     def _wide(run: "Resolved") -> dict[str, WideColumn]:
-        """Columns with several numbers a token: those of the loss, and the experts of sampled tokens."""
+        """Return the columns with several numbers per token: those of the loss, and the experts of sampled tokens."""
         from xtrain.planner.model.sampling import replayed_width
 
         width = replayed_width(run)

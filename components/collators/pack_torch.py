@@ -34,16 +34,15 @@ def pack(
     wide: Mapping[str, WideColumn] | None = None,
     later: int = 0,
 ) -> PackStage:
-    """Lay the samples of each row side by side in `capacity` positions; positions restart with every sample.
+    """Pack the samples of each row into `capacity` positions; positions restart with every sample.
 
-    A sample is padded to a multiple of `align` positions, which belong to its segment. The rest of a row is padding in
-    segments of its own. Padding is input 0, label IGNORE_INDEX; positions go on counting in it.
-    columns: those that the loss reads; 0 in padding. computed: those of them that the run computes, NaN where it has
-    not, as in evaluation. unit: what it counts, `sequence` or `pair`; None: tokens. values: those of each unit that it
-    reads. wide: columns with several numbers a token. later: of so many tokens behind each, in its document, the ids
-    and labels are columns too.
-    Raises DataError if `capacity` is no multiple of `align`; the stage does if a row's samples do not fit, are of
-    several datasets, or are not what the loss reads.
+    A sample is padded to a size divisible by `align`; this padding belongs to its segment. The rest of a row is padding
+    in segments of its own. Padding is input 0, label IGNORE_INDEX; its positions continue counting. columns: columns
+    that the loss reads; 0 in padding. computed: those of them computed by the run, NaN where they are missing, as in
+    evaluation. unit: unit of the loss, `sequence` or `pair`; None: tokens. values: values of each unit that the loss
+    reads. wide: columns with several numbers per token. later: number of following tokens in the document whose ids and
+    labels are columns too. Raises DataError if `capacity` is not divisible by `align`. The stage raises it if a row's
+    samples do not fit, come from several datasets, or lack a column of the loss.
     """
     check_align(capacity, align)
     pad_segment = longest_padding(align)

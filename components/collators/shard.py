@@ -1,4 +1,4 @@
-"""`shard`: what a rank of context parallelism has of a row."""
+"""`shard`: a context-parallel rank's part of a row."""
 
 from typing import TYPE_CHECKING, Any
 

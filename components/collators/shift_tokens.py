@@ -1,4 +1,4 @@
-"""`shift_tokens`: what is to be predicted."""
+"""`shift_tokens`: inputs and next-token labels."""
 
 from typing import Any
 

@@ -13,11 +13,11 @@ from xtrain.runtime.ops import op
 
 
 def shift_tokens() -> Stage:
-    """L + 1 tokens become L inputs, each labelled with the token after it if that is to be predicted.
+    """Turn L + 1 tokens into L inputs, each labeled with the following token if the loss mask includes it.
 
     Done per sample and before packing: a label is always the next token of the same document, also at the end of a
-    chunk, and the last token of a document (eos) is only ever a label. A number of a token goes with it.
-    The stage raises DataError for a sample of fewer than two tokens, which has no position.
+    chunk, and the last token of a document (eos) is only ever a label. Per-token numbers move with their token. The
+    stage raises DataError for a sample of fewer than two tokens, which has no position.
     """
     return Stage(name="shift_tokens", takes=TOKEN_SAMPLES, gives=LABELLED_SAMPLES, function=_shift_all, one_pass=True)
 

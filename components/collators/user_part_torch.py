@@ -1,8 +1,8 @@
-"""`collate.user`: a collator of the user's own as a stage of the chain.
+"""`collate.user`: a user-defined collator as a stage of the chain.
 
-It is called once for each row and sees nothing but that row, so that what it makes does not depend on how rows are
-dealt to ranks and microbatches. Rows of padding are not shown to it. What it gives is checked: a mistake there would
-otherwise be found, if at all, as a loss that is a little off.
+The collator is called once per row and sees only that row, so its result does not depend on how rows are assigned to
+ranks and microbatches. Rows of padding are not passed to it. Its result is validated, because a mistake would otherwise
+show, if at all, as a slightly wrong loss.
 """
 
 import inspect
@@ -46,7 +46,8 @@ def user_collator(
     takes: str,
     gives: str,
 ) -> list[Stage]:
-    """Append the stage. Raises PartChanged if the code is not what was planned, PartFailed if it cannot be loaded."""
+    """Append the stage. Raises PartChanged if the code differs from the planned code, PartFailed if it cannot be
+    loaded."""
     options = {"module": module, "function": function, "digest": digest, "arguments": arguments}
     part = part_of("collator", options, spec_folder(plan.spec))
     calls = CollatorCalls(
@@ -74,10 +75,10 @@ class CollatorCalls:
     """Token ids lie below it."""
     seed: int
     random: bool
-    """Whether it asks for random numbers."""
+    """True if the collator asks for random numbers."""
 
     def __call__(self, value: Any) -> Any:
-        """The value of all rows after the collator. Raises PartFailed for what it raises or gives."""
+        """Apply the collator to all rows. Raises PartFailed if it raises or returns something invalid."""
         if isinstance(value, Samples):
             return self._of_samples(value)
         if isinstance(value, Microbatch):
@@ -104,7 +105,7 @@ class CollatorCalls:
         return _gathered(samples)
 
     def _samples(self, shown: Any, row: int, dataset: int, position: int) -> list[Sample]:
-        """What the collator makes of row `row` of the microbatch."""
+        """Return the collator's samples for row `row` of the microbatch."""
         given = self._call(shown, position)
         with self._naming_row(position):
             if isinstance(given, str | bytes | Samples) or not hasattr(given, "__iter__"):
@@ -135,7 +136,7 @@ class CollatorCalls:
 
     def _call(self, shown: Any, position: int) -> Any:
         function = self.part.load()
-        # Copies: what a call does to a list that it is given must not be there for the next row.
+        # Copies: a call that changes its list must not affect the next row.
         arguments = deepcopy(self.part.arguments)
         if self.random:
             arguments[GENERATOR] = self._generator(shown, position)

@@ -44,7 +44,7 @@ FULL: Final = "full_attention"
 
 
 def _slides(config: Config, layers: int) -> Slides:
-    """All but the last of so many neighbours as `sliding_window_pattern` says."""
+    """Return for each layer whether it has the window: all but the last of each `sliding_window_pattern` layers."""
     pattern = config.get("sliding_window_pattern", 6)
     if not isinstance(pattern, int) or isinstance(pattern, bool) or pattern < 1:
         return WrongKey("sliding_window_pattern", "a whole number above 0")
@@ -73,8 +73,8 @@ _WINDOW, _FULL_LAYERS = window_keys(_slides, _length)
 @FAMILIES.register()
 @frozen
 class Gemma3(TransformerSettings):
-    """`model gemma3 { … }`: norms before and behind attention and a feed-forward layer that GELU gates; blocks with a
-    window have other positions than blocks without."""
+    """`model gemma3 { … }`: norms before and after attention and a GELU-gated feed-forward layer; blocks with a window
+    use different RoPE frequencies."""
 
     family: str = named("gemma3")
     attention_bias: bool = attention_biases()
@@ -129,9 +129,9 @@ class Gemma3(TransformerSettings):
             "attn_logit_softcapping": Only((None,), words="null, as transformers ignores it, and others do not"),
             "use_bidirectional_attention": OFF,
         },
-        # Which layers have the window follows from the first and `layer_types`; the others change nothing.
+        # The first key and `layer_types` determine the layers with a window; the others change nothing.
         harmless=HARMLESS | {"sliding_window_pattern", "_sliding_window_pattern", "cache_implementation"},
-        # With images, of which the vision tower and its projector are left out.
+        # Models with images; the vision tower and its projector are skipped.
         whole=WholeModel(
             model_type="gemma3",
             architectures=("Gemma3ForConditionalGeneration",),

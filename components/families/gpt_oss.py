@@ -104,10 +104,11 @@ class GptOss(ExpertTransformer):
             "truncate": False,
             "original_max_position_embeddings": 4096,
         },
-        # Of the chosen experts: a softmax over all, normalised to a sum of 1, is one over these.
+        # A softmax over the chosen experts equals a softmax over all, renormalized over the chosen ones.
         constant={"qk_norm": False, "shared_experts": 0, "router.score": "softmax", "router.normalise": True},
         only=ONLY,
-        # Of a loss that training adds, whose weight here is `router { aux_loss }`, and what no class reads.
+        # Keys of the auxiliary loss in training, whose weight here is `router { aux_loss }`, and keys that no class
+        # reads.
         harmless=HARMLESS
         | {"output_router_logits", "router_aux_loss_coef", "experts_per_token", "initial_context_length"},
     )

@@ -18,7 +18,7 @@ from xtrain.planner.weights.stored import StoredNames
 @FAMILIES.register()
 @frozen
 class Mixtral(ExpertTransformer):
-    """`model mixtral { … }`: as llama, with experts in place of the SwiGLU."""
+    """`model mixtral { … }`: llama with experts instead of the SwiGLU."""
 
     family: str = named("mixtral")
     window: int | None = window_setting()
@@ -37,7 +37,7 @@ class Mixtral(ExpertTransformer):
         rope_theta=1e6,
         constant={"qk_norm": False, "shared_experts": 0, "router.score": "softmax", "router.normalise": True},
         only={**ONLY, "router_jitter_noise": Only((0.0, 0))},
-        # Of a loss that training adds, whose weight here is `router { aux_loss }`.
+        # Keys of the auxiliary loss in training, whose weight here is `router { aux_loss }`.
         harmless=HARMLESS | {"output_router_logits", "router_aux_loss_coef"},
     )
     stored: ClassVar[StoredNames] = StoredNames(

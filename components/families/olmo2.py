@@ -26,7 +26,7 @@ from xtrain.planner.weights.stored import StoredNames
 @FAMILIES.register()
 @frozen
 class Olmo2(TransformerSettings):
-    """`model olmo2 { … }`: RMSNorm behind attention and SwiGLU, and on all heads of queries and of keys together."""
+    """`model olmo2 { … }`: RMSNorm after attention and SwiGLU, and over all heads of queries and of keys together."""
 
     family: str = named("olmo2")
     attention_bias: bool = attention_biases()

@@ -43,7 +43,7 @@ class Qwen2(TransformerSettings):
         ),
         constant={"qk_norm": False},
         only={**ONLY, "use_mrope": OFF},
-        # Which layers have the window follows from them together.
+        # Together these keys determine the layers with a window.
         harmless=HARMLESS | {"use_sliding_window", "max_window_layers"},
     )
     stored: ClassVar[StoredNames] = StoredNames()

@@ -47,8 +47,8 @@ def _every_second(config: Config, layers: int) -> Slides:
 @FAMILIES.register()
 @frozen
 class Qwen2Moe(MixedTransformer):
-    """`model qwen2_moe { … }`: as qwen2, with experts in place of the SwiGLU of all blocks or some, and one more expert
-    for every token, with a gate of its own."""
+    """`model qwen2_moe { … }`: qwen2 with experts instead of the SwiGLU in all or some blocks, and a shared expert with
+    its own gate for every token."""
 
     family: str = named("qwen2_moe")
     shared_ffn: int | Auto = setting(
@@ -80,7 +80,7 @@ class Qwen2Moe(MixedTransformer):
         ),
         constant={"qk_norm": False, "shared_experts": 0, "router.score": "softmax"},
         only=ONLY,
-        # From which it follows which layers have the window; and of a loss that training adds, whose weight here is
+        # Keys that determine the layers with a window, and keys of the auxiliary loss in training, whose weight here is
         # `router { aux_loss }`.
         harmless=HARMLESS | {"use_sliding_window", "max_window_layers", "output_router_logits", "router_aux_loss_coef"},
     )

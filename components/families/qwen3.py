@@ -59,7 +59,7 @@ class Qwen3(TransformerSettings):
         ),
         constant={"qk_norm": True},
         only=ONLY,
-        # Which layers have the window follows from them together.
+        # Together these keys determine the layers with a window.
         harmless=HARMLESS | {"use_sliding_window", "max_window_layers"},
     )
     stored: ClassVar[StoredNames] = StoredNames()

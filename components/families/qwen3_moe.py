@@ -32,7 +32,7 @@ from xtrain.planner.weights.stored import StoredNames
 @FAMILIES.register()
 @frozen
 class Qwen3Moe(MixedTransformer):
-    """`model qwen3_moe { … }`: as qwen3, with experts in place of the SwiGLU of all blocks or some."""
+    """`model qwen3_moe { … }`: qwen3 with experts instead of the SwiGLU in all or some blocks."""
 
     family: str = named("qwen3_moe")
     attention_bias: bool = attention_biases()
@@ -58,8 +58,8 @@ class Qwen3Moe(MixedTransformer):
         ),
         constant={"qk_norm": True, "shared_experts": 0, "router.score": "softmax"},
         only=ONLY,
-        # What turns the window on, what no class reads, and of a loss that training adds, whose weight here is
-        # `router { aux_loss }`.
+        # Keys that enable the window, keys that no class reads, and keys of the auxiliary loss in training, whose
+        # weight here is `router { aux_loss }`.
         harmless=HARMLESS | {"use_sliding_window", "max_window_layers", "output_router_logits", "router_aux_loss_coef"},
     )
     stored: ClassVar[StoredNames] = StoredNames()

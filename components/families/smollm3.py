@@ -44,7 +44,7 @@ from xtrain.planner.weights.stored import StoredNames
 
 
 def _numbers(flags: Any) -> Any:
-    """The layers whose flag is 0; REFUSED for what is no list of 0 and 1."""
+    """Return the layers whose flag is 0; REFUSED if `flags` is not a list of 0 and 1."""
     if not isinstance(flags, list) or any(isinstance(flag, bool) or flag not in (0, 1) for flag in flags):
         return REFUSED
     return [layer for layer, flag in enumerate(flags) if not flag]
@@ -118,10 +118,10 @@ class SmolLM3(TransformerSettings):
         constant={"qk_norm": False},
         only={
             **ONLY,
-            # What `no_rope_layers` is made of where that is absent.
+            # Default of `no_rope_layers`.
             "no_rope_layer_interval": Only(fits=_is_interval, words="a whole number above 0"),
         },
-        # Whether there is a window, and what no class reads.
+        # Keys that enable the window, and keys that no class reads.
         harmless=HARMLESS | {"use_sliding_window", "max_window_layers"},
     )
     stored: ClassVar[StoredNames] = StoredNames()

@@ -24,7 +24,7 @@ from xtrain.planner.blocks.further import JoinLayer, further_block
 from xtrain.planner.blocks.layer_reader import check_argument, read_layer
 from xtrain.planner.blocks.user_layer import UserLayer, is_reserved
 
-_OWN: Final = ("own", "family", "vocab")  # what of an architecture no block is made of
+_OWN: Final = ("own", "family", "vocab")  # fields of an architecture that a block does not use
 _WITHHELD: Final = (
     Layer.__name__,
     UserLayer.__name__,
@@ -34,7 +34,7 @@ _WITHHELD: Final = (
 
 
 class _OwnFamily(UserComponent):
-    """What a family of the user's own has, whatever its settings."""
+    """Common base of user-defined model families."""
 
     family: str
     other: ClassVar[Resuming] = "width"
@@ -127,7 +127,8 @@ class _FamilyReader(BodyReader):
         self.places: dict[str, ast.Call] = {}
 
     def block(self) -> BlockPiece:
-        """Raises BodyError for what cannot be read, or what is no block."""
+        """Return the block that the user's function returns. Raises BodyError if the function cannot be read or returns
+        no block."""
         own = {each.name: self.arch.own[each.name] for each in self.declared.parameters}
         block = self.returned(self.body.node, {self.body.first: self.arch, **own})
         if not isinstance(block, BlockPiece):
@@ -211,7 +212,7 @@ class _FamilyReader(BodyReader):
         return read_layer(layer, given[0], values, self.known, self.arch.dim)
 
     def _check(self, name: str, kind: Any, value: Any, node: ast.Call) -> None:
-        """Whether an argument of a piece is what its class says."""
+        """Check that an argument of a piece has the type its class declares."""
         if isinstance(kind, type) and issubclass(kind, BlockPiece):
             if not isinstance(value, BlockPiece):
                 raise self.wrong(

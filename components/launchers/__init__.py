@@ -1,3 +1,3 @@
-"""How `xtrain launch` has machines for a run: from a queue, a cluster, or this one."""
+"""Launchers of `xtrain launch`: machines from a queue, a cluster, or this machine."""
 
 DEFAULT = "local"

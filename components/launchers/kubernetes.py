@@ -14,7 +14,7 @@ from xtrain.dsl.schema.names import TextCheck, file_path
 from xtrain.dsl.schema.setting import AUTO, Auto, Range, Role, at_least, not_negative, positive, setting
 from xtrain.planner.units import plural
 
-# Where pods have shared memory and the plan.
+# Mount points of shared memory and of the plan in a pod.
 SHARED_MOUNT: Final = "/dev/shm"
 PLAN_MOUNT: Final = "/launch"
 _DNS: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -169,7 +169,7 @@ class Kubernetes(Launcher):
             yield "volumes", f"the folder of the runs, `{runs}`, {lost}", hint
 
     def _is_kept(self, folder: str) -> bool:
-        """Whether a folder of a pod is on a volume."""
+        """Return True if a folder of a pod is on a volume."""
         return any(f"{folder}/".startswith(f"{text.partition(':')[2].rstrip('/')}/") for text in self.volumes)
 
     def own_restarts(self) -> tuple[str, int] | None:
@@ -186,5 +186,5 @@ def _is_volume(text: str) -> bool:
 
 
 def _is_mount(path: str) -> bool:
-    """Whether a folder of a pod is written as Kubernetes takes it, and does not lead elsewhere."""
+    """Return True if a pod's folder is a valid Kubernetes mount path without `..` or `:`."""
     return path.startswith("/") and ":" not in path and normpath(path) == path.rstrip("/")

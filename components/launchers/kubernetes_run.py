@@ -24,13 +24,13 @@ from xtrain.version import __version__
 
 MANIFEST: Final = "job.k8s.json"
 PORT: Final = 29500
-# By which the pods of a JobSet, or of a Job, are found.
+# Labels that select the pods of a JobSet or a Job.
 NAME_LABELS: Final = {"jobset": "jobset.sigs.k8s.io/jobset-name", "job": "batch.kubernetes.io/job-name"}
-# Of each pod, in the log of a trial.
+# Lines of each pod in the log of a trial.
 LOG_LINES: Final = 1000
 # Written on its pods by the controller of JobSets.
 ATTEMPT: Final = "jobset.sigs.k8s.io/restart-attempt"
-# Of a ConfigMap, which holds 1 MiB; a larger plan is packed.
+# Limit for a ConfigMap, which holds 1 MiB; larger plans are compressed.
 PLAIN_BYTES: Final = 900_000
 RANKS: Final = "ranks"
 # Exit codes of runs that would end so again: a wrong spec, a wrong machine, Ctrl-C; 75 is a run that was stopped.
@@ -48,7 +48,7 @@ class KubernetesJobs:
 
     def submit(self, job: Job) -> str:
         id = _id(job)
-        # What an earlier job has left under this name, which is over, would stay as it is.
+        # Delete a finished job of this name: `kubectl apply` would leave it unchanged.
         try:
             _delete(job.launcher, id, wait=True)
         except EnvironmentFault as fault:
@@ -94,7 +94,7 @@ class KubernetesJobs:
         codes = [each["state"]["terminated"]["exitCode"] for each in statuses if "terminated" in each["state"]]
         output = answer_of("kubectl", "logs", *pods, "--tail", str(LOG_LINES), "--prefix") if codes else ""
         _delete(launcher, id)
-        # Of several pods that of one that has failed, as the exit code of `xtrain run` is that of such a rank.
+        # With several pods, the output of a failed one, because the exit code of `xtrain run` is that of such a rank.
         return EndedJob(code=next(filter(None, codes), 0) if codes else None, output=output or "")
 
 
@@ -125,7 +125,7 @@ def _delete(launcher: Any, id: str, *, wait: bool = False) -> None:
 
 
 def _state(found: Any) -> QueueState:
-    """Of a JobSet or a Job."""
+    """Return the state of a JobSet or a Job."""
     held = {each["type"]: each for each in found.get("status", {}).get("conditions", ()) if each["status"] == "True"}
     for over, name in ((True, "Completed"), (True, "Complete"), (True, "Failed"), (False, "Suspended")):
         if name in held:
@@ -139,7 +139,7 @@ def _namespace(launcher: Any) -> list[str]:
 
 
 def object_name(job: Job) -> str:
-    """A name of DNS: that of the experiment, as far as it can be, and the beginning of the plan's id."""
+    """Return a DNS name: the experiment's name as far as possible, and the start of the plan's id."""
     words = re.sub(r"[^a-z0-9]+", "-", job.plan.name.lower()).strip("-")[:30].strip("-") or "run"
     return f"{words if words[0].isalpha() else f'run-{words}'}-{job.plan.id[:8]}"
 
@@ -188,7 +188,7 @@ def _metadata(job: Job, name: str, queued: Any = None) -> dict[str, Any]:
 
 
 def _suspended(launcher: Any) -> dict[str, Any]:
-    """What waits for Kueue begins suspended."""
+    """Return the `suspend` field: jobs queued by Kueue start suspended."""
     return {"suspend": True} if launcher.queue else {}
 
 
@@ -202,7 +202,7 @@ def _jobset(job: Job, launcher: Any, name: str) -> dict[str, Any]:
             **_suspended(launcher),
             # The headless service; ranks look for each other before they are ready.
             "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
-            # All pods start again, or none: a rank alone would wait for those of the start before.
+            # Restart all pods or none: a single restarted rank would wait for ranks of the previous start.
             "failurePolicy": {
                 "maxRestarts": launcher.restarts,
                 "restartStrategy": "BlockingRecreate",
@@ -240,7 +240,7 @@ def _job(job: Job, launcher: Any, name: str, head: str, subdomain: str = "") -> 
 
 
 def _stops_by_itself(job: Job) -> bool:
-    """Whether the spec has the run stop before its end: started again, it would stop again."""
+    """Return True if the spec stops the run before its end: after a restart it would stop again."""
     timeline = job.plan.timeline
     amounts = (timeline.stop_at, timeline.stop_after, timeline.stop_at_amount, timeline.stop_after_amount)
     return any(each is not None for each in amounts)
@@ -261,7 +261,7 @@ def _pod(job: Job, launcher: Any, name: str, head: str) -> dict[str, Any]:
         "volumeMounts": mounts,
         **_probes(job),
     }
-    if launcher.manifest == "jobset":  # how often it has started before, from which the run knows that it goes on
+    if launcher.manifest == "jobset":  # number of previous restarts; tells the run that it resumes
         attempt = f"metadata.annotations['{ATTEMPT}']"
         container["env"] = [{"name": RESTART, "valueFrom": {"fieldRef": {"fieldPath": attempt}}}]
     if launcher.secrets:
@@ -292,7 +292,7 @@ def _command(job: Job, head: str) -> str:
 
 
 def _probes(job: Job) -> dict[str, Any]:
-    """By the heartbeat of the first rank of the pod, which a process writes as long as Python runs in it."""
+    """Return probes of the pod's first rank: its heartbeat file, updated while Python runs in the process."""
     ranks = job.plan.launch["ranks_per_node"]
     workspace, inside = job.plan.workspace, PurePosixPath(job.launcher.workdir)
     folder = quote(str(inside / workspace["root"] / workspace["lineage"] / job.directory.name / "ranks"))

@@ -9,7 +9,7 @@ from xtrain.dsl.schema.launchers import LAUNCHERS, Launcher
 @LAUNCHERS.register()
 @frozen
 class LocalLauncher(Launcher):
-    """`launcher local { }`: this machine, in the background: the run goes on when the terminal is closed."""
+    """`launcher local { }`: this machine, in the background: the run continues when the terminal is closed."""
 
     kind: str = named("local")
     alone = True

@@ -63,7 +63,7 @@ def _is_alive(id: str) -> bool:
 
 
 def _started(pid: int) -> int | None:
-    """When a process was started; None where there is none, or one that has ended and waits for its parent."""
+    """Return the start time of a process; None if there is no such process or it is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -160,7 +160,7 @@ class Slurm(Launcher):
 
 
 def _problem_of_option(option: str) -> tuple[str, str] | None:
-    """What is wrong with an option of sbatch, and what to write instead; None if nothing is."""
+    """Return the problem of an sbatch option and the fix; None for a valid option."""
     found = _OPTION.match(option)
     if found is None:
         return "is no option of sbatch", "write it as `--name=value`"

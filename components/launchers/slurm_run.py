@@ -17,7 +17,7 @@ from xtrain.runtime.launch.outside_commands import answer_of
 from xtrain.version import __version__
 
 SCRIPT: Final = "job.sh"
-# Of states of Slurm: those in which a job is still to come, and those in which it is there.
+# Slurm states of a job that has not started, and of a job that is running.
 WAITING: Final = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
 THERE: Final = ("CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT")
 # Options of sbatch whose variable has another name (SBATCH_…), or which others contradict.
@@ -97,7 +97,7 @@ class SlurmJobs:
         return _submit(job.files / SCRIPT)
 
     def states(self, launcher: Launcher, ids: Sequence[str]) -> dict[str, QueueState]:
-        # Of elements of an array a line each; of those that have ended a while ago none.
+        # squeue prints a line per array element, and none for jobs that ended some time ago.
         answer = answer_of(
             "squeue", "--noheader", "--array", "--states=all", "--jobs", ",".join(ids), "--format", "%i %T %r",
             refused=["Invalid job id"],
@@ -174,8 +174,8 @@ def _submit(script: Path) -> str:
 
 
 def _environment(script: Path) -> dict[str, str]:
-    """That of this process, without variables by which sbatch would override what the script says, and without those of
-    a shell of `srun --pty`, which the run would take itself for."""
+    """Return this process's environment without variables by which sbatch would override the script, and without those
+    of an `srun --pty` shell, which would make the run believe it is inside that step."""
     lines = re.findall(r"^#SBATCH '?--([a-z-]+)", script.read_text(encoding="utf-8"), re.MULTILINE)
     names = {name for line in lines for name in OTHER_VARIABLES.get(line, (line.replace("-", "_").upper(),))}
     dropped = {f"SBATCH_{name}" for name in (*names, *NEVER)}
@@ -214,7 +214,8 @@ def _script(job: Job) -> str:
 
 
 def _options(job: Job, name: str, output: Path) -> list[str]:
-    """Of sbatch. output: its name may have patterns of Slurm, its folder has none. Raises EnvironmentFault."""
+    """Return the options of sbatch. output: its name may contain Slurm patterns, its folder may not. Raises
+    EnvironmentFault."""
     launcher = job.launcher
     for folder in (job.folder, output.parent):
         if "\n" in str(folder):  # an option ends with its line

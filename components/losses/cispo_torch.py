@@ -20,7 +20,7 @@ def weighted(low: float, high: float) -> Surrogate:
 
     def surrogate(logprob_T: Tensor, ratio_T: Tensor, advantage_T: Tensor) -> tuple[Tensor, Tensor]:
         ratio_T = ratio_T.detach()
-        # Where it is clipped it still counts, as a weight.
+        # A clipped token still counts: the clipped ratio is its weight.
         return -ratio_T.clamp(low, high) * advantage_T * logprob_T, (ratio_T < low) | (ratio_T > high)
 
     return surrogate

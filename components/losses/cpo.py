@@ -1,4 +1,4 @@
-"""`loss cpo { … }`: contrastive preference optimisation (Xu et al. 2024, arXiv 2401.08417)."""
+"""`loss cpo { … }`: contrastive preference optimization (Xu et al. 2024, arXiv 2401.08417)."""
 
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
@@ -14,7 +14,7 @@ from xtrain.dsl.schema.setting import Conflict, Range, not_negative, setting
 @LOSSES.register()
 @frozen
 class Cpo(PairLoss):
-    """`loss cpo { … }`: prefers the chosen answer of a pair, beside its cross-entropy; no reference."""
+    """`loss cpo { … }`: preference for the chosen answer of a pair plus its cross-entropy; no reference."""
 
     kind: str = named("cpo")
     beta: float = beta_setting(0.1)

@@ -1,5 +1,5 @@
-"""`loss distill { … }`: learning what a teacher holds probable (Hinton et al. 2015, arXiv 1503.02531), by forward or
-reverse KL or the divergence between them (Agarwal et al. 2024, arXiv 2306.13649)."""
+"""`loss distill { … }`: knowledge distillation from a teacher's distribution (Hinton et al. 2015, arXiv 1503.02531), by
+forward or reverse KL or the divergence between them (Agarwal et al. 2024, arXiv 2306.13649)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final, Literal
@@ -36,7 +36,7 @@ METRICS: Final = {
 @LOSSES.register()
 @frozen
 class Distill(Loss):
-    """`loss distill { … }`: brings the distribution of each next token near that of a teacher."""
+    """`loss distill { … }`: brings each next-token distribution close to a teacher's."""
 
     kind: str = named("distill")
     teacher: str = setting(

@@ -1,4 +1,4 @@
-"""`loss dpo { … }`: direct preference optimisation (Rafailov et al. 2023, arXiv 2305.18290), and its variants."""
+"""`loss dpo { … }`: direct preference optimization (Rafailov et al. 2023, arXiv 2305.18290), and its variants."""
 
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal

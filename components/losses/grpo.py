@@ -1,4 +1,4 @@
-"""`loss grpo { … }`: group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300), over data."""
+"""`loss grpo { … }`: group-relative policy optimization (Shao et al. 2024, arXiv 2402.03300), over data."""
 
 from attrs import frozen
 

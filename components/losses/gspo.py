@@ -1,4 +1,4 @@
-"""`loss gspo { … }`: group sequence policy optimisation (Zheng et al. 2025, arXiv 2507.18071), over data."""
+"""`loss gspo { … }`: group sequence policy optimization (Zheng et al. 2025, arXiv 2507.18071), over data."""
 
 from collections.abc import Mapping
 from typing import ClassVar

@@ -15,7 +15,7 @@ from xtrain.runtime.reference.mismatched import ReferencePoint
 def judge(
     model: ModelParts, beta: float, desirable: float, undesirable: float, reference_point: float | str
 ) -> ReferencePoint:
-    """Minimise a loss of labelled answers against a reference."""
+    """Set the loss of labeled answers against a reference."""
     fixed = None if isinstance(reference_point, str) else reference_point
     point = ReferencePoint(value=fixed or 0.0, estimated=fixed is None)
     model.minimise(judged(beta, desirable, undesirable, point))
@@ -23,7 +23,7 @@ def judge(
 
 
 def judged(beta: float, desirable: float, undesirable: float, point: ReferencePoint) -> UnitTerm:
-    """Arguments as the settings of `Kto`; the point is that of the time when the loss is computed."""
+    """Return the KTO loss. Arguments are settings of `Kto`; `point` is read when the loss is computed."""
 
     def loss(sequences: UnitSums) -> tuple[Tensor, dict[str, Tensor]]:
         (ratio_U,) = sequences.logprob_KU - sequences.sums[REF]

@@ -1,4 +1,4 @@
-"""`loss orpo { … }`: preferences by odds beside the cross-entropy (Hong et al. 2024, arXiv 2403.07691)."""
+"""`loss orpo { … }`: odds-ratio preference plus cross-entropy (Hong et al. 2024, arXiv 2403.07691)."""
 
 from collections.abc import Mapping
 from typing import ClassVar

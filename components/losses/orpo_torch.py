@@ -19,12 +19,13 @@ def prefer(model: ModelParts, beta: float) -> None:
 
 
 def preference(beta: float) -> UnitTerm:
-    """With a the mean log-probabilities of answers, odds = e^a / (1 − e^a). beta: as the setting of `Orpo`."""
+    """Return the ORPO loss, with odds = e^a / (1 − e^a) for mean log-probabilities a of answers. beta: as the setting
+    of `Orpo`."""
 
     def loss(pairs: UnitSums) -> tuple[Tensor, dict[str, Tensor]]:
         mean_KU = pairs.mean(LOGPROB)
         chosen_U, _ = mean_KU
-        certain = -torch.finfo(mean_KU.dtype).tiny  # of what is certain the odds are infinite
+        certain = -torch.finfo(mean_KU.dtype).tiny  # a probability of 1 has infinite odds
         odds_KU = mean_KU - torch.log(-torch.expm1(mean_KU.clamp(max=certain)))
         return -chosen_U - beta * F.logsigmoid(odds_KU[0] - odds_KU[1]), rewards_of(beta * mean_KU)
 

@@ -1,4 +1,4 @@
-"""What losses of policies have in common."""
+"""Common parts of policy losses."""
 
 # shapes: T tokens of a rank that the policy has sampled
 
@@ -13,8 +13,8 @@ from xtrain.runtime.models.batch import SHARE
 from xtrain.runtime.models.loss import Term
 
 Surrogate = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From log-probabilities now, ratios to those of the sampler, and advantages, [T] each: the loss of each token, and
-whether its ratio is clipped, so that nothing comes of it."""
+"""Function of current log-probabilities, ratios to the sampler's, and advantages, [T] each, that returns the loss of
+each token and whether its ratio is clipped, which removes its gradient."""
 
 
 def divergence(kl: str, logprob_T: Tensor, ref_T: Tensor) -> Tensor:

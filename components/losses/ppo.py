@@ -1,4 +1,4 @@
-"""`loss ppo { … }`: proximal policy optimisation (Schulman et al. 2017, arXiv 1707.06347), over data."""
+"""`loss ppo { … }`: proximal policy optimization (Schulman et al. 2017, arXiv 1707.06347), over data."""
 
 from attrs import frozen
 

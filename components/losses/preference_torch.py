@@ -1,4 +1,4 @@
-"""What losses of pairs have in common."""
+"""Common parts of pair losses."""
 
 # shapes: U pairs, K = 2 sides: the preferred one and the other
 

@@ -13,7 +13,7 @@ from xtrain.dsl.user_parts.kinds import COUNTS, STATISTICS
 
 
 class OwnLoss(UserComponent, ReferredLoss):
-    """What all of them have in common."""
+    """Common base of user-defined losses."""
 
     resuming: ClassVar[Mapping[str, str]] = {"user": "the run calls other code, or the same with other arguments"}
 

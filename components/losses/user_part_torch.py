@@ -17,7 +17,7 @@ from xtrain.runtime.models.parts import ModelParts
 from xtrain.runtime.models.unit_losses import UnitSums, UnitTerm
 from xtrain.runtime.ops import op
 
-# What a loss is tried out on: from labels that are sure to those that are next to impossible.
+# Inputs for the trial call of a loss: from certain labels to almost impossible ones.
 LOGPROBS: Final = (0.0, -1e-3, -0.1, -0.4, -0.7, -1.5, -3.0, -5.5, -8.0, -12.0, -20.0, -50.0)
 OTHERS: Final = {"mean_logprob_T": (-30.0, -5.0), "entropy_T": (0.0, 5.0), "lse_T": (-5.0, 30.0)}
 NUMBERS: Final = (-3.0, -0.1)  # columns
@@ -41,7 +41,8 @@ def build_user_loss(
     failures = partial(failures_of, part)
 
     def called(logprob: Tensor, given: Mapping[str, Tensor], each: str) -> Tensor:
-        """logprob: [T], or sums [U] or [2, U]; each: what it gives the loss of."""
+        """Call the user's function and validate its result. logprob: [T], or sums [U] or [2, U]. each: the unit of the
+        loss."""
         found = function(logprob, **{n: value for n, value in given.items() if n in asked}, **part.arguments)
         if wrong := _wrong(found, logprob[0] if logprob.dim() == 2 else logprob, each):
             raise part.failed(wrong)
@@ -65,7 +66,7 @@ def build_user_loss(
 
 
 def _wrong(loss_T: Any, logprob_T: Tensor, each: str) -> str:
-    """What is wrong with what a function gave, whatever the values; empty if nothing is."""
+    """Return the problem of a result's type, shape, format or device; empty if it is valid."""
     if not isinstance(loss_T, Tensor):
         return f"gave {type(loss_T).__name__}, and the loss of each {each} is a tensor"
     if loss_T.shape != logprob_T.shape:
@@ -82,7 +83,7 @@ def _wrong(loss_T: Any, logprob_T: Tensor, each: str) -> str:
 
 
 def _try_out(part: UserPart, term: Term, dtype: torch.dtype) -> None:
-    """Call it before the first step: what it gives must be finite, and of a token the same whatever is beside it."""
+    """Call the loss before the first step: values must be finite, and a token's loss independent of other tokens."""
     count = len(LOGPROBS)
     given = {LOGPROB: torch.tensor(LOGPROBS, dtype=dtype, device="cpu")}
     given |= {name: torch.linspace(*OTHERS[name], count, dtype=dtype, device="cpu") for name in term.reads}

@@ -63,8 +63,8 @@ class Adafactor(Optimizer):
     }
 
     def arguments(self, run: "Resolved") -> dict[str, Any]:
-        """factored: the names of matrices, with `*` for the layer; of experts each is one. states: the format of
-        averages, where it is not that of the parameters."""
+        """Return the node's arguments. factored: names of matrices, with `*` for the layer; each expert is one matrix.
+        states: format of the averages if it differs from the parameters' format."""
         names = sorted({pattern_of(each.name) for each in run.inventory.tensors if is_factored(each)})
         states = {"states": "fp32"} if run.formats.params == "bf16" else {}
         return {**super().arguments(run), "factored": names, **states}
@@ -121,5 +121,5 @@ class Adafactor(Optimizer):
 
 
 def is_factored(parameter: "ParameterSpec") -> bool:
-    """Whether it is a matrix, or of experts a stack of them."""
+    """Return True if the parameter is a matrix, or a stack of expert matrices."""
     return len(parameter.shape) == (3 if parameter.expert else 2)

@@ -43,12 +43,12 @@ class CutMatrices:
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """Those of a matrix, or vector, by itself."""
+        """Dims of a single matrix or vector."""
         return tuple(range(1 if self.stacked else 0, self.parameter.dim()))
 
     @property
     def numbers(self) -> int:
-        """Of one of them, on all ranks."""
+        """Number of elements of one matrix, over all ranks."""
         found = 1
         for dim in self.dims:
             found *= self.parameter.shape[dim]
@@ -65,18 +65,18 @@ class CutMatrices:
         return own if self.stacked else own[None]
 
     def averages(self, state: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Those by rows [M, R], and by columns [M, C]."""
+        """Return the row averages [M, R] and column averages [M, C]."""
         rows, columns = local(state["row_var"])[..., 0], local(state["col_var"])[..., 0, :]
         return (rows, columns) if self.stacked else (rows[None], columns[None])
 
 
 class AdafactorOptimizer(Optimizer):
-    """With G = g²: R ← (1 − b) R + b · mean of G along rows, C so along columns, b = t^beta2_decay; V = R Cᵀ / mean R,
-    of vectors V ← (1 − b) V + b · G; u = g / √max(V, eps₁²); w ← (1 − lr · decay) w − a · u / max(1, rms u / largest),
-    a = max(eps₂, rms w) · min(lr, 1/√t).
+    """Adafactor. With G = g²: R ← (1 − b) R + b · mean of G along rows, likewise C along columns, b = t^beta2_decay; V
+    = R Cᵀ / mean R; for vectors V ← (1 − b) V + b · G; u = g / √max(V, eps₁²); w ← (1 − lr · decay) w − a · u /
+    max(1, rms u / largest), a = max(eps₂, rms w) · min(lr, 1/√t).
 
-    Means and rms are those of the whole matrix, of experts of each of them. Collective: sums go over the ranks that
-    share it.
+    Means and rms are taken over the whole matrix, for experts over each matrix. Collective: sums go over the ranks that
+    share the matrix.
     """
 
     def __init__(
@@ -137,12 +137,12 @@ class AdafactorOptimizer(Optimizer):
         state["step"] += 1
 
     def _share(self, each: CutMatrices) -> Tensor:
-        """That of this step's squares in their averages."""
+        """Return the weight of this step's squares in the averages."""
         step = self.state[each.parameter]["step"]
         return step.to(each.weights_M.dtype) ** self._beta2_decay
 
     def _sum_squares(self, each: CutMatrices) -> None:
-        """Of the pieces of this rank; of vectors the averages move on."""
+        """Sum the squares of this rank's pieces; update the averages of vectors."""
         own, state = local(each.parameter), self.state[each.parameter]
         count = own.shape[0] if each.stacked else 1
         like = wide(own[:0], each.parameter)
@@ -215,7 +215,8 @@ def build_adafactor(
     states: str = "",
     stochastic_rounding: bool = False,
 ) -> Optimizer:
-    """The plan says of every parameter whether it decays, and which are matrices."""
+    """Build the optimizer from this rank's parameter groups; the plan decides weight decay and factored matrices per
+    parameter."""
     experts = {each.name for each in plan.parameters.tensors if each.expert}
     found = [matrices_of(name, parameter, expert=name in experts) for name, parameter in updated(plan, model)]
     groups = groups_of(plan, model, weight_decay)

@@ -36,8 +36,8 @@ QUERIES_AND_KEYS: Final = ("q_proj", "k_proj")
 
 Blocks = Literal["heads", "rows", "columns", "whole", "elements"]
 NAMED: Final[tuple[Blocks, ...]] = ("heads", "rows", "columns", "whole")  # by arguments of the node
-"""Which numbers of a parameter share an average: the rows of a head; a row; a column of each matrix of a stack; all
-of it, of experts that of each; each number has one of its own."""
+"""Groups of a parameter's elements that share an average: the rows of a head; a row; a column of each matrix of a
+stack; the whole parameter, or each expert's; single elements."""
 
 
 @OPTIMIZERS.register()
@@ -68,9 +68,9 @@ class AdamMini(Optimizer):
     }
 
     def arguments(self, run: "Resolved") -> dict[str, Any]:
-        """heads: the names of queries and keys, with `*` for the layer, and how many heads each has. rows, columns,
-        whole: those of other parameters with such blocks; the others have an average for each number. averages: the
-        format of these, where it is not that of the parameters."""
+        """Return the node's arguments. heads: names of queries and keys, with `*` for the layer, and their numbers of
+        heads. rows, columns, whole: names of other parameters with such blocks; all others have an average per
+        element. averages: format of the averages if it differs from the parameters' format."""
         heads = heads_of(run)
         found = {pattern_of(each.name): blocks_of(heads, each) for each in run.inventory.tensors}
         kinds = {kind: sorted(name for name, own in found.items() if own == kind) for kind in NAMED[1:]}
@@ -91,8 +91,8 @@ class AdamMini(Optimizer):
 
     @classmethod
     def state(cls, args: Mapping[str, Any], name: str) -> tuple[StateTensor, ...]:
-        """The average of a head stands once for each of its rows, and that of a vector for each number: so it is cut
-        as the parameter is, wherever that may be."""
+        """Return the state tensors of a parameter. A head's average is stored once per row, and a vector's once per
+        element, so that any cut of the parameter also cuts its averages."""
         single = {"heads": -1, "rows": -1, "columns": -2}.get(blocks_in(args, name), 0)
         return (
             StateTensor("exp_avg", args.get("states", "")),
@@ -151,7 +151,7 @@ def blocks_of(heads: Mapping[str, int], parameter: "ParameterSpec") -> Blocks:
 
 
 def blocks_in(args: Mapping[str, Any], name: str) -> Blocks:
-    """Those of a parameter. args: of the node."""
+    """Return a parameter's kind of blocks. args: the node's arguments."""
     for kind in NAMED:
         if pattern_of(name) in args[kind]:
             return kind

@@ -46,17 +46,18 @@ class BlockedParameter:
 
     @property
     def numbers(self) -> int:
-        """Of a block, on all ranks."""
+        """Number of elements in a block, over all ranks."""
         return prod(self.parameter.shape[dim] for dim in self.dims) // self.heads
 
     def head_R(self) -> Tensor:
-        """Of which head each row of this rank is."""
+        """Return the head index of each row of this rank."""
         own = local(self.parameter)
         rows = torch.arange(own.shape[0], device=own.device) + start_of(self.parameter)[0]
         return rows // (self.parameter.shape[0] // self.heads)
 
     def sum_squares(self) -> None:
-        """Of the pieces of this rank. Of queries and keys there is room for all heads: it may have rows of some."""
+        """Sum the squares of this rank's pieces. Queries and keys have sums for all heads, because a rank may have rows
+        of only some."""
         own = local(self.parameter)
         like = wide(own[:0], self.parameter)
         if self.blocks == "heads":
@@ -77,7 +78,7 @@ class BlockedParameter:
         return self.gradients(rows).square()
 
     def means(self, rows: slice) -> Tensor:
-        """What the averages of some rows take in."""
+        """Return the means with which the averages of some rows are updated."""
         if self.blocks == "elements":
             return self.squares(rows)
         means = self.sums / self.numbers
@@ -151,7 +152,7 @@ class AdamMiniOptimizer(Optimizer):
             self._storage.write(each.parameter, rows.start, stored, weights)
 
     def _moved(self, each: BlockedParameter, name: str, rows: slice, new: Tensor, share: float) -> Tensor:
-        """Rows of an average, in the format of an update, after it has taken in a share of what is new."""
+        """Update rows of an average with a share of new values; return them in the format of the update."""
         stored = local(self.state[each.parameter][name])
         own = stored[rows]
         value = wide(own, each.parameter)
@@ -179,7 +180,8 @@ def build_adam_mini(
     states: str = "",
     stochastic_rounding: bool = False,
 ) -> Optimizer:
-    """The plan says of every parameter whether it decays, and which of its numbers share an average."""
+    """Build the optimizer from this rank's parameter groups; the plan decides weight decay and shared averages per
+    parameter."""
     args = {"heads": heads, "rows": rows, "columns": columns, "whole": whole, "averages": averages, "states": states}
     experts = {each.name for each in plan.parameters.tensors if each.expert}
     found = (

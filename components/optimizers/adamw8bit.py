@@ -59,7 +59,7 @@ class AdamW8bit(Optimizer):
     }
 
     def arguments(self, run: "Resolved") -> dict[str, Any]:
-        """quantised: the names of the tensors whose moments are in 8 bits, with `*` for the layer."""
+        """Return the node's arguments. quantised: names of the tensors with 8-bit moments, with `*` for the layer."""
         found = self._quantised(run.inventory.tensors)
         return {**super().arguments(run), "quantised": sorted({pattern_of(each.name) for each in found})}
 
@@ -121,7 +121,7 @@ def pattern_of(name: str) -> str:
 
 
 def tensors_of(moment: str, block: int, quantised: Iterable[str], name: str) -> tuple[StateTensor, ...]:
-    """What is stored of a moment of a parameter: codes and scales, or the moment itself."""
+    """Return the stored tensors of a parameter's moment: codes and scales, or the moment itself."""
     if pattern_of(name) not in quantised:
         return (StateTensor(moment),)
     return (StateTensor(moment, "uint8"), StateTensor(f"{moment}_scale", "fp32", block))

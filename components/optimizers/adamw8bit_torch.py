@@ -1,4 +1,4 @@
-"""`setup.optimizer` of adamw8bit: codes, scales and arithmetic are those of torchao's AdamW8bit."""
+"""`setup.optimizer` of adamw8bit: codes, scales and arithmetic as in torchao's AdamW8bit."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -90,8 +90,8 @@ class AdamW8bitOptimizer(LocalOptimizer):
 
 
 def quantised(value: Tensor, block: int, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes, and for every `block` numbers of a row their largest in fp32. value: […, columns], a multiple of it.
-    numbers: what codes stand for."""
+    """Quantize to codes and one fp32 scale (absmax) per `block` elements of a row. value: […, columns], columns
+    divisible by `block`. numbers: the values of the codes."""
     blocks = value.unflatten(-1, (-1, block))
     scales = blocks.abs().amax(-1).clip(LEAST_SCALE).float()
     scaled = (blocks / scales[..., None].to(value.dtype)).flatten(-2)
@@ -109,8 +109,8 @@ def dequantised(codes: Tensor, scales: Tensor, numbers: Tensor) -> Tensor:
 
 
 def numbers_of_codes(signed: bool) -> Tensor:
-    """What the 256 codes stand for at a scale of 1, in ascending order (Dettmers 2016, arXiv 1511.04561): seven
-    decades, of which the higher ones have more numbers."""
+    """Return the values of the 256 codes at scale 1, ascending (Dettmers 2016, arXiv 1511.04561): seven decades, with
+    more values in the higher ones."""
     found = [torch.tensor([0.0, 1.0])]
     for decade in range(7):
         bounds = torch.linspace(0.1, 1, 2**decade + 1 if signed else 2 ** (decade + 1) + 1)
@@ -133,7 +133,8 @@ def build_adamw8bit(
     stochastic_rounding: bool = False,
     cautious_decay: bool = False,
 ) -> Optimizer:
-    """The plan says of every parameter whether it decays, and whether its moments are in 8 bits."""
+    """Build the optimizer from this rank's parameter groups; the plan decides weight decay and 8-bit moments per
+    parameter."""
     names = {id(parameter): name for name, parameter in model.trained()}
     storage = storage_of(plan, model, progress, "", stochastic_rounding)
     groups = groups_of(plan, model, weight_decay)

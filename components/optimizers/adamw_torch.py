@@ -44,7 +44,7 @@ class LocalAdamW(LocalOptimizer):
         decay = group["weight_decay"]
         if decay and self._cautious_decay:
             for weight, gradient, average in zip(weights, gradients, moments[0], strict=True):
-                # Of the sign of the update, whose denominator is positive.
+                # The sign is the update's, because the denominator is positive.
                 decay_cautiously(weight, torch.lerp(average, gradient, 1 - group["betas"][0]), group["lr"] * decay)
             decay = 0.0
         torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
@@ -77,6 +77,6 @@ def build_adamw(
     stochastic_rounding: bool = False,
     cautious_decay: bool = False,
 ) -> Optimizer:
-    """The plan says of every parameter whether it decays."""
+    """Build the optimizer from this rank's parameter groups; the plan decides weight decay per parameter."""
     storage = storage_of(plan, model, progress, states, stochastic_rounding)
     return LocalAdamW(groups_of(plan, model, weight_decay), lr, (betas[0], betas[1]), eps, storage, cautious_decay)

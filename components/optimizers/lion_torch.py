@@ -61,6 +61,6 @@ def build_lion(
     stochastic_rounding: bool = False,
     cautious_decay: bool = False,
 ) -> Optimizer:
-    """The plan says of every parameter whether it decays."""
+    """Build the optimizer from this rank's parameter groups; the plan decides weight decay per parameter."""
     storage = storage_of(plan, model, progress, states, stochastic_rounding)
     return LionOptimizer(groups_of(plan, model, weight_decay), lr, (betas[0], betas[1]), storage, cautious_decay)

@@ -71,9 +71,9 @@ class Muon(Optimizer):
     }
 
     def arguments(self, run: "Resolved") -> dict[str, Any]:
-        """matrices: the names of those that it makes orthogonal, with `*` for the layer. format: of their numbers while
-        it does, that of the computation. heads: of those that it takes head by head, how many heads lie side by side
-        along which of the two dimensions, 0 or 1."""
+        """Return the node's arguments. matrices: names of the matrices to orthogonalize, with `*` for the layer.
+        format: number format during orthogonalization, that of the computation. heads: for matrices orthogonalized
+        per head, the number of heads and the dim (0 or 1) along which they are concatenated."""
         arch = run.architecture
         found = {
             f"layers.*.{parameter.name}": parameter
@@ -131,6 +131,6 @@ def heads_of(heads: Mapping[str, Sequence[int]] | None, name: str) -> tuple[int,
 
 
 def in_matrices(matrices: Sequence[str], name: str) -> bool:
-    """Whether a parameter is one of those that are made orthogonal."""
+    """Return True if a parameter is one of the orthogonalized matrices."""
     start, _, inside = name.partition(".")
     return start == "layers" and f"layers.*.{inside.partition('.')[2]}" in matrices

@@ -21,7 +21,7 @@ from xtrain.runtime.state import Progress, Rank
 from xtrain.runtime.training.local_optimizer import Storage, decay_cautiously, row_ranges, storage_of, wide
 from xtrain.runtime.training.optimizer import groups_of, updated
 
-LEAST_NORM: Final = 1e-7  # that of torch.optim.Muon
+LEAST_NORM: Final = 1e-7  # as in torch.optim.Muon
 MATCHES_ADAMW: Final = 0.2  # of the larger side's root: the root of the mean square of AdamW's updates
 
 
@@ -50,9 +50,9 @@ class MuonOptimizer(Optimizer):
         storage: Storage | None = None,
         cautious_decay: bool = False,
     ) -> None:
-        """matrices: the parameters of `groups`, by name. rest: groups of those that AdamW updates, with `betas` and
-        `eps`. orthogonal: of matrices [count, rows, columns]. heads: as in the arguments of the node. number_format: of
-        what is made orthogonal. device: where that is done."""
+        """Initialize the optimizer. matrices: the parameters of `groups`, by name. rest: groups updated by AdamW with
+        `betas` and `eps`. orthogonal: orthogonalizes matrices [count, rows, columns]. heads: as in the node's
+        arguments. number_format: format during orthogonalization. device: device of the orthogonalization."""
         super().__init__([*groups, *rest], {"lr": lr, "weight_decay": 0.0})
         own, others = self.param_groups[: len(groups)], self.param_groups[len(groups) :]
         self._matrices, self._wholes = matrices, WholeMatrices.of(matrices, device)
@@ -87,7 +87,7 @@ class MuonOptimizer(Optimizer):
         self._rest.step()
 
     def _update_of(self, stack: MatrixStack) -> Tensor:
-        """This rank's piece of what is to be made orthogonal; the momentum moves on."""
+        """Return this rank's piece of the matrix to orthogonalize; updates the momentum."""
         parameter = self._matrices[stack.name]
         assert parameter.grad is not None
         gradients, averages = _part(parameter.grad, stack), _part(self.state[parameter]["momentum_buffer"], stack)
@@ -110,13 +110,13 @@ class MuonOptimizer(Optimizer):
         heads, dim = heads_of(self._heads, stack.name)
         if heads == 1:
             return self._orthogonal(x_NRC)
-        # Heads lie side by side along rows or columns: in front of the matrices while they are taken by themselves.
+        # Heads are concatenated along rows or columns; move them to the batch dim to orthogonalize each one.
         split = x_NRC.unflatten(1 + dim, (heads, -1)).movedim(1 + dim, 1)
         found = self._orthogonal(split.flatten(0, 1)).unflatten(0, (-1, heads))
         return found.movedim(1, 1 + dim).flatten(1 + dim, 2 + dim)
 
     def _shape_of(self, name: str, parameter: Tensor) -> list[int]:
-        """Of a parameter, or of the matrix that each head has of it."""
+        """Return the shape of a parameter, or of each head's matrix."""
         heads, dim = heads_of(self._heads, name)
         shape = [*parameter.shape]
         if heads > 1:
@@ -180,7 +180,8 @@ def build_muon(
     stochastic_rounding: bool = False,
     cautious_decay: bool = False,
 ) -> Optimizer:
-    """The plan says of every parameter which of the two updates it, and whether it decays."""
+    """Build the optimizer from this rank's parameter groups; the plan decides weight decay, and Muon or AdamW, per
+    parameter."""
     found = {name: parameter for name, parameter in updated(plan, model) if in_matrices(matrices, name)}
     rest = groups_of(plan, model, weight_decay, lambda name: name not in found)
     return MuonOptimizer(

@@ -23,7 +23,7 @@ from xtrain.dsl.schema.state_tensors import StateTensor
 @OPTIMIZERS.register()
 @frozen
 class ScheduleFree(Optimizer):
-    """`optimizer schedule_free { … }`: AdamW that averages its weights in place of a falling learning rate; gradients
+    """`optimizer schedule_free { … }`: AdamW that averages its weights instead of lowering the learning rate; gradients
     are taken between the average and the newest weights."""
 
     kind: str = named("schedule_free")

@@ -31,7 +31,7 @@ class ScheduleFreeOptimizer(Optimizer):
 
     @torch.no_grad()
     def to_training_point(self) -> None:
-        """From x to y."""
+        """Move the weights from x to y."""
         self._move(lambda decay: 1 - decay, lambda parameter: True)
 
     @torch.no_grad()
@@ -83,5 +83,5 @@ class ScheduleFreeOptimizer(Optimizer):
 def build_schedule_free(
     plan: Plan, model: ModelParts, lr: float, betas: list[float], eps: float, weight_decay: float
 ) -> Optimizer:
-    """The plan says of every parameter whether it decays."""
+    """Build the optimizer from this rank's parameter groups; the plan decides weight decay per parameter."""
     return ScheduleFreeOptimizer(groups_of(plan, model, weight_decay), lr, (betas[0], betas[1]), eps)

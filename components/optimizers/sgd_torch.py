@@ -57,6 +57,6 @@ def build_sgd(
     states: str = "",
     stochastic_rounding: bool = False,
 ) -> Optimizer:
-    """The plan says of every parameter whether it decays."""
+    """Build the optimizer from this rank's parameter groups; the plan decides weight decay per parameter."""
     storage = storage_of(plan, model, progress, states, stochastic_rounding)
     return LocalSGD(groups_of(plan, model, weight_decay), lr, momentum, nesterov and momentum > 0, storage)

@@ -1,4 +1,4 @@
-"""`setup.optimizer` of the user's own: what the function makes of the groups, compared with what was declared."""
+"""`setup.optimizer` with user code: the optimizer made by the user's function, checked against its declaration."""
 
 import inspect
 from collections.abc import Callable
@@ -20,8 +20,8 @@ from xtrain.runtime.training.optimizer import groups_of, updated
 def build_user_optimizer(
     plan: Plan, model: ModelParts, lr: float, user: dict[str, Any], state: list[str], scalars: list[str]
 ) -> Optimizer:
-    """The plan says of every parameter whether it decays. After each step what the optimizer keeps is compared with
-    `state` and `scalars`. Raises PartFailed for what is no optimizer of these groups."""
+    """Build the user's optimizer; the plan decides weight decay per parameter. After each step the optimizer's state is
+    compared with `state` and `scalars`. Raises PartFailed if the result is not an optimizer of these groups."""
     part = part_of("optimizer", user, spec_folder(plan.spec))
     decay = part.arguments.get("weight_decay", 0.0)
     groups = [{**group, "lr": lr} for group in groups_of(plan, model, decay or 0.0)]
@@ -49,7 +49,7 @@ def _checked(
     names: dict[int, str],
     entries: tuple[tuple[str, ...], ...],
 ) -> Callable[[], None]:
-    """`step` of an optimizer, with what it raises and what it keeps reported in the words of its declaration."""
+    """Wrap an optimizer's `step`: report its errors and undeclared state in the terms of its declaration."""
     declared, seen = {name for names in entries for name in names}, False
 
     def step() -> None:
@@ -76,7 +76,7 @@ def _difference(name: str, present: set[str], declared: set[str]) -> str:
 
 
 def _tensor_of(value: Any, parameter: Tensor) -> str:
-    """What is wrong with a tensor of the shape and format of a parameter; empty if nothing is."""
+    """Return the problem of a state tensor, which needs the parameter's shape and format; empty if it is valid."""
     if not isinstance(value, Tensor):
         return f"{type(value).__name__}, and a tensor of the shape of the parameter was declared"
     if value.shape != parameter.shape or value.dtype != parameter.dtype:

@@ -1,4 +1,4 @@
-"""`pack(best_fit)`: the rows of `multipack`, dealt by what they cost."""
+"""`pack(best_fit)`: the rows of `multipack`, balanced by cost."""
 
 from attrs import frozen
 

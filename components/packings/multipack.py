@@ -10,10 +10,11 @@ from xtrain.dsl.schema.packings import PACKINGS, Packing
 @PACKINGS.register()
 @frozen
 class Multipack(Packing):
-    """`pack(multipack)`: the documents of a group from the longest to the shortest, each in the fullest row with room.
+    """`pack(multipack)`: best-fit-decreasing: the documents of a group from longest to shortest, each in the fullest
+    row with room.
 
-    A larger group fills rows better (99.99 % at 100,000 documents of usual lengths), a smaller one keeps neighbours
-    together.
+    A larger group fills rows better (99.99 % at 100,000 documents of usual lengths); a smaller one keeps nearby
+    documents together.
     """
 
     kind = "multipack"

@@ -21,12 +21,11 @@ def pack(
 ) -> Rows:
     """Pack each `group` of consecutive documents by best-fit-decreasing: rows hold documents of one group only.
 
-    The arguments, and what is raised, are those of `sequential`; the full rows of a split document stand before
-    the other rows of its group. A larger group fills rows better (99.99 % at 100,000 documents of usual lengths), a
-    smaller one keeps neighbours together. Up to `threads` threads work at once (None: `default_threads`), and the
-    result is the same for any number.
-    Working memory, result included: 4 bytes for each document and for each row, or 8 for each row where threads take
-    groups of their own; 2 MiB for each thread, and what tables of lengths and rows with as much room need.
+    Arguments and errors are those of `sequential`; the full rows of a split document precede the other rows of its
+    group. A larger group fills rows better (99.99 % at 100,000 documents of usual lengths); a smaller one keeps nearby
+    documents together. Up to `threads` threads work at once (None: `default_threads`); the result is the same for any
+    number. Working memory, result included: 4 bytes per document and per row (8 per row if threads take separate
+    groups), 2 MiB per thread, and the tables of lengths and of rows by room.
     """
     assert group >= 1
 

@@ -21,17 +21,15 @@ def pack(
     group: int = 1,
     threads: int | None = None,
 ) -> Rows:
-    """Pack documents in their order: each goes into the open row if it fits, else that row closes and one opens.
+    """Pack documents in order: each goes into the open row if it fits; otherwise that row closes and a new one opens.
 
-    `document_lengths` are tokens, bos and eos included, integers [documents]; `capacity` is in positions, a multiple of
-    `align`, and so is the room that a document or a piece of one takes. A document of fewer than two tokens has no
-    position and is left out. One with more positions than `capacity` is handled by `oversized`:
-    `split` cuts it into full rows of its own, the first one fresh, and packs the remainder like any document;
-    `truncate` keeps its first `capacity` positions; `skip` leaves it out; `error` raises.
-    `group` and `threads` mean nothing here.
-    Time is linear in documents + segments; beyond the result it takes a byte for each document.
-    Raises DataError for an unknown policy, a capacity outside 1 to 2³¹ - 1 or no multiple of `align`, or as `error`
-    demands.
+    `document_lengths` are integers [documents], in tokens, bos and eos included; `capacity` is in positions. `capacity`
+    and the room of a document or piece are divisible by `align`. A document of fewer than two tokens has no position
+    and is left out. A document with more positions than `capacity` is handled by `oversized`: `split` cuts it into full
+    rows of its own, starting with a new row, and packs the remainder like any document; `truncate` keeps its first
+    `capacity` positions; `skip` leaves it out; `error` raises. `group` and `threads` are ignored. Time is linear in
+    documents + segments; memory beyond the result is a byte per document. Raises DataError for an unknown policy, a
+    capacity outside 1 to 2³¹ - 1 or not divisible by `align`, or as `error` requires.
     """
 
     def fill(lengths: np.ndarray, policy: int, segments: int, cuts: int, regular: bool, most: int) -> Filled:

@@ -15,9 +15,9 @@ def pack(
     group: int = 1,
     threads: int | None = None,
 ) -> Rows:
-    """Lay each document into a row of its own, and each piece of one that is split.
+    """Put each document, and each piece of a split document, into a row of its own.
 
-    The arguments, and what is raised, are those of `sequential`; `group` and `threads` mean nothing here.
+    Arguments and errors are those of `sequential`; `group` and `threads` are ignored.
     """
 
     def fill(lengths: np.ndarray, policy: int, segments: int, cuts: int, regular: bool, most: int) -> Filled:

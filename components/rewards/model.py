@@ -1,4 +1,4 @@
-"""`reward model { … }`: what a model with a head of rewards gives completions."""
+"""`reward model { … }`: completions scored by a reward model."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -10,5 +10,5 @@ from xtrain.runtime.state import Rank, StepCall
 
 @op("rollout.score.model")
 def score(rank: Rank, meshes: Meshes, scorer: Scorer) -> StepCall:
-    """What the model gives the prompt with each completion."""
+    """Score each completion, after its prompt, with the reward model."""
     return scoring(scorer.rewards, RowRanks.of(rank, meshes))

@@ -16,7 +16,8 @@ from xtrain.runtime.state import Rank, StepCall
 
 @op("rollout.score.user")
 def score(plan: Plan, rank: Rank, meshes: Meshes, user: dict[str, Any]) -> StepCall:
-    """Raises PartFailed, in a step, for whatever the function raises, and for what is no finite number."""
+    """Score completions with the user's function. A step raises PartFailed if the function raises or returns no finite
+    number."""
     part = part_of("reward", user, spec_folder(plan.spec))
     function = part.load()
 

@@ -15,9 +15,9 @@ from xtrain.planner.schedule.closed_form import length_in_steps
 @SCHEDULERS.register()
 @frozen
 class InverseSqrt(Scheduler):
-    """`scheduler inverse_sqrt { … }`: falls with the root of the step, whatever the budget is.
+    """`scheduler inverse_sqrt { … }`: falls with the square root of the step, independent of the budget.
 
-    lr · √(t / (s − W + t)) at step s behind a warm-up of W steps, with t the timescale.
+    lr · √(t / (s − W + t)) at step s after a warm-up of W steps, with t the timescale.
     """
 
     kind: str = named("inverse_sqrt")

@@ -1,4 +1,4 @@
-"""`scheduler polynomial { … }`: a power of what is left of the run."""
+"""`scheduler polynomial { … }`: a power of the remaining share of the run."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,9 +15,9 @@ from xtrain.planner.schedule.closed_form import closed_form, decay_text, idle_fl
 @SCHEDULERS.register()
 @frozen
 class Polynomial(Scheduler):
-    """`scheduler polynomial { … }`: from the peak down to the floor r with a power of what is left.
+    """`scheduler polynomial { … }`: from the peak down to the floor r with a power of the remaining share.
 
-    r + (1 − r)(1 − p)^power at the share p of the steps behind the warm-up.
+    r + (1 − r)(1 − p)^power at the share p of the steps after the warm-up.
     """
 
     kind: str = named("polynomial")

@@ -20,7 +20,7 @@ class UserSchedule(UserComponent, Scheduler):
     computed: ClassVar[bool] = False
 
     def falls(self, peak: float) -> bool:
-        return False  # nobody knows before the run
+        return False  # unknown before the run
 
     def lengths(self) -> dict[str, Quantity]:
         return {}

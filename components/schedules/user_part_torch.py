@@ -13,10 +13,10 @@ from xtrain.runtime.training.scheduler import Schedule
 
 @op("setup.scheduler.user", gives="schedule")
 def build_user_schedule(plan: Plan, feed: Feed, lr: float, steps: int | None, user: dict[str, Any]) -> Schedule:
-    """Step index (from 0) → learning rate: `lr` times what the function gives, times the factor of the phase.
+    """Map a step index (from 0) to the learning rate: `lr` times the function's factor times the factor of the phase.
 
-    Where the batch has changed, step and steps are those of a run with the present batch that has trained on as much:
-    a function of step / steps is continuous. Raises PartFailed for what is no factor.
+    After a change of the batch, step and steps are those of a run with the present batch that has trained on as much
+    data: a function of step / steps is continuous. Raises PartFailed for an invalid factor.
     """
     part = part_of("schedule", user, spec_folder(plan.spec))
     function = part.load()

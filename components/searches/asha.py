@@ -17,8 +17,8 @@ from xtrain.dsl.schema.sweep import METHODS, Halving, Method, Point
 @METHODS.register()
 @frozen
 class AshaSearch(Method):
-    """`method asha { … }`: trials are compared at rungs, each with `factor` times the budget of the one before, and go
-    on only if they are among the best 1 / `factor` of those that came there before them."""
+    """`method asha { … }`: trials are compared at rungs, each with `factor` times the budget of the previous one. A
+    trial continues only if it is among the best 1 / `factor` of the trials that reached the rung so far."""
 
     kind: str = named("asha")
     first: Quantity = setting(

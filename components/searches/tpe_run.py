@@ -1,7 +1,7 @@
-"""What Optuna does for a sweep: it suggests points, and keeps a study that its dashboard opens.
+"""Optuna in a sweep: it suggests points and keeps a study for its dashboard.
 
-Each suggestion is made by a new study of the results that it rests on, with a sampler seeded by the seed and the number
-of the trial: it depends on these alone, whatever was killed meanwhile.
+Each suggestion comes from a new study of the results it is based on, with a sampler seeded by the seed and the trial's
+number. It depends only on these, even after kills.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from xtrain.records.sweep_state import SweepState
 from xtrain.records.sweep_state import TrialState as SweepTrial
 
 STUDY_FILE: Final = "optuna.log"
-_SEED_STRIDE: Final = 1_000_003  # so that neighbouring seeds share no trial
+_SEED_STRIDE: Final = 1_000_003  # so that adjacent seeds share no trial
 
 
 def suggest(
@@ -90,8 +90,8 @@ def open_study(name: str, over: Mapping[str, Dimension], folder: Path) -> "Study
 
 @define(eq=False)
 class StudyFile:
-    """`optuna.log`: every trial that has ended, in the order of their numbers. `sweep.jsonl` is the truth: the file is
-    written anew by each driver, so that a line that was broken off stays nowhere."""
+    """`optuna.log`: every finished trial, in the order of their numbers. `sweep.jsonl` is authoritative: each driver
+    rewrites the file, so that no truncated line remains."""
 
     name: str
     over: Mapping[str, Dimension]

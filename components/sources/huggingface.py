@@ -1,4 +1,4 @@
-"""`huggingface("…")`: what the library `datasets` reads."""
+"""`huggingface("…")`: datasets read by the library `datasets`."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -69,6 +69,7 @@ def _parts(name: str, config: str | None, split: str) -> str:
 
 
 def _folder_or_name(name: str) -> str:
-    """One spelling for one path; what says that it is a folder goes on saying so, or another name would be fetched."""
+    """Normalize a path. A leading `./` is kept: it marks a folder; otherwise the hub's dataset of this name would be
+    loaded."""
     path = portable(name)
     return f"./{path}" if name.startswith("./") and not path.startswith(("..", "/")) else path

@@ -29,7 +29,7 @@ def open_source(request: SourceRequest) -> OpenedSource:
         reader = HubDataset(folder=None, **options, reads=request.reads)
         return OpenedSource(reader=reader, fetched=reader.content)
     files = matched(("**/*",), folder)
-    # Where a folder is does not matter, as its files do not know either.
+    # The folder's location is not part of the data's identity.
     decisive = {name: value for name, value in options.items() if not (name == "name" and files)}
     return OpenedSource(
         reader=HubDataset(folder=folder, **options, reads=request.reads), files=files, base=folder, options=decisive
@@ -38,15 +38,15 @@ def open_source(request: SourceRequest) -> OpenedSource:
 
 @frozen(kw_only=True)
 class HubDataset:
-    """One split of a dataset, a record a row.
+    """One split of a dataset, a record per row.
 
-    A folder that `save_to_disk` made is read as it is; a folder of data files, and what the hub has, are first put
-    into the cache of `datasets`. The hub is asked for what is not in that cache, and for nothing else.
+    A folder written by `save_to_disk` is read directly. A folder of data files, and data of the hub, first go into the
+    cache of `datasets`. The hub is asked only for data missing from that cache.
     """
 
     name: str
     folder: Path | None
-    """Where it is on this machine, if the name is that of a folder."""
+    """Path on this machine, if the name is a folder."""
     config: str | None
     split: str
     reads: Reads
@@ -80,7 +80,7 @@ class HubDataset:
         return
 
     def content(self) -> list[str]:
-        """Digests of what is read, where that are not the files of a folder. It is fetched for that if need be."""
+        """Return digests of the files read, if they are not files of a folder. Downloads the data if needed."""
         if self.folder is not None:
             return []
         files = self._load().cache_files
@@ -115,7 +115,7 @@ class HubDataset:
         if self.config is not None:
             raise DataError("a saved dataset has no configurations", path=folder, remedy="Leave `config` out.")
         if saved:
-            # Where it does not say which split it is, it is all there is, which the default means.
+            # A dataset without a split name is complete, which is the default split.
             has = str(data.split) if data.split is not None else DEFAULT_SPLIT
             splits = {has: data}
         else:

@@ -107,7 +107,7 @@ def _lines(path: Path, whole: Iterator[tuple[bytes, int]]) -> Iterator[SourceUni
 
 
 def _carefully(line: str | bytes, take: Take) -> Content | Unusable | None:
-    """What a line holds that is not plainly an object: None for a blank one."""
+    """Return the content of a line that the fast path cannot parse; None for a blank line."""
     data = line.encode() if isinstance(line, str) else line
     if data.isspace():
         return None

@@ -9,7 +9,8 @@ from xtrain.runtime.data.sources.reader import OpenedSource, SourceRequest
 
 
 def open_source(request: SourceRequest) -> OpenedSource:
-    """Those of this interpreter; nobody repairs its files."""
+    """Open the files of this interpreter's standard library. Bad records are allowed, because users cannot repair its
+    files."""
     base = Path(sysconfig.get_path("stdlib"))
     files = matched(("*.py",), base)
     return OpenedSource(reader=TextFiles(files=files), files=files, base=base, any_bad_records=True)

@@ -1,4 +1,4 @@
-"""Says which documents are drawn; a tokenizer that makes them draws each for itself."""
+"""Indices of the synthetic documents; a tokenizer that generates them draws each one independently."""
 
 from collections.abc import Iterator
 
@@ -37,7 +37,7 @@ class SyntheticDocuments:
             yield SourceUnit(size=(stop - start) * self.length, part=(start, stop))
 
     def read(self, unit: SourceUnit) -> Iterator[SourceRecord | BadRecord]:
-        """What each document of the range is drawn from."""
+        """Yield the seed, index and length from which each document of the range is drawn."""
         start, stop = unit.part
         indices = np.arange(start, stop, dtype=np.uint64)
         for index, tokens in enumerate(lengths(self.seed, indices, self.length, self.spread).tolist(), start=start):

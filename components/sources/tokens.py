@@ -1,4 +1,4 @@
-"""`tokens("…")`: documents that are tokenised already."""
+"""`tokens("…")`: documents that are already tokenized."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal

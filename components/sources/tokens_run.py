@@ -1,4 +1,4 @@
-"""Reads documents that are tokenised already."""
+"""Reader of already tokenized documents."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -41,11 +41,11 @@ def open_source(request: SourceRequest) -> OpenedSource:
 
 @frozen(kw_only=True)
 class TokenFiles:
-    """Files of token ids, cut into documents behind each separator, or where the file itself says.
+    """Files of token ids, cut into documents after each separator or at the file's own boundaries.
 
-    A separator is the last token of its document; one with nothing before it belongs to none. What stands behind the
-    last separator of a file is a document too, and so is a whole file without any. Nothing is added: the first token of
-    a document, bos or not, is read and never predicted, all others are predicted, the separator among them.
+    A separator is the last token of its document; a separator with no tokens before it belongs to no document. Tokens
+    after the last separator of a file are a document too, and so is a whole file without separators. Nothing is added:
+    the first token of a document, bos or not, is never predicted; all others are, the separator included.
     """
 
     files: tuple[Path, ...]
@@ -114,7 +114,7 @@ def _bounds(array: TokenArray, separator: int, start: int, stop: int) -> list[in
 
 
 def _ends(array: TokenArray, separator: int, start: int, stop: int) -> np.ndarray:
-    """Where documents end between two positions: behind their last tokens, ascending."""
+    """Return the document ends between two positions: the positions after their last tokens, ascending."""
     if array.offsets is not None:
         first, last = np.searchsorted(array.offsets, [start, stop], side="right")
         return array.offsets[first:last]

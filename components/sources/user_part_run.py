@@ -1,4 +1,4 @@
-"""Reads what a function of the user's own yields."""
+"""Reader of records yielded by a user function."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ def open_source(request: SourceRequest) -> OpenedSource:
 
 @frozen(kw_only=True)
 class UserRecords:
-    """What the user's function yields: texts, or mappings of fields. It is only called where `units` is."""
+    """Records yielded by the user's function: texts or mappings of fields. Only `units` calls the function."""
 
     options: Mapping[str, Any]
     base: Path
@@ -36,7 +36,7 @@ class UserRecords:
         group: list[Any] = []
         number, size = 1, 0
         for item in user_source(self.options, self.base):
-            # What is not read does not travel: it may be anything.
+            # Unused fields are dropped here, because they may not be picklable.
             group.append(take(item) if isinstance(item, Mapping) else self._text(item))
             size += _size(group[-1])
             if len(group) == UNIT_RECORDS or size >= UNIT_CHARACTERS:

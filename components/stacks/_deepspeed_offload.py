@@ -1,5 +1,5 @@
-"""What DeepSpeed's engine keeps in host memory or in files in place of the device: ZeRO-Offload (Ren et al. 2021, arXiv
-2101.06840) and ZeRO-Infinity (Rajbhandari et al. 2021, arXiv 2104.07857)."""
+"""DeepSpeed state in host memory or files instead of device memory: ZeRO-Offload (Ren et al. 2021, arXiv 2101.06840)
+and ZeRO-Infinity (Rajbhandari et al. 2021, arXiv 2104.07857)."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 BUCKET: Final = 2**24  # numbers that are summed together, at most; one larger parameter is summed by itself
 ALIGNED: Final = 1024  # numbers of a file, as DeepSpeed reads and writes multiples of 1 KiB
-# What DeepSpeed takes where nothing is said of it: deepspeed/runtime/swap_tensor/constants.py.
+# DeepSpeed's defaults: deepspeed/runtime/swap_tensor/constants.py.
 AIO: Final = {
     "block_size": 2**20,
     "queue_depth": 8,
@@ -31,7 +31,7 @@ _WHAT: Final = {"offload_optimizer": "the state of the optimizer", "offload_para
 
 
 def conflicts_of_offload(spec: "Spec", chosen: DeepspeedSettings) -> Iterator[Conflict]:
-    """What cannot be offloaded: all that a rank does not have a piece of, and to files before stage 3."""
+    """Yield offloading conflicts: a stage that does not shard the state, and files before stage 3."""
     for name, place in chosen.offloading.items():
         path, least = f"parallel.deepspeed.{name}", 3 if name == "offload_param" else 1
         if chosen.stage < least:
@@ -77,7 +77,7 @@ def offload_config(run: "Resolved", chosen: DeepspeedSettings) -> dict[str, Any]
 
 
 def aio_config(chosen: DeepspeedSettings) -> dict[str, Any]:
-    """How files are read and written, where there are any."""
+    """Return the engine's settings of asynchronous file I/O, if files are used."""
     return {"aio": dict(AIO)} if "nvme" in chosen.offloading.values() else {}
 
 
@@ -92,7 +92,7 @@ def file_bytes(run: "Resolved", chosen: DeepspeedSettings) -> int:
 
 
 def offload_text(run: "Resolved", chosen: DeepspeedSettings) -> str:
-    """What is where, as a clause behind others; and what has to pass between device and host for it."""
+    """Return a clause that says where state is kept and what is transferred between device and host."""
     text, ranks = "", run.size("replicate")
     piece = -(-sum(tensor.size for tensor in run.inventory.tensors if tensor.trained) // ranks)
     width, computed = BYTES[run.formats.params], BYTES[run.formats.compute]
@@ -109,8 +109,8 @@ def offload_text(run: "Resolved", chosen: DeepspeedSettings) -> str:
 
 
 def moved(run: "Resolved", chosen: DeepspeedSettings, states: "OwnedBytes", piece: int, computed: int) -> "OwnedBytes":
-    """What a rank has on its device and in host memory of `states`, which its stage leaves it. piece: bytes of its
-    piece of the weights, as they are updated; computed: of what it computes with."""
+    """Return a rank's bytes on the device and in host memory, from the `states` of its stage. piece: bytes of its shard
+    of the updated weights; computed: bytes of its shard in the compute format."""
     from xtrain.planner.mesh.cluster import device_kind
 
     device, weights, gradients, moments = states, 0, 0, 0
@@ -145,7 +145,7 @@ def _gradients(run: "Resolved", chosen: DeepspeedSettings, states: "OwnedBytes",
     passing = BYTES[run.formats.compute] * _largest(run)
     if chosen.stage == 1 or run.formats.compute != run.formats.params:  # microbatches are summed on the device
         return states.trained + passing, piece + passing
-    # Sums of microbatches are in host memory too: whole parameters, also those of which a rank has a piece.
+    # Sums over microbatches are in host memory too: whole parameters, even those of which a rank has a shard.
     whole = BYTES[run.formats.params] * run.inventory.total
     return passing, piece + passing + (min(whole, piece + 2 * passing) if run.batch.accumulate > 1 else 0)
 

@@ -1,4 +1,4 @@
-"""`parallel { deepspeed { … } }`: what a spec says of DeepSpeed's engine."""
+"""`parallel { deepspeed { … } }`: settings of DeepSpeed's engine."""
 
 from typing import Final, Literal
 
@@ -13,7 +13,7 @@ OFFLOADING: Final = ("offload_optimizer", "offload_param")
 
 @frozen
 class DeepspeedSettings(StackSettings):
-    """`deepspeed { … }`: what the ranks share under `stack = deepspeed`, and where a rank keeps its pieces."""
+    """`deepspeed { … }`: the state sharded over ranks under `stack = deepspeed`, and where a rank keeps its shard."""
 
     stage: int = setting(
         "stage of ZeRO: 0 cuts nothing, 1 the state of the optimizer, 2 also gradients, 3 also parameters",
@@ -52,5 +52,5 @@ class DeepspeedSettings(StackSettings):
 
     @property
     def offloading(self) -> dict[str, str]:
-        """Those of `OFFLOADING` that move something, with where to."""
+        """Enabled settings of `OFFLOADING`, with their targets."""
         return {name: place for name in OFFLOADING if (place := getattr(self, name)) != "none"}

@@ -51,8 +51,8 @@ class Ddp(Stack):
 
 
 def bucket_sizes(run: "Resolved", stage: "StageCosts") -> list[int]:
-    """Bytes of every bucket of a step: what is ready first in a small one, the rest in larger ones. A bucket is full
-    when it has reached its limit. stage: the whole model."""
+    """Return the bytes of every bucket of a step: a small bucket for the first gradients, then larger ones. A bucket is
+    full when it has reached its limit. stage: the whole model."""
     width, buckets, filled, limit = BYTES[run.formats.params], [], 0, FIRST
     for elements in _as_they_come(run, stage):
         filled += elements * width

@@ -143,7 +143,7 @@ class Deepspeed(Stack):
         return max(0, states.trained - piece - _bucket_bytes(run))
 
     def gathered(self, run: "Resolved") -> int:
-        """Under stage 3 what is not in blocks, and the largest parameter of one."""
+        """Return the bytes gathered under stage 3: parameters outside of blocks, and the largest one in a block."""
         if stage_of(run.spec) < 3:
             return 0
         ends = sum(each.size for each in run.inventory.tensors if not each.name.startswith("layers."))
@@ -157,8 +157,8 @@ class Deepspeed(Stack):
         return _bucket_bytes(run) + (piece if settings_of(run.spec).offload_optimizer == "none" else 0)
 
     def calls(self, run: "Resolved", stages: list["StageCosts"], pp: int) -> Iterator[tuple[CollectiveCall, int]]:
-        """Stages 0 and 1 sum gradients once a step, the others behind every microbatch. Updated pieces are gathered, or
-        in stage 3 all parameters, before each forward and each backward."""
+        """Yield the collective calls. Stages 0 and 1 sum gradients once per step, the others after every microbatch.
+        Updated shards, or in stage 3 all parameters, are gathered before each forward and each backward."""
         ranks, stage = run.size("replicate"), stage_of(run.spec)
         if ranks == 1:
             return
@@ -213,7 +213,7 @@ def _of_compute(spec: "Spec", stage: int, other: str) -> Iterator[Conflict]:
 
 
 def _of_pieces(spec: "Spec", stage: int, other: str) -> Iterator[Conflict]:
-    """What needs whole gradients, or the whole state of a parameter, on each rank."""
+    """Yield conflicts with features that need whole gradients or a parameter's whole state on each rank."""
     from xtrain.planner.data.data_rules import actions_of
     from xtrain.planner.model.groups import written_optimizers
 
@@ -244,7 +244,7 @@ def _of_pieces(spec: "Spec", stage: int, other: str) -> Iterator[Conflict]:
 
 
 def _of_gathered(spec: "Spec", other: str) -> Iterator[Conflict]:
-    """What needs parameters outside of the forward and backward of their module."""
+    """Yield conflicts with features that need parameters outside of their module's forward and backward."""
     less = f"use deepspeed.stage 2, {other}"
     if spec.model.experts:
         message = "stage 3 of stack deepspeed follows modules that give tensors, and a router gives more"
@@ -257,8 +257,8 @@ def _of_gathered(spec: "Spec", other: str) -> Iterator[Conflict]:
 def _of_readers(
     spec: "Spec", what: str, hint: str, beside: "Mapping[str, tuple[bool, str]]" = MappingProxyType({})
 ) -> Iterator[Conflict]:
-    """What reads parameters where the stack does not have them as they are saved. what: these, as a clause. beside:
-    setting → whether it is there, and what reads them by it."""
+    """Yield conflicts with features that read parameters which the stack does not keep in their saved form. what: these
+    parameters, as a clause. beside: setting → (is it used, the feature that reads the parameters)."""
     from xtrain.planner.data.data_rules import actions_of
 
     reads = {
@@ -276,10 +276,10 @@ def _of_readers(
 
 
 def config_of(run: "Resolved") -> dict[str, Any]:
-    """What the engine is given: nothing is left to it, and nothing scales the loss or the gradients.
+    """Return the engine's configuration. Nothing is left to its defaults, and nothing scales the loss or gradients.
 
-    Gradients are added, as the loss is divided by the tokens of all ranks; they are clipped by `step.clip`. Stage 3
-    knows averages alone, and so is given the loss times the ranks.
+    Gradients are summed, because the loss is divided by the tokens of all ranks; `step.clip` clips them. Stage 3 only
+    averages, so it gets the loss times the number of ranks.
     """
     batch, stage = run.batch, stage_of(run.spec)
     zero: dict[str, Any] = {"stage": stage}
@@ -291,7 +291,7 @@ def config_of(run: "Resolved") -> dict[str, Any]:
             "reduce_scatter": True,
         }
     if stage in (1, 2):
-        # What is offloaded cannot be updated without the engine's own norm, which nothing is done with.
+        # Offloaded state needs the engine's own norm for its update; the norm is not used otherwise.
         norm = settings_of(run.spec).offload_optimizer != "none"
         zero |= {
             "allgather_bucket_size": bucket_numbers(run),

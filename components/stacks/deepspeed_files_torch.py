@@ -1,5 +1,4 @@
-"""`deepspeed { offload_optimizer = nvme, offload_param = nvme }`: files in which DeepSpeed keeps what a rank updates,
-and computes with."""
+"""`deepspeed { offload_optimizer = nvme, offload_param = nvme }`: files of a rank's state and parameters."""
 
 import atexit
 import shutil
@@ -20,7 +19,7 @@ from xtrain.runtime.state import Rank
 
 
 def in_folder_of_run(config: dict[str, Any], run: str) -> dict[str, Any]:
-    """A configuration in which the files are those of this run alone. run: the name of its folder."""
+    """Return a configuration whose files are in a folder of this run alone. run: the folder's name."""
     zero = dict(config["zero_optimization"])
     for name in OFFLOADING:
         if "nvme_path" in zero.get(name, {}):
@@ -29,7 +28,7 @@ def in_folder_of_run(config: dict[str, Any], run: str) -> dict[str, Any]:
 
 
 def drop_at_exit(config: dict[str, Any], rank: Rank) -> None:
-    """Remove the files of this rank when it ends; those of one that is killed are there until it is started again."""
+    """Remove this rank's files at exit; the files of a killed rank remain until it starts again."""
     for own in _folders(config, rank):
         atexit.register(shutil.rmtree, own, ignore_errors=True)
 
@@ -46,7 +45,7 @@ def check_room(config: dict[str, Any], rank: Rank, *, folder: str, bytes: int, s
 
 
 def _folders(config: dict[str, Any], rank: Rank) -> list[Path]:
-    """Those with the files of this rank alone."""
+    """Return the folders that hold only this rank's files."""
     zero = config["zero_optimization"]
     places = {zero[name]["nvme_path"] for name in OFFLOADING if "nvme_path" in zero.get(name, {})}
     kinds = ("optimizer", "float32params", "bfloat16params")
@@ -54,9 +53,10 @@ def _folders(config: dict[str, Any], rank: Rank) -> list[Path]:
 
 
 class WeightsInFiles(WeightsInPieces):
-    """Under ZeRO 3, where groups of parameters with their moments lie in files, and are read to be updated.
+    """ZeRO 3 weights and moments in files, read for each update.
 
-    Gradients are in host memory; what the engine has written of them is not taken, as it is not clipped."""
+    Gradients are in host memory. The engine's files of gradients are not read, because they are not clipped.
+    """
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)

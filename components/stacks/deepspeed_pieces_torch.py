@@ -1,8 +1,8 @@
-"""What the engine of DeepSpeed updates: by rank the pieces of parameters, and how checkpoints are made of them.
+"""DeepSpeed's per-rank spans of parameters, and their conversion to checkpoints.
 
-A rank's piece of a group of parameters is a span of all of them in a row, padded to a multiple of the ranks, wherever
-that begins and ends. Checkpoints hold no such pieces: moments are put together and saved as FSDP would cut them, so
-that any layout reads them.
+A rank's piece of a parameter group is a span of the concatenated parameters, padded to a size divisible by the number
+of ranks; it may begin and end anywhere. Checkpoints hold no such spans: moments are assembled and saved as FSDP shards,
+so that any layout reads them.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from xtrain.runtime.training.local_optimizer import LocalOptimizer
 
 
 class EngineOptimizer(Optimizer):
-    """An optimizer that the engine calls; gradients and state are those of the parameters."""
+    """An optimizer called through the engine, with the gradients and state of the parameters."""
 
     def __init__(self, engine: Any, inner: Optimizer) -> None:
         super().__init__([{"params": [nn.Parameter(torch.empty(0))]}], {})
@@ -37,7 +37,7 @@ class EngineOptimizer(Optimizer):
         self.engine.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop what the backward of a step that was left out has summed."""
+        """Drop the gradients of a skipped step."""
         self.engine.module.zero_grad(set_to_none=True)
 
 
@@ -58,7 +58,7 @@ class PiecesOptimizer(EngineOptimizer):
         return self.zero.single_partition_of_fp32_groups
 
     def gradients(self) -> list[Tensor]:
-        """This rank's pieces of the gradients, summed over ranks; what is written to them is what the update takes."""
+        """Return this rank's pieces of the gradients, summed over ranks; the update reads changes written to them."""
         if self.offloads:
             return [group.grad for group in self.updated if group.grad is not None]
         found = self.zero.averaged_gradients
@@ -141,8 +141,8 @@ class PiecesOptimizer(EngineOptimizer):
         group[piece.of_group] = shard.full_tensor().flatten()[piece.of_parameter].to(group.device)
 
     def _shard(self, piece: "OwnedSpan", group: Tensor) -> DTensor:
-        """What FSDP would give this rank of a tensor, of which all ranks have pieces in their parts of the group.
-        Collective, on the device; meanwhile each has all of it."""
+        """Return this rank's FSDP shard of a tensor whose pieces are spread over the ranks' parts of the group.
+        Collective, on the device; each rank temporarily holds the whole tensor."""
         flat = torch.zeros(piece.size, dtype=group.dtype, device=self.rank.device)
         flat[piece.of_parameter] = group.detach()[piece.of_group].to(flat.device)
         dist.all_reduce(flat)
@@ -154,7 +154,7 @@ class PiecesOptimizer(EngineOptimizer):
 
 
 class ExactPieces(PiecesOptimizer):
-    """The same where the model computes in bf16: what is saved are the pieces, in fp32."""
+    """Fp32 pieces of a model that computes in bf16; the fp32 pieces are saved."""
 
     def weights(self) -> dict[str, Tensor]:
         return {f"model.{piece.name}": self._shard(piece, piece.updated) for piece in self._pieces()}
@@ -206,8 +206,8 @@ class WeightsInPieces(ExactPieces):
 
 @frozen(kw_only=True, eq=False)
 class OwnedSpan:
-    """What a rank updates of a parameter: a span of its numbers in a row. updated: this rank's part of the group of
-    parameters, of which the piece is `of_group`."""
+    """The span of a parameter that a rank updates. updated: this rank's part of the parameter group, in which the span
+    is `of_group`."""
 
     name: str
     shape: torch.Size

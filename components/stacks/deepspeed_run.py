@@ -1,5 +1,4 @@
-"""What DeepSpeed needs of a machine to read and write files, which it compiles when it first does: looked for without
-building anything."""
+"""Requirements of DeepSpeed's file I/O on a machine. DeepSpeed compiles it at first use; the check builds nothing."""
 
 import os
 import shlex
@@ -48,7 +47,7 @@ def check_files() -> None:
 
 
 def _lacks(builder: Any, compiles: list[str], device: str) -> Iterator[tuple[str, str]]:
-    """What a compilation of these would not find, and what to do about it."""
+    """Yield what a compilation of these extensions lacks, and how to install it."""
     extension: Any = import_module("torch.utils.cpp_extension")
     compiler = shlex.split(extension.get_cxx_compiler())[0]
     if shutil.which(compiler) is None:

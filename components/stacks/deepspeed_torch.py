@@ -82,8 +82,8 @@ def _engine(model: ModelParts, optimizer: Optimizer, rank: Rank, config: dict[st
         message = f"stack deepspeed needs the package deepspeed ({type(error).__name__}: {error}); install it with "
         raise EnvironmentFault("X715", message + "`pip install 'xtrain[deepspeed]'`, or use stack parallel") from error
     deepspeed.utils.logger.setLevel("WARNING")
-    # On a CPU it would compile sums of its own through shared memory, which takes minutes, and one that is killed
-    # meanwhile leaves a lock that every later start waits for. Sums are those of torch's process group.
+    # On a CPU it would compile its own shared-memory sums. That takes minutes, and if it is killed meanwhile it leaves
+    # a lock that every later start waits for. torch's process group computes the sums instead.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if files:
         check_files()
@@ -95,6 +95,6 @@ def _engine(model: ModelParts, optimizer: Optimizer, rank: Rank, config: dict[st
 
 
 def _backward(engine: Any, times: int = 1) -> Callable[[Tensor], None]:
-    """The loss is divided by the tokens of the whole step: no microbatches are to be averaged. times: what the engine
-    divides gradients by, as stage 3 knows no sums over ranks."""
+    """Return the backward call. The loss is already divided by the tokens of the whole step, so microbatches are not
+    averaged. times: factor by which the engine divides gradients, because stage 3 does not sum over ranks."""
     return lambda loss: engine.backward(loss * times, scale_wrt_gas=False)

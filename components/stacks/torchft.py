@@ -152,14 +152,14 @@ def _settings(spec: "Spec") -> TorchftSettings:
 
 
 def _trained(run: "Resolved") -> list[list[int]]:
-    """Of each pipeline coordinate: how many numbers its fullest rank has of every gradient."""
+    """Return for each pipeline coordinate the gradient sizes on its fullest rank."""
     from math import prod
 
     return [[prod(run.cuts.shape(each)) for each in own if each.trained] for own in run.parameters_by_pp]
 
 
 def _of_ranks_together(spec: "Spec", other: str) -> Iterator[Conflict]:
-    """What adds something up over all ranks that is no loss or gradient, or computes it with all of them."""
+    """Yield conflicts with features, other than loss and gradients, that sum or compute over all ranks."""
     together = {
         "model.experts": (spec.model.experts > 0, "the loads of experts", "use a model without experts"),
         "task": (bool(spec.tasks), "a norm for each task", "remove them"),

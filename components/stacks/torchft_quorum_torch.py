@@ -1,8 +1,8 @@
-"""A quorum of replica groups as a rank sees it: who takes part in a step, sums over these, and taking the state of one.
+"""A rank's view of the replica group quorum: members of a step, sums over them, and state transfer from one.
 
-Whatever fails between two quorums makes ranks drop the connections to all other groups, so that none of these waits for
-them, and begin the step anew. A group that has not heard of the end of a step, where another one has, is a step behind
-in the next quorum, and takes the state of one that is ahead.
+After any failure between two quorums, ranks close the connections to all other groups, so that none waits for them, and
+repeat the step. A group that missed the end of a step is one step behind in the next quorum, and takes the state of a
+group that is ahead.
 """
 
 import time
@@ -34,8 +34,8 @@ from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.state import Halt, Progress, Rank, RunIsOver, Step, StepAgain
 
 MANAGER: Final = "manager"
-# How long ranks of a group wait for a quorum before they ask each other whether to stop; and for others to connect, or
-# to send the next piece of their state.
+# Time that ranks of a group wait for a quorum before they agree whether to stop; and time to connect to others or to
+# receive the next piece of their state.
 ASK: Final = timedelta(seconds=10)
 CONNECT: Final = timedelta(seconds=60)
 # A group that is slow is waited for: one that is dead has closed its connections.
@@ -49,11 +49,11 @@ QUORUM: Final = "step.torchft.quorum"
 
 @define(eq=False, kw_only=True)
 class Quorum:
-    """This group's place among all of them. others: the process group of the ranks in the same place of theirs.
+    """This group's place among all replica groups. others: process group of the ranks at the same place in every group.
 
-    formed_for: the step whose quorum is there already, as its state had to be taken first. failures: of steps or of
-    connecting, in a row: the next quorum then has another number, so that all connect anew. number: of the quorum whose
-    groups are connected, and who they are.
+    formed_for: the step whose quorum exists already, because its state was transferred first. failures: consecutive
+    failed steps or connections; the next quorum then has another number, so that all groups reconnect. number: number
+    and members of the connected quorum.
     """
 
     rank: Rank
@@ -162,7 +162,7 @@ class Quorum:
                 group_rank=self.rank.rank,
                 step=0
                 if self.replica.comes_back
-                else step + 1,  # who comes back is behind even those at the first step
+                else step + 1,  # a returning group is behind even groups at the first step
                 checkpoint_metadata="",
                 shrink_only=False,
                 timeout=ASK,
@@ -175,14 +175,14 @@ class Quorum:
             return None
 
     def _is_told(self, key: str) -> bool:
-        """Whether the launcher has said so; where that is gone, it has not, and its ranks are asked to stop."""
+        """Return True if the launcher set the key; False if the launcher is gone (its ranks are then asked to stop)."""
         with suppress(RuntimeError):
             return self.store.check([key])
         return False
 
     def _may_begin(self, found: Any) -> bool:
-        """Whether this is a quorum to go on with: in the first step all groups are in it, unless one has ended since.
-        Where this group has no state, those that have one may be at something else."""
+        """Return True if the run can continue with this quorum. The first step needs all groups, except those that
+        ended. A group without state needs a quorum that gives it one."""
         if self.replica.comes_back:
             fine = bool(found.heal)
         else:
@@ -192,13 +192,13 @@ class Quorum:
         return fine and not self._is_told(OVER)
 
     def _leave_if_over(self) -> None:
-        """Raises RunIsOver where others have come to the end of the run: without them it would not go on as it has."""
+        """Raise RunIsOver if other groups have finished the run: alone, this group would train differently."""
         if not self._agreed(not self._is_told(OVER)):
             self.replica.leads = False
             raise RunIsOver
 
     def _agreed(self, fine: bool) -> bool:
-        """Whether all ranks of the group find so."""
+        """Return True if `fine` is true on all ranks of the group."""
         if self.rank.world_size == 1:
             return fine
         faults = torch.tensor([float(not fine)], device=self.rank.device)
@@ -217,8 +217,8 @@ class Quorum:
                 raise Halt(event, f"{int(ranks)} of {self.rank.world_size} ranks received the signal, without a quorum")
 
     def _is_alive(self, group: int) -> bool:
-        """Whether the first rank of a group runs, as this machine sees; of another one the launcher says it, or, where
-        that is gone, heartbeats do."""
+        """Return True if the first rank of a group runs. On this machine its process is checked; elsewhere the
+        launcher's report, or, if the launcher is gone, the heartbeat."""
         path = heartbeat_path(self.records.directory, group * self.replica.size)
         reading = read_heartbeat(path)
         if reading is None or reading.host == own_host():
@@ -234,7 +234,7 @@ class Quorum:
         number = found.quorum_id, tuple(found.replica_ids)
         if number == self.number:
             return True
-        # A lighthouse that is started again begins to count anew.
+        # A restarted lighthouse counts from the start again.
         name = f"torchft/{found.quorum_id}/{found.max_step}/{self.rank.rank}"
         try:
             self.others.configure(
@@ -250,7 +250,8 @@ class Quorum:
         return True
 
     def _take_part(self, found: Any) -> None:
-        """The first of the groups leads; who does not any more has written all that was reported, before it goes on."""
+        """Update the groups that take part; the first one leads. A group that no longer leads first flushes its
+        records."""
         taking_part = tuple(sorted(int(name.partition(":")[0]) for name in found.replica_ids))
         leads = taking_part[0] == self.replica.index
         if self.records.speaks and not leads:

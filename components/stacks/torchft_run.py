@@ -9,16 +9,16 @@ from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.launch.node_place import LOOPBACK
 
 ALL_INTERFACES: Final = ("0.0.0.0", "[::]")  # of IPv4 and IPv6
-# How long groups wait for one that is alive and does not come to the next step; it may save, or evaluate.
+# Time that groups wait for a running group that does not join the next step; it may be saving or evaluating.
 JOIN_SECONDS: Final = 3600
 TICK_MS: Final = 100
 
 
 def meet(host: str, port: int, replicas: int, min: int, heartbeat_seconds: float) -> tuple[int, Any]:
-    """Begin to listen; the port, and what is to be kept as long as that lasts. host: by which groups reach this
-    machine; a loopback address keeps others out. port: 0 for any. replicas: of no consequence here.
+    """Start a lighthouse. Return its port and an object that keeps it running. host: address by which groups reach this
+    machine; a loopback address admits only this machine. port: 0 for any. replicas: ignored.
 
-    Raises EnvironmentFault where the package cannot be loaded.
+    Raises EnvironmentFault if the package cannot be imported.
     """
     os.environ.setdefault("RUST_LOG", "error")  # it would write a line for every step
     try:

@@ -1,8 +1,8 @@
-"""`setup.parallel.torchft` and what it does in a step: a quorum of replica groups, and sums over those that are in it.
+"""`setup.parallel.torchft` and its step: a quorum of replica groups, and sums over its members.
 
-torchft gives the quorum, by its lighthouse and a manager for each group, and process groups that are made anew with it:
-one for each place in a group. The state that a group takes goes through these too, as the bytes of its tensors and a
-text of JSON: nothing is unpickled, and no server listens for it.
+torchft provides the quorum, with a lighthouse and a manager per group, and process groups that are rebuilt with it: one
+for each place in a group. State is transferred through these too, as tensor bytes and a JSON text: nothing is
+unpickled, and no server listens for it.
 """
 
 import os
@@ -95,8 +95,8 @@ def open_quorum(
 
 @op(QUORUM)
 def meet(quorum: Quorum, begun: Beginning, feed: Feed, window: Window, at_end: list[Callable[[], None]]) -> StepCall:
-    """Wait for the groups that take part in this step, and for the state of one of them where this one is behind. Once
-    more behind the last step: who is left ends the run together, and from the same state."""
+    """Wait for the groups of this step, and for the state of one of them if this group is behind. Meets once more after
+    the last step, so that the remaining groups end the run together with the same state."""
 
     def meet_at_end() -> None:
         if quorum.formed_for != quorum.progress.step:
@@ -105,7 +105,7 @@ def meet(quorum: Quorum, begun: Beginning, feed: Feed, window: Window, at_end: l
     at_end.append(meet_at_end)
 
     def run(step: Step) -> None:
-        if quorum.formed_for == step.index:  # what it had to take first has led here
+        if quorum.formed_for == step.index:  # the step was restarted after a state transfer
             quorum.formed_for = None
         elif quorum.form(step.index, begun.state, feed):
             window.clear()
@@ -118,7 +118,7 @@ def meet(quorum: Quorum, begun: Beginning, feed: Feed, window: Window, at_end: l
 
 @op("step.torchft.sum")
 def sum_over_groups(plan: Plan, model: ModelParts, quorum: Quorum) -> StepCall:
-    """Add up gradients, and what the loss is computed of, over the groups that take part."""
+    """Sum gradients and loss sums over the groups that take part."""
     datasets = len(plan.node("setup.loader").args["datasets"])
     parameters = [parameter for _, parameter in model.trained()]
 

@@ -13,7 +13,7 @@ from xtrain.planner.data.tokenizer_folder import find_chat_template
 from xtrain.planner.data.vocabulary import ADDED, CONFIG, SPECIALS, find_special_tokens, read_vocabulary
 
 VOCABULARY: Final = "tokenizer.json"
-# Beside it, of a tokenizer of transformers: what is there is exported with it.
+# Other files of a transformers tokenizer; existing ones are exported with it.
 BESIDE: Final = (
     CONFIG, SPECIALS, ADDED, "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model",
     "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
@@ -46,7 +46,7 @@ class Folder(TokenizerKind):
 
     @classmethod
     def files(cls, source: str, base: Path) -> dict[str, bytes]:
-        """Those of the folder as they are; `tokenizer_config.json` is written if there is none."""
+        """Return the folder's files unchanged; `tokenizer_config.json` is generated if missing."""
         path = base / source
         folder = _folder(str(path))
         found = {VOCABULARY: (path / VOCABULARY if path.is_dir() else path).read_bytes()}

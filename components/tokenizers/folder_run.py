@@ -32,11 +32,11 @@ def open_tokenizer(source: str, base: Path) -> TextTokenizer:
 
 
 class HuggingFaceTokenizer:
-    """A `tokenizer.json` with the tokens that the files beside it add; bos and eos are declared there or found by name.
+    """A `tokenizer.json` with the tokens added by its companion files; bos and eos are declared there or found by name.
 
-    Special tokens written out in a text are encoded as the characters they are: a document that quotes
-    `<|endoftext|>` does not end there. Truncation and padding set in the file are switched off.
-    Raises DataError if the file is missing or unreadable, or if there is neither a bos nor an eos.
+    Special tokens written out in a text are encoded as plain characters: a document that quotes `<|endoftext|>` does
+    not end there. Truncation and padding set in the file are disabled. Raises DataError if the file is missing or
+    unreadable, or if there is neither a bos nor an eos.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -88,7 +88,7 @@ class HuggingFaceTokenizer:
 
     @property
     def begins_with(self) -> tuple[int, ...]:
-        """What its post-processor adds."""
+        """Return the token ids that the post-processor adds at the beginning."""
         with_specials, plain = (self._backend.encode("a", add_special_tokens=each).ids for each in (True, False))
         before = next(at for at in range(len(with_specials) + 1) if with_specials[at : at + len(plain)] == plain)
         return tuple(with_specials[:before])

@@ -16,7 +16,7 @@ from xtrain.records.step_events import GenerateEvent, RollbackEvent
 from xtrain.runtime.ops import op
 from xtrain.runtime.reporting.trackers import TrackerContext, Trackers
 
-# Seconds between two times at which what is held back goes to the file.
+# Seconds between two flushes to the file.
 FLUSH_SECONDS: Final = 5.0
 
 
@@ -39,9 +39,10 @@ def _page(plan: Plan) -> str:
 
 @define(eq=False, kw_only=True)
 class TensorBoardWriter:
-    """A `RecordWriter`. step: that the run goes on from; what the folder holds of later steps counts no more.
+    """A `RecordWriter` for TensorBoard. step: the step at which the run resumes; later steps in the folder are
+    discarded.
 
-    texts: name → a text about the run, made when it is written.
+    texts: name → function that returns a text about the run, called when the text is written.
     """
 
     folder: Path

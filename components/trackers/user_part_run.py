@@ -22,7 +22,7 @@ def log_to_user(trackers: Trackers, plan: Plan, user: dict[str, Any]) -> None:
 
 @define(eq=False, kw_only=True)
 class UserWriter:
-    """A `RecordWriter`. Raises PartFailed for what the user's code raises."""
+    """A `RecordWriter` for a user-defined tracker. Raises PartFailed if the user's code raises."""
 
     part: UserPart
     context: TrackerContext
@@ -43,7 +43,7 @@ class UserWriter:
         self._call("event", as_object(record))
 
     def rest(self, *, must: bool) -> None:
-        """What it holds back is its own affair."""
+        """Do nothing: the user's tracker flushes its own buffers."""
 
     def end(self, exit_code: int) -> None:
         self._call("close", exit_code)

@@ -11,7 +11,7 @@ from xtrain.dsl.schema.setting import Role, setting, settings_of
 if TYPE_CHECKING:
     from xtrain.planner.findings import Findings
 
-# What W&B takes of a name.
+# W&B's limits for names.
 LONGEST_NAME: Final = 128
 LONGEST_TAG: Final = 64
 NOT_IN_NAMES: Final = r"/\#?%:"

@@ -22,7 +22,7 @@ INIT_SECONDS: Final = 60.0
 FINISH_SECONDS: Final = 30.0
 # A histogram of W&B has no more bars.
 MOST_BARS: Final = 512
-# Exit codes after which a run counts as having ended well: done, and stopped to be gone on with.
+# Exit codes of a successful end: finished, and stopped but resumable.
 ENDED_WELL: Final = (0, 75)
 
 
@@ -75,7 +75,7 @@ class WandbWriter:
     def begin(self) -> None:
         folder = self.directory / "wandb"
         folder.mkdir(exist_ok=True)
-        # What the library keeps besides the run, and what it tells its makers of.
+        # Keep the library's caches in the run's folder and disable its error reports.
         for name in ("CACHE", "DATA"):
             os.environ.setdefault(f"WANDB_{name}_DIR", str(folder / name.lower()))
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -114,7 +114,7 @@ class WandbWriter:
             self._log({"step": record.step, "generate": table})
 
     def rest(self, *, must: bool) -> None:
-        """W&B has a process of its own, which writes what it is given."""
+        """Do nothing: W&B writes in a process of its own."""
 
     def end(self, exit_code: int) -> None:
         self._run.finish(exit_code=0 if exit_code in ENDED_WELL else exit_code)
@@ -124,8 +124,8 @@ class WandbWriter:
         self._run.log(values, step=values["step"] + self.rolled_back)
 
     def _opened(self, mode: str) -> Any:
-        """The run, begun or gone on with."""
-        # Where the library lets us: what it holds back is lost with a run that is killed.
+        """Start or resume the W&B run and return it."""
+        # Write eagerly where the library supports it: buffered records are lost with a killed run.
         known = getattr(self._library.Settings, "model_fields", {})
         eager = {name: 1.0 for name in ("x_transaction_log_flush_interval",) if name in known}
         settings = self._library.Settings(
@@ -151,7 +151,7 @@ class WandbWriter:
         )
 
     def _id(self) -> str:
-        """What W&B knows this run by: as long as its folder exists, however often it is started."""
+        """Return the W&B run id, which stays the same across starts as long as the folder exists."""
         path = self.directory / "wandb" / "run_id"
         with suppress(FileNotFoundError):
             if known := path.read_text().strip():
