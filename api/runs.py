@@ -81,12 +81,12 @@ class Run:
         return self.state.status
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The logged steps that count, one dict a step: steps that a resumed run has discarded are not among them."""
+        """Return the logged steps that count, one dict per step, without steps that a resumed run discarded."""
         return objects_since(self.directory / METRICS_FILE)
 
     def frame(self, library: Literal["pandas", "polars"] = "pandas") -> Any:
-        """The same as a frame, a row a step. Raises ModuleNotFoundError where the library is not installed, and
-        ValueError for another one."""
+        """Return the metrics as a data frame, a row per step. Raises ModuleNotFoundError if the library is not
+        installed, and ValueError for an unknown one."""
         if library not in ("pandas", "polars"):
             raise ValueError(f"a frame is one of pandas or polars, not {library!r}")
         rows = self.metrics()
@@ -112,12 +112,10 @@ class Run:
         return CheckpointFolder(self.directory / "checkpoints").entries()
 
     def trained(self, checkpoint: str | None = None, *, task: str | None = None, device: str = "auto") -> "TrainedRun":
-        """Its model in one piece, whatever the layout it was trained in, with `continue_texts`.
-
-        checkpoint: `latest`, `best`, a step, a name or a path; None: the weights of the end, else the latest. task:
-        whose adapter computes, of several. device: `auto`, `cpu` or `cuda`. Raises EnvironmentFault where there is
-        none, PlanError where the plan cannot be read, and ValueError for another device.
-        """
+        """Load a checkpoint's model in one piece, whatever layout it was trained in, with `continue_texts`. checkpoint:
+        `latest`, `best`, a step, a name or a path; None: the final weights, otherwise the latest. task: task whose
+        adapter is used. device: `auto`, `cpu` or `cuda`. Raises EnvironmentFault if there is no checkpoint,
+        PlanError if the plan is unreadable, and ValueError for another device."""
         if device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"a device is one of auto, cpu or cuda, not {device!r}")
         from xtrain.runtime.generation.trained import TrainedRun
@@ -142,7 +140,7 @@ class Run:
         return self.trained(checkpoint).continue_texts(texts, tokens, drawn)
 
     def wait(self) -> str:
-        """Until a run that was begun here has ended; its status. Raises RunFailed where it fails."""
+        """Wait until a run that was started here has ended; return its status. Raises RunFailed if it fails."""
         if self._launched is not None:
             self._launched.wait()
         return self.status
@@ -221,7 +219,7 @@ class _Launched:
         self._shows.start()
 
     def wait(self) -> None:
-        """Raises RunFailed where the run fails. KeyboardInterrupt lets it stop first."""
+        """Wait for the run's end. Raises RunFailed if it fails. KeyboardInterrupt first stops the run."""
         self._interruptible(self._ended)
         if self._shows is not None:
             self._shows.join()
@@ -257,7 +255,7 @@ class _Launched:
 
 
 def _curve(points: list[tuple[int, float]]) -> str:
-    """Losses by step as a line in SVG; nothing of fewer than two."""
+    """Return losses by step as an SVG line; empty for fewer than two points."""
     points = [(step, loss) for step, loss in points if math.isfinite(loss)]
     if len(points) < 2:
         return ""

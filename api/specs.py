@@ -86,10 +86,8 @@ class ReviewedPlan:
         return render(self.content)
 
     def page(self, parts: str | Sequence[str] = (), *, full: bool = False) -> str:
-        """The page with all there is to say, or one or some of its parts in full (`memory`, `order`, …).
-
-        Raises ValueError for a part that the page does not have.
-        """
+        """Return the whole page, or some of its parts in full (`memory`, `order`, …). Raises ValueError for an unknown
+        part."""
         parts = [parts] if isinstance(parts, str) else parts
         known = parts_of(self.content)
         if unknown := [each for each in parts if each not in known]:
@@ -97,7 +95,7 @@ class ReviewedPlan:
         return render(self.content, full=full, parts=parts)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """As `xtrain plan --out` does, for `xtrain run`, `xtrain diff` and `load`."""
+        """Save the plan like `xtrain plan --out`, for `xtrain run`, `xtrain diff` and `load`."""
         Path(path).write_text(dumps(self.content), encoding="utf-8")
 
     def run(self, *, wait: bool = True, show: bool = True) -> Run:

@@ -9,7 +9,7 @@ RUN_HELP = "a run, a lineage or root of runs (the newest run in it), or a run id
 
 
 def add_sets(parser: argparse.ArgumentParser) -> None:
-    """`--set PATH=VALUE`, collected under `sets`."""
+    """Add `--set PATH=VALUE`, collected under `sets`."""
     parser.add_argument(
         "--set",
         dest="sets",
@@ -21,7 +21,7 @@ def add_sets(parser: argparse.ArgumentParser) -> None:
 
 
 def number_of(what: str) -> Callable[[str], int]:
-    """The type of an argument that is a number of things: 1 or more."""
+    """Return the type of an argument that is a number of things: 1 or more."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < 1:
@@ -36,7 +36,7 @@ ranks = number_of("ranks")
 
 
 def above_zero(what: str) -> Callable[[str], float]:
-    """The type of an argument that is a number above 0."""
+    """Return the type of an argument that is a number above 0."""
 
     def read(text: str) -> float:
         try:
@@ -51,7 +51,7 @@ def above_zero(what: str) -> Callable[[str], float]:
 
 
 def add_node(parser: argparse.ArgumentParser) -> None:
-    """`--node I --meet HOST:PORT`: which machine of several this is."""
+    """Add `--node I --meet HOST:PORT`, this machine's place among several."""
     parser.add_argument(
         "--node", type=_index, metavar="I", help="which of several machines this is, from 0; under srun it is known"
     )

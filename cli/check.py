@@ -101,7 +101,7 @@ def _write(file: str, text: str) -> str | None:
 
 
 def _print(diagnostic: "Diagnostic", as_json: bool) -> None:
-    """One line for a fix that was written."""
+    """Print one line for a fix that was written."""
     assert diagnostic.fix is not None
     span, text = diagnostic.fix
     if as_json:
@@ -113,7 +113,7 @@ def _print(diagnostic: "Diagnostic", as_json: bool) -> None:
 
 
 def _shown(text: str) -> str:
-    """A piece of a spec in a sentence."""
+    """Return a piece of a spec, shortened for a sentence."""
     line = " ".join(text.split())
     return f"`{line if len(line) <= 40 else line[:36] + '…'}`" if line else ""
 

@@ -103,7 +103,8 @@ def _list(seen: "list[SeenCheckpoint]", *, verified: bool) -> None:
 
 
 def _epoch(each: "SeenCheckpoint") -> str:
-    """`epoch-2` where an epoch ends with it, which can be called that; else how far the run was in its data."""
+    """Return `epoch-2` for a checkpoint at the end of an epoch, which can be named so; otherwise the progress in
+    epochs."""
     if each.state.get("epoch_ended") is not None:
         return f"epoch-{each.state['epoch_ended']}"
     epoch = each.state.get("epoch")
@@ -170,7 +171,7 @@ def _behind(each: "SeenCheckpoint") -> str:
 
 
 def _versions_text(versions: "dict[str, str]") -> str:
-    """`code 1a2b3c4d, xtrain 0.1.0, torch 2.13.0, python 3.11.9`; of a checkpoint that says less, that."""
+    """Return `code 1a2b3c4d, xtrain 0.1.0, torch 2.13.0, python 3.11.9`, or the known part of it."""
     words = {"code_id": "code", "xtrain": "xtrain", "torch": "torch", "python": "python"}
     return ", ".join(f"{word} {versions[name]}" for name, word in words.items() if name in versions) or "not known"
 

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def script(shell: str) -> str:
-    """The script for a shell."""
+    """Return the script for a shell."""
     import shtab
 
     from xtrain.cli.main import make_parser
@@ -55,7 +55,7 @@ def script(shell: str) -> str:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Every argument of a parser and of its verbs."""
+    """Yield every argument of a parser and of its verbs."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():
@@ -83,7 +83,7 @@ def _words() -> dict[str, list[str]]:
 
 
 def _files(name: str) -> Any:
-    """The files that an argument of this name is completed with; None of one that is no file."""
+    """Return the files that complete an argument of this name; None if it is not a file."""
     import shtab
 
     if name in PATTERNS:

@@ -7,8 +7,8 @@ if TYPE_CHECKING:
 
 
 def counted(plan: "Plan") -> "Counted | None":
-    """The rows of its data; None where these are not in the cache. Loads what that takes only when it is called, which
-    is for plans that wait."""
+    """Return the counted rows of the plan's data; None if they are not in the cache. Imports its modules on call,
+    because only plans that wait for data need them."""
     from xtrain.runtime.data.loading.counting import counted_rows
 
     return counted_rows(plan)

@@ -68,7 +68,7 @@ class Dashboard:
             signal.signal(number, self._leave_at_once)
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        """The run has ended: wait for the reader, unless this process was told to stop or has failed."""
+        """Wait until the user closes the dashboard, unless this process was told to stop or has failed."""
         for number in STOPS:
             signal.signal(number, lambda *_: self._end_dashboard())
         if kind is not None or self._stop_requested():
@@ -119,7 +119,7 @@ class Dashboard:
         self._process.kill()
 
     def _leave_at_once(self, *_: object) -> None:
-        """No rank has been started yet: there is nothing to save."""
+        """Exit at once: no rank has been started, so there is nothing to save."""
         self._end_at_once()
         os._exit(75)
 

@@ -16,7 +16,7 @@ LINE_SECONDS = 10.0
 
 @contextmanager
 def shown(name: str) -> "Iterator[Report]":
-    """A callback for `build_store` that shows its progress on stderr until the block ends."""
+    """Yield a callback for `build_store` that shows its progress on stderr until the block ends."""
     if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         with _bar(name) as report:
             yield report

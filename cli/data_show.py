@@ -118,7 +118,7 @@ def _held_out(found: "dict[str, PreparedDataset]", most: int) -> "Iterator[Chose
 
 
 def _trained(curriculum: "Curriculum", found: "dict[str, PreparedDataset]", step: int, most: int) -> "Iterator[Chosen]":
-    """Rows from a step on, which is counted from 0 here."""
+    """Yield training rows from a step on, counted from 0 here."""
     from xtrain.runtime.data.look import rows_from
 
     rows = {name: data.train_rows.num_rows for name, data in found.items()}
@@ -167,7 +167,7 @@ class _View:
         self._marked = self._escaped = False
 
     def add(self, row: "ShownRow", sizes: "StepSizes") -> None:
-        """Header, fill, and every segment. sizes: rows of every step."""
+        """Add the header, the fill and every segment. sizes: rows of every step."""
         self._page.line()
         where = f"  row {row.index:,}"
         if row.place is not None:
@@ -261,7 +261,7 @@ class _View:
 
 
 def _shortened(text: str, most: int) -> str:
-    """`text` without its middle, in about `most` characters."""
+    """Return `text` without its middle, in about `most` characters."""
     if len(text) <= most:
         return text
     head = most * 2 // 3

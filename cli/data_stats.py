@@ -72,7 +72,7 @@ def _beside(found: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _titled(title: str, rows: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    """The first of the rows says what all of them are."""
+    """Return the rows with the title in the first one."""
     return [(title, *row[1:]) for row in rows[:1]] + rows[1:]
 
 

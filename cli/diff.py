@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _place(given: str) -> str:
-    """A lineage, a root of runs or a run id as the path of the run that it means; anything else as it is."""
+    """Return the run directory of a lineage, root of runs or run id; anything else unchanged."""
     from xtrain.tui.model.find import NoRun, run_at
 
     try:
@@ -86,7 +86,7 @@ def _place(given: str) -> str:
 
 
 def _with_step(side: "Side") -> "Side":
-    """A run with the step of its latest checkpoint."""
+    """Return a run with the step of its latest checkpoint."""
     if side.kind != "run":
         return side
     from attrs import evolve
@@ -99,7 +99,7 @@ def _with_step(side: "Side") -> "Side":
 
 
 def _with_rows(side: "Side") -> "Side":
-    """A side whose data has been counted, if it waits for that, with the steps that gives."""
+    """Return a side with its steps from the counted data, if the plan waits for it."""
     from attrs import evolve
 
     from xtrain.planner.schedule.horizon import waits

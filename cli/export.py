@@ -135,7 +135,7 @@ def write(verb: str, arguments: argparse.Namespace, *, adapter: bool = False, me
 
 
 def progress() -> "Report":
-    """Lines on stderr, some seconds apart."""
+    """Return a callback that prints progress lines on stderr, some seconds apart."""
     from xtrain.planner.units import bytes_text, rate_text
 
     begun: dict[str, float] = {}

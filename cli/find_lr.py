@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _compiled(arguments: argparse.Namespace) -> "Compiled":
-    """The plan of the sweep. Raises Refused."""
+    """Return the plan of the sweep. Raises Refused."""
     from attrs import evolve
 
     from xtrain.cli.refused import Refused

@@ -29,7 +29,7 @@ def width() -> int:
 
 
 def plain(text: str) -> str:
-    """`text` without a character that a terminal acts on instead of showing it."""
+    """Return `text` with terminal control characters made visible."""
     return text if text.isascii() and text.isprintable() else "".join(map(_sign, text))
 
 
@@ -70,7 +70,7 @@ def _columns(text: str) -> int:
 
 @cache
 def _cell(character: str) -> int:
-    """Columns that a character takes."""
+    """Return the terminal columns of a character."""
     if character.isascii():
         return 1
     if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me"):

@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _specs(file: str) -> Iterator[str]:
-    """The file itself, or the specs below a folder that is no hidden one."""
+    """Yield the file itself, or the specs below a folder, hidden folders excluded."""
     try:
         is_folder = file != "-" and Path(file).is_dir()
     except OSError:  # a name that is too long, which reading the file will say

@@ -120,7 +120,7 @@ def as_text(prompts: Sequence[str], *, whole: bool) -> "Callable[[list[Continuat
 
 
 def as_json(prompts: Sequence[str]) -> "Callable[[list[Continuation]], None]":
-    """Prints a text once it is complete and those before it are."""
+    """Return a callback that prints each text once it and all earlier ones are complete."""
     done = 0
 
     def show(texts: "list[Continuation]") -> None:

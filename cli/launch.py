@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _launch(arguments: argparse.Namespace) -> int:
-    """Raises Refused, EnvironmentFault."""
+    """Submit a run. Raises Refused, EnvironmentFault."""
     from xtrain.cli.run_sweep import launch as launch_sweep
     from xtrain.planner.serialise import dumps
     from xtrain.runtime.launch.jobs import job_launcher, submit_job
@@ -83,7 +83,7 @@ def _launch(arguments: argparse.Namespace) -> int:
 
 
 def _chosen(arguments: argparse.Namespace) -> list[str]:
-    """`--on` as a `--set` text, where the spec has no launcher: then its settings can be set as well."""
+    """Return `--on` as a `--set` text if the spec has no launcher, so that launcher settings can be set too."""
     from xtrain.dsl.load import load_spec
     from xtrain.dsl.schema.launchers import LAUNCHERS
     from xtrain.planner.load import is_saved
@@ -95,7 +95,7 @@ def _chosen(arguments: argparse.Namespace) -> list[str]:
 
 
 def _job(arguments: argparse.Namespace) -> "Job":
-    """Raises Refused."""
+    """Return the job. Raises Refused."""
     from xtrain.runtime.launch.jobs import Job
     from xtrain.runtime.provenance.code import read_code
     from xtrain.runtime.run_directory.workspace import locate
@@ -161,7 +161,7 @@ def _launcher(plan: "Plan", on: str | None) -> "Launcher":
 
 
 def _cancel(directory: Path) -> int:
-    """Raises Refused, EnvironmentFault."""
+    """Cancel a run's job. Raises Refused, EnvironmentFault."""
     from xtrain.records.sweep_events import SWEEP_FILE
     from xtrain.runtime.launch.jobs import cancel_job, job_state, read_job
 

@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _settle_streams() -> None:
-    """Lead streams that were closed nowhere, and let the others write every text, in whatever encoding they have."""
+    """Replace closed streams by /dev/null, and let the others write every text in any encoding."""
     codecs.register_error("xtrain", _escaped)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -87,7 +87,7 @@ def _settle_streams() -> None:
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:
-    """Characters that an encoding lacks as JSON escapes them, so that JSON remains JSON."""
+    """Return JSON escapes of characters that an encoding lacks, so that JSON remains valid."""
     import json
 
     assert isinstance(error, UnicodeEncodeError)
@@ -134,7 +134,7 @@ def _did_you_mean(word: str, known: Iterable[str]) -> str | None:
 
 
 def make_parser(verbs: tuple[str, ...] = VERBS) -> argparse.ArgumentParser:
-    """The parser of the command with these verbs."""
+    """Return the parser of the command with these verbs."""
     parser = Parser(
         prog="xtrain",
         description="Declare a training experiment, review its execution plan, run exactly that plan.",

@@ -125,7 +125,7 @@ def _warn(compiled: "Compiled", arguments: argparse.Namespace) -> None:
 
 
 def _traced(plan: "Plan") -> "Plan | None":
-    """The plan with a trace of each kind of rank, and checks that hold the closed forms against it; None, after saying
+    """Return the plan with a trace per kind of rank, and checks of the closed forms against it; None, after reporting
     why, if it cannot be traced."""
     from xtrain.planner.report.agreement import ranks_to_trace, with_trace
     from xtrain.runtime.errors import EnvironmentFault

@@ -19,7 +19,7 @@ class NotThere(Exception):
 
 
 def view(plan: "Plan", arguments: argparse.Namespace) -> str:
-    """The text to print. Raises NotThere."""
+    """Return the text to print. Raises NotThere."""
     asked = [name for name in TEXTS if is_given(getattr(arguments, name))]
     if arguments.format != "text":
         if asked:
@@ -29,7 +29,7 @@ def view(plan: "Plan", arguments: argparse.Namespace) -> str:
 
 
 def is_given(value: object) -> bool:
-    """Rank 0 is given, too."""
+    """Return True if an option is set; rank 0 counts as set."""
     return value is not None and value is not False and value != []
 
 

@@ -38,7 +38,7 @@ def write(path: str | Path, data: bytes) -> None:
 
 
 def like(text: str, before: bytes) -> bytes:
-    """A text as bytes with the line ends and the byte-order mark that the file has had."""
+    """Encode a text with the line ends and byte-order mark of the present file."""
     mark = b"\xef\xbb\xbf" if before.startswith(b"\xef\xbb\xbf") else b""
     windows = before.count(b"\r\n")
     ends = {b"\r\n": windows, b"\n": before.count(b"\n") - windows, b"\r": before.count(b"\r") - windows}
@@ -46,7 +46,7 @@ def like(text: str, before: bytes) -> bytes:
 
 
 def difference(before: str, after: str, path: str, *, color: bool = False) -> str:
-    """A unified diff that `patch` understands."""
+    """Return a unified diff that `patch` understands."""
     lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{path}", f"b/{path}")
     shown = []
     for line in lines:
@@ -57,12 +57,12 @@ def difference(before: str, after: str, path: str, *, color: bool = False) -> st
 
 
 def _lines(text: str) -> list[str]:
-    """The lines with their ends; unlike `splitlines`, only `\\n` ends one."""
+    """Return the lines with their ends; unlike `splitlines`, only `\\n` ends one."""
     return [line + "\n" for line in text.split("\n")[:-1]] + ([last] if (last := text.split("\n")[-1]) else [])
 
 
 def _umask() -> int:
-    """The permissions that new files lack; there is no way to read them but to set them."""
+    """Return the umask; it can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

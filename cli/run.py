@@ -138,7 +138,7 @@ def _is_said_by_a_rank(plan: "Plan | None", arguments: argparse.Namespace) -> bo
 
 
 def _refused(diagnostics: Diagnostics) -> Refused:
-    """For mistakes that are on the screen."""
+    """Return a refusal whose errors are already shown."""
     errors = Diagnostics()
     for each in diagnostics.errors:
         errors.add(each)
@@ -146,7 +146,7 @@ def _refused(diagnostics: Diagnostics) -> Refused:
 
 
 def _stop_at_once() -> None:
-    """Until the ranks are there a stop request finds nothing that would have to be saved."""
+    """Exit at once on a stop request until the ranks are started: there is nothing to save."""
     from xtrain.runtime.control.signals import stop_signals
     from xtrain.runtime.outcome import EXIT_CODES, STATUS_OF_SIGNAL
 
@@ -160,7 +160,7 @@ def _stop_at_once() -> None:
 
 
 def _no_dashboard() -> str:
-    """Why a run that is started here cannot be shown in a dashboard, and what to do instead; empty if it can."""
+    """Return why a run started here cannot have a dashboard, and what to do instead; empty if it can."""
     from xtrain.runtime.provenance.start import is_worker
 
     if is_worker():
@@ -172,7 +172,7 @@ def _no_dashboard() -> str:
 
 
 def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled":
-    """The plan with a note of how it was made. Raises Refused if it was saved, and something has changed since."""
+    """Return the plan with a note of how it was made. Raises Refused for a saved plan if something has changed since."""
     from attrs import evolve
 
     from xtrain.planner.load import is_saved
@@ -201,8 +201,8 @@ def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled":
 
 
 def _lies_in(plan: "Plan", arguments: argparse.Namespace) -> "Path | None":
-    """The run directory that a saved plan lies in, as a copy of another one; None where it is the one that it names, or
-    lies anywhere else."""
+    """Return the run directory of a saved plan if the directory is a copy of another one; None for the original, or a
+    plan elsewhere."""
     from pathlib import Path
 
     from xtrain.runtime.provenance.code import read_code
@@ -221,7 +221,7 @@ def _lies_in(plan: "Plan", arguments: argparse.Namespace) -> "Path | None":
 
 
 def _run_node(plan: "Plan", place: "NodePlace") -> int:
-    """The ranks of this machine, each the same command again."""
+    """Run the ranks of this machine, each with this same command."""
     from xtrain.runtime.launch.node_ranks import run_node
 
     nodes, each = plan.launch["nodes"], plan.launch["ranks_per_node"]
@@ -229,7 +229,7 @@ def _run_node(plan: "Plan", place: "NodePlace") -> int:
 
 
 def _run_follower(plan: "Plan", place: "NodePlace") -> int:
-    """The ranks of this machine, as the launcher of the first one says."""
+    """Run the ranks of this machine under the launcher of the first machine."""
     from xtrain.runtime.launch.other_node import follow_first_node
     from xtrain.runtime.launch.preflight import check_machine
     from xtrain.runtime.launch.reaching import check_own_name
@@ -248,7 +248,7 @@ def _run_follower(plan: "Plan", place: "NodePlace") -> int:
 def _run_launcher(
     compiled: "Compiled", ui: str | None, opened: "Callable[[Path], None]", place: "NodePlace | None"
 ) -> int:
-    """place: of this machine, the first of several."""
+    """Run the launcher of this machine. place: its place if it is the first of several machines."""
     from xtrain.cli.dashboard import Dashboard
     from xtrain.planner.report.render import render_summary
     from xtrain.planner.units import plural

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def drive(arguments: argparse.Namespace) -> int | None:
-    """The exit status: 0 every trial has ended, 1 and none of them has a value, 75 the sweep was stopped, 2 the spec is
-    wrong, 3 so is the machine. None where the spec has no sweep."""
+    """Run a sweep. Return exit status 0 if every trial has ended, 1 if none of them has a value, 75 if the sweep was
+    stopped, 2 for an invalid spec, 3 for an unsuitable machine. Return None if the spec has no sweep."""
     from xtrain.planner.load import is_saved
     from xtrain.runtime.provenance.start import is_worker
 
@@ -67,7 +67,7 @@ def launch(arguments: argparse.Namespace, launcher_of: "Callable[[Plan, str | No
 
 
 def _compiled(arguments: argparse.Namespace) -> "SweepPlan | None":
-    """None where the spec has no sweep. Raises Refused."""
+    """Compile the sweep; None if the spec has no sweep. Raises Refused."""
     from xtrain.dsl.diagnostics.diagnostic import shows_color
     from xtrain.planner.sweep.compile_sweep import compile_sweep
 
@@ -81,7 +81,7 @@ def _compiled(arguments: argparse.Namespace) -> "SweepPlan | None":
 
 
 def _trials(plan: "SweepPlan", arguments: argparse.Namespace) -> "Trials":
-    """Raises EnvironmentFault where a package is missing."""
+    """Return the sweep's trials. Raises EnvironmentFault if a package is missing."""
     from xtrain.dsl.load import load_spec
     from xtrain.planner.sweep.compile_sweep import Trials
     from xtrain.runtime.sweep.suggesting import check_method
@@ -124,7 +124,7 @@ def _jobs(plan: "SweepPlan", launcher: "Launcher") -> "JobTrials":
 
 
 def _first(plan: "SweepPlan", trials: "Trials") -> "list[TrialStart]":
-    """The trials that begin first, of those that are known."""
+    """Return the known trials that start first."""
     from xtrain.runtime.sweep.trial_launcher import TrialStart
 
     found = []
@@ -139,7 +139,8 @@ def _first(plan: "SweepPlan", trials: "Trials") -> "list[TrialStart]":
 
 
 def _local(plan: "SweepPlan") -> "LocalTrials":
-    """Trials on this machine. Raises EnvironmentFault where it has too few devices for so many at once."""
+    """Return a launcher of trials on this machine. Raises EnvironmentFault if it has too few devices for the parallel
+    trials."""
     from xtrain.runtime.launch.preflight import check_one_machine, find_devices
     from xtrain.runtime.sweep.trial_launcher import LocalTrials
 

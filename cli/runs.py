@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _root(path: Path) -> Path:
-    """A root or lineage as it is, and a lineage or run by its name below `runs`."""
+    """Return an existing root or lineage, or else a lineage or run of this name below `runs`."""
     from xtrain.tui.model.find import ROOT, NoRun, run_at
 
     if path.exists() or path.name != str(path):
@@ -72,7 +72,7 @@ def _root(path: Path) -> Path:
 
 
 def _submitted(root: Path) -> list[Path]:
-    """The directories of runs that have a job, whether they have begun or not; the newest job first."""
+    """Return the directories of runs with a job, started or not; the newest job first."""
     from xtrain.runtime.launch.jobs import FOLDER, JOB_FILE
 
     patterns = (f"{FOLDER}/*/{JOB_FILE}", f"*/{FOLDER}/*/{JOB_FILE}")
@@ -118,8 +118,8 @@ def jobs_of(directories: "Sequence[Path]") -> "list[tuple[SubmittedJob | None, Q
 
 
 def _status(run: "FoundRun | None", state: "QueueState | None") -> str:
-    """One of `running`, `finished`, `failed`, `stopped` and `lost`; with what its job says, if that waits, has not
-    begun or is over. state: None if it has no job, or nobody can be asked."""
+    """Return `running`, `finished`, `failed`, `stopped` or `lost`, with its job's state if the job waits, has not
+    started or is over. state: None if it has no job, or the queue cannot be queried."""
     waits, over = (state is None or state.waits), (state is not None and state.over)
     if run is None:
         return "waiting" if waits else "never begun" if over else "not begun"

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _serve(compiled: "Compiled", plan: "Plan", *, repairs: bool) -> int:
-    """Raises Refused."""
+    """Serve the plan. Raises Refused."""
     from xtrain.planner.serving.graph import SETUP
     from xtrain.runtime.launch.preflight import check_devices, check_one_machine, find_devices
     from xtrain.runtime.reporting.packages import check_packages
@@ -92,7 +92,7 @@ def _serve(compiled: "Compiled", plan: "Plan", *, repairs: bool) -> int:
 
 
 def _repair(server: str, folder: Path) -> None:
-    """Raises CannotServe."""
+    """Repair the store. Raises CannotServe."""
     from xtrain.server.serving import CannotServe
     from xtrain.server.store import StoreInUse, repair
 
@@ -128,7 +128,7 @@ def _keys(name: str, *, needed: bool) -> "Keys | None":
 
 
 def _made_key(server: str, variable: str, path: Path) -> "Keys":
-    """The key that a server makes at its first start, and says at each. Raises Refused."""
+    """Return the key that a server generates at its first start and prints at each start. Raises Refused."""
     from xtrain.server.keys import OWNER, Keys
 
     try:

@@ -71,8 +71,8 @@ def lead(compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[R
 
 
 def join() -> int:
-    """Any other rank: it says nothing, as the first one does, but writes records of its own. Where there is no first
-    one, it says that."""
+    """Run any rank but the first. It prints nothing, as the first rank does, but writes its own records. Reports a
+    missing first rank."""
     from xtrain.runtime.control.signals import end_at_once
     from xtrain.runtime.errors import EnvironmentFault
     from xtrain.runtime.launch.cause import write_cause
@@ -111,7 +111,7 @@ def join() -> int:
 
 
 def _checked(found: "Compiled") -> "Plan":
-    """The plan for the ranks that were started. Raises EnvironmentFault."""
+    """Return the plan for the ranks that were started. Raises EnvironmentFault."""
     from xtrain.runtime.launch.preflight import check_groups
     from xtrain.runtime.launch.worlds import plan_of_started
     from xtrain.runtime.reporting.packages import check_packages
@@ -125,8 +125,7 @@ def _checked(found: "Compiled") -> "Plan":
 
 
 def _check_place(plan: "Plan") -> None:
-    """Hold the ranks and devices of this machine against the plan; one rank of a machine does. Raises
-    EnvironmentFault."""
+    """Check this machine's ranks and devices against the plan, on one rank per machine. Raises EnvironmentFault."""
     from xtrain.runtime.launch.limits import check_limits
     from xtrain.runtime.launch.preflight import check_devices, check_world, device_of, find_devices
     from xtrain.runtime.launch.reaching import check_own_name
@@ -202,7 +201,7 @@ class First:
         return EXIT_CODES[status]
 
     def _stop(self, number: int) -> None:
-        """A signal came before training, perhaps while this rank waits for others that never come. Any thread."""
+        """End after a signal before training, perhaps while this rank waits for missing ones. Runs in any thread."""
         from xtrain.runtime.launch.launch import Ended
 
         self._end_and_leave(Ended(signal=number, who="the first rank"))

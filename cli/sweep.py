@@ -87,7 +87,7 @@ def _write_csv(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def _write_parquet(rows: list[dict[str, Any]], path: Path) -> None:
-    """A column of several types is one of texts."""
+    """Write a Parquet file; columns of mixed types become texts."""
     import pyarrow
     import pyarrow.parquet
 

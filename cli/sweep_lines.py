@@ -69,7 +69,7 @@ def value_text(value: float | None) -> str:
 
 
 def table_text(rows: Sequence[dict[str, Any]]) -> str:
-    """Columns as wide as their widest cell."""
+    """Return a table with columns as wide as their widest cell."""
     names = list(rows[0]) if rows else []
     cells = [names, *([_cell(row[name]) for name in names] for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(names))]

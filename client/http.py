@@ -46,15 +46,16 @@ class HttpClient:
         self._connections = threading.local()  # one for each thread that asks
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """The JSON of the answer; None where it is empty. Raises ServerRefused and ServerUnreachable."""
+        """Send a request and return the JSON of the answer; None if it is empty. Raises ServerRefused and
+        ServerUnreachable."""
         return self.send(method, path, None if body is None else msgspec.json.encode(body))
 
     def send(self, method: str, path: str, content: bytes | None) -> Any:
-        """As `ask`, of a body that is JSON already."""
+        """Send a request like `ask`, with a body that is already JSON."""
         return self._taken(method, path, content, _answer)
 
     def download(self, path: str) -> Iterator[bytes]:
-        """The pieces of a file. Raises ServerUnreachable where it ends too early."""
+        """Yield the pieces of a file. Raises ServerUnreachable if it is truncated."""
         response = self._taken("GET", path, None, lambda found: found)
         try:
             while piece := response.read(2**20):
@@ -98,7 +99,7 @@ class HttpClient:
         return connection.getresponse()
 
     def _hang_up(self) -> None:
-        """The next request has a new connection."""
+        """Close the connection; the next request opens a new one."""
         if (connection := getattr(self._connections, "open", None)) is not None:
             connection.close()
         self._connections.open = None

@@ -63,8 +63,8 @@ class Server:
                 return  # the session has ended
 
     def create_model(self, rank: int | None = None, *, seed: int | None = None, **layers: bool) -> "RemoteModel":
-        """A model with a new adapter of a rank, or without a rank all of the model, where the server trains that.
-        layers: `train_attn`, `train_mlp`: whether these have an adapter."""
+        """Create a model with a new adapter of a rank; without a rank, the whole model if the server trains it. layers:
+        `train_attn`, `train_mlp`: whether these get an adapter."""
         lora = None if rank is None else {"rank": rank, "seed": seed, **layers}
         body = {"base_model": self.model_name, "lora_config": lora}
         return self._made("create_model", {name: each for name, each in body.items() if each is not None})
@@ -87,7 +87,7 @@ class Server:
             raise
 
     def sampler(self, path: str | None = None) -> "RemoteSampler":
-        """Writes texts with the weights that `save_for_sampler` has given; without a path with the model as it is."""
+        """Create a sampler of a `save_for_sampler` path; without a path, of the base model."""
         with self._numbering:
             number, self._samplers = self._samplers, self._samplers + 1
         weights = {"base_model": self.model_name} if path is None else {"model_path": path}
@@ -157,7 +157,7 @@ class RemoteModel:
     def forward(
         self, rows: Sequence[TrainingRow], loss: str = "cross_entropy", **settings: float
     ) -> Pending[PassOutcome]:
-        """The loss and log-probabilities alone."""
+        """Compute loss and log-probabilities without a gradient."""
         return self._pass(rows, loss, settings, forward_only=True)
 
     def forward_backward_custom(self, rows: Sequence[TrainingRow], loss: LossOfLogprobs) -> float:
@@ -196,7 +196,7 @@ class RemoteModel:
         return self._one("save_weights_for_sampler", body, lambda answer: answer["path"])
 
     def sampler(self) -> "RemoteSampler":
-        """Writes texts with the weights of now; no later step changes them."""
+        """Create a sampler of the present weights; later steps do not change them."""
         pending = self._one("save_weights_for_sampler", {}, lambda answer: answer["sampling_session_id"])
         return RemoteSampler(self._http, pending.result())
 

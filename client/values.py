@@ -30,7 +30,7 @@ class TrainingRow:
 
     @classmethod
     def of_answer(cls, prompt: Sequence[int], answer: "WrittenText", advantage: float) -> "TrainingRow":
-        """A text that was written after a prompt, for a policy loss: each of its tokens has the same advantage."""
+        """Return a row of an answer to a prompt, for a policy loss: each token of the answer has the same advantage."""
         row, before = cls.of_text([*prompt, *answer.tokens], len(prompt)), len(prompt) - 1
         return cls(
             tokens=row.tokens,

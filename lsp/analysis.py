@@ -51,11 +51,11 @@ class Analysis:
         return Scopes(self.loaded.parts)
 
     def source(self, path: str) -> SourceText | None:
-        """The text of a file of the spec."""
+        """Return the text of a file of the spec."""
         return next((each for each in self.loaded.sources if each.path == path), None)
 
     def words(self, path: str) -> Words | None:
-        """The tokens of a file of the spec."""
+        """Return the tokens of a file of the spec."""
         if path not in self._words:
             source = self.source(path)
             if source is None:
@@ -64,7 +64,7 @@ class Analysis:
         return self._words[path]
 
     def plan(self) -> Plan | None:
-        """The plan; None of a spec with errors. It takes some tens of milliseconds the first time."""
+        """Return the plan; None for a spec with errors. The first call takes some tens of milliseconds."""
         with self._planning:
             if not self._plan:
                 compiled = None if self.diagnostics.has_errors else plan_from_loaded(self.loaded)
@@ -77,7 +77,7 @@ class Analysis:
         return self._plan[0] if self._plan else None
 
     def by_file(self) -> dict[str, list[Diagnostic]]:
-        """The diagnostics of every file of the spec; those without a place are of the spec itself."""
+        """Return the diagnostics of each file of the spec; those without a place belong to the spec itself."""
         found: dict[str, list[Diagnostic]] = {self.root: [], **{each.path: [] for each in self.loaded.sources}}
         for diagnostic in self.diagnostics:
             path = diagnostic.span.source.path if diagnostic.span is not None else self.root
@@ -94,7 +94,7 @@ class OpenSpecs:
         self._on_disk: dict[str, tuple[int, list[str]]] = {}  # path → when it was changed, the files that it includes
 
     def open(self, path: str, text: str) -> None:
-        """A file is open, or has another text."""
+        """Set the text of an opened or changed file."""
         self.texts[path] = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
         self._forget(path)
 
@@ -104,7 +104,7 @@ class OpenSpecs:
         self._forget(path)
 
     def changed_on_disk(self, path: str) -> None:
-        """A file that may not be open has changed."""
+        """Forget a file that changed on disk."""
         self._forget(path)
 
     def analysis(self, path: str) -> Analysis:
@@ -115,18 +115,19 @@ class OpenSpecs:
         return self._analyses[root]
 
     def roots(self) -> list[str]:
-        """The specs of all open files."""
+        """Return the specs of all open files."""
         return list(dict.fromkeys(self.root(path) for path in self.texts))
 
     def root(self, path: str) -> str:
-        """The spec that a file is part of. Of several, one that is open, else the first of its folder."""
+        """Return the spec that a file belongs to. If there are several, prefer an open one, then the first in its
+        folder."""
         seen = [path]
         while (above := next((each for each in self._includers(seen[-1]) if each not in seen), None)) is not None:
             seen.append(above)
         return seen[-1]
 
     def _includers(self, path: str) -> Iterator[str]:
-        """The files that include one: of those that are open, and of its folder."""
+        """Yield the files that include this one, among open files and the files of its folder."""
         beside = []
         if os.path.isabs(path):  # noqa: PTH117
             try:

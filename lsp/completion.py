@@ -66,7 +66,7 @@ class _Completion:
         self.scope = self.scopes.scope(place)
 
     def run(self) -> Iterator[Suggestion]:
-        """Everything that may stand at the place."""
+        """Yield all completions at the place."""
         item, inner = self.place.item, self.place.inner
         setting = self.scopes.setting(self.place)
         if inner.kind == "map":
@@ -126,7 +126,7 @@ class _Completion:
             yield self._one(name, "block" if text.endswith(".") else "setting", text, detail=detail, order=6)
 
     def _given(self) -> set[str]:
-        """The names that the block around the place gives already."""
+        """Return the names already set in the block around the place."""
         words = self.analysis.words(self.path)
         opener = self.place.inner.opener
         if words is None or opener is None:
@@ -165,7 +165,7 @@ class _Completion:
             )
 
     def _labels(self, block: type | None) -> Iterator[Suggestion]:
-        """The words that may follow the word which opens a block."""
+        """Yield the words that may follow a block's opening word."""
         if block is None:
             return
         label = blocks.label_of(block)
@@ -183,7 +183,7 @@ class _Completion:
                 yield self._one(name, "value", detail=part.declared.does, order=2)
 
     def _trigger(self, item: tuple[Token, ...]) -> Iterator[Suggestion]:
-        """Behind `every` or `on`: a period or an event, then actions and their labels."""
+        """Yield completions after `every` or `on`: a period or an event, then actions and their labels."""
         at = self.scopes.action(item)
         if at is not None:
             name = item[at].text
@@ -213,7 +213,7 @@ class _Completion:
     # Values -----------------------------------------------------------------------------------------------------------
 
     def _values(self, scope: Scope, name: str, before: tuple[Token, ...]) -> Iterator[Suggestion]:
-        """The values of a setting. before: the tokens of its value that stand before the place."""
+        """Yield the values of a setting. before: tokens of its value before the place."""
         for registry in self.scopes.calls((scope, name)):
             for call, component in registry.items():
                 page = page_of(call, component)
@@ -234,7 +234,7 @@ class _Completion:
         yield from self._constants()
 
     def _words(self, annotation: Any, meta: Setting) -> Iterator[Suggestion]:
-        """The fixed words, calls and names that are values of a type."""
+        """Yield the fixed words, calls and names that are values of a type."""
         choices = blocks.choices_of(annotation)
         for word in meta.registry or choices:
             text = word if word.isidentifier() or word == "1f1b" else f'"{word}"'
@@ -254,7 +254,7 @@ class _Completion:
             yield self._one(meta.example, "value", detail="an example", order=3)
 
     def _units(self, before: tuple[Token, ...], units: Iterable[str]) -> Iterator[Suggestion]:
-        """The units that may follow a number."""
+        """Yield the units that may follow a number."""
         if not before or before[-1].type != "NUMBER" or isinstance(before[-1].value, Quantity):
             return
         stored = {UNITS[unit][0] if unit in UNITS else unit for unit in units}

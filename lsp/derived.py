@@ -25,7 +25,7 @@ class Hint:
 
 
 def paths_at(analysis: Analysis, path: str) -> dict[int, str]:
-    """Offset at which a value of this file begins → its path in a plan."""
+    """Return offset of a value in this file → its path in a plan."""
     spec = analysis.spec
     found: dict[int, str] = {}
     for name, origin in (spec.origins if spec is not None else {}).items():
@@ -77,7 +77,7 @@ def hints(analysis: Analysis, path: str) -> list[Hint]:
 
 
 def shown(value: Value) -> str | None:
-    """A value as a spec writes it; None of one that is more than a number or a text."""
+    """Return a value as spec text; None unless it is a number or a text."""
     data = value.data
     if isinstance(data, Quantity):
         return quantity_text(data)
@@ -106,7 +106,7 @@ def _is_sum(analysis: Analysis, span: Span) -> bool:
 
 
 def _constants(analysis: Analysis, path: str) -> list[Hint]:
-    """The values of `let` and `param` whose expressions are computed."""
+    """Return the values of `let` and `param` whose expressions are computed."""
     reading = analysis.loaded.reading
     found = []
     for definition in reading.definitions if reading is not None else ():

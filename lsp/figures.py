@@ -100,5 +100,5 @@ def times(plan: Plan, tick: Tick) -> str:
 
 
 def provenance(plan: Plan) -> dict[str, Provenance]:
-    """Every value of a plan by its path."""
+    """Return the provenance of every value of a plan by its path."""
     return {entry.path: entry for entry in plan.provenance}

@@ -30,7 +30,7 @@ def corrections(analysis: Analysis, path: str, start: int, end: int) -> list[Cor
 
 
 def all_corrections(analysis: Analysis) -> Correction | None:
-    """All corrections that `--fix` is certain of, in all files; None if there are none."""
+    """Return all safe corrections of `--fix` in all files; None if there are none."""
     if not any(diagnostic.fix for diagnostic in analysis.diagnostics):
         return None
     texts = {source.path: source.text for source in analysis.loaded.sources}

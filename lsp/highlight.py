@@ -96,7 +96,7 @@ def _kind(token: Token, place: Place, following: str) -> str | None:
 
 
 def _lines(each: Colored, text: str) -> Iterator[Colored]:
-    """The pieces of a token on each of its lines."""
+    """Yield the pieces of a token on each of its lines."""
     start = each.start
     for line in text[each.start : each.end].split("\n"):
         if line:

@@ -104,7 +104,7 @@ def _number(
 
 
 def _block(analysis: Analysis, scope: Scope, token: Token, plan: Plan | None) -> list[str]:
-    """The word that opens a block."""
+    """Return the word that opens a block."""
     block = analysis.scopes.block_of(scope, token.text)
     path = f"{scope.path}.{token.text}" if scope.path else token.text
     page = page_of(path, block)

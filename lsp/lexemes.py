@@ -56,7 +56,7 @@ class WordLists:
 
 @cache
 def word_lists() -> WordLists:
-    """All words, from the schema."""
+    """Return all words of the schema."""
     pages = tuple(every_page())
     fields = [field for page in pages for field in (*((page.label,) if page.label else ()), *page.fields)]
     words = {word for field in fields for word in field.choices if re.fullmatch(r"\w+", word)}
@@ -79,7 +79,7 @@ def word_lists() -> WordLists:
 
 @cache
 def lexemes() -> tuple[Lexeme, ...]:
-    """The table. Strings are not in it: they may go over lines, which each tool says in its own way."""
+    """Return the table. Strings are not in it: they may span lines, for which each tool has its own syntax."""
     words = word_lists()
     end = r"\b(?!\s*[=:.(])"
     number = rf"({NUMBER}(?:{_any(words.multipliers)})?\b|{NUMBER})"
@@ -112,7 +112,7 @@ def lexemes() -> tuple[Lexeme, ...]:
 
 
 def _any(words: Iterable[str]) -> str:
-    """A pattern of any of these words, the longer first."""
+    """Return a pattern of any of these words, the longer first."""
     return "|".join(re.escape(word) for word in sorted(words, key=lambda word: (-len(word), word)))
 
 

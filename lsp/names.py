@@ -48,8 +48,8 @@ class RenameRefused(Exception):
 
 
 def occurrences(analysis: Analysis) -> list[Occurrence]:
-    """All names of the user's own in all files of a spec, but for those that are nested deeper than Python's stack,
-    which is an error (X130, X307)."""
+    """Return all user-defined names in all files of a spec, except those nested deeper than Python's stack, which is an
+    error (X130, X307)."""
     reading = analysis.loaded.reading
     if reading is None:
         return []
@@ -61,7 +61,7 @@ def occurrences(analysis: Analysis) -> list[Occurrence]:
 
 
 def occurrence_at(analysis: Analysis, path: str, offset: int) -> Occurrence | None:
-    """The name that a cursor touches."""
+    """Return the name under the cursor."""
     touching = [o for o in occurrences(analysis) if o.span.source.path == path and o.span.start <= offset <= o.span.end]
     return min(touching, key=lambda each: each.span.end - each.span.start, default=None)
 
@@ -79,7 +79,7 @@ def definitions(analysis: Analysis, path: str, offset: int) -> list[Span]:
 
 
 def references(analysis: Analysis, path: str, offset: int) -> list[Span]:
-    """Everywhere that the name a cursor touches is written."""
+    """Return all occurrences of the name under the cursor."""
     found = occurrence_at(analysis, path, offset)
     return [] if found is None else [each.span for each in occurrences(analysis) if each.is_same(found)]
 
@@ -135,7 +135,7 @@ def _renamed(spec: Spec | None, found: Occurrence, name: str) -> Spec | None:
 
 
 def _file_at(analysis: Analysis, path: str, offset: int) -> list[Span]:
-    """The beginning of the file that the string of an `include` or `use` around an offset names."""
+    """Return the start of the file named by the `include` or `use` string around an offset."""
     words = analysis.words(path)
     token = words.at(offset) if words is not None else None
     sources = [*analysis.loaded.sources, *(part.declared.span.source for part in analysis.loaded.parts.values())]
@@ -210,7 +210,7 @@ class _Reader:
                     self._item(inner)
 
     def _path(self, path: s.Name) -> None:
-        """The path of a dimension of a sweep: a `param`, or one with the name of a dataset in it."""
+        """Add the names in the path of a sweep dimension: a `param`, or a dataset."""
         if path.span.text != path.text:
             return
         definition = self.names.find(path.text)
@@ -275,7 +275,7 @@ class _Reader:
 
 
 def _within(node: s.Expression) -> Iterator[s.Expression]:
-    """An expression and all expressions in it; without recursion, as a text may nest deeper than Python calls."""
+    """Yield an expression and all its subexpressions; iteratively, because a text may nest deeper than Python's stack."""
     waiting: list[s.Expression] = [node]
     while waiting:
         each = waiting.pop()

@@ -14,8 +14,8 @@ _MODEL: Final = blocks.KINDS["model"]  # whose label is a family, or the folder 
 
 
 def files_wanted(scopes: Scopes, scope: Scope, place: Place, path: str) -> tuple[str, tuple[str, ...]] | None:
-    """The folder that the path in a string starts from, and how its file ends, () of any; None of a string that is no
-    path. path: of the spec."""
+    """Return the start folder of the path in a string, and its possible file endings (() for any); None if the string
+    is not a path. path: of the spec."""
     first = place.item[0].type if place.item else ""
     ends = {"INCLUDE": (".xtrain",), "USE": (".py",)}.get(first)
     if ends is not None:
@@ -39,7 +39,7 @@ def _is_path(scopes: Scopes, scope: Scope, place: Place) -> bool:
 
 
 def files_beginning(written: str, base: str, ends: tuple[str, ...]) -> list[str]:
-    """The names of files and folders, these with a slash, that the last part of a path may become."""
+    """Return the names of files and folders (with a slash) that complete the last part of a path."""
     head, _, begun = written.rpartition("/")
     folder = os.path.join(base, head + "/" if written.startswith("/") else head)  # noqa: PTH118
     try:

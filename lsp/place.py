@@ -59,7 +59,7 @@ class Words:
         return cls(source, tuple(tokens), tuple(token for token in every if token.type == "COMMENT"))
 
     def at(self, offset: int) -> Token | None:
-        """The word, number or string that touches an offset; of two, the one that begins there."""
+        """Return the word, number or string that touches an offset; of two, the one that begins there."""
         touching = [t for t in self.tokens if t.start <= offset <= t.end and t.start < t.end and _is_word(t)]
         return touching[-1] if touching else None
 
@@ -68,7 +68,7 @@ class Words:
 
 
 def places(words: Words) -> Iterator[tuple[Token, Place]]:
-    """Every token with its place, in order."""
+    """Yield every token with its place, in order."""
     brackets: list[Bracket] = [Bracket("block")]
     items: list[list[Token]] = [[]]
     for token in words.tokens:

@@ -45,7 +45,7 @@ class Positions:
         return Extent(self.position(span.source, span.start), self.position(span.source, span.end))
 
     def width(self, text: str) -> int:
-        """The units of a text."""
+        """Return the width of a text in protocol units."""
         return len(text) if text.isascii() else sum(map(self.units, text))
 
     def offset(self, source: SourceText, position: tuple[int, int]) -> int:
@@ -67,7 +67,7 @@ class Positions:
         return text[:first] + new + text[max(first, last) :]
 
     def _place(self, text: str, ends: list[tuple[int, int]], position: tuple[int, int]) -> int:
-        """The offset of a position. ends: where each line but the last ends, and the next one begins."""
+        """Return the offset of a position. ends: for each line but the last, its end and the start of the next line."""
         line, character = position
         if line > len(ends):
             return len(text)

@@ -35,7 +35,7 @@ def page_of(path: str, block: type | None) -> ReferencePage | None:
 
 
 def field_of(path: str, block: type | None, name: str, label: str = "") -> Field | None:
-    """A setting of a block, as the component with this label has it."""
+    """Return a setting of a block, as it applies to the component with this label."""
     page = page_of(path, block)
     found = [each for each in page.fields if each.name in (name, "NAME")] if page is not None else []
     exact = [each for each in found if each.name == name] or found
@@ -61,7 +61,7 @@ def page_text(page: ReferencePage) -> str:
 
 
 def word_text(kind: str, name: str) -> str | None:
-    """A word that has no page: a statement, function, unit, multiplier, constant or event."""
+    """Return the text of a word without a page: a statement, function, unit, multiplier, constant or event."""
     word = _words().get((kind, name))
     return f"`{word.written}`\n\n{word.meaning}" if word is not None else None
 
@@ -73,12 +73,12 @@ def word_line(kind: str, name: str) -> str:
 
 
 def words_of(kind: str) -> list[TopicWord]:
-    """All such words of a kind."""
+    """Return all words of a kind."""
     return [word for (of, _), word in _words().items() if of == kind]
 
 
 def code_page(code: str) -> str | None:
-    """The page of a code as Markdown."""
+    """Return the page of a code as Markdown."""
     page = CODES.get(code)
     if page is None:
         return None

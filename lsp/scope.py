@@ -58,7 +58,7 @@ class Scopes:
         self.parts = parts
 
     def scope(self, place: Place) -> Scope:
-        """The innermost block, or call with arguments, around a place."""
+        """Return the innermost block, or call with arguments, around a place."""
         scope = Scope("", None)
         for bracket in place.brackets[1:]:
             if bracket.kind == "block":
@@ -68,7 +68,7 @@ class Scopes:
         return scope
 
     def setting(self, place: Place) -> tuple[Scope, str] | None:
-        """The block and name of the setting whose value a place is in, or None."""
+        """Return the block and name of the setting whose value a place is in, or None."""
         scope = Scope("", None)
         found: tuple[Scope, str] | None = None
         for bracket, head in zip(place.brackets, (*(b.head for b in place.brackets[1:]), place.item), strict=True):
@@ -81,7 +81,7 @@ class Scopes:
         return found
 
     def attribute(self, scope: Scope, name: str) -> tuple[attrs.Attribute, Setting] | None:
-        """A setting of a block, or what its free names stand for."""
+        """Return a setting of a block, or the meaning of its free names."""
         if not scope.path and scope.block is None and name == "collate":
             return None
         found = scope.settings.get(name)
@@ -90,7 +90,7 @@ class Scopes:
         return found
 
     def calls(self, setting: tuple[Scope, str] | None) -> list[Registry[Any]]:
-        """The kinds of calls that are values of a setting."""
+        """Return the kinds of calls that are valid values of a setting."""
         if setting is None:
             return []
         if setting[0].block is None and setting[1] == "collate":
@@ -109,7 +109,7 @@ class Scopes:
         return next((number for number in names if item[number - 1].type not in OPERATORS), None)
 
     def block_of(self, scope: Scope, kind: str) -> type | None:
-        """The class of the block that a word opens inside another, or at the top."""
+        """Return the class of the block that a word opens inside another, or at the top."""
         if scope.block is None:
             return blocks.KINDS.get(kind) if not scope.path else None
         inner = scope.settings.get(kind)
@@ -118,7 +118,7 @@ class Scopes:
         return inner[0].type if inner is not None and blocks.is_block(inner[0].type) else None
 
     def called(self, bracket: Bracket) -> Scope | None:
-        """The source, link, action or function of the user's own that a bracket has the arguments of."""
+        """Return the source, link, action or user function whose arguments a bracket holds."""
         before = bracket.head[-1] if bracket.head else None
         if before is None or before.type not in WORDS:
             return None

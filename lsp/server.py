@@ -40,7 +40,7 @@ _COMPLETION_KINDS: Final = {
 
 
 def make_server() -> SpecServer:
-    """The server with all that it answers."""
+    """Return the language server with all its requests."""
     server = SpecServer()
     _lifetime(server)
     _texts(server)

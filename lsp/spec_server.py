@@ -119,7 +119,7 @@ class SpecServer(LanguageServer):
         self.text_document_publish_diagnostics(t.PublishDiagnosticsParams(uri, shown, self.versions.get(uri)))
 
     def analysis(self, uri: str) -> tuple[Analysis, str, SourceText] | None:
-        """The analysis of the spec that an open file is part of, its path and its text."""
+        """Return the analysis of the spec that an open file belongs to, its path and its text."""
         path = self.paths.get(uri)
         if path is None:
             return None
@@ -131,7 +131,7 @@ class SpecServer(LanguageServer):
         return None if source is None else (analysis, path, source)
 
     async def plan(self, analysis: Analysis, *, quiet: float = 0) -> Plan | None:
-        """The plan of a spec, unless its text changes meanwhile. quiet: seconds to wait for such a change."""
+        """Return the plan of a spec, unless its text changes meanwhile. quiet: seconds to wait for a change."""
         if analysis.known_plan is None:
             await asyncio.sleep(quiet)
             if self.specs.analysis(analysis.root) is not analysis:
@@ -140,7 +140,7 @@ class SpecServer(LanguageServer):
         return analysis.known_plan
 
     def uri(self, path: str) -> str:
-        """The URI of a file, as the editor writes it if the file is open."""
+        """Return the URI of a file, as written by the editor if the file is open."""
         known = next((uri for uri, each in self.paths.items() if each == path), None)
         return known or from_fs_path(os.path.abspath(path)) or path  # noqa: PTH100
 
@@ -153,7 +153,8 @@ class SpecServer(LanguageServer):
         return t.Location(self.uri(span.source.path), self.range(span))
 
     def diagnostic(self, found: Diagnostic) -> t.Diagnostic:
-        """As the protocol has it: the hint is in the message, and notes with a place are related information."""
+        """Convert a diagnostic to the protocol: the hint is in the message, and notes with a place are related
+        information."""
         notes = [
             t.DiagnosticRelatedInformation(self.location(span), message) for message, span in found.all_notes if span
         ]
@@ -173,7 +174,7 @@ class SpecServer(LanguageServer):
         )
 
     def page(self, code: str) -> str:
-        """The URI of the page of a code, which is written when it is first needed."""
+        """Return the URI of a code's page, which is written on first use."""
         file = Path(self.pages.name, f"{code}.md")
         if not file.exists():
             file.write_text(code_page(code) or f"# {code}\n", encoding="utf-8")
@@ -204,7 +205,7 @@ class SpecServer(LanguageServer):
 
 
 def _of_files(found: dict[str, dict[str, list[Diagnostic]]]) -> dict[str, list[Diagnostic]]:
-    """The diagnostics of each file, of all specs that it is part of, each once."""
+    """Return the diagnostics of each file over all specs that it belongs to, without duplicates."""
     merged: dict[str, list[Diagnostic]] = {}
     for files in found.values():
         for path, diagnostics in files.items():

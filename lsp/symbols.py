@@ -20,7 +20,7 @@ class Symbol:
 
 
 def symbols(analysis: Analysis, path: str) -> list[Symbol]:
-    """The outline of a file of the spec; nothing of one whose blocks are nested deeper than Python's stack (X130)."""
+    """Return the outline of a file of the spec; empty if its blocks nest deeper than Python's stack (X130)."""
     reading = analysis.loaded.reading
     tree = next((each for each in reading.trees if each.source.path == path), None) if reading is not None else None
     try:
@@ -57,6 +57,6 @@ def _actions(actions: tuple[s.Block, ...]) -> str:
 
 
 def _line(text: str) -> str:
-    """A text in one short line."""
+    """Return a text in one short line."""
     line = " ".join(text.split())
     return line if len(line) <= 60 else line[:59] + "…"

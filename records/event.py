@@ -13,7 +13,7 @@ class Event(Record, tag_field="event", tag=""):
 
 
 def kind_of(event: type[Event]) -> str:
-    """The name of an event in its line: `run_start`, `eval`, …."""
+    """Return the name of an event in its line: `run_start`, `eval`, …."""
     return str(event.__struct_config__.tag)
 
 

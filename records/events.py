@@ -16,7 +16,7 @@ EVENT_TYPES: Final[dict[str, type[Event]]] = {
 
 
 def event_of(found: dict[str, Any]) -> Event:
-    """A JSON object as the event that its key `event` names, an `UnknownEvent` where no event of that name is known."""
+    """Convert a JSON object to the event named by its key `event`; an `UnknownEvent` for unknown names."""
     name = found.get("event")
     if isinstance(name, str) and name in EVENT_TYPES:
         return read(EVENT_TYPES[name], found)
@@ -26,7 +26,7 @@ def event_of(found: dict[str, Any]) -> Event:
 
 
 def events_since(path: Path, offset: int = 0) -> list[Event]:
-    """The events in a file from a byte on; empty where there is no file. Raises OSError."""
+    """Return the events in a file from a byte offset on; empty without a file. Raises OSError."""
     return events_of(objects_since(path, offset))
 
 

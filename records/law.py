@@ -35,7 +35,7 @@ class Coefficients:
     beta: float
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """In nats a token."""
+        """Return the loss in nats per token."""
         return self.E + self.A * parameters**-self.alpha + self.B * tokens**-self.beta
 
 
@@ -77,12 +77,12 @@ class ScalingLaw:
         return max(1.0, *(max(low / value, value / high) for value, (low, high) in pairs))
 
     def write(self, path: Path) -> None:
-        """Raises OSError."""
+        """Write the law to a file. Raises OSError."""
         path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> "ScalingLaw":
-        """Raises LawError, also for a file that cannot be read."""
+        """Read a law. Raises LawError, also for an unreadable file."""
         try:
             found = read_json(path)
             return cls(
@@ -105,7 +105,7 @@ def _coefficients(found: dict[str, float]) -> Coefficients:
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
-    """The middle `SHARE` of some values."""
+    """Return the middle `SHARE` of the values."""
     ordered = sorted(values)
     cut = (1 - SHARE) / 2
     return _quantile(ordered, cut), _quantile(ordered, 1 - cut)

@@ -27,12 +27,12 @@ _DAMAGED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def line_of(record: Record) -> bytes:
-    """The line of a record, with its end."""
+    """Return the line of a record, with its line end."""
     return json_line(as_object(record))
 
 
 def json_line(found: dict[str, Any]) -> bytes:
-    """A JSON object as a line, with its end."""
+    """Return a JSON object as a line, with its line end."""
     plain = {key: plain_value(value) for key, value in found.items()}
     try:
         return _ENCODER.encode(plain) + b"\n"
@@ -42,7 +42,7 @@ def json_line(found: dict[str, Any]) -> bytes:
 
 
 def as_object(record: Record) -> dict[str, Any]:
-    """The keys of a record and their values, in the order in which they are written."""
+    """Return a record's keys and values in the order in which they are written."""
     found: dict[str, Any] = {
         key: value for key, value in (("step", record.step), ("time", record.time)) if value is not None
     }
@@ -57,8 +57,7 @@ def as_object(record: Record) -> dict[str, Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """A value with text for every number that JSON has no word for: a reader that is not Python would refuse the
-    line, or take it for null."""
+    """Convert numbers that are not finite to text: readers other than Python would reject the line or read null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(float(value))
     if isinstance(value, list | tuple):
@@ -68,7 +67,7 @@ def plain_value(value: Any) -> Any:
 
 @cache
 def _layout(kind: type[Record]) -> tuple[tuple[str, str, Any], ...]:
-    """The fields of a record but for the first ones, with their keys, and the defaults with which they are left out."""
+    """Return the fields of a record after the first ones, with their keys, and the defaults that are left out."""
     own = [each for each in msgspec.structs.fields(kind) if each.name not in ("step", "time", "rest")]
     return tuple((each.name, each.encode_name, _NO_DEFAULT if each.required else each.default) for each in own)
 
@@ -87,7 +86,7 @@ _ENCODER: Final = msgspec.json.Encoder(enc_hook=_builtin)
 
 
 def objects(block: bytes) -> tuple[list[dict[str, Any]], int]:
-    """The objects in whole lines, in their order, and how many lines hold none: torn, or no object at all."""
+    """Return the objects in complete lines, in order, and the number of lines without one: truncated, or not an object."""
     try:
         return _OBJECTS.decode_lines(block), 0
     except _DAMAGED:
@@ -98,7 +97,7 @@ def objects(block: bytes) -> tuple[list[dict[str, Any]], int]:
 
 
 def object_of(line: bytes) -> dict[str, Any] | None:
-    """The object in a line; None where there is none."""
+    """Return the object in a line; None if there is none."""
     try:
         return _OBJECTS.decode(line)
     except _DAMAGED:
@@ -111,8 +110,8 @@ def object_of(line: bytes) -> dict[str, Any] | None:
 
 
 def objects_since(path: Path, offset: int = 0) -> list[dict[str, Any]]:
-    """The objects in a file from a byte on, the last of which may have no end of line yet; lines that are torn, as on a
-    disk that was full, are left out. Empty where there is no file. Raises OSError."""
+    """Return the objects in a file from a byte offset on. The last line may lack its end; truncated lines, as on a full
+    disk, are left out. Empty without a file. Raises OSError."""
     with suppress(FileNotFoundError), open_regular(path) as file:
         file.seek(offset)
         return objects(file.read())[0]
@@ -120,7 +119,7 @@ def objects_since(path: Path, offset: int = 0) -> list[dict[str, Any]]:
 
 
 def read(kind: type[AnyRecord], found: dict[str, Any]) -> AnyRecord:
-    """A JSON object as a record. What cannot be read as the record says is left in its `rest`."""
+    """Read a JSON object as a record. Fields of an unexpected type stay in its `rest`."""
     if "time" in found:
         try:
             record = msgspec.convert(found, kind)
@@ -138,7 +137,7 @@ def read_all(kind: type[AnyRecord], found: Iterable[dict[str, Any]]) -> list[Any
 
 @cache
 def _keys(kind: type[Record]) -> frozenset[str]:
-    """Every key that is read as a field, and the one that says which event it is."""
+    """Return every key that is read as a field, and the key of the event's name."""
     tag = kind.__struct_config__.tag_field
     return frozenset(kind.__struct_encode_fields__) - {""} | ({tag} if tag else set())
 

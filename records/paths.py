@@ -10,10 +10,10 @@ CONTROL_FOLDER: Final = "control"
 
 
 def rank_lines_path(directory: Path, rank: int) -> Path:
-    """The lines of one rank."""
+    """Return the path of one rank's lines."""
     return directory / "ranks" / f"{rank:05d}.jsonl"
 
 
 def heartbeat_path(directory: Path, rank: int) -> Path:
-    """The line of one rank that says how far it is, and that it is alive."""
+    """Return the path of one rank's heartbeat."""
     return directory / "ranks" / f"{rank:05d}.beat"

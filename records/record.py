@@ -8,12 +8,12 @@ from msgspec import Meta, Struct, field
 
 
 def doc(meaning: str, unit: str = "") -> Meta:
-    """One line of documentation of a key, and the unit of its value."""
+    """Return the documentation of a key, with the unit of its value."""
     return Meta(description=meaning, extra={"unit": unit})
 
 
 def one_of(words: Iterable[str]) -> str:
-    """Words of which a value is one, as a documentation names them."""
+    """Return the allowed words of a value, as documentation names them."""
     *others, last = (f"`{word}`" for word in words)
     return f"{', '.join(others)} or {last}"
 

@@ -129,11 +129,11 @@ class SweepState:
         return min(done, key=lambda each: (each.value, each.number), default=None)
 
     def of(self, trial: TrialState) -> TrialState:
-        """The trial that was run for it: itself, unless it is the same as another."""
+        """Return the trial that was run for this trial: itself, or the original of a duplicate."""
         return trial if trial.same_as is None else self.trials[trial.same_as]
 
     def table(self) -> list[dict[str, Any]]:
-        """A row a trial, of plain values, for files and other programs."""
+        """Return a row of plain values per trial, for files and other programs."""
         rows = []
         for trial in sorted(self.trials.values(), key=lambda each: each.number):
             run = self.of(trial)
@@ -174,12 +174,12 @@ def _advance(trial: TrialState, event: Event) -> None:
 
 
 def sweep_events(objects: Iterable[dict[str, Any]]) -> list[Event]:
-    """The events in lines of `sweep.jsonl`; lines of another kind are left out."""
+    """Return the events in lines of `sweep.jsonl`, skipping unknown lines."""
     return [read(_KINDS[kind], each) for each in objects if (kind := str(each.get("event"))) in _KINDS]
 
 
 def plain(text: str) -> int | float | str:
-    """The number in a text of `--set` where it is one alone, else the text without its quotes."""
+    """Return the number in a `--set` text if it is a single one, otherwise the text without its quotes."""
     for kind in (int, float):
         try:
             return kind(text)

@@ -14,7 +14,7 @@ EXACT = 2**24  # up to which float32 has all whole numbers
 
 
 def rows_of(request: ForwardBackward, capabilities: Capabilities, limits: ServerLimits) -> list[Datum]:
-    """The rows of a request, as an engine takes them."""
+    """Convert the rows of a request for an engine."""
     offer = capabilities.losses.get(request.loss)
     if offer is None:
         offered = ", ".join(sorted(capabilities.losses))
@@ -82,7 +82,7 @@ def _input(
     *,
     ignored: bool,
 ) -> Array:
-    """ignored: whether targets may be IGNORED."""
+    """Return an input of a row after checking it. ignored: whether targets may be IGNORED."""
     where, numbers = f"{place}.loss_fn_inputs[{one.name!r}]", row.inputs[one.name]
     assert row.tokens is not None
     if numbers.ndim == 2 and not offer.wide:
@@ -111,7 +111,7 @@ def _input(
 
 
 def check_tokens(where: str, tokens: Array, capabilities: Capabilities) -> None:
-    """tokens: int32 [T]."""
+    """Check the number and range of tokens. tokens: int32 [T]."""
     if not 1 <= tokens.size <= capabilities.context:
         raise UserError(f"{where} has {tokens.size} tokens; there may be 1 to {capabilities.context}")
     if not 0 <= int(tokens.min()) <= int(tokens.max()) < capabilities.vocabulary:

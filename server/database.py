@@ -268,7 +268,7 @@ def _mark_of(commits: int) -> bytes:
 
 
 def _confirmed(path: Path) -> int | None:
-    """The number in a mark; None: there is none."""
+    """Return the number in a mark; None if there is none."""
     content = path.read_bytes() if path.exists() else b""
     number = content[:20]
     return int(number) if number.isdigit() and content == _mark_of(int(number)) else None

@@ -248,10 +248,8 @@ class Engine(Protocol):
         ...
 
     def create_model(self, model: str, adapter: AdapterSettings | None) -> None:
-        """A model with a new adapter; None: the whole base, as it is. Its gradient is zero, its step 0.
-
-        Equal settings make equal models. Raises UserError where there is no memory for it.
-        """
+        """Create a model with a new adapter; None: the whole base model. Its gradient and step are zero. Equal settings
+        give equal models. Raises UserError if memory is insufficient."""
         ...
 
     def remove_model(self, model: str) -> None:
@@ -259,10 +257,8 @@ class Engine(Protocol):
         ...
 
     def forward_backward(self, passes: Sequence[Pass]) -> Sequence[PassResult | UserError]:
-        """Passes of different models, in one go where shapes allow; each has the numbers it would have alone.
-
-        A pass that is a UserError has changed nothing.
-        """
+        """Run passes of different models, batched where shapes allow; each has the same numbers as alone. A pass that
+        returns UserError has changed nothing."""
         ...
 
     def optim_step(self, model: str, adam: Adam) -> Mapping[str, float]:
@@ -290,7 +286,7 @@ class Engine(Protocol):
         ...
 
     def forget(self, weights: Path) -> None:
-        """A folder of `export` is about to be removed: free what sampling has read of it."""
+        """Free sampling memory of an `export` folder that will be removed."""
         ...
 
     def sample(self, queue: SampleQueue) -> None:

@@ -113,7 +113,7 @@ class Execution:
         self._guarded(lambda: kind.run(group, self.memory))
 
     def _runnable(self) -> list[QueuedWork]:
-        """Works that are next of their model, and all that have no order."""
+        """Return requests that are next for their model, and all unordered ones."""
         state, found = self._store.state, []
         for work in state.waiting.values():
             model = state.models.get(work.entry.queue)
@@ -122,7 +122,8 @@ class Execution:
         return found
 
     def _arrived(self) -> Sequence[QueuedWork]:
-        """Works without order that have arrived since a round began; none while a model waits, or for long."""
+        """Return unordered requests that arrived since the round began; none if a model's request waits or housekeeping
+        is due."""
         with self._store.changed:
             works = [work for work in self._runnable() if not work.started]
             if self._stopping or self._due() or any(self._kinds[work.entry.kind].ordered for work in works):
@@ -135,7 +136,7 @@ class Execution:
         self._kind(entry).repeat(entry, memory)
 
     def _kind(self, entry: Accepted) -> Kind:
-        """Raises Refusal for one that this version does not have."""
+        """Return the kind of a request. Raises Refusal if this version does not have it."""
         if entry.kind not in self._kinds:
             raise Refusal(400, f"{entry.kind[:80]!r} is no kind of request")
         return self._kinds[entry.kind]

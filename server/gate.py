@@ -85,5 +85,5 @@ class _WithKey:
 
 
 def _values(scope: Scope, name: bytes) -> list[bytes]:
-    """The values of all headers of a name."""
+    """Return the values of all headers of a name."""
     return [value for header, value in scope["headers"] if header == name]

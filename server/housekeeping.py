@@ -11,7 +11,7 @@ from xtrain.server.store import Store
 
 
 def keep_house(memory: ModelsInMemory, kinds: Mapping[str, Kind], started: float) -> None:
-    """Done between works, by the thread that executes them. started: when the server was."""
+    """Remove expired things between requests, in the thread that executes them. started: start time of the server."""
     store = memory.store
     with store.changed:
         _fail_late(memory, kinds, started)
@@ -30,7 +30,7 @@ def _waits(store: Store, queue: str) -> bool:
 
 
 def _fail_late(memory: ModelsInMemory, kinds: Mapping[str, Kind], started: float) -> None:
-    """Requests that wait for others which do not come, or that have waited too long for their turn."""
+    """Fail requests whose predecessors are missing, and requests that waited too long for their turn."""
     store, now = memory.store, memory.store.clock()
     queues: defaultdict[str, list[QueuedWork]] = defaultdict(list)
     for work in store.state.waiting.values():
@@ -103,7 +103,7 @@ def _remove_expired(memory: ModelsInMemory, started: float) -> None:
 
 
 def _forgotten(memory: ModelsInMemory, now: float) -> list[Change]:
-    """Sessions that nobody has used for long, and their models; those with checkpoints stay."""
+    """Return the removals of unused sessions and their models; those with checkpoints stay."""
     state, gone = memory.store.state, list[Change]()
     named = {checkpoint.model for checkpoint in state.checkpoints.values()}
     models: defaultdict[str, list[ModelEntry]] = defaultdict(list)

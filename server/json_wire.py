@@ -38,7 +38,7 @@ class PassBody(Struct):
 
 
 def read_json_pass(raw: bytes) -> ForwardBackward:
-    """The request in a body. Raises Refusal; whether it can be done is not looked at."""
+    """Parse a JSON request. Raises Refusal. Does not check whether it can be executed."""
     body = read_json(raw, PassBody, MOST_NUMBERS)
     return ForwardBackward(
         model_id=body.model_id,
@@ -62,7 +62,7 @@ def _row(row: RowBody) -> DatumRow:
 
 
 def json_pass_result(result: PassResult, tokens: int) -> bytes:
-    """tokens: targets at which a loss was taken."""
+    """Return the JSON result of a pass. tokens: targets with a loss."""
     logprobs = [output["logprobs"].tolist() for output in result.outputs]
     return msgspec.json.encode(
         {"type": "forward_backward", "metrics": dict(result.metrics), "tokens": tokens, "logprobs": logprobs}
@@ -85,7 +85,7 @@ def json_samples(result: SampleResult) -> bytes:
 
 
 def _candidates(top: Candidates | None) -> dict[str, Any] | None:
-    """The likeliest tokens in each place, and their log-probabilities."""
+    """Return the likeliest tokens at each position, and their log-probabilities."""
     if top is None:
         return None
     return {"tokens": np.asarray(top.tokens).tolist(), "logprobs": np.asarray(top.logprobs, np.float64).tolist()}

@@ -76,5 +76,5 @@ class Keys:
 
 
 def _checked(digits: str) -> str:
-    """A key of 40 digits and their CRC-32. The SDK sends keys that begin with `tml-` alone."""
+    """Return a key: 40 digits and their CRC-32. The SDK only sends keys that begin with `tml-`."""
     return f"tml-{digits}{zlib.crc32(digits.encode()):08x}"

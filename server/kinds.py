@@ -35,7 +35,7 @@ class Kind(ABC):
 
     @abstractmethod
     def address(self, request: Any) -> tuple[str, int]:
-        """Its idempotency key: the model or sampler, and its seq_id; 0 creates a model. Raises Refusal."""
+        """Return the idempotency key: the model or sampler, and the seq_id; 0 creates a model. Raises Refusal."""
 
     @abstractmethod
     def run(self, works: Sequence[QueuedWork], memory: ModelsInMemory) -> None:
@@ -88,7 +88,8 @@ def finish(
 
 
 def fail(memory: ModelsInMemory, work: QueuedWork, error: Exception, *, repeated: bool = False) -> None:
-    """The error of a request is its result: the client asks for it once, and learns whose mistake it is."""
+    """Store an error as the result of a request: the client reads it once, with whether the client or the server is at
+    fault."""
     category = "user" if isinstance(error, UserError) else "server"
     store = memory.store
     store.finish(work, Done(work.id, store.clock(), True, JSON, error_body(str(error), category), [], repeated))
@@ -124,7 +125,7 @@ def required(value: Any, name: str) -> Any:
 
 
 def check_name(name: str) -> str:
-    """The name of a checkpoint, which becomes a part of its path. Raises UserError."""
+    """Check the name of a checkpoint, which becomes a part of its path. Raises UserError."""
     if NAME.fullmatch(name) is None:
         raise UserError(
             f"{name[:80]!r} is no name for a checkpoint: letters, digits, '_', '-' and '.', at most 128, "

@@ -124,7 +124,7 @@ def _problem(weights: Path, entry: FolderEntry | None) -> str | None:
 
 
 def _measured(path: Path) -> tuple[int, int]:
-    """Bytes and CRC-32 of a file."""
+    """Return the bytes and CRC-32 of a file."""
     size = checksum = 0
     with path.open("rb") as file:
         while piece := file.read(PIECE):

@@ -86,7 +86,7 @@ class ForwardBackward:
 
 
 def read_forward_backward(raw: bytes) -> ForwardBackward:
-    """The request in a body. Raises Malformed; whether it can be done is not looked at."""
+    """Parse a protobuf request. Raises Malformed. Does not check whether it can be executed."""
     found = read(memoryview(raw), _REQUEST)
     settings: dict[str, float | str] = {
         entry.get("key", ""): entry.get("value", 0.0) for entry in found.get("numbers", ())
@@ -113,7 +113,7 @@ def _rows(data: Sequence[dict[str, Any]]) -> tuple[DatumRow, ...]:
 
 
 def _row(number: int, datum: dict[str, Any], room: int) -> DatumRow:
-    """room: numbers that its tensors may have."""
+    """Return the row of a datum. room: maximum of numbers in its tensors."""
     chunks = datum.get("chunks", ())
     inputs: dict[str, Array] = {}
     for entry in datum.get("inputs", ()):

@@ -12,7 +12,7 @@ from xtrain.server.state import QueuedWork
 
 
 def model_id(session: str, number: int) -> str:
-    """The id of a model, which clients compute themselves as well."""
+    """Return the id of a model, which clients compute too."""
     return f"{session}:train:{number}"
 
 

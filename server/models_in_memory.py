@@ -45,7 +45,7 @@ class ModelsInMemory:
     targets: dict[str, int] = field(factory=dict)
 
     def count(self, one: Pass) -> None:
-        """A pass was done."""
+        """Count a finished pass."""
         if not one.forward_only:
             self.targets[one.model] = self.targets.get(one.model, 0) + one.num_targets
 
@@ -75,7 +75,7 @@ class ModelsInMemory:
         return self.silence(session) < self.limits.idle
 
     def claims(self) -> set[str]:
-        """The sessions of models in memory whose clients have a claim to it."""
+        """Return the sessions of models in memory that have a claim to their memory."""
         return {self.model(id).session for id in list(self.used) if not self._is_quiet(id)}
 
     def _is_quiet(self, id: str) -> bool:
@@ -89,7 +89,7 @@ class ModelsInMemory:
         del self.used[id]
 
     def removed(self, id: str) -> None:
-        """A model is no more."""
+        """Free a removed model."""
         self.targets.pop(id, None)
         if id in self.used:
             self.engine.remove_model(id)
@@ -98,7 +98,7 @@ class ModelsInMemory:
     # snapshots
 
     def snapshot_if_due(self, id: str) -> None:
-        """After a step: bound what must be repeated."""
+        """Take a snapshot after a step, if too much work would have to be repeated."""
         sizes = [size for _, size in self.store.state.history.get(id, {}).values()]
         if len(sizes) >= self.limits.snapshot_steps or sum(sizes) >= self.limits.snapshot_bytes:
             self.snapshot(id)

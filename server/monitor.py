@@ -51,7 +51,7 @@ class ServerMonitor:
     _newest: deque[tuple[float, int, int]] = field(factory=deque)  # when; tokens trained on; tokens drawn
 
     def finished(self, work: QueuedWork, done: Done) -> None:
-        """A request is done, or has failed."""
+        """Count a finished or failed request."""
         now, found = self.clock(), work.measured
         self.requests += 1
         self.errors += done.failed
@@ -166,5 +166,5 @@ def _waits_for(model: ModelEntry, first: QueuedWork) -> str:
 
 
 def _percentile(ordered: list[float], share: int) -> float:
-    """The smallest that so many percent are not above."""
+    """Return the smallest value that at least this percentage of the values do not exceed."""
     return ordered[max(0, -(-len(ordered) * share // 100) - 1)]

@@ -78,7 +78,7 @@ def converted(folder: Path, damage: list[str]) -> dict[str, bytes]:
 
 
 def _frames(path: Path, damage: list[str]) -> Iterator[tuple[int, bytes]]:
-    """Position and content of every frame that is whole."""
+    """Yield position and content of every intact frame."""
     content, at = path.read_bytes(), 0
     while at < len(content):
         length, checksum = _HEAD.unpack(content[at : at + _HEAD.size].ljust(_HEAD.size, b"\0"))

@@ -51,7 +51,7 @@ class FieldCount:
 
 
 def read(data: memoryview, message: ProtoMessage, count: FieldCount | None = None) -> dict[str, Any]:
-    """The fields of a message by name, nested messages as further dicts. Raises Malformed."""
+    """Return the fields of a message by name, nested messages as dicts. Raises Malformed."""
     count = count or FieldCount()
     found: dict[str, Any] = {}
     at = 0
@@ -122,7 +122,7 @@ def _value(kind: "Kind | ProtoMessage", value: int | memoryview, field: ProtoFie
 
 
 def _varint(data: memoryview, at: int, message: ProtoMessage) -> tuple[int, int]:
-    """An unsigned number of at most 64 bits, and where the next field begins."""
+    """Return an unsigned number of at most 64 bits, and the position after it."""
     value = shift = 0
     while at < len(data):
         byte = data[at]
@@ -156,7 +156,7 @@ class Writer:
         return self
 
     def content(self, number: int, value: "bytes | str | Writer") -> Self:
-        """A field of bytes, of text or of another message."""
+        """Write a field of bytes, text or another message."""
         raw = bytes(value) if isinstance(value, Writer) else value.encode() if isinstance(value, str) else value
         self._parts += (_encoded(number << 3 | BYTES), _encoded(len(raw)), raw)
         return self

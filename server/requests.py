@@ -215,7 +215,7 @@ def _check_fields(raw: bytes | msgspec.Raw, kind: type[Struct], where: str) -> N
 
 
 def _check_free(name: str, raw: msgspec.Raw) -> None:
-    """A value of any shape, such as `user_metadata`."""
+    """Check a value of free form, such as `user_metadata`."""
     if len(memoryview(raw)) > MOST_METADATA:
         raise Refusal(422, f"{name} is larger than {MOST_METADATA} bytes")
     level = [msgspec.json.decode(raw)]
@@ -239,7 +239,7 @@ def _struct_in(kind: Any) -> type[Struct] | None:
 
 
 def _shown(name: str) -> str:
-    """A name that a client has made up, as it may stand in an answer."""
+    """Return a client's name escaped for an answer."""
     return f"`{''.join(letter if letter.isprintable() and letter != '`' else '?' for letter in name[:80])}`"
 
 

@@ -69,12 +69,12 @@ class SaveForSamplerKind(SingleKind):
 
 
 def sampler_id(session: str, number: int) -> str:
-    """The id of a sampling session that a client has numbered."""
+    """Return the id of a numbered sampling session."""
     return f"{session}:sample:{number}"
 
 
 def _free_path(work: QueuedWork, kind: Literal["weights", "sampler_weights"], memory: ModelsInMemory) -> str:
-    """The path of a checkpoint that may be written. Raises UserError."""
+    """Return the path of a checkpoint that may be written. Raises UserError."""
     request: SaveWeights = work.request
     name = check_name(f"auto-{work.entry.seq}" if request.path is None else request.path)
     path = f"tinker://{work.entry.queue}/{kind}/{name}"

@@ -152,7 +152,7 @@ class TrainingServer:
     # sessions
 
     def silence(self, session: str) -> float:
-        """Seconds since the last word of its client."""
+        """Return the seconds since the last request of the session's client."""
         return self._clock() - self._beats.get(session, 0.0)
 
     def live(self, session: str) -> bool:
@@ -188,7 +188,7 @@ class TrainingServer:
         return self.change(replace(found, ended=True))
 
     def open_sampler(self, owner: str, request: CreateSamplingSession) -> "tuple[str, Future[None]]":
-        """A sampling session of a checkpoint or of the base model. Repeated it is the same one."""
+        """Open a sampling session of a checkpoint or of the base model. A repeated call returns the same session."""
         self.beat(owner, request.session_id)
         with self.store.changed:  # a checkpoint that is found is not removed before the session has it
             return self._open_sampler(owner, request)
@@ -218,7 +218,7 @@ class TrainingServer:
         return found
 
     def checkpoint(self, owner: str, path: str) -> SavedEntry:
-        """A checkpoint that an owner may read: an own one or a public one."""
+        """Return a checkpoint that an owner may read: the owner's or a public one."""
         found = self.store.state.checkpoints.get(path)
         if found is None or not (found.public or found.owner == owner):
             raise Refusal(404, f"there is no checkpoint {path[:400]}")
@@ -254,7 +254,7 @@ class TrainingServer:
             return work, kind.promised(work, request)
 
     def _session_of(self, owner: str, kind: Kind, queue: str, seq: int) -> str:
-        """The session that a request belongs to. Raises Refusal where the model or sampler is not there."""
+        """Return the session of a request. Raises Refusal if the model or sampler does not exist."""
         state = self.store.state
         if not kind.ordered:
             id = self.owned(state.samplers, queue, owner, "sampling session").session

@@ -65,13 +65,13 @@ def check_serving(address: Address) -> None:
 
 
 def check_installed() -> None:
-    """Raises CannotServe where a package is missing."""
+    """Raise CannotServe if a package is missing."""
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise CannotServe(f"the server needs {' and '.join(missing)}: pip install 'xtrain[serve]'")
 
 
 def _no_passphrase() -> str:
-    """In place of asking for it on the terminal."""
+    """Return an empty passphrase, to avoid a prompt on the terminal."""
     return ""
 
 
@@ -83,10 +83,8 @@ def serve(
     limits: ServerLimits | None = None,
     listening: Callable[[str], None] = lambda url: None,
 ) -> int:
-    """Serve until SIGTERM or SIGINT, and give the exit code. listening: called with the URL once requests are taken.
-
-    Raises CannotServe, and whatever `Engine.start` and the folder raise.
-    """
+    """Serve until SIGTERM or SIGINT, and return the exit code. listening: called with the URL once requests are
+    accepted. Raises CannotServe, and the errors of `Engine.start` and of the folder."""
     check_serving(address)
     import uvicorn
 
@@ -110,7 +108,7 @@ def serve(
                 listening(server.monitor.url)
 
     def stop(number: int, frame: FrameType | None) -> None:
-        """Ends the waiting of clients before connections are closed; a second signal waits for no connection."""
+        """Release waiting clients before connections are closed; after a second signal, do not wait for connections."""
         listener.force_exit = listener.should_exit
         listener.should_exit = True
         server.drain()

@@ -126,7 +126,7 @@ class State:
             self.history[change.id] = {seq: where for seq, where in old.items() if seq > change.snapshot_seq}
 
     def table(self, change: Change) -> dict[str, Any]:
-        """Things of a kind, by id."""
+        """Return the table of a kind of things, by id."""
         return {
             "Session": self.sessions,
             "ModelEntry": self.models,
@@ -146,7 +146,7 @@ class State:
         return self.history.get(entry.queue, {}).get(entry.seq, ("", 0))[0] == entry.id
 
     def used_folders(self) -> set[str]:
-        """Folders of weights that something refers to."""
+        """Return the referenced folders of weights."""
         return {
             folder
             for table in (self.checkpoints, self.samplers, self.models)
@@ -155,14 +155,14 @@ class State:
         }
 
     def row_of(self, thing: Thing) -> bytes:
-        """The content of its row."""
+        """Return the content of an entry's row."""
         if isinstance(thing, ModelEntry):
             return encoded(replace(thing, repeated=sorted(self.history.get(thing.id, {}))))
         return encoded(thing)
 
 
 def folder_of(thing: Thing | None) -> str | None:
-    """The folder of weights that a thing refers to."""
+    """Return the folder of weights that a thing refers to."""
     if isinstance(thing, SavedEntry | SamplerEntry):
         return thing.folder
     return thing.snapshot if isinstance(thing, ModelEntry) else None

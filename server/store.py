@@ -32,7 +32,8 @@ SHOWN: Final = 20  # places of damage in a message
 
 
 def fulfils(promise: "Future[None]", after: Callable[[], None] = lambda: None) -> Then:
-    """Fulfils a promise once rows last; where they never will whoever waits gets StoreFailed."""
+    """Return a callback that fulfills a promise once rows are durable; if they never are, the promise fails with
+    StoreFailed."""
 
     def then(lasting: bool) -> None:
         if lasting:
@@ -208,7 +209,7 @@ class Store:
 
 @contextmanager
 def holding(folder: Path) -> Iterator[None]:
-    """The folder is held by no other server. Raises StoreInUse, and OSError for errors of the database."""
+    """Hold the lock of a folder. Raises StoreInUse if another server holds it, and OSError for database errors."""
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,7 +15,7 @@ MOST_NUMBERS: Final = 2**24
 
 
 def read_tensor(tensor: dict[str, Any], most: int = MOST_NUMBERS) -> Array:
-    """float32 or int64, of as many dims as its shape has; without a shape of one. most: numbers that it may have.
+    """Return a tensor, float32 or int64, with the dims of its shape; without a shape one dim. most: maximum of numbers.
     Raises Malformed."""
     dtype, shape = tensor.get("dtype", 0), tensor.get("shape", [])
     if dtype not in STORED:

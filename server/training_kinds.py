@@ -69,7 +69,7 @@ class ForwardBackwardKind(Kind):
 
 
 def _groups(works: Sequence[QueuedWork], memory: ModelsInMemory) -> Iterator[list[QueuedWork]]:
-    """Works that are one call: as many as have room in memory, and not too many tokens."""
+    """Yield groups of requests for one engine call: limited by models in memory and by tokens."""
     group: list[QueuedWork] = []
     tokens = 0
     for work in works:
@@ -85,7 +85,7 @@ def _groups(works: Sequence[QueuedWork], memory: ModelsInMemory) -> Iterator[lis
 
 
 def _pass(request: ForwardBackward, memory: ModelsInMemory, *, again: bool = False) -> Pass:
-    """again: it was taken and done, perhaps by a server whose texts could be longer."""
+    """Return the pass of a request. again: it was executed before, perhaps by a server with a longer context."""
     capabilities, limits = memory.capabilities, memory.limits
     if again:
         capabilities = evolve(capabilities, context=ANY, targets=ANY)
@@ -132,7 +132,7 @@ class OptimStepKind(SingleKind):
 
 
 def _adam(request: OptimStep, targets: int) -> Adam:
-    """targets: of the gradient, at which a loss was taken."""
+    """Return the Adam settings. targets: number of targets with a loss in the gradient."""
     if request.optimizer_params is not None:
         raise UserError("optimizer_params is not offered here; the optimizer is adamw, with adam_params")
     params = request.adam_params

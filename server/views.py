@@ -59,7 +59,7 @@ def checkpoint(one: SavedEntry) -> dict[str, Any]:
 
 
 def training_run(model: ModelEntry, state: State) -> dict[str, Any]:
-    """A model with its newest checkpoints. Its last request counts as made when it was created, or saved last."""
+    """Return a model with its newest checkpoints. Its creation or last save counts as its last request."""
     own = sorted((one for one in state.checkpoints.values() if one.model == model.id), key=lambda one: one.created)
     newest = {one.kind: checkpoint(one) for one in own}
     return {

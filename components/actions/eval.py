@@ -118,8 +118,8 @@ class Eval(Action):
     def commands(
         cls, declared: Sequence[Action], spec: Spec, training: tuple[str, ...]
     ) -> Iterator[tuple[str, Action, str]]:
-        """An evaluation of each dataset that is trained on or evaluated and holds something out: the one that the spec
-        declares first, so that losses can be compared; else the usual one."""
+        """Yield the evaluation command of each dataset that is trained or evaluated and has held-out rows: the
+        evaluation that the spec declares first, so that losses are comparable; otherwise the default one."""
         evaluated = (name for action in declared if (name := action.held_out()) is not None)
         for name in dict.fromkeys((*training, *evaluated)):
             if spec.datasets[name].holdout.value:

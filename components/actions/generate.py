@@ -130,8 +130,8 @@ class Generate(Action):
         return ActionNode("tick.generate", args, f"{does}; key-value cache: {cache} a rank")
 
     def _positions(self, run: "Resolved") -> int:
-        """Positions that the cache has for each prompt. No tokenizer makes more tokens than bytes, begun by one; the
-        last token that is added is not read again. The model may read no texts as long."""
+        """Return the cache positions for each prompt. A tokenizer produces at most one token per byte, plus bos; the
+        last added token is not read again. The model's context may be shorter."""
         written = WRITTEN_BY_TEMPLATE + len(self.system.encode()) if self.chat is not None else 0
         wanted = max((len(prompt.encode()) for prompt in self.prompts), default=0) + written + self.tokens
         limit = run.architecture.rope.limit

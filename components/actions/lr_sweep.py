@@ -119,8 +119,8 @@ class RunningAverage:
 
 
 def suggestions(rates: Sequence[float], smoothed: Sequence[float]) -> dict[str, float | None]:
-    """`steepest` and `minimum_tenth`, from the rates and smoothed losses of the steps; None where there are too few
-    points or the loss nowhere falls."""
+    """Return `steepest` and `minimum_tenth` from the rates and smoothed losses of the steps; None if there are too few
+    points or the loss never falls."""
     first = int(len(rates) * SKIPPED_SHARE)
     least = min(range(len(smoothed)), key=smoothed.__getitem__, default=0)
     slopes = {

@@ -69,7 +69,7 @@ class Norms(Action):
             yield StepNode("step.optimizer", "step.norms", {}, does)
 
     def allocates(self, run: "Resolved", states: int) -> int:
-        """The copy."""
+        """Return the size of the parameters' copy."""
         return states if "updates" in self.of else 0
 
     @classmethod
@@ -83,7 +83,7 @@ class Norms(Action):
 
 
 def group_of(name: str, by: str) -> str:
-    """The group of a parameter: `layers.3.self_attn.q_proj.weight` is of the layer `layers.3` and of the module
+    """Return the group of a parameter: `layers.3.self_attn.q_proj.weight` is of the layer `layers.3` and of the module
     `layers.3.self_attn`, `norm.weight` of `norm`."""
     if by == "model":
         return WHOLE

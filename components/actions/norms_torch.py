@@ -106,7 +106,7 @@ def _roots(squares: dict[str, float]) -> dict[str, float]:
 
 
 def _parameter_norms(model: ModelParts) -> Tensor:
-    """The norms of this rank's pieces of all parameters; those that are stored in codes are computed one by one."""
+    """Return the norms of this rank's pieces of all parameters; quantized parameters are computed one by one."""
     stored = {each.name: each for each in model.quantised()}
     named = list(model.named_parameters())
     others = iter(_norms([local(parameter) for name, parameter in named if name not in stored]))
@@ -115,7 +115,7 @@ def _parameter_norms(model: ModelParts) -> Tensor:
 
 
 def _norms(tensors: list[Tensor]) -> Tensor:
-    """The norm of each, in fp64 on the CPU."""
+    """Return the norm of each tensor, in fp64 on the CPU."""
     if not tensors:
         return torch.zeros(0, dtype=torch.float64)
     found = torch._foreach_norm(tensors, 2, _wide(tensors[0]))  # pyright: ignore[reportPrivateImportUsage]

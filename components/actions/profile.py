@@ -68,7 +68,7 @@ class ProfileAction(Action):
     def commands(
         cls, declared: Sequence[Action], spec: Spec, training: tuple[str, ...]
     ) -> Iterator[tuple[str, Action, str]]:
-        """The profile that the spec declares first; else the usual one."""
+        """Yield the profile that the spec declares first; otherwise the default one."""
         yield "profile", next((action for action in declared if isinstance(action, cls)), cls()), "steps"
 
     def length(self, spec: Spec) -> int:

@@ -13,7 +13,7 @@ PATIENCE_SECONDS = 60
 
 @op("event.requeue")
 def requeue(rank: Rank, records: Records, progress: Progress) -> StepCall:
-    """`scontrol requeue` with the id of this job, by the first rank; where that cannot be, a warning says why."""
+    """Run `scontrol requeue` with this job's id on the first rank; warn if it fails."""
 
     def run(step: Step) -> None:
         if not rank.leads:

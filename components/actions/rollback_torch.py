@@ -103,7 +103,7 @@ def _target(saver: Saver, progress: Progress, *, content: bool) -> tuple[Checkpo
 
 
 def _candidates(folder: CheckpointFolder, until: int) -> list[tuple[CheckpointEntry, bool]]:
-    """Checkpoints of at most so many steps, newest first, with whether the step before each was a bad one."""
+    """Return checkpoints of at most `until` steps, newest first, with whether the step before each was bad."""
     found = []
     for entry in reversed(folder.published()):
         if entry.step <= until:

@@ -363,7 +363,7 @@ class Lora(Adapter):
         return (self._of(None, head),) if self._means(None, head) else ()
 
     def _values(self, layer: int | None, matrix: BlockParameter) -> tuple[int, float]:
-        """(rank, alpha) of a matrix."""
+        """Return (rank, alpha) of a matrix."""
 
         def first(patterns: Mapping[str, Any], usual: Any) -> Any:
             return next((each for name, each in patterns.items() if is_target(name, layer, matrix)), usual)
@@ -397,8 +397,8 @@ def _by_name(arch: Architecture, values: Mapping[str, Any], usual: Any) -> tuple
 
 
 def _patterns(values: Mapping[str, Any], usual: Any) -> dict[str, Any]:
-    """PEFT's patterns of the values that modules have instead of the usual one: by the last part of their names where
-    all that end so have the same."""
+    """Return PEFT's patterns of values that differ from the usual one, by the last part of module names if all modules
+    with that ending share the value."""
     last: dict[str, set[Any]] = {}
     for module, value in values.items():
         last.setdefault(module.rpartition(".")[2], set()).add(value)
@@ -411,7 +411,7 @@ def _patterns(values: Mapping[str, Any], usual: Any) -> dict[str, Any]:
 
 
 def _plain(number: float) -> float:
-    """A whole number as an integer."""
+    """Return a whole number as an integer."""
     return int(number) if number == int(number) else number
 
 
@@ -451,7 +451,7 @@ class LoraMatrix(AdaptedMatrix):
         return f"{self._before}lora_magnitude_vector"
 
     def factors(self) -> tuple[str, str]:
-        """The names of A and B inside the block."""
+        """Return the names of A and B inside the block."""
         ending = "" if self.of_experts else ".weight"
         return f"{self._before}lora_A{ending}", f"{self._before}lora_B{ending}"
 
@@ -466,7 +466,7 @@ class LoraMatrix(AdaptedMatrix):
         return f"{self.place}.{self.name.rpartition('.')[2]}_" if self.of_experts else f"{self.place}."
 
     def begun(self) -> tuple[str, str]:
-        """The names of what A and B have begun with, if that is kept."""
+        """Return the names of the initial A and B, if they are stored."""
         a, b = (name.replace("lora_", "lora_begun_") for name in self.factors())
         return a, b
 
@@ -583,7 +583,7 @@ class LoraMatrix(AdaptedMatrix):
         )
 
     def _scaled(self, on: "Tracer", out: TracedTensor) -> TracedTensor:
-        """Norms of the rows of W + s · B · A, some rows at a time; then every output times a number of its own."""
+        """Trace the row norms of W + s · B · A, a chunk of rows at a time, and the scaling of every output."""
         (outputs, inputs), exact = on.shapes[self.name], on.local.exact
         rows, sizes = min(outputs, rows_at_once(inputs)), [prod(on.shapes[name]) for name in self.factors()]
         casts = exact * (sizes[0] + rows * (inputs + sizes[1] // outputs)) if exact != on.local.width else 0

@@ -87,7 +87,7 @@ class LoraLinear(Linear, DropsInputs):
         return HeadFactors(a_RD, b_VR, self.scale * self.factor, first, end)
 
     def product_of_factors(self, x_BSD: Tensor) -> Tensor:
-        """scale · (x · Aᵀ) · Bᵀ."""
+        """Return scale · (x · Aᵀ) · Bᵀ."""
         low_BSR = self.lora_A(x_BSD)
         scale = self.scale * self.factor
         return self.lora_B(low_BSR if scale == 1 else low_BSR * scale)
@@ -164,7 +164,7 @@ class DoraLinear(LoraLinear):
 
 @puts_on(LoraMatrix)
 def put_on(matrix: LoraMatrix, block: nn.Module, known: Mapping[str, BlockParameter], axes: Axes) -> None:
-    """In the place of the module that has the matrix."""
+    """Replace the module that holds the matrix."""
     path = known[matrix.name].owner
     base = block.get_submodule(path)
     if isinstance(base, Experts | TaskExperts):
@@ -185,7 +185,7 @@ def put_on(matrix: LoraMatrix, block: nn.Module, known: Mapping[str, BlockParame
 def _put_on_experts(
     matrix: LoraMatrix, experts: Experts | TaskExperts, known: Mapping[str, BlockParameter], axes: Axes
 ) -> None:
-    """A [E, D, R] and B [E, R, F] of each expert, and its magnitudes [E, F]."""
+    """Add A [E, D, R] and B [E, R, F] of each expert, and its magnitudes [E, F]."""
     a, b = (name.rpartition(".")[2] for name in matrix.factors())
     own = matrix.name.rpartition(".")[2]
     magnitudes = (matrix.magnitude,) if matrix.dora else ()
@@ -207,8 +207,8 @@ def _put_on_experts(
 
 
 def _shares(experts: Experts | TaskExperts, matrix: LoraMatrix, a_EDR: Tensor, b_ERF: Tensor) -> Tensor:
-    """[E, F]: as of `DoraLinear`, the magnitudes of each expert by the norms of W + scale · A · B, whose columns are
-    its outputs."""
+    """Return [E, F]: as in `DoraLinear`, each expert's magnitudes divided by the norms of W + scale · A · B, whose
+    columns are its outputs."""
     base = experts if isinstance(experts, Experts) else experts.under.module
     own, exact = matrix.name.rpartition(".")[2], torch.promote_types(a_EDR.dtype, torch.float32)
 
@@ -231,8 +231,8 @@ def _shares(experts: Experts | TaskExperts, matrix: LoraMatrix, a_EDR: Tensor, b
 
 @merges(LoraMatrix)
 def merge(matrix: LoraMatrix, weight: Tensor, beside: Mapping[str, Tensor]) -> Tensor:
-    """W + scale · B · A, its rows brought to their magnitudes if they have some; of experts, whose matrices are
-    [E, D, F], W + scale · A · B."""
+    """Return W + scale · B · A, with rows scaled to their magnitudes if there are any; for experts [E, D, F], W + scale
+    · A · B."""
     a, b = (beside[name] for name in matrix.factors())
     whole = weight + (a @ b if weight.dim() == 3 else b @ a) * matrix.scale
     if not matrix.dora:
@@ -243,7 +243,7 @@ def merge(matrix: LoraMatrix, weight: Tensor, beside: Mapping[str, Tensor]) -> T
 
 @begins_with(LoraMatrix)
 def begun_with(matrix: LoraMatrix, beside: Mapping[str, Tensor]) -> Tensor:
-    """scale · B · A of what A and B have begun with; of experts scale · A · B."""
+    """Return scale · B · A of the initial A and B; for experts scale · A · B."""
     a, b = (beside[name] for name in matrix.begun())
     return (a @ b if a.dim() == 3 else b @ a) * matrix.scale
 
@@ -267,8 +267,8 @@ def decompose(matrix: LoraMatrix, weight: Tensor, format: torch.dtype) -> dict[s
 
 @writes(LoraMatrix)
 def write(matrix: LoraMatrix, as_written: LoraMatrix, beside: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """[B, −B₀] · [A; A₀] is B · A − B₀ · A₀, which W − s · B₀ · A₀ + s · B · A has more than W. Where the rank is
-    larger still, the rest is zeros; where the scale is another, B makes up for that."""
+    """Return the exported factors. [B, −B₀] · [A; A₀] is B · A − B₀ · A₀, the difference of W − s · B₀ · A₀ + s · B · A
+    from W. A larger rank is padded with zeros; B compensates for another scale."""
     a_name, b_name = matrix.factors()
     a, b = beside[a_name], beside[b_name]
     a_dim, b_dim = (-1, -2) if a.dim() == 3 else (0, 1)
@@ -289,7 +289,7 @@ def _widened(factor: Tensor, dim: int, rank: int) -> Tensor:
 
 
 def _largest(matrix: LoraMatrix, weight_FD: Tensor) -> tuple[Tensor, Tensor]:
-    """A [R, D] and B [F, R]."""
+    """Return A [R, D] and B [F, R]."""
     u_FK, s_K, v_KD = torch.linalg.svd(weight_FD, full_matrices=False)
     u_FR, s_R, v_RD = u_FK[:, : matrix.rank], s_K[: matrix.rank], v_KD[: matrix.rank]
     sign_R = u_FR.gather(0, u_FR.abs().argmax(0, keepdim=True))[0].sign()
@@ -319,7 +319,7 @@ def draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init: str, task: 
 
 
 def row_norms(module: Linear, device: torch.device) -> Tensor:
-    """fp64 [F]: of all of W, of which every rank adds up the squares of its own piece."""
+    """Return the row norms of the whole W, fp64 [F]; every rank sums the squares of its own piece."""
     weight, matrix = module.weight, module.quantised
     if matrix is None:
         values, row_N = local(weight), own_indices(weight, 0)
@@ -337,7 +337,7 @@ def row_norms(module: Linear, device: torch.device) -> Tensor:
 
 
 def column_norms(experts: Experts, name: str, device: torch.device) -> Tensor:
-    """fp64 [E, F]: of the matrices of all experts, [E, D, F], in the same way."""
+    """Return the column norms of all experts' matrices [E, D, F], fp64 [E, F], likewise."""
     weight, matrix = getattr(experts, name), experts.quantised.get(name)
     values = local(weight) if matrix is None else values_of(QuantisedParameter("", experts, name, matrix))
     outputs = weight.shape[2] if matrix is None else matrix.shape[2]
@@ -349,7 +349,7 @@ def column_norms(experts: Experts, name: str, device: torch.device) -> Tensor:
 
 
 def _summed(squares: Tensor, weight: Tensor) -> Tensor:
-    """The sum over the ranks that have other pieces of a weight."""
+    """Return the sum over the ranks that have other pieces of a weight."""
     if isinstance(weight, DTensor):
         for axis, placement in enumerate(weight.placements):
             if not placement.is_replicate():

@@ -7,7 +7,7 @@ MOST = 127.0
 
 
 def encode(values_NB: Tensor, *, rest: bool = False) -> tuple[Tensor, Tensor]:
-    """Blocks in fp32 → their codes as bytes [N, B], and their scales in fp32 [N]."""
+    """Encode fp32 blocks as bytes [N, B] and fp32 scales [N]."""
     scale_N = values_NB.abs().amax(-1) / MOST
     divisor_N1 = torch.where(scale_N == 0, 1.0, scale_N)[:, None]
     codes_NB = (values_NB / divisor_N1).round_().clamp_(-MOST, MOST)
@@ -15,10 +15,10 @@ def encode(values_NB: Tensor, *, rest: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def table() -> Tensor:
-    """Nothing is looked up."""
+    """Return an empty table: decoding needs none."""
     return torch.empty(0)
 
 
 def decode(codes_NB: Tensor, table: Tensor) -> Tensor:
-    """Bytes [N, B] → fp32 [N, B], to be multiplied by the scale."""
+    """Decode bytes [N, B] to fp32 [N, B], to be multiplied by the scale."""
     return codes_NB.view(torch.int8).to(torch.float32)

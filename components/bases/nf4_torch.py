@@ -28,11 +28,11 @@ def encode(values_NB: Tensor, *, rest: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def table() -> Tensor:
-    """[256, 2]: the two levels of every byte."""
+    """Return the two levels of every byte, [256, 2]."""
     levels = torch.tensor(LEVELS)
     return torch.stack((levels.repeat_interleave(16), levels.repeat(16)), dim=-1)
 
 
 def decode(codes_NH: Tensor, table: Tensor) -> Tensor:
-    """Bytes [N, B / 2] → fp32 [N, B], to be multiplied by the scale."""
+    """Decode bytes [N, B / 2] to fp32 [N, B], to be multiplied by the scale."""
     return F.embedding(codes_NH.to(torch.int32), table).flatten(-2)

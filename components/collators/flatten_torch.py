@@ -7,7 +7,7 @@ from xtrain.runtime.ops import op
 
 
 def flatten() -> Stage:
-    """Nested rows become one list of samples, each knowing its row."""
+    """Flatten nested rows to one list of samples, each with its row."""
     return Stage(name="flatten", takes=TENSOR_ROWS, gives=TOKEN_SAMPLES, function=_unnest, one_pass=True)
 
 

@@ -69,7 +69,7 @@ class Pack(RowLink):
         return GROUP if isinstance(self.group, Auto) else self.group
 
     def useless(self) -> tuple[str, str] | None:
-        """Only documents that are taken out of their order are packed in groups."""
+        """Return the problem of an unused `group`: only packings that reorder documents use groups."""
         if self.grouped is not None or isinstance(self.group, Auto):
             return None
         other = next(name for name, packing in PACKINGS.items() if not packing.in_order)

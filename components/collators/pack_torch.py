@@ -125,7 +125,7 @@ def pack(
 
 
 def _empty(name: str, shape: tuple[int, int], samples: Samples, computed: Sequence[str]) -> Tensor:
-    """A column before anything lies in the rows, in the format that the samples have it in."""
+    """Return an empty column in the format of the samples."""
     known = (sample.columns[name].dtype for sample in samples.samples if name in sample.columns)
     return torch.full(shape, math.nan if name in computed else 0.0, dtype=next(known, torch.float32))
 

@@ -10,7 +10,7 @@ from xtrain.runtime.ops import op
 
 
 def to_tensor() -> Stage:
-    """Token arrays of any unsigned type become int64 tensors with memory of their own."""
+    """Convert token arrays of any unsigned type to int64 tensors with memory of their own."""
     return Stage(name="to_tensor", takes=RAW_ROWS, gives=TENSOR_ROWS, function=_convert, one_pass=True)
 
 

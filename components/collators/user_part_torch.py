@@ -144,7 +144,8 @@ class CollatorCalls:
             return function(shown, **arguments)
 
     def _generator(self, shown: Any, position: int) -> np.random.Generator:
-        """Random numbers of a row: of its place in the run, which no layout changes; in evaluation, of its tokens."""
+        """Return the random generator of a row, seeded by its position in the run, which no layout changes; in
+        evaluation, by its tokens."""
         whose = blake2b(self.node.encode(), digest_size=8)
         if position == UNKNOWN:
             for tokens in _token_arrays(shown):
@@ -167,7 +168,7 @@ def _gathered(rows: list[list[Sample]]) -> Samples:
 
 
 def _token_arrays(shown: Any) -> list[Any]:
-    """The tokens of a row, in whatever kind of value."""
+    """Return the tokens of a row of any kind of value."""
     match shown:
         case Microbatch():
             return [shown.input_ids_BS]

@@ -31,7 +31,7 @@ from xtrain.planner.weights.stored import StoredNames
 
 
 def _heads(config: Config) -> Any:
-    """Keys and values have heads of their own; the older key for them must say so."""
+    """Return the number of heads. Keys and values have the same number; the older key for it must agree."""
     heads = config.get("num_attention_heads", 128)
     if config.get("num_key_value_heads", heads) not in (None, heads):
         return WrongKey("num_key_value_heads", "as many as num_attention_heads")
@@ -39,7 +39,7 @@ def _heads(config: Config) -> Any:
 
 
 def _rope_dim(config: Config) -> Any:
-    """transformers writes it a second time, and then takes frequencies of that width."""
+    """Return the RoPE width. transformers writes it a second time as `head_dim` and uses that for the frequencies."""
     width = config.get("qk_rope_head_dim", 64)
     return width if config.get("head_dim", width) in (None, width) else WrongKey("head_dim", "as qk_rope_head_dim")
 

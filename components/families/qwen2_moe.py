@@ -39,7 +39,7 @@ from xtrain.planner.weights.stored import StoredNames
 
 
 def _every_second(config: Config, layers: int) -> Slides:
-    """The first of every two layers before `max_window_layers`."""
+    """Return the first of every two layers before `max_window_layers`."""
     end = window_bound(config)
     return end if isinstance(end, WrongKey) else [layer % 2 == 0 and layer < end for layer in range(layers)]
 

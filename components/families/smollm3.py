@@ -66,7 +66,7 @@ def _by_interval(config: Config) -> list[int] | None:
 
 
 def _without_positions(config: Config, layers: int) -> Slides:
-    """The layers without positions have the window."""
+    """Return for each layer whether it has the window: the layers without RoPE do."""
     flags = config.get("no_rope_layers")
     plain = _by_interval(config) if flags is None else _numbers(flags)
     without = set() if plain is None or plain is REFUSED else set(plain)

@@ -41,7 +41,7 @@ class _OwnFamily(UserComponent):
 
     @classmethod
     def base_of(cls, declared: Declared) -> type:
-        """One with the settings of experts, where a piece of the block needs them."""
+        """Return the base class; the one with expert settings if a piece of the block needs them."""
         pieces = (each for each in _pieces_of(declared.body) if isinstance(each, type) and issubclass(each, Layer))
         return UserExpertFamily if any(issubclass(each.settings, ExpertTransformer) for each in pieces) else UserFamily
 
@@ -83,7 +83,7 @@ class UserExpertFamily(_OwnFamily, ExpertTransformer):
 
 
 def _pieces_of(body: FunctionBody | None) -> Iterator[Any]:
-    """The pieces and functions of pieces that a body names, anywhere."""
+    """Yield the pieces, and functions of pieces, that a body names."""
     assert body is not None
     for node in ast.walk(body.node):
         if isinstance(node, ast.Name | ast.Attribute) and (found := _piece(body.module.dotted(node))) is not None:
@@ -91,7 +91,7 @@ def _pieces_of(body: FunctionBody | None) -> Iterator[Any]:
 
 
 def _settings_read(body: FunctionBody) -> Iterator[str]:
-    """Settings that a block is made of: by pieces, by layers, and by name."""
+    """Yield the settings that a block reads: by pieces, by layers, and by name."""
     for part in _pieces_of(body):
         yield from getattr(part, "reads", ())
     for node in ast.walk(body.node):
@@ -104,7 +104,7 @@ def _settings_read(body: FunctionBody) -> Iterator[str]:
 
 
 def _piece(name: str) -> Any:
-    """The piece, the function of pieces, or the class method that an imported name stands for."""
+    """Return the piece, function of pieces, or class method that an imported name refers to."""
     *package, last = name.split(".")
     if last == "of" and package:
         cls = _piece(".".join(package))
@@ -186,7 +186,7 @@ class _FamilyReader(BodyReader):
         return found
 
     def own(self, name: str, node: ast.Call, given: list[Any], named: dict[str, Any]) -> Any:
-        """A layer of the module; other functions are read as part of this one."""
+        """Read a call of a layer class of the module; other functions are read inline."""
         layer = self.module.layers.get(name)
         if layer is None:
             return super().own(name, node, given, named)

@@ -24,7 +24,7 @@ _LABEL: Final = re.compile(rf"(?P<key>({_DNS}(\.{_DNS})*/)?{_WORD})=(?P<value>{_
 
 
 def _named(longest: int, *, dots: bool = False) -> TextCheck:
-    """As Kubernetes allows names (RFC 1123)."""
+    """Return a check of Kubernetes names (RFC 1123)."""
     words = "of small letters, digits" + (", `-` and `.`" if dots else " and `-`")
     pattern = rf"{_DNS}(\.{_DNS})*" if dots else _DNS
 
@@ -158,7 +158,7 @@ class Kubernetes(Launcher):
             yield "shared_memory", "it is counted in `memory`, and takes all of it", "give more memory"
 
     def _lost(self, spec: Any) -> Iterator[tuple[str, str, str]]:
-        """Folders that nobody keeps. Every volume is written as it should be."""
+        """Yield the problems of folders that are not on a volume. All volumes are valid already."""
         runs = normpath(join(self.workdir, spec.workspace.root))
         lost = "is on no volume, and what is written there is lost with the pods"
         if not _is_mount(self.workdir) or not self._is_kept(self.workdir):

@@ -102,7 +102,7 @@ LAUNCHER: Final = KubernetesJobs()
 
 
 def _items(answer: str | None) -> list[Any]:
-    """Objects that kubectl has printed: one, a list, or nothing. Raises EnvironmentFault."""
+    """Return the objects printed by kubectl: one, a list, or nothing. Raises EnvironmentFault."""
     try:
         found = json.loads(answer) if answer and answer.strip() else {"items": []}
         return found.get("items", [found])
@@ -115,7 +115,7 @@ def _id(job: Job) -> str:
 
 
 def _delete(launcher: Any, id: str, *, wait: bool = False) -> None:
-    """A job and what belongs to it. It is there until its pods are gone."""
+    """Delete a job and its objects. The job remains until its pods are gone."""
     kind, _, name = id.partition("/")
     others = [f"configmap/{name}", *([f"service/{name}"] if kind == "job" else [])]
     answer_of(
@@ -145,7 +145,7 @@ def object_name(job: Job) -> str:
 
 
 def manifest(job: Job) -> dict[str, Any]:
-    """Everything, as one list of objects."""
+    """Return all objects as one list."""
     launcher, name = job.launcher, object_name(job)
     plan = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(job, name), **_plan_data(job)}
     if launcher.manifest == "jobset":
@@ -180,7 +180,7 @@ def _plan_data(job: Job) -> dict[str, Any]:
 
 
 def _metadata(job: Job, name: str, queued: Any = None) -> dict[str, Any]:
-    """queued: of what Kueue admits."""
+    """Return an object's metadata. queued: launcher of an object that Kueue admits."""
     labels = {"app.kubernetes.io/managed-by": "xtrain", "xtrain/plan": job.plan.id}
     if queued is not None and queued.queue:
         labels["kueue.x-k8s.io/queue-name"] = queued.queue
@@ -283,7 +283,7 @@ def _pod(job: Job, launcher: Any, name: str, head: str) -> dict[str, Any]:
 
 
 def _command(job: Job, head: str) -> str:
-    """xtrain starts the ranks of its pod; the first pod is where they meet."""
+    """Return the command of a pod: xtrain starts the pod's ranks, and they meet in the first pod."""
     plan, unpack = f"{PLAN_MOUNT}/plan.json", ""
     if "binaryData" in _plan_data(job):
         unpack, plan = f"gzip -dc {PLAN_MOUNT}/plan.json.gz > /tmp/plan.json && ", "/tmp/plan.json"

@@ -155,7 +155,7 @@ class Slurm(Launcher):
             yield "mounts", "no `container` is given"
 
     def lead(self, stop_deadline: float) -> int:
-        """Seconds before the time limit at which the signal is asked for. stop_deadline: seconds."""
+        """Return the seconds before the time limit at which the signal is sent. stop_deadline: seconds."""
         return ceil(stop_deadline + EARLY if isinstance(self.warn, Auto) else self.warn.value)
 
 

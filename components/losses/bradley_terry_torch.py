@@ -17,7 +17,7 @@ def compare(model: ModelParts, margin: bool, centre: float) -> None:
 
 
 def ranked(margin: bool = False, centre: float = 0.0) -> RewardTerm:
-    """Arguments as the settings of `BradleyTerry`."""
+    """Return the Bradley-Terry loss. Arguments are settings of `BradleyTerry`."""
 
     def loss(pairs: UnitRewards) -> tuple[Tensor, dict[str, Tensor]]:
         chosen_U, rejected_U = pairs.reward_KU

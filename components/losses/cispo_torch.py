@@ -16,7 +16,7 @@ def improve(model: ModelParts, ratio_low: float, ratio_high: float, **others: An
 
 
 def weighted(low: float, high: float) -> Surrogate:
-    """−clip(ρ, low, high) A log π, ρ without gradient."""
+    """Return the surrogate −clip(ρ, low, high) A log π, ρ without gradient."""
 
     def surrogate(logprob_T: Tensor, ratio_T: Tensor, advantage_T: Tensor) -> tuple[Tensor, Tensor]:
         ratio_T = ratio_T.detach()

@@ -17,7 +17,7 @@ def prefer(model: ModelParts, beta: float, form: str, label_smoothing: float, al
 
 
 def preference(beta: float, form: str, label_smoothing: float, alpha: float) -> UnitTerm:
-    """Arguments as the settings of `Cpo`."""
+    """Return the CPO loss. Arguments are settings of `Cpo`."""
 
     def loss(pairs: UnitSums) -> tuple[Tensor, dict[str, Tensor]]:
         by_KU = pairs.mean(LOGPROB) if form == "ipo" else pairs.logprob_KU

@@ -16,8 +16,8 @@ def minimise(model: ModelParts, label_smoothing: float = 0.0, weighted: bool = F
 
 
 def cross_entropy(smoothing: float, weighted: bool = False, focal: float = 0.0) -> Term:
-    """w · ((1 − s) · (1 − p)^γ · −log p(label) + s · the mean of −log p over the vocabulary); s: `smoothing`, as torch
-    has it; γ: `focal`; w: of the token, where it is `weighted`."""
+    """Return the loss w · ((1 − s) · (1 − p)^γ · −log p(label) + s · the mean of −log p over the vocabulary); s:
+    `smoothing`, as in torch; γ: `focal`; w: the token's weight, if `weighted`."""
 
     def loss(logprob_T: Tensor, **given: Tensor) -> Tensor:
         loss_T = (smoothing - 1) * logprob_T

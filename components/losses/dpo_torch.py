@@ -17,7 +17,7 @@ def prefer(model: ModelParts, beta: float, form: str, label_smoothing: float, le
 
 
 def preference(beta: float, form: str, label_smoothing: float = 0.0, length_normalised: bool = False) -> UnitTerm:
-    """Arguments as the settings of `Dpo`."""
+    """Return the DPO loss. Arguments are settings of `Dpo`."""
 
     def loss(pairs: UnitSums) -> tuple[Tensor, dict[str, Tensor]]:
         ratio_KU = pairs.logprob_KU - pairs.sums[REF]

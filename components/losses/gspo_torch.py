@@ -17,7 +17,7 @@ def improve(model: ModelParts, clip_low: float, clip_high: float, kl: str, kl_we
 
 
 def of_sequences(clip_low: float, clip_high: float, kl: str = "none", kl_weight: float = 0.0) -> UnitTerm:
-    """Arguments as the settings of `Gspo`."""
+    """Return the GSPO loss. Arguments are settings of `Gspo`."""
     surrogate = clipped(clip_low, clip_high)
 
     def each(**tokens: Tensor) -> dict[str, Tensor]:

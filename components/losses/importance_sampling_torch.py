@@ -17,5 +17,5 @@ def improve(model: ModelParts, **settings: Any) -> None:
 
 
 def weighted(logprob_T: Tensor, ratio_T: Tensor, advantage_T: Tensor) -> tuple[Tensor, Tensor]:
-    """−ρ A; no ratio is clipped."""
+    """Return −ρ A; no ratio is clipped."""
     return -ratio_T * advantage_T, torch.zeros_like(ratio_T, dtype=torch.bool)

@@ -18,7 +18,7 @@ each token and whether its ratio is clipped, which removes its gradient."""
 
 
 def divergence(kl: str, logprob_T: Tensor, ref_T: Tensor) -> Tensor:
-    """Estimates of the divergence from a reference, for each token (Schulman, joschu.net/blog/kl-approx.html)."""
+    """Estimate the divergence from a reference per token (Schulman, joschu.net/blog/kl-approx.html)."""
     d_T = ref_T - logprob_T
     if kl == "k1":
         return -d_T
@@ -29,12 +29,12 @@ def divergence(kl: str, logprob_T: Tensor, ref_T: Tensor) -> Tensor:
 
 
 def measured(kl: str) -> tuple[str, ...]:
-    """The names of metrics."""
+    """Return the names of metrics."""
     return (*POLICY, *(REFERENCE_KL if kl != "none" else ()))
 
 
 def measures(log_ratio_T: Tensor, clipped_T: Tensor, entropy_T: Tensor) -> dict[str, Tensor]:
-    """The metrics of every policy."""
+    """Return the metrics common to all policy losses."""
     log_ratio_T = log_ratio_T.detach()
     return {
         "policy/ratio": log_ratio_T.exp(),
@@ -47,7 +47,7 @@ def measures(log_ratio_T: Tensor, clipped_T: Tensor, entropy_T: Tensor) -> dict[
 def of_tokens(
     surrogate: Surrogate, *, kl: str, kl_weight: float, normalise: str, max_tokens: int | None = None
 ) -> Term:
-    """A loss of single tokens. Arguments as the settings of a `TokenPolicyLoss`."""
+    """Return a loss of single tokens. Arguments as the settings of a `TokenPolicyLoss`."""
 
     def loss(logprob_T: Tensor, entropy_T: Tensor, **columns: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         log_ratio_T = logprob_T - columns[OLD]
@@ -69,8 +69,8 @@ def of_tokens(
 
 
 def clipped(low: float, high: float, dual: float | None = None) -> Surrogate:
-    """−min(ρ A, clip(ρ, 1 − low, 1 + high) A) (PPO, arXiv 1707.06347), which for A < 0 is at most −`dual` · A (arXiv
-    1912.09729)."""
+    """Return the surrogate −min(ρ A, clip(ρ, 1 − low, 1 + high) A) (PPO, arXiv 1707.06347), for A < 0 at most −`dual` ·
+    A (arXiv 1912.09729)."""
 
     def surrogate(logprob_T: Tensor, ratio_T: Tensor, advantage_T: Tensor) -> tuple[Tensor, Tensor]:
         free_T, bound_T = ratio_T * advantage_T, ratio_T.clamp(1 - low, 1 + high) * advantage_T

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def compared(form: str, beta: float, difference_U: Tensor, smoothing: float) -> Tensor:
-    """The loss of each pair by the difference of its sides: of log-ratios, or of log-probabilities.
+    """Return the loss of each pair by the difference of its sides: of log-ratios, or of log-probabilities.
 
     sigmoid: −(1 − ε) log σ(βd) − ε log σ(−βd), ε = `smoothing`; robust: ((1 − ε) −log σ(βd) + ε log σ(−βd)) / (1 − 2ε);
     hinge: max(0, 1 − βd); ipo: (d − 1/(2β))².
@@ -25,7 +25,7 @@ def compared(form: str, beta: float, difference_U: Tensor, smoothing: float) -> 
 
 
 def rewards_of(rewards_KU: Tensor) -> dict[str, Tensor]:
-    """The metrics of pairs whose sides have these rewards."""
+    """Return the metrics of pairs whose sides have these rewards."""
     chosen_U, rejected_U = rewards_KU.detach()
     return {
         "rewards/chosen": chosen_U,

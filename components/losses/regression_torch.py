@@ -15,7 +15,7 @@ def regress(model: ModelParts) -> None:
 
 
 def squared() -> RewardTerm:
-    """(r − `reward`)² of each sequence."""
+    """Return the loss (r − `reward`)² of each sequence."""
 
     def loss(sequences: UnitRewards) -> tuple[Tensor, dict[str, Tensor]]:
         (reward_U,) = sequences.reward_KU

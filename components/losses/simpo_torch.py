@@ -18,7 +18,7 @@ def prefer(model: ModelParts, beta: float, gamma: float) -> None:
 
 
 def preference(beta: float, gamma: float) -> UnitTerm:
-    """Arguments as the settings of `Simpo`."""
+    """Return the SimPO loss. Arguments are settings of `Simpo`."""
 
     def loss(pairs: UnitSums) -> tuple[Tensor, dict[str, Tensor]]:
         mean_KU = pairs.mean(LOGPROB)

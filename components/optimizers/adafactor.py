@@ -93,8 +93,8 @@ class Adafactor(Optimizer):
         return True
 
     def work(self, run: "Resolved", parameters: "Iterable[ParameterSpec]") -> "UpdateWork":
-        """Three sums along every axis that cuts matrices: of squares of weights, and of gradients by rows and columns;
-        of these by rows; of squares of updates."""
+        """Return the optimizer's work: three sums along every axis that cuts matrices: of squares of weights and of
+        gradients by rows and columns; of the latter by rows; of squares of updates."""
         from xtrain.planner.costs.op_trace import CollectiveCall
         from xtrain.planner.update_work import UpdateWork, cuts_along
 

@@ -55,12 +55,12 @@ class CutMatrices:
         return found
 
     def parts(self) -> Iterable[tuple[slice, slice, slice]]:
-        """Rows of the local tensor that are looked at together: they, which of the M, and which rows of these."""
+        """Yield local row ranges processed together: the rows, the slice of the M matrices, and the rows within them."""
         for rows in row_ranges(local(self.parameter)):
             yield (rows, rows, slice(None)) if self.stacked else (rows, slice(None), rows)
 
     def part(self, tensor: Tensor, rows: slice) -> Tensor:
-        """[M, …], in the format of an update."""
+        """Return rows as [M, …] in the format of an update."""
         own = wide(local(tensor)[rows], self.parameter)
         return own if self.stacked else own[None]
 
@@ -92,7 +92,8 @@ class AdafactorOptimizer(Optimizer):
         states: str = "",
         storage: Storage | None = None,
     ) -> None:
-        """found: all parameters of the groups. device: where sums are sent from. states: format of the averages."""
+        """Initialize the optimizer. found: all parameters of the groups. device: device for the sums. states: format of
+        the averages."""
         super().__init__(params, {"lr": lr, "weight_decay": 0.0})
         self._found, self._sums = found, SumsOverPieces(device)
         self._beta2_decay, self._eps1, self._eps2, self._largest = beta2_decay, eps1, eps2, largest
@@ -160,7 +161,7 @@ class AdafactorOptimizer(Optimizer):
                 stored.copy_(wide(stored, each.parameter).lerp(squares.view(stored.shape), self._share(each)))
 
     def _average(self, each: CutMatrices) -> None:
-        """The averages move on; `mean_M` is the sum of this rank's rows."""
+        """Update the averages; `mean_M` is the sum over this rank's rows."""
         rows, columns = each.averages(self.state[each.parameter])
         share, (count, length) = self._share(each), each.parameter.shape[-2:]
         for stored, sums in ((rows, each.rows_MR / length), (columns, each.columns_MC / count)):
@@ -168,7 +169,7 @@ class AdafactorOptimizer(Optimizer):
         each.mean_M = wide(rows, each.parameter).sum(-1)
 
     def _update(self, each: CutMatrices, rows: slice, among: slice, along: slice) -> Tensor:
-        """[M, …] before it is scaled."""
+        """Return the update [M, …] before scaling."""
         state = self.state[each.parameter]
         gradient = each.part(each.parameter.grad, rows)  # pyright: ignore[reportArgumentType]
         if each.factored:
@@ -194,7 +195,7 @@ class AdafactorOptimizer(Optimizer):
 
 
 def matrices_of(name: str, parameter: Tensor, *, expert: bool) -> CutMatrices:
-    """expert: it is a stack of the experts' own."""
+    """Return the matrices of a parameter. expert: the parameter is a stack of experts."""
     factored = parameter.dim() == (3 if expert else 2)
     return CutMatrices(name=name, parameter=parameter, stacked=expert, factored=factored)
 

@@ -104,7 +104,7 @@ class AdamMini(Optimizer):
         return True
 
     def work(self, run: "Resolved", parameters: "Iterable[ParameterSpec]") -> "UpdateWork":
-        """One sum along every axis that cuts blocks."""
+        """Return the optimizer's work: one sum along every axis that cuts blocks."""
         from xtrain.planner.costs.op_trace import CollectiveCall
         from xtrain.planner.update_work import UpdateWork, cuts_along
 
@@ -127,7 +127,7 @@ class AdamMini(Optimizer):
 
 
 def heads_of(run: "Resolved") -> dict[str, int]:
-    """The names of the matrices of queries and keys, with `*` for the layer, and how many heads each has."""
+    """Return the names of the matrices of queries and keys, with `*` for the layer, and how many heads each has."""
     arch = run.architecture
     return {
         f"layers.*.{parameter.name}": parameter.heads
@@ -159,7 +159,7 @@ def blocks_in(args: Mapping[str, Any], name: str) -> Blocks:
 
 
 def summed_dims(blocks: Blocks, dims: int, expert: bool) -> tuple[int, ...]:
-    """The dims of a parameter along which a block lies. dims: how many it has."""
+    """Return the dims of a parameter along which a block lies. dims: how many it has."""
     return {
         "heads": (0, 1),
         "rows": (dims - 1,),

@@ -70,7 +70,7 @@ class BlockedParameter:
             self.sums[slice(None) if 0 in self.dims else rows] += self.squares(rows).sum(self.dims, keepdim=True)
 
     def gradients(self, rows: slice) -> Tensor:
-        """In the format of an update."""
+        """Return the gradient rows in the format of an update."""
         assert self.parameter.grad is not None
         return wide(local(self.parameter.grad)[rows], self.parameter)
 
@@ -105,8 +105,8 @@ class AdamMiniOptimizer(Optimizer):
         args: Mapping[str, Any],
         storage: Storage | None = None,
     ) -> None:
-        """found: all parameters of the groups. device: where sums are sent from. args: of the node, as `state` reads
-        them."""
+        """Initialize the optimizer. found: all parameters of the groups. device: device for the sums. args: the node's
+        arguments, as `state` reads them."""
         super().__init__(params, {"lr": lr, "weight_decay": 0.0})
         self._found, self._sums = tuple(found), SumsOverPieces(device)
         self._betas, self._eps = betas, eps

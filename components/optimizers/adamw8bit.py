@@ -64,7 +64,8 @@ class AdamW8bit(Optimizer):
         return {**super().arguments(run), "quantised": sorted({pattern_of(each.name) for each in found})}
 
     def _quantised(self, tensors: "Iterable[ParameterSpec]") -> "list[ParameterSpec]":
-        """Whatever the layout, and whatever is trained. Of names that layers share, each must fit."""
+        """Return the tensors with 8-bit moments, independent of layout and of what is trained. All tensors of a name
+        shared by layers must fit."""
         tensors = list(tensors)
         others = {pattern_of(each.name) for each in tensors if not self._fits(each.shape)}
         return [each for each in tensors if pattern_of(each.name) not in others]
@@ -110,12 +111,12 @@ class AdamW8bit(Optimizer):
         yield Conflict("block", message, f"use block {fitting}" if fitting else "use fewer ranks for tp")
 
     def _cut(self, cuts: "Cuts", tensors: "Sequence[ParameterSpec]") -> "ParameterSpec | None":
-        """A tensor of which a block would lie on two ranks."""
+        """Return a tensor with a block that would be split over two ranks; None if there is none."""
         return next((each for each in self._quantised(tensors) if cuts.shape(each)[-1] % self.block), None)
 
 
 def pattern_of(name: str) -> str:
-    """The name of a parameter with `*` for the layer."""
+    """Return the name of a parameter with `*` for the layer."""
     start, _, inside = name.partition(".")
     return f"layers.*.{inside.partition('.')[2]}" if start == "layers" else name
 

@@ -39,7 +39,7 @@ class AdamW8bitOptimizer(LocalOptimizer):
         storage: Storage | None = None,
         cautious_decay: bool = False,
     ) -> None:
-        """names: of parameters, by their id."""
+        """Initialize the optimizer. names: parameter names by id."""
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps}, storage, cautious_decay)
         self._names, self._block, self._quantised = names, block, quantised
         self._numbers = {moment: numbers_of_codes(signed) for moment, signed in SIGNED.items()}
@@ -103,7 +103,7 @@ def quantised(value: Tensor, block: int, numbers: Tensor) -> tuple[Tensor, Tenso
 
 
 def dequantised(codes: Tensor, scales: Tensor, numbers: Tensor) -> Tensor:
-    """The numbers, in fp32, that codes and scales stand for. numbers: what codes stand for at a scale of 1."""
+    """Return the fp32 values of codes and scales. numbers: the values of the codes at scale 1."""
     found = numbers[codes.int()]
     return (found.unflatten(-1, (scales.shape[-1], -1)) * scales[..., None]).flatten(-2)
 

@@ -123,8 +123,8 @@ class Muon(Optimizer):
 
 
 def heads_of(heads: Mapping[str, Sequence[int]] | None, name: str) -> tuple[int, int]:
-    """(how many heads of a parameter are taken by themselves, the dimension 0 or 1 along which they lie). heads: the
-    argument of the node."""
+    """Return (number of separately orthogonalized heads, the dimension 0 or 1 along which they lie). heads: the node's
+    argument."""
     start, _, inside = name.partition(".")
     count, dim = (heads or {}).get(f"{start}.*.{inside.partition('.')[2]}", (1, 0))
     return count, dim

@@ -106,7 +106,7 @@ class MuonOptimizer(Optimizer):
         return found if found.dim() == 3 else found[None]
 
     def _made_orthogonal(self, stack: MatrixStack, x_NRC: Tensor) -> Tensor:
-        """Each matrix, or each head of one."""
+        """Orthogonalize each matrix, or each head of it."""
         heads, dim = heads_of(self._heads, stack.name)
         if heads == 1:
             return self._orthogonal(x_NRC)
@@ -124,18 +124,18 @@ class MuonOptimizer(Optimizer):
         return shape
 
     def _rows(self, part: Tensor) -> Iterable[slice]:
-        """Rows that are updated at once."""
+        """Return the row ranges that are updated at once."""
         return row_ranges(part) if self._storage.converts else (slice(0, part.shape[0]),)
 
 
 def _part(tensor: Tensor, stack: MatrixStack) -> Tensor:
-    """This rank's piece of a stack: [count, rows, columns], or of a single matrix [rows, columns]."""
+    """Return this rank's piece of a stack, [count, rows, columns], or of a single matrix, [rows, columns]."""
     own = local(tensor)
     return own[stack.first : stack.first + stack.shape[0]] if own.dim() == 3 else own
 
 
 def scale_of(scale: str, shape: Sequence[int]) -> float:
-    """The factor of an update. shape: of a matrix [outputs, inputs], or of a stack [count, inputs, outputs]."""
+    """Return the factor of an update. shape: of a matrix [outputs, inputs], or of a stack [count, inputs, outputs]."""
     outputs, inputs = shape[-2:] if len(shape) == 2 else (shape[-1], shape[-2])
     if scale == "match_rms_adamw":
         return MATCHES_ADAMW * max(outputs, inputs) ** 0.5
@@ -143,10 +143,8 @@ def scale_of(scale: str, shape: Sequence[int]) -> float:
 
 
 def newton_schulz(x_NRC: Tensor, steps: int, coefficients: Sequence[float]) -> Tensor:
-    """Matrices [count, rows, columns] with the singular vectors of `x_NRC`, and singular values near 1, in its format.
-
-    x ← a·x + (b·A + c·A²)·x with A = x·xᵀ, begun at x / ‖x‖ (Jordan et al. 2024).
-    """
+    """Return matrices [count, rows, columns] with the singular vectors of `x_NRC` and singular values near 1, in its
+    format. x ← a·x + (b·A + c·A²)·x with A = x·xᵀ, starting at x / ‖x‖ (Jordan et al. 2024)."""
     a, b, c = coefficients
     tall = x_NRC.shape[-2] > x_NRC.shape[-1]
     x = x_NRC.mT if tall else x_NRC

@@ -44,7 +44,7 @@ class ScheduleFreeOptimizer(Optimizer):
                     self._update(group, parameter)
 
     def _move(self, share: Callable[[float], float], which: Callable[[Tensor], bool]) -> None:
-        """Towards z by a share that follows from β₁."""
+        """Move weights toward z by a share that depends on β₁."""
         for group in self.param_groups:
             moved = [each for each in group["params"] if self.state[each] and which(each)]
             if moved:

@@ -88,7 +88,7 @@ def _tensor_of(value: Any, parameter: Tensor) -> str:
 
 
 def _scalar(value: Any, parameter: Tensor) -> str:
-    """The same of a single number."""
+    """Return the problem of a state value that should be a single number; empty if it is valid."""
     if isinstance(value, Tensor) and value.shape == () and value.dtype == torch.float32:
         return ""
     found = f"{tuple(value.shape)} in {value.dtype}" if isinstance(value, Tensor) else type(value).__name__

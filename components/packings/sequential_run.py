@@ -99,7 +99,7 @@ def next_fit(
 
 @cache
 def compiled() -> Any:
-    """`next_fit` in machine code."""
+    """Return `next_fit` compiled to machine code."""
     from xtrain.runtime.data.jit import kernel
 
     return kernel(next_fit)

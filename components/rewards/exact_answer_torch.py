@@ -13,7 +13,7 @@ from xtrain.runtime.state import Rank, StepCall
 
 @op("rollout.score.exact_answer")
 def score(rank: Rank, meshes: Meshes, pattern: str | None, compare: str) -> StepCall:
-    """1 for a completion with the answer of the dataset, 0 for any other."""
+    """Score completions: 1 with the dataset's answer, otherwise 0."""
     expression = None if pattern is None else re.compile(pattern)
 
     def reward(prompt: Prompt, text: str) -> float:
@@ -27,7 +27,7 @@ def score(rank: Rank, meshes: Meshes, pattern: str | None, compare: str) -> Step
 
 
 def answer_in(text: str, expression: re.Pattern[str] | None) -> str | None:
-    """The answer that a text gives; None where the expression does not match."""
+    """Return the answer that a text gives; None where the expression does not match."""
     if expression is None:
         return text.strip()
     last = None
@@ -40,7 +40,8 @@ def answer_in(text: str, expression: re.Pattern[str] | None) -> str | None:
 
 
 def equal(found: str, wanted: str, compare: str) -> bool:
-    """compare: as `text`, or as a `number`, of which there is none in a text that is no decimal number."""
+    """Return True if the answers are equal. compare: as `text`, or as a `number`; a text that is no decimal number
+    equals none."""
     if compare == "text":
         return found == wanted
     try:

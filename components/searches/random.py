@@ -12,8 +12,7 @@ from xtrain.dsl.schema.sweep import METHODS, Method, Point
 
 
 def drawn(over: Mapping[str, Dimension], seed: int, number: int) -> Point:
-    """The point that a trial draws. It depends on nothing else: neither on how many trials there are, nor on the other
-    dimensions."""
+    """Return the point of a trial. It depends on neither the number of trials nor the other dimensions."""
     return {name: dimension.at(Random(f"{seed}/{number}/{name}").random()) for name, dimension in over.items()}
 
 

@@ -29,7 +29,7 @@ def suggest(
     method: Method, over: Mapping[str, Dimension], told: Sequence[tuple[SweepTrial, SweepTrial]],
     number: int,
 ) -> Point:  # fmt: skip
-    """told: trials, each with that which was run for it."""
+    """Suggest a point. told: trials, each with the trial that was run for it."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     seed = (method.args()["seed"] * _SEED_STRIDE + number) % 2**32
     # The startup trials are drawn by the sweep itself; with nothing to go by the sampler draws.
@@ -69,7 +69,7 @@ def _params(over: Mapping[str, Dimension], point: Mapping[str, str]) -> dict[str
 
 
 def _told(trial: SweepTrial, run: SweepTrial, over: Mapping[str, Dimension]) -> FrozenTrial:
-    """A trial that has ended: with its value, stopped at a rung, or failed."""
+    """Convert an ended trial for Optuna: with its value, stopped at a rung, or failed."""
     state = TrialState.COMPLETE if run.finished else TrialState.PRUNED
     if run.failed or run.value is None:
         state = TrialState.FAIL
@@ -84,7 +84,7 @@ def _told(trial: SweepTrial, run: SweepTrial, over: Mapping[str, Dimension]) -> 
 
 
 def open_study(name: str, over: Mapping[str, Dimension], folder: Path) -> "StudyFile":
-    """The study of a sweep in its folder."""
+    """Return the study of a sweep in its folder."""
     return StudyFile(name, over, folder / STUDY_FILE)
 
 

@@ -19,7 +19,7 @@ CONTINUES = b"\xff\xff\xff\xff"  # before every message of a stream, since versi
 
 
 def open_source(request: SourceRequest) -> OpenedSource:
-    """The files that match. Raises DataError for a pattern that matches none."""
+    """Return the files that match. Raises DataError for a pattern that matches none."""
     return open_tables(request, arrow_batches)
 
 

@@ -50,7 +50,7 @@ class HuggingFace(Source):
         return [place(name) if os.path.isdir(place(name)) else name, *rest]  # noqa: PTH112
 
     def check(self, dataset: str, vocabulary: Callable[[], int | None], found: "Findings") -> None:
-        """It lies in a folder, or on the hub, where names have no more than one `/`."""
+        """Check that the dataset is a folder, or a name on the hub with at most one `/`."""
         rule, path, name = f"data.files.{dataset}", f"dataset.{dataset}.source", self.name
         if os.path.isdir(name):  # noqa: PTH112 (any text is a name to it)
             found.passed(rule, f"folder {name}")

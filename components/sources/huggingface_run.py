@@ -52,7 +52,7 @@ class HubDataset:
     reads: Reads
 
     def units(self) -> Iterator[SourceUnit]:
-        """Some rows at a time. Raises DataError if there is no such dataset, split or column, or it cannot be read."""
+        """Yield groups of rows. Raises DataError if the dataset, split or column is missing or unreadable."""
         pa = pyarrow("huggingface")
         data = self._load()
         check_columns(data.features.arrow_schema, self.reads, self._place)
@@ -72,11 +72,11 @@ class HubDataset:
             yield SourceUnit(size=0, part=NO_ROWS, path=self.folder, line=1)
 
     def read(self, unit: SourceUnit) -> Iterator[SourceRecord | BadRecord]:
-        """A record, or a bad one, for each row."""
+        """Yield a good or bad record per row."""
         return records_of(unit, self.reads, self._place)
 
     def num_bytes(self) -> None:
-        """Not known before it is loaded."""
+        """Return None: the size is unknown before loading."""
         return
 
     def content(self) -> list[str]:
@@ -162,7 +162,7 @@ def _offline(datasets: Any) -> Iterator[None]:
 
 @contextmanager
 def _quiet(datasets: Any) -> Iterator[None]:
-    """Without the library's own progress bars: there is one already."""
+    """Suppress the library's progress bars: xtrain shows its own."""
     shown = datasets.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:

@@ -19,7 +19,7 @@ from xtrain.runtime.data.sources.reader import OpenedSource, SourceRequest
 
 
 def open_source(request: SourceRequest) -> OpenedSource:
-    """The files that match. Raises DataError for a pattern that matches none."""
+    """Return the files that match. Raises DataError for a pattern that matches none."""
     files = matched(request.patterns, request.base)
     return OpenedSource(reader=JsonLinesFiles(files=files, reads=request.reads), files=files)
 
@@ -33,13 +33,13 @@ class JsonLinesFiles:
     reads: Reads
 
     def units(self) -> Iterator[SourceUnit]:
-        """Blocks of whole lines, or elements of an array."""
+        """Yield blocks of complete lines, or elements of an array."""
         for path in self.files:
             is_array, data = opened(path, blocks(path))
             yield from array_units(path, data) if is_array else _lines(path, data)
 
     def read(self, unit: SourceUnit) -> Iterator[SourceRecord | BadRecord]:
-        """A record, or a bad one, for each line that is not blank."""
+        """Yield a good or bad record per line that is not blank."""
         if isinstance(unit.part, Unusable):
             yield BadRecord(origin=str(unit.path), reason=unit.part.reason)
             return
@@ -68,7 +68,7 @@ class JsonLinesFiles:
             yield _record(content, f"{unit.path}:{number}")
 
     def num_bytes(self) -> int:
-        """Bytes of all files, as they are on disk."""
+        """Return the bytes of all files on disk."""
         return sum(map(size_of, self.files))
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def open_source(request: SourceRequest) -> OpenedSource:
-    """The files that match. Raises DataError for a pattern that matches none."""
+    """Return the files that match. Raises DataError for a pattern that matches none."""
     return open_tables(request, parquet_batches)
 
 

@@ -43,6 +43,6 @@ class Synthetic(Source):
         return f"{options['documents']:,} synthetic documents of about {options['length']:,} tokens"
 
     def identity(self, seed: int) -> Any:
-        """To write out the seed that it has by itself makes no other experiment."""
+        """Return the identity; the default seed written out is the same experiment."""
         own = attrs.evolve(self, seed=AUTO) if self.seed == seed else self
         return Source.identity(own, seed)

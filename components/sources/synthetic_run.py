@@ -14,7 +14,7 @@ UNIT_TOKENS = 1 << 20
 
 
 def open_source(request: SourceRequest) -> OpenedSource:
-    """There is nothing to find."""
+    """Open the source; there are no files."""
     return OpenedSource(reader=SyntheticDocuments(**request.options))
 
 
@@ -30,7 +30,7 @@ class SyntheticDocuments:
     seed: int
 
     def units(self) -> Iterator[SourceUnit]:
-        """Ranges of documents."""
+        """Yield ranges of documents."""
         at_once = max(1, UNIT_TOKENS // self.length)
         for start in range(0, self.documents, at_once):
             stop = min(start + at_once, self.documents)
@@ -46,5 +46,5 @@ class SyntheticDocuments:
             )
 
     def num_bytes(self) -> int:
-        """Tokens, on average: there are no bytes to read."""
+        """Return the expected number of tokens: there are no bytes to read."""
         return self.documents * self.length

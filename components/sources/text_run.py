@@ -17,7 +17,7 @@ FILES_BYTES = 1 << 20
 
 
 def open_source(request: SourceRequest) -> OpenedSource:
-    """The files that match. Raises DataError for a pattern that matches none."""
+    """Return the files that match. Raises DataError for a pattern that matches none."""
     files = matched(request.patterns, request.base)
     return OpenedSource(reader=TextFiles(files=files), files=files)
 
@@ -29,7 +29,7 @@ class TextFiles:
     files: tuple[Path, ...]
 
     def units(self) -> Iterator[SourceUnit]:
-        """Some files at a time."""
+        """Yield groups of files."""
         group: list[Path] = []
         group_bytes = 0
         for path in self.files:
@@ -43,7 +43,7 @@ class TextFiles:
             yield SourceUnit(size=group_bytes, part=tuple(group), path=group[0])
 
     def read(self, unit: SourceUnit) -> Iterator[SourceRecord | BadRecord]:
-        """A record, or a bad one, for each file."""
+        """Yield a good or bad record per file."""
         for path in unit.part:
             text = decoded(b"".join(data for data, _ in blocks(path)))
             if isinstance(text, str) and (nul := text.find("\0")) >= 0:
@@ -55,5 +55,5 @@ class TextFiles:
             )
 
     def num_bytes(self) -> int:
-        """Bytes of all files, as they are on disk."""
+        """Return the bytes of all files on disk."""
         return sum(map(size_of, self.files))

@@ -42,7 +42,7 @@ class Tokens(FileSource):
         return {"dtype": dtype, "separator": None if isinstance(self.separator, Auto) else self.separator}
 
     def check(self, dataset: str, vocabulary: Callable[[], int | None], found: "Findings") -> None:
-        """The id that ends a document is one of the tokenizer's."""
+        """Check that the document separator is an id of the tokenizer."""
         super().check(dataset, vocabulary, found)
         rule, path = f"data.separator.{dataset}", f"dataset.{dataset}.source"
         if not isinstance(self.separator, int) or (size := vocabulary()) is None:

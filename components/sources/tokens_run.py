@@ -19,8 +19,8 @@ UNIT_TOKENS = 1 << 20
 
 
 def open_source(request: SourceRequest) -> OpenedSource:
-    """The files that match, and what says where documents end. Raises DataError for a pattern that matches none, and
-    for a separator that is no token."""
+    """Return the matching files and their document separator. Raises DataError for a pattern without matches, and for a
+    separator that is not a token."""
     files = matched(request.patterns, request.base, folder=is_store)
     # The index of a pair of files is read with the file that it belongs to.
     units = tuple(dict.fromkeys(path.with_suffix(".bin") if path.suffix == ".idx" else path for path in files))
@@ -53,7 +53,7 @@ class TokenFiles:
     separator: int
 
     def units(self) -> Iterator[SourceUnit]:
-        """Ranges of tokens that end where a document does. Raises DataError for files that cannot be read."""
+        """Yield ranges of tokens that end at document ends. Raises DataError for unreadable files."""
         for path in self.files:
             array = open_tokens(path, self.dtype)
             if not len(array.tokens):
@@ -67,7 +67,7 @@ class TokenFiles:
                 rest = 0
 
     def read(self, unit: SourceUnit) -> Iterator[SourceRecord | BadRecord]:
-        """The documents of a range."""
+        """Yield the documents of a range."""
         if isinstance(unit.part, Unusable):
             yield BadRecord(origin=str(unit.path), reason=unit.part.reason)
             return
@@ -87,7 +87,7 @@ class TokenFiles:
             yield SourceRecord(TokenIds(ids=ids, trained=trained), origin)
 
     def num_bytes(self) -> int:
-        """Bytes of all files."""
+        """Return the bytes of all files."""
         return sum(map(_size, self.files))
 
 

@@ -18,7 +18,7 @@ UNIT_CHARACTERS = 1 << 20
 
 
 def open_source(request: SourceRequest) -> OpenedSource:
-    """Nothing is called before records are read."""
+    """Open the source; the function is called only when records are read."""
     return OpenedSource(reader=UserRecords(options=request.options, base=request.base, reads=request.reads))
 
 
@@ -31,7 +31,7 @@ class UserRecords:
     reads: Reads
 
     def units(self) -> Iterator[SourceUnit]:
-        """Some records at a time. Raises DataError for whatever the user's code raises or may not yield."""
+        """Yield groups of records. Raises DataError if the user's code raises or yields something invalid."""
         take = taker(self.reads)
         group: list[Any] = []
         number, size = 1, 0
@@ -46,7 +46,7 @@ class UserRecords:
             yield SourceUnit(size=size, part=group, line=number)
 
     def read(self, unit: SourceUnit) -> Iterator[SourceRecord | BadRecord]:
-        """A record, or a bad one, for each that was yielded."""
+        """Yield a good or bad record per item of the function."""
         assert unit.line is not None
         for number, content in enumerate(unit.part, start=unit.line):
             origin = f"{self.options['module']}: {self.options['function']}, record {number}"
@@ -56,7 +56,7 @@ class UserRecords:
                 yield SourceRecord(content, origin)
 
     def num_bytes(self) -> None:
-        """Nobody knows before the function ends."""
+        """Return None: the size is unknown before the function ends."""
         return
 
     def _text(self, item: Any) -> str | Unusable:

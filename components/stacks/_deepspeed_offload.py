@@ -52,7 +52,7 @@ def conflicts_of_offload(spec: "Spec", chosen: DeepspeedSettings) -> Iterator[Co
 
 
 def idle_offload(spec: "Spec", chosen: DeepspeedSettings) -> Iterator[tuple[str, str]]:
-    """Settings without effect, and why."""
+    """Yield settings without effect, and why."""
     from xtrain.planner.mesh.cluster import device_kind
 
     places = set(chosen.offloading.values())
@@ -67,7 +67,7 @@ def idle_offload(spec: "Spec", chosen: DeepspeedSettings) -> Iterator[tuple[str,
 
 
 def offload_config(run: "Resolved", chosen: DeepspeedSettings) -> dict[str, Any]:
-    """The part of `zero_optimization`."""
+    """Return the part of `zero_optimization`."""
     found: dict[str, Any] = {}
     for name, place in chosen.offloading.items():
         found[name] = {"device": place, "pin_memory": chosen.pin_memory}
@@ -82,8 +82,8 @@ def aio_config(chosen: DeepspeedSettings) -> dict[str, Any]:
 
 
 def file_bytes(run: "Resolved", chosen: DeepspeedSettings) -> int:
-    """The most that the files of a rank take: its piece of the weights as they are updated, of their gradients and
-    moments, and of the parameters that it computes with."""
+    """Return the maximum size of a rank's files: its piece of the updated weights, of their gradients and moments, and
+    of the parameters in the compute format."""
     trained = sum(tensor.size for tensor in run.inventory.tensors if tensor.trained)
     numbers = _aligned(-(-trained // run.size("replicate")))
     updated = BYTES[run.formats.params] * _optimizer_buffers(run) if chosen.offload_optimizer == "nvme" else 0
@@ -136,7 +136,7 @@ def moved(run: "Resolved", chosen: DeepspeedSettings, states: "OwnedBytes", piec
 
 
 def _gradients(run: "Resolved", chosen: DeepspeedSettings, states: "OwnedBytes", piece: int) -> tuple[int, int]:
-    """Bytes of gradients on the device and in host memory, where the update is offloaded."""
+    """Return the bytes of gradients on the device and in host memory with an offloaded update."""
     if chosen.offload_optimizer == "nvme":
         return 0, piece + BYTES[run.formats.params] * _optimizer_buffers(run) * _group_numbers(run, piece)
     if chosen.stage == 3:  # summed over microbatches in one tensor, and updated from another
@@ -151,15 +151,15 @@ def _gradients(run: "Resolved", chosen: DeepspeedSettings, states: "OwnedBytes",
 
 
 def bucket_numbers(run: "Resolved") -> int:
-    """Numbers in a bucket, and at most in a group that stage 3 updates at once but for the last of its parameters;
-    even, as DeepSpeed wants it."""
+    """Return the numbers per bucket, also the maximum of a group that stage 3 updates at once, not counting its last
+    parameter; even, as DeepSpeed requires."""
     numbers = sum(tensor.size for tensor in run.inventory.tensors if tensor.trained)
     return min(BUCKET, numbers + numbers % 2)
 
 
 def _buffers(run: "Resolved", name: str) -> dict[str, Any]:
-    """Through which files are read and written: of the optimizer one for weights, gradients and each of the moments of
-    a group of parameters; of parameters one for each that a module needs at once."""
+    """Return the settings of file buffers: for the optimizer one for weights, gradients and each moment of a parameter
+    group; for parameters one for each that a module needs at once."""
     if name == "offload_optimizer":
         more = {"pipeline_read": False, "pipeline_write": False, "fast_init": False}
         return {"buffer_count": _optimizer_buffers(run), **more}
@@ -172,7 +172,7 @@ def _optimizer_buffers(run: "Resolved") -> int:
 
 
 def _group_numbers(run: "Resolved", piece: int) -> int:
-    """Numbers of the largest group of parameters that is updated at once, of a piece of so many bytes."""
+    """Return the numbers in the largest parameter group that is updated at once, for a piece of `piece` bytes."""
     most = bucket_numbers(run) + -(-_largest(run) // run.size("replicate"))
     return _aligned(min(piece // BYTES[run.formats.params], most))
 

@@ -95,7 +95,7 @@ class Deepspeed(Stack):
         return idle_offload(spec, settings_of(spec))
 
     def savings(self, spec: "Spec") -> "Iterator[dict[str, Any]]":
-        """Both kinds of offloading, one after the other."""
+        """Yield both kinds of offloading, one after the other."""
         chosen = settings_of(spec)
         if chosen.stage and chosen.offload_optimizer == "none":
             yield {"offload_optimizer": "cpu"}
@@ -120,8 +120,9 @@ class Deepspeed(Stack):
         return graph.add("setup", "setup.stack_optimizer", does, after=((last, "wrapped"),))
 
     def held(self, run: "Resolved", states: "OwnedBytes") -> "OwnedBytes":
-        """A rank computes with all parameters, or from stage 3 on with its pieces, put together for a module at a time;
-        it updates a copy of its piece of those that are trained. What it computes with has the format of that."""
+        """Return the bytes held by a rank. It computes with all parameters, or from stage 3 on with its pieces,
+        gathered for one module at a time; it updates a copy of its piece of the trained parameters. Parameters for
+        the computation are in the compute format."""
         stage, ranks = stage_of(run.spec), run.size("replicate")
         if stage == 0:
             return states
@@ -151,7 +152,8 @@ class Deepspeed(Stack):
         return BYTES[run.formats.compute] * (ends + largest)
 
     def beside_update(self, run: "Resolved", states: "OwnedBytes") -> int:
-        """The buffer of a bucket, and a rank's piece of the gradients once more, in one tensor, where it is updated."""
+        """Return the bytes of a bucket buffer, and of a second copy of the rank's gradients in one tensor, if the
+        device updates it."""
         whole = BYTES[run.formats.params] * states.elements
         piece = -(-whole // run.size("replicate")) if stage_of(run.spec) else 0
         return _bucket_bytes(run) + (piece if settings_of(run.spec).offload_optimizer == "none" else 0)
@@ -179,17 +181,17 @@ class Deepspeed(Stack):
 
 
 def settings_of(spec: "Spec") -> DeepspeedSettings:
-    """The block `deepspeed` of a spec."""
+    """Return the block `deepspeed` of a spec."""
     return spec.parallel.of_stacks()[Deepspeed.kind]
 
 
 def stage_of(spec: "Spec") -> int:
-    """The stage that a spec with this stack chooses."""
+    """Return the stage that a spec with this stack chooses."""
     return settings_of(spec).stage
 
 
 def _of_compute(spec: "Spec", stage: int, other: str) -> Iterator[Conflict]:
-    """The engine has a model in bf16, and pieces of its weights in fp32."""
+    """Yield conflicts of number formats: the engine computes in bf16 with fp32 pieces of the weights."""
     from xtrain.planner.resolved import resolve_formats
 
     formats = resolve_formats(spec.precision, spec.parallel)

@@ -34,8 +34,8 @@ def drop_at_exit(config: dict[str, Any], rank: Rank) -> None:
 
 
 def check_room(config: dict[str, Any], rank: Rank, *, folder: str, bytes: int, setting: str) -> None:
-    """Raises EnvironmentFault (X730) where a disk has less room than the files of this rank, which take the place of
-    those that are left of a start that was killed."""
+    """Raise EnvironmentFault (X730) if a disk has less room than this rank's files need. Leftover files of a killed
+    start are replaced."""
     there = next(each for each in (Path(folder).absolute(), *Path(folder).absolute().parents) if each.exists())
     left = (each for own in _folders(config, rank) for each in own.rglob("*") if each.is_file())
     free = shutil.disk_usage(there).free + sum(each.stat().st_size for each in left)
@@ -69,7 +69,7 @@ class WeightsInFiles(WeightsInPieces):
 
     @torch.no_grad()
     def _take_gradients(self, *_: Any) -> None:
-        """Before a group is updated."""
+        """Copy a group's gradients before its update."""
         (weights,) = (each for group in self.inner.param_groups for each in group["params"])
         place = next(number for number, each in enumerate(self.updated) if each is weights)
         weights.grad.copy_(self.zero.grad_partitions_flat_buffer[self._spans[place]])

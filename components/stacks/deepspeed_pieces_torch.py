@@ -33,7 +33,7 @@ class EngineOptimizer(Optimizer):
         self.param_groups, self.state = inner.param_groups, inner.state
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """closure: not used."""
+        """Update the parameters through the engine. closure: not used."""
         self.engine.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -84,7 +84,7 @@ class PiecesOptimizer(EngineOptimizer):
         return found
 
     def weights(self) -> dict[str, Tensor]:
-        """Ranks have all parameters as they are."""
+        """Return no weights: every rank has all parameters in the model."""
         return {}
 
     @torch.no_grad()
@@ -103,7 +103,7 @@ class PiecesOptimizer(EngineOptimizer):
 
     @torch.no_grad()
     def begin_from(self, exact: dict[str, Tensor]) -> None:
-        """The pieces have these weights, of which the engine has kept what bf16 holds of them."""
+        """Set the pieces to exact weights, of which the engine keeps only bf16."""
         for piece in self._pieces(writes=True) if exact else ():
             piece.updated[piece.of_group] = exact[piece.name].flatten()[piece.of_parameter]
 
@@ -112,11 +112,11 @@ class PiecesOptimizer(EngineOptimizer):
             self.inner.begin(piece.updated, moment)
 
     def at_hand(self, group: int, *, writes: bool) -> AbstractContextManager[None]:
-        """Meanwhile weights and moments of a group are in memory. writes: they are changed."""
+        """Load a group's weights and moments into memory meanwhile. writes: they are changed."""
         return nullcontext()
 
     def _pieces(self, *, writes: bool = False) -> Iterator["OwnedSpan"]:
-        """The parameters with the pieces that this rank updates, which may be empty; on all ranks in the same order."""
+        """Yield this rank's spans of the parameters, some of them empty; in the same order on all ranks."""
         for group in range(len(self.updated)):
             with self.at_hand(group, writes=writes):
                 yield from self._pieces_of(group)

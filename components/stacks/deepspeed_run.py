@@ -16,8 +16,8 @@ _PINNED: Final = "pin_memory"  # what reads and writes files loads before itself
 
 
 def check_machine(device: str, *, files: dict[str, Any] | None = None, **_: Any) -> None:
-    """Raises EnvironmentFault (X715) where the files of ranks could not be read and written. device: `cpu`, `cuda`, or
-    `auto`; the others are the arguments of the node `setup.parallel.deepspeed`."""
+    """Raise EnvironmentFault (X715) if the ranks' files cannot be read and written. device: `cpu`, `cuda`, or `auto`;
+    the other arguments are those of the node `setup.parallel.deepspeed`."""
     if files is None:
         return
     if device == "auto":
@@ -27,8 +27,8 @@ def check_machine(device: str, *, files: dict[str, Any] | None = None, **_: Any)
 
 
 def check_files() -> None:
-    """Raises EnvironmentFault (X715) where DeepSpeed could not compile what reads and writes files, or would wait for
-    ever where a compilation was killed."""
+    """Raise EnvironmentFault (X715) if DeepSpeed cannot compile its file I/O, or would wait forever for a killed
+    compilation."""
     try:
         accelerator: Any = import_module("deepspeed.accelerator").get_accelerator()
         built: Any = import_module("deepspeed.git_version_info")

@@ -42,9 +42,9 @@ def wrap(
     files: dict[str, Any] | None = None,
     records: Records | None = None,
 ) -> WrappedModel:
-    """files: `folder`, which a `setting` gives, where a rank keeps so many `bytes`. Raises EnvironmentFault where the
-    package is not there, or cannot be loaded (X715), and where the disk has no room for files (X730); PlanMismatch in a
-    trace, which has no ranks that the engine could share anything with."""
+    """Wrap the model in DeepSpeed's engine. files: `folder`, set by `setting`, in which a rank keeps `bytes`. Raises
+    EnvironmentFault if the package is missing or cannot be imported (X715), and if the disk has no room for the
+    files (X730). Raises PlanMismatch in a trace, which has no ranks to share state with."""
     if records is None:
         raise PlanMismatch("the engine of DeepSpeed works on real ranks alone; a trace shows what stack parallel does")
     config = in_folder_of_run(config, records.directory.name)

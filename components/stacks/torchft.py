@@ -110,7 +110,7 @@ class Torchft(Stack):
         yield StepNode("step.clip", f"step.{self.kind}.sum", {}, does)
 
     def beside_update(self, run: "Resolved", states: "OwnedBytes") -> int:
-        """A bucket of gradients, put together to be summed."""
+        """Return a bucket of gradients, put together to be summed."""
         return min(states.trained, BYTES[run.formats.params] * BUCKET)
 
     def calls(self, run: "Resolved", stages: "list[StageCosts]", pp: int) -> Iterator[tuple[CollectiveCall, int]]:
@@ -136,7 +136,7 @@ class Torchft(Stack):
 
 
 def bucket_sizes(sizes: list[int]) -> list[int]:
-    """Numbers in each bucket of gradients of these sizes, which come in this order."""
+    """Return the number of elements in each bucket of gradients of these sizes, in this order."""
     buckets: list[int] = []
     filled = 0
     for size in sizes:

@@ -100,7 +100,7 @@ class Quorum:
         return bool(found.heal)
 
     def add_up(self, values: list[float]) -> list[float]:
-        """Numbers that the ranks of a group have added up, summed over groups. Raises StepAgain."""
+        """Sum numbers, already summed over the ranks of a group, over groups. Raises StepAgain."""
         self.beat.at("step.agree", lasting=True)
         shared = torch.tensor([1.0, *values], dtype=torch.float64)
         if self.rank.rank == 0 and not self._sum(shared):
@@ -148,14 +148,14 @@ class Quorum:
     # a quorum -------------------------------------------------------------------------------------------------------
 
     def _wait_until_open(self) -> None:
-        """In the first step of a run all groups take part: until they are there none begins."""
+        """Wait until all groups are there, because all take part in the first step of a run."""
         self.store.set(READY, "1")
         while not self._is_told(OPEN) and not self.requests.received:
             self.beat.at(QUORUM, lasting=True)
             time.sleep(PAUSE / 4)
 
     def _ask(self, step: int) -> Any:
-        """The quorum of the lighthouse; None where there is none as yet, or no lighthouse."""
+        """Return the lighthouse's quorum; None if there is no quorum yet, or no lighthouse."""
         began = time.monotonic()
         try:
             return self.client._quorum(
@@ -206,7 +206,7 @@ class Quorum:
         return faults.item() == 0
 
     def _halt_if_asked(self) -> None:
-        """Without a quorum the ranks of this group agree among themselves."""
+        """Halt if a stop was requested. Without a quorum, the ranks of this group agree among themselves."""
         asked = torch.tensor([float(event in self.requests.received) for event in SIGNALS], device=self.rank.device)
         if self.rank.world_size > 1:
             dist.all_reduce(asked)
@@ -311,7 +311,7 @@ class Quorum:
 
 
 def buckets_of(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Gradients in their order, as many of one format as make up a bucket."""
+    """Yield buckets of gradients in order, each of one format."""
     bucket: list[Tensor] = []
     for each in gradients:
         full = bucket and sum(tensor.numel() for tensor in bucket) + each.numel() > BUCKET

@@ -140,7 +140,7 @@ def sum_over_groups(plan: Plan, model: ModelParts, quorum: Quorum) -> StepCall:
 
 
 def _of_datasets(batches: Sequence[RowLosses], datasets: int, device: torch.device) -> Tensor:
-    """[2, D] fp64: cross-entropies and valid tokens of each of D datasets."""
+    """Return the cross-entropies and valid tokens of each of D datasets, [2, D] fp64."""
     sums_2D = torch.zeros(2, datasets, dtype=torch.float64, device=device)
     for batch in batches:
         sums_2D[0].index_add_(0, batch.dataset_B, batch.cross_entropy_B)

@@ -29,7 +29,8 @@ class Bytes(TokenizerKind):
 
     @classmethod
     def files(cls, source: str, base: Path) -> dict[str, bytes]:
-        """The same tokens as a byte-level BPE without a single merge, whose texts begin with bos as prompts here do."""
+        """Return the files of an equivalent byte-level BPE without merges, whose texts begin with bos as prompts here
+        do."""
         bos, eos = SPECIAL
         added = [{"id": token, "content": name, **_SPECIAL} for token, name in SPECIAL.items()]
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
@@ -66,8 +67,8 @@ _SPECIAL: Final = {"single_word": False, "lstrip": False, "rstrip": False, "norm
 
 
 def _signs() -> list[str]:
-    """The printable character that stands for each byte in byte-level vocabularies, since GPT-2 (Radford et al. 2019,
-    `bytes_to_unicode` of its code): itself if it is one, else the next free one from U+0100."""
+    """Return the printable character of each byte in byte-level vocabularies since GPT-2 (Radford et al. 2019,
+    `bytes_to_unicode` of its code): the byte's own if printable, otherwise the next free one from U+0100."""
     own = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in own else next(others)) for byte in range(256)]

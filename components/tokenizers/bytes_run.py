@@ -12,7 +12,7 @@ from xtrain.runtime.data.documents.tokenizers import Placed, TextTokenizer
 
 
 def open_tokenizer(source: str, base: Path) -> TextTokenizer:
-    """There is nothing to read."""
+    """Open the tokenizer; it has no files."""
     return ByteTokenizer()
 
 
@@ -32,25 +32,26 @@ class ByteTokenizer:
     bytes_of = TokenBytes(inside=np.repeat((1, 0), (256, 2)), first=np.repeat((1, 0), (256, 2)))
 
     def encode(self, text: str) -> np.ndarray:
-        """Bytes of `text`, uint8 [bytes]."""
+        """Return the bytes of `text`, uint8 [bytes]."""
         return np.frombuffer(text.encode(), dtype=np.uint8)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """`encode` of each text."""
+        """Encode each text."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Text of the byte ids, others ignored; bytes that form no character become U+FFFD."""
+        """Decode byte ids, ignoring others; invalid UTF-8 becomes U+FFFD."""
         values = np.asarray(ids, dtype=np.int64)
         return values[(values >= 0) & (values < 256)].astype(np.uint8).tobytes().decode(errors="replace")
 
     def piece(self, token: int) -> str:
-        """A character of ASCII, the two hexadecimal digits of any other byte, or ⟨bos⟩ and ⟨eos⟩."""
+        """Return an ASCII character, the two hexadecimal digits of another byte, or ⟨bos⟩ or ⟨eos⟩."""
         names = {token: name for name, token in self.special_names.items()}
         return names.get(token) or (chr(token) if token < 128 else f"\\x{token:02x}")
 
     def encode_rendered(self, texts: Sequence[str]) -> list[Placed]:
-        """Bytes, in which ⟨bos⟩ and ⟨eos⟩ are one token each; all bytes of a character stand where it does."""
+        """Encode texts as bytes, with ⟨bos⟩ and ⟨eos⟩ as one token each; all bytes of a character have the character's
+        place."""
         return [self._encode_rendered(text) for text in texts]
 
     def _encode_rendered(self, text: str) -> Placed:

@@ -38,8 +38,8 @@ class Folder(TokenizerKind):
 
     @classmethod
     def size(cls, source: str) -> int:
-        """Vocabularies have holes. Raises TokenizerUnreadable, also where the run would not find out which tokens begin
-        and end a document."""
+        """Return the largest id + 1, because vocabularies have holes. Raises TokenizerUnreadable, also if the tokens
+        that begin and end a document cannot be determined."""
         found = read_vocabulary(source)
         find_special_tokens(_folder(source), found.side, found.ids)
         return max(found.ids.values()) + 1

@@ -27,7 +27,7 @@ VERSION: Final = 2  # raise it whenever the same text would give other ids
 
 
 def open_tokenizer(source: str, base: Path) -> TextTokenizer:
-    """The folder, or the file, at a path from `base`. Raises DataError as HuggingFaceTokenizer does."""
+    """Open the tokenizer folder or file at a path from `base`. Raises DataError as HuggingFaceTokenizer does."""
     return HuggingFaceTokenizer(base / source)
 
 
@@ -117,12 +117,12 @@ class HuggingFaceTokenizer:
         return backend
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids of `text`, uint32 [tokens]."""
+        """Return the ids of `text`, uint32 [tokens]."""
         (ids,) = self.encode_batch([text])
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """`encode` of each text, over all cores unless TOKENIZERS_PARALLELISM says otherwise."""
+        """Encode each text, on all cores unless TOKENIZERS_PARALLELISM disables it."""
         short = [text for text in texts if len(text) <= PIECE]
         with self._panics():
             encodings = iter(self._backend.encode_batch_fast(short, add_special_tokens=False) if short else ())
@@ -153,17 +153,17 @@ class HuggingFaceTokenizer:
             raise DataError(message, path=self._path, remedy="Use the tokenizer.json of a published model.") from None
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of `ids`; special tokens and ids beyond the vocabulary are left out."""
+        """Return the text of `ids`; special tokens and ids beyond the vocabulary are left out."""
         known = [int(token) for token in ids if 0 <= token < self.vocab_size and token not in (self.bos, self.eos)]
         with self._panics():
             return self._backend.decode(known, skip_special_tokens=True)
 
     def piece(self, token: int) -> str:
-        """As `tokenizer.json` writes it; `⟨7⟩` for an id that it does not have."""
+        """Return the token's text in `tokenizer.json`; `⟨7⟩` for an unknown id."""
         return self._backend.id_to_token(token) or f"⟨{token}⟩"
 
     def encode_rendered(self, texts: Sequence[str]) -> list[Placed]:
-        """Ids, uint32, and places of the tokens of rendered conversations."""
+        """Return the ids, uint32, and places of the tokens of rendered conversations."""
         with self._panics():
             encodings = self._rendered_backend.encode_batch(list(texts), add_special_tokens=False)
         return list(map(_placed, encodings))
@@ -175,7 +175,7 @@ def _placed(encoding: Any) -> Placed:
 
 
 def _growth(normalizer: Any) -> int:
-    """Characters that replacements make of one at most, where no pattern matches the empty text."""
+    """Return the maximum growth factor of characters by replacements, if no pattern matches the empty text."""
     if not isinstance(normalizer, dict):
         return 1
     if normalizer.get("type") == "Sequence":

@@ -108,7 +108,7 @@ class TensorBoardWriter:
         self._file.add_event(self._events.Event(wall_time=time.time(), step=step + 1, session_log=start))
 
     def _bars(self, tag: str, heights: list[float]) -> Any:
-        """A histogram with a bar for each element of a list, as for each expert, as high as that element."""
+        """Return a histogram with a bar of the element's height for each element of a list, for example per expert."""
         number = len(heights)
         places = [place + 0.5 for place in range(number)]
         histogram = self._summaries.HistogramProto(
@@ -133,5 +133,5 @@ class TensorBoardWriter:
 
 
 def _as_code(text: str) -> str:
-    """A text as markdown that shows it as it is: indented, so that no character in it ends it."""
+    """Return a text as an indented markdown code block, which no character in the text can end."""
     return "\n".join(f"    {line}" for line in text.splitlines())

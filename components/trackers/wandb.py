@@ -61,7 +61,7 @@ class Wandb(Tracker):
         return f"W&B, project {args['project']}, {args['mode']}"
 
     def check(self, found: "Findings") -> None:
-        """Names must be such that W&B takes them."""
+        """Check that names are valid in W&B."""
         for name in ("project", "entity", "name", "group"):
             value, path = getattr(self, name), f"log.wandb.{name}"
             if value is None:

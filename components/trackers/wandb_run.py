@@ -37,7 +37,7 @@ def log_to_wandb(
     notes: str | None,
     mode: str,
 ) -> None:
-    """Hand records to Weights & Biases, as the run that this one has been from its beginning."""
+    """Log records to Weights & Biases, under the same W&B run for all starts of this run."""
     chosen = {"project": project, "entity": entity, "name": name, "group": group, "tags": tags, "notes": notes}
     trackers.begin(
         lambda run: WandbWriter(
