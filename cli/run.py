@@ -172,7 +172,8 @@ def _no_dashboard() -> str:
 
 
 def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled":
-    """Return the plan with a note of how it was made. Raises Refused for a saved plan if something has changed since."""
+    """Return the plan with a note of how it was made. Raises Refused for a saved plan if something has changed
+    since."""
     from attrs import evolve
 
     from xtrain.planner.load import is_saved

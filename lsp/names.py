@@ -275,7 +275,8 @@ class _Reader:
 
 
 def _within(node: s.Expression) -> Iterator[s.Expression]:
-    """Yield an expression and all its subexpressions; iteratively, because a text may nest deeper than Python's stack."""
+    """Yield an expression and all its subexpressions; iteratively, because a text may nest deeper than Python's
+    stack."""
     waiting: list[s.Expression] = [node]
     while waiting:
         each = waiting.pop()

@@ -86,7 +86,8 @@ _ENCODER: Final = msgspec.json.Encoder(enc_hook=_builtin)
 
 
 def objects(block: bytes) -> tuple[list[dict[str, Any]], int]:
-    """Return the objects in complete lines, in order, and the number of lines without one: truncated, or not an object."""
+    """Return the objects in complete lines, in order, and the number of lines without one: truncated, or not an
+    object."""
     try:
         return _OBJECTS.decode_lines(block), 0
     except _DAMAGED:

@@ -34,7 +34,8 @@ def build_user_loss(
     columns: Sequence[str] = (),
     values: Sequence[str] = (),
 ) -> None:
-    """Build the user's loss. Raises PartFailed if the function does not return a loss per token or unit, or mixes them."""
+    """Build the user's loss. Raises PartFailed if the function does not return a loss per token or unit, or one that
+    depends on other tokens."""
     part = part_of("loss", user, spec_folder(plan.spec))
     function = part.load()
     asked = inspect.signature(function).parameters
@@ -109,7 +110,8 @@ def _only(place: int, given: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _try_out_units(part: UserPart, term: UnitTerm, sides: int, values: tuple[str, ...]) -> None:
-    """Call a loss of sequences or pairs before the first step, as `_try_out` does, with sums over 1 to 12 labels each."""
+    """Call a loss of sequences or pairs before the first step, as `_try_out` does, with sums over 1 to 12
+    labels each."""
     count = len(LOGPROBS)
     tokens_KU = torch.arange(1, count + 1).repeat(sides, 1)
     ends = {LOGPROB: (-8.0, -0.1), **OTHERS, **dict.fromkeys(term.columns, NUMBERS)}

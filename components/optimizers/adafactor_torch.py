@@ -55,7 +55,8 @@ class CutMatrices:
         return found
 
     def parts(self) -> Iterable[tuple[slice, slice, slice]]:
-        """Yield local row ranges processed together: the rows, the slice of the M matrices, and the rows within them."""
+        """Yield local row ranges processed together: the rows, the slice of the M matrices, and the rows within
+        them."""
         for rows in row_ranges(local(self.parameter)):
             yield (rows, rows, slice(None)) if self.stacked else (rows, slice(None), rows)
 

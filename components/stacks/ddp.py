@@ -63,7 +63,8 @@ def bucket_sizes(run: "Resolved", stage: "StageCosts") -> list[int]:
 
 
 def _as_they_come(run: "Resolved", stage: "StageCosts") -> list[int]:
-    """Return the sizes of trained parameters in the order in which gradients are ready: from the head to the embedding."""
+    """Return the sizes of trained parameters in the order in which gradients are ready: from the head to the
+    embedding."""
     sizes = {tensor.name: tensor.size for tensor in run.inventory.tensors if tensor.trained}
     blocks = [
         f"layers.{block.layer}.{name}"
