@@ -68,7 +68,7 @@ class Run:
 
     @property
     def state(self) -> RunState:
-        """Status, step, loss, pace, evaluations and what else the records show together."""
+        """Status, step, loss, pace, evaluations and the other contents of the run's records."""
         feed, state = RecordFeed(self.directory), RunState()
         while True:
             state = reduce_all(state, feed.read())
@@ -77,7 +77,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """`waiting`, `starting`, `training`, or how it has ended (`done`, `stopped`, `failed`, …)."""
+        """`waiting`, `starting`, `training`, or the final status (`done`, `stopped`, `failed`, …)."""
         return self.state.status
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -146,7 +146,7 @@ class Run:
         return self.status
 
     def stop(self) -> None:
-        """Let a run that was begun here save a checkpoint and end; from elsewhere: `xtrain control`."""
+        """Ask a run that was started here to save a checkpoint and stop; for other runs use `xtrain control`."""
         if self._launched is not None:
             self._launched.process.send_signal(signal.SIGTERM)
 
@@ -164,7 +164,7 @@ class Run:
 
 
 def start(plan: str, *, wait: bool, show: bool) -> Run:
-    """Begin a run of a plan, given as the text of its `plan.json`; see `ReviewedPlan.run`."""
+    """Start a run of a plan, given as the text of its `plan.json`; see `ReviewedPlan.run`."""
     launched = _Launched.begin(plan)
     directory = launched.directory()
     if directory is None:
@@ -180,7 +180,7 @@ def start(plan: str, *, wait: bool, show: bool) -> Run:
 
 @define(eq=False)
 class _Launched:
-    """`xtrain run` in a process of its own, in a session of its own: what interrupts this one reaches it as a wish."""
+    """`xtrain run` in a separate process and session: an interrupt of this process reaches it as a stop request."""
 
     process: subprocess.Popen[bytes]
     folder: tempfile.TemporaryDirectory
@@ -213,7 +213,7 @@ class _Launched:
         return self._directory
 
     def show(self, directory: Path) -> None:
-        """Print the lines of the run from its beginning here on."""
+        """Print the run's lines from its start here on."""
         options = {"ui": "plain", "finished": self._ended, "quiet_until": self.began}
         self._shows = threading.Thread(target=follow, args=(directory,), kwargs=options, daemon=True)
         self._shows.start()

@@ -73,13 +73,13 @@ class LoadedSpec:
 
 @frozen
 class ReviewedPlan:
-    """An execution plan. content: all of it, as `plan.json` has it. As text it is the page of `xtrain plan`."""
+    """An execution plan. content: the plan as in `plan.json`. Its text is the page of `xtrain plan`."""
 
     content: Plan = field(repr=False)
 
     @property
     def id(self) -> str:
-        """The same for equal plans: that which `xtrain plan` shows."""
+        """The plan's id as shown by `xtrain plan`; equal plans have equal ids."""
         return self.content.id
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Arguments that several verbs take alike."""
+"""Arguments shared by several verbs."""
 
 import argparse
 import sys

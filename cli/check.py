@@ -39,7 +39,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status: 0 nothing is wrong (there may be warnings), 2 there are errors, 3 a file cannot be written."""
+    """Run `xtrain check`. Exit status: 0 no errors (perhaps warnings), 2 errors, 3 a file cannot be written."""
     if arguments.diff and not arguments.fix:
         print("xtrain check: --diff shows what --fix would write; give both", file=sys.stderr)
         return 2
@@ -84,7 +84,7 @@ def _show_difference(fixed: "FixedTexts") -> None:
 
     color = shows_color(sys.stdout)
     for file, text in fixed.texts.items():
-        # The first fix of a file was found in the text that stands on disk.
+        # A file's first fix was found in its text on disk.
         before = next(d.fix.span.source.text for d in fixed.fixed if d.fix and d.fix.span.source.path == file)
         sys.stdout.write(difference(before, text, file, color=color))
 
@@ -139,7 +139,7 @@ def _report(path: str, diagnostics: "Diagnostics", arguments: argparse.Namespace
 def _fixable(diagnostics: "Diagnostics") -> int:
     """Return the number of diagnostics that `--fix` would try to fix."""
     if not any(diagnostic.fix for diagnostic in diagnostics):
-        return 0  # most specs are right, and are told so without loading what fixes the others
+        return 0  # most specs are valid; report that without importing the fixer
     from xtrain.dsl.autofix import fixable
 
     return fixable(diagnostics)

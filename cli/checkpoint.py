@@ -63,7 +63,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status, as the help says."""
+    """Run `xtrain checkpoint`. The help lists the exit statuses."""
     from xtrain.runtime.checkpoint.look import below, folders
 
     if not arguments.path.exists():  # a run by its id, or by a lineage below `runs`

@@ -1,4 +1,4 @@
-"""`xtrain completion SHELL`: a script with which a shell completes command lines, made of the parsers of all verbs."""
+"""`xtrain completion SHELL`: a completion script generated from the parsers of all verbs."""
 
 import argparse
 import sys
@@ -32,7 +32,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status: 0."""
+    """Run `xtrain completion`. Exit status: 0."""
     sys.stdout.write(script(arguments.shell))
     return 0
 

@@ -1,4 +1,4 @@
-"""`xtrain control RUN COMMAND [ARGUMENT]`: ask a live run to do something between two of its steps."""
+"""`xtrain control RUN COMMAND [ARGUMENT]`: ask a running run to do something between two steps."""
 
 import argparse
 import sys
@@ -55,7 +55,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status, as the help says."""
+    """Run `xtrain control`. The help lists the exit statuses."""
     from xtrain.records.lines import line_of
     from xtrain.runtime.control.asking import Asked, NotLive, live_run
 

@@ -1,4 +1,4 @@
-"""`xtrain checkpoint convert FOLDER --to FOLDER`: the weights of a checkpoint that DeepSpeed's engine has written."""
+"""`xtrain checkpoint convert FOLDER --to FOLDER`: convert the weights of a checkpoint of DeepSpeed's engine."""
 
 import argparse
 import sys
@@ -52,7 +52,7 @@ def add_convert(views: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status, as the help says."""
+    """Run the conversion. The help lists the exit statuses."""
     from xtrain.cli.export import print_result, progress
     from xtrain.runtime.errors import EnvironmentFault
     from xtrain.runtime.export.from_zero import convert

@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Show at most this much of the launcher's output after the dashboard closes; the file keeps all of it.
 SAID_BYTES = 64 << 10
-# A dashboard that was told to leave is ended after so long.
+# Kill a dashboard that has not exited this long after a request.
 LEAVE_SECONDS = 4.0
 
 
 class Dashboard:
-    """Shows the run in a dashboard until its reader leaves or it is stopped from outside, then in lines. Main thread.
+    """Shows the run in a dashboard until the user leaves it or it is stopped from outside, then as lines. Used in the
+    main thread.
 
-    While the dashboard has the terminal, what this process writes goes to `said`, a file among the logs.
+    While the dashboard has the terminal, output of this process goes to `said`, a file among the logs.
     """
 
     def __init__(self, workspace: "RunDirectory") -> None:
@@ -143,7 +144,7 @@ class _Diverted:
                 os.dup2(file, number)
 
     def restore(self) -> None:
-        """Write to where it was written before."""
+        """Restore the original outputs."""
         with _flushed():
             for number, original in zip((1, 2), self._originals, strict=True):
                 os.dup2(original, number)

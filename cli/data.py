@@ -43,10 +43,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status: 0 it was done, 2 the spec or the command line is wrong, 3 the data cannot be used.
-
-    `build` also ends with 130 and 75 if it was interrupted or stopped.
-    """
+    """Run `xtrain data`. Exit status: 0 done, 2 invalid spec or command line, 3 unusable data. `build` exits with 130
+    if interrupted and 75 if stopped."""
     from xtrain.planner.load import is_saved, plan_from_path
 
     compiled = plan_from_path(arguments.spec, arguments.sets)

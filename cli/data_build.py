@@ -32,7 +32,7 @@ RESUMABLE = "the finished part is kept; the same command continues from there"
 
 
 class _Stopped(BaseException):
-    """Someone asked this process to stop."""
+    """A request to stop this process."""
 
 
 def add_build(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
@@ -57,7 +57,7 @@ def add_build(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> a
 
 
 def build(plan: "Plan", arguments: argparse.Namespace) -> int:
-    """Exit status: 0 all is there, 130 interrupted, 75 stopped. Raises DataError for data that cannot be used."""
+    """Build the data. Exit status: 0 complete, 130 interrupted, 75 stopped. Raises DataError for unusable data."""
     from xtrain.runtime.data.look import data_nodes, tokenizer_of
 
     try:
@@ -156,7 +156,7 @@ def _print_identity(name: str, source: "DataSource", identity: "StoreIdentity") 
     page.heading(name, title)
     page.line(f"  store {identity.key}, named by")
     page.described([(part, _shown(value)) for part, value in identity.covers.items()])
-    # At once: what follows may take hours.
+    # Report at once: the next part may take hours.
     print(str(page).strip("\n"), flush=True)
 
 

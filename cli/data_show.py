@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Chosen = tuple[str, RowReader, int, int | None]
     """Dataset, reader, number and place of a row to show."""
 
-SHOWN = 240  # characters of a document, unless all are asked for
+SHOWN = 240  # characters of a document, unless all are requested
 SHORTEST = 40  # characters of a stretch of it
 TOKENS = 48  # the same for tokens
 BAR = 30  # columns
@@ -227,7 +227,7 @@ class _View:
             text = stretch.text if each is None else _shortened(stretch.text, each)
             shown += len(text)
             self._escaped = self._escaped or "\\" in text
-            # A document of its own begins with bos: everybody knows that nothing predicts it.
+            # The bos at a document's start is never predicted: do not mark it.
             bare = number == 0 and len(stretch.ids) == 1 and segment.start == 0
             text = plain(text.replace("\n", "⏎ "))
             yield TextPart(*self._marks(text, stretch.trained or bare, "dim" if not stretch.trained else style))

@@ -1,4 +1,4 @@
-"""`xtrain data stats SPEC`: counts and lengths of documents, rows and how full they are."""
+"""`xtrain data stats SPEC`: counts and lengths of documents, and how full rows are."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ def add_stats(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> a
 
 
 def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
-    """Print them. Raises DataError for data that cannot be used."""
+    """Print the statistics. Raises DataError for unusable data."""
     from xtrain.cli.data_progress import shown
     from xtrain.dsl.diagnostics.diagnostic import shows_color
     from xtrain.planner.report.text import Page

@@ -32,8 +32,8 @@ def add_teach(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> a
 
 
 def teach(plan: "Plan", arguments: argparse.Namespace) -> int:
-    """Exit status: 0 all is there, 2 the loss has no teacher, 130 interrupted. Raises DataError for data or a teacher
-    that cannot be used."""
+    """Compute the teacher's outputs. Exit status: 0 complete, 2 the loss has no teacher, 130 interrupted. Raises
+    DataError for unusable data or an unusable teacher."""
     nodes = {node.args["dataset"]: node for node in plan.nodes if node.op == "setup.teacher"}
     if not nodes:
         print("xtrain data teach: the loss of this spec learns from no teacher; choose `loss distill`", file=sys.stderr)

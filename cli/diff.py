@@ -45,7 +45,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status: 0 compared, 1 they differ and --exit-code was given, 2 an argument cannot be read."""
+    """Run `xtrain diff`. Exit status: 0 compared, 1 they differ and --exit-code was given, 2 an argument cannot be
+    read."""
     from xtrain.dsl.diagnostics.diagnostic import Diagnostics, shows_color
     from xtrain.planner.compare.diff import compare_plans, to_json
     from xtrain.planner.compare.diff_sides import going_on, open_sides, run_command
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     paths = [_place(given) for given in (arguments.a, arguments.b) if given is not None]
     a, b, diagnostics = open_sides(paths, arguments.sets, arguments.world)
     if a is None or b is None:
-        errors = Diagnostics()  # warnings of two specs that are nearly alike would only stand there twice
+        errors = Diagnostics()  # two similar specs would show the same warnings twice
         errors.extend(diagnostics.errors)
         sys.stderr.write(errors.render(color=shows_color(sys.stderr)))
         if arguments.json:
@@ -81,7 +82,7 @@ def _place(given: str) -> str:
         if given.endswith((".xtrain", ".json")) or Path(given).is_file():
             return given
         return str(run_at(given))
-    except (NoRun, OSError):  # as of a name that no file can have
+    except (NoRun, OSError):  # for a name that no file can have
         return given
 
 

@@ -1,4 +1,4 @@
-"""`xtrain docs`: the reference of the language, made of the schema."""
+"""`xtrain docs`: the language reference, generated from the schema."""
 
 import argparse
 import re
@@ -41,7 +41,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status: 0 done, 2 there is no such topic."""
+    """Run `xtrain docs`. Exit status: 0 done, 2 unknown topic."""
     whole = "--markdown" if arguments.markdown else "--capabilities"
     if (arguments.markdown or arguments.capabilities) and arguments.topic is not None:
         print(f"xtrain docs: {whole} prints all there is and takes no topic", file=sys.stderr)

@@ -54,7 +54,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status, as the help says."""
+    """Run `xtrain doctor`. The help lists the exit statuses."""
     from xtrain.planner.load import plan_from_path
 
     began = time.perf_counter()

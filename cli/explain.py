@@ -27,12 +27,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status: 0 there is such a code, 2 there is none."""
+    """Run `xtrain explain`. Exit status: 0 done, 2 unknown code."""
     return explain(arguments.code, as_json=arguments.json)
 
 
 def explain(code: str | None, *, as_json: bool = False) -> int:
-    """Print the page of a code, or the list of all; the exit status."""
+    """Print the page of a code, or the list of all; return the exit status."""
     from attrs import asdict
 
     from xtrain.dsl.diagnostics.codes import CODES, near

@@ -1,4 +1,4 @@
-"""`xtrain export RUN --to FOLDER`: a checkpoint as a folder that transformers reads."""
+"""`xtrain export RUN --to FOLDER`: export a checkpoint as a transformers folder."""
 
 import argparse
 import re
@@ -98,13 +98,13 @@ def file_size(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status, as the help says."""
+    """Run `xtrain export`. The help lists the exit statuses."""
     return write("export", arguments, adapter=arguments.adapter)
 
 
 def write(verb: str, arguments: argparse.Namespace, *, adapter: bool = False, merges: bool = False) -> int:
-    """Write the folder that a command line asks for; exit status, as the help says. adapter: that alone; merges: with
-    the adapter put into the model."""
+    """Write the requested folder; return the exit status. adapter: export only the adapter. merges: merge the adapter
+    into the model."""
     directory = run_named(arguments.run_directory)
     if directory is None:
         return 2

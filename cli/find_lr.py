@@ -1,4 +1,4 @@
-"""`xtrain find-lr SPEC|RUN`: train while the learning rate grows, and suggest one."""
+"""`xtrain find-lr SPEC|RUN`: train with a growing learning rate and suggest a rate."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""`xtrain fit-law RUNS`: a scaling law of finished runs, with intervals."""
+"""`xtrain fit-law RUNS`: fit a scaling law with intervals to finished runs."""
 
 import argparse
 import json
@@ -35,7 +35,7 @@ def add_parser(subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status: 0 there is a law, 2 the runs give none, 3 it cannot be written."""
+    """Run `xtrain fit-law`. Exit status: 0 a law was fitted, 2 the runs allow none, 3 it cannot be written."""
     from xtrain.runtime.law.fit import Unfittable, fit_law
     from xtrain.runtime.law.runs import finished_runs, measured_runs
 

@@ -1,4 +1,4 @@
-"""Text of several styles over as many lines as it needs, in the columns that a terminal has."""
+"""Styled text wrapped to the terminal's width."""
 
 import shutil
 import unicodedata
@@ -50,7 +50,7 @@ def flow(page: Page, parts: Iterable[TextPart], columns: int, *, first: str = ""
             breaks = character == " " and not part.whole
             if used + _cell(character) > columns and line:
                 end(len(line) if breaks or blank < 0 else blank + 1)
-                if breaks:  # it ends the line without being seen
+                if breaks:  # an invisible line end
                     continue
             if breaks:
                 blank = len(line)

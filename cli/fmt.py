@@ -1,4 +1,4 @@
-"""`xtrain fmt`: write specs in the one style."""
+"""`xtrain fmt`: format specs in the standard style."""
 
 import argparse
 import sys
@@ -63,7 +63,7 @@ def _specs(file: str) -> Iterator[str]:
     """Yield the file itself, or the specs below a folder, hidden folders excluded."""
     try:
         is_folder = file != "-" and Path(file).is_dir()
-    except OSError:  # a name that is too long, which reading the file will say
+    except OSError:  # the name is too long; reading the file reports it
         is_folder = False
     if not is_folder:
         yield file
@@ -101,7 +101,7 @@ def _format(file: str, *, check: bool, diff: bool) -> int:
     elif check and changed:
         print(source.path)
     elif file == "-" and not (check or diff):
-        (sys.stdout if sys.stdout.isatty() else drawn_on(sys.stdout)).write(after)  # a file has it as it is
+        (sys.stdout if sys.stdout.isatty() else drawn_on(sys.stdout)).write(after)  # the file already has this text
     elif changed and not (check or diff):
         return _write(file, after)
     return 1 if check and changed else 0

@@ -1,4 +1,4 @@
-"""Showing a run from its files while this process is busy with running it."""
+"""Display of a run from its files while this process runs it."""
 
 import sys
 import threading
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Following:
-    """Shows the run in a thread, until the block ends."""
+    """Shows the run in a thread until the block ends."""
 
     def __init__(self, workspace: "RunDirectory", ui: str) -> None:
         from xtrain.records.paths import EVENTS_FILE, METRICS_FILE
@@ -32,6 +32,6 @@ class Following:
         self.close()
 
     def close(self) -> None:
-        """Show what there is up to now, and no more; from any thread."""
+        """Show everything up to now and stop; from any thread."""
         self._finished.set()
         self._thread.join(timeout=10)

@@ -1,4 +1,4 @@
-"""`xtrain generate RUN`: continue prompts with the model of one of a run's checkpoints."""
+"""`xtrain generate RUN`: continue prompts with the model of a run's checkpoint."""
 
 import argparse
 import json

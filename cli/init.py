@@ -30,7 +30,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status: 0 written, 2 the name or template is wrong or the file is there, 3 it cannot be written."""
+    """Run `xtrain init`. Exit status: 0 written, 2 invalid name or template, or an existing file, 3 it cannot be
+    written."""
     from xtrain.dsl.starter import name_problem, near_starter, starters
 
     known = starters()

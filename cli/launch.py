@@ -1,4 +1,4 @@
-"""`xtrain launch SPEC`: give a run to a queue, to a cluster, or to the background of this machine."""
+"""`xtrain launch SPEC`: submit a run to a queue or a cluster, or start it in the background of this machine."""
 
 import argparse
 import sys
@@ -53,7 +53,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status, as the help says."""
+    """Run `xtrain launch`. The help lists the exit statuses."""
     try:
         with refusals():
             return _cancel(Path(arguments.spec)) if arguments.cancel else _launch(arguments)

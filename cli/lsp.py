@@ -1,4 +1,4 @@
-"""`xtrain lsp`: the language server, which an editor starts and speaks to over standard input and output."""
+"""`xtrain lsp`: the language server, started by an editor and connected over standard input and output."""
 
 import argparse
 import sys

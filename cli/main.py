@@ -1,4 +1,4 @@
-"""The `xtrain` command: one small file a verb, imported only when it is called."""
+"""The `xtrain` command: one file per verb, imported only when it is called."""
 
 import argparse
 import codecs
@@ -25,10 +25,10 @@ UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     _settle_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
-    # Only the verb that was asked for is imported; for help and for a wrong verb, all of them.
+    # Import only the requested verb; for help and for an unknown verb, import all.
     asked = next((a for a in arguments if not a.startswith("-")), None)
     parser = make_parser((asked,) if asked in VERBS else VERBS)
     parsed = parser.parse_args(arguments)
@@ -50,12 +50,12 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with safe_output():
             code = parsed.run(parsed)
-        if not sys.stdout.closed:  # as the language server leaves it
+        if not sys.stdout.closed:  # how the language server exits
             sys.stdout.flush()
         return code
     except BrokenPipeError:
         _drop_output()
-        return 0  # the reader of a pipe has seen enough
+        return 0  # the reader of a pipe has closed it
     except KeyboardInterrupt:
         return 130
     except (OSError, OverflowError) as error:
@@ -109,7 +109,7 @@ def _tell(message: str) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser whose errors name the word that was probably meant: a verb, a choice or an option."""
+    """Parser whose errors suggest the probable verb, choice or option."""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

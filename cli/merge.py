@@ -1,4 +1,4 @@
-"""`xtrain merge RUN --to FOLDER`: an adapter added to the model under it, written as a whole."""
+"""`xtrain merge RUN --to FOLDER`: merge an adapter into its model and write the result."""
 
 import argparse
 
@@ -35,7 +35,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status, as the help says."""
+    """Run `xtrain merge`. The help lists the exit statuses."""
     from xtrain.cli.export import write
 
     return write("merge", arguments, merges=True)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def say_own_code(plan: "Plan", path: "str | Path") -> None:
-    """Print a warning that names modules and commands; nothing where there are none. path: of the plan."""
+    """Warn of user modules and commands that the plan executes; print nothing if there are none. path: of the plan."""
     from xtrain.dsl.diagnostics.source import printable
     from xtrain.planner.data.chain import code_of
 

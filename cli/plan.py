@@ -1,4 +1,4 @@
-"""`xtrain plan`: compile a spec into the plan of its run, and print, draw or save it. Nothing is executed."""
+"""`xtrain plan`: compile a spec into a plan, and print, draw or save it. Nothing is executed."""
 
 import argparse
 import sys
@@ -69,7 +69,8 @@ def _add_views(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status: 0 there is a plan, 2 the spec or the command line is wrong, 3 the plan cannot be saved or traced."""
+    """Run `xtrain plan`. Exit status: 0 there is a plan, 2 invalid spec or command line, 3 the plan cannot be saved or
+    traced."""
     if wants_alternatives(arguments):
         return show_alternatives(arguments)
     if (shown := show_sweep(arguments)) is not None:

@@ -1,4 +1,4 @@
-"""`xtrain plan --compare` and `--fit`: the same step planned in other ways."""
+"""`xtrain plan --compare` and `--fit`: the same step in other layouts."""
 
 import argparse
 import json
@@ -26,7 +26,7 @@ def wants_alternatives(arguments: argparse.Namespace) -> bool:
 
 
 def show_alternatives(arguments: argparse.Namespace) -> int:
-    """Exit status: 0 there is a layout that can run, 2 there is none, or the command line is wrong."""
+    """Show the alternatives. Exit status: 0 some layout can run, 2 none can, or the command line is invalid."""
     problem = _problem(arguments)
     if problem:
         print(f"error: {problem}", file=sys.stderr)

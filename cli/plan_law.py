@@ -1,4 +1,4 @@
-"""`xtrain plan --law FILE`: the loss that a run will come to, by a scaling law of others."""
+"""`xtrain plan --law FILE`: the loss of a run, predicted by a scaling law."""
 
 import json
 from typing import TYPE_CHECKING, Any

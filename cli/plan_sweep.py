@@ -1,4 +1,4 @@
-"""`xtrain plan` of a spec with `sweep`: the plan of its plans."""
+"""`xtrain plan` of a spec with `sweep`: the plan of the sweep."""
 
 import argparse
 import json
@@ -10,7 +10,8 @@ from xtrain.cli.safe_output import drawn_on
 
 
 def show_sweep(arguments: argparse.Namespace) -> int | None:
-    """Print it; the exit status, or None where the spec has no sweep, or a view of one plan is asked for."""
+    """Print the sweep's plan; return the exit status, or None if the spec has no sweep or a view of a single plan is
+    requested."""
     from xtrain.planner.load import is_saved
 
     views = ("part", "rank", "show", "why", "trace", "law")

@@ -1,4 +1,4 @@
-"""Why a command is not carried out, on its way to the screen."""
+"""Errors that refuse a command."""
 
 import sys
 from collections.abc import Iterator
@@ -6,14 +6,14 @@ from contextlib import contextmanager
 
 
 class Refused(Exception):
-    """code: the exit code. The message is for people; `shown`: they have seen it."""
+    """A refused command. code: the exit code. The message is for people; `shown`: it was shown already."""
 
     def __init__(self, code: int, message: str, *, shown: bool = False) -> None:
         super().__init__(message)
         self.code, self.shown = code, shown
 
     def show(self) -> int:
-        """Say it, if nobody has; the exit code."""
+        """Print the message unless it was shown; return the exit code."""
         if not self.shown:
             print(self, file=sys.stderr, flush=True)
             self.shown = True

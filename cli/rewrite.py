@@ -1,4 +1,4 @@
-"""Changing a user's files: the difference for people, and writing so that a file is whole at any moment."""
+"""Edits of a user's files: diffs, and atomic writes."""
 
 import difflib
 import os
@@ -25,7 +25,7 @@ def write(path: str | Path, data: bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())  # else a power cut after the rename may leave an empty file
+            os.fsync(file.fileno())  # otherwise a power cut after the rename may leave an empty file
         if mode is not None:
             Path(name).chmod(mode & 0o7777)
         else:

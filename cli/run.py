@@ -1,4 +1,4 @@
-"""`xtrain run SPEC|PLAN`: compile, show, launch, follow; the same command under torchrun is a rank."""
+"""`xtrain run SPEC|PLAN`: compile, show, launch, follow; under torchrun the same command is a rank."""
 
 import argparse
 import os
@@ -83,7 +83,7 @@ def start(
         _stop_at_once()
         return found
 
-    os.environ[BEGAN] = str(time.monotonic())  # also for the ranks
+    os.environ[BEGAN] = str(time.monotonic())  # for the ranks too
     if is_worker():
         from xtrain.cli.started import is_first, join, lead, say_who
         from xtrain.runtime.launch.parent import die_with_launcher

@@ -1,5 +1,5 @@
-"""`xtrain run` and `xtrain launch` of a spec with `sweep`: this process drives its trials, each an `xtrain run` of its
-own, on this machine or in a job."""
+"""`xtrain run` and `xtrain launch` of a spec with `sweep`: this process drives the trials, each an `xtrain run` on this
+machine or in a job."""
 
 import argparse
 import signal

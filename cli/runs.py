@@ -1,4 +1,4 @@
-"""`xtrain runs [ROOT]`: the runs below a folder, with the jobs that they were given to."""
+"""`xtrain runs [ROOT]`: the runs in a folder, with their jobs."""
 
 import argparse
 import json
@@ -36,7 +36,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status: 0 they are listed, 3 there are none."""
+    """Run `xtrain runs`. Exit status: 0 there are runs, 3 there are none."""
     from xtrain.tui.model.find import runs_below
 
     root: Path = _root(arguments.root).absolute()

@@ -1,4 +1,4 @@
-"""`xtrain schema`: the schema of the language for programs, and specs in the form it describes."""
+"""`xtrain schema`: the language's schema for programs, and specs in the form it describes."""
 
 import argparse
 import json
@@ -31,7 +31,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status: 0 done, 2 the spec is wrong."""
+    """Run `xtrain schema`. Exit status: 0 done, 2 invalid spec."""
     if arguments.spec is None:
         if arguments.sets:
             print("xtrain schema: --set changes a spec; name one", file=sys.stderr)

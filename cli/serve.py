@@ -1,4 +1,4 @@
-"""`xtrain serve SPEC`: a training server over ranks of this machine."""
+"""`xtrain serve SPEC`: a training server on ranks of this machine."""
 
 import argparse
 import os
@@ -113,8 +113,7 @@ def _check_serves(serves: bool) -> None:
 
 
 def _keys(name: str, *, needed: bool) -> "Keys | None":
-    """Read the keys of all owners from the environment variable; None where it is not set and need not be. Raises
-    Refused."""
+    """Read the keys of all owners from the environment variable; None if it is unset and optional. Raises Refused."""
     from xtrain.server.keys import Keys
 
     text = os.environ.get(name, "")

@@ -1,7 +1,7 @@
-"""`xtrain run` as a rank that another launcher (torchrun, srun) has started.
+"""`xtrain run` as a rank of another launcher (torchrun, srun).
 
-The first rank compiles the plan, opens the run directory, shows the run and says how it ended; the others wait until
-they are let in, and take the plan from the directory.
+The first rank compiles the plan, opens the run directory, shows the run and reports its end. The other ranks wait until
+they are admitted, and read the plan from the directory.
 """
 
 import os
@@ -53,7 +53,7 @@ def lead(compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[R
     host: RendezvousHost | None = None
     try:
         with refusals():
-            # Before anything that takes time: the others wait there, and notice if this rank is gone.
+            # Before slow work: the other ranks wait there, and notice if this rank ends.
             host = RendezvousHost.open() if int(os.environ["WORLD_SIZE"]) > 1 else None
         found = compiled()
         with refusals():
@@ -159,7 +159,7 @@ def _opened(plan: "Plan", text: str, directory: Path | None) -> "RunDirectory":
 
 
 class First:
-    """The first rank that admits the others: runs, and has the last word."""
+    """The first rank, which admits the others, runs, and writes the run's end."""
 
     def __init__(self, workspace: "RunDirectory", plan: "Plan", host: "RendezvousHost | None") -> None:
         from xtrain.records.paths import EVENTS_FILE
@@ -228,8 +228,8 @@ class First:
             exit_process(left)
 
     def _end(self, ended: "Ended") -> int:
-        """Say how the run has ended, if no rank has; the exit code. Of several threads the first does, the others
-        wait for ever: it also ends the process."""
+        """Write the run's end, unless a rank has; return the exit code. The first of several threads does it; the
+        others wait forever, because it also ends the process."""
         from xtrain.records.end_status import EndStatus
         from xtrain.records.events import events_since
         from xtrain.runtime.errors import EnvironmentFault
@@ -245,7 +245,7 @@ class First:
             return exit_code_of(said)
         try:
             exit_code = conclude(self._workspace, said, ended, cause)
-        except EnvironmentFault as fault:  # the disk takes no record
+        except EnvironmentFault as fault:  # the disk accepts no record
             print(f"error[{fault.code}]: {fault}", file=sys.stderr)
             write_cause(f"error[{fault.code}]: {fault}")
             return EXIT_CODES[EndStatus.ENVIRONMENT]

@@ -35,7 +35,8 @@ def add_parser(subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status: 0 it is done, 1 there is no best trial yet, 2 there is no sweep, 3 a file cannot be written."""
+    """Run `xtrain sweep`. Exit status: 0 done, 1 there is no best trial yet, 2 there is no sweep, 3 a file cannot be
+    written."""
     from xtrain.records.sweep_events import SWEEP_FILE
     from xtrain.records.sweep_state import SweepState
 

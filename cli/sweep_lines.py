@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class SweepLines:
-    """Prints the events of a sweep: `json` as they are written, `none` not at all, else a line each."""
+    """Prints the events of a sweep: `json` as they are written, `none` not at all, otherwise a line each."""
 
     plan: "SweepPlan"
     ui: str

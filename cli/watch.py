@@ -1,4 +1,4 @@
-"""`xtrain watch [RUN]`: the dashboard of a run, live or long after."""
+"""`xtrain watch [RUN]`: the dashboard of a run, during the run or later."""
 
 import argparse
 import sys
@@ -47,7 +47,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status, as the help says."""
+    """Run `xtrain watch`. The help lists the exit statuses."""
     from xtrain.tui.board.terminal import why_not
     from xtrain.tui.model.find import ROOT, NoRun, run_at
 

@@ -20,8 +20,8 @@ LONGEST_PAUSE: Final = 5.0  # seconds between two attempts
 
 
 class ServerRefused(Exception):
-    """The server has not taken a request, and would not take it if it came again. status: of HTTP. repeated: an attempt
-    before, of which nothing came back, may have been taken."""
+    """A request that the server refused, and would refuse again. status: of HTTP. repeated: an earlier attempt without
+    an answer may have been accepted."""
 
     def __init__(self, status: int, message: str, *, repeated: bool = False) -> None:
         super().__init__(f"{message} (status {status})")
@@ -29,11 +29,12 @@ class ServerRefused(Exception):
 
 
 class ServerUnreachable(Exception):
-    """No whole answer came in time. Whether the request was taken is unknown."""
+    """No complete answer in time. It is unknown whether the request was accepted."""
 
 
 class HttpClient:
-    """patience: seconds for which a request is repeated while the server is away or busy."""
+    """A client of the server's HTTP API. patience: seconds for which a request is retried while the server is away or
+    busy."""
 
     def __init__(self, url: str, key: str | None, patience: float) -> None:
         parts = urlsplit(url)
@@ -43,7 +44,7 @@ class HttpClient:
         self._path = parts.path.rstrip("/") + BASE
         self._headers = {} if key is None else {"X-API-Key": key}
         self.patience = patience
-        self._connections = threading.local()  # one for each thread that asks
+        self._connections = threading.local()  # one per thread
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """Send a request and return the JSON of the answer; None if it is empty. Raises ServerRefused and
@@ -67,7 +68,7 @@ class HttpClient:
             raise ServerUnreachable(f"{self._host}:{self._port}: {type(error).__name__}: {error}") from error
 
     def _taken(self, method: str, path: str, content: bytes | None, read: Callable[[HTTPResponse], R]) -> R:
-        """Send it until it is taken, and read the answer, which may break off."""
+        """Send a request until it is accepted, and read the answer, which may be truncated."""
         until = time.monotonic() + self.patience
         for attempt in itertools.count():
             pause = min(0.1 * 2**attempt, LONGEST_PAUSE)

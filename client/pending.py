@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class RequestFailed(Exception):
-    """A request was not done. category: `user`, a mistake of this program, or `server`."""
+    """A failed request. category: `user`, an error of this program, or `server`."""
 
     def __init__(self, message: str, category: str) -> None:
         super().__init__(message)
@@ -18,14 +18,15 @@ class RequestFailed(Exception):
 
 
 class Pending(Generic[T]):
-    """The requests of a call, which may be several, and their result. The server keeps results for an hour."""
+    """The requests of a call, perhaps several, and their result. The server keeps results for an hour."""
 
     def __init__(self, http: HttpClient, ids: Sequence[str], read: Callable[[list[dict[str, Any]]], T]) -> None:
         self._http, self._ids, self._read = http, ids, read
         self._found: list[dict[str, Any]] = []
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for it. Raises RequestFailed, TimeoutError after so many seconds, and what requests raise."""
+        """Wait for the result. Raises RequestFailed, TimeoutError after `timeout` seconds, and the errors of
+        requests."""
         until = None if timeout is None else time.monotonic() + timeout
         while len(self._found) < len(self._ids):
             answer = self._http.ask("POST", "retrieve_future", {"request_id": self._ids[len(self._found)]})

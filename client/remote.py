@@ -16,7 +16,7 @@ from xtrain.client.pending import Pending
 from xtrain.client.values import PassOutcome, TrainingRow, WrittenText, outcome, written
 
 TAR_END: Final = bytes(1024)
-HEARTBEAT: Final = 20.0  # seconds; without them the server frees the memory of models after some time
+HEARTBEAT: Final = 20.0  # seconds; without heartbeats the server unloads models after some time
 LossOfLogprobs = Callable[[list[np.ndarray]], tuple[float, list[np.ndarray]]]
 """log-probabilities of the targets of each row, [T] → the loss, and its derivatives by each of them."""
 
@@ -37,7 +37,7 @@ class Server:
         self.max_rows: int = self.http.ask("POST", "client/config", {})["fwdbwd_max_chunk_len"]
         self.session: str = self.http.ask("POST", "create_session", {"display_name": name or None})["session_id"]
         self._models = self._samplers = 0
-        self._unmade: dict[tuple[str, bytes], int] = {}  # numbers of models of which nothing came back
+        self._unmade: dict[tuple[str, bytes], int] = {}  # numbers of models whose creation had no answer
         self._numbering = threading.Lock()
         self._closed = threading.Event()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
@@ -49,7 +49,7 @@ class Server:
         self.close()
 
     def close(self) -> None:
-        """End the session: its models leave memory. What was saved stays."""
+        """End the session: its models are unloaded. Saved files remain."""
         self._closed.set()
         self.http.ask("POST", f"sessions/{self.session}/finish", {})
 
@@ -131,15 +131,15 @@ def _of_checkpoint(path: str) -> str:
 
 
 class CallUnanswered(Exception):
-    """The call before had no answer, so its number may be used: `RemoteModel.repeat` comes first."""
+    """The previous call had no answer, so its number may be used: call `RemoteModel.repeat` first."""
 
 
 class RemoteModel:
-    """A model that is trained. Its requests are done in the order in which they are made; none waits for the result of
-    another, so make them first and ask for results later.
+    """A model in training.
 
-    A call that had no answer (ServerUnreachable) may have been taken. `repeat` sends it again, and so does the same
-    call; any other before that raises CallUnanswered.
+    Its requests are executed in the order of the calls, without waiting for results: make them first and read results
+    later. A call without an answer (ServerUnreachable) may have been accepted. `repeat` sends it again, and so does an
+    equal call; any other call before that raises CallUnanswered.
     """
 
     def __init__(self, server: Server, id: str) -> None:
@@ -161,10 +161,10 @@ class RemoteModel:
         return self._pass(rows, loss, settings, forward_only=True)
 
     def forward_backward_custom(self, rows: Sequence[TrainingRow], loss: LossOfLogprobs) -> float:
-        """Add the gradient of a loss that this program computes from log-probabilities, and give its value.
+        """Add the gradient of a loss that this program computes from log-probabilities, and return its value.
 
-        It takes two passes: the first gives the log-probabilities, in the second the derivatives are weights. The loss
-        is not divided again: take `optim_step` with `reduction="sum"`.
+        It takes two passes: the first returns log-probabilities, the second uses the derivatives as weights. The loss
+        is not divided again: call `optim_step` with `reduction="sum"`.
         """
         found = self.forward(rows).result()
         value, slopes = loss([logprobs.copy() for logprobs in found.logprobs])
@@ -178,7 +178,7 @@ class RemoteModel:
     def optim_step(
         self, learning_rate: float, *, reduction: Literal["mean", "sum"] = "mean", **adam: float
     ) -> Pending[Mapping[str, float]]:
-        """Take a step of AdamW with the gradient, which is used up; the metrics have its norm, `grad_norm`.
+        """Take a step of AdamW and clear the gradient; the metrics include its norm, `grad_norm`.
 
         reduction: `mean` divides once by the number of targets of all calls since the last step. adam: `beta1`,
         `beta2`, `eps`, `weight_decay`, `grad_clip_norm`.
@@ -187,7 +187,7 @@ class RemoteModel:
         return self._one("optim_step", body, lambda answer: answer["metrics"])
 
     def save(self, name: str, *, overwrite: bool = False) -> Pending[str]:
-        """Keep weights and moments by a name; the path is what `load_model` takes."""
+        """Save weights and moments by name; the path is an argument of `load_model`."""
         return self._one("save_weights", {"path": name, "overwrite": overwrite}, lambda answer: answer["path"])
 
     def save_for_sampler(self, name: str, *, overwrite: bool = False) -> Pending[str]:
@@ -254,7 +254,7 @@ class RemoteModel:
 
 @frozen
 class _Call:
-    """A call of a model: its bodies, one for each part, and how to read the answers."""
+    """A call of a model: its bodies, one per part, and the reader of the answers."""
 
     request: str
     bodies: tuple[bytes, ...]
@@ -262,7 +262,7 @@ class _Call:
 
 
 class RemoteSampler:
-    """Writes texts with weights that never change."""
+    """Samples from weights that never change."""
 
     def __init__(self, http: HttpClient, id: str) -> None:
         self._http, self.id, self._seq = http, id, 0

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from attrs import frozen
 
-IGNORED: Final = -100  # a target at which no loss is taken
+IGNORED: Final = -100  # a target without a loss
 
 
 @frozen(kw_only=True)
@@ -50,8 +50,8 @@ def _numbers(values: Sequence[Any]) -> list[Any]:
 
 @frozen(kw_only=True, eq=False)
 class PassOutcome:
-    """loss: the sum over targets. tokens: targets at which it was taken. logprobs: of the targets of each row, [T]; 0
-    where they are ignored."""
+    """Result of a pass. loss: sum over targets. tokens: number of targets with a loss. logprobs: of the targets of each
+    row, [T]; 0 where ignored."""
 
     loss: float
     tokens: int

@@ -21,12 +21,12 @@ from xtrain.planner.plan import Plan
 from xtrain.regular_files import read_regular
 
 _INCLUDE: Final = re.compile(r'^[ \t]*include[ \t]+"([^"\n]+)"', re.MULTILINE)
-_SIBLINGS: Final = 200  # specs of a folder that are looked at for who includes a file
+_SIBLINGS: Final = 200  # specs of a folder searched for includers of a file
 
 
 @define(eq=False)
 class Analysis:
-    """A spec with everything that it includes, as the editor has them. root: the path of the spec."""
+    """A spec with all included files, as in the editor. root: the path of the spec."""
 
     root: str
     loaded: Loaded
@@ -37,13 +37,13 @@ class Analysis:
 
     @classmethod
     def of(cls, root: str, texts: Mapping[str, str]) -> "Analysis":
-        """Load and check the spec at `root`. texts: path → text of the files that are open."""
+        """Load and check the spec at `root`. texts: path → text of open files."""
         loaded = load_spec(root, (), texts)
         return cls(root, loaded, check_loaded(loaded))
 
     @property
     def spec(self) -> Spec | None:
-        """The spec, or what can be understood of it."""
+        """The spec, or the part of it that is valid."""
         return self.loaded.spec or self.loaded.draft
 
     @property
@@ -73,7 +73,7 @@ class Analysis:
 
     @property
     def known_plan(self) -> Plan | None:
-        """The plan, if it has been made."""
+        """The plan, if it was compiled already."""
         return self._plan[0] if self._plan else None
 
     def by_file(self) -> dict[str, list[Diagnostic]]:
@@ -86,12 +86,12 @@ class Analysis:
 
 
 class OpenSpecs:
-    """The texts that are open, and an analysis of each spec among them, made when it is first asked for."""
+    """Open texts, and an analysis of each of their specs, made on first use."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
         self._analyses: dict[str, Analysis] = {}
-        self._on_disk: dict[str, tuple[int, list[str]]] = {}  # path → when it was changed, the files that it includes
+        self._on_disk: dict[str, tuple[int, list[str]]] = {}  # path → its modification time and included files
 
     def open(self, path: str, text: str) -> None:
         """Set the text of an opened or changed file."""
@@ -151,7 +151,7 @@ class OpenSpecs:
         return self._on_disk[path][1]
 
     def _forget(self, path: str) -> None:
-        """Drop the analyses that a file is part of, or may be part of now."""
+        """Drop the analyses that a file is part of, or may now be part of."""
         for root, analysis in list(self._analyses.items()):
             parts = {root, *(source.path for source in analysis.loaded.sources)}
             if path in parts or path.endswith(".py") or analysis.diagnostics.has_errors:

@@ -61,7 +61,7 @@ def _checkpoint(plan: Plan) -> str:
     return f"{bytes_text(plan.estimates.checkpoint_bytes)} a checkpoint"
 
 
-# Block → what changes with its settings.
+# Block → figures that its settings change.
 FIGURES: Final[dict[str, tuple[Figure, ...]]] = {
     "experiment": (_steps, _duration),
     "launch": (_ranks, _step),

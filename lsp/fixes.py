@@ -11,7 +11,7 @@ from xtrain.planner.load import check_from_spec
 
 @frozen
 class Correction:
-    """title: for people. edits: texts in the place of spans. of: the diagnostic that is corrected; None: several."""
+    """A code action. title: for people. edits: replacements of spans. of: the corrected diagnostic; None: several."""
 
     title: str
     edits: tuple[tuple[Span, str], ...]

@@ -26,8 +26,8 @@ _OPERATORS: Final = (
 
 @frozen
 class Colored:
-    """kind: one of `KINDS`, of the characters from `start` to `end`; never across a line end. defines: it is where a
-    name is defined."""
+    """A colored token. kind: one of `KINDS`, for the characters from `start` to `end`, within a line. defines: it
+    defines a name."""
 
     start: int
     end: int

@@ -19,7 +19,7 @@ from xtrain.planner.plan import Plan
 
 @frozen
 class Hover:
-    """span: the word that is spoken of. text: Markdown."""
+    """A hover text. span: the word it describes. text: Markdown."""
 
     span: Span
     text: str

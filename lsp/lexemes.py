@@ -29,8 +29,8 @@ NUMBER: Final = r"[0-9]+(?:_[0-9]+)*(?:\.[0-9]+(?:_[0-9]+)*)?(?:[eE][-+]?[0-9]+)
 
 @frozen
 class Lexeme:
-    """pattern: of Python and of Oniguruma alike, tried at each place in the order of the table. scopes: of TextMate,
-    and tokens: of Pygments, one for each group of the pattern, or one for all of it; blanks have an empty scope."""
+    """A pattern of the table. pattern: valid in Python and in Oniguruma, tried in the order of the table. scopes
+    (TextMate) and tokens (Pygments): one per group of the pattern, or one for the whole; blanks have an empty scope."""
 
     name: str
     pattern: str

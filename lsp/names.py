@@ -28,8 +28,8 @@ RENAMED: Final = ("let", "param", "dataset")
 
 @frozen
 class Occurrence:
-    """A name where it is written. owner: the definition, or the function, it means; None of a dataset. defines: it is
-    where the name is defined. quoted: as a string, and `span` has the quotes."""
+    """An occurrence of a name. owner: its definition or function; None for a dataset. defines: it defines the name.
+    quoted: it is a string whose quotes are in `span`."""
 
     kind: NameKind
     name: str
@@ -44,7 +44,7 @@ class Occurrence:
 
 
 class RenameRefused(Exception):
-    """The name cannot be changed to that; the message says why."""
+    """An impossible rename; the message gives the reason."""
 
 
 def occurrences(analysis: Analysis) -> list[Occurrence]:
@@ -147,7 +147,7 @@ def _file_at(analysis: Analysis, path: str, offset: int) -> list[Span]:
 
 
 class _Reader:
-    """Reads the syntax tree of one file. names: the constants that it may use."""
+    """Reads the syntax tree of one file. names: constants in scope."""
 
     def __init__(self, analysis: Analysis, names: Names) -> None:
         self.names, self.parts = names, analysis.loaded.parts

@@ -9,8 +9,8 @@ from xtrain.dsl.schema.sources import SOURCES
 from xtrain.lsp.place import Place
 from xtrain.lsp.scope import WORDS, Scope, Scopes
 
-_MOST: Final = 200  # files of a folder that are offered
-_MODEL: Final = blocks.KINDS["model"]  # whose label is a family, or the folder of a model
+_MOST: Final = 200  # maximum of files offered
+_MODEL: Final = blocks.KINDS["model"]  # their label is a family, or the folder of a model
 
 
 def files_wanted(scopes: Scopes, scope: Scope, place: Place, path: str) -> tuple[str, tuple[str, ...]] | None:
@@ -45,7 +45,7 @@ def files_beginning(written: str, base: str, ends: tuple[str, ...]) -> list[str]
     try:
         with os.scandir(folder or os.curdir) as found:
             entries = sorted(found, key=lambda entry: entry.name)
-    except (OSError, ValueError):  # there is no such folder, or it is no path
+    except (OSError, ValueError):  # there is no such folder, or it is not a path
         return []
     names = []
     for entry in entries:

@@ -16,7 +16,7 @@ from xtrain.dsl.syntax.tokens import CLOSERS, OPENERS, SEPARATORS, Token
 
 BracketKind = Literal["block", "map", "call", "list"]
 _ENDS_MAP_OR_BLOCK = ("block", "map")
-# Before a `{` these say that a value is meant, as for the parser.
+# Before a `{` these announce a value, as in the parser.
 _BEFORE_A_MAP = ("_EQ", "_COLON", "_ARROW", "LPAR", "LSQB")
 
 
@@ -32,8 +32,8 @@ class Bracket:
 
 @frozen
 class Place:
-    """brackets: those around it, outermost (the whole text) first. item: the tokens between the start of the innermost
-    item, element or argument and here. word: the token that the cursor touches, if it is a word, number or string."""
+    """A place in a text. brackets: the enclosing ones, outermost (the whole text) first. item: tokens from the start of
+    the innermost item, element or argument up to here. word: the word, number or string that touches the cursor."""
 
     brackets: tuple[Bracket, ...]
     item: tuple[Token, ...]
@@ -98,7 +98,7 @@ def place_at(words: Words, offset: int) -> Place:
 
 
 def _step(token: Token, brackets: list[Bracket], items: list[list[Token]]) -> None:
-    """Take a token into the stack of brackets and items."""
+    """Update the stack of brackets and items by a token."""
     item = items[-1]
     if token.type in OPENERS:
         brackets.append(Bracket(_kind(token, brackets[-1], item), tuple(item), token))

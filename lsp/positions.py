@@ -15,7 +15,7 @@ _LINE_END: Final = re.compile(r"\r\n|\r|\n")  # the protocol's line ends: `str.s
 
 
 class TextPosition(NamedTuple):
-    """line and character as the protocol has them: from 0, the character in units of the encoding."""
+    """A position of the protocol: line and character from 0, the character in units of the encoding."""
 
     line: int
     character: int

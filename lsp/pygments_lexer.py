@@ -17,7 +17,7 @@ _ESCAPE = (r"\\(?:u\{[0-9A-Fa-f]*\}|.)", String.Escape)
 
 
 class SpecLexer(RegexLexer):
-    """Specs: `*.xtrain`."""
+    """Lexer of specs: `*.xtrain`."""
 
     name = "xtrain"
     aliases = ["xtrain"]  # noqa: RUF012

@@ -21,7 +21,7 @@ def _words() -> dict[tuple[str, str], TopicWord]:
 
 
 def read_reference() -> None:
-    """Make the reference, which takes some tenths of a second once."""
+    """Build the reference, which once takes some tenths of a second."""
     _pages()
     _words()
 

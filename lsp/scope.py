@@ -31,7 +31,7 @@ class Scope:
 
     @property
     def settings(self) -> Mapping[str, tuple[attrs.Attribute, Setting]]:
-        """The settings that it has, with the bounds and defaults of its label."""
+        """Its settings, with the bounds and defaults of its label."""
         if self.block is None:
             return {}
         everything = settings_of(self.block)
@@ -52,7 +52,7 @@ class Scope:
 
 
 class Scopes:
-    """Reads places with the functions of the user's own that a spec knows."""
+    """Interprets places, including the user functions of a spec."""
 
     def __init__(self, parts: DeclaredParts) -> None:
         self.parts = parts

@@ -23,7 +23,7 @@ from xtrain.lsp.symbols import Symbol
 from xtrain.planner.plan import Plan
 from xtrain.version import __version__
 
-QUIET: Final = 0.2  # seconds without a change after which a plan is made
+QUIET: Final = 0.2  # seconds without a change before a plan is compiled
 _SYMBOL_KINDS: Final = {
     "block": t.SymbolKind.Class,
     "setting": t.SymbolKind.Property,
@@ -45,7 +45,7 @@ class SpecProtocol(LanguageServerProtocol):
 
 
 class SpecServer(LanguageServer):
-    """specs: the texts and analyses. published: root of a spec → the files that it has diagnostics of."""
+    """The language server. specs: texts and analyses. published: root of a spec → files with published diagnostics."""
 
     def __init__(self) -> None:
         super().__init__("xtrain", __version__, protocol_cls=SpecProtocol)
@@ -63,12 +63,12 @@ class SpecServer(LanguageServer):
     # Texts ------------------------------------------------------------------------------------------------------------
 
     def opened(self, uri: str, version: int, text: str) -> None:
-        """Take a file that an editor has opened."""
+        """Set the text of a file opened in the editor."""
         self.paths[uri] = os.path.normpath(to_fs_path(uri) or uri)
         self._take(uri, version, text)
 
     def changed(self, uri: str, version: int, changes: Iterable[t.TextDocumentContentChangeEvent]) -> None:
-        """Take what an editor has changed in a file that is open; of another, there is nothing to change."""
+        """Apply the editor's changes to an open file; ignore other files."""
         text = self.texts.get(uri)
         if text is None:
             return
@@ -81,7 +81,7 @@ class SpecServer(LanguageServer):
         self._take(uri, version, text)
 
     def closed(self, uri: str) -> None:
-        """Forget a file that is open, if it is."""
+        """Forget an open file."""
         path = self.paths.pop(uri, None)
         if path is not None:
             del self.texts[uri], self.versions[uri]
@@ -89,7 +89,7 @@ class SpecServer(LanguageServer):
             self.check_soon()
 
     def _take(self, uri: str, version: int, text: str) -> None:
-        """Take the text of an open file, and check its spec once the changes that wait have been taken too."""
+        """Set the text of an open file, and check its spec after all pending changes."""
         self.texts[uri], self.versions[uri] = text, version
         self.specs.open(self.paths[uri], text)
         self.check_soon()
@@ -100,7 +100,7 @@ class SpecServer(LanguageServer):
         self.pending = asyncio.get_running_loop().call_later(0, self.check)
 
     def check(self) -> None:
-        """Publish the diagnostics of all specs that are open."""
+        """Publish the diagnostics of all open specs."""
         self.pending = None
         found: dict[str, dict[str, list[Diagnostic]]] = {}
         for root in self.specs.roots():
@@ -109,7 +109,7 @@ class SpecServer(LanguageServer):
         for path in dict.fromkeys((*new, *old)):
             if new.get(path) != old.get(path) or path in self.specs.texts:
                 self._publish(path, new.get(path, []))
-        if not self.published:  # the first completion and hover need not wait for it then
+        if not self.published:  # so that the first completion and hover do not wait for it
             asyncio.get_running_loop().call_later(QUIET, read_reference)
         self.published = found
 
@@ -125,7 +125,7 @@ class SpecServer(LanguageServer):
             return None
         analysis = self.specs.analysis(path)
         source = analysis.source(path)
-        if source is None:  # an include that is broken off, or leads back: on its own, the file can be understood
+        if source is None:  # a broken or circular include: the file is analyzed on its own
             analysis = Analysis.of(path, self.specs.texts)
             source = analysis.source(path)
         return None if source is None else (analysis, path, source)

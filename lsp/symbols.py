@@ -9,7 +9,7 @@ from xtrain.lsp.analysis import Analysis
 
 @frozen
 class Symbol:
-    """kind: `block`, `setting`, `constant`, `file`, `event`. span: all of it; name_span: its name."""
+    """A symbol. kind: `block`, `setting`, `constant`, `file`, `event`. span: the whole symbol. name_span: its name."""
 
     name: str
     kind: str

@@ -9,7 +9,7 @@ from xtrain.records.record import doc, one_of
 
 
 class ControlRequest(Struct, frozen=True, omit_defaults=True):
-    """A file of `control/`, called by the id of the request."""
+    """A file of `control/`, named by the request's id."""
 
     command: Annotated[str, doc(one_of(ControlWord))]
     time: Annotated[float | None, doc("when it was asked for, since 1970 (UTC)", "s")] = None

@@ -4,11 +4,11 @@ from xtrain.records.record import Record
 
 
 class Event(Record, tag_field="event", tag=""):
-    """Something that happened: `step` optimizer steps had ended. Its class says what."""
+    """An event after `step` optimizer steps. Its class defines its meaning."""
 
     @property
     def event(self) -> str:
-        """`run_start`, `eval`, …: the key of that name."""
+        """Name of the event, the key `event`: `run_start`, `eval`, …."""
         return kind_of(type(self))
 
 
@@ -18,7 +18,7 @@ def kind_of(event: type[Event]) -> str:
 
 
 class UnknownEvent(Event, tag=""):
-    """An event of another version of xtrain, or a line without a name: all it says is in `rest`."""
+    """An event of another version of xtrain, or a line without a name: all its keys are in `rest`."""
 
     @property
     def event(self) -> str:

@@ -10,7 +10,8 @@ from xtrain.records.lines import object_of
 from xtrain.records.record import doc
 from xtrain.regular_files import open_regular
 
-# Bytes of the line. One size for ever: it is written over itself, and a reader never finds the rest of a longer one.
+# Bytes of the line. The size is fixed: the line is overwritten in place, and a reader never finds the rest of a longer
+# one.
 WIDTH: Final = 640
 
 
@@ -46,7 +47,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
 
     def line(self) -> bytes:
         """Return the line: WIDTH bytes, if names are cut to the available length."""
-        text = json.dumps(structs.asdict(self), separators=(",", ":"))  # in ASCII: names of files may be no text
+        text = json.dumps(structs.asdict(self), separators=(",", ":"))  # ASCII, because file names may be invalid text
         return text.encode().ljust(WIDTH - 1) + b"\n"
 
 

@@ -21,12 +21,12 @@ SHARE: Final = 0.95
 
 
 class LawError(ValueError):
-    """A file that has no law."""
+    """An invalid file of a scaling law."""
 
 
 @frozen(kw_only=True)
 class Coefficients:
-    """E in nats a token; A and B have the units that make the terms nats a token."""
+    """Coefficients of a scaling law. E is in nats per token; A and B have units that make the terms nats per token."""
 
     E: float
     A: float

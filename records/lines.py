@@ -36,7 +36,7 @@ def json_line(found: dict[str, Any]) -> bytes:
     plain = {key: plain_value(value) for key, value in found.items()}
     try:
         return _ENCODER.encode(plain) + b"\n"
-    except UnicodeEncodeError:  # names of files may be no text
+    except UnicodeEncodeError:  # file names may be invalid text
         text = json.dumps(msgspec.to_builtins(plain), separators=(",", ":"), ensure_ascii=False)
         return (text + "\n").encode(errors="backslashreplace")
 

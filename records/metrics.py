@@ -6,8 +6,8 @@ from xtrain.records.record import Record, doc
 
 
 class StepMetrics(Record):
-    """`metrics.jsonl`: a step as all ranks see it. `rest` has the keys with names of datasets and layers (FREE_NAMES)
-    and whatever hooks of users measure. Averages are over the steps since the last record."""
+    """`metrics.jsonl`: a step over all ranks. `rest` has the keys with names of datasets and layers (FREE_NAMES) and
+    measurements of user hooks. Averages are over the steps since the last record."""
 
     loss: Annotated[
         float | None,
@@ -154,7 +154,7 @@ FREE_NAMES: Final = {
 
 
 class RankMetrics(Record):
-    """`ranks/*.jsonl`: the same step as one rank sees it."""
+    """`ranks/*.jsonl`: the same step on one rank."""
 
     step_seconds: Annotated[float | None, doc("time of a step, averaged since the last record, on this rank", "s")] = (
         None

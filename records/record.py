@@ -19,11 +19,11 @@ def one_of(words: Iterable[str]) -> str:
 
 
 class Record(Struct, kw_only=True):
-    """One line of a file, with a field for every key that always has the same name.
+    """One line of a file, with a field for every key of a fixed name. Records are not modified after creation.
 
-    A field without a default is always written, as null where it is None; one with a default is left out where it has
-    that value. Lines come from older and newer versions too: for a key that is missing, or has a value of another type,
-    a reader finds None (or an empty text, list or map). Nobody changes one that was made.
+    A field without a default is always written, as null if it is None; a field with a default is left out if it has
+    that value. Lines may come from older and newer versions: a missing key, or one with a value of another type, is
+    read as None (or an empty text, list or map).
     """
 
     step: Annotated[int | None, doc("number of the optimizer step, from 1", "steps")]
@@ -31,7 +31,7 @@ class Record(Struct, kw_only=True):
         default_factory=time.time
     )
     rest: dict[str, Any] = field(default_factory=dict, name="")
-    """Keys without a field: those that carry a name, and what another version of xtrain has written."""
+    """Keys without a field: keys that contain a name, and keys of other versions of xtrain."""
 
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)

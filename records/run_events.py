@@ -124,7 +124,7 @@ class ReplicasEvent(Event, tag="replicas"):
 
 
 class ReplicaGroupEvent(Event, tag="replica_group"):
-    """a replica group has ended before the run has, or is started again"""
+    """a replica group ended before the run, or is restarted"""
 
     group: Annotated[int | None, doc("its number")]
     state: Annotated[str, doc("`ended`, `started` or `given_up`")]

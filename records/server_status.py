@@ -10,7 +10,7 @@ SERVER_FILE: Final = "server/status.json"
 
 
 class ServedModel(Struct, kw_only=True):
-    """A model of a client. Numbers are of this start of the server."""
+    """A client's model. Numbers are since this start of the server."""
 
     id: Annotated[str, doc("as the protocol names it")]
     client: Annotated[str, doc("name of its session, as the client has given it")] = ""
@@ -32,7 +32,8 @@ class ServedModel(Struct, kw_only=True):
 
 
 class ServerStatus(Struct, kw_only=True):
-    """Rates are of the last ten seconds, latencies of the newest 1,000 requests, from accepted to done."""
+    """Status of a server. Rates are of the last ten seconds, latencies of the newest 1,000 requests, from accepted to
+    done."""
 
     time: Annotated[float, doc("when this was written, since 1970 (UTC)", "s")]
     state: Annotated[str, doc("`serving`, `restoring` (ranks are started again), `draining`, `stopped` or `failed`")]

@@ -57,7 +57,7 @@ class DataEvent(Event, tag="data"):
 
 
 class HorizonTick(Struct, frozen=True):
-    """A tick that was planned in epochs or shares of the run. nodes: that it runs; steps or tokens: how often."""
+    """A tick planned in epochs or shares of the run. nodes: the nodes it runs. steps or tokens: its period."""
 
     nodes: list[str] = []
     steps: int | None = None
@@ -65,7 +65,7 @@ class HorizonTick(Struct, frozen=True):
 
 
 class HorizonStretch(Struct, frozen=True):
-    """Steps that are alike: tokens of each, and of all steps before `first`."""
+    """A stretch of equal steps: tokens of each, and of all steps before `first`."""
 
     first: int = 0
     tokens: int = 0

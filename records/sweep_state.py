@@ -27,10 +27,8 @@ Status = Literal["waiting", "training", "paused", "done", "stopped early", "fail
 
 @define
 class TrialState:
-    """A trial as far as it is. values: at each rung. value, trained, tokens: at the last place where it was measured.
-
-    paused: it has come to a rung and is not decided on yet. going: it was started since it was measured last.
-    """
+    """The state of a trial. values: at each rung. value, trained, tokens: at the last measurement. paused: it reached a
+    rung and is not decided yet. going: it was started since its last measurement."""
 
     number: int
     name: str
@@ -50,7 +48,7 @@ class TrialState:
 
     @property
     def rung(self) -> int:
-        """The rung that it is trained up to next: as many as it has passed."""
+        """The next rung that it is trained up to: the number of rungs passed."""
         return len(self.decisions)
 
     @property
@@ -84,7 +82,7 @@ class TrialState:
 
 @define
 class SweepState:
-    """A sweep as far as it is. objective: its key in `metrics.jsonl`. trials: by number."""
+    """The state of a sweep. objective: its key in `metrics.jsonl`. trials: by number."""
 
     sweep_id: str = ""
     lag: int = 1

@@ -96,7 +96,7 @@ class Paths:
         return await self._read(_owner(request), read_json, await body_of(request, self._limits.body, JSON), kind)
 
     async def _read(self, owner: str, read: Callable[..., T], raw: bytes, *more: Any) -> T:
-        """Read a body; a large one in a thread, and of each owner one at a time."""
+        """Read a body; large ones in a thread, one at a time per owner."""
         if len(raw) < LARGE:
             return read(raw, *more)
         async with self._reading[owner]:
@@ -155,7 +155,7 @@ class Paths:
         return _answer({})
 
     async def _telemetry(self, request: Request) -> Response:
-        await body_of(request, self._limits.body, JSON)  # nothing of it is kept
+        await body_of(request, self._limits.body, JSON)  # nothing of it is stored
         return _answer({"status": "accepted"})
 
     async def _sessions(self, request: Request) -> Response:
@@ -255,7 +255,7 @@ class Paths:
 
 
 def app_of(server: TrainingServer, keys: Keys, hosts: Collection[str] = (), origins: Collection[str] = ()) -> Starlette:
-    """Return the application; whoever runs it stops the server. hosts, origins: see `guard`."""
+    """Return the application; the caller stops the server. hosts, origins: see `guard`."""
     app = Starlette(
         routes=Paths(server).routes(),
         exception_handlers={

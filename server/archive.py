@@ -10,7 +10,7 @@ BLOCK: Final = 512
 
 
 def tar_of(folder: Path, name: str) -> tuple[int, Iterator[bytes]]:
-    """Return how many bytes it has, and its files under `name`, piece by piece. Links are left out."""
+    """Return the number of bytes, and the files as pieces under `name`. Links are left out."""
     files: list[tuple[Path, bytes, int]] = []
     for path in sorted(folder.rglob("*")):
         if not path.is_symlink() and path.is_file():

@@ -8,18 +8,16 @@ from starlette.requests import ClientDisconnect, Request
 
 from xtrain.server.refusal import Refusal
 
-READING: Final = 60.0  # seconds in which a body must have come
-ZSTD_WINDOW: Final = 2**26  # bytes of memory that unpacking may take
-MOST_RATIO: Final = 256  # of unpacked bytes to packed ones, above `SMALL`: no batch of training rows has it
+READING: Final = 60.0  # time limit for receiving a body, in seconds
+ZSTD_WINDOW: Final = 2**26  # maximum bytes of memory for unpacking
+MOST_RATIO: Final = 256  # maximum ratio of unpacked to packed bytes above `SMALL`; batches of training rows stay below
 SMALL: Final = 2**20
-PIECE: Final = 2**11  # bytes that are unpacked at a time: no more than 64 MB come of them
+PIECE: Final = 2**11  # bytes unpacked at a time: at most 64 MB of output
 
 
 async def body_of(request: Request, most: int, *media: str) -> bytes:
-    """Read and unpack a body. media: the types that it may have.
-
-    Raises Refusal: 413 where it is too large, 415 where it is of another type, 408 where it does not come.
-    """
+    """Read and unpack a body. media: accepted types. Raises Refusal: 413 if it is too large, 415 for another type, 408
+    if it does not arrive in time."""
     given = (request.headers.get("content-type") or "").partition(";")[0].strip().lower()
     if given not in media:
         raise Refusal(415, f"this path takes {' or '.join(media)}: the Content-Type is {given[:80] or 'missing'}")

@@ -10,7 +10,7 @@ from xtrain.server.limits import ServerLimits
 from xtrain.server.messages import DatumRow, ForwardBackward
 from xtrain.server.requests import MOST_SINGLE
 
-EXACT = 2**24  # up to which float32 has all whole numbers
+EXACT = 2**24  # float32 represents all integers up to it
 
 
 def rows_of(request: ForwardBackward, capabilities: Capabilities, limits: ServerLimits) -> list[Datum]:

@@ -18,13 +18,13 @@ def connections(limits: ServerLimits) -> Callable[..., "BoundedConnection"]:
 
 
 class BoundedConnection(H11Protocol):
-    """Closed after `silence` seconds, or twice as many, in which no request has begun. Where there are more than `most`
-    the oldest is closed of those that have never had one, or else of those that have none now."""
+    """A connection that is closed after `silence` seconds (or up to twice as many) without a request. Above `most`
+    connections, the oldest one that never had a request is closed, or else the oldest without one now."""
 
     def __init__(self, most: int, silence: float, **settings: Any) -> None:
         super().__init__(**settings)
         self._most, self._silence = most, silence
-        self._seen: object = None  # the last request, if it was done when it was looked at last
+        self._seen: object = None  # the last request, if it was done at the last check
 
     @property
     def silent(self) -> bool:

@@ -22,8 +22,8 @@ MARK: Final = "confirmed"
 COMMITS: Final = "commits"  # key of the row with the number of commits
 VERSION: Final = 1
 PAGE: Final = 4096
-LOCKED: Final = 60.0  # seconds to wait for somebody else who looks at the file
-WAL_KEPT: Final = 64 * 2**20  # bytes of a -wal that stay when all of it is in the file
+LOCKED: Final = 60.0  # seconds to wait for another process that reads the file
+WAL_KEPT: Final = 64 * 2**20  # bytes of the -wal kept after a checkpoint
 
 _SCHEMA: Final = (
     "CREATE TABLE rows (number INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, content BLOB NOT NULL, "
@@ -39,18 +39,16 @@ _INDEX: Final = "SELECT number, key FROM rows INDEXED BY sqlite_autoindex_rows_1
 Rows = Mapping[str, bytes | None]
 """Content by key; None removes the row."""
 Then = Callable[[bool], None]
-"""Called once rows last: True; or never will: False."""
+"""Called with True once rows are durable, or with False if they never will be."""
 
 
 class StoreFailed(Exception):
-    """The disk has not taken rows, or has changed one. Nothing can be promised any more, so the server stops."""
+    """The disk rejected or altered rows. Nothing can be promised anymore, so the server stops."""
 
 
 class Database:
-    """The file of a folder, which must be whole (`examine`) or is created.
-
-    failed: called once with the reason when the disk refuses; everything after that raises StoreFailed. Raises OSError.
-    """
+    """The database file of a folder. It must be intact (`examine`) or is created. failed: called once with the reason
+    when the disk fails; later calls raise StoreFailed. Raises OSError."""
 
     def __init__(self, folder: Path, failed: Callable[[str], None] = lambda reason: None) -> None:
         self._path, self._failed = folder / FILE, failed
@@ -76,7 +74,7 @@ class Database:
             self._changed.notify_all()
 
     def settle(self) -> None:
-        """Wait until everything that was written before lasts. Raises StoreFailed."""
+        """Wait until all earlier writes are durable. Raises StoreFailed."""
         with self._changed:
             last = self._appended
             self._changed.wait_for(lambda: self._broken or self._lasting >= last)
@@ -84,7 +82,7 @@ class Database:
                 raise StoreFailed("the disk has refused rows")
 
     def read(self, key: str) -> bytes | None:
-        """Return the content of a row that lasts; None: there is none. Raises StoreFailed."""
+        """Return the content of a durable row; None if there is none. Raises StoreFailed."""
         try:
             return self._row(key)
         except (sqlite3.Error, StoreFailed) as error:
@@ -99,7 +97,7 @@ class Database:
         return None if found is None else found[0]
 
     def close(self) -> None:
-        """Make everything last, and end the thread."""
+        """Make everything durable, and end the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -113,7 +111,7 @@ class Database:
             pass
 
     def _write_next(self) -> bool:
-        """Wait for rows, and make all that there are last; False where the disk refuses, or none will come."""
+        """Wait for rows and commit all that are waiting; False if the disk fails or no more rows will come."""
         with self._changed:
             self._changed.wait_for(lambda: self._written or self._closing)
             batch, self._written = self._written, []
@@ -122,7 +120,8 @@ class Database:
         try:
             self._commit([rows for rows, _ in batch])
         except (sqlite3.Error, OSError) as error:
-            self._failed(f"{self._path} cannot be written: {error}")  # before anyone is answered: health is asked next
+            # before anyone is answered: clients ask for health next
+            self._failed(f"{self._path} cannot be written: {error}")
             with self._changed:
                 self._broken = True
                 batch, self._written = batch + self._written, []
@@ -136,7 +135,7 @@ class Database:
         return True
 
     def _commit(self, batch: Iterable[Rows]) -> None:
-        """Write rows in one transaction, which lasts when this returns."""
+        """Write rows in one transaction, durable on return."""
         self._writer.execute("BEGIN IMMEDIATE")
         for rows in batch:
             _put(self._writer, rows)
@@ -147,7 +146,7 @@ class Database:
 
 
 def create(folder: Path, rows: Rows) -> None:
-    """Write the file of a store, in the place of one that there may be; all of it lasts on return. Raises OSError."""
+    """Write the file of a store, replacing an existing one; durable on return. Raises OSError."""
     partial = folder / f"{FILE}.partial"
     for name in (partial.name, f"{partial.name}-wal", f"{partial.name}-shm"):
         (folder / name).unlink(missing_ok=True)
@@ -161,7 +160,7 @@ def create(folder: Path, rows: Rows) -> None:
     connection.execute("COMMIT")
     connection.close()
     _sync(partial)
-    for name in (MARK, WAL, f"{FILE}-shm"):  # of the file that is replaced; without a mark no other is taken for whole
+    for name in (MARK, WAL, f"{FILE}-shm"):  # of the replaced file; without a mark, no other file counts as intact
         (folder / name).unlink(missing_ok=True)
     partial.rename(folder / FILE)
     (folder / MARK).write_bytes(_mark_of(0))
@@ -174,7 +173,7 @@ def examine(folder: Path, damage: list[str]) -> Iterator[tuple[str, bytes]]:
     if not (folder / FILE).exists():
         damage.append(f"{FILE} is missing")
         return
-    (folder / FILE).open("rb").close()  # the error of a file that cannot be read is no damage
+    (folder / FILE).open("rb").close()  # a file that cannot be read is an error, not damage
     had_wal = (folder / WAL).exists()
     connection, commits = sqlite3.connect(f"{(folder / FILE).absolute().as_uri()}?mode=ro", uri=True), None
     connection.text_factory = bytes
@@ -196,7 +195,7 @@ def examine(folder: Path, damage: list[str]) -> Iterator[tuple[str, bytes]]:
             yield key.decode(), content
     connection.close()
     if not had_wal:
-        (folder / WAL).unlink(missing_ok=True)  # an empty one, for the reading
+        (folder / WAL).unlink(missing_ok=True)  # an empty one, for reading
     confirmed = _confirmed(folder / MARK)
     if confirmed is None and commits != 0:
         damage.append(f"{MARK} is missing or damaged")
@@ -212,7 +211,7 @@ def mend_head(folder: Path) -> None:
     other.mkdir()
     create(other, {})
     page = bytearray((other / FILE).read_bytes()[:PAGE])
-    page[28:40] = bytes(12)  # the number of pages, which then follows from the size, and the list of free ones
+    page[28:40] = bytes(12)  # the number of pages, which is then derived from the size, and the list of free pages
     with (folder / FILE).open("r+b") as file:
         file.write(page)
 

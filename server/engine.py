@@ -22,9 +22,9 @@ IMPORTANCE_SAMPLING: Final = "importance_sampling"
 PPO: Final = "ppo"
 CISPO: Final = "cispo"
 DRO: Final = "dro"
-TARGETS: Final = "target_tokens"  # which every loss has
+TARGETS: Final = "target_tokens"  # present in every loss
 
-IGNORED: Final = -100  # a target at which no loss is taken
+IGNORED: Final = -100  # a target without a loss
 
 
 class UserError(Exception):
@@ -55,11 +55,8 @@ class LossInput:
 
 @frozen(kw_only=True)
 class LossOffer:
-    """A loss that `forward_backward` knows, as the protocol names it.
-
-    inputs: `target_tokens` is one of them, and all others have its shape, [T], or [T, K] where `wide`.
-    settings: names that `loss_fn_config` may have.
-    """
+    """A loss supported by `forward_backward`, by its name in the protocol. inputs: include `target_tokens`; all others
+    have its shape, [T], or [T, K] if `wide`. settings: names allowed in `loss_fn_config`."""
 
     inputs: tuple[LossInput, ...]
     settings: frozenset[str] = frozenset()
@@ -101,7 +98,7 @@ class Capabilities:
 
 @frozen(kw_only=True)
 class AdapterSettings:
-    """The adapter of a new model. seed: of its first values. The rest: which matrices have one."""
+    """The adapter of a new model. seed: of its initial values. Other fields: which matrices have one."""
 
     rank: int
     seed: int
@@ -122,15 +119,15 @@ class Datum:
 
     @property
     def num_targets(self) -> int:
-        """Targets at which a loss is taken."""
+        """Number of targets with a loss."""
         return int((self.inputs[TARGETS] != IGNORED).sum())
 
 
 @frozen(kw_only=True, eq=False)
 class Pass:
-    """A forward of the rows of one model, and unless `forward_only` a backward that adds to its gradient.
+    """A forward over the rows of one model, and unless `forward_only` a backward that adds to its gradient.
 
-    The loss is a sum over rows and tokens, which nothing divides. Weights may be negative and fractions.
+    The loss is an undivided sum over rows and tokens. Weights may be negative and fractional.
     """
 
     model: str
@@ -141,14 +138,14 @@ class Pass:
 
     @property
     def num_targets(self) -> int:
-        """Targets at which a loss is taken."""
+        """Number of targets with a loss."""
         return sum(datum.num_targets for datum in self.data)
 
 
 @frozen(kw_only=True, eq=False)
 class PassResult:
-    """outputs: of each row in order, by name, float32 [T] or [T, K]; all rows have the same names. metrics: by
-    `name:reduction`, with exactly one colon; `loss:sum` is the loss."""
+    """Result of a pass. outputs: of each row in order, by name, float32 [T] or [T, K]; all rows have the same names.
+    metrics: by `name:reduction`, with exactly one colon; `loss:sum` is the loss."""
 
     outputs: Sequence[Mapping[str, Array]]
     metrics: Mapping[str, float]
@@ -156,10 +153,8 @@ class PassResult:
 
 @frozen(kw_only=True)
 class Adam:
-    """AdamW of one step (decoupled weight decay). clip: the highest norm of the gradient; 0: it is not clipped.
-
-    divisor: of the accumulated gradient, before it is clipped. 1: gradients are sums, as on the wire of the SDK.
-    """
+    """AdamW settings of one step (decoupled weight decay). clip: maximum norm of the gradient; 0: no clipping. divisor:
+    of the accumulated gradient, before clipping; 1: gradients are sums, as in the SDK's protocol."""
 
     rate: float
     beta1: float
@@ -207,8 +202,8 @@ class Candidates:
 
 @frozen(kw_only=True, eq=False)
 class DrawnSample:
-    """tokens: int32 [N]. logprobs: float32 [N], of the distribution that was drawn from. stopped: whether something
-    ended it other than its length."""
+    """A sample. tokens: int32 [N]. logprobs: float32 [N], in the distribution that was drawn from. stopped: it ended
+    for another reason than its length."""
 
     tokens: Array
     logprobs: Array
@@ -218,8 +213,8 @@ class DrawnSample:
 
 @frozen(kw_only=True, eq=False)
 class SampleResult:
-    """prompt_logprobs: float32 [P], of which the first is NaN; None: not asked for. prompt_top: of all but the first
-    token, [P - 1, C]."""
+    """Result of a sample request. prompt_logprobs: float32 [P], the first is NaN; None: not requested. prompt_top: of
+    all but the first token, [P - 1, C]."""
 
     samples: Sequence[DrawnSample]
     prompt_logprobs: Array | None = None
@@ -228,12 +223,9 @@ class SampleResult:
 
 @frozen(kw_only=True, eq=False)
 class SampleQueue:
-    """Samples that are to be drawn, and where their results go.
-
-    arrived: those that have been asked for since the last call; they may join the batch at any token. It gives none
-    while other work waits, so that it waits no longer than for the longest sample. finished: called once for each
-    request, in any order, as soon as it is done.
-    """
+    """Samples to draw, and the receiver of results. arrived: returns requests since the last call, which may join the
+    batch at any token. It returns none while other work waits, so that this work waits for at most the longest
+    sample. finished: called once per request, in any order, as soon as it is done."""
 
     requests: Sequence[SampleRequest]
     arrived: Callable[[], Sequence[SampleRequest]]
@@ -241,10 +233,11 @@ class SampleQueue:
 
 
 class Engine(Protocol):
-    """Computes, for the server. Every method may raise EngineLost; other exceptions but UserError count as that."""
+    """The computing side of the server. Every method may raise EngineLost; other exceptions except UserError count as
+    EngineLost."""
 
     def start(self) -> Capabilities:
-        """Begin without any model; also after EngineLost. Called before everything else."""
+        """Start without any model; also after EngineLost. Called first."""
         ...
 
     def create_model(self, model: str, adapter: AdapterSettings | None) -> None:
@@ -262,15 +255,15 @@ class Engine(Protocol):
         ...
 
     def optim_step(self, model: str, adam: Adam) -> Mapping[str, float]:
-        """Step, set the gradient to zero, and give metrics: `grad_norm` before clipping among them.
+        """Take a step, set the gradient to zero, and return metrics, including `grad_norm` before clipping.
 
-        Also where nothing was accumulated: the moments decay then as with a gradient of zero. Raises UserError where
-        the gradient is not finite, which is dropped then, so that the model is as it was.
+        Without an accumulated gradient, moments decay as with a gradient of zero. Raises UserError if the gradient is
+        not finite; the gradient is then dropped and the model unchanged.
         """
         ...
 
     def save(self, model: str, folder: Path) -> None:
-        """Write the trained weights, moments and step (no gradient) into a new folder; all of it lasts on return."""
+        """Write the trained weights, moments and step (no gradient) to a new folder; durable on return."""
         ...
 
     def load(self, model: str, folder: Path, *, optimizer: bool) -> None:
@@ -282,7 +275,7 @@ class Engine(Protocol):
         ...
 
     def export(self, model: str, folder: Path) -> None:
-        """Write the trained weights alone, as others read them (PEFT), into a new folder, to be sampled from; lasts."""
+        """Write the trained weights alone, in PEFT's format, to a new folder for sampling; durable on return."""
         ...
 
     def forget(self, weights: Path) -> None:
@@ -294,5 +287,5 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """End all that was started."""
+        """Stop everything that was started."""
         ...

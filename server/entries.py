@@ -29,8 +29,8 @@ class AdapterEntry(Struct, frozen=True):
 
 
 class Session(Struct, tag=True):
-    """A program that is connected. ended: the client has said so; nothing of it is kept in memory any more. heard:
-    when its client has said its last word, or up to half a minute before."""
+    """A connected program. ended: the client ended it; its models are unloaded. heard: time of the client's last
+    request, or up to half a minute earlier."""
 
     id: Id
     owner: str
@@ -91,7 +91,7 @@ class SavedEntry(Struct, tag=True):
 
 
 class SamplerEntry(Struct, tag=True):
-    """Weights that are sampled from, which never change. folder: None is the base model. path: of the checkpoint."""
+    """Immutable weights for sampling. folder: None is the base model. path: of the checkpoint."""
 
     id: Id
     session: Id
@@ -103,7 +103,7 @@ class SamplerEntry(Struct, tag=True):
 
 
 class FolderEntry(Struct, tag=True):
-    """A folder of weights: bytes and CRC-32 of its files, by their paths in it."""
+    """A folder of weights: bytes and CRC-32 of its files by relative path."""
 
     id: FolderName
     files: dict[str, tuple[int, int]]
@@ -115,7 +115,7 @@ class FolderEntry(Struct, tag=True):
 
 
 class Removed(Struct, tag=True):
-    """One of the above is no more."""
+    """Removal of an entry."""
 
     kind: Literal["Session", "ModelEntry", "SavedEntry", "SamplerEntry", "FolderEntry"]
     id: str
@@ -170,6 +170,6 @@ def decoded(content: bytes) -> Entry:
 
 
 def key_of(entry: Entry | Removed) -> str:
-    """Return the key of its row."""
+    """Return the key of an entry's row."""
     kind = entry.kind if isinstance(entry, Removed) else type(entry).__name__
     return f"{kind}/{entry.id}"

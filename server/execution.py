@@ -19,8 +19,8 @@ from xtrain.server.store import Store
 
 LOG = logging.getLogger(__name__)
 
-ATTEMPTS: Final = 3  # of a work during which the engine was lost
-LOSSES: Final = 6  # of an engine, without that a work was done between them, before the server ends
+ATTEMPTS: Final = 3  # for a request during which the engine was lost
+LOSSES: Final = 6  # engine losses without finished work in between, before the server stops
 PAUSE: Final = 5.0  # seconds between two checks for expired things
 
 
@@ -48,7 +48,7 @@ class Execution:
         self._losses, self._last_idle = 0, 0.0
         self.restoring = False
         self.memory = ModelsInMemory(engine, engine.start(), store, limits, self._repeat, silence, self._arrived)
-        for work in list(store.state.waiting.values()):  # of before a restart
+        for work in list(store.state.waiting.values()):  # from before a restart
             self._read(work)
         self._thread = threading.Thread(target=self._run, name="execution", daemon=True)
 
@@ -157,7 +157,7 @@ class Execution:
         LOG.error("the engine is lost", exc_info=error)
         with self._store.changed:
             works = [work for work in self._store.state.waiting.values() if work.started]
-        if isinstance(error, EngineLost) or not works:  # a mistake in how a request is done ends no server
+        if isinstance(error, EngineLost) or not works:  # a bug in a request kind does not stop the server
             self._losses += 1
         if self._losses >= LOSSES:
             raise error
@@ -166,7 +166,7 @@ class Execution:
         self.memory.used.clear()
         try:
             self._engine.start()
-        except EngineLost as again:  # a rank ended while it was started
+        except EngineLost as again:  # a rank ended during the start
             self._lost(again)
         self.restoring = False
 

@@ -20,7 +20,7 @@ BASE: Final = "/api/v1"
 OPEN: Final = f"{BASE}/healthz"  # the one path that needs no key
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::\d*)?", re.ASCII)
-_NO_PAGE: Final = ("", "none", "same-origin")  # the server has no pages, so none can be of its origin
+_NO_PAGE: Final = ("", "none", "same-origin")  # the server has no pages, so no page has its origin
 
 
 def guard(app: Starlette, keys: Keys, hosts: Collection[str], origins: Collection[str]) -> None:
@@ -29,7 +29,7 @@ def guard(app: Starlette, keys: Keys, hosts: Collection[str], origins: Collectio
     hosts: names of the server in addition to loopback names and the address that the client connected to. origins:
     origins of web pages that may call it, such as `https://lab.example`.
     """
-    app.add_middleware(_WithKey, keys=keys)  # the last that is added is the first that is asked
+    app.add_middleware(_WithKey, keys=keys)  # the last middleware added runs first
     if origins:
         app.add_middleware(
             CORSMiddleware,
@@ -41,7 +41,7 @@ def guard(app: Starlette, keys: Keys, hosts: Collection[str], origins: Collectio
 
 
 class _Addressed:
-    """Lets only requests to a name of the server through, and none of a web page that is not listed."""
+    """Admits only requests to a name of the server, and none of unlisted web pages."""
 
     def __init__(self, app: ASGIApp, hosts: set[str], origins: set[str]) -> None:
         self._app, self._hosts, self._origins = app, hosts, origins
@@ -66,7 +66,7 @@ class _Addressed:
 
 
 class _WithKey:
-    """Lets only requests with a key through; `owner` is whose key it was."""
+    """Admits only requests with a key; `owner` is the key's owner."""
 
     def __init__(self, app: ASGIApp, keys: Keys) -> None:
         self._app, self._keys = app, keys

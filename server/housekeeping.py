@@ -96,7 +96,7 @@ def _remove_expired(memory: ModelsInMemory, started: float) -> None:
         used = {work.entry.queue for work in state.waiting.values()}
         old = samplers[: max(0, len(samplers) - memory.limits.samplers)]
         gone += [Removed("SamplerEntry", one.id) for one in old if one.id not in used]
-    if now - started > memory.limits.idle:  # clients have had time to come back to a server that was away
+    if now - started > memory.limits.idle:  # clients had time to reconnect after the server was away
         gone += _forgotten(memory, now)
     if gone:
         memory.store.change(*gone)

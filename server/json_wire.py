@@ -17,7 +17,7 @@ OPENS: Final = b"{"  # a JSON body begins with it, and no Protocol Buffers messa
 
 
 class RowBody(Struct, forbid_unknown_fields=True):
-    """A row of T tokens: lists of T numbers. targets: a token id each, or -100 where no loss is taken."""
+    """A row of T tokens: lists of T numbers. targets: a token id each, or -100 without a loss."""
 
     tokens: list[Token]
     targets: list[Token]
@@ -56,7 +56,7 @@ def _row(row: RowBody) -> DatumRow:
     for name in ("weights", "logprobs", "advantages"):
         numbers = getattr(row, name)
         if numbers is not None:
-            with np.errstate(over="ignore"):  # what float32 does not have is refused as not finite
+            with np.errstate(over="ignore"):  # numbers outside of float32 are refused as not finite
                 inputs[name] = np.array(numbers, np.float32)
     return DatumRow(np.array(row.tokens, np.int32), inputs)
 

@@ -11,7 +11,7 @@ from typing import Final, Self
 
 from attrs import define, field
 
-OWNER: Final = "owner"  # whose key it is that was given without a name
+OWNER: Final = "owner"  # owner of a key without a name
 REFUSAL: Final = "the key (X-API-Key) is missing or wrong: show the one that the server was started with, or printed"
 _VISIBLE: Final = re.compile("[!-~]+")
 
@@ -28,8 +28,8 @@ class Keys:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Parse a key, whose owner is `owner`, or `NAME=KEY` for each of several owners, with spaces between them.
-        Raises ValueError, which has nothing of a key."""
+        """Parse a key of the owner `owner`, or `NAME=KEY` for each of several owners, separated by spaces. Raises
+        ValueError, whose text contains no part of a key."""
         words = text.split()
         if not words:
             raise ValueError("it is empty")
@@ -50,8 +50,8 @@ class Keys:
 
     @classmethod
     def kept(cls, path: Path) -> Self:
-        """Read the key of a file, which is made if it is missing and which only this user can read: a server that is
-        started again has the same key. Raises OSError, and ValueError for a file without a key."""
+        """Read the key of a file. A missing file is created, readable only by this user, so that a restarted server has
+        the same key. Raises OSError, and ValueError for a file without a key."""
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             partial = path.with_suffix(".partial")
@@ -67,7 +67,7 @@ class Keys:
         return cls({OWNER: key})
 
     def owner(self, given: bytes) -> str | None:
-        """Return whose key it is. All keys are compared in full, so that the time says nothing of them."""
+        """Return the owner of a key. All keys are compared in constant time."""
         found = None
         for owner, key in self.of.items():
             if hmac.compare_digest(given, key.encode()):

@@ -42,7 +42,7 @@ class Kind(ABC):
         """Execute requests of different models, and finish each of them. Raises EngineLost."""
 
     def repeat(self, entry: Accepted, memory: ModelsInMemory) -> None:
-        """Change the model once more as the request did. Raises UserError and EngineLost."""
+        """Repeat the request's change of the model. Raises UserError and EngineLost."""
         raise NotImplementedError(f"{self.name} is never repeated")
 
     def promised(self, work: QueuedWork, request: Any) -> dict[str, Any]:
@@ -51,13 +51,14 @@ class Kind(ABC):
 
 
 class SingleKind(Kind):
-    """A kind whose requests are executed one by one. repeated: see `Done`; also where the client made a mistake."""
+    """A kind whose requests are executed one by one. repeated: see `Done`; also for client errors."""
 
     repeated: ClassVar[bool] = False
 
     @abstractmethod
     def outcome(self, work: QueuedWork, memory: ModelsInMemory) -> tuple[dict[str, Any], list[Change]]:
-        """Execute it: the JSON of its result, and what exists then. Raises UserError, ModelDamaged and EngineLost."""
+        """Execute a request: return the JSON of its result, and new entries. Raises UserError, ModelDamaged and
+        EngineLost."""
 
     def run(self, works: Sequence[QueuedWork], memory: ModelsInMemory) -> None:
         (work,) = works

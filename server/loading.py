@@ -22,7 +22,7 @@ LOST: Final = "a part of this model was lost when the store of the server was da
 
 
 def load(rows: Iterable[tuple[str, bytes]], damage: list[str], kept: dict[str, bytes] | None = None) -> State:
-    """Take rows in the order in which they were put first. kept: takes the contents of requests and results."""
+    """Apply rows in the order in which they were first written. kept: receives the contents of requests and results."""
     state, requests, results, sizes = State(), dict[str, Accepted](), dict[str, Done](), dict[str, int]()
     for key, content in rows:
         try:

@@ -15,7 +15,7 @@ from xtrain.server.protobuf import Malformed, ProtoField, ProtoMessage, Writer, 
 from xtrain.server.tensors import FLOAT32, MOST_NUMBERS, read_tensor
 
 MEDIA_TYPE: Final = "application/x-protobuf"
-NO_LOGPROB: Final = -99999.0  # of a cell without a candidate
+NO_LOGPROB: Final = -99999.0  # for a cell without a candidate
 
 _CSR = ProtoMessage(
     "SparseCsr", {1: ProtoField("values", "bytes"), 2: ProtoField("crow", "bytes"), 3: ProtoField("col", "bytes")}
@@ -62,7 +62,7 @@ _REQUEST = ProtoMessage(
 
 @frozen(eq=False)
 class DatumRow:
-    """tokens: int32; None: there is a chunk that is no text. inputs: float32 or int64."""
+    """A row. tokens: int32; None: a chunk is not text. inputs: float32 or int64."""
 
     tokens: Array | None
     inputs: dict[str, Array]
@@ -70,7 +70,7 @@ class DatumRow:
 
 @frozen(eq=False)
 class ForwardBackward:
-    """json: it came as JSON, which has its result as JSON, and targets may be ignored."""
+    """A pass request. json: it came as JSON, so its result is JSON, and targets may be ignored."""
 
     model_id: str
     seq_id: int
@@ -91,7 +91,7 @@ def read_forward_backward(raw: bytes) -> ForwardBackward:
     settings: dict[str, float | str] = {
         entry.get("key", ""): entry.get("value", 0.0) for entry in found.get("numbers", ())
     }
-    for entry in found.get("settings", ()):  # the newer form, which holds where both are there
+    for entry in found.get("settings", ()):  # the newer form, preferred if both are present
         value = entry.get("value", {})
         settings[entry.get("key", "")] = value["text"] if "text" in value else value.get("number", 0.0)
     return ForwardBackward(
@@ -178,7 +178,7 @@ def sample_response(result: SampleResult) -> bytes:
         out.content(1, one)
     if result.prompt_logprobs is not None:
         out.content(2, np.asarray(result.prompt_logprobs, "<f4").tobytes())
-    if result.prompt_top is not None:  # the wire has a row for the first token as well, which nothing precedes
+    if result.prompt_top is not None:  # the protocol also has a row for the first token, which has no predecessor
         width = result.prompt_top.tokens.shape[1]
         first = Candidates(tokens=np.zeros((1, width), "<i4"), logprobs=np.full((1, width), NO_LOGPROB, "<f4"))
         out.content(

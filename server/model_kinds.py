@@ -17,7 +17,7 @@ def model_id(session: str, number: int) -> str:
 
 
 class CreateModelKind(SingleKind):
-    """A model with a new adapter, whose first values follow from the seed."""
+    """Create a model with a new adapter, whose initial values follow from the seed."""
 
     name = "create_model"
 
@@ -38,8 +38,8 @@ class CreateModelKind(SingleKind):
 
 
 class LoadWeightsKind(SingleKind):
-    """A new model from a checkpoint, or a checkpoint into a model that has done nothing yet. Its snapshot is taken at
-    once, so that it does not need the checkpoint any more."""
+    """Load a checkpoint as a new model, or into a model without any work yet. A snapshot is taken at once, so that the
+    checkpoint is no longer needed."""
 
     name = "load_weights"
 

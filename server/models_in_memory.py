@@ -22,16 +22,16 @@ LOG = logging.getLogger(__name__)
 
 
 class ModelDamaged(Exception):
-    """The state of a model cannot be made again. Its text is for the client."""
+    """The state of a model cannot be restored. Its text is for the client."""
 
 
 @define(eq=False)
 class ModelsInMemory:
-    """All calls are made by the one thread that calls the engine.
+    """The models of an engine. Only the thread that calls the engine uses it.
 
-    repeat: does a work again, without a result. silence: seconds since the last word of a session's client. arrived:
-    works that may join those that are executed now. used: models that the engine has, in the order in which they were
-    last needed. targets: at which a loss was taken, of the passes whose gradients a model has now.
+    repeat: repeats work without a result. silence: seconds since the last request of a session's client. arrived:
+    requests that may join the present ones. used: loaded models, in the order of last use. targets: number of targets
+    with a loss in the passes of a model's present gradient.
     """
 
     engine: Engine
@@ -82,7 +82,7 @@ class ModelsInMemory:
         return self.silence(self.model(id).session) >= self.limits.quiet
 
     def leave(self, id: str) -> None:
-        """Free the memory of a model; it is restored when it is needed again."""
+        """Unload a model; it is restored when it is needed again."""
         if self.store.state.history.get(id) and self._stepped(id):
             self.snapshot(id)
         self.engine.remove_model(id)
@@ -104,7 +104,7 @@ class ModelsInMemory:
             self.snapshot(id)
 
     def snapshot(self, id: str) -> None:
-        """Save the state of a model that has no gradient; later it begins from there."""
+        """Save the state of a model without a gradient; restoring starts from it."""
         seq, folder = self.model(id).next - 1, new_name()
         try:
             self.engine.save(id, self.store.weights(folder))
@@ -126,7 +126,7 @@ class ModelsInMemory:
         return not history or self.store.done(id, max(history)).kind != "forward_backward"
 
     def remove_unused(self) -> None:
-        """Remove folders of weights that nothing refers to any more."""
+        """Remove folders of weights without a reference."""
         self.store.remove_unused(self.engine.forget)
 
     # restoring

@@ -17,10 +17,10 @@ from xtrain.server.state import QueuedWork
 
 LOG = logging.getLogger(__name__)
 
-EVERY: Final = 1.0  # seconds between two looks
-WINDOW: Final = 10.0  # seconds that rates are of
-NEWEST: Final = 1000  # latencies that are kept
-MOST_MODELS: Final = 1000  # of the file, the newest
+EVERY: Final = 1.0  # seconds between two writes
+WINDOW: Final = 10.0  # time window of rates, in seconds
+NEWEST: Final = 1000  # number of latencies kept
+MOST_MODELS: Final = 1000  # newest bytes of the file
 
 
 @define
@@ -36,8 +36,8 @@ class _Counted:
 
 @define(eq=False)
 class ServerMonitor:
-    """folder: of the server, in which its status is. clock: seconds since 1970. All calls but `write` are made under
-    the lock of the store."""
+    """Counts and status of a server. folder: of the server, which holds the status file. clock: seconds since 1970. All
+    calls but `write` are made under the lock of the store."""
 
     folder: Path
     clock: Callable[[], float]
@@ -48,7 +48,7 @@ class ServerMonitor:
     kinds: Counter[str] = field(factory=Counter)
     _models: dict[str, _Counted] = field(factory=dict)
     _latencies: deque[float] = field(factory=lambda: deque(maxlen=NEWEST))
-    _newest: deque[tuple[float, int, int]] = field(factory=deque)  # when; tokens trained on; tokens drawn
+    _newest: deque[tuple[float, int, int]] = field(factory=deque)  # time; trained tokens; drawn tokens
 
     def finished(self, work: QueuedWork, done: Done) -> None:
         """Count a finished or failed request."""
@@ -122,7 +122,7 @@ class ServerMonitor:
         )
 
     def write(self, status: ServerStatus) -> None:
-        """Replace the file. A disk that takes none of it is no reason to stop."""
+        """Replace the file. A full disk does not stop the server."""
         path = self.folder / Path(SERVER_FILE).name
         partial = path.with_suffix(".partial")
         try:
@@ -134,7 +134,7 @@ class ServerMonitor:
 
 @define(eq=False)
 class StatusWriter:
-    """A thread that writes what `look` gives, until it is closed."""
+    """A thread that writes the status of `look` until it is closed."""
 
     monitor: ServerMonitor
     look: Callable[[], ServerStatus]
@@ -146,7 +146,7 @@ class StatusWriter:
         self._thread.start()
 
     def close(self) -> None:
-        """Write once more, and end."""
+        """Write once more, and stop."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()

@@ -17,19 +17,19 @@ from xtrain.server.state import QueuedWork, State
 
 FOLDER: Final = "journal"
 CONVERTED: Final = "journal.converted"
-KEYLESS: Final = ("anyone", "first")  # owners where there was no key
+KEYLESS: Final = ("anyone", "first")  # owners on a server without keys
 _HEAD: Final = struct.Struct("<II")
 _NAME: Final = re.compile(r"journal-[0-9]{6}\.bin")
 
 
 class ChangedEntry(Struct, tag=True):
-    """Changes that no work has made; first in a rewritten journal everything that exists."""
+    """Changes without a request; in a rewritten journal, first all existing entries."""
 
     changes: list[Change]
 
 
 class OldDone(Done, tag="Done"):
-    """kept: False: the result is no longer there."""
+    """Result in the old journal. kept: False: the result was removed."""
 
     kept: bool = True
 

@@ -31,7 +31,8 @@ class ProtoMessage:
 
 @frozen
 class ProtoField:
-    """kind: of its values, or a message. repeated: a list of all that there are; otherwise the last one holds."""
+    """A field. kind: type of its values, or a message. repeated: a list of all values; otherwise the last value
+    counts."""
 
     name: str
     kind: "Kind | ProtoMessage"
@@ -84,7 +85,7 @@ def _put(
     message: ProtoMessage,
     count: FieldCount,
 ) -> None:
-    if field.kind == "ints":  # one number, or many of them packed
+    if field.kind == "ints":  # one number, or several packed ones
         numbers = found.setdefault(field.name, [])
         if isinstance(value, int):
             numbers.append(value)

@@ -5,10 +5,8 @@ from attrs import define
 
 @define(auto_exc=True)
 class Refusal(Exception):
-    """An HTTP status, and a sentence. after: seconds in which the client may come again.
-
-    400 to 422 end the call of a client at once; 429 and 503 make it come again, with the same request.
-    """
+    """A refusal: an HTTP status and a sentence. after: seconds until a retry. Statuses 400 to 422 end a client's call;
+    429 and 503 make the client retry the same request."""
 
     status: int
     message: str

@@ -19,14 +19,14 @@ NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 MOST_SEQ: Final = 2**53
 # representable in float32; with a smaller eps, parameters without a gradient would be updated by 0 / 0
 LEAST_EPS: Final = 1e-30
-MOST_SINGLE: Final = 3e38  # what computes in float32 has nothing above
+MOST_SINGLE: Final = 3e38  # float32 has nothing above
 MOST_METADATA: Final = 2**16  # bytes; kept as long as its owner
 MOST_NESTING: Final = 32  # levels of metadata; writing it as text recurses once per level
-MOST_STOPS: Final = 64  # each of which is looked for at every token
-MOST_VALUES: Final = 2**21  # of a body: a prompt may have 2²⁰ tokens
-MOST_NUMBERS: Final = 2**23  # of one with rows, which come to five for each of 2²⁰ tokens
-CONTAINERS: Final = 8  # values of which one may be a list or an object
-MOST_NOTHING: Final = 16  # bytes of a value that asks for nothing
+MOST_STOPS: Final = 64  # each is searched for at every token
+MOST_VALUES: Final = 2**21  # per body: a prompt may have 2²⁰ tokens
+MOST_NUMBERS: Final = 2**23  # per body with rows: about five for each of 2²⁰ tokens
+CONTAINERS: Final = 8  # values that may be a list or an object
+MOST_NOTHING: Final = 16  # bytes of an empty value
 
 Id = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=4096)]
@@ -186,8 +186,7 @@ R = TypeVar("R", bound=Struct)
 
 
 def read_json(raw: bytes, kind: type[R], most: int = MOST_VALUES) -> R:
-    """Read the request in a body. most: values that it may have. Raises Refusal 422, which names the field and has
-    nothing of its value."""
+    """Parse a JSON request. most: maximum of values. Raises Refusal 422, which names the field but not its value."""
     if raw.count(b",") > most or raw.count(b"[") + raw.count(b"{") > most // CONTAINERS:
         raise Refusal(422, f"the body has more than {most} values, or {most // CONTAINERS} lists and objects")
     try:

@@ -26,7 +26,7 @@ NOT_OFFERED: Final = (
 
 
 class SampleKind(Kind):
-    """Samples of one sampling session, in any order; a repeated seq_id gives the samples that it gave."""
+    """Draw samples of a sampling session, in any order; a repeated seq_id returns the same samples."""
 
     name = "asample"
     ordered = False
@@ -44,7 +44,7 @@ class SampleKind(Kind):
         return {"sample_sequence_ids": [f"{work.id}:{number}" for number in range(request.num_samples)]}
 
     def run(self, works: Sequence[QueuedWork], memory: ModelsInMemory) -> None:
-        """Draw these, and those that arrive meanwhile, as long as no model waits."""
+        """Draw these samples, and those that arrive meanwhile as long as no model waits."""
         known: dict[str, QueuedWork] = {}
 
         def taken(more: Sequence[QueuedWork]) -> list[SampleRequest]:

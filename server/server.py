@@ -48,7 +48,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         SampleKind(),
     )
 }
-LATER: Final = 2.0  # seconds after which a client may come again
+LATER: Final = 2.0  # seconds until a client may retry
 
 T = TypeVar("T", Session, ModelEntry, SavedEntry, SamplerEntry)
 
@@ -130,7 +130,7 @@ class TrainingServer:
         self.draining = True
 
     def release(self) -> None:
-        """Answer clients that wait for a result at once; they come again."""
+        """Answer waiting clients at once; they ask again."""
         self._released = True
         for woken in list(self._pollers):
             _wake(woken)
@@ -190,7 +190,7 @@ class TrainingServer:
     def open_sampler(self, owner: str, request: CreateSamplingSession) -> "tuple[str, Future[None]]":
         """Open a sampling session of a checkpoint or of the base model. A repeated call returns the same session."""
         self.beat(owner, request.session_id)
-        with self.store.changed:  # a checkpoint that is found is not removed before the session has it
+        with self.store.changed:  # an existing checkpoint is not removed before the session refers to it
             return self._open_sampler(owner, request)
 
     def _open_sampler(self, owner: str, request: CreateSamplingSession) -> "tuple[str, Future[None]]":
@@ -225,7 +225,7 @@ class TrainingServer:
         return found
 
     def change(self, *changes: Any) -> "Future[None]":
-        """Change what exists; fulfilled once it lasts."""
+        """Change entries; the result is fulfilled once the change is durable."""
         lasting: Future[None] = Future()
         self.store.change(*changes, then=fulfils(lasting))
         return lasting
@@ -316,7 +316,7 @@ class TrainingServer:
         self._pollers.discard(woken)
         if not work.promise.done():
             return None
-        work.promise.result()  # raises StoreFailed where it never will last
+        work.promise.result()  # raises StoreFailed if it cannot become durable
         if (found := await asyncio.to_thread(self.store.result, work)) is None:
             raise unknown
         work.fetched = work.fetched or self._clock()
@@ -329,5 +329,5 @@ class TrainingServer:
 
 
 def _wake(woken: "Future[None]") -> None:
-    with suppress(InvalidStateError):  # woken already, or its client has hung up
+    with suppress(InvalidStateError):  # woken already, or its client disconnected
         woken.set_result(None)

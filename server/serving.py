@@ -27,13 +27,13 @@ PACKAGES: Final = ("starlette", "uvicorn")
 
 
 class CannotServe(Exception):
-    """Why a server does not start, and what to do about it."""
+    """The reason why a server does not start, and the fix."""
 
 
 @frozen(kw_only=True)
 class Address:
-    """certificate, private_key: PEM files for TLS; None: plain HTTP. port: 0 takes a free one. hosts: further names by
-    which clients connect. origins: of web pages that may call the server."""
+    """The address of a server. certificate, private_key: PEM files for TLS; None: plain HTTP. port: 0 takes a free one.
+    hosts: additional names by which clients connect. origins: web pages that may call the server."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -93,7 +93,7 @@ def serve(
     from xtrain.server.server import TrainingServer
 
     class Listener(uvicorn.Server):
-        """Leaves signals to `serve`, and says where it listens."""
+        """Leaves signals to `serve`, and reports where it listens."""
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -112,7 +112,7 @@ def serve(
         listener.force_exit = listener.should_exit
         listener.should_exit = True
         server.drain()
-        threading.Thread(target=server.release).start()  # takes locks, which a handler must not
+        threading.Thread(target=server.release).start()  # takes locks, which a signal handler must not
 
     def ended(reason: str | None) -> None:
         listener.should_exit = True

@@ -32,7 +32,7 @@ LASTS: Final = _fulfilled()
 
 @frozen(kw_only=True)
 class KeptResult:
-    """A result that the store has: bytes of its body, and when it was made."""
+    """A stored result: size of its body, and its time."""
 
     size: int
     time: float
@@ -95,15 +95,15 @@ class State:
     works: dict[str, QueuedWork] = field(factory=dict)
     waiting: dict[str, QueuedWork] = field(factory=dict)
     keys: dict[tuple[str, int], QueuedWork] = field(factory=dict)
-    results: int = 0  # bytes of all that are kept
-    # Work of a model since its snapshot, which was done and has changed it, by seq_id: id, and bytes of the body.
+    results: int = 0  # bytes of all kept results
+    # Finished work since a model's snapshot that changed the model, by seq_id: id, and bytes of the body.
     history: dict[str, dict[int, tuple[str, int]]] = field(factory=dict)
 
     def accept(self, work: QueuedWork) -> None:
         self.works[work.id] = self.keys[work.key] = self.waiting[work.id] = work
 
     def finish(self, work: QueuedWork, done: Done) -> None:
-        """Take what came of a work, but for its changes; its promise is not fulfilled by that."""
+        """Apply the result of a request, except its changes; its promise is not yet fulfilled."""
         work.result, work.request = KeptResult(size=len(done.body), time=done.time), None
         self.waiting.pop(work.id, None)
         self.results += len(done.body)
@@ -136,7 +136,7 @@ class State:
         }[change.kind if isinstance(change, Removed) else type(change).__name__]
 
     def drop(self, work: QueuedWork) -> None:
-        """Forget a work whose result is no longer kept. What its model has become stays in `history`."""
+        """Forget a request whose result is no longer kept. Its effect on the model stays in `history`."""
         del self.works[work.id]
         self.results -= work.result.size if work.result is not None else 0
         self.keys.pop(work.key, None)

@@ -26,7 +26,7 @@ from xtrain.server.entries import Accepted, Change, Done, FolderEntry, Removed, 
 from xtrain.server.loading import check_weights, load, sealed
 from xtrain.server.state import QueuedWork, State, folder_of
 
-ASIDE: Final = 7 * 86400.0  # seconds that weights are kept to which nothing has referred
+ASIDE: Final = 7 * 86400.0  # seconds for which unreferenced weights are kept
 STAMP: Final = "%Y%m%dT%H%M%SZ"
 SHOWN: Final = 20  # places of damage in a message
 
@@ -46,14 +46,14 @@ def fulfils(promise: "Future[None]", after: Callable[[], None] = lambda: None) -
 
 
 class StoreInUse(Exception):
-    """Another server has the folder."""
+    """Another server uses the folder."""
 
 
 class StoreDamaged(Exception):
-    """Something is not as it was written; every file is left as it is. damage: its places."""
+    """The store differs from what was written; all files are left unchanged. damage: the places."""
 
     def __init__(self, folder: Path, damage: list[str]) -> None:
-        self.damage = [printable(place) for place in damage]  # keys of rows may have anything in them
+        self.damage = [printable(place) for place in damage]  # keys of rows are arbitrary
         more = f"\n  and {len(damage) - SHOWN} more" if len(damage) > SHOWN else ""
         super().__init__(f"{folder} is damaged:\n  " + "\n  ".join(self.damage[:SHOWN]) + more)
 
@@ -76,7 +76,7 @@ class Store:
         self.changed = threading.Condition(threading.RLock())
         self._weights = folder / "weights"
         self._weights.mkdir(parents=True, exist_ok=True)
-        self._left: set[str] = set()  # folders that were referred to, and may be no longer
+        self._left: set[str] = set()  # folders whose references were removed
         with ExitStack() as held:
             held.enter_context(holding(folder))
             self.state = _opened(folder)
@@ -90,7 +90,7 @@ class Store:
         return self._weights / name
 
     def seal(self, name: str) -> FolderEntry:
-        """Take a folder that was written, which is then referred to."""
+        """Register a written folder, which is then referenced."""
         entry = sealed(self.weights(name))
         self.change(entry)
         return entry
@@ -113,7 +113,7 @@ class Store:
                     shutil.rmtree(old, ignore_errors=True)
 
     def _set_aside(self, to: str) -> list[str]:
-        """Move folders of weights that nothing refers to, and return the names of those that rows speak of."""
+        """Move unreferenced folders of weights, and return the names of folders in rows."""
         used = self.state.used_folders()
         _move((path for path in self._weights.iterdir() if path.name not in used), self.folder / to, self.clock())
         gone = self.state.folders.keys() - used
@@ -124,13 +124,13 @@ class Store:
     # changes
 
     def change(self, *changes: Change, then: Then | None = None) -> None:
-        """Change what exists. then: called once that lasts."""
+        """Change entries. then: called once the change is durable."""
         with self.changed:
             self._database.write(self._changed(changes), then)
             self.changed.notify_all()
 
     def _changed(self, changes: Iterable[Change]) -> dict[str, bytes | None]:
-        """Change the state; the rows that then are other ones."""
+        """Apply changes to the state; return the changed rows."""
         rows: dict[str, bytes | None] = {}
         for change in changes:
             before, history = self.state.table(change).get(change.id), self.state.history.get(change.id, {})
@@ -145,17 +145,17 @@ class Store:
         return rows
 
     def accept(self, entry: Accepted, request: object) -> QueuedWork:
-        """Take a request that is to be done."""
+        """Accept a request."""
         with self.changed:
             work = QueuedWork(entry, request, size=len(entry.body))
             self._database.write({key_of(entry): encoded(entry)}, fulfils(work.lasting, work.is_lasting))
-            entry.body = b""  # from here on it is read from the database
+            entry.body = b""  # read from the database from here on
             self.state.accept(work)
             self.changed.notify_all()
             return work
 
     def finish(self, work: QueuedWork, done: Done) -> None:
-        """Take what came of a work. Its promise is fulfilled once that lasts."""
+        """Store the result of a request. Its promise is fulfilled once the result is durable."""
         with self.changed:
             rows = self._changed(done.changes)
             self.state.finish(work, done)
@@ -171,7 +171,7 @@ class Store:
             self.changed.notify_all()
 
     def drop(self, works: Iterable[QueuedWork]) -> None:
-        """Forget works whose results are no longer kept."""
+        """Forget requests whose results are no longer kept."""
         with self.changed:
             rows: dict[str, bytes | None] = {}
             for work in works:
@@ -183,7 +183,7 @@ class Store:
                 self._database.write(rows)
 
     def result(self, work: QueuedWork) -> Done | None:
-        """Return what came of a work whose promise is fulfilled; None: it is no longer kept. Raises StoreFailed."""
+        """Return the result of a finished request; None if it is no longer kept. Raises StoreFailed."""
         content = self._database.read(f"Done/{work.id}")
         entry = None if content is None else decoded(content)
         assert entry is None or isinstance(entry, Done)
@@ -199,7 +199,7 @@ class Store:
         return entry
 
     def settle(self) -> None:
-        """Wait until all changes last. Raises StoreFailed."""
+        """Wait until all changes are durable. Raises StoreFailed."""
         self._database.settle()
 
     def close(self) -> None:
@@ -222,7 +222,7 @@ def holding(folder: Path) -> Iterator[None]:
 
 
 def _opened(folder: Path) -> State:
-    """Return the state in a folder, which must be whole; the journal of an older version becomes a database."""
+    """Return the state in an intact folder; the journal of an older version is converted to a database."""
     damage, state = list[str](), State()
     old = folder / old_journal.FOLDER
     if not (folder / FILE).exists():
@@ -243,8 +243,8 @@ def _opened(folder: Path) -> State:
 
 
 def repair(folder: Path) -> list[str]:
-    """Make a damaged store one that can be opened, of all that is whole; return the places of damage, none where there
-    was none. What was there stays, in a folder of `damaged`. Raises StoreInUse and OSError."""
+    """Repair a damaged store with all intact data; return the places of damage, none if it was intact. The previous
+    files are moved to a folder in `damaged`. Raises StoreInUse and OSError."""
     (folder / "weights").mkdir(parents=True, exist_ok=True)
     with holding(folder):
         try:
@@ -268,7 +268,7 @@ def repair(folder: Path) -> list[str]:
         else:
             state = State()
         for name in state.used_folders() - state.folders.keys():
-            if (folder / "weights" / name).is_dir():  # as they are, since nothing says how they were
+            if (folder / "weights" / name).is_dir():  # unchanged, because their original content is unknown
                 state.change(sealed(folder / "weights" / name))
         check_weights(state, folder / "weights", damage)
         used = state.used_folders()
@@ -286,7 +286,7 @@ def repair(folder: Path) -> list[str]:
 
 
 def _move(paths: Iterable[Path], to: Path, now: float) -> None:
-    """Put folders into a folder of this time."""
+    """Move folders to a folder named by the present time."""
     for path in list(paths):
         (to / _stamp(now) / "weights").mkdir(parents=True, exist_ok=True)
         path.rename(to / _stamp(now) / "weights" / path.name)

@@ -20,7 +20,8 @@ ANY: Final = 2**62
 
 
 class ForwardBackwardKind(Kind):
-    """A pass over the rows of a model; `forward_only` leaves no gradient. Passes of several models are one call."""
+    """A pass over the rows of a model; `forward_only` leaves no gradient. Passes of several models are one
+    engine call."""
 
     name = "forward_backward"
     media = (MEDIA_TYPE, JSON)
@@ -100,8 +101,8 @@ def _pass(request: ForwardBackward, memory: ModelsInMemory, *, again: bool = Fal
 
 
 class OptimStepKind(SingleKind):
-    """A step of AdamW with the accumulated gradient. Nothing divides it, unless `reduction` is mean: then the number of
-    targets of all passes since the last step does, once."""
+    """A step of AdamW with the accumulated gradient. With `reduction` mean it is divided once by the number of targets
+    of all passes since the last step; otherwise it is not divided."""
 
     name = "optim_step"
     repeated = True
@@ -122,7 +123,7 @@ class OptimStepKind(SingleKind):
         memory.snapshot_if_due(work.entry.queue)
 
     def repeat(self, entry: Accepted, memory: ModelsInMemory) -> None:
-        with suppress(UserError):  # as before: a gradient that was not finite is dropped once more
+        with suppress(UserError):  # as before: a gradient that was not finite is dropped again
             self._step(entry.queue, self.read(entry.body), memory)
 
     def _step(self, model: str, request: OptimStep, memory: ModelsInMemory) -> Mapping[str, float]:

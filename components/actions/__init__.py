@@ -1,1 +1,1 @@
-"""Actions: what `every … NAME` and `on … NAME` do."""
+"""Actions: the work of `every … NAME` and `on … NAME`."""

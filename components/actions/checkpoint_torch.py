@@ -1,4 +1,4 @@
-"""`tick.checkpoint`: the full state, saved."""
+"""`tick.checkpoint`: save the full state."""
 
 from xtrain.runtime.checkpoint.saver import Saver
 from xtrain.runtime.ops import op
@@ -7,9 +7,9 @@ from xtrain.runtime.state import Step, StepCall
 
 @op("tick.checkpoint")
 def checkpoint(saver: Saver, node_id: str, must: bool) -> StepCall:
-    """Save, unless this very step is saved already. must: the run may end with it, so that it has to succeed.
+    """Save unless this step is saved already. must: the run may end after it, so the save has to succeed.
 
-    Before the first step there is nothing that another start would not make as well.
+    Nothing is saved before the first step, because another start would produce the same state.
     """
 
     def run(step: Step) -> None:

@@ -1,4 +1,4 @@
-"""`eval DATASET { … }`: losses on held-out documents, or the accuracy on questions with choices."""
+"""`eval DATASET { … }`: losses on held-out documents, or accuracy on multiple-choice questions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @ACTIONS.register()
 @frozen
 class Eval(Action):
-    """`eval DATASET { … }`: loss on the held-out part of a dataset; accuracy on one of questions."""
+    """`eval DATASET { … }`: loss on the held-out part of a dataset; accuracy on a dataset of questions."""
 
     kind: ClassVar[str] = "eval"
     records = True

@@ -99,7 +99,7 @@ def evaluate(
                 batch.measures = objective is not None
                 yield batch
                 if body is not None and rank.is_tp_first:
-                    loss.add_text(sums, batch)  # what its forward has left
+                    loss.add_text(sums, batch)  # state left by the forward
 
         with weights.in_place() as which, model.with_adapter_of(task):
             if reference_point is not None and reference_point.estimated and objective is not None:

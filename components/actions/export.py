@@ -1,4 +1,4 @@
-"""`export { to = "…" }`: the model as a folder that transformers reads."""
+"""`export { to = "…" }`: the model as a transformers folder."""
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 

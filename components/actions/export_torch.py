@@ -1,7 +1,7 @@
-"""`tick.export`: the model as a folder that transformers reads, whatever it is cut over.
+"""`tick.export`: the model as a transformers folder, for any sharding.
 
-All ranks write their pieces as a checkpoint of weights alone, which the first then exports as `xtrain export` does, and
-removes. Nobody ever has the whole model in memory.
+All ranks write their shards as a checkpoint of weights alone. The first rank then exports it like `xtrain export` and
+removes it. No rank ever holds the whole model in memory.
 """
 
 import os
@@ -63,11 +63,11 @@ def export(
             message = f"{folder} is there already, and is left as it is: the model of step {number:,} is not exported"
             records.warn(message, step=number, code="X723")
             return
-        reshard(model)  # parameters have the names of their shards only while these are in force
+        reshard(model)  # parameters have the names of their shards only inside this context
         tensors, said = begun.state.weights()
 
         def convert() -> Exported:
-            records.writer.settle(EVENT_SECONDS)  # the model card has the loss from the file of metrics
+            records.writer.settle(EVENT_SECONDS)  # the model card reads the loss from the metrics file
             make = partial(Export, most=most, dequantise=dequantise)
             if adapter:
                 make = partial(AdapterExport, names=stored_names(plan, task))

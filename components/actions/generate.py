@@ -1,4 +1,4 @@
-"""`generate { prompts = […] }`: texts of the model."""
+"""`generate { prompts = […] }`: generated texts."""
 
 from typing import TYPE_CHECKING, ClassVar, Final
 

@@ -68,7 +68,7 @@ def generate(
     def run(step: Step) -> None:
         begin = time.perf_counter()
         model.train(False)
-        # Rows of one token, and of prompts: a block that is compiled for the rows of a step is of no use for them.
+        # Rows of one token and of prompts have other shapes than the block compiled for a step.
         eager = torch.compiler.set_stance("force_eager")
         with weights.in_place() as which, eager, model.with_adapter_of(task):
             try:

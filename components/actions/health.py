@@ -1,4 +1,4 @@
-"""`health { limit = 60 s }`: whether all ranks respond, and how fast."""
+"""`health { limit = 60 s }`: check that all ranks respond, and how fast."""
 
 from typing import TYPE_CHECKING, ClassVar
 

@@ -1,4 +1,4 @@
-"""`tick.health`: one small sum over all ranks, timed. Says which rank comes last, and how long a sum takes."""
+"""`tick.health`: a small timed all-reduce. Reports the last rank and the time of a reduction."""
 
 import time
 
@@ -16,11 +16,9 @@ from xtrain.runtime.state import Progress, Rank, Step, StepCall
 def probe(
     rank: Rank, records: Records, progress: Progress, beat: HeartbeatWriter, node_id: str, limit_seconds: float
 ) -> StepCall:
-    """Let all ranks meet, and meet again. Whoever waits least in the first sum was last; the second is the network's.
-
-    Durations are compared, and never times: clocks of machines differ. A rank that does not come within the limit is
-    named as one that is stuck, by `setup.watch`.
-    """
+    """Reduce twice over all ranks. The rank that waits least in the first reduction came last; the second measures the
+    network. Only durations are compared, because clocks of machines differ. `setup.watch` reports a rank that
+    exceeds the limit as stuck."""
 
     def run(step: Step) -> None:
         beat.limit = limit_seconds

@@ -1,4 +1,4 @@
-"""`tick.log`: the numbers of a run, reduced over ranks before they are written."""
+"""`tick.log`: metrics of a run, reduced over ranks before they are written."""
 
 import time
 from math import isfinite
@@ -42,7 +42,7 @@ def log(
     rows_before = feed.rows_taken(progress.step)
 
     def run(step: Step) -> None:
-        if progress.step in (step.index, window.logged):  # no step has ended, or another tick has logged it
+        if progress.step in (step.index, window.logged):  # no step has ended, or another tick logged it
             return
         steps = max(1, window.timed)
         averages = [total / steps for total in (window.seconds, window.data_seconds, window.comm_seconds)]

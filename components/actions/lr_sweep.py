@@ -23,7 +23,7 @@ from xtrain.planner.graph.action_node import ActionNode, ActionPlace
 if TYPE_CHECKING:
     from xtrain.planner.resolved import Resolved
 
-# Points that are not looked at for the steepest descent: at the beginning the average is of few losses.
+# Initial points excluded from the search for the steepest descent: their average has few losses.
 SKIPPED_SHARE = 0.1
 # Settings that a sweep overrides (OWN), and those of them that it sets (SET).
 OWN = (
@@ -39,8 +39,8 @@ SET = (
 @ACTIONS.register()
 @frozen
 class LrSweep(Action):
-    """`lr_sweep { times = 4 }`: what `xtrain find-lr` plans after every step: keep loss and learning rate, stop the run
-    when the loss diverges, and write `lr_sweep.json` with the rates that it suggests."""
+    """`lr_sweep { times = 4 }`: the tick of `xtrain find-lr` after every step: record loss and learning rate, stop the
+    run when the loss diverges, and write `lr_sweep.json` with the suggested rates."""
 
     kind: ClassVar[str] = "lr_sweep"
     writes_beside = True
@@ -103,7 +103,7 @@ def _scaled(groups: dict[str, ParameterGroup], factor: float) -> dict[str, Param
 
 @frozen
 class RunningAverage:
-    """s ← β · s + (1 − β) · loss, divided by 1 − βⁿ after n losses, so that the first ones count as they are."""
+    """Bias-corrected running average: s ← β · s + (1 − β) · loss, divided by 1 − βⁿ after n losses."""
 
     smoothing: float
     raw: float = 0.0

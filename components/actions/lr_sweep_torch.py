@@ -27,7 +27,7 @@ def sweep(feed: Feed, rank: Rank, records: Records, progress: Progress, times: f
             points.append((step.lr, step.minimised))
             average = average.add(step.minimised)
             least = min(least, average.value)
-        # Losses of policies can be negative.
+        # Policy losses can be negative.
         diverged = not finite or average.value - least > (times - 1) * abs(least)
         if diverged:
             what = f"above {times:g} times its least, {least:.4g}" if finite else "or its gradient norm is not finite"

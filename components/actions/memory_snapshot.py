@@ -1,4 +1,4 @@
-"""`memory_snapshot`: what memory holds."""
+"""`memory_snapshot`: a snapshot of a rank's memory."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 

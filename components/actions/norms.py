@@ -1,4 +1,4 @@
-"""`norms { … }`: how large parameters, gradients and updates are, group by group."""
+"""`norms { … }`: norms of parameters, gradients and updates by group."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Group = Literal["layer", "module", "parameter", "model"]
 Measured = Literal["parameters", "gradients", "updates"]
-# The group of all parameters, which is measured in any case.
+# The group of all parameters, which is always measured.
 WHOLE: Final = "model"
 MEANING: Final = (
     "L2 norm of {} of GROUP: `layers.0`, `embed_tokens` by layer, `layers.0.mlp` by module, the name of a parameter, "

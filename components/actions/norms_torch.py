@@ -1,8 +1,8 @@
-"""`tick.norms` and `step.norms`: L2 norms by group, with one sum over ranks for all of them.
+"""`tick.norms` and `step.norms`: L2 norms by group, with one reduction over ranks.
 
-A rank adds the squares of its pieces, each divided by the number of ranks that have the same piece: every element
-counts once, whatever is cut or copied over what. Pieces are squared in fp32, those in fp64 in fp64; their sums are
-fp64, and made on the host in the order of the model, so that equal states give equal norms.
+A rank adds the squares of its shards, each divided by the number of ranks with the same shard, so that every element
+counts once under any layout. Squares are computed in fp32 (fp64 for fp64 shards), sums in fp64 on the host in the order
+of the model, so that equal states give equal norms.
 """
 
 import math
@@ -22,7 +22,7 @@ from xtrain.runtime.parallelize.gradients import copies_of
 from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.state import Rank, Step, StepCall
 
-# Under which the copies are for the tick.
+# Key of the copies for the tick.
 TAKEN = "tick.norms"
 KEYS = {"parameters": "param_norm", "gradients": "grad_norm", "updates": "update_norm"}
 
@@ -42,8 +42,8 @@ def copy_parameters(plan: Plan, model: ModelParts, due_ticks: DueTicks | None = 
 
 @op("tick.norms")
 def norms(plan: Plan, model: ModelParts, rank: Rank, records: Records, by: str, of: list[str]) -> StepCall:
-    """Measure, on all ranks together, and add the norms to the record of the step. Where no step has been trained since
-    the start there are no gradients, and none of them are recorded."""
+    """Measure norms collectively and add them to the step's record. Before the first trained step of a start there are
+    no gradients, and none are recorded."""
     sums = GroupSums(plan, model, rank, by)
 
     @torch.no_grad()
@@ -56,7 +56,7 @@ def norms(plan: Plan, model: ModelParts, rank: Rank, records: Records, by: str, 
         if "gradients" in of and len(gradients) == len(trained):
             pieces["gradients"] = _norms(gradients)
         if "updates" in of and TAKEN in step.taken:
-            # One after the other: the differences of all would be another copy of the parameters.
+            # One by one: all differences at once would be another copy of the parameters.
             pairs = zip(trained, step.taken[TAKEN], strict=True)
             changes = [_norm(local(now) - before) for now, before in pairs]
             pieces["updates"] = torch.stack(changes).double().cpu() if changes else torch.zeros(0)
@@ -69,7 +69,7 @@ def norms(plan: Plan, model: ModelParts, rank: Rank, records: Records, by: str, 
 
 
 class GroupSums:
-    """The groups of the whole model in its order, and what this rank adds to the sum of each."""
+    """The groups of the whole model in order, and this rank's contribution to each sum."""
 
     def __init__(self, plan: Plan, model: ModelParts, rank: Rank, by: str) -> None:
         tensors = plan.parameters.tensors

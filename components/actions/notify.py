@@ -1,4 +1,4 @@
-"""`notify("COMMAND")`: somebody is told, by a command of the user's own."""
+"""`notify("COMMAND")`: notification by a user's command."""
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -12,7 +12,7 @@ from xtrain.planner.units import seconds_text
 if TYPE_CHECKING:
     from xtrain.planner.resolved import Resolved
 
-# Seconds that a command may take.
+# Time limit of a command in seconds.
 LIMIT: Final = 30.0
 
 
@@ -21,8 +21,8 @@ LIMIT: Final = 30.0
 class Notify(Action):
     """`notify("COMMAND")`: a shell command that rank 0 runs in the background; training does not wait for it.
 
-    What it is about is in its environment: `XTRAIN_ALERT`, `XTRAIN_MESSAGE`, `XTRAIN_RUN`, `XTRAIN_STEP` and more. The
-    value of `env("NAME")` is read where the command runs: plans, events and messages have `env(NAME)`.
+    Environment variables describe the event: `XTRAIN_ALERT`, `XTRAIN_MESSAGE`, `XTRAIN_RUN`, `XTRAIN_STEP` and more.
+    The value of `env("NAME")` is read where the command runs: plans, events and messages contain `env(NAME)`.
     """
 
     kind: ClassVar[str] = "notify"

@@ -1,4 +1,4 @@
-"""`tick.notify`: a command because of an event, or because a tick is due."""
+"""`tick.notify`: run a command on an event or a tick."""
 
 from xtrain.runtime.monitoring.notify import Notifier
 from xtrain.runtime.ops import op
@@ -7,7 +7,7 @@ from xtrain.runtime.state import Rank, Step, StepCall
 
 @op("tick.notify")
 def notify(notifier: Notifier, rank: Rank, node_id: str, command: str, limit_seconds: float) -> StepCall:
-    """Run a command because of the event that the node is of, or of its tick."""
+    """Run a command for the node's event or tick."""
     kind = node_id.split(".")[1] if node_id.startswith("event.") else "tick"
 
     def run(step: Step) -> None:

@@ -1,4 +1,4 @@
-"""`profile { active = 3 }`: where the time of a step goes."""
+"""`profile { active = 3 }`: time of each operation in a step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal

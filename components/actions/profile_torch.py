@@ -1,4 +1,4 @@
-"""`tick.profile` and `event.profile`: some steps, looked at closely."""
+"""`tick.profile` and `event.profile`: profiles of some steps."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def profile(
     beat: HeartbeatWriter | None = None,
     **subject: Any,
 ) -> StepCall:
-    """Begin a profile with the next step, where the run has a step left to record and no other is under way."""
+    """Start a profile with the next step, unless no step is left or another profile is in progress."""
     whole = Subject(node=node_id, **subject)
 
     def run(step: Step) -> None:
@@ -50,7 +50,7 @@ def profile_on_request(
     beat: HeartbeatWriter | None = None,
     **subject: Any,
 ) -> StepCall:
-    """Begin a profile of as many steps as were asked for; the answer is given when it has ended."""
+    """Start a profile of the requested number of steps; the request is answered when it has ended."""
 
     def run(step: Step) -> None:
         order = control.order

@@ -1,4 +1,4 @@
-"""`requeue`: the job is put back into the queue of Slurm."""
+"""`requeue`: put the job back into Slurm's queue."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Final

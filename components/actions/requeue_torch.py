@@ -1,4 +1,4 @@
-"""`event.requeue`: ask Slurm to start the job again."""
+"""`event.requeue`: ask Slurm to requeue the job."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ def requeue(rank: Rank, records: Records, progress: Progress) -> StepCall:
 
 
 def ask_slurm(job: str) -> str | None:
-    """Put a job back into the queue; None, or why that failed."""
+    """Requeue a job; return None, or the reason of a failure."""
     command = ["scontrol", "requeue", job]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)

@@ -1,4 +1,4 @@
-"""`rollback { times = 3 }`: back to a checkpoint, and past the data that the run failed on."""
+"""`rollback { times = 3 }`: return to a checkpoint and skip the data on which the run failed."""
 
 from typing import TYPE_CHECKING, ClassVar
 

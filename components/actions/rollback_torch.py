@@ -36,8 +36,8 @@ def roll_back(
     under_way: UnderWay,
     times: int,
 ) -> StepCall:
-    """Go back, at most `times` times in a run. Raises NonFinite, with a report, if that is used up or there is no
-    intact checkpoint to go back to."""
+    """Roll back, at most `times` times in a run. Raises NonFinite, with a report, if the limit is reached or there is
+    no intact checkpoint."""
     collective = saver.transaction.collective
     content = plan.node("setup.resume").args["verify"] == "content"
 

@@ -1,4 +1,4 @@
-"""`skip`: bad steps are left out; it has no node: the step itself checks its numbers, and the limit ends the run."""
+"""`skip`: skip bad steps. It has no node: the step checks its own numbers, and the limit ends the run."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""`every … NAME { … }` of the user's own: a function with `@action` in a module that `use` names."""
+"""`every … NAME { … }` with user code: a function with `@action` in a module named by `use`."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar

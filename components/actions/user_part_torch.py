@@ -1,4 +1,4 @@
-"""`tick.user`: an action of the user's own."""
+"""`tick.user`: a user-defined action."""
 
 from typing import Any
 

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from xtrain.planner.costs.block_trace import Tracer
 
 
-DROPOUT_SCRATCH: Final = 8  # bytes for each number that is drawn: of bits, and of them shifted
-NORM_CHUNK: Final = 2**22  # numbers of a matrix whose rows' norms are computed at a time
+DROPOUT_SCRATCH: Final = 8  # bytes per drawn number: the random bits, and the shifted bits
+NORM_CHUNK: Final = 2**22  # elements of a matrix whose row norms are computed at a time
 
 
 @ADAPTERS.register()
 @frozen
 class Lora(Adapter):
-    """`adapter lora { … }`: to the product of a matrix W and x, s · B · A · x is added, and A and B alone are trained.
+    """`adapter lora { … }`: adds s · B · A · x to the product of a matrix W and x, and trains only A and B.
 
     A is [rank, inputs] and B [outputs, rank]; s is alpha / rank.
     """
@@ -212,7 +212,7 @@ class Lora(Adapter):
             "rank_pattern": _patterns({module: each for module, (each, _) in own.items()}, rank),
             "lora_alpha": _plain(alpha),
             "alpha_pattern": _patterns({module: _plain(each) for module, (_, each) in own.items()}, _plain(alpha)),
-            "lora_dropout": self.dropout if usual is None else 0.0,  # PEFT drops nothing of routed experts
+            "lora_dropout": self.dropout if usual is None else 0.0,  # PEFT has no dropout for routed experts
             "use_dora": self.dora,
             "use_rslora": self.scaling == "rslora",
         }
@@ -447,7 +447,7 @@ class LoraMatrix(AdaptedMatrix):
 
     @property
     def magnitude(self) -> str:
-        """The name of the magnitudes of rows inside the block."""
+        """Name of the row magnitudes inside the block."""
         return f"{self._before}lora_magnitude_vector"
 
     def factors(self) -> tuple[str, str]:
@@ -556,7 +556,7 @@ class LoraMatrix(AdaptedMatrix):
         if not self.of_experts:
             scaled = self._scaled(on, out)
         else:
-            own = (out.size,) if parts == 1 else ()  # the factors of every row
+            own = (out.size,) if parts == 1 else ()  # every row's factors
             scaled = on.ops.op(out, makes=out.size, keeps=(out,), extra=own, scratch=(0, out.size))
         return scaled if rest is None else on.ops.add(scaled, rest)
 

@@ -49,7 +49,7 @@ class LoraLinear(Linear, DropsInputs):
         self.scale, self.axes, self.by_input = matrix.scale, axes, matrix.by_input
         self.lora_A = Linear(base.in_features, matrix.rank)
         self.lora_B = Linear(matrix.rank, base.out_features)
-        if matrix.pissa:  # not computed with
+        if matrix.pissa:  # not used in the computation
             self.lora_begun_A = Linear(base.in_features, matrix.rank)
             self.lora_begun_B = Linear(matrix.rank, base.out_features)
 
@@ -70,11 +70,11 @@ class LoraLinear(Linear, DropsInputs):
 
     def kept(self, x_BSD: Tensor) -> Tensor:
         """Return the input of A after dropout; `x_BSD` itself without dropout."""
-        keys_BS = self.keys_BS  # of all tokens, by which inputs are dropped
+        keys_BS = self.keys_BS  # of all tokens; they determine which inputs are dropped
         if self.dropout is None or keys_BS is None:
             return x_BSD
         tensor = self.axes.tensor
-        if tensor is not None and keys_BS.shape[1] != x_BSD.shape[1]:  # each rank has its own positions
+        if tensor is not None and keys_BS.shape[1] != x_BSD.shape[1]:  # each rank holds its own positions
             missing = -keys_BS.shape[1] % tensor.size
             keys_BS = own_piece(torch.nn.functional.pad(keys_BS, (0, missing)), 1, tensor.group)
         first = first_row(self.in_features, tensor) if self.by_input else 0
@@ -125,7 +125,7 @@ class DoraLinear(LoraLinear):
 
     @property
     def base(self) -> Linear:
-        """The module that has the matrix, which of a task is another."""
+        """The module that holds the matrix; for a task it is another module."""
         return self if self.under is None else self.under.module
 
     def _unscaled(self, x_BSD: Tensor, out_BSF: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -156,7 +156,7 @@ class DoraLinear(LoraLinear):
             tensor = self.axes.tensor if self.by_input else None
             if tensor is not None:
                 norm_F = all_reduce(norm_F.square_(), tensor.group).sqrt_()
-            return (norm_F.clamp_(min=torch.finfo(exact).tiny),)  # a row of zeros stays one
+            return (norm_F.clamp_(min=torch.finfo(exact).tiny),)  # a row of zeros keeps its zeros
 
         (norm_F,) = make() if torch.compiler.is_compiling() else as_one("matmul", make)
         return norm_F

@@ -1,3 +1,3 @@
-"""`loss NAME { … }`."""
+"""`base NAME { … }`: quantized storage of frozen matrices."""
 
 DEFAULT = "none"

@@ -11,7 +11,7 @@ from xtrain.dsl.schema.component import named
 @BASES.register()
 @frozen
 class Float8(Base):
-    """`base fp8 { … }`: an e4m3 number from -448 to 448 a number, with a scale for a block."""
+    """`base fp8 { … }`: an e4m3 number from -448 to 448 per element, with a scale per block."""
 
     kind: str = named("fp8")
     block: int = block_size(128)

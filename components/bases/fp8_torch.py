@@ -1,4 +1,4 @@
-"""Codes of `base fp8`: value · 448 / largest of the block, rounded to e4m3; value = code · (largest / 448)."""
+"""Codes of `base fp8`: value · 448 / absmax of the block, rounded to e4m3; value = code · (absmax / 448)."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""`base int8 { … }`: whole numbers from -127 to 127."""
+"""`base int8 { … }`: integers from -127 to 127."""
 
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from xtrain.dsl.schema.component import named
 @BASES.register()
 @frozen
 class Int8(Base):
-    """`base int8 { … }`: a whole number from -127 to 127 a number, with a scale for a block."""
+    """`base int8 { … }`: an integer from -127 to 127 per element, with a scale per block."""
 
     kind: str = named("int8")
     block: int = block_size(128)

@@ -1,4 +1,4 @@
-"""Codes of `base int8`: round(127 · value / largest of the block), ties to even; value = code · (largest / 127)."""
+"""Codes of `base int8`: round(127 · value / absmax of the block), ties to even; value = code · (absmax / 127)."""
 
 import torch
 from torch import Tensor

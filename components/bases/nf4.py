@@ -19,4 +19,4 @@ class NormalFloat4(Base):
     double: bool = setting("store scales in 8 bits, with a second scale for 256 of them", default=True)
 
     bits: ClassVar[int] = 4
-    unpacking: ClassVar[int] = 6  # two bytes for the place in the table of levels
+    unpacking: ClassVar[int] = 6  # two bytes for the index into the table of levels

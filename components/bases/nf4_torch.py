@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Quantiles of a normal distribution, an exact zero among them (arXiv 2305.14314, appendix E).
+# Quantiles of a normal distribution, including an exact zero (arXiv 2305.14314, appendix E).
 LEVELS: Final = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,

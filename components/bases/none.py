@@ -11,7 +11,7 @@ from xtrain.dsl.schema.component import named
 @BASES.register()
 @frozen
 class PlainBase(Base):
-    """`base none { … }`: matrices that are not trained are stored as other parameters that are not."""
+    """`base none { … }`: frozen matrices are stored like other frozen parameters."""
 
     kind: str = named("none")
 

@@ -9,7 +9,7 @@ from xtrain.dsl.schema.component import named
 @CLUSTERS.register()
 @frozen
 class NoCluster(Cluster):
-    """`cluster none { … }`: no machines to estimate anything for."""
+    """`cluster none { … }`: no machines, so no estimates."""
 
     preset: str = named("none")
 

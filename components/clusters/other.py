@@ -9,6 +9,6 @@ from xtrain.dsl.schema.component import named
 @CLUSTERS.register()
 @frozen
 class Other(Cluster):
-    """`cluster other { … }`: machines that the settings describe, as far as they are known."""
+    """`cluster other { … }`: machines described by the settings, as far as they are known."""
 
     preset: str = named("other")

@@ -1,4 +1,4 @@
-"""`document_prefix`: documents of which the beginning is only read."""
+"""`document_prefix`: loss mask without the beginnings of documents."""
 
 from typing import Any
 

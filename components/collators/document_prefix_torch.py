@@ -13,7 +13,7 @@ from xtrain.runtime.data.collate.samples import Sample, Samples
 from xtrain.runtime.data.packing.row_reader import UNKNOWN
 from xtrain.runtime.ops import op
 
-# First word of what random numbers are seeded by, so that other collators draw other ones.
+# First word of the random seed, so that collators draw independent numbers.
 _STREAM = 0xD0C
 
 
@@ -34,7 +34,7 @@ class PrefixRead:
             return sample
         length = len(sample.tokens)
         random = np.random.default_rng([_STREAM, self.seed, sample.position, number])
-        # The first token is read anyway, and the last one that may be predicted always is.
+        # The first token is never predicted, and the last predictable one always is.
         last = length - 1 if sample.trained is None else max(sample.trained.nonzero().flatten().tolist(), default=0)
         read = min(1 + int(random.random() * self.most * length), last)
         predicted = torch.arange(length) >= read

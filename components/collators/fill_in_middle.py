@@ -1,4 +1,4 @@
-"""`fill_in_middle`: documents of which a part is to be filled in."""
+"""`fill_in_middle`: fill-in-the-middle training documents."""
 
 from typing import Any
 

@@ -18,7 +18,7 @@ from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.packing.row_reader import UNKNOWN
 from xtrain.runtime.ops import op
 
-# First word of what random numbers are seeded by, so that other collators draw other ones.
+# First word of the random seed, so that collators draw independent numbers.
 _STREAM = 0xF111
 
 

@@ -1,4 +1,4 @@
-"""`flatten`: rows as one list."""
+"""`flatten`: rows as one list of samples."""
 
 from typing import Any
 

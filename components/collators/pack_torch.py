@@ -144,7 +144,7 @@ def append_pack(
     wide: dict[str, dict[str, Any]] | None = None,
     later: int = 0,
 ) -> list[Stage]:
-    """Lay samples side by side. Which of them share a row, as `method` and `group` say, `setup.data` has worked out."""
+    """Pack samples into rows. `setup.data` has assigned samples to rows by `method` and `group`."""
     assert method in ("auto", *PACKINGS) and group >= 1
     several = {name: WideColumn(**each) for name, each in (wide or {}).items()}
     packed = pack(

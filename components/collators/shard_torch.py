@@ -9,7 +9,8 @@ from xtrain.runtime.state import Rank
 
 
 def shard(*, ring: int, ulysses: int, ring_rank: int, ulysses_rank: int) -> Stage:
-    """Keep the positions of one context-parallel rank. The stage raises DataError if they cannot be dealt evenly."""
+    """Keep the positions of one context-parallel rank. The stage raises DataError if they are not divisible by the
+    ranks."""
 
     def keep(batch: Microbatch) -> Microbatch:
         return local_part(batch, ring, ulysses, ring_rank, ulysses_rank)

@@ -1,4 +1,4 @@
-"""A link that is a function of the user's own."""
+"""A link that is a user-defined function."""
 
 from typing import Any
 
@@ -34,4 +34,5 @@ class UserCollator(UserComponent, Link):
         return self.purpose.removesuffix(".") or f"{self.function} of {self.module}, row by row"
 
     def identity(self, align: int) -> list[Any]:
-        return ["UserCall", {"call": self.identified()}]  # which identities of experiments have always called it
+        # the kind that identities of experiments have always contained
+        return ["UserCall", {"call": self.identified()}]

@@ -28,9 +28,9 @@ from xtrain.runtime.data.packing.row_reader import UNKNOWN, RawRow
 from xtrain.runtime.data.user_parts import UserPart, failures_of, part_of, spec_folder
 from xtrain.runtime.ops import op
 
-# First words of what random numbers are seeded by, so that training and evaluation have nothing in common.
+# First words of the random seed, so that training and evaluation are independent.
 _TRAINING, _EVALUATION = 1, 2
-# A thread may read ahead while another evaluates; the user's code need not know.
+# A thread may read ahead while another evaluates; user code need not be thread-safe.
 _TURN = Lock()
 
 
@@ -68,11 +68,11 @@ class CollatorCalls:
 
     part: UserPart
     node: str
-    """Its node in the plan: two of one name draw different numbers."""
+    """Its node in the plan: two nodes of one name draw different numbers."""
     takes: str
     gives: str
     vocab: int
-    """Token ids lie below it."""
+    """Vocabulary size, an exclusive bound of token ids."""
     seed: int
     random: bool
     """True if the collator asks for random numbers."""
@@ -95,7 +95,7 @@ class CollatorCalls:
     def _of_samples(self, value: Samples) -> Samples:
         rows: list[list[Sample]] = [[] for _ in range(value.num_rows)]
         for sample in value.samples:
-            # Labels are a view of the tokens: without a copy, writing one would write the other.
+            # Labels are a view of the tokens: without a copy, writing to one would change the other.
             labels = None if sample.labels is None else sample.labels.clone()
             rows[sample.row].append(evolve(sample, labels=labels))
         samples = [
@@ -155,7 +155,7 @@ class CollatorCalls:
 
     @contextmanager
     def _naming_row(self, position: int) -> Iterator[None]:
-        """Turn Wrong into PartFailed, with the place of the function and of the row."""
+        """Turn Wrong into PartFailed, with the location of the function and the row."""
         try:
             yield
         except Wrong as wrong:

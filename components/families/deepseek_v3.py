@@ -51,8 +51,8 @@ def _has_dense(config: Config) -> bool:
 @FAMILIES.register()
 @frozen
 class DeepseekV3(ExpertTransformer):
-    """`model deepseek_v3 { … }`: latent attention, and experts in groups of which a token takes a few, with biases that
-    choose them; the first blocks may have a SwiGLU instead."""
+    """`model deepseek_v3 { … }`: latent attention, and grouped experts of which a token uses a few, chosen with biases;
+    the first blocks may have a SwiGLU instead."""
 
     family: str = named("deepseek_v3")
     q_rank: int | None = setting(
@@ -93,7 +93,7 @@ class DeepseekV3(ExpertTransformer):
     )
     expert_scale: float = setting("what the weights of routed experts are multiplied by", default=1.0, check=positive)
     router: Router = setting("how tokens choose experts", default=Router(score="sigmoid"))
-    # They follow from the widths above, and there are no norms of heads.
+    # They follow from the widths above, and heads have no norms.
     kv_heads: int | Auto = attrs.field(default=AUTO, init=False)
     head_dim: int | Auto = attrs.field(default=AUTO, init=False)
     qk_norm: bool | Auto = attrs.field(default=False, init=False)
@@ -143,8 +143,8 @@ class DeepseekV3(ExpertTransformer):
             "scoring_func": Only(("sigmoid",)),
             "topk_method": Only(("noaux_tc",)),
         },
-        # Widths that are given a second time, ranks of a server, layers that predict further tokens, which transformers
-        # does not compute, and of losses that training adds, whose weight here is `router { aux_loss }`.
+        # Repeated widths, server ranks, layers that predict further tokens (not computed by transformers), and keys of
+        # the auxiliary losses in training, whose weight here is `router { aux_loss }`.
         harmless=HARMLESS
         | {"num_key_value_heads", "head_dim", "qk_head_dim", "ep_size", "num_nextn_predict_layers", "num_mtp_layers"}
         | {"aux_loss_alpha", "seq_aux", "output_router_logits", "router_aux_loss_coef"},

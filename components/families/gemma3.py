@@ -121,7 +121,7 @@ class Gemma3(TransformerSettings):
         rope_theta=1e6,
         local_rope=LocalRope("local_theta", "rope_local_base_freq", 10_000.0, full=FULL, local=WINDOWED),
         heads_divide=True,
-        # transformers has a key for this cap, and computes nothing with it.
+        # transformers has a key for this cap but does not use it.
         constant={"qk_norm": True, "score_cap": None},
         only={
             **{name: only for name, only in ONLY.items() if name != "hidden_act"},

@@ -42,7 +42,7 @@ def _every_second(config: Config, layers: int) -> Slides:
 
 def _window(config: Config) -> Any:
     window = config.get("sliding_window", 128)
-    # transformers makes no mask of a window that is null.
+    # transformers masks no window if it is null.
     return WrongKey("sliding_window", "a number of positions") if window is None else window
 
 
@@ -63,7 +63,7 @@ WINDOW, LAYERS = window_keys(_every_second, _window)
 @FAMILIES.register()
 @frozen
 class GptOss(ExpertTransformer):
-    """`model gpt_oss { … }`: experts with biases and values within bounds, attention with sinks, and windows in some
+    """`model gpt_oss { … }`: experts with biases and clamped values, attention with sinks, and windows in some
     blocks."""
 
     family: str = named("gpt_oss")

@@ -18,7 +18,7 @@ from xtrain.planner.weights.stored import StoredNames
 @FAMILIES.register()
 @frozen
 class Mistral(TransformerSettings):
-    """`model mistral { … }`: as llama, with a window."""
+    """`model mistral { … }`: llama with a window."""
 
     family: str = named("mistral")
     window: int | None = window_setting()

@@ -28,7 +28,7 @@ from xtrain.planner.weights.stored import StoredNames
 @FAMILIES.register()
 @frozen
 class Qwen2(TransformerSettings):
-    """`model qwen2 { … }`: as llama, with biases on queries, keys and values."""
+    """`model qwen2 { … }`: llama with biases on queries, keys and values."""
 
     family: str = named("qwen2")
     window: int | None = window_setting()

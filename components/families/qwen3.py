@@ -36,7 +36,7 @@ from xtrain.planner.weights.stored import StoredNames
 @FAMILIES.register()
 @frozen
 class Qwen3(TransformerSettings):
-    """`model qwen3 { … }`: as llama, with RMSNorm on queries and keys."""
+    """`model qwen3 { … }`: llama with RMSNorm on queries and keys."""
 
     family: str = named("qwen3")
     attention_bias: bool = attention_biases()

@@ -1,4 +1,4 @@
-"""`model smollm3 { … }`: SmolLM3 (Hugging Face 2025), of which some layers have no positions (Yang et al. 2025, arXiv
+"""`model smollm3 { … }`: SmolLM3 (Hugging Face 2025), with some layers without RoPE (Yang et al. 2025, arXiv
 2501.18795)."""
 
 from collections.abc import Mapping
@@ -76,7 +76,7 @@ def _without_positions(config: Config, layers: int) -> Slides:
 @FAMILIES.register()
 @frozen
 class SmolLM3(TransformerSettings):
-    """`model smollm3 { … }`: as llama, with layers whose attention knows no positions."""
+    """`model smollm3 { … }`: llama with some layers without RoPE."""
 
     family: str = named("smollm3")
     no_rope: tuple[int, ...] | Auto = setting(

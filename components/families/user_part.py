@@ -1,6 +1,6 @@
-"""`model NAME { … }` of the user's own: a function with `@family` in a module that `use` names.
+"""`model NAME { … }` with user code: a function with `@family` in a module named by `use`.
 
-The block is read from the text of the function, which is never called; the plan has it as data.
+The block is read from the function's text. The function is never called; the plan holds the block as data.
 """
 
 import ast
@@ -30,7 +30,7 @@ _WITHHELD: Final = (
     UserLayer.__name__,
     JoinLayer.__name__,
     further_block.__name__,
-)  # planners put these together
+)  # only planners combine them
 
 
 class _OwnFamily(UserComponent):
@@ -70,14 +70,14 @@ class _OwnFamily(UserComponent):
 @FAMILIES.user
 @frozen
 class UserFamily(_OwnFamily, TransformerSettings):
-    """`model NAME { … }`: a block that a function of your own puts together."""
+    """`model NAME { … }`: a block composed by a function of your own."""
 
     family: str = named("")
 
 
 @frozen
 class UserExpertFamily(_OwnFamily, ExpertTransformer):
-    """The same of blocks with experts."""
+    """`model NAME { … }`: a block with experts composed by a function of your own."""
 
     family: str = named("")
 
@@ -115,7 +115,7 @@ def _piece(name: str) -> Any:
 
 
 class _FamilyReader(BodyReader):
-    """The block that the body of a family returns."""
+    """Reads the block that the body of a family returns."""
 
     what = "pieces of a block"
 

@@ -45,7 +45,7 @@ _image: Final = TextCheck("the name of an image", None, r"^[^\s-]\S*$", _problem
 @LAUNCHERS.register()
 @frozen
 class Kubernetes(Launcher):
-    """`launcher kubernetes { … }`: pods of Kubernetes, one for each node, which start again together."""
+    """`launcher kubernetes { … }`: Kubernetes pods, one per node, which restart together."""
 
     kind: str = named("kubernetes")
     image: str = setting(

@@ -1,7 +1,5 @@
-"""The job of a run in Kubernetes: a ConfigMap with the plan, a JobSet or an indexed Job, and the commands of kubectl.
-
-The manifest is JSON, which `kubectl` reads as it reads YAML.
-"""
+"""The job of a run in Kubernetes: a ConfigMap with the plan, a JobSet or an indexed Job, and kubectl commands. The
+manifest is JSON, which `kubectl` reads like YAML."""
 
 import base64
 import gzip
@@ -28,20 +26,20 @@ PORT: Final = 29500
 NAME_LABELS: Final = {"jobset": "jobset.sigs.k8s.io/jobset-name", "job": "batch.kubernetes.io/job-name"}
 # Lines of each pod in the log of a trial.
 LOG_LINES: Final = 1000
-# Written on its pods by the controller of JobSets.
+# Set on pods by the JobSet controller.
 ATTEMPT: Final = "jobset.sigs.k8s.io/restart-attempt"
 # Limit for a ConfigMap, which holds 1 MiB; larger plans are compressed.
 PLAIN_BYTES: Final = 900_000
 RANKS: Final = "ranks"
-# Exit codes of runs that would end so again: a wrong spec, a wrong machine, Ctrl-C; 75 is a run that was stopped.
+# Exit codes of runs that would fail again: invalid spec, unsuitable machine, Ctrl-C; 75 is a stopped run.
 FINAL_CODES: Final = (2, 3, 130)
 STOPPED: Final = 75
-# A rank writes its heartbeat every few seconds; the minutes after which it counts as gone.
+# A rank writes its heartbeat every few seconds; after these minutes without one it counts as lost.
 BEAT_MINUTES: Final = 3
 
 
 class KubernetesJobs:
-    """JobSets and Jobs; an id is the resource and its name, as `jobset/NAME`."""
+    """JobSets and Jobs; an id is the resource and its name, such as `jobset/NAME`."""
 
     def files(self, job: Job) -> dict[str, str]:
         return {MANIFEST: json.dumps(manifest(job), indent=2) + "\n"}
@@ -84,7 +82,7 @@ class KubernetesJobs:
         return [_id(job) for job in jobs]
 
     def stop(self, launcher: Launcher, id: str) -> None:
-        _delete(launcher, id)  # pods are asked to end, and have their grace period to save
+        _delete(launcher, id)  # pods are asked to stop, and have their grace period to save
 
     def collect(self, launcher: Launcher, id: str) -> EndedJob:
         kind, _, name = id.partition("/")
@@ -200,7 +198,7 @@ def _jobset(job: Job, launcher: Any, name: str) -> dict[str, Any]:
         "metadata": _metadata(job, name, launcher),
         "spec": {
             **_suspended(launcher),
-            # The headless service; ranks look for each other before they are ready.
+            # The headless service; ranks resolve each other before they are ready.
             "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
             # Restart all pods or none: a single restarted rank would wait for ranks of the previous start.
             "failurePolicy": {
@@ -296,10 +294,10 @@ def _probes(job: Job) -> dict[str, Any]:
     ranks = job.plan.launch["ranks_per_node"]
     workspace, inside = job.plan.workspace, PurePosixPath(job.launcher.workdir)
     folder = quote(str(inside / workspace["root"] / workspace["lineage"] / job.directory.name / "ranks"))
-    folder = folder.replace("$", "$$")  # of which Kubernetes makes one again
+    folder = folder.replace("$", "$$")  # Kubernetes turns it into one again
     beat = f'{folder}/"$(printf %05d $((JOB_COMPLETION_INDEX * {ranks})))".beat'
     check = {"exec": {"command": ["bash", "-c", f'[ -n "$(find {beat} -mmin -{BEAT_MINUTES})" ]']}}
-    # Before the first heartbeat xtrain is imported and the plan compiled, and the pods wait for each other.
+    # Before the first heartbeat, xtrain is imported, the plan is compiled, and the pods wait for each other.
     return {
         "startupProbe": {**check, "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 180},
         "livenessProbe": {**check, "periodSeconds": 30, "timeoutSeconds": 10, "failureThreshold": 4},

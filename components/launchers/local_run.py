@@ -35,7 +35,7 @@ class LocalJobs:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # a terminal that is closed does not end it
+                    start_new_session=True,  # it survives closing the terminal
                 )
         except OSError as error:
             message = f"the run cannot be started in the background: {error.filename}: {reason_of(error)}"

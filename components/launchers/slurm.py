@@ -1,4 +1,4 @@
-"""`launcher slurm { … }`: a job of Slurm."""
+"""`launcher slurm { … }`: a Slurm job."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -14,12 +14,12 @@ from xtrain.dsl.schema.names import one_line, variable_name
 from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, not_negative, positive, setting
 from xtrain.planner.units import plural, seconds_text
 
-# Slurm looks once a minute whose time is nearly over, and may send a signal so many seconds early.
+# Slurm checks time limits once a minute, and may send a signal this many seconds early.
 EARLY: Final = 60
-# sbatch takes no longer time for a signal.
+# sbatch accepts no longer time for a signal.
 LONGEST_LEAD: Final = 65_535
-# Options of sbatch that a job has already, or that would keep it from being one, short and long → the setting that says
-# it, if any.
+# Options of sbatch that a job sets already, or that would break the job, short and long → the corresponding setting, if
+# any.
 OWN_OPTIONS: Final[Mapping[str, str]] = {
     "J job-name": "", "D chdir": "", "o output": "", "a array": "", "W wait": "", "h help": "", "V version": "",
     "parsable": "", "test-only": "", "wrap": "", "open-mode": "",
@@ -35,7 +35,7 @@ _OPTION: Final = re.compile(r"-(?:-(?P<long>[a-z][a-z-]*)|(?P<short>[A-Za-z]))")
 @LAUNCHERS.register()
 @frozen
 class Slurm(Launcher):
-    """`launcher slurm { … }`: a job of Slurm, which is put back into the queue when its time is over."""
+    """`launcher slurm { … }`: a Slurm job, requeued when its time is over."""
 
     obeys_restarts = True
     kind: str = named("slurm")

@@ -1,3 +1,3 @@
-"""`loss NAME { … }`."""
+"""`loss NAME { … }`: training losses."""
 
 DEFAULT = "cross_entropy"

@@ -13,7 +13,7 @@ from xtrain.dsl.schema.setting import not_negative, setting
 @LOSSES.register()
 @frozen
 class BradleyTerry(RewardLoss):
-    """`loss bradley_terry { … }`: a model whose head gives the chosen answer of a pair a higher reward than the
+    """`loss bradley_terry { … }`: a reward model that gives the chosen answer of a pair a higher reward than the
     rejected one."""
 
     kind: str = named("bradley_terry")

@@ -12,7 +12,7 @@ from xtrain.runtime.ops import op
 
 @op("setup.loss.bradley_terry")
 def compare(model: ModelParts, margin: bool, centre: float) -> None:
-    """Minimise a loss of the rewards of pairs."""
+    """Set a loss of the rewards of pairs."""
     model.minimise(ranked(margin, centre))
 
 

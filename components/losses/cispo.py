@@ -14,7 +14,7 @@ from xtrain.dsl.schema.setting import Conflict, not_negative, positive, setting
 @LOSSES.register()
 @frozen
 class Cispo(TokenPolicyLoss):
-    """`loss cispo { … }`: the log-probability of each token times its advantage and its clipped ratio, a weight."""
+    """`loss cispo { … }`: the log-probability of each token times its advantage and its clipped ratio as a weight."""
 
     kind: str = named("cispo")
     ratio_low: float = setting("ratios count at least so much", default=0.0, check=not_negative)

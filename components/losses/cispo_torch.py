@@ -11,7 +11,7 @@ from xtrain.runtime.ops import op
 
 @op("setup.loss.cispo")
 def improve(model: ModelParts, ratio_low: float, ratio_high: float, **others: Any) -> None:
-    """Minimise a loss of a policy whose ratios are weights."""
+    """Set a policy loss whose ratios are weights."""
     model.minimise(of_tokens(weighted(ratio_low, ratio_high), **others))
 
 

@@ -12,7 +12,7 @@ from xtrain.runtime.ops import op
 
 @op("setup.loss.cpo")
 def prefer(model: ModelParts, beta: float, form: str, label_smoothing: float, alpha: float) -> None:
-    """Minimise a loss of pairs without a reference."""
+    """Set a pair loss without a reference."""
     model.minimise(preference(beta, form, label_smoothing, alpha))
 
 

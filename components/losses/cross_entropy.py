@@ -1,4 +1,4 @@
-"""`loss cross_entropy { … }`: −log p of each label, or of labels that are smoothed (Szegedy et al. 2016, §7), weighted,
+"""`loss cross_entropy { … }`: −log p of each label, optionally with label smoothing (Szegedy et al. 2016, §7), weights,
 or focal (Lin et al. 2017, arXiv 1708.02002)."""
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from xtrain.dsl.schema.setting import Range, not_negative, setting
 @LOSSES.register()
 @frozen
 class CrossEntropy(Loss):
-    """`loss cross_entropy { … }`: −log p of each label, or of labels that are smoothed."""
+    """`loss cross_entropy { … }`: −log p of each label, optionally with label smoothing."""
 
     kind: str = named("cross_entropy")
     z_loss: float = z_weight()

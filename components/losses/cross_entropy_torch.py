@@ -1,4 +1,4 @@
-"""`setup.loss` of cross_entropy, where it is not the plain one."""
+"""`setup.loss` of cross_entropy with options."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from xtrain.runtime.ops import op
 
 @op("setup.loss.cross_entropy")
 def minimise(model: ModelParts, label_smoothing: float = 0.0, weighted: bool = False, focal: float = 0.0) -> None:
-    """Minimise cross-entropy against smoothed labels, weighted, or focal."""
+    """Set a cross-entropy with smoothed labels, weights, or focal."""
     model.minimise(cross_entropy(label_smoothing, weighted, focal))
 
 
@@ -22,7 +22,7 @@ def cross_entropy(smoothing: float, weighted: bool = False, focal: float = 0.0) 
     def loss(logprob_T: Tensor, **given: Tensor) -> Tensor:
         loss_T = (smoothing - 1) * logprob_T
         if focal:
-            # Never 0, where a power below 1 has no derivative.
+            # Never 0: there a power below 1 has no derivative.
             unsure_T = (-torch.expm1(logprob_T)).clamp(min=torch.finfo(logprob_T.dtype).tiny)
             loss_T = unsure_T**focal * loss_T
         if smoothing:

@@ -10,6 +10,6 @@ from xtrain.runtime.ops import op
 
 @op("setup.loss.distill")
 def distil(model: ModelParts, form: str, beta: float, temperature: float, mix: float, live: bool = False) -> None:
-    """Minimise a divergence from a teacher, with cross-entropy."""
+    """Set a divergence from a teacher, with cross-entropy."""
     term = Distillation(form=form, beta=beta, temperature=temperature, mix=mix, metrics=tuple(Distill.metrics))
     model.minimise(evolve(term, columns=()) if live else term)

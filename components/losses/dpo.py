@@ -23,7 +23,8 @@ from xtrain.dsl.schema.setting import Conflict, Range, setting
 @LOSSES.register()
 @frozen
 class Dpo(ReferredLoss, PairLoss):
-    """`loss dpo { … }`: prefers the chosen answer of a pair to the rejected one, measured against a reference model."""
+    """`loss dpo { … }`: preference for the chosen answer of a pair over the rejected one, relative to a reference
+    model."""
 
     kind: str = named("dpo")
     beta: float = beta_setting(0.1)

@@ -12,7 +12,7 @@ from xtrain.runtime.ops import op
 
 @op("setup.loss.dpo")
 def prefer(model: ModelParts, beta: float, form: str, label_smoothing: float, length_normalised: bool) -> None:
-    """Minimise a loss of pairs against a reference."""
+    """Set a pair loss against a reference."""
     model.minimise(preference(beta, form, label_smoothing, length_normalised))
 
 

@@ -9,5 +9,5 @@ from xtrain.runtime.ops import op
 
 @op("setup.loss.grpo")
 def improve(model: ModelParts, clip_low: float, clip_high: float, dual_clip: float | None, **others: Any) -> None:
-    """Minimise a clipped loss of a policy, by sequences."""
+    """Set a clipped policy loss, averaged by sequence."""
     model.minimise(of_tokens(clipped(clip_low, clip_high, dual_clip), **others))

@@ -14,7 +14,7 @@ from xtrain.dsl.schema.setting import Range, not_negative, setting
 @LOSSES.register()
 @frozen
 class Gspo(PolicyLoss):
-    """`loss gspo { … }`: the clipped ratio of whole sequences, the mean of log-ratios of their tokens."""
+    """`loss gspo { … }`: the clipped ratio of whole sequences, from the mean log-ratio of their tokens."""
 
     kind: str = named("gspo")
     clip_low: float = setting("ratios are clipped at 1 − this", default=3e-4, check=Range(low=0, below=1))

@@ -12,7 +12,7 @@ from xtrain.runtime.ops import op
 
 @op("setup.loss.gspo")
 def improve(model: ModelParts, clip_low: float, clip_high: float, kl: str, kl_weight: float) -> None:
-    """Minimise a clipped loss of sequences of a policy."""
+    """Set a clipped policy loss of sequences."""
     model.minimise(of_sequences(clip_low, clip_high, kl, kl_weight))
 
 

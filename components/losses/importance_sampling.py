@@ -1,4 +1,4 @@
-"""`loss importance_sampling { … }`: the policy gradient over tokens that another policy has sampled."""
+"""`loss importance_sampling { … }`: the policy gradient over tokens sampled by another policy."""
 
 from attrs import frozen
 
@@ -10,7 +10,7 @@ from xtrain.dsl.schema.policy_losses import TokenPolicyLoss
 @LOSSES.register()
 @frozen
 class ImportanceSampling(TokenPolicyLoss):
-    """`loss importance_sampling { … }`: the ratio of a policy, as it is, times the advantage of each token."""
+    """`loss importance_sampling { … }`: the unclipped ratio of a policy times the advantage of each token."""
 
     kind: str = named("importance_sampling")
 

@@ -12,7 +12,7 @@ from xtrain.runtime.ops import op
 
 @op("setup.loss.importance_sampling")
 def improve(model: ModelParts, **settings: Any) -> None:
-    """Minimise a loss of a policy without clipping."""
+    """Set a policy loss without clipping."""
     model.minimise(of_tokens(weighted, **settings))
 
 

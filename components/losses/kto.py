@@ -1,4 +1,4 @@
-"""`loss kto { … }`: answers that are good or bad by themselves (Ethayarajh et al. 2024, arXiv 2402.01306)."""
+"""`loss kto { … }`: answers labeled good or bad (Ethayarajh et al. 2024, arXiv 2402.01306)."""
 
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Final, Literal

@@ -14,7 +14,7 @@ from xtrain.runtime.ops import op
 
 @op("setup.loss.orpo")
 def prefer(model: ModelParts, beta: float) -> None:
-    """Minimise a loss of pairs without a reference."""
+    """Set a pair loss without a reference."""
     model.minimise(preference(beta))
 
 

@@ -1,6 +1,6 @@
 """Common parts of policy losses."""
 
-# shapes: T tokens of a rank that the policy has sampled
+# shapes: T tokens of a rank, sampled by the policy
 
 from collections.abc import Callable
 

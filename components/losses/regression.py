@@ -1,4 +1,4 @@
-"""`loss regression { … }`: rewards of single answers, as a number of each says (squared error)."""
+"""`loss regression { … }`: rewards of single answers, by squared error to a given number."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -12,7 +12,7 @@ from xtrain.dsl.schema.losses import LOSSES, RewardLoss, Unit
 @LOSSES.register()
 @frozen
 class Regression(RewardLoss):
-    """`loss regression { … }`: a model whose head gives each document its number `reward`, by squared error."""
+    """`loss regression { … }`: a reward model that predicts each document's number `reward`, by squared error."""
 
     kind: str = named("regression")
 

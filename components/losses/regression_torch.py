@@ -10,7 +10,7 @@ from xtrain.runtime.ops import op
 
 @op("setup.loss.regression")
 def regress(model: ModelParts) -> None:
-    """Minimise the squared error of rewards."""
+    """Set the squared error of rewards."""
     model.minimise(squared())
 
 

@@ -14,7 +14,8 @@ from xtrain.dsl.schema.setting import not_negative, setting
 @LOSSES.register()
 @frozen
 class Simpo(PairLoss):
-    """`loss simpo { … }`: prefers the chosen answer of a pair by a margin of mean log-probabilities; no reference."""
+    """`loss simpo { … }`: preference for the chosen answer of a pair by a margin of mean log-probabilities; no
+    reference."""
 
     kind: str = named("simpo")
     beta: float = beta_setting(2.0)

@@ -13,7 +13,7 @@ from xtrain.runtime.ops import op
 
 @op("setup.loss.simpo")
 def prefer(model: ModelParts, beta: float, gamma: float) -> None:
-    """Minimise a loss of pairs without a reference."""
+    """Set a pair loss without a reference."""
     model.minimise(preference(beta, gamma))
 
 

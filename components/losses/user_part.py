@@ -1,4 +1,4 @@
-"""`loss NAME { … }` of the user's own: a function with `@loss` in a module that `use` names."""
+"""`loss NAME { … }` with user code: a function with `@loss` in a module named by `use`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar

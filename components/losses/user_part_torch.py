@@ -1,4 +1,4 @@
-"""`setup.loss` of the user's own: the function, tried out once, and looked at whenever it is called."""
+"""`setup.loss` with user code: the function is tried once before training, and its result is checked at each call."""
 
 import inspect
 from collections.abc import Mapping, Sequence

@@ -1,1 +1,1 @@
-"""`optimizer NAME { … }`."""
+"""`optimizer NAME { … }`: optimizers."""

@@ -35,8 +35,8 @@ NODE: Final = "step.optimizer"
 @OPTIMIZERS.register()
 @frozen
 class Adafactor(Optimizer):
-    """`optimizer adafactor { … }`: the squares of a matrix's gradients by rows and columns alone; updates in proportion
-    to the size of the weights. Sums over whole matrices are sent."""
+    """`optimizer adafactor { … }`: row and column averages of a matrix's squared gradients; updates proportional to the
+    size of the weights. Communicates sums over whole matrices."""
 
     kind: str = named("adafactor")
     lr: float = learning_rate()

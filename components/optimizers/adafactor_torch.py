@@ -1,4 +1,4 @@
-"""`setup.optimizer` of adafactor: torch's formula, over matrices of which each rank has a piece."""
+"""`setup.optimizer` of adafactor: torch's formula for sharded matrices."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -23,10 +23,11 @@ from xtrain.runtime.training.sums_over_pieces import SumsOverPieces
 
 @define(eq=False, kw_only=True)
 class CutMatrices:
-    """A parameter as matrices, or vectors, [M, …] of which this rank has pieces. M: of a stack, else 1.
+    """A parameter as matrices or vectors [M, …], of which this rank has pieces.
 
-    cuts: the axes along which others have the rest: name → dim of the parameter. weights_M, updates_M: sums of squares.
-    rows_MR, columns_MC: of gradients by rows and columns. mean_M: of the averages by rows.
+    M: matrices of a stack, otherwise 1. cuts: axes of the ranks with the other pieces, name → dim of the parameter.
+    weights_M, updates_M: sums of squares. rows_MR, columns_MC: sums of squared gradients by rows and columns. mean_M:
+    means of the row averages.
     """
 
     name: str

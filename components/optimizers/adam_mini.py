@@ -35,7 +35,7 @@ NODE: Final = "step.optimizer"
 QUERIES_AND_KEYS: Final = ("q_proj", "k_proj")
 
 Blocks = Literal["heads", "rows", "columns", "whole", "elements"]
-NAMED: Final[tuple[Blocks, ...]] = ("heads", "rows", "columns", "whole")  # by arguments of the node
+NAMED: Final[tuple[Blocks, ...]] = ("heads", "rows", "columns", "whole")  # in the order of the node's arguments
 """Groups of a parameter's elements that share an average: the rows of a head; a row; a column of each matrix of a
 stack; the whole parameter, or each expert's; single elements."""
 
@@ -43,9 +43,9 @@ stack; the whole parameter, or each expert's; single elements."""
 @OPTIMIZERS.register()
 @frozen
 class AdamMini(Optimizer):
-    """`optimizer adam_mini { … }`: AdamW with one average of squares for many gradients: for each head of queries and
-    keys, each output of other matrices, each token of embedding and head, each vector. Sums over what ranks share are
-    sent."""
+    """`optimizer adam_mini { … }`: AdamW with shared averages of squared gradients: one for each head of queries and
+    keys, each output of other matrices, each token of embedding and head, and each vector. Communicates sums over
+    sharded blocks."""
 
     kind: str = named("adam_mini")
     lr: float = learning_rate()

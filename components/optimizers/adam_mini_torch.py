@@ -1,4 +1,4 @@
-"""`setup.optimizer` of adam_mini: the formula of its authors' library, over blocks of which each rank has a piece."""
+"""`setup.optimizer` of adam_mini: the formula of the authors' library for sharded blocks."""
 
 from collections.abc import Callable, Iterable, Mapping
 from math import prod
@@ -24,10 +24,10 @@ from xtrain.runtime.training.sums_over_pieces import SumsOverPieces
 
 @define(eq=False, kw_only=True)
 class BlockedParameter:
-    """A parameter, and which of its numbers share an average.
+    """A parameter and its blocks of elements with a shared average.
 
-    heads: of queries or keys, else 1. expert: it is a stack of the experts' own. cuts: the axes along which others have
-    the rest: name → dim. sums: of the squares of this step's gradients, one for each block.
+    heads: of queries or keys, otherwise 1. expert: a stack of experts. cuts: axes of the ranks with the other pieces,
+    name → dim. sums: of this step's squared gradients, one per block.
     """
 
     name: str
@@ -41,7 +41,7 @@ class BlockedParameter:
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """Along which a block lies."""
+        """Dims along which a block lies."""
         return summed_dims(self.blocks, self.parameter.dim(), self.expert)
 
     @property
@@ -88,8 +88,8 @@ class BlockedParameter:
 
 
 class AdamMiniOptimizer(Optimizer):
-    """m ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) · mean of g² over a block; w ← (1 − lr · decay) w − lr · m̂ / (√v̂ +
-    eps), with m̂ and v̂ corrected for their start at 0.
+    """Adam-mini: m ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) · mean of g² over a block; w ← (1 − lr · decay) w − lr · m̂
+    / (√v̂ + eps), with m̂ and v̂ corrected for their start at 0.
 
     Collective: sums go over the ranks that share a block.
     """
@@ -146,7 +146,7 @@ class AdamMiniOptimizer(Optimizer):
             squares = self._moved(each, "block_avg_sq", rows, each.means(rows), 1 - stays_squared)
             if each.group["weight_decay"]:
                 weights.mul_(1 - lr * each.group["weight_decay"])
-            # A single number of fp64 leaves the format of the others as it is.
+            # A 0-dim fp64 tensor does not change the dtype of the result.
             size = squares.sqrt().div_(of_squares.sqrt()).add_(self._eps).mul_(of_momentum)
             weights.sub_((momentum / size).mul_(lr))
             self._storage.write(each.parameter, rows.start, stored, weights)

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from xtrain.planner.mesh.sharding import Cuts
     from xtrain.planner.resolved import Resolved
 
-SMALLEST: Final = 4096  # elements of a tensor, as the libraries have it
+SMALLEST: Final = 4096  # elements of a tensor, as in the libraries
 NAMES: Final = ("exp_avg", "exp_avg_sq")
 
 
 @OPTIMIZERS.register()
 @frozen
 class AdamW8bit(Optimizer):
-    """`optimizer adamw8bit { … }`: AdamW whose two moments take 8 bits each, in blocks along the rows of matrices;
-    vectors and small matrices have moments in the format of the parameters."""
+    """`optimizer adamw8bit { … }`: AdamW with 8-bit moments in blocks along the rows of matrices; moments of vectors
+    and small matrices are in the format of the parameters."""
 
     kind: str = named("adamw8bit")
     lr: float = learning_rate()

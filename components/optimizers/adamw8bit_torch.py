@@ -22,7 +22,7 @@ SIGNED = {"exp_avg": True, "exp_avg_sq": False}
 
 
 class AdamW8bitOptimizer(LocalOptimizer):
-    """AdamW whose moments are stored as codes, which with the scale of their block stand for numbers of a fixed map."""
+    """AdamW with moments stored as codes: a block's scale times the code's value in a fixed map."""
 
     moments: ClassVar[tuple[str, ...]] = NAMES
     counts: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""`setup.optimizer` of adamw: the arithmetic is torch's, fused."""
+"""`setup.optimizer` of adamw: torch's fused implementation."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -16,8 +16,8 @@ from xtrain.runtime.training.optimizer import groups_of
 
 
 class LocalAdamW(LocalOptimizer):
-    """m ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) g²; w ← (1 − lr · decay) w − lr · m̂ / (√v̂ + eps), with m̂ and v̂
-    corrected for their start at 0 (Loshchilov and Hutter 2019)."""
+    """AdamW: m ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) g²; w ← (1 − lr · decay) w − lr · m̂ / (√v̂ + eps), with m̂ and
+    v̂ corrected for their start at 0 (Loshchilov and Hutter 2019)."""
 
     moments: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     counts: ClassVar[bool] = True

@@ -27,7 +27,7 @@ from xtrain.dsl.schema.state_tensors import StateTensor
 @OPTIMIZERS.register()
 @frozen
 class Lion(Optimizer):
-    """`optimizer lion { … }`: updates by the sign of a momentum; wants about a tenth of AdamW's learning rate."""
+    """`optimizer lion { … }`: updates by the sign of a momentum; needs about a tenth of AdamW's learning rate."""
 
     kind: str = named("lion")
     lr: float = learning_rate()

@@ -1,4 +1,4 @@
-"""`setup.optimizer` of lion, which torch does not have."""
+"""`setup.optimizer` of lion, which is missing in torch."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from xtrain.runtime.training.optimizer import groups_of
 
 
 class LionOptimizer(LocalOptimizer):
-    """u = sign(β₁ m + (1 − β₁) g); w ← (1 − lr · decay) w − lr · u; m ← β₂ m + (1 − β₂) g."""
+    """Lion: u = sign(β₁ m + (1 − β₁) g); w ← (1 − lr · decay) w − lr · u; m ← β₂ m + (1 − β₂) g."""
 
     moments: ClassVar[tuple[str, ...]] = ("exp_avg",)
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 @OPTIMIZERS.register()
 @frozen
 class Muon(Optimizer):
-    """`optimizer muon { … }`: the momentum of every matrix of a block, made orthogonal; AdamW for embedding, head,
-    routers, norms and biases. Each matrix is whole on one rank while it is computed with."""
+    """`optimizer muon { … }`: the orthogonalized momentum for every matrix of a block; AdamW for embedding, head,
+    routers, norms and biases. Each matrix is gathered on one rank to orthogonalize it."""
 
     kind: str = named("muon")
     lr: float = learning_rate()
@@ -87,8 +87,8 @@ class Muon(Optimizer):
 
     def args(self) -> dict[str, Any]:
         found = super().args()
-        del found["routers"]  # `matrices` says it
-        found.pop("heads", None)  # which heads, `arguments` says
+        del found["routers"]  # see `matrices`
+        found.pop("heads", None)  # see `arguments`
         return found
 
     def does(self, number_format: str) -> str:

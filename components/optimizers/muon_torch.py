@@ -1,4 +1,4 @@
-"""`setup.optimizer` of muon: torch has one for matrices that are whole on every rank."""
+"""`setup.optimizer` of muon; torch's needs whole matrices on every rank."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -22,13 +22,13 @@ from xtrain.runtime.training.local_optimizer import Storage, decay_cautiously, r
 from xtrain.runtime.training.optimizer import groups_of, updated
 
 LEAST_NORM: Final = 1e-7  # as in torch.optim.Muon
-MATCHES_ADAMW: Final = 0.2  # of the larger side's root: the root of the mean square of AdamW's updates
+MATCHES_ADAMW: Final = 0.2  # times the root of the larger side: the RMS of AdamW's updates
 
 
 class MuonOptimizer(Optimizer):
-    """m ← μ m + (1 − μ) g; u = (1 − μ) g + μ m; w ← (1 − lr · decay) w − lr · scale · orthogonal(u).
+    """Muon: m ← μ m + (1 − μ) g; u = (1 − μ) g + μ m; w ← (1 − lr · decay) w − lr · scale · orthogonal(u).
 
-    Collective: each matrix is made orthogonal by one of the ranks that share it.
+    Collective: each matrix is orthogonalized by one of the ranks that share it.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class MuonOptimizer(Optimizer):
         self._heads = heads
         self._storage, self._cautious_decay = storage or Storage(), cautious_decay
         self._rest = LocalAdamW(others, lr, betas, eps, self._storage, cautious_decay)
-        self._rest.state = self.state  # those who save and load know of one optimizer
+        self._rest.state = self.state  # saving and loading expect a single optimizer
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

@@ -1,4 +1,5 @@
-"""`setup.optimizer` of schedule_free: weights are the average between steps, so whoever reads them reads that."""
+"""`setup.optimizer` of schedule_free. Between steps the weights are the average, so that every reader sees the
+average."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -16,12 +17,12 @@ from xtrain.runtime.parallel.tensor import local
 from xtrain.runtime.training.local_optimizer import row_ranges
 from xtrain.runtime.training.optimizer import groups_of
 
-LEAST: Final = 1e-30  # of a divisor; a rate may be 0
+LEAST: Final = 1e-30  # minimum of a divisor; a rate may be 0
 
 
 class ScheduleFreeOptimizer(Optimizer):
-    """y = β₁ x + (1 − β₁) z, where gradients g are taken; v ← β₂ v + (1 − β₂) g²; z ← z − lr · (g / (√v̂ + eps) +
-    decay · y); x ← (1 − c) x + c z, c = L² / Σ L², L: the largest rate so far.
+    """Schedule-free AdamW: y = β₁ x + (1 − β₁) z, where gradients g are taken; v ← β₂ v + (1 − β₂) g²; z ← z − lr · (g
+    / (√v̂ + eps) + decay · y); x ← (1 − c) x + c z, c = L² / Σ L², L: the largest rate so far.
 
     Parameters are x between steps, and y from `to_training_point` to `step`.
     """
@@ -36,7 +37,7 @@ class ScheduleFreeOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update all parameters that have a gradient, and go to x. closure: not used."""
+        """Update all parameters that have a gradient, and move to x. closure: not used."""
         self._move(lambda decay: 1 - 1 / decay, lambda parameter: parameter.grad is None)
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -61,7 +62,7 @@ class ScheduleFreeOptimizer(Optimizer):
             for tensor in ScheduleFree.state({}, ""):
                 state[tensor.name] = first_state(parameter, tensor)
         state["step"] += 1
-        # Σ L² in units of the newest L², so that whole numbers stay exact.
+        # Σ L² in units of the newest L², so that integers stay exact.
         before = state["largest_lr"].clone()
         state["largest_lr"].clamp_(min=lr)
         state["weight_sum"].mul_((before / state["largest_lr"].clamp(min=LEAST)).square()).add_(1)

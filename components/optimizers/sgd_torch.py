@@ -1,4 +1,4 @@
-"""`setup.optimizer` of sgd: the arithmetic is torch's, over lists of tensors."""
+"""`setup.optimizer` of sgd: torch's implementation over lists of tensors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from xtrain.runtime.training.optimizer import groups_of
 
 
 class LocalSGD(LocalOptimizer):
-    """g ← g + decay · w; m ← μ m + g; w ← w − lr · m, or with Nesterov's momentum w − lr · (g + μ m)."""
+    """SGD: g ← g + decay · w; m ← μ m + g; w ← w − lr · m, or with Nesterov's momentum w − lr · (g + μ m)."""
 
     def __init__(self, params: Any, lr: float, momentum: float, nesterov: bool, storage: Storage | None = None) -> None:
         super().__init__(params, {"lr": lr}, storage)

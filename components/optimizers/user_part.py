@@ -1,4 +1,4 @@
-"""`optimizer NAME { … }` of the user's own: a function with `@optimizer` in a module that `use` names."""
+"""`optimizer NAME { … }` with user code: a function with `@optimizer` in a module named by `use`."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ from xtrain.dsl.schema.state_tensors import StateTensor
 @OPTIMIZERS.user
 @frozen
 class UserOptimizer(UserComponent, Optimizer):
-    """`optimizer NAME { … }`: a function of your own that makes an optimizer of groups of parameters."""
+    """`optimizer NAME { … }`: a function of your own that builds an optimizer from parameter groups."""
 
     kind: str = named("")
     lr: float = learning_rate()

@@ -1,3 +1,3 @@
-"""`pack(NAME)`: which documents share a row."""
+"""`pack(NAME)`: assignment of documents to rows."""
 
 DEFAULT = "sequential"

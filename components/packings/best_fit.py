@@ -9,7 +9,7 @@ from xtrain.dsl.schema.packings import PACKINGS
 @PACKINGS.register()
 @frozen
 class BestFit(Multipack):
-    """`pack(best_fit)`: the rows of `multipack`, dealt to data ranks so that attention costs them alike."""
+    """`pack(best_fit)`: the rows of `multipack`, assigned to data ranks so that attention costs are balanced."""
 
     kind = "best_fit"
     balances = True

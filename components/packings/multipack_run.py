@@ -1,4 +1,4 @@
-"""Best-fit-decreasing in groups; numba is loaded where there is something to pack."""
+"""Best-fit-decreasing in groups; numba is imported only if there are documents to pack."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from xtrain.runtime.data.packing.pack import Filled, arrays, packed
 from xtrain.runtime.data.packing.rows import Oversized, Rows
 from xtrain.runtime.data.packing.threads import default_threads
 
-# Below this many documents a thread, starting it does not pay.
+# Below this many documents per thread, starting the thread does not pay.
 DOCUMENTS_PER_THREAD = 200_000
 
 

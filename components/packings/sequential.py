@@ -10,7 +10,7 @@ from xtrain.dsl.schema.packings import PACKINGS, Packing
 @PACKINGS.register()
 @frozen
 class Sequential(Packing):
-    """`pack(sequential)`: documents in their order, each in the open row if it has room."""
+    """`pack(sequential)`: documents in order, each in the open row if it has room."""
 
     kind = "sequential"
     in_order = True

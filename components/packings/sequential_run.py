@@ -1,4 +1,4 @@
-"""Next fit: documents in their order, one open row. Plain Python, which numba compiles where there is much to pack."""
+"""Next fit: documents in order, one open row. Plain Python, compiled by numba for large inputs."""
 
 from functools import cache
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 from xtrain.runtime.data.packing.pack import Filled, arrays, packed
 from xtrain.runtime.data.packing.rows import SKIP, TRUNCATE, Oversized, Rows
 
-# Below this, compiling (or reading compiled code) takes longer than running the same text in Python.
+# Below this, compiling (or reading compiled code) takes longer than running the Python code.
 FEW_DOCUMENTS = 10_000
 
 
@@ -54,13 +54,13 @@ def next_fit(
     cut_segments: np.ndarray,
     cut_starts: np.ndarray,
 ) -> tuple[int, int, int, int]:
-    """Fill `document`, the row ends and the cuts, as `Rows` has them; returns (segments, rows, cuts, positions).
+    """Fill `document`, the row ends and the cuts, as in `Rows`; return (segments, rows, cuts, positions).
 
-    A document that has no room in the open row closes it. One that is longer than a row closes it too and, if it is
-    split, starts afresh; its remainder shares a row with what follows.
+    A document without room in the open row closes it. A document longer than a row closes it too; if split, it starts a
+    new row, and its remainder shares a row with the next documents.
     """
     segment, row, cut, positions = 0, 0, 0, 0
-    filled = 0  # positions of the open row; 0 means that none is open
+    filled = 0  # positions of the open row; 0: no row is open
     for index in range(len(lengths)):
         remaining = int(lengths[index]) - 1
         if remaining > capacity:
@@ -68,8 +68,8 @@ def next_fit(
                 continue
             if policy == TRUNCATE:
                 remaining = capacity
-        # A full row closes at once, so an open one always has room; a long document closes it to start afresh.
-        # Rows and what fills them are multiples of `align`: what fits does so with its padding.
+        # A full row closes at once, so an open row always has room; a long document closes it and starts a new one.
+        # Rows and their contents are divisible by `align`, so a document that fits also fits with its padding.
         if filled and remaining > capacity - filled:
             ends[row] = segment
             row += 1

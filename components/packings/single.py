@@ -10,7 +10,7 @@ from xtrain.dsl.schema.packings import PACKINGS, Packing
 @PACKINGS.register()
 @frozen
 class Single(Packing):
-    """`pack(single)`: documents in their order, each in a row of its own."""
+    """`pack(single)`: documents in order, each in a row of its own."""
 
     kind = "single"
     in_order = True

@@ -1,3 +1,3 @@
-"""Recipes of fp8: a file each."""
+"""Recipes of fp8, one file each."""
 
 DEFAULT = "rowwise"

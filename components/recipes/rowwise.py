@@ -8,7 +8,7 @@ from xtrain.dsl.schema.fp8 import RECIPES, Recipe
 @RECIPES.register()
 @frozen
 class Rowwise(Recipe):
-    """`recipe = rowwise`: a scale for every row and column that are multiplied, powers of two, all in e4m3."""
+    """`recipe = rowwise`: a scale for every multiplied row and column, powers of two, all in e4m3."""
 
     kind = "rowwise"
 

@@ -8,9 +8,9 @@ from xtrain.dsl.schema.fp8 import RECIPES, Recipe
 @RECIPES.register()
 @frozen
 class RowwiseWithWideWeightGradients(Recipe):
-    """`recipe = rowwise_with_gw_hp`: as rowwise, with gradients of weights in the format of all else; the most exact.
+    """`recipe = rowwise_with_gw_hp`: rowwise, with weight gradients in the compute format; the most accurate.
 
-    No number then shares a scale with one of another token, so that results do not depend on how rows are dealt out.
+    No number shares a scale with a number of another token, so results do not depend on how rows are distributed.
     """
 
     kind = "rowwise_with_gw_hp"

@@ -8,9 +8,9 @@ from xtrain.dsl.schema.fp8 import RECIPES, Recipe
 @RECIPES.register()
 @frozen
 class Tensorwise(Recipe):
-    """`recipe = tensorwise`: one scale a tensor, gradients in e5m2; the fastest.
+    """`recipe = tensorwise`: one scale per tensor, gradients in e5m2; the fastest.
 
-    Micikevicius et al. 2022 (arXiv 2209.05433), with scales of the numbers that are multiplied instead of earlier ones.
+    Micikevicius et al. 2022 (arXiv 2209.05433), with scales of the multiplied numbers instead of earlier ones.
     """
 
     kind = "tensorwise"

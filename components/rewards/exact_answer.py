@@ -1,4 +1,4 @@
-"""`reward exact_answer { … }`: whether a completion gives the answer that the dataset has."""
+"""`reward exact_answer { … }`: exact match with the dataset's answer."""
 
 import re
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ regular_expression: Final = TextCheck("a regular expression of Python", r'write 
 @REWARDS.register()
 @frozen
 class ExactAnswer(Reward):
-    """`reward exact_answer { … }`: 1 for a completion with the right answer, 0 for any other."""
+    """`reward exact_answer { … }`: 1 for a completion with the right answer, otherwise 0."""
 
     kind: str = named("exact_answer")
     pattern: str | None = setting(

@@ -14,7 +14,7 @@ from xtrain.dsl.schema.setting import setting
 @REWARDS.register()
 @frozen
 class RewardModel(Reward):
-    """`reward model { … }`: the number that a reward model gives a prompt with its completion."""
+    """`reward model { … }`: a reward model's number for a prompt and its completion."""
 
     kind: str = named("model")
     folder: str = setting(
@@ -31,7 +31,7 @@ class RewardModel(Reward):
         return self.folder
 
     def args(self) -> dict[str, Any]:
-        return {}  # the node that reads the model has them
+        return {}  # the node that loads the model has them
 
     def does(self) -> str:
         return f"what the model of {self.folder} gives the prompt with the completion, at its last token"

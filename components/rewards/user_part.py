@@ -1,4 +1,4 @@
-"""`reward NAME { … }` of the user's own: a function with `@reward` in a module that `use` names."""
+"""`reward NAME { … }` with user code: a function with `@reward` in a module named by `use`."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

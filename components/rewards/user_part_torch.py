@@ -1,4 +1,4 @@
-"""`rollout.score` of the user's own."""
+"""`rollout.score` with user code."""
 
 import math
 from numbers import Real
@@ -26,7 +26,7 @@ def score(plan: Plan, rank: Rank, meshes: Meshes, user: dict[str, Any]) -> StepC
             found = function(prompt.text, text, {"answer": prompt.answer, **prompt.values}, **part.arguments)
         try:
             number, said = float(found) if isinstance(found, Real) else math.nan, f"{found!r}"
-        except (OverflowError, ValueError):  # of an integer with more digits than either takes
+        except (OverflowError, ValueError):  # an integer with too many digits for both conversions
             number, said = math.inf, "a number that is too large"
         if not math.isfinite(number):
             raise part.failed(f"gave {said} for the completion {text!r} of {prompt.text!r}, and a reward is a number")

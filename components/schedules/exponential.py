@@ -1,5 +1,5 @@
-"""`scheduler exponential { … }`: the rate grows or falls by the same factor in every step (Smith 2015, arXiv
-1506.01186, in steps of equal ratio)."""
+"""`scheduler exponential { … }`: the rate changes by the same factor in every step (Smith 2015, arXiv 1506.01186, in
+geometric steps)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

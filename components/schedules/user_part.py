@@ -1,4 +1,4 @@
-"""`scheduler NAME { … }` of the user's own: a function with `@schedule` in a module that `use` names."""
+"""`scheduler NAME { … }` with user code: a function with `@schedule` in a module named by `use`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ from xtrain.dsl.schema.schedules import SCHEDULERS, Scheduler
 @SCHEDULERS.user
 @frozen
 class UserSchedule(UserComponent, Scheduler):
-    """`scheduler NAME { … }`: a function of your own that gives the rate of a step as a factor of the peak."""
+    """`scheduler NAME { … }`: a function of your own that returns a step's rate as a factor of the peak."""
 
     kind: str = named("")
 

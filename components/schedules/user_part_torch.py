@@ -1,4 +1,4 @@
-"""`setup.scheduler` of the user's own: the function, asked for the factor of each step."""
+"""`setup.scheduler` with user code: the function returns each step's factor."""
 
 from math import isfinite
 from typing import Any

@@ -1,4 +1,4 @@
-"""`method random { … }`: drawn points (Bergstra and Bengio 2012, JMLR 13)."""
+"""`method random { … }`: random points (Bergstra and Bengio 2012, JMLR 13)."""
 
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -19,7 +19,7 @@ def drawn(over: Mapping[str, Dimension], seed: int, number: int) -> Point:
 @METHODS.register()
 @frozen
 class RandomSearch(Method):
-    """`method random { … }`: each trial draws its values, independent of all others."""
+    """`method random { … }`: each trial draws its values independently."""
 
     kind: str = named("random")
     seed: int = setting("what values are drawn with", default=0, check=seed_range, role=Role.EXECUTION)

@@ -1,4 +1,4 @@
-"""`method tpe { … }`: tree-structured Parzen estimators (Bergstra et al. 2011, NeurIPS 24), as Optuna has them."""
+"""`method tpe { … }`: tree-structured Parzen estimators (Bergstra et al. 2011, NeurIPS 24) by Optuna."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar

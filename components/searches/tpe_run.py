@@ -32,7 +32,7 @@ def suggest(
     """Suggest a point. told: trials, each with the trial that was run for it."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     seed = (method.args()["seed"] * _SEED_STRIDE + number) % 2**32
-    # The startup trials are drawn by the sweep itself; with nothing to go by the sampler draws.
+    # The sweep itself draws the startup trials; without results the sampler draws at random.
     study = optuna.create_study(sampler=TPESampler(seed=seed, n_startup_trials=1))
     for trial, run in told:
         study.add_trial(_told(trial, run, over))
@@ -62,7 +62,7 @@ def _params(over: Mapping[str, Dimension], point: Mapping[str, str]) -> dict[str
     for name, dimension in over.items():
         found[name] = point[name]
         if isinstance(dimension, Between):
-            # Rounding to the digits of a text may lead just beyond an end.
+            # Rounding to the text's digits may lead just outside the range.
             value = min(max(dimension.number(point[name]), dimension.low), dimension.high)
             found[name] = int(value) if dimension.whole else value
     return found
@@ -100,7 +100,7 @@ class StudyFile:
     _count: int = field(default=0, init=False)
 
     def update(self, state: SweepState) -> None:
-        """Add the trials that have ended, up to the first that has not."""
+        """Add ended trials up to the first one that has not ended."""
         if self._study is None:
             self._study = self._begun()
         while (trial := state.trials.get(self._count)) is not None and state.of(trial).ended:

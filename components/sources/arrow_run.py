@@ -1,4 +1,4 @@
-"""Reads Arrow files, as a file or a stream."""
+"""Reader of Arrow files, in file or stream format."""
 
 import os
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from xtrain.runtime.data.sources.tables import open_tables
 if TYPE_CHECKING:
     import pyarrow as pa
 
-CONTINUES = b"\xff\xff\xff\xff"  # before every message of a stream, since version 0.15 of the format
+CONTINUES = b"\xff\xff\xff\xff"  # precedes every message of a stream since version 0.15 of the format
 
 
 def open_source(request: SourceRequest) -> OpenedSource:
@@ -49,7 +49,7 @@ def arrow_batches(path: Path, reads: Reads) -> "Iterator[tuple[pa.RecordBatch, i
             yield batch, came - reported
             reported = came
         if not _says_that_it_ends(path):
-            # Whoever wrote it may have been stopped between two batches.
+            # The writer may have been stopped between two batches.
             raise pa.ArrowInvalid("the stream ends without an end marker")
 
 

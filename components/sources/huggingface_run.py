@@ -1,4 +1,4 @@
-"""Reads datasets of the Hugging Face library: a folder, or a name on the hub. It needs `datasets`."""
+"""Reader of datasets of the Hugging Face library: a folder, or a name on the hub. Needs `datasets`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ DEFAULT_SPLIT = "train"
 
 
 def open_source(request: SourceRequest) -> OpenedSource:
-    """Find the folder, if there is one; a name of the hub is looked for when it is read."""
+    """Find the folder, if there is one; a hub name is looked up when it is read."""
     options = request.options
     folder = request.base / options["name"]
     if not folder.is_dir():
@@ -110,7 +110,7 @@ class HubDataset:
             if not saved and not (folder / "dataset_dict.json").is_file():
                 return datasets.load_dataset(str(folder), self.config, split=self.split)
             data = datasets.load_from_disk(str(folder))
-        except Exception as error:  # the library raises whatever its readers raise
+        except Exception as error:  # the library raises arbitrary errors of its readers
             raise self._failed(error, "Check the folder, the configuration and the split.") from error
         if self.config is not None:
             raise DataError("a saved dataset has no configurations", path=folder, remedy="Leave `config` out.")

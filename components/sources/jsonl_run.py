@@ -1,4 +1,4 @@
-"""Reads lines of JSON, in blocks of whole lines, a record a line; or one array of records."""
+"""Reader of JSON lines, in blocks of complete lines with a record per line, or of one array of records."""
 
 import json
 from collections.abc import Iterator
@@ -26,8 +26,8 @@ def open_source(request: SourceRequest) -> OpenedSource:
 
 @frozen(kw_only=True)
 class JsonLinesFiles:
-    """Each line is one JSON object, or the file is one array of them. Blank lines are no records; a file without
-    records is a bad one."""
+    """JSON files: each line is one object, or the file is one array of objects. Blank lines are skipped; a file without
+    records is a bad record."""
 
     files: tuple[Path, ...]
     reads: Reads
@@ -93,7 +93,7 @@ def _lines(path: Path, whole: Iterator[tuple[bytes, int]]) -> Iterator[SourceUni
             yield SourceUnit(size=size, part=block, path=path, line=line)
             line, size = line + block.count(b"\n"), 0
     except DataError as error:
-        # Blocks before the break have gone out already: this fails the whole source, whatever became of them.
+        # Blocks before the error were already passed on: this fails the whole source.
         raise DataError(error.message, path=path, line=line, remedy=error.remedy) from error
     block = b"".join(pending)
     if block and not block.isspace():

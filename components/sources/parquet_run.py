@@ -1,4 +1,4 @@
-"""Reads Parquet files, row group by row group."""
+"""Reader of Parquet files, one row group at a time."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ def parquet_batches(path: Path, reads: Reads) -> "Iterator[tuple[pa.RecordBatch,
     import pyarrow.parquet as pq
 
     total = size_of(path)
-    # Without pre_buffer a row group is read page by page, not loaded whole.
+    # Without pre_buffer a row group is read page by page instead of being loaded whole.
     with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
         check_columns(file.schema_arrow, reads, path)
         names = columns_read(file.schema_arrow, reads)

@@ -1,4 +1,4 @@
-"""`python_stdlib()`: text that every machine with Python has."""
+"""`python_stdlib()`: text available wherever Python is."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""`synthetic(…)`: documents that no file holds."""
+"""`synthetic(…)`: generated documents."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ from xtrain.dsl.schema.sources import SOURCES, Source
 class Synthetic(Source):
     """`synthetic(…)`: random documents of a made-up language, for tests without data.
 
-    Its words follow each other by rules that can be learned, the same for every seed: a seed picks the documents.
+    Its words follow each other by learnable rules, the same for every seed; a seed selects the documents.
     """
 
     documents: int = setting("number of documents", default=10_000, check=at_least(1))

@@ -20,7 +20,7 @@ def open_source(request: SourceRequest) -> OpenedSource:
 
 @frozen(kw_only=True)
 class SyntheticDocuments:
-    """Documents drawn at random from a small made-up language; each depends on the seed and its number alone."""
+    """Random documents of a small made-up language; each depends only on the seed and its number."""
 
     documents: int
     length: int

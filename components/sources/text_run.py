@@ -1,4 +1,4 @@
-"""Reads plain text: a file is a document."""
+"""Reader of plain text: a file is a document."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from xtrain.runtime.data.sources.files import matched
 from xtrain.runtime.data.sources.opening import blocks, size_of
 from xtrain.runtime.data.sources.reader import OpenedSource, SourceRequest
 
-# Small files are read together: a unit each would cost more than reading them.
+# Small files are read together: a unit per file would cost more than reading it.
 FILES_BYTES = 1 << 20
 
 
@@ -24,7 +24,7 @@ def open_source(request: SourceRequest) -> OpenedSource:
 
 @frozen(kw_only=True)
 class TextFiles:
-    """Each file is one document of UTF-8 text. Line ends are kept as they are, a byte order mark is not."""
+    """Files of UTF-8 text, one document each. Line ends are kept, a byte order mark is removed."""
 
     files: tuple[Path, ...]
 

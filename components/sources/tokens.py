@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Tokens(FileSource):
     """`tokens("shards/*.npy", …)`: files of token ids, used without tokenizing.
 
-    A .npy file, bare numbers, the pair .bin and .idx of Megatron, a shard with the header of nanogpt or llm.c, or the
-    folder of a token store that xtrain has made.
+    A .npy file, raw numbers, Megatron's pair of .bin and .idx, a shard with the header of nanogpt or llm.c, or the
+    folder of a token store made by xtrain.
     """
 
     dtype: Literal["auto", "uint8", "uint16", "uint32", "int32", "int64"] = setting(

@@ -22,7 +22,7 @@ def open_source(request: SourceRequest) -> OpenedSource:
     """Return the matching files and their document separator. Raises DataError for a pattern without matches, and for a
     separator that is not a token."""
     files = matched(request.patterns, request.base, folder=is_store)
-    # The index of a pair of files is read with the file that it belongs to.
+    # The index of a file pair is read with its data file.
     units = tuple(dict.fromkeys(path.with_suffix(".bin") if path.suffix == ".idx" else path for path in files))
     separator, tokenizer = request.options["separator"], request.tokenizer
     if separator is None:
@@ -104,7 +104,7 @@ def _ranges(array: TokenArray, separator: int) -> Iterator[tuple[int, int]]:
             if len(ends):
                 stop = int(ends[-1])
                 break
-            seen, stop = stop, min(stop + UNIT_TOKENS, len(tokens))  # a document that is longer
+            seen, stop = stop, min(stop + UNIT_TOKENS, len(tokens))  # a longer document
         yield start, stop
         start = stop
 

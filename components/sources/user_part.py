@@ -1,4 +1,4 @@
-"""A source that is a function of the user's own."""
+"""A source that is a user-defined function."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,13 +12,13 @@ from xtrain.dsl.schema.sources import SOURCES, Source
 @SOURCES.user
 @frozen
 class UserSource(UserComponent, Source):
-    """`NAME(…)`: texts or records that a function of your own yields."""
+    """`NAME(…)`: texts or records yielded by a function of your own."""
 
     kind = "python"
     records = "fields"
     has_lists = True
     beside_spec = True
-    # Code may be written otherwise and give the same.
+    # Different code may yield the same records.
     may_agree = ("digest", "module", "function")
     former_options = ("module", "function", "digest", "arguments")
 

@@ -1,3 +1,3 @@
-"""`parallel { stack = NAME }`."""
+"""`parallel { stack = NAME }`: parallelism implementations."""
 
 DEFAULT = "parallel"

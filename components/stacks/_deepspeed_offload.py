@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from xtrain.planner.costs.memory import OwnedBytes
     from xtrain.planner.resolved import Resolved
 
-BUCKET: Final = 2**24  # numbers that are summed together, at most; one larger parameter is summed by itself
-ALIGNED: Final = 1024  # numbers of a file, as DeepSpeed reads and writes multiples of 1 KiB
+BUCKET: Final = 2**24  # maximum of numbers reduced together; one larger parameter is reduced alone
+ALIGNED: Final = 1024  # numbers of a file: DeepSpeed reads and writes in units of 1 KiB
 # DeepSpeed's defaults: deepspeed/runtime/swap_tensor/constants.py.
 AIO: Final = {
     "block_size": 2**20,
@@ -119,7 +119,7 @@ def moved(run: "Resolved", chosen: DeepspeedSettings, states: "OwnedBytes", piec
         on_device, gradients = _gradients(run, chosen, states, piece)
         device = evolve(device, trained=on_device)
         if chosen.offload_optimizer == "cpu":
-            # In stages 1 and 2 updated weights pass through a tensor in the format of the parameters.
+            # In stages 1 and 2 updated weights pass through a tensor in the parameter format.
             passing = piece * BYTES[run.formats.compute] // BYTES[run.formats.params] if chosen.stage < 3 else 0
             weights, moments = piece + passing, states.moments
     if chosen.offload_param != "none":
@@ -141,7 +141,7 @@ def _gradients(run: "Resolved", chosen: DeepspeedSettings, states: "OwnedBytes",
         return 0, piece + BYTES[run.formats.params] * _optimizer_buffers(run) * _group_numbers(run, piece)
     if chosen.stage == 3:  # summed over microbatches in one tensor, and updated from another
         return 0, 2 * piece
-    # Each of the parameters goes by itself, through a tensor on either side.
+    # Each parameter is moved separately, through a tensor on either side.
     passing = BYTES[run.formats.compute] * _largest(run)
     if chosen.stage == 1 or run.formats.compute != run.formats.params:  # microbatches are summed on the device
         return states.trained + passing, piece + passing

@@ -23,7 +23,7 @@ _COPY: Final = "keeps a full replica of the model on every rank"
 @STACKS.register()
 @frozen
 class Ddp(Stack):
-    """`stack = ddp`: a whole copy of the model on each rank, synchronised by torch's DistributedDataParallel."""
+    """`stack = ddp`: a whole copy of the model on each rank, synchronized by torch's DistributedDataParallel."""
 
     kind = "ddp"
     unsupported: ClassVar[Mapping[str, str]] = {

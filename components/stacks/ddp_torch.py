@@ -1,4 +1,4 @@
-"""`setup.parallel.ddp`: the whole model on every rank, gradients summed by DistributedDataParallel."""
+"""`setup.parallel.ddp`: the whole model on every rank, gradients reduced by DistributedDataParallel."""
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,7 @@ from xtrain.runtime.parallelize.wrapped import WrappedModel
 @op("setup.parallel.ddp", gives="wrapped")
 def replicate(model: ModelParts) -> WrappedModel:
     """Wrap the model for training."""
-    # Every rank has drawn the same weights from their names: there is nothing to broadcast.
+    # Every rank has drawn the same weights by name: there is nothing to broadcast.
     ddp = DistributedDataParallel(model.whole, init_sync=False, broadcast_buffers=False)
     ddp.register_comm_hook(None, _sum)
 
@@ -26,7 +26,7 @@ def replicate(model: ModelParts) -> WrappedModel:
 
 
 def _sum(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Add up, where DDP's own hook would average: the loss is divided by the tokens of all ranks already."""
+    """Sum gradients where DDP's own hook would average: the loss is already divided by the tokens of all ranks."""
     whole = bucket.buffer()
     work = dist.all_reduce(whole, async_op=True)
     assert work is not None

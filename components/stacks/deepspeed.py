@@ -42,7 +42,7 @@ _SHARES: Final = {
 @STACKS.register()
 @frozen
 class Deepspeed(Stack):
-    """`stack = deepspeed`: ZeRO by DeepSpeed's engine, of the stage that `deepspeed { stage }` says."""
+    """`stack = deepspeed`: ZeRO by DeepSpeed's engine, in the stage `deepspeed { stage }`."""
 
     kind = "deepspeed"
     settings = DeepspeedSettings

@@ -77,7 +77,7 @@ class WeightsInFiles(WeightsInPieces):
     @contextmanager
     def at_hand(self, group: int, *, writes: bool) -> Iterator[None]:
         zero = self.zero
-        if not zero._swappable_optimizer_subgroup(group):  # it is smaller than a block of a file
+        if not zero._swappable_optimizer_subgroup(group):  # smaller than a block of a file
             yield
             return
         state, stored = self.inner.state[self.updated[group]], zero.optimizer_swapper

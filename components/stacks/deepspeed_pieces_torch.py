@@ -42,8 +42,8 @@ class EngineOptimizer(Optimizer):
 
 
 class PiecesOptimizer(EngineOptimizer):
-    """An optimizer of which each rank updates a piece of every group, under ZeRO 1 and 2. offloads: in host memory,
-    where the engine has put the gradients before they are measured."""
+    """Optimizer under ZeRO 1 and 2: each rank updates a piece of every group. offloads: the pieces are in host memory,
+    where the engine puts the gradients before they are measured."""
 
     def __init__(
         self, engine: Any, inner: LocalOptimizer, names: dict[nn.Parameter, str], rank: Rank, *, offloads: bool
@@ -54,7 +54,7 @@ class PiecesOptimizer(EngineOptimizer):
 
     @property
     def updated(self) -> list[Tensor]:
-        """This rank's part of each group of parameters."""
+        """This rank's part of each parameter group."""
         return self.zero.single_partition_of_fp32_groups
 
     def gradients(self) -> list[Tensor]:
@@ -69,7 +69,7 @@ class PiecesOptimizer(EngineOptimizer):
         for group in self.zero.averaged_gradients:
             self.zero.averaged_gradients[group] = None
             self.zero.all_grad_tensors[group] = None
-        self.zero.micro_step_id = -1  # as it is before the first microbatch of a step
+        self.zero.micro_step_id = -1  # the state before the first microbatch of a step
 
     def tensors(self, plan: Plan) -> dict[str, Tensor]:
         groups, found = ParameterGroups.of(plan), dict[str, Tensor]()
@@ -99,7 +99,7 @@ class PiecesOptimizer(EngineOptimizer):
                 self._put(piece, state[moment.name], tensors[f"optimizer.{piece.name}.{moment.name}"])
 
     def take_weights(self, tensors: dict[str, Tensor]) -> None:
-        self.zero.refresh_fp32_params()  # of the parameters, which have been read
+        self.zero.refresh_fp32_params()  # of the parameters, which were loaded
 
     @torch.no_grad()
     def begin_from(self, exact: dict[str, Tensor]) -> None:
@@ -136,7 +136,7 @@ class PiecesOptimizer(EngineOptimizer):
             )
 
     def _put(self, piece: "OwnedSpan", group: Tensor, shard: Tensor) -> None:
-        """Copy this rank's piece of a tensor, of which ranks have shards, into its part of the group. Collective."""
+        """Copy this rank's piece of a tensor, sharded over the ranks, into its part of the group. Collective."""
         assert isinstance(shard, DTensor)
         group[piece.of_group] = shard.full_tensor().flatten()[piece.of_parameter].to(group.device)
 
@@ -170,7 +170,7 @@ class ExactPieces(PiecesOptimizer):
 
 
 class WeightsInPieces(ExactPieces):
-    """The same under ZeRO 3, where parameters are there only while their module computes."""
+    """Optimizer under ZeRO 3, where parameters exist only while their module computes."""
 
     @property
     def updated(self) -> list[Tensor]:
@@ -186,7 +186,7 @@ class WeightsInPieces(ExactPieces):
             with self.at_hand(group, writes=True):
                 for piece in self._pieces_of(group):
                     self._put(piece, piece.updated, tensors[f"model.{piece.name}"])
-                self.zero._reassign_or_swap_out_partitioned_parameters(group)  # what modules compute with
+                self.zero._reassign_or_swap_out_partitioned_parameters(group)  # parameters for the computation
 
     def _pieces_of(self, group: int) -> Iterator["OwnedSpan"]:
         begin = 0
@@ -217,5 +217,5 @@ class OwnedSpan:
 
     @property
     def size(self) -> int:
-        """Numbers of the whole parameter."""
+        """Elements of the whole parameter."""
         return prod(self.shape)

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from xtrain.runtime.errors import EnvironmentFault
 
-BUILDING: Final = 1800.0  # seconds; a lock that is older is not of a build that is under way
-_PINNED: Final = "pin_memory"  # what reads and writes files loads before itself
+BUILDING: Final = 1800.0  # seconds; an older lock is not of a build in progress
+_PINNED: Final = "pin_memory"  # imported before the file I/O extension
 
 
 def check_machine(device: str, *, files: dict[str, Any] | None = None, **_: Any) -> None:

@@ -73,10 +73,10 @@ def wrap(
 
 def _engine(model: ModelParts, optimizer: Optimizer, rank: Rank, config: dict[str, Any], *, files: bool) -> Any:
     os.environ["DS_ACCELERATOR"] = rank.device.type
-    os.environ.setdefault("LOCAL_RANK", str(rank.local_rank))  # which a rank by itself is not given
+    os.environ.setdefault("LOCAL_RANK", str(rank.local_rank))  # a single rank does not get it
     warnings.filterwarnings("ignore", message=".*is deprecated. Please use", category=FutureWarning)
     try:
-        deepspeed: Any = import_module("deepspeed")  # without types, and an extra
+        deepspeed: Any = import_module("deepspeed")  # untyped, and an optional dependency
         import_module("deepspeed.ops")
     except Exception as error:
         message = f"stack deepspeed needs the package deepspeed ({type(error).__name__}: {error}); install it with "

@@ -1,4 +1,4 @@
-"""`stack = parallel`: every axis; the data ranks that are left over shard the model by torch's FSDP2."""
+"""`stack = parallel`: all axes; the remaining data ranks shard the model with torch's FSDP2."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 @STACKS.register()
 @frozen
 class ParallelStack(Stack):
-    """`stack = parallel`: every axis below; data ranks shard the model by torch's FSDP2."""
+    """`stack = parallel`: all axes below; data ranks shard the model with torch's FSDP2."""
 
     kind = "parallel"
     uses_fsdp = True
     beside = ("setup.parallel.fsdp", "setup.parallel.root_fsdp", "setup.parallel.expert_fsdp")
 
-    # The planner is there when it asks; a spec is read without it.
+    # Imported lazily: specs are read without the planner.
 
     def shard(self, graph: "Builder", run: "Resolved", last: str) -> str:
         from xtrain.planner.graph.shard_nodes import add_fsdp

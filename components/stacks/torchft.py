@@ -1,4 +1,4 @@
-"""`stack = torchft`: replica groups that may end and come back while the others train, by torchft."""
+"""`stack = torchft`: replica groups that may leave and return while the others train, by torchft."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xtrain.planner.graph.builder import Builder
     from xtrain.planner.resolved import Resolved
 
-BUCKET: Final = 2**22  # numbers that are summed together, at most; one larger gradient is summed by itself
+BUCKET: Final = 2**22  # maximum of numbers reduced together; one larger gradient is reduced alone
 _GROUPS: Final = "spreads a replica group over fsdp and tp alone"
 
 
@@ -55,7 +55,7 @@ class TorchftSettings(StackSettings):
 @STACKS.register()
 @frozen
 class Torchft(Stack):
-    """`stack = torchft`: replica groups; one that dies leaves, comes back, and takes the state of one that is there."""
+    """`stack = torchft`: replica groups; one that dies leaves, comes back, and takes the state of a running one."""
 
     kind = "torchft"
     settings = TorchftSettings

@@ -38,12 +38,12 @@ MANAGER: Final = "manager"
 # receive the next piece of their state.
 ASK: Final = timedelta(seconds=10)
 CONNECT: Final = timedelta(seconds=60)
-# A group that is slow is waited for: one that is dead has closed its connections.
+# Wait for slow groups: a dead group has closed its connections.
 SUM: Final = timedelta(hours=2)
 BEAT: Final = timedelta(milliseconds=100)
 PAUSE: Final = 0.2
-BEATS: Final = 3.0  # seconds in which a rank that is there writes another heartbeat
-PIECE: Final = 2**26  # bytes of a state that are sent together
+BEATS: Final = 3.0  # seconds within which a running rank writes another heartbeat
+PIECE: Final = 2**26  # bytes of state sent at a time
 QUORUM: Final = "step.torchft.quorum"
 
 
@@ -74,9 +74,9 @@ class Quorum:
     _joined: bool = False
 
     def form(self, step: int, state: FullState, feed: Feed) -> bool:
-        """Wait for the quorum of a step; whether this group has taken the state of another one. Collective in it.
+        """Wait for the quorum of a step; return True if this group took another one's state. Collective in the group.
 
-        Raises Halt where ranks were asked to stop while there is none.
+        Raises Halt if ranks were asked to stop while there is no quorum.
         """
         if not self._began:
             self._wait_until_open()
@@ -115,7 +115,7 @@ class Quorum:
         return sums
 
     def sum_step(self, step: Step, tensors: list[Tensor]) -> None:
-        """Add up tensors in place. Raises StepAgain on all ranks of the group where one of them has failed."""
+        """Sum tensors over groups in place. Raises StepAgain on all ranks of the group if one of them failed."""
         self.beat.at("step.torchft.sum", lasting=True)
         if not self._agreed(self._sum(tensors[0]) and self._sum_gradients(tensors[1:])):
             self.drop()
@@ -139,7 +139,7 @@ class Quorum:
             self.records.event(event)
 
     def drop(self) -> None:
-        """Let go of the connections to all other groups: whoever waits for this one hears of it."""
+        """Close the connections to all other groups, so that ranks that wait for this one fail."""
         self.failures += 1
         self.number = None
         with suppress(RuntimeError):
@@ -261,7 +261,7 @@ class Quorum:
     # sums -----------------------------------------------------------------------------------------------------------
 
     def _sum(self, tensor: Tensor) -> bool:
-        """Add a tensor up over groups, in place."""
+        """Sum a tensor over groups, in place."""
         options = AllreduceOptions()
         options.reduceOp, options.timeout = cast(ReduceOp, ReduceOp.SUM), SUM
         try:
@@ -287,7 +287,7 @@ class Quorum:
     # states ---------------------------------------------------------------------------------------------------------
 
     def _exchange(self, found: Any, state: FullState, feed: Feed) -> bool:
-        """Give the own state to groups that have none, or take one."""
+        """Send the own state to groups without one, or receive one."""
         try:
             for each in found.recover_dst_replica_ranks:
                 give(state, {"replicas": [*self.told]}, partial(self._send, to=each))

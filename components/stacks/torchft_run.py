@@ -1,5 +1,7 @@
-"""The lighthouse of torchft, of which a run has one: it knows which replica groups are alive, and gives each step its
-quorum. In a process of its own, which forks nothing: the threads of its server outlive no fork."""
+"""The lighthouse of torchft, one per run: it tracks the running replica groups and gives each step its quorum.
+
+It has a process of its own that does not fork, because the threads of its server do not survive a fork.
+"""
 
 import os
 from importlib import import_module

@@ -46,12 +46,9 @@ def open_quorum(
     min: int,
     heartbeat_seconds: float,
 ) -> Quorum:
-    """Begin to tell the lighthouse that this group is there.
-
-    Raises EnvironmentFault where the package is not there.
-    """
+    """Register this group with the lighthouse. Raises EnvironmentFault if the package is missing."""
     assert replicas == replica.count and 1 <= min <= replicas and heartbeat_seconds > 0
-    # Its servers would write a line for everything that they do.
+    # Its servers would log every operation.
     os.environ.setdefault("RUST_LOG", "error")
     try:
         coordination: Any = import_module("torchft.coordination")

@@ -23,7 +23,7 @@ BESIDE: Final = (
 @TOKENIZERS.register()
 @frozen
 class Folder(TokenizerKind):
-    """`tokenizer "folder"`: the folder that has a `tokenizer.json`, or the path of that file."""
+    """`tokenizer "folder"`: a folder with a `tokenizer.json`, or the path of that file."""
 
     kind = "folder"
     of_files = True

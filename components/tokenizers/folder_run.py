@@ -20,10 +20,10 @@ from xtrain.runtime.data.documents.tokenizers import Placed, TextTokenizer
 from xtrain.runtime.data.errors import DataError
 
 MOST_GROWTH: Final = 64
-"""Characters that a normalizer may make of one."""
-# Runs of every character of ASCII, which patterns with nested repetitions are slow on.
+"""Maximum of characters that a normalizer may produce from one."""
+# Runs of every ASCII character, on which patterns with nested repetitions are slow.
 PROBES: Final = tuple(f"{chr(code) * 62}{end}" for code in range(32, 127) for end in ("", " !"))
-VERSION: Final = 2  # raise it whenever the same text would give other ids
+VERSION: Final = 2  # increase it when the same text would give other ids
 
 
 def open_tokenizer(source: str, base: Path) -> TextTokenizer:
@@ -95,13 +95,13 @@ class HuggingFaceTokenizer:
 
     @property
     def bytes_of(self) -> TokenBytes | None:
-        """As `token_bytes` finds it."""
+        """Bytes of each token, from `token_bytes`."""
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         added = self._backend.get_added_tokens_decoder().keys()
         return token_bytes(self._content, vocabulary, added, self.specials, self.vocab_size)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A pickled backend forgets how it treats special tokens.
+        # Pickling a backend loses its treatment of special tokens.
         return {name: value for name, value in self.__dict__.items() if name not in ("_backend", "_rendered_backend")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ class HuggingFaceTokenizer:
     def _rendered_backend(self) -> Any:
         backend = _backend(self._content, self._added)
         backend.encode_special_tokens = False
-        # It would move the places of tokens away from the blanks in them.
+        # It would exclude blanks from the tokens' places.
         backend.post_processor = None
         return backend
 
@@ -141,7 +141,7 @@ class HuggingFaceTokenizer:
 
     @contextmanager
     def _panics(self) -> Iterator[None]:
-        """Raise DataError where the package panics: it is no Exception that it raises then."""
+        """Raise DataError if the package panics, which is not an Exception."""
         try:
             yield
         except Exception:

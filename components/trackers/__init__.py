@@ -1,1 +1,1 @@
-"""Trackers: `log { NAME … }`, which take the records of a run in addition to its own files."""
+"""Trackers of `log { NAME … }`, which receive the records of a run in addition to its own files."""

@@ -12,7 +12,7 @@ from xtrain.dsl.schema.setting import Role, setting
 @TRACKERS.register()
 @frozen
 class TensorBoard(Tracker):
-    """`tensorboard = true`: event files in `tensorboard/` of the run, with the package `tensorboard`."""
+    """`tensorboard = true`: event files in the run's `tensorboard/`, with the package `tensorboard`."""
 
     kind: ClassVar[str] = "tensorboard"
     title = "TensorBoard"

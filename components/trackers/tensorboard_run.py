@@ -1,4 +1,4 @@
-"""`setup.log.tensorboard`: records as event files, numbers as scalars, lists as histograms, texts as texts."""
+"""`setup.log.tensorboard`: records as event files: numbers as scalars, lists as histograms, texts as texts."""
 
 import time
 from collections.abc import Callable
@@ -22,7 +22,7 @@ FLUSH_SECONDS: Final = 5.0
 
 @op("setup.log.tensorboard")
 def log_to_tensorboard(trackers: Trackers, folder: str) -> None:
-    """Write event files into a folder of the run."""
+    """Write event files to a folder of the run."""
 
     def make(run: TrackerContext) -> TensorBoardWriter:
         texts = {"spec": lambda: run.plan.spec_text, "plan": lambda: _page(run.plan)}
@@ -103,7 +103,7 @@ class TensorBoardWriter:
         self._file.add_event(self._events.Event(wall_time=at, step=step, summary=summary))
 
     def _undo_after(self, step: int) -> None:
-        """Let a reader forget all that was written of later steps."""
+        """Make readers discard data of later steps."""
         start = self._events.SessionLog(status=self._events.SessionLog.START)
         self._file.add_event(self._events.Event(wall_time=time.time(), step=step + 1, session_log=start))
 

@@ -1,4 +1,4 @@
-"""`log { NAME { … } }` of the user's own: a class with `@tracker` in a module that `use` names."""
+"""`log { NAME { … } }` with user code: a class with `@tracker` in a module named by `use`."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ from xtrain.dsl.schema.log import TRACKERS, Tracker
 @TRACKERS.user
 @frozen
 class UserTracker(UserComponent, Tracker):
-    """`log { NAME { … } }`: a class of your own that gets the records of a run."""
+    """`log { NAME { … } }`: a class of your own that receives the records of a run."""
 
     kind: ClassVar[str] = "user"  # type: ignore[misc]
     title = "a tracker of your own"

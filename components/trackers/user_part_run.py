@@ -1,4 +1,4 @@
-"""`setup.log.user`: a tracker of the user's own."""
+"""`setup.log.user`: a user-defined tracker."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from xtrain.runtime.reporting.trackers import TrackerContext, Trackers
 
 @op("setup.log.user")
 def log_to_user(trackers: Trackers, plan: Plan, user: dict[str, Any]) -> None:
-    """Open it with its settings, and give it records as dicts, as their files have them."""
+    """Open the tracker with its settings, and send it records as dicts, as in the files."""
     part = part_of("tracker", user, spec_folder(plan.spec))
     trackers.begin(lambda run: UserWriter(part=part, context=run, name=f"`{part.function}`"))
 

@@ -20,7 +20,7 @@ NOT_IN_NAMES: Final = r"/\#?%:"
 @TRACKERS.register()
 @frozen
 class Wandb(Tracker):
-    """`wandb { project = "…" }`: Weights & Biases, with the package `wandb`; its files are in `wandb/` of the run."""
+    """`wandb { project = "…" }`: Weights & Biases, with the package `wandb`; its files are in the run's `wandb/`."""
 
     kind: ClassVar[str] = "wandb"
     title = "W&B"

@@ -1,4 +1,5 @@
-"""`setup.log.wandb`: records for Weights & Biases. Nothing lies outside the run's folder or waits for a network."""
+"""`setup.log.wandb`: records for Weights & Biases. All files are in the run's folder, and nothing waits for the
+network."""
 
 import os
 import secrets
@@ -17,10 +18,10 @@ from xtrain.records.step_events import GenerateEvent, RollbackEvent
 from xtrain.runtime.ops import op
 from xtrain.runtime.reporting.trackers import Trackers
 
-# Seconds for W&B to answer when a run begins, and to take the rest when it ends.
+# Seconds for W&B to answer at the start of a run, and to receive the rest at its end.
 INIT_SECONDS: Final = 60.0
 FINISH_SECONDS: Final = 30.0
-# A histogram of W&B has no more bars.
+# W&B's maximum of histogram bars.
 MOST_BARS: Final = 512
 # Exit codes of a successful end: finished, and stopped but resumable.
 ENDED_WELL: Final = (0, 75)
@@ -53,11 +54,11 @@ def log_to_wandb(
 
 @define(eq=False, kw_only=True)
 class WandbWriter:
-    """A `RecordWriter`. chosen: the settings of `log.wandb`, but `mode`. config: all settings of the run.
+    """A `RecordWriter` for W&B. chosen: the settings of `log.wandb` except `mode`. config: all settings of the run.
+    rolled_back: steps undone by rollbacks so far. warn: called if the run is kept offline because W&B is
+    unreachable.
 
-    rolled_back: steps that a rollback has undone so far. W&B takes nothing back and wants rows in order, so a step that
-    comes again has a later row; `step` in it is what charts are drawn over. warn: is told where the run is kept offline
-    because W&B cannot be reached.
+    W&B cannot remove rows and needs them in order, so a repeated step gets a later row; charts use the row's `step`.
     """
 
     directory: Path
@@ -88,7 +89,7 @@ class WandbWriter:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             instead = f"records are saved in {folder}; to send them later: `wandb sync {folder}/offline-run-*`"
             self.warn(f"W&B is not available online ({reason}): {instead}")
-            self._library.teardown()  # else the run that could not begin stays in the way
+            self._library.teardown()  # otherwise the run that could not start blocks later ones
             self._run = self._opened("offline")
         self._run.define_metric("*", step_metric="step")
         for file in ("spec.xtrain", "plan.json"):
@@ -136,7 +137,7 @@ class WandbWriter:
             disable_code=True,
             init_timeout=INIT_SECONDS,
             finish_timeout=FINISH_SECONDS,
-            login_timeout=1.0,  # nobody is there who could answer
+            login_timeout=1.0,  # no user can answer
         )
         name = self.chosen["name"] or f"{self.config['experiment']['name']} {self.directory.name}"
         return self._library.init(
