@@ -4,6 +4,7 @@ from attrs import frozen
 
 from xtrain.dsl import blocks
 from xtrain.dsl.diagnostics.source import Span
+from xtrain.dsl.env_text import hidden
 from xtrain.dsl.evaluation.functions import FUNCTIONS
 from xtrain.dsl.evaluation.values import Value, quantity_text
 from xtrain.dsl.quantity import Quantity
@@ -81,6 +82,8 @@ def shown(value: Value) -> str | None:
     data = value.data
     if isinstance(data, Quantity):
         return quantity_text(data)
+    if isinstance(data, str):
+        return value_text(hidden(data))
     return value_text(data) if isinstance(data, _PLAIN) or data is None else None
 
 

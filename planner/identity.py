@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import evolve, fields_dict
 
+from xtrain.dsl.env_text import HiddenText, digests_in
 from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.adapters import TaskAdapters
 from xtrain.dsl.schema.component import Component, UserComponent
@@ -213,6 +214,8 @@ def _json(value: Any) -> Any:
             return [_json(item) for item in value]
         case Component():
             return {"kind": value.kind, **experiment_settings(value)}
+        case HiddenText():
+            return [str(value), digests_in(value)]
         case None | bool() | int() | float() | str():
             return value
     return repr(value)

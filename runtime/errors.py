@@ -1,5 +1,11 @@
 """What can go wrong outside the spec, told to a person: the machine, the files, the state of an earlier run."""
 
+import os
+from collections.abc import Collection
+from typing import Any
+
+from xtrain.dsl.env_text import filled
+
 
 class EnvironmentFault(Exception):
     """The environment is not what the plan needs (exit code 3). `code` is a diagnostic code.
@@ -48,3 +54,12 @@ class ExportFailed(EnvironmentFault):
 
     def __init__(self, message: str, code: str = "X723") -> None:
         super().__init__(code, message)
+
+
+def values_here(args: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Arguments of a node with the values of these environment variables. Raises EnvironmentFault where one is not
+    set."""
+    try:
+        return filled(args, names, os.environ)
+    except ValueError as error:
+        raise EnvironmentFault("X709", f"{error}; set it on every machine") from None

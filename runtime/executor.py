@@ -75,6 +75,7 @@ class Executor:
         plan = self.plan
         self.beat = HeartbeatWriter()
         self.records = Records.open(directory, rank, group)
+        self.records.variables = variables = variables_in(plan.spec_text)
         self.progress = Progress()
         self.requests = StopRequests(deadline_seconds=300.0, report=self._report_deadline)
         self.clocks = Clocks()
@@ -83,7 +84,7 @@ class Executor:
         self.control = Control(plan.timeline.commands, self.nodes.call)
         self.poller = Poller(report=self._warn)
         self.under_way = UnderWay()
-        self.notifier = Notifier(self.records, self.progress, plan.timeline.steps, hidden=variables_in(plan.spec_text))
+        self.notifier = Notifier(self.records, self.progress, plan.timeline.steps, hidden=variables)
         self.alert_actions = AlertActions.of(plan, ALERTS)
         due_ticks = DueTicks(self.progress, self.clocks, arithmetic_of(plan).sizes)
         self.resources |= {

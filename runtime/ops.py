@@ -15,6 +15,7 @@ import attrs
 import cattrs
 from attrs import frozen
 
+from xtrain.dsl.env_text import variables_in
 from xtrain.dsl.schema.actions import ACTIONS, action_of
 from xtrain.dsl.schema.adapters import ADAPTERS
 from xtrain.dsl.schema.collators import LINKS
@@ -27,7 +28,7 @@ from xtrain.dsl.schema.schedules import SCHEDULERS
 from xtrain.dsl.schema.stacks import stack_of_node, stack_of_step
 from xtrain.planner.architecture import Architecture
 from xtrain.planner.plan import Node
-from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.errors import EnvironmentFault, values_here
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -101,10 +102,13 @@ class Op:
     """Arguments of the node that have chosen it, and that it does not take."""
 
     def bind(self, node: Node, resources: Mapping[str, Any]) -> Callable[[], Any]:
-        """The call with every parameter filled; raises PlanMismatch where the plan and the function do not fit."""
+        """The call with every parameter filled; raises PlanMismatch where the plan and the function do not fit,
+        and EnvironmentFault where an environment variable of a tracker is not set."""
         wanted = inspect.signature(self.function).parameters
         hints = get_type_hints(self.function)
         args = {name: value for name, value in node.args.items() if name not in self.chosen_by}
+        if "plan" in resources and tracker_of(node.op) is not None:
+            args = values_here(args, variables_in(resources["plan"].spec_text))
         rest = next((name for name, p in wanted.items() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
         unused = set() if rest is not None else args.keys() - wanted.keys()
         if unused:

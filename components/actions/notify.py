@@ -2,9 +2,8 @@
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from attrs import field, frozen
+from attrs import frozen
 
-from xtrain.dsl.env_text import hidden, shown
 from xtrain.dsl.schema.actions import ACTIONS, Action
 from xtrain.planner.graph.action_node import ActionNode, ActionPlace
 from xtrain.planner.units import seconds_text
@@ -29,11 +28,12 @@ class Notify(Action):
     called = True
     example = "on finish {}"
     informs = True
+    hands_on = True
 
-    command: str = field(converter=hidden)
+    command: str
 
     def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
-        command = shown(self.command)
+        command = str(self.command)
         short = command if len(command) <= 40 else f"{command[:39]}…"
         does = " ".join(f"run `{short}` beside training, for {seconds_text(LIMIT)} at most".split())
         return ActionNode("tick.notify", {"command": command, "limit_seconds": LIMIT}, does)

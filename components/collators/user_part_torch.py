@@ -45,10 +45,12 @@ def user_collator(
     arguments: dict[str, Any],
     takes: str,
     gives: str,
+    variables: dict[str, str] | None = None,
 ) -> list[Stage]:
     """Append the stage. Raises PartChanged if the code differs from the planned code, PartFailed if it cannot be
     loaded."""
     options = {"module": module, "function": function, "digest": digest, "arguments": arguments}
+    options["variables"] = variables or {}
     part = part_of("collator", options, spec_folder(plan.spec))
     calls = CollatorCalls(
         part=part,

@@ -36,6 +36,7 @@ _WITHHELD: Final = (
 class _OwnFamily(UserComponent):
     """Common base of user-defined model families."""
 
+    hands_on = False  # the plan has what its function makes of its texts
     family: str
     other: ClassVar[Resuming] = "width"
 

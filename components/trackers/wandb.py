@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
+from xtrain.dsl.env_text import value_of
 from xtrain.dsl.schema.log import TRACKERS, Tracker
 from xtrain.dsl.schema.setting import Role, setting, settings_of
 
@@ -66,14 +67,14 @@ class Wandb(Tracker):
             value, path = getattr(self, name), f"log.wandb.{name}"
             if value is None:
                 continue
-            wrong = _flaw_of_name(value, project=name == "project")
+            wrong = _flaw_of_name(value_of(value), project=name == "project")
             if wrong:
                 hint = f'use letters, digits, `-`, `_` and `.`, as in {name} = "pretraining"'
                 found.fail(path, "X622", path, f"{name} {wrong}, and W&B takes no such name", hint)
             else:
-                found.passed(path, f"{len(value)} characters")
+                found.passed(path, f"{len(value_of(value))} characters")
         path = "log.wandb.tags"
-        long = next((tag for tag in self.tags if not 1 <= len(tag) <= LONGEST_TAG), None)
+        long = next((tag for tag in map(value_of, self.tags) if not 1 <= len(tag) <= LONGEST_TAG), None)
         if long is not None:
             message = f"a tag has {len(long)} characters, and W&B takes 1 to {LONGEST_TAG}"
             found.fail(path, "X622", path, message, "use shorter tags, and `notes` for sentences")

@@ -24,11 +24,12 @@ from xtrain.dsl.checking.type_errors import (
 from xtrain.dsl.diagnostics.diagnostic import Fix
 from xtrain.dsl.diagnostics.suggest import closest
 from xtrain.dsl.dimension import Dimension
+from xtrain.dsl.env_text import EnvText, hidden
 from xtrain.dsl.evaluation.values import FAILED, Bounds, Items, Links, Mapping, Value, Word, describe, is_number
 from xtrain.dsl.interval import Interval
 from xtrain.dsl.metric import FORM, MeasuredNumber, Metric
 from xtrain.dsl.quantity import Quantity
-from xtrain.dsl.schema.component import is_call
+from xtrain.dsl.schema.component import Component, UserComponent, is_call
 from xtrain.dsl.schema.names import TextCheck
 from xtrain.dsl.schema.setting import AUTO, LARGEST, Auto, Setting
 
@@ -45,17 +46,27 @@ def convert(annotation: Any, value: Value, context: Context, around: Converter) 
         return report(wrong, around)
     if found is FAILED:
         return FAILED
-    check = context.meta.check
+    check, env = context.meta.check, found if isinstance(found, EnvText) else ""
     # Of a range, the ends have been; and a word among numbers has none.
     checked = found is None or found is AUTO or isinstance(found, Interval)
     if isinstance(found, str):
         checked = not isinstance(check, TextCheck)
     problem = (check(found) if check and not checked else None) or _too_large(found, check)
     if problem is not None:
+        problem = problem.replace(env, hidden(env)) if env else problem
         hint = check.hint if isinstance(check, TextCheck) else None
         around.diagnostics.error("X304", f"{context.subject} {problem}", value.span, hint=hint, notes=value.notes)
         return FAILED
-    return found
+    return settled(found, context)
+
+
+def settled(found: Any, context: Context) -> Any:
+    """A text as the setting keeps it: where it is handed on, with `env(NAME)` for the values of variables."""
+    if not isinstance(found, EnvText):
+        return found
+    block = context.block
+    named = context.is_label and issubclass(block, UserComponent)  # the label is the name of a function
+    return hidden(found) if issubclass(block, Component) and block.hands_on and not named else str(found)
 
 
 def _too_large(found: Any, check: Any) -> str | None:
@@ -83,7 +94,8 @@ def _convert(annotation: Any, value: Value, context: Context, around: Converter)
     named = isinstance(data, Word) and {int, float} & {*parts} and not _is_near(data.text, choices_of(words))
     if words is not None and (len(parts) == 1 or (isinstance(data, Word | str) and not other_text and not named)):
         return _word(words, value, context)
-    if len(parts) > 1 and type(data) in parts and type(data) in (bool, int, float, str):
+    plain = str if isinstance(data, EnvText) else type(data)
+    if len(parts) > 1 and plain in parts and plain in (bool, int, float, str):
         return data
     kind, *others = (part for part in parts if part is not words)
     if Quantity in others and isinstance(data, Quantity) and data.unit in context.meta.units:
@@ -114,7 +126,7 @@ def _word(kind: Any, value: Value, context: Context) -> str:
     elif isinstance(data, str):
         text = data
     if text in choices_of(kind):
-        return text
+        return str(text)
     raise word_mismatch(kind, text, value, context)
 
 

@@ -6,9 +6,11 @@ from typing import Any, Final
 from xtrain.dsl.checking.context import Context
 from xtrain.dsl.checking.type_errors import TypeMismatch
 from xtrain.dsl.dimension import Between, Dimension, Listed
+from xtrain.dsl.env_text import EnvText, hidden
 from xtrain.dsl.evaluation.values import Bounds, Called, Items, Value, Word, describe, is_number, quantity_text
 from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.setting import AUTO
+from xtrain.dsl.spec_text import value_text
 
 SCALES: Final = ("uniform", "log")
 _FORMS: Final = "a list, `a..b`, `uniform(low, high)` or `log(low, high)`"
@@ -53,6 +55,8 @@ def _text(value: Value, context: Context) -> str:
             return repr(data)
         case Word(text=text):
             return text
+        case EnvText():
+            return value_text(hidden(data))  # each trial reads it for itself
         case str() if data.isprintable() and not set(data) & {'"', "\\"}:
             return f'"{data}"'
         case Quantity():

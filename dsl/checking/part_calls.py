@@ -5,6 +5,7 @@ from typing import Any, Union, get_args, get_origin
 from attrs import define, field
 
 from xtrain.dsl.checking.context import Context, Converter
+from xtrain.dsl.checking.convert import settled
 from xtrain.dsl.checking.type_errors import TypeMismatch, joined, list_mismatch, map_mismatch, report
 from xtrain.dsl.checking.user_components import component_of
 from xtrain.dsl.diagnostics.fixes import renamed
@@ -139,7 +140,7 @@ def _unchecked(kind: Any, value: Value, context: Context, around: Converter) -> 
                 "X202", f"`{text}` is not defined", value, hint=f'a string is written in quotes: `"{text}"`'
             )
     if data is None or isinstance(data, bool | str) or is_number(data):
-        return data
+        return settled(data, context)
     message = f"{context.subject} of `{context.kind}` cannot be {describe(data)}"
     raise TypeMismatch(
         "X301", message, value, hint="write a number, a string, `true`, `false`, `none`, a list or a map"

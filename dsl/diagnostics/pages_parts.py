@@ -53,6 +53,7 @@ PAGES: Final = (
         """),
     CodePage("X713", "your own code has changed since the plan was made", """
         A plan holds a digest of each module that `use` names, together with your own modules that it imports, so that
-        only the planned code is run. Plan the spec again after a change.
+        only the planned code is run. The same holds for environment variables among the arguments of your own code.
+        Plan the spec again after a change.
         """),
 )  # fmt: skip

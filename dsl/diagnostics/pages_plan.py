@@ -394,7 +394,8 @@ PAGES: Final = (
         The run has not saved a checkpoint that can be used.
         """),
     CodePage("X709", "an environment variable is not set, or has no keys", """
-        `env("NAME")` without a default needs the variable. Give a default as the second argument.
+        `env("NAME")` without a default needs the variable. Give a default as the second argument. A plan that shows
+        `env(NAME)` needs the variable on every machine of the run.
         """, 'workspace { root = env("NO_SUCH_VARIABLE") }', 'workspace { root = env("NO_SUCH_VARIABLE", "runs") }'),
     CodePage("X710", "the spec has changed since the plan was made", """
         The spec of a saved plan, planned again in the same way, now gives another plan. The notes name the values that

@@ -39,8 +39,9 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "sqrt": ("sqrt(a)", "the square root of a plain number"),
     "env": (
         'env("NAME"), env("NAME", default)',
-        "an environment variable; with a default, of the default's type. A command shows `env(NAME)` in place of its "
-        "value, which is read where the command runs; `plain = true` puts the value into the command",
+        "an environment variable; with a default, of the default's type. Commands, settings of trackers and arguments "
+        "of your own functions show `env(NAME)` instead of a text from it, which is read where it is used; "
+        "`plain = true` shows the text",
     ),
 }
 

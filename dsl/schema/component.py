@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final, Generic, Literal, TypeGuard, TypeVar, g
 
 import attrs
 
+from xtrain.dsl.env_text import HiddenText, digests_in
 from xtrain.dsl.schema.setting import Range, Setting, complete
 
 C = TypeVar("C", bound="Component")
@@ -52,6 +53,9 @@ class Component:
     components: ClassVar["Registry[Any]"]
     offer: ClassVar[Offer | None] = None
     """None of a base class, and of a function of the user's own."""
+    hands_on: ClassVar[bool] = False
+    """Texts of its settings are handed on unread, to a command, a service or the user's code: values of `env` in them
+    are hidden."""
     kind: str
 
     @classmethod
@@ -72,6 +76,7 @@ class UserComponent(Component):
     that the run fills. Its settings are the others, each with a `_` behind its name.
     """
 
+    hands_on = True
     module: ClassVar[str] = ""
     function: ClassVar[str] = ""
     digest: ClassVar[str] = ""
@@ -93,13 +98,18 @@ class UserComponent(Component):
         return {name: value for name, value in values.items() if value is not COMPUTED}
 
     def call(self) -> dict[str, Any]:
-        """What the run calls, and with what, as JSON: the argument `user` of its node."""
+        """What the run calls, and with what, as JSON: the argument `user` of its node.
+
+        variables: name → digest of the environment variables in the arguments; only where there are any.
+        """
+        variables = digests_in(self.given())
         return {"module": self.module, "function": self.function, "digest": self.digest,
-                "arguments": _plain(self.given())}  # fmt: skip
+                "arguments": _plain(self.given()), **({"variables": variables} if variables else {})}  # fmt: skip
 
     def identified(self) -> list[Any]:
         """As JSON: what identifies it, wherever its file lies."""
-        return [self.digest, self.function, _plain(self.given())]
+        variables = digests_in(self.given())
+        return [self.digest, self.function, _plain(self.given()), *([variables] if variables else [])]
 
 
 def parameter(name: str, kind: Any, default: Any, check: Range | None = None, doc: str = "") -> Any:
@@ -124,7 +134,9 @@ def _plain(value: Any) -> Any:
     """A value of a spec as JSON."""
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, HiddenText) else value
 
 
 def named(name: str) -> Any:

@@ -27,6 +27,7 @@ class Tracker(Component):
     """
 
     kind: ClassVar[str]  # type: ignore[misc]
+    hands_on = True
     title: ClassVar[str] = ""
     """What people call it."""
     package: ClassVar[str] = ""

@@ -37,6 +37,7 @@ def code_of(plan: Plan) -> tuple[str, ...]:
 def call_text(call: Mapping[str, Any]) -> str:
     """What is called of the user's own, by the arguments of a node: `warm of parts.py (1a2b3c4d), up = 0.5`."""
     given = "".join(f", {name} = {value}" for name, value in call["arguments"].items())
+    given += "".join(f", env({name}) with digest {digest[:8]}" for name, digest in call.get("variables", {}).items())
     return f"{call['function']} of {call['module']} ({call['digest'][:8]}){given}"
 
 

@@ -6,7 +6,6 @@ from typing import Any
 from attrs import evolve
 
 from xtrain.dsl.blocks import is_block, is_of_servers, label_of
-from xtrain.dsl.env_text import shown
 from xtrain.dsl.schema.actions import Action
 from xtrain.dsl.schema.adapters import TaskAdapters
 from xtrain.dsl.schema.collators import Link, row_link
@@ -114,7 +113,7 @@ def _actions(path: str, actions: tuple[Action, ...]) -> Iterator[tuple[str, Any]
     for number, action in enumerate(actions):
         if (label := label_of(type(action))) is not None:
             value = getattr(action, label.name)
-            yield f"{path}.actions.{number}.{label.name}", shown(value) if isinstance(value, str) else value
+            yield f"{path}.actions.{number}.{label.name}", value
         yield from _block(f"{path}.actions.{number}", action)
 
 

@@ -18,16 +18,17 @@ from threading import RLock
 from types import ModuleType
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 import xtrain
+from xtrain.dsl.env_text import digest as env_digest
 from xtrain.dsl.user_parts.files import ModuleMissing, PartModule, find_module, is_file, module_digest, module_files
 from xtrain.planner.canonical import canonical
 from xtrain.planner.data.chain import own_modules
 from xtrain.planner.plan import Plan
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.part_decorators import MARK, Mark
-from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.errors import EnvironmentFault, values_here
 
 _PRIVATE = "xtrain_parts"
 _LOADING = RLock()  # trackers load theirs in threads of their own, and a module is run once
@@ -66,7 +67,7 @@ class UserPart:
     module: str
     function: str
     digest: str
-    arguments: dict[str, Any]
+    arguments: dict[str, Any] = field(repr=False)
     base: Path
 
     def load(self) -> Callable[..., Any]:
@@ -92,9 +93,25 @@ class UserPart:
 
 def part_of(kind: str, options: Mapping[str, Any], base: Path) -> UserPart:
     """The part that the arguments of a plan's node name; maps among its arguments have their keys in order, which a
-    plan that was read back may have lost."""
+    plan that was read back may have lost, and texts the values of environment variables.
+
+    Raises EnvironmentFault for a variable that is not set or has another value than when the plan was made.
+    """
     module, function, digest = (options[name] for name in ("module", "function", "digest"))
-    return UserPart(kind, module, function, digest, canonical(options["arguments"]), base.absolute())
+    arguments = canonical(options["arguments"])
+    if variables := options.get("variables"):
+        arguments = _with_values(arguments, variables, f"{kind} `{function}`")
+    return UserPart(kind, module, function, digest, arguments, base.absolute())
+
+
+def _with_values(arguments: dict[str, Any], variables: Mapping[str, str], whose: str) -> dict[str, Any]:
+    """Arguments with the values of environment variables. variables: name → digest of the value when it was planned.
+    Raises EnvironmentFault where one is not set or has another value."""
+    arguments = values_here(arguments, variables)
+    if changed := [name for name, planned in variables.items() if env_digest(name, os.environ[name]) != planned]:
+        message = f"the environment variable {changed[0]}, an argument of the {whose}, has another value than when the"
+        raise EnvironmentFault("X713", f"{message} plan was made; plan the spec again")
+    return arguments
 
 
 def spec_folder(spec: str) -> Path:

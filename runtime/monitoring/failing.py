@@ -40,7 +40,7 @@ def report_failure(
     if more:
         message, text = f"{message}\n{more}", f"{text}{more}\n"
     said = text if trace or lost else message  # of what is no surprise the message is enough
-    said = f"{text}{message}" if own else said
+    said = records.without_values(f"{text}{message}" if own else said)
     if not quiet:
         say(said)
     if lost:

@@ -1,8 +1,10 @@
-"""Packages that only some runs need, looked for before anything is begun."""
+"""Packages and environment variables that only some runs need, looked for before anything is begun."""
 
+import os
 from collections.abc import Iterator
 from importlib.metadata import version
 
+from xtrain.dsl.env_text import variables_in
 from xtrain.dsl.schema.log import Tracker, tracker_of
 from xtrain.dsl.schema.stacks import Stack, stack_of_node
 from xtrain.planner.installed_packages import is_installed
@@ -21,7 +23,10 @@ def check_packages(plan: Plan) -> None:
 def package_faults(plan: Plan) -> Iterator[EnvironmentFault]:
     """Why the first rank cannot load a tracker, or what its stack runs on: a package is missing, which is not imported
     here, the stack finds that this machine lacks something, torch is too old for the schedule of the pipeline, or the
-    tracker's own module fails."""
+    tracker's own module fails. Also why the run cannot fill its texts: an environment variable is not set."""
+    for name in sorted(variables_in(plan.spec_text) - os.environ.keys()):
+        message = f"the environment variable {name} is not set, and the spec reads it with env"
+        yield EnvironmentFault("X709", f"{message}; set it on every machine")
     for node in plan.nodes:
         stack, tracker = stack_of_node(node.op), tracker_of(node.op)
         try:

@@ -1,5 +1,6 @@
 """What a rank reports: numbers of steps and events, each into its file, and to whoever else takes them."""
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any, Final
 from attrs import define, field
 from msgspec.structs import replace
 
+from xtrain.dsl.env_text import masked
 from xtrain.records.event import Event
 from xtrain.records.lines import as_object, plain_value, read
 from xtrain.records.metrics import StepMetrics
@@ -58,6 +60,8 @@ class Records:
     sinks: list[RecordSink] = field(factory=list)
     begin_speaking: list[Callable[[], None]] = field(factory=list)
     """What is to be done before the first record, where that is not written yet as another group speaks."""
+    variables: frozenset[str] = frozenset()
+    """Environment variables that the spec hides: no event has the value of one."""
     _last_step: int | None = None
     """Of the last record in `metrics`; None where the file has to be asked."""
     _reported_lost: bool = False
@@ -101,12 +105,20 @@ class Records:
         self.event(WarningEvent(step=step, message=message, code=code), every_rank=every_rank)
 
     def _event(self, event: Event, seconds: float = EVENT_SECONDS) -> None:
+        if self.variables:
+            event = replace(
+                event, **{name: self.without_values(getattr(event, name)) for name in type(event).__struct_fields__}
+            )
         for sink in self.sinks:
             sink.event(event)
         if self._closed:
             self.events.write(event)
         else:
             self.writer.write_now(self.events, event, seconds)
+
+    def without_values(self, value: Any) -> Any:
+        """Texts with `env(NAME)` for the values of `variables`."""
+        return masked(value, self.variables, os.environ)
 
     def log(self, metrics: StepMetrics) -> None:
         """The record of the step that has just ended. Never waits."""
