@@ -51,6 +51,7 @@ def in_blocks(run: "Resolved") -> bool:
         SHORTEST <= run.batch.sequence <= LONGEST
         and run.formats.compute in EXACT
         and not (run.formats.compute == "fp32" and run.spec.precision.matmul == "highest")
+        and not run.small_products
         and run.size("ring") == 1
         and run.spec.compile.mode == "none"
     )

@@ -34,15 +34,16 @@ def bootstrap(
     matmul: str,
     axes: list,
     stop_deadline_seconds: float,
+    small_products: bool = False,
     lazily: bool = False,
     store: Store | None = None,
     replica: ReplicaGroup | None = None,
 ) -> Rank:
     """Join the process group that RANK, WORLD_SIZE and LOCAL_RANK speak of; alone where they are not set.
 
-    lazily: ranks connect over gloo where they first need each other, not all at once. store: that of this start; None:
-    the environment says where it is, and nothing was started there before. replica: the replica group that these ranks
-    are, of several.
+    small_products: as of `set_matmul`. lazily: ranks connect over gloo where they first need each other, not all at
+    once. store: that of this start; None: the environment says where it is, and nothing was started there before.
+    replica: the replica group that these ranks are, of several.
 
     Raises EnvironmentFault if the world is not the one that the plan was made for, or the device is not there.
     """
@@ -54,7 +55,7 @@ def bootstrap(
     chosen = choose_device(device, local)
     check_device(plan, chosen.type)
     use_threads(threads, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    in_force = set_matmul(matmul, chosen)
+    in_force = set_matmul(matmul, chosen, small_products=small_products)
     count, version = torch.get_num_threads(), str(torch.__version__)
     records.event(DeviceEvent(step=0, device=str(chosen), threads=count, matmul=in_force, torch=version))
     mesh: Mesh = plan.mesh
@@ -118,14 +119,16 @@ def use_threads(threads: int | None, local_world: int) -> None:
     torch.ones(16).cos()
 
 
-def set_matmul(setting: str, device: torch.device) -> str:
+def set_matmul(setting: str, device: torch.device, *, small_products: bool = False) -> str:
     """Choose how fp32 matrix products are computed, and return the setting that is in force.
 
     `auto` takes `medium` on a CPU whose products keep fp32 accuracy under it: there it selects another library, not
     another format. On processors and GPUs where it does round inputs, the probe sees it and `highest` stays.
+    small_products: so does it where the plan says that they are small, for which that library is slower.
     """
     if setting == "auto":
-        setting = "medium" if device.type == "cpu" and _medium_is_exact() else "highest"
+        faster = device.type == "cpu" and not small_products and _medium_is_exact()
+        setting = "medium" if faster else "highest"
     torch.set_float32_matmul_precision(setting)
     return setting
 

@@ -84,6 +84,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "device": _DEVICE,
         "threads": Rule("launch.threads", "rounding", _ORDER),
         "matmul": Rule("precision.matmul", "rounding", "fp32 products are computed differently"),
+        "small_products": Rule("precision.matmul", "rounding", "fp32 products are computed differently"),
         "stop_deadline_seconds": Rule("launch.stop_deadline", "none", _STAYS),
     },
     "setup.deterministic": {"workspaces": Rule("precision.deterministic", "rounding", "other algorithms may compute")},

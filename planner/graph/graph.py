@@ -89,13 +89,16 @@ def add_bootstrap(graph: Builder, run: Resolved) -> None:
         "axes": [[axis.name, axis.size] for axis in run.group_mesh.axes],
         "stop_deadline_seconds": launch.stop_deadline.value,
     }
-    lazily = ""
+    small = lazily = ""
+    if run.small_products:
+        args["small_products"] = True
+        small = f"; products have at most {run.largest_product:,} multiply-adds, so fp32 ones are computed as `highest`"
     if mesh.world_size >= LAZY_FROM:
         args["lazily"] = True
         lazily = ", connected on the host as they first need each other"
     device = "cuda where there is one, else cpu" if args["device"] == "auto" else args["device"]
     does = f"{plural(mesh.world_size, 'rank')} on {plural(run.layout.nodes, 'node')}{groups}, {device}, "
-    does += f"seed {args['seed']}{lazily}"
+    does += f"seed {args['seed']}{lazily}{small}"
     graph.add("setup", ROOT, does, args=args, axes=run.wide(*AXES))
 
 

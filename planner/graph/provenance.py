@@ -21,7 +21,7 @@ from xtrain.planner.data.source_args import reads
 from xtrain.planner.graph.alerts import alert_reasons
 from xtrain.planner.graph.timeline import Schedule
 from xtrain.planner.plan import Provenance
-from xtrain.planner.resolved import Resolved, resolve_align, resolve_save
+from xtrain.planner.resolved import SMALL_PRODUCT, Resolved, resolve_align, resolve_save
 from xtrain.planner.units import bytes_text, plural
 
 AXIS_BLOCKS = ("tp", "ep", "fsdp", "pp", "cp")
@@ -262,7 +262,7 @@ def _cut_conversations(spec: Spec) -> dict[str, tuple[Any, str]]:
 
 
 def _parallel_choices(run: Resolved) -> dict[str, tuple[Any, str]]:
-    """What follows from axes that have more than one rank."""
+    """What follows from the axes of the mesh and from sizes on a rank."""
     spec, layout, ring, pp = run.spec, run.layout, run.size("ring"), run.size("pp")
     found: dict[str, tuple[Any, str]] = {}
     if ring > 1 and isinstance(row_link(spec.collate).align, Auto):
@@ -288,6 +288,9 @@ def _parallel_choices(run: Resolved) -> dict[str, tuple[Any, str]]:
         pieces = 1 if run.tile is None else -(-run.positions // run.tile)
         why = f"{plural(run.positions, 'position')} of a microbatch / dim {run.architecture.dim}, rounded up"
         found["activation.tile_mlp"] = (pieces, why)
+    if run.small_products:
+        most = f"products of a block have at most {run.largest_product:,} multiply-adds"
+        found["precision.matmul"] = ("highest", f"{most}, fewer than {SMALL_PRODUCT:,}")
     return found
 
 

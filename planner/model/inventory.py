@@ -63,6 +63,19 @@ def matmul_sizes(architecture: Architecture, layer: int) -> dict[str, int]:
     }
 
 
+def largest_product(architecture: Architecture, positions: int) -> int:
+    """Return the multiply-adds of the largest product of a block with its matrices, at `positions` tokens.
+
+    An expert multiplies the tokens that it gets if all experts get as many."""
+    routed = positions * architecture.experts_per_token // (architecture.experts or 1)
+    return max(
+        tensor.size // architecture.experts * routed if tensor.expert else tensor.size * positions
+        for kind in architecture.kinds
+        for tensor in block_parameters(architecture, kind.first)
+        if len(tensor.shape) > (2 if tensor.expert else 1)
+    )
+
+
 @frozen(kw_only=True)
 class BackwardLess:
     """What backwards do without where a part of the model is not trained. blocks: layer → operations of products for a

@@ -66,7 +66,8 @@ class TeacherModel:
             raise DataError(f"the teacher {args['folder']} has a vocabulary of {theirs:,}, and the model of {ours:,}")
         chosen = choose_device(plan.node("setup.bootstrap").args["device"], local_rank=number)
         use_threads(None, local_world=world)
-        set_matmul(plan.node("setup.bootstrap").args["matmul"], chosen)
+        small = own.node("setup.bootstrap").args.get("small_products", False)
+        set_matmul(plan.node("setup.bootstrap").args["matmul"], chosen, small_products=small)
         rank = alone(chosen) if world == 1 else _rank_of(own, number, chosen)
         model = whole_model(own, rank) if world == 1 else _cut(own, rank)
         with torch.no_grad():

@@ -61,7 +61,8 @@ class TrainedRun:
             raise EnvironmentFault("X440", "; ".join(problem))
         chosen = choose_device(device, local_rank=0)
         use_threads(None, local_world=1)
-        set_matmul(plan.node("setup.bootstrap").args["matmul"], chosen)
+        args = plan.node("setup.bootstrap").args
+        set_matmul(args["matmul"], chosen, small_products=args.get("small_products", False))
         rank = alone(chosen)
         check_weights(plan, entry)
         model = whole_model(plan, rank)

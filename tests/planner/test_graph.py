@@ -367,6 +367,40 @@ def test_arguments_of_bootstrap(make_plan):
     assert (args["device"], args["threads"], args["stop_deadline_seconds"]) == ("cpu", 2, 120)
 
 
+# 4 Mi multiply-adds, from which products are not small, are 256 positions of a matrix of 64 by 256.
+WIDE = {"model": "model llama { dim = 64, layers = 2, heads = 4, ffn = 256 }"}
+NARROW = {"model": "model llama { dim = 64, layers = 2, heads = 4, ffn = 252 }"}
+EXPERTS = "model mixtral {{ dim = 64, layers = 2, heads = 4, experts = 4, experts_per_token = {} }}"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "positions", "small"),
+    [
+        (WIDE, 256, False),
+        (WIDE, 255, True),
+        (NARROW, 256, True),
+        (NARROW, 512, False),
+        ({**WIDE, "launch": "launch { device = cpu }"}, 255, True),
+        ({**WIDE, "launch": "launch { device = cuda }"}, 255, False),
+        ({**WIDE, "precision": "precision { matmul = medium }"}, 255, False),
+        ({**WIDE, "precision": "precision { compute = bf16 }"}, 255, False),
+        ({**WIDE, "parallel": "parallel { tp 2 }"}, 510, True),  # each rank has half of the matrix
+        ({**WIDE, "parallel": "parallel { tp 2 }"}, 512, False),
+        ({**WIDE, "parallel": "parallel { cp 2 { ulysses = 2 } }"}, 510, True),  # each rank has half of the positions
+        ({"model": EXPERTS.format("2, expert_ffn = 256")}, 511, True),  # each expert gets half of them
+        ({"model": EXPERTS.format("2, expert_ffn = 256")}, 512, False),
+        ({"model": EXPERTS.format("1, expert_ffn = 256")}, 1023, True),
+    ],
+)
+def test_small_fp32_products_keep_their_highest_precision(make_plan, blocks, positions, small):
+    plan = make_plan(**blocks, batch=f"batch {{ sequence = {positions}, micro = 1 }}")
+    node = plan.node("setup.bootstrap")
+    assert node.args.get("small_products", False) == small
+    assert ("fp32 ones are computed as `highest`" in node.does) == small
+    chosen = next(each for each in plan.provenance if each.path == "precision.matmul")
+    assert (chosen.value == "highest") == ("fewer than 4,194,304" in chosen.how) == small
+
+
 @pytest.mark.parametrize(
     ("kernel", "expected"),
     [
@@ -375,20 +409,22 @@ def test_arguments_of_bootstrap(make_plan):
     ],
 )
 def test_attention_kernel_by_device(make_plan, kernel, expected):
-    plan = make_plan(model=f"model llama {{ dim = 64, layers = 2, heads = 4, attention = {kernel} }}")
+    model = f"model llama {{ dim = 64, layers = 2, heads = 4, attention = {kernel} }}"
+    plan = make_plan(model=model, batch="batch { sequence = 256, micro = 2 }")
     assert plan.node("setup.build_model").args["attention"] == expected
 
 
 @pytest.mark.parametrize(
     ("more", "kernel"),
     [
-        ({"batch": "batch { sequence = 128, micro = 2 }"}, "blocks"),
+        ({"batch": "batch { sequence = 128, micro = 4 }"}, "blocks"),
         ({"batch": "batch { sequence = 512, micro = 2 }"}, "blocks"),
-        ({"batch": "batch { sequence = 127, micro = 2 }"}, "documents"),
+        ({"batch": "batch { sequence = 127, micro = 4 }"}, "documents"),
+        ({"batch": "batch { sequence = 256, micro = 1 }"}, "documents"),  # products are small
         ({"batch": "batch { sequence = 513, micro = 2 }"}, "documents"),
         ({"batch": "batch { sequence = 256, micro = 2 }", "precision": "precision { compute = bf16 }"}, "documents"),
         ({"batch": "batch { sequence = 256, micro = 2 }", "parallel": "parallel { cp 2 { ring = 2 } }"}, "documents"),
-        ({"batch": "batch { sequence = 256, micro = 2 }", "parallel": "parallel { cp 2 { ulysses = 2 } }"}, "blocks"),
+        ({"batch": "batch { sequence = 256, micro = 4 }", "parallel": "parallel { cp 2 { ulysses = 2 } }"}, "blocks"),
         ({"batch": "batch { sequence = 256, micro = 2 }", "compile": "compile { mode = default }"}, "documents"),
         ({"batch": "batch { sequence = 256, micro = 2 }", "precision": "precision { matmul = highest }"}, "documents"),
         ({"batch": "batch { sequence = 256, micro = 2 }", "precision": "precision { matmul = high }"}, "blocks"),

@@ -53,6 +53,10 @@ def test_a_rank_connects_as_the_plan_says(lazily, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     args: dict[str, Any] = {**plan.node("setup.bootstrap").args, **({"lazily": True} if lazily else {})}
     store: Any = object()
-    records: Any = SimpleNamespace(event=lambda event: None)
+    events: list[Any] = []
+    records: Any = SimpleNamespace(event=events.append)
+    monkeypatch.setattr("xtrain.runtime.bootstrap._medium_is_exact", lambda: True)
+    assert args["small_products"]  # so that another library is not taken, though it is exact
     bootstrap(plan, requests=SimpleNamespace(), records=records, store=store, **args)  # pyright: ignore[reportArgumentType]
     assert seen == ["1" if lazily else "0"]
+    assert [event.matmul for event in events] == ["highest"]

@@ -27,6 +27,7 @@ def test_medium_is_taken_only_where_it_rounds_nothing(rounds, monkeypatch):
     monkeypatch.setattr(torch, "set_float32_matmul_precision", in_force.append)
     monkeypatch.setattr(torch.Tensor, "__matmul__", multiplied)
     assert set_matmul("auto", CPU) == in_force[-1] == ("medium" if rounds == "nothing" else "highest")
+    assert set_matmul("auto", CPU, small_products=True) == in_force[-1] == "highest"
 
 
 def test_what_is_set_is_in_force(monkeypatch):
