@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from bisect import bisect_left
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -119,9 +120,12 @@ def _warn(compiled: "Compiled", arguments: argparse.Namespace) -> None:
         and arguments.rank is None
         and not (arguments.part or arguments.show or arguments.why)
     )
-    shown = [check.evidence for check in compiled.plan.checks] if page and compiled.plan else []
+    shown = sorted(check.evidence for check in compiled.plan.checks) if page and compiled.plan else []
     rest = Diagnostics()
-    rest.extend(each for each in compiled.diagnostics if not any(text.startswith(each.message) for text in shown))
+    for diagnostic in compiled.diagnostics:
+        place = bisect_left(shown, diagnostic.message)
+        if not any(text.startswith(diagnostic.message) for text in shown[place : place + 1]):
+            rest.add(diagnostic)
     sys.stderr.write(rest.render(color=shows_color(sys.stderr)))
 
 

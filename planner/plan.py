@@ -4,6 +4,7 @@ A plan is data: it is compared, hashed, stored as JSON and drawn, and knows noth
 """
 
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, Literal
 
 from attrs import field, frozen
@@ -569,8 +570,13 @@ class Plan:
     origin: PlanOrigin | None = None
     counted: Counted | None = None
 
+    @cached_property
+    def _by_id(self) -> dict[str, Node]:
+        return {node.id: node for node in self.nodes}
+
     def node(self, node_id: str) -> Node:
-        return next(n for n in self.nodes if n.id == node_id)
+        """Return the node of an id. Raises KeyError if the plan has none."""
+        return self._by_id[node_id]
 
     @property
     def serves(self) -> bool:

@@ -59,13 +59,13 @@ def _check_used(spec: Spec, found: Findings) -> None:
     """Every dataset is trained on or evaluated, and those that are have what the loss reads."""
     phases = (None, *spec.phases.values())
     mixes = [amounts(spec, phase) for phase in phases]
-    training = {name for mixed in mixes for name, taken in mixed.items() if taken > 0}
+    training, evaluations = {name for mixed in mixes for name, taken in mixed.items() if taken > 0}, evaluated(spec)
     check_rollout(spec, training, found)
     if spec.rollout is None:  # else it makes what the loss reads
-        check_reads(spec, training, set(evaluated(spec)), found)
+        check_reads(spec, training, set(evaluations), found)
     for name in spec.datasets:
         switched_off = name in spec.mixture.weights and not amount(spec.mixture.weights[name])
-        if name not in training and name not in evaluated(spec) and not switched_off and not found.failed:
+        if name not in training and name not in evaluations and not switched_off and not found.failed:
             hint = "give it a weight in `mixture`, evaluate it, or remove it"
             if spec.mixture.weights.get(name):
                 hint = (

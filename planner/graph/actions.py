@@ -1,8 +1,10 @@
 """Actions of `every` and `on` → nodes; the same action with the same arguments is one node, however often named."""
 
+from collections import Counter
 from typing import Any
 
 from xtrain.dsl.schema.actions import Action
+from xtrain.planner.canonical import DATA, text, whole_numbers
 from xtrain.planner.graph.action_node import ActionPlace
 from xtrain.planner.graph.builder import Builder
 from xtrain.planner.model.inventory import weight_bytes
@@ -18,7 +20,9 @@ class ActionNodes:
         self._graph = graph
         self._run = run
         self._after = after
-        self._known: dict[str, dict[str, Any]] = {}
+        self._known: dict[tuple[str, str], str] = {}  # name without a number and arguments → id
+        self._numbers = Counter[str]()
+        self._ids: set[str] = set()
 
     def add(self, action: Action, event: str = "", *, stops: bool = False) -> str:
         """The id of the node of an action that has one: `tick.eval.web`, or on an event `event.finish.eval.web`.
@@ -29,15 +33,17 @@ class ActionNodes:
         name = node.name or node.op
         if event:
             name = f"event.{event}.{name.partition('.')[2]}"
-        base, number = name, 1
-        while name in self._known and self._known[name] != node.args:
-            number += 1
-            name = f"{base}.{number}"
-        if name not in self._known:
-            self._known[name] = node.args
+        same = (name, text(whole_numbers(node.args), DATA))
+        if same not in self._known:
+            id = name
+            while id in self._ids:
+                self._numbers[name] += 1
+                id = f"{name}.{self._numbers[name] + 1}"
+            self._ids.add(id)
+            self._known[same] = id
             kind: NodeKind = "event" if event else "tick"
-            self._graph.add(kind, node.op, node.does, id=name, args=node.args, after=(self._after, *node.after))
-        return name
+            self._graph.add(kind, node.op, node.does, id=id, args=node.args, after=(self._after, *node.after))
+        return self._known[same]
 
     def add_own(self, name: str, event: str, does: str, args: dict[str, Any] | None = None) -> str:
         """A node that no action of the language stands for."""

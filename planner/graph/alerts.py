@@ -95,22 +95,24 @@ def acts_together(spec: Spec) -> bool:
 
 def check_alerts(spec: Spec, found: Findings) -> None:
     """What is declared for an alert must be able to occur, and be something that ranks can still do together."""
+    declared = {name: actions_on(spec.events, name) for name in ALERTS}
+    informing = {name for name, actions in declared.items() if only_informs(actions)}
+    misplacements = {name: misplaced(name, actions) for name, actions in declared.items()}
     for number, event in enumerate(spec.events):
         name, path, rule = event.event, f"on.{number}", f"schedule.alert.{number}"
         if name not in ALERTS:
             continue
-        actions = actions_on(spec.events, name)
         if getattr(spec.alerts, name) is None:
             message = f"on {name} can never occur: alerts.{name} is none"
             found.fail(rule, "X610", path, message, "remove that setting, or remove the trigger")
         elif name == "memory" and device_kind(spec) == "cpu":
             message = "on memory can never occur: on a CPU there is no planned memory to compare with"
             found.fail(rule, "X610", path, message, "remove the trigger")
-        elif name == "stalled" and not only_informs(actions):
+        elif name == "stalled" and name not in informing:
             message = "on stalled has other actions than notify, which need all ranks, and stalled ranks do not respond"
             hint = 'write `on stalled notify("…")`; fault_tolerance.stuck ends such a run'
             found.fail(rule, "X617", path, message, hint)
-        elif (wrong := misplaced(name, actions)) is not None:
+        elif (wrong := misplacements[name]) is not None:
             found.fail(rule, "X611", path, *wrong)
         else:
             found.passed(rule, f"{name} can occur, and all of its actions are possible")

@@ -70,8 +70,9 @@ def check_profiles(spec: Spec, batch: Arithmetic, found: Findings) -> None:
             found.passed(rule, f"{span.action} takes {span.length} of every {shown}")
     reported: set[str] = set()
     for one, other in combinations(possible, 2):
-        step = meeting(one, other, batch.steps) if one.action == other.action else None
-        if step is not None and other.path not in reported:
+        if one.action != other.action or one.path in reported or other.path in reported:
+            continue
+        if (step := meeting(one, other, batch.steps)) is not None:
             reported.add(other.path)
             message = f"every {other.every} {other.action}: that of every {one.every} is still recording then"
             message += f", after step {step:,} for the first time"

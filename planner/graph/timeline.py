@@ -174,13 +174,14 @@ def build_timeline(
         stop = any(action.stops for action in tick.actions)
         ids = tuple(nodes.add(action, stops=stop) for action in tick.actions if not action.stops)
         ticks.append(recurring(tick, batch, ids))
+    ending = {name for name, actions in schedule.events.items() if any(action.stops for action in actions)}
     triggers = tuple(
         Trigger(
             event=name,
             nodes=(
                 *(_commands(schedule, nodes, bad_steps, bad_steps) if name == "nan" else ()),
                 *(
-                    nodes.add(action, name, stops=any(each.stops for each in actions))
+                    nodes.add(action, name, stops=name in ending)
                     for action in actions
                     if not (action.stops or action.skips)
                 ),

@@ -1,5 +1,6 @@
 """The parts of the page about the run as a whole: how many tokens, the learning rate, what happens along the way."""
 
+from collections import Counter
 from math import inf
 from typing import Any
 
@@ -224,11 +225,11 @@ def _startup(plan: Plan, detail: Detail) -> list[tuple[str, str, str]]:
 
 def _ticks(plan: Plan) -> list[tuple[str, str, str, str]]:
     defaults = {entry.path for entry in plan.provenance if entry.origin == "default"}
-    rows = []
+    rows, in_all = [], _in_all(plan)
     for tick in plan.timeline.ticks:
         names = [_name(plan.node(node)) for node in tick.nodes] + (["stop"] if tick.stop else [])
         by_default = len(names) == 1 and f"every.{names[0]}" in defaults
-        note = "default" if by_default else _in_all(plan, tick)
+        note = "default" if by_default else _more_often(plan, tick, in_all)
         rows.append((f"every {tick.period}", " then ".join(names), _count(tick), note))
     triggers: dict[tuple[str, str], list[str]] = {}  # what happens, and whether by default → on which events
     for trigger in plan.timeline.triggers:
@@ -280,17 +281,20 @@ def _count(tick: PlanTick) -> str:
     return times_text(tick.count)
 
 
-def _in_all(plan: Plan, tick: PlanTick) -> str:
+def _in_all(plan: Plan) -> dict[str, int | None]:
+    """Node → how often it happens in all, where several ticks do the same or it does not happen at each tick."""
+    nodes = {id: plan.node(id) for tick in plan.timeline.ticks for id in tick.nodes}
+    same = {id: node.op if saves(node) else id for id, node in nodes.items()}
+    ticks = Counter(name for tick in plan.timeline.ticks for name in {same[id] for id in tick.nodes})
+    several = [id for id in nodes if ticks[same[id]] > 1 or unrecorded(nodes[id]) is not None]
+    saved = count_saves(plan) if any(saves(nodes[id]) for id in several) else None
+    return {id: saved if saves(nodes[id]) else count_node(plan, id) for id in several}
+
+
+def _more_often(plan: Plan, tick: PlanTick, in_all: dict[str, int | None]) -> str:
     """How often what a tick does happens in all, where that is not as often as the tick does something."""
     if tick.count is None:
         return ""
-    found = []
-    for id in tick.nodes:
-        node = plan.node(id)
-        state = saves(node)
-        count = count_saves(plan) if state else count_node(plan, id)
-        names = [{plan.node(n).op if state else n for n in other.nodes} for other in plan.timeline.ticks]
-        shared = sum((node.op if state else id) in each for each in names) > 1
-        if count is not None and count != tick.count and (shared or unrecorded(node) is not None):
-            found.append(f"{_name(node)} {count:,}")
+    counts = [(id, in_all.get(id)) for id in tick.nodes]
+    found = [f"{_name(plan.node(id))} {count:,}" for id, count in counts if count not in (None, tick.count)]
     return f"in all {', '.join(found)}" if found else ""

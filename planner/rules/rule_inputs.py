@@ -6,6 +6,7 @@ for it would send the user after a mistake nobody made.
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Final
 
 from xtrain.dsl.schema.data import Dataset
@@ -343,8 +344,13 @@ def is_unknown(rule_input: str, unknown: frozenset[str]) -> bool:
     """Whether a setting, or with `*` any of those it stands for, is unknown."""
     if rule_input in unknown:
         return True
-    return any("*" in rule_input + path and (fnmatchcase(path, rule_input) or fnmatchcase(rule_input, path))
-               for path in unknown)  # fmt: skip
+    paths = unknown if "*" in rule_input else _patterns(unknown)
+    return any(fnmatchcase(path, rule_input) or fnmatchcase(rule_input, path) for path in paths)
+
+
+@lru_cache(maxsize=1)
+def _patterns(paths: frozenset[str]) -> tuple[str, ...]:
+    return tuple(path for path in paths if "*" in path)
 
 
 def rule_inputs(rule: str, spec: Spec) -> Iterator[str]:

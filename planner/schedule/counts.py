@@ -6,6 +6,7 @@ before has stopped and no step is trained twice.
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from heapq import heapify, heapreplace
 from math import lcm
 
 from attrs import evolve, frozen
@@ -69,11 +70,8 @@ def _steps_due(ticks: Sequence[PlanTick], steps: int, sizes: StepSizes) -> int |
     found = times_due(often, steps, sizes)
     if sum(times_due(tick, steps, sizes) for tick in rarer) > MOST_LOOKED_AT:
         return None
-    for number, tick in enumerate(rarer):
-        before = (often, *rarer[:number])
-        for step in _all_due(tick, steps, sizes):
-            found += not any(is_due(other, step, sizes) for other in before)
-    return found
+    others = {step for tick in rarer for step in _all_due(tick, steps, sizes) if not is_due(often, step, sizes)}
+    return found + len(others)
 
 
 def _all_due(tick: PlanTick, steps: int, sizes: StepSizes) -> Iterator[int]:
@@ -88,9 +86,9 @@ def with_counts(timeline: Timeline, unrecorded: Sequence[int | None], sizes: Ste
 
     unrecorded: of each tick that does nothing but profile, the steps that pass before one is recorded.
     """
+    last = last_step(timeline)
 
     def count(tick: PlanTick, before: int | None) -> int | None:
-        last = last_step(timeline)
         if last is None or tick.seconds is not None or _is_uncounted(tick):
             return None
         if before is not None:
@@ -117,11 +115,16 @@ def starts(timeline: Timeline, sizes: StepSizes) -> Iterator[CountStart]:
     if timeline.steps is None or last is None:
         return
     stopping = [tick for tick in timeline.ticks if tick.stop and tick.seconds is None]
+    due = [(next_due(tick, 0, sizes), number) for number, tick in enumerate(stopping)]  # a heap: the next one is first
+    heapify(due)
     begin = 0
     while begin < last:
+        while due and due[0][0] <= begin:
+            number = due[0][1]
+            heapreplace(due, (next_due(stopping[number], begin, sizes), number))
         limit = last if timeline.stop_after is None else min(last, begin + timeline.stop_after)
-        end = min([limit, *(next_due(tick, begin, sizes) for tick in stopping)])
-        stopped = end < timeline.steps and any(is_due(tick, end, sizes) for tick in stopping)
+        end = min(limit, due[0][0]) if due else limit
+        stopped = end < timeline.steps and bool(due) and due[0][0] == end
         yield CountStart(begin, end, by_limit=end < timeline.steps and not stopped)
         begin = end
 

@@ -6,6 +6,7 @@ For steps that are all alike that is the number of steps. After a resume with an
 then is continuous (Megatron-LM counts samples for the same reason).
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import ceil
@@ -17,7 +18,7 @@ from xtrain.dsl.schema.schedules import SCHEDULERS, Rate
 from xtrain.planner.plan import PlanPhase
 from xtrain.planner.schedule.arithmetic import Arithmetic
 from xtrain.planner.schedule.epochs import exact
-from xtrain.planner.schedule.phases import phase_at
+from xtrain.planner.schedule.phases import in_order
 from xtrain.planner.schedule.step_sizes import ResumedSizes, StepSizes
 
 Unit = Literal["steps", "tokens", "rows"]
@@ -90,7 +91,8 @@ def scaled(rate: Rate, total: int, phases: Sequence[PlanPhase]) -> Rate:
     """The rate of each step times the `lr_scale` of its phase."""
     if all(phase.lr_scale == 1 for phase in phases):
         return rate
-    return lambda index: rate(index) * phase_at(phases, index, total).lr_scale
+    begins, scales = zip(*((first, phase.lr_scale) for first, phase in in_order(phases, total)), strict=True)
+    return lambda index: rate(index) * scales[bisect_right(begins, index) - 1]
 
 
 def schedule_clock(args: Mapping[str, Any], batch: Arithmetic) -> ScheduleClock:

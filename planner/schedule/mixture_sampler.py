@@ -40,7 +40,7 @@ class MixtureSampler:
         exact = [Fraction(share) for share in shares]
         total = sum(exact)
         assert total > 0 and min(exact) >= 0, "a planned phase has a dataset to read"
-        sums = [sum(exact[:number], Fraction(0)) for number in range(len(exact) + 1)]
+        sums = accumulate(exact, initial=Fraction(0))
         digest = blake2b(f"{seed} {phase}".encode(), digest_size=8).digest()
         return cls(int.from_bytes(digest, "little"), tuple(int(part * TURN / total) for part in sums))
 

@@ -41,24 +41,33 @@ def actions_on(events: tuple[OnEvent, ...], name: EventName) -> tuple[Action, ..
 
 def check_events(spec: Spec, found: Findings) -> None:
     """What stops a run ends it: whoever sent it, a scheduler or a person, ends the ranks if they do not."""
+    lines: dict[EventName, list[int]] = {}
     for number, event in enumerate(spec.events):
-        actions, rule, path = actions_on(spec.events, event.event), f"schedule.on.{event.event}", f"on.{number}"
-        if event.event not in ENDINGS:
-            continue  # what does not come from outside has rules of its own
-        if not occurs(event.event, spec.launch):
-            names, example = " or ".join(LIMITS[event.event]), next(iter(LIMITS[event.event].values()))
-            message = f"on {event.event} can never occur: launch.{names} is not set"
-            found.fail(rule, "X610", path, message, f"add `launch {{ {example} }}`, or leave the trigger out")
-        elif all(action.only_nan for action in actions):
-            continue  # they belong under `on nan`, which is said elsewhere
-        elif event.event != "finish" and not (only_informs(actions) or any(action.stops for action in actions)):
-            message = f"on {event.event} does not stop the run, which will be ended soon in any case"
-            found.fail(rule, "X605", path, message, "add `then stop`")
-        elif (wrong := misplaced(event.event, actions)) is not None:
-            found.fail(rule, "X611", path, *wrong)
+        lines.setdefault(event.event, []).append(number)
+    for name, numbers in lines.items():
+        if (problem := _problem(name, actions_on(spec.events, name), spec.launch)) is not None:
+            for number in numbers:
+                code, message, hint = problem
+                found.fail(f"schedule.on.{name}", code, f"on.{number}", message, hint)
     for number, tick in enumerate(spec.ticks):
         if (wrong := misplaced("", tick.actions)) is not None:
             found.fail(f"schedule.every.{number}.place", "X611", f"every.{number}", *wrong)
+
+
+def _problem(event: EventName, actions: tuple[Action, ...], launch: Launch) -> tuple[str, str, str] | None:
+    """Return (code, message, hint) for what is declared for an event that ends the run, if it is wrong."""
+    if event not in ENDINGS:
+        return None  # what does not come from outside has rules of its own
+    if not occurs(event, launch):
+        names, example = " or ".join(LIMITS[event]), next(iter(LIMITS[event].values()))
+        message = f"on {event} can never occur: launch.{names} is not set"
+        return "X610", message, f"add `launch {{ {example} }}`, or leave the trigger out"
+    if all(action.only_nan for action in actions):
+        return None  # they belong under `on nan`, which is said elsewhere
+    if event != "finish" and not (only_informs(actions) or any(action.stops for action in actions)):
+        return "X605", f"on {event} does not stop the run, which will be ended soon in any case", "add `then stop`"
+    wrong = misplaced(event, actions)
+    return None if wrong is None else ("X611", *wrong)
 
 
 def only_informs(actions: tuple[Action, ...]) -> bool:

@@ -1,10 +1,14 @@
 """No size that a spec can name makes a plan take long: it is planned, or refused, in seconds."""
 
 import time
+from cProfile import Profile
+from pathlib import Path
+from pstats import Stats
 from typing import get_args
 
 import pytest
 
+from xtrain.cli.main import main
 from xtrain.planner.load import plan_from_text
 from xtrain.planner.report.capabilities import _settings
 from xtrain.planner.report.render import render
@@ -80,3 +84,37 @@ def test_every_number_that_can_be_set_may_be_absurd():
     for path in numbers:
         for value in (10**6, 10**12):
             _plan({}, f"{path}={value}")
+
+
+# Lines of a spec by number, of which hundreds may stand in one.
+MANY_LINES = {
+    "every": lambda n: f"every {n + 2} steps " + ("log" if n % 2 else "eval a"),
+    "checkpoint": lambda n: f"every {n + 2000} steps checkpoint then stop",
+    "profile": lambda n: f"every {n + 2000} steps profile",
+    "notify": lambda n: f'every {n + 2} steps notify("echo {n}")',
+    "finish": lambda n: f'on finish notify("echo {n}")',
+    "loss_spike": lambda n: f'on loss_spike notify("echo {n}")',
+    "phase": lambda n: f"phase p{n} {{ from = {n + 1} steps, lr_scale = 0.5 }}",
+    "dataset": lambda n: f'dataset d{n} {{ source = text("*.txt"), holdout = 1% }}\nevery {n + 2} steps eval d{n}',
+}
+
+
+def calls_of_plan(path: Path, kind: str, count: int) -> dict[str, int]:
+    """Function → calls in `xtrain plan` of a spec with so many lines of a kind."""
+    lines = [MANY_LINES[kind](number) for number in range(count)]
+    weights = ", ".join(f"d{number} = 1" for number in range(count)) if kind == "dataset" else "a = 1"
+    path.write_text(
+        "experiment tiny { budget = 100000 steps }\nmodel llama { dim = 16, layers = 1, heads = 2 }\ntokenizer bytes\n"
+        "batch { sequence = 16, micro = 4 }\noptimizer adamw { lr = 1.0 }\n"
+        f'dataset a {{ source = text("*.txt"), holdout = 1% }}\nmixture {{ {weights} }}\n' + "\n".join(lines)
+    )
+    with Profile() as profile:
+        main(["plan", str(path)])
+    return {f"{key[0]}:{key[2]}": calls for key, (_, calls, *_) in Stats(profile).stats.items()}  # pyright: ignore
+
+
+@pytest.mark.parametrize("kind", MANY_LINES)
+def test_calls_of_planning_grow_with_the_lines_of_a_spec(tmp_path, kind):
+    calls_of_plan(tmp_path / "spec.xtrain", kind, 2)  # what is loaded and built once
+    few, many = (calls_of_plan(tmp_path / "spec.xtrain", kind, count) for count in (50, 200))
+    assert {name: (few.get(name), calls) for name, calls in many.items() if calls > 1000 + 6 * few.get(name, 0)} == {}
