@@ -105,6 +105,13 @@ class Arithmetic:
         found = evolve(self, done_steps=step, done_rows=rows, past=None if past == own else past)
         return evolve(found, steps=found.steps_with(found.row_sizes))
 
+    def as_begun(self) -> "Arithmetic":
+        """Return the same as if the batch that the run began with had stayed to the end."""
+        assert self.past is not None
+        first = self.past.pieces()[0]
+        end = self.steps_with(first) or 0
+        return self.resumed(first, end, first.before(end))
+
     def steps_with(self, rows: StepSizes) -> int | None:
         """Return the steps of the budget if they took the rows `rows`, as far as that is known."""
         if self.budget_tokens is not None:

@@ -42,7 +42,20 @@ def _in_steps(scheduler: Scheduler, name: str, batch: Arithmetic) -> int | None:
 
 
 def check_schedule(spec: Spec, batch: Arithmetic, found: Findings) -> None:
-    """The lengths of a schedule must fit into the budget."""
+    """Check that the lengths of a schedule fit into the budget, by the present batch or the one the run began with: a
+    run that is resumed with another batch keeps its schedule (`learning_curve.py`)."""
+    if batch.past is not None:
+        batch = next((each for each in (batch, batch.as_begun()) if _fits(spec, each)), batch)
+    _check_lengths(spec, batch, found)
+
+
+def _fits(spec: Spec, batch: Arithmetic) -> bool:
+    found = Findings(spec)
+    _check_lengths(spec, batch, found)
+    return not found.failed
+
+
+def _check_lengths(spec: Spec, batch: Arithmetic, found: Findings) -> None:
     scheduler, steps = spec.scheduler, batch.steps
     parts = scheduler.lengths()
     rule = "schedule.warmup"
