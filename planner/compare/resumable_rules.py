@@ -190,7 +190,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "collate.pack": dict.fromkeys(
         ("method", "group", "capacity", "align", "unit", "columns", "computed", "values", "wide", "later")
     ),
-    "collate.user": dict.fromkeys(("module", "function", "digest", "arguments", "takes", "gives")),
+    "collate.user": dict.fromkeys(("module", "function", "digest", "arguments", "variables", "takes", "gives")),
     "collate.shard": {"ring": None, "ulysses": None},
     "collate.microbatches": {"micro": None, "accumulate": None},
     "setup.loader": {

@@ -145,10 +145,13 @@ def test_texts_that_are_handed_on_are_hidden_and_all_others_plain():
     }
 
 
-PARTS = """from xtrain import hook, source, tracker
+PARTS = """from xtrain import collator, hook, source, tracker
 @source
 def lines(url, deep=None):
     yield f"{url} {deep}"
+@collator(takes="rows of token tensors", gives="rows of token tensors")
+def tag(row, url):
+    return row
 @hook("before_step")
 def ping(run, url): ...
 @tracker
@@ -163,6 +166,7 @@ tokenizer bytes
 dataset own { source = lines("x:" + env("KEY"), deep = { a: [env("HOST"), 1] }) }
 batch { sequence = 64 }
 optimizer adamw { lr = 1e-3 }
+collate = to_tensor -> tag(url = env("KEY")) -> flatten -> shift_tokens -> pack(sequential)
 hook ping { url = env("KEY") }
 log { board { url = env("KEY") }, wandb { project = env("HOST"), tags = [env("KEY")] } }
 """
@@ -195,6 +199,7 @@ def test_arguments_of_own_parts_and_trackers_are_hidden_and_arrive(own, monkeypa
     assert caught.value.code == "X713" and "SECRET" not in str(caught.value)
     said = render_diff(compare_plans(plan, other), ("a", "b"))
     assert "SECRET" not in said and "options.variables.KEY" in said
+    assert "unknown" not in said
     monkeypatch.delenv("KEY")
     assert next(fault.code for fault in package_faults(plan)) == "X709"
     with pytest.raises(EnvironmentFault, match="KEY is not set here"):
