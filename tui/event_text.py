@@ -65,8 +65,8 @@ _OF_NO_STEP = (
 
 @frozen
 class EventText:
-    """One thing that is said. at: `step 120`, empty where it belongs to none; body: what it says, in one line; more:
-    what does not fit one; subject: how the body begins, what it is about: a dataset, the kind of an alert."""
+    """Text of an event. at: `step 120`, empty without a step; body: one line; more: lines that do not fit in it;
+    subject: the start of the body, such as a dataset or the kind of an alert."""
 
     word: str
     at: str
@@ -76,7 +76,7 @@ class EventText:
 
 
 def event_text(event: Event) -> tuple[EventText, ...]:
-    """What an event says; nothing for one without a name."""
+    """Return the texts of an event; empty for one without a name."""
     if not event.event:
         return ()
     word = _WORDS.get(type(event), event.event)
@@ -93,7 +93,7 @@ def event_text(event: Event) -> tuple[EventText, ...]:
 
 
 def in_one_line(event: Event) -> str:
-    """What an event says beside its kind and its step."""
+    """Return the text of an event without its kind and step."""
     first, *others = event_text(event) or (EventText("", "", ""),)
     return f"{first.body}  and {plural(len(others), 'more sample')}" if others else first.body
 
@@ -127,17 +127,17 @@ def failed(failure: FailureEvent) -> str:
 
 
 def cause(failure: FailureEvent) -> str:
-    """What went wrong, with the code that `xtrain explain` knows more about, if it has one."""
+    """Return the error of a failure, after its code for `xtrain explain` if it has one."""
     return f"[{failure.code}] {failure.error}" if failure.code else failure.error
 
 
 def or_dash(step: int | None) -> str:
-    """A step, or what stands for one that is not known."""
+    """Return a step as text; `–` if unknown."""
     return "–" if step is None else str(step)
 
 
 def _subject_and_rest(event: Event) -> tuple[str, str]:
-    """What an event is about, empty where it has no such name, and what it says of that."""
+    """Return the subject of an event (empty if it has none) and the rest of its text."""
     match event:
         case SignalEvent() | StopEvent():
             return event.name, event.reason
@@ -197,7 +197,7 @@ def _body(event: Event) -> str:
                 f"stops at step {event.stop_at}" if event.stop_at else "",
                 *(f"{name} from step {first + 1:,}" for name, first in event.phases.items() if first),
             )
-        case ResumedEvent():  # with the groups of the state that do not simply go on
+        case ResumedEvent():  # with the state groups that are not simply restored
             others = (f"{name} {word}" for name, word in event.groups.items() if word not in ("read", "own"))
             return _joined(event.path, ", ".join(others))
         case SetupDoneEvent():
@@ -269,7 +269,7 @@ def _body(event: Event) -> str:
 
 
 def _read(event: WeightsEvent) -> str:
-    """`1.2 GiB of 4.0 GiB`; when all ranks have theirs, what they have read and how long that took."""
+    """Return `1.2 GiB of 4.0 GiB`; once all ranks are done, their total size and time."""
     seconds, sizes = event.rank_seconds, event.rank_bytes
     if not sizes:
         return f"{size(event.done)} of {size(event.total)}"
@@ -298,14 +298,14 @@ def _from_to(least: str, most: str) -> str:
 
 
 def _phase(event: PhaseEvent) -> str:
-    """Its mixture, the largest share first, and what it does to the learning rate."""
+    """Return the mixture of a phase, the largest share first, and its learning-rate scale."""
     largest = sorted(event.shares.items(), key=lambda pair: -pair[1])
     rate = f"lr × {event.lr_scale:g}" if event.lr_scale not in (None, 1) else ""
     return _joined(", ".join(f"{name} {share:.1%}" for name, share in largest), rate)
 
 
 def _written(event: ProfileEvent | MemorySnapshotEvent) -> str:
-    """Of how many ranks something was written, where it lies, and how it went."""
+    """Return the number of ranks that wrote something, its path, size and time."""
     ranks = "" if event.ranks is None else plural(event.ranks, "rank")
     return _joined(ranks, event.path, _size(event.bytes), took(event.seconds), event.note)
 

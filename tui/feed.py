@@ -27,7 +27,7 @@ class _Lane:
         self._latest = float("-inf")
         self._begun_anew = 0
         self._known = float("-inf")
-        # What lies before the offset was written before now, and is not wanted.
+        # Records before the offset were written earlier and are not wanted.
         self._unwanted = clock() if tail.offset else float("-inf")
 
     def take(self) -> bool:
@@ -81,7 +81,7 @@ class RecordFeed:
 
     @property
     def behind(self) -> bool:
-        """Whether more was already written than the last read returned."""
+        """Return True if more was already written than the last read returned."""
         lanes = (self._metrics, self._events)
         return any(lane.tail.behind or lane.waiting for lane in lanes)
 

@@ -59,7 +59,8 @@ class History:
         return (*self.curve, (step, loss))
 
     def rewound(self, step: int | None) -> "History":
-        """What remains when an attempt goes on after `step` (None: from nothing); its pace is yet to be measured."""
+        """Return the history that remains when an attempt resumes after `step` (None: from scratch), without a measured
+        pace."""
         if step is None:
             return History()
         curve = tuple(point for point in self.curve if point[0] <= step)

@@ -23,7 +23,7 @@ def commands(board: "Board", action: ControlWord) -> "tuple[PlannedCommand, ...]
 
 
 def word_of(board: "Board", action: ControlWord) -> ControlWord:
-    """The word for `xtrain control`: a paused run is not paused again, but goes on."""
+    """Return the `xtrain control` word of an action: `resume` instead of `pause` for a paused run."""
     return ControlWord.RESUME if action == ControlWord.PAUSE and board.life.state == "paused" else action
 
 
@@ -42,7 +42,7 @@ def refusal(board: "Board | None", action: ControlWord) -> str:
 
 
 def question(board: "Board", action: ControlWord) -> str:
-    """What the reader is asked."""
+    """Return the question that asks the reader to confirm `action`."""
     name = name_of(board)
     return {
         ControlWord.SAVE: f"Save {name} now?",
@@ -55,13 +55,13 @@ def question(board: "Board", action: ControlWord) -> str:
 
 
 def consequences(board: "Board", action: ControlWord, dataset: str = "") -> list[str]:
-    """What will happen, in sentences, with what the plan knows of it."""
+    """Return sentences that describe what `action` will do, with the facts that the plan has."""
     later = ["The run is still in set-up: the command takes effect at its first step."] if is_starting(board) else []
     return [*_consequences(board, action, dataset), *later]
 
 
 def is_starting(board: "Board | None") -> bool:
-    """Whether no step has been trained yet."""
+    """Return True if no step has been trained yet."""
     return board is None or board.life.state in ("waiting", "starting")
 
 

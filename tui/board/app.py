@@ -59,12 +59,12 @@ class BoardScreen(Screen):
 
 
 class BoardApp(App[int]):
-    """Shows the run in `directory`.
+    """Dashboard application of the run in `directory`.
 
-    compared: further runs, for the Compare screen. first: the name of the screen that is shown first. launcher: the
-    process that has started the run and this dashboard; then leaving asks what is to become of the run. no_color:
-    nothing but the terminal's own two colours.
-    `board` is what panes were given last; while the view is frozen, newer ones are read and not shown.
+    compared: further runs, for the Compare screen. first: name of the screen that is shown first. launcher: process
+    that started the run and this dashboard; with it, leaving asks what to do with the run. no_color: use only the
+    terminal's own two colors. `board` is the board that panes were given last; while the view is frozen, newer boards
+    are read and not shown.
     """
 
     TITLE = "xtrain"
@@ -172,12 +172,12 @@ class BoardApp(App[int]):
 
     @property
     def has_no_screen(self) -> bool:
-        """Whether there is nothing left to draw on: messages that were on their way still come."""
+        """Return True if no screen is left to draw on: pending messages still arrive after that."""
         return not self.screen_stack
 
     def _look_after_reading(self) -> None:
-        """A disk that hangs holds the thread that reads, and an error may come back whenever it begins anew: what is
-        shown then grows old, and nobody else would say so."""
+        """Report a reader that hangs or fails. A hanging disk blocks the reading thread, and an error may recur at
+        every read; nothing else would report that the view is out of date."""
         if self.has_no_screen:
             return
         if self._reading.faults and not self._read_fault_shown:
@@ -192,7 +192,7 @@ class BoardApp(App[int]):
         seconds = self._reading.unread_seconds
         return unread(seconds, failing=bool(self._reading.faults)) if seconds > UNREAD_SECONDS else None
 
-    # What is drawn
+    # Drawing
 
     def _draw_head(self) -> None:
         old, width = self._old(), self.size.width
@@ -202,7 +202,7 @@ class BoardApp(App[int]):
             self._head.show(line([Piece(printable(self.directory.name), "bold $primary"), old], width))
 
     def draw(self, *, anew: bool = False) -> None:
-        """Bring the screen up to date; anew: also what has not changed, as after a resize."""
+        """Update the screen. anew: also draw unchanged parts, as after a resize."""
         board, live = self.board, self.live
         if board is None or live is None or not self.screen_stack:
             return
@@ -231,7 +231,7 @@ class BoardApp(App[int]):
             self.notify(message, title="dashboard error", severity="error", timeout=20, markup=False)
 
     def _screens(self) -> tuple[tuple[int, str, type[Pane]], ...]:
-        """Those that this run has, with their numbers."""
+        """Return the screens that this run has, with their numbers."""
         numbered = enumerate(SCREENS, start=1)
         return tuple((number, name, self._kinds[name]) for number, name in numbered if self._has(name))
 
@@ -290,7 +290,7 @@ class BoardApp(App[int]):
             await self._panes["events"].run_action("search")
 
     def action_freeze(self) -> None:
-        """Freeze the view, or let it go on."""
+        """Freeze or unfreeze the view."""
         self.frozen_at = "" if self.frozen_at else time.strftime("%H:%M:%S")
         if not self.frozen_at:
             self.board = self.live
@@ -351,7 +351,7 @@ class BoardApp(App[int]):
         self.action_leave()
 
     def action_leave(self) -> None:
-        """Leave; where the run was started from here, ask what is to become of it. Asked twice, it is left."""
+        """Leave. If the run was started from here, ask first what to do with it; a second request leaves at once."""
         over = self.live is not None and self.live.life.over
         if self.launcher is None or over or isinstance(self.screen, LeaveQuestion):
             self.exit(0)
@@ -364,13 +364,13 @@ class BoardApp(App[int]):
         if answer == "leave":
             self.exit(0)
         elif answer == ControlWord.STOP and is_starting(self.live):
-            # Before its first step the run takes signals only; they do what the plan has for `sigterm`.
+            # Before its first step a run accepts signals only; they do what the plan has for `sigterm`.
             os.kill(launcher, signal.SIGTERM)
         elif answer == ControlWord.STOP:
             self.ask_run(ControlWord.STOP)
 
     def _handle_exception(self, error: Exception) -> None:
-        """What nobody has caught closes the dashboard; it is written to a file, and no traceback is printed."""
+        """Close the dashboard after an unhandled exception, written to a file; print no traceback."""
         self.fault = fault.write(error)
         self._return_code = 1
         if self._exception is None:
@@ -379,5 +379,5 @@ class BoardApp(App[int]):
         self._close_messages_no_wait()
 
     def panic(self, *renderables: object) -> None:
-        """As Textual asks for where a thread of its own has failed; of what it would print, nothing is."""
+        """Close the dashboard when one of Textual's own threads fails; print nothing of `renderables`."""
         self._handle_exception(RuntimeError("a Textual thread has failed: the terminal can no longer be read"))

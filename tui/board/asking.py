@@ -30,9 +30,9 @@ def command_line(run: Path, word: str, argument: str = "") -> list[str]:
 
 
 def answers(arguments: list[str]) -> Iterator[Answer]:
-    """Ask, and pass on what is answered, as it comes; blocks until all has been said.
+    """Run a command and yield its answers as they arrive; block until the last one.
 
-    The process has no terminal: neither Ctrl-C nor a closed window takes back what was asked for.
+    The process has no terminal: neither Ctrl-C nor a closed window cancels the request.
     """
     try:
         process = subprocess.Popen(

@@ -18,7 +18,7 @@ class TextBlock(Widget):
 
     @property
     def text(self) -> str:
-        """What it shows."""
+        """The text shown."""
         return self._content.plain
 
     def show(self, content: Content, *, rows: int | None = None) -> None:

@@ -23,7 +23,7 @@ from xtrain.tui.pages.comparison import Axis, Compared, common_place, difference
 if TYPE_CHECKING:
     from xtrain.tui.model.board import Board
 
-# From this height on the settings are shown below the curves as well.
+# From this height on, settings are also shown below the curves.
 _ROOM_FOR_SETTINGS = 34
 _SETTINGS_ROWS = 9
 _RUNS, _METRICS = "Runs to compare with", "Metrics"
@@ -103,7 +103,7 @@ class ComparePane(SearchedPane[None, None]):
         if self.display and self._board is not None and not getattr(self.app, "frozen_at", ""):
             self._draw()
 
-    # What is drawn
+    # Drawing
 
     def _runs(self) -> list[Compared]:
         if self._board is None:
@@ -196,7 +196,7 @@ class ComparePane(SearchedPane[None, None]):
         self._draw()
 
     def action_take(self) -> None:
-        """What is under the cursor of a list."""
+        """Choose the item under the cursor of a list."""
         if self._choosing is None or not self._items:
             return
         item = self._items[self._choosing.place]
@@ -229,7 +229,7 @@ class ComparePane(SearchedPane[None, None]):
         target.focus()
 
     def action_back(self) -> None:
-        """Out of what was opened last."""
+        """Close the part that was opened last."""
         if self.has_class("searching"):
             self._end_search(clear=True)
         elif self._choosing is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _PLOT_ROWS = 7
 _TABLE_ROWS = 6
-# What the plot can show: its title, and the key of the metrics for a dataset.
+# Plots: title, and key of the metrics of a dataset.
 _CURVES = (("loss by dataset", "loss/{}"), ("held-out loss", "eval/{}/loss"), ("data wait", ""))
 
 
@@ -87,7 +87,7 @@ class DatasetsPane(RowsPane[ListView, ListPage]):
         width, height = self.content_size
         if not width or not height:
             return
-        # Where there is no room for some of the table and a plot, `v` leads from the one to the other.
+        # Without room for some of the table and a plot, `v` switches between the two.
         self._beside = height - _PLOT_ROWS >= min(_TABLE_ROWS, least_rows(self._mixture))
         only_plot = self._only_plot and not self._beside
         sheet.display, self.query_one(Plot).display = not only_plot, self._beside or only_plot
@@ -98,7 +98,7 @@ class DatasetsPane(RowsPane[ListView, ListPage]):
         sheet.draw(self._page.rows)
 
     def action_curves(self) -> None:
-        """The next of: losses, losses on what was held out, the wait for rows."""
+        """Show the next plot: losses, held-out losses, the wait for rows."""
         if self._beside or self._only_plot:
             self._curves = (self._curves + 1) % len(_CURVES)
             self._only_plot = self._curves > 0

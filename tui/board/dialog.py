@@ -106,7 +106,7 @@ class Question(ModalScreen[str]):
         self.action_choose(event.button.name or "")
 
     def action_scroll(self, by: int) -> None:
-        """Move what is said where it does not fit."""
+        """Scroll a text that does not fit."""
         self.query_one("#said").scroll_relative(y=by, animate=False)
 
     def action_choose(self, value: str) -> None:

@@ -77,7 +77,7 @@ class EventsPane(SearchedPane[EventsView, EventsPage]):
         sheet.draw(self._page.rows)
 
     def action_back(self) -> None:
-        """Out of what was opened last."""
+        """Close the part that was opened last."""
         if self.has_class("searching"):
             self._end_search(clear=True)
         elif self._page:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from xtrain.tui.model.board import Board
 
 AUX_LOSS = "moe/aux_loss"
-# The plot takes what the map leaves over, between so many rows; with less it is shown in place of the map.
+# The plot takes the rows that the map leaves, within these limits; with fewer rows it replaces the map.
 _PLOT_ROWS, _MOST_PLOT_ROWS = 7, 26
 
 

@@ -7,7 +7,7 @@ import time
 import traceback
 from pathlib import Path
 
-# Beyond that the file is begun anew: an error that recurs four times a second must not fill a disk.
+# A larger file is started over: an error that recurs four times a second must not fill a disk.
 MOST_BYTES = 1 << 20
 
 

@@ -12,7 +12,7 @@ from xtrain.tui.words import UNKNOWN, brief, count, decimal, printable, share, s
 if TYPE_CHECKING:
     from xtrain.tui.model.board import Board
 
-# Of the name of a figure.
+# Width of a figure's name.
 NAME_COLUMNS = 10
 
 
@@ -25,7 +25,7 @@ def evaluated(board: "Board") -> list[tuple[str, str, int | None]]:
 
 
 def figures(board: "Board") -> list[tuple[str, str]]:
-    """What is looked at first, by name."""
+    """Return the most important figures, by name."""
     last = board.series.last
     cost = step_cost(last, None)
     minimised = [("objective", decimal(last.objective, 4))] if last.objective not in (None, last.loss) else []
@@ -59,7 +59,7 @@ def _rate(value: float | None) -> str:
 
 @frozen
 class FigureRow:
-    """One line of the comparison. off: what is, as a share of what was planned, minus one; None where unknown."""
+    """One line of the comparison. off: actual value / planned value - 1; None where unknown."""
 
     name: str
     actual: str
@@ -68,7 +68,7 @@ class FigureRow:
 
 
 def comparison(board: "Board") -> list[FigureRow]:
-    """What is beside what was planned; `n/a` where the plan, or the run, does not know."""
+    """Return actual next to planned values; `n/a` where the plan or the run does not know one."""
     last, planned = board.series.last, board.planned
     times = planned.times if planned else None
     start = board.run.start
@@ -82,7 +82,7 @@ def comparison(board: "Board") -> list[FigureRow]:
             "tokens/s", count(speed), count(times.tokens_per_second) if times and times.tokens_per_second else UNKNOWN,
             _off(speed, times.tokens_per_second if times else None),
         ),
-        # What a process holds on a CPU is more than tensors: libraries are in it, and the plan does not count them.
+        # On a CPU, a process holds more than tensors (such as libraries), which the plan does not count.
         FigureRow(
             "memory, all" if on_cpu else "memory", size(memory), size(wanted_memory) if wanted_memory else UNKNOWN,
             None if on_cpu else _off(memory, wanted_memory),

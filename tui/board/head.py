@@ -48,19 +48,20 @@ def shortened(text: str, columns: int) -> str:
 
 
 def steps_of(board: "Board") -> int | None:
-    """How many steps the run takes, if that is known."""
+    """Return the number of steps of the run; None where unknown."""
     planned = board.planned.steps if board.planned else None
     return board.run.steps or planned
 
 
 def unread(seconds: float, *, failing: bool) -> Piece:
-    """That what is shown is old. seconds: since the files were last read. failing: an error is why."""
+    """Return the notice that the view is out of date. seconds: since the files were last read. failing: an error is the
+    cause."""
     return Piece(f"files {'cannot be' if failing else 'not'} read for {duration(seconds)}", "reverse $error", 11)
 
 
 def head(board: "Board", width: int, *, frozen_at: str = "", old: Piece | None = None) -> Content:
-    """The line in `width` columns. frozen_at: the time at which the view was frozen, empty if it is not. old: that
-    the files are not read any more, as of `unread`; then nobody knows when the run ends."""
+    """Return the head line, `width` columns wide. frozen_at: time at which the view was frozen, empty if it is not.
+    old: notice of `unread` if files are no longer read; the end of the run is unknown then."""
     run, life, steps = board.run, board.life, steps_of(board)
     word = life.in_words
     share = board.step / steps if steps else None
@@ -110,7 +111,8 @@ def _head_of_server(board: "Board", server: ServerStatus, width: int, frozen_at:
 
 @lru_cache(maxsize=16)
 def tabs(screens: tuple[tuple[int, str, type[Pane]], ...], visited: str, width: int) -> Content:
-    """`screens` as (number, name, class); the visited one is in brackets, so that it shows without colour."""
+    """Return the tab line of `screens`, given as (number, name, class); the current one is in brackets, which shows
+    without color."""
     labels = [{cls: text(cls) for _, _, cls in screens} for text in (_title, _short, _shortest)]
     pieces: list[Piece] = []
     for words in labels:
@@ -140,5 +142,5 @@ def _short(cls: "type[Pane]") -> str:
 
 
 def _shortest(cls: "type[Pane]") -> str:
-    """Where all screens there can be are there at once."""
+    """Return the label for a tab line on which all possible screens are present."""
     return cls.short[:3]

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @frozen
 class Group:
-    """Keys that belong together, each as (key, what it does, why it does nothing now)."""
+    """Group of keys, each as (key, what it does, reason why it does nothing now)."""
 
     title: str
     keys: tuple[tuple[str, str, str], ...]
 
 
 def group(title: str, bindings: Iterable[BindingType], board: "Board | None" = None) -> Group:
-    """The bindings that say what they do, in their order."""
+    """Return the group of the bindings that have a tooltip, in their order."""
     known = [binding for binding in bindings if isinstance(binding, Binding)]
     keys = (
         (sign(binding.key_display or binding.key), binding.tooltip or binding.description, _why_not(binding, board))
@@ -73,7 +73,7 @@ def help_text(groups: Sequence[Group], width: int) -> Content:
             style = "$text-muted" if why else ""
             for place, text in enumerate(wrapped(said, rest)):
                 lines.append(Content.assemble((left("" if place else key, widest), "bold"), "  ", (text, style)))
-            # Of keys that do nothing for one reason, it stands below the last.
+            # A reason shared by several keys is shown below the last of them.
             for text in wrapped(f"not now: {why}", rest) if why and why != after else ():
                 lines.append(Content.styled(f"{' ' * widest}  {text}", "$warning"))
     return stack(each.truncate(width, ellipsis=True) for each in lines)
@@ -106,7 +106,7 @@ class HelpScreen(ModalScreen[None]):
             yield Static()
 
     def on_resize(self) -> None:
-        # Two columns of border, two of padding, two of the bar beside it.
+        # Two columns of border, two of padding, two of the scroll bar.
         self.query_one(Static).update(help_text(self._groups, min(76, self.size.width) - 6))
 
     def action_close(self) -> None:

@@ -35,7 +35,7 @@ _ACTIONS: dict[ControlWord, tuple[str, int]] = {
 
 @frozen
 class Key:
-    """A key, what it does, and whether it can do that now. weight: see `Piece`. action: what a click does."""
+    """Key hint: the key, its label, and whether it works now. weight: see `Piece`. action: action of a click."""
 
     key: str
     label: str
@@ -50,7 +50,7 @@ def sign(key: str) -> str:
 
 
 def app_keys(board: "Board | None", *, view_is_frozen: bool) -> tuple[Key, ...]:
-    """Those that are the same on every screen."""
+    """Return the keys that are the same on every screen."""
     paused = board is not None and board.life.state == "paused"
     keys = [
         Key("?", "help", weight=20, action="app.help"),

@@ -28,7 +28,7 @@ class AttachedApp(BoardApp):
         super().__init__(*args, **options)
         self._terminal = terminal
 
-    def on_mount(self) -> None:  # beside that of `BoardApp`, which Textual calls as well
+    def on_mount(self) -> None:  # in addition to `BoardApp.on_mount`, which Textual calls as well
         loop = asyncio.get_running_loop()
 
         def on_signal(number: int, frame: FrameType | None) -> None:
@@ -38,7 +38,7 @@ class AttachedApp(BoardApp):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, on_signal)
         if self.launcher is not None:
-            # Of a launcher that is gone the shell takes the terminal: that must not put this process to sleep.
+            # When the launcher is gone, the shell takes the terminal: that must not suspend this process.
             signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         self.set_interval(LOOK_SECONDS, self._look_around)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Rows that a plot needs to say anything, and rows that leave space for bands and more alerts.
 PLOT_ROWS = 6
 TALL_ROWS = 26
-# Columns from which on the gradient norm has a plot of its own beside the loss.
+# From this width on, the gradient norm has its own plot next to the loss.
 TWO_PLOTS_COLUMNS = 120
 EVAL_LINES = 3
 # A curve of hours does not change to the eye in a quarter of a second, and is what costs most to draw.
@@ -29,7 +29,7 @@ PLOT_SECONDS = 1.0
 
 
 class OverviewPane(Pane):
-    """The run in a few numbers, its loss, and what was planned."""
+    """Overview screen: main figures, loss, and comparison with the plan."""
 
     title = "Overview"
     short = "Over"
@@ -61,7 +61,7 @@ class OverviewPane(Pane):
         yield TextBlock(id="lower")
 
     def show(self, board: "Board") -> None:
-        """Draw `board`: text takes the rows it needs, the plot what is left, if that is enough for one."""
+        """Draw `board`: text takes the rows it needs; the plot takes the rest if that is enough."""
         width, height = self.size
         if not width or not height:
             return
@@ -117,6 +117,6 @@ class OverviewPane(Pane):
 
 
 def _minimised(board: "Board") -> tuple[str, ...]:
-    """The keys of the loss, and of what is minimised where that is something else."""
+    """Return the keys of the loss and, where another value is minimized, of the objective."""
     last = board.series.last
     return ("loss", "objective") if last.objective not in (None, last.loss) else ("loss",)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # A figure with its name, and the columns between two of them.
 FIGURE_COLUMNS = 19
-# What was planned is shown beside what is from so many columns on, else below it.
+# From this width on, the schedule is shown next to the comparison, else below it.
 BESIDE_COLUMNS = 76
 # A difference from the plan of so much is marked.
 OFF = 0.1
@@ -32,7 +32,7 @@ _BAND: dict[str, str] = {
 
 
 def verdict(board: "Board", width: int, *, tall: bool) -> list[Content]:
-    """How the run ended, and what to do next; nothing while it lives."""
+    """Return how the run ended and what to do next; empty while it is running."""
     if not board.life.over:
         return []
     style = f"bold reverse {_BAND.get(board.life.in_words, '$error')}"
@@ -43,7 +43,7 @@ def verdict(board: "Board", width: int, *, tall: bool) -> list[Content]:
 
 
 def alerts(board: "Board", width: int, *, most: int) -> list[Content]:
-    """What is raised now, the newest first, one line each."""
+    """Return the raised alerts, newest first, one line each."""
     in_headline = ("lost",) if board.life.state == "lost" else ()  # by the verdict, in larger letters
     newest = sorted(
         (alert for alert in board.alerts if alert.kind not in in_headline), key=lambda alert: -(alert.since or 0)
@@ -75,7 +75,7 @@ def figure_lines(board: "Board", width: int) -> list[Content]:
 
 
 def lower(board: "Board", width: int, rows: int) -> list[Content]:
-    """What was planned and what comes next, in at most `rows` lines."""
+    """Return the comparison with the plan and the next events, in at most `rows` lines."""
     if width >= BESIDE_COLUMNS:
         left = table(board, rows)
         wide = max((line.cell_length for line in left), default=0) + 3
@@ -92,7 +92,7 @@ def lower(board: "Board", width: int, rows: int) -> list[Content]:
 
 
 def table(board: "Board", rows: int) -> list[Content]:
-    """What is beside what was planned, in at most `rows` lines; a row that nobody knows anything of goes first."""
+    """Return actual next to planned values, in at most `rows` lines; rows with unknown values are dropped first."""
     known = comparison(board)
     while len(known) > max(1, rows - 1):
         unknown = next((row for row in reversed(known) if row.actual == row.planned), known[-1])
@@ -116,7 +116,8 @@ def table(board: "Board", rows: int) -> list[Content]:
 
 
 def schedule(board: "Board", width: int, rows: int) -> list[Content]:
-    """How far the run is, what comes next, and what was last saved and measured, the most wanted first."""
+    """Return progress, next events, and the last checkpoint and evaluation, in at most `rows` lines; the most important
+    are kept."""
     wanted: list[tuple[int, Content]] = []  # (weight, line), in the order in which they are shown
     found = stretches(board)
     if found:
@@ -167,7 +168,7 @@ def _phases(found: Sequence) -> Content:
 
 
 def headline(board: "Board") -> str:
-    """How it ended, in one line."""
+    """Return one line on how the run ended."""
     run, life = board.run, board.life
     if life.state == "lost":
         return f"LOST at step {board.step:,}: {life.why or 'its processes are gone'}"
@@ -188,7 +189,7 @@ def _time_taken(board: "Board") -> str:
 
 
 def advice(board: "Board") -> list[str]:
-    """What to do next, the most helpful first."""
+    """Return what to do next, the most helpful first."""
     run, directory = board.run, board.directory
     if succeeded(run):
         purpose, *command = command_of_model(run, directory)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Pane(Widget):
-    """One screen: it draws what a `Board` says, and nothing else.
+    """Base class of screens: a screen draws a `Board`, and nothing else.
 
     The app mounts a pane when it is first visited, and calls `show` only while it is visible: when the board has
     changed, and once a second for clocks and ages.
@@ -26,7 +26,7 @@ class Pane(Widget):
 
     @classmethod
     def available(cls, board: "Board") -> bool:
-        """Whether this run has anything to show here; a pane that is not available is not on the tab line."""
+        """Return True if this run has anything to show here; other panes are not on the tab line."""
         return True
 
     def show(self, board: "Board") -> None:

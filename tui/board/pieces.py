@@ -9,13 +9,13 @@ from textual.content import Content
 
 @frozen
 class Piece:
-    """A piece of a line. weight: of pieces that do not all fit, those of the least weight are left out."""
+    """Part of a line. weight: of parts that do not all fit, those with the least weight are left out."""
 
     text: str
     style: str = ""
     weight: int = 0
     action: str = ""
-    """What a click on it does, as an action of the application; empty: nothing."""
+    """Action of the application that a click runs; empty: none."""
 
     @property
     def content(self) -> Content:
@@ -27,7 +27,7 @@ def line(pieces: Iterable[Piece], width: int, *, gap: str = "  ", margin: str = 
     """The pieces that fit in `width` columns, in their order."""
     fitting = [piece for piece in pieces if piece.text]
     while len(fitting) > 1 and _columns(fitting, gap, margin) > width:
-        # Of equal weight the last goes first.
+        # With equal weights, the last is dropped first.
         fitting.pop(min(reversed(range(len(fitting))), key=lambda place: fitting[place].weight))
     content = Content(margin) + Content(gap).join(piece.content for piece in fitting)
     return content.truncate(max(1, width), ellipsis=True)

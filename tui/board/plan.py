@@ -83,7 +83,7 @@ class PlanPane(SearchedPane[PlanView, PlanPage]):
         sheet.draw(self._page.rows)
 
     def action_timing(self) -> None:
-        """Where a step's time goes: beside the list where there is room, else as a page."""
+        """Show step times by node: next to the list where there is room, else as a page."""
         if self._page is None:
             return
         if self._view.shows != "list":

@@ -28,12 +28,12 @@ _WHEEL = 1.25
 
 
 def terminal_glyphs() -> Glyphs:
-    """Braille where the terminal takes UTF-8 and has a font for it, which the console of Linux has not.
+    """Return braille glyphs if the terminal takes UTF-8 and has a font for them (the Linux console has none).
 
-    Python writes UTF-8 also where the locale is `C` (its UTF-8 mode): what counts is what the locale says.
+    The locale decides: Python writes UTF-8 also where the locale is `C` (its UTF-8 mode).
     """
     named = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
-    # A locale that is named and not installed here still says what the terminal takes.
+    # A locale that is set but not installed here still shows what the terminal takes.
     charset = named.rpartition(".")[2] if "." in named else locale.getencoding()
     written = getattr(sys.__stdout__, "encoding", None) or charset
     takes = all(name.lower().replace("-", "").startswith("utf") for name in (charset, written))
@@ -41,9 +41,9 @@ def terminal_glyphs() -> Glyphs:
 
 
 class Plot(Widget, can_focus=True):
-    """Draws lines; whoever owns it calls `show` with what there is now.
+    """Line plot; the owner calls `show` with the current lines.
 
-    What the reader chose (scale, smoothing, part, cursor) stays as it is when the lines change.
+    The reader's choices (scale, smoothing, range, cursor) are kept when the lines change.
     """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -112,7 +112,7 @@ class Plot(Widget, can_focus=True):
         before = (self._curves, self._title, self._x_label, self._unit, self._x_unit)
         now = (curves, title, x_label, unit, x_unit)
         if x_label != self._x_label:
-            # Another axis: what was chosen in units of the old one means nothing.
+            # Positions in units of the old axis mean nothing on another axis.
             self.view = Viewport(log=self.view.log, smoothing=self.view.smoothing)
         if now != before:
             self._curves, self._title, self._x_label, self._unit, self._x_unit = now
@@ -127,7 +127,7 @@ class Plot(Widget, can_focus=True):
 
     @property
     def text(self) -> str:
-        """What is on the screen, without colours."""
+        """The text on the screen, without colors."""
         self._draw()
         return "\n".join("".join(text for text, _ in row) for row in self._drawing.rows)
 
@@ -136,7 +136,7 @@ class Plot(Widget, can_focus=True):
         return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width)
 
     def _draw(self) -> None:
-        """Draw anew if anything has changed."""
+        """Redraw if anything has changed."""
         wanted = (self._curves, self.view, self._title, self._x_label, self.size, self.app.theme, self.has_focus)
         if wanted == self._drawn_for and self._newest == self._newest_drawn:
             return

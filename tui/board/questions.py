@@ -31,7 +31,7 @@ def confirm(board: "Board", action: ControlWord, dataset: str = "") -> Question:
 
 
 class LeaveQuestion(Question):
-    """Asks what is to become of a run that was started together with this dashboard."""
+    """Question what to do with a run that was started together with this dashboard."""
 
     def __init__(self, *, starting: bool) -> None:
         saves = "the run has not started to train, and ends" if starting else "the run saves a checkpoint, then ends"

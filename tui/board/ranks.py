@@ -95,7 +95,7 @@ class RanksPane(RowsPane[RankView, RankPage]):
         self._go(evolve(self._view, experts=not self._view.experts))
 
     def action_worst(self) -> None:
-        """To the rank with the most of what is shown."""
+        """Move the cursor to the rank with the highest value of the shown figure."""
         if self._known:
             self._go(to_worst(self._view, self._known))
 

@@ -23,7 +23,7 @@ FORGIVEN_SECONDS = 600.0
 # Runs that this one is compared with.
 OTHERS_POLL_SECONDS = 1.0
 OTHERS_OPENING_SECONDS = 0.05
-# Of each second at most so much is spent reading: all runs together.
+# Reading all runs together takes at most this much of each second.
 OTHERS_BUDGET_SECONDS = 0.05
 # Without a look for so long nothing is read.
 UNSEEN_SECONDS = 3.0
@@ -52,7 +52,7 @@ class BackgroundReader(Thread):
 
     @property
     def unread_seconds(self) -> float:
-        """How long ago a look at the files last came to its end: much, where a disk hangs or reading fails."""
+        """Return the seconds since the last completed read: large when a disk hangs or reading fails."""
         return monotonic() - self._read_at
 
     def take(self) -> "Board | None":
@@ -106,14 +106,14 @@ class ReadingOthers(Thread):
         self._looked = 0.0
 
     def want(self, directories: Sequence[Path]) -> None:
-        """Read these from now on, and let go of others; to be called whenever somebody looks."""
+        """Read these runs from now on and drop others; to be called whenever the screen is viewed."""
         self._looked = monotonic()
         if tuple(directories) != self._wanted:
             self._wanted = tuple(directories)
             self._woken.set()
 
     def board(self, directory: Path) -> "Board | None":
-        """What was read last; None at first."""
+        """Return the board read last; None at first."""
         with self._lock:
             return self._boards.get(directory)
 

@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic, thread_time
 
-# Of the time, what one screen may spend on being brought up to date; and seconds that are not counted.
+# Share of the time that updates of one screen may take; and seconds that are not counted.
 SHARE = 0.05
 FREE = 0.02
 
 
 class RefreshLimiter:
-    """Whether it is time again. clock, spent: seconds that have passed, and that this thread has computed."""
+    """Limiter of screen updates by their share of processor time. clock, spent: return elapsed seconds, and processor
+    seconds of this thread."""
 
     def __init__(self, clock: Callable[[], float] = monotonic, spent: Callable[[], float] = thread_time) -> None:
         self._clock, self._spent = clock, spent
@@ -22,7 +23,7 @@ class RefreshLimiter:
 
     @contextmanager
     def spending(self) -> Iterator[None]:
-        """What is done here is not due again before it has become a small share of the time."""
+        """Time the enclosed work; the next update is due once this time is a small share of elapsed time."""
         began = self._spent()
         yield
         spent = self._spent() - began

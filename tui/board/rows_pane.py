@@ -21,13 +21,13 @@ PageT = TypeVar("PageT")
 
 
 class RowsPane(Pane, Generic[ViewT, PageT]):
-    """A screen whose rows follow from what it knows and what the reader has chosen.
+    """Screen whose rows follow from its data and the reader's choices.
 
-    _view: what was chosen. _page: what was drawn last, None before.
+    _view: the choices. _page: the page drawn last, None before.
     """
 
     keys: ClassVar[ModuleType]
-    """What keys do: functions of the page that was drawn, which return the view that they lead to."""
+    """Key functions: each takes the drawn page and returns the next view."""
     _view: ViewT
     _page: PageT | None
 
@@ -37,23 +37,23 @@ class RowsPane(Pane, Generic[ViewT, PageT]):
         self._page = None
 
     def _draw(self) -> None:
-        """Draw what is known."""
+        """Draw the known data."""
         raise NotImplementedError
 
     def _go(self, view: ViewT) -> None:
-        """Draw what is chosen now."""
+        """Change to `view` and draw."""
         self._view = view
         self._draw()
 
     def action_do(self, name: str, first: object = None, second: object = None) -> None:
-        """What a function of `keys` does with these arguments. (Textual gives an action no more arguments than it has
-        names for.)"""
+        """Apply a function of `keys` with these arguments. (Textual passes only as many arguments as an action has
+        named parameters.)"""
         if self._page is not None:
             given = (each for each in (first, second) if each is not None)
             self._go(getattr(self.keys, name)(self._page, *given))
 
     def action_turn(self, by: int) -> None:
-        """By so many pages."""
+        """Scroll by `by` pages."""
         self.action_do("moved", by * max(1, getattr(self._page, "height", 1) - 1))
 
     def on_resize(self, event: events.Resize) -> None:
@@ -83,7 +83,7 @@ class ListPane(RowsPane[ListView, ListPage]):
         self._draw()
 
     def page(self, board: "Board", width: int, height: int) -> ListPage:
-        """What is drawn of a board for which the screen is available."""
+        """Return the page of a board for which the screen is available."""
         raise NotImplementedError
 
     def _room(self, height: int) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @frozen
 class Next:
-    """What happens next of one tick. in_steps: how many steps from now; None where the clock decides."""
+    """Next event of a tick. in_steps: steps from now; None where the clock decides."""
 
     what: str
     in_steps: int | None
@@ -24,7 +24,7 @@ class Next:
 
 
 def upcoming(board: "Board") -> list[Next]:
-    """The next time of each tick, the nearest first; those of the clock come last."""
+    """Return the next event of each tick, nearest first; ticks by the clock come last."""
     planned, step, last = board.planned, board.step, last_step(board)
     if planned is None or board.life.over:
         return []
@@ -36,7 +36,7 @@ def upcoming(board: "Board") -> list[Next]:
 
 
 def _at_last(planned: "Planned", last: int, in_steps: int, *, stops: bool) -> list[Next]:
-    """What happens behind the last step of this start. stops: before the run is at its end."""
+    """Return the events after the last step of this start. stops: the run stops before its end."""
     event = "stop_at" if stops else "finish"
     if stops and any(tick.stop and next_step(tick, planned.step_tokens, last - 1) == last for tick in planned.ticks):
         return []  # a tick that stops the run says so itself
@@ -80,7 +80,7 @@ class ScheduleSpan:
 
 
 def stretches(board: "Board") -> list[ScheduleSpan]:
-    """The phases of the run in their order; empty while nobody knows how long it is."""
+    """Return the phases of the run in order; empty while its length is unknown."""
     planned, steps = board.planned, steps_of(board)
     if planned is None or not steps:
         return []

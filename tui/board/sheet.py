@@ -54,7 +54,7 @@ class Sheet(Widget, can_focus=True):
                 self.refresh(Region(0, y, self.size.width, 1))
 
     def notify_style_update(self) -> None:
-        """Another theme: styles are looked up anew."""
+        """Look styles up again after a change of theme."""
         self._styles_of = {}
         super().notify_style_update()
 
@@ -74,7 +74,7 @@ class Sheet(Widget, can_focus=True):
         return self._styles_of[name]
 
 
-# From cool to hot, each to be seen on dark and on light ground; the signs they colour show the order without them.
+# From cool to hot, each visible on dark and light ground; the signs show the order without color.
 HEAT = ("#5b7fb5", "#4482b4", "#2f8ba0", "#2f8f6e", "#5a8c46", "#80822c", "#a07420", "#bf6420", "#d04a36", "#cf2f5c")
 
 

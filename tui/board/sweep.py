@@ -22,7 +22,7 @@ _LIST_ROWS, _PLOT_ROWS, _MOST_PLOT_ROWS = 12, 8, 26
 
 
 class SweepPane(ListPane):
-    """How far the sweep is, its best so far, the curves of its trials, which settings matter, and its trials."""
+    """Sweep screen: progress, best trial, curves, importance of settings, and trials."""
 
     title = "Sweep"
     short = "Swp"

@@ -6,7 +6,7 @@ import sys
 import termios
 from typing import Any
 
-# What Textual turns on, turned off: mouse, focus and paste reports, the other keyboard protocol, the second screen.
+# Turn off what Textual turns on: mouse, focus and paste reports, the other keyboard protocol, the second screen.
 _BACK = (
     "\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1016l\x1b[?1004l\x1b[?2004l\x1b[?2048l\x1b[?7h"
     "\x1b[<u\x1b[?1049l\x1b[?25h\x1b[0m"
@@ -36,7 +36,7 @@ class Terminal:
 
     @property
     def there(self) -> bool:
-        """Whether it has not been closed meanwhile."""
+        """Return True if the terminal is still open."""
         try:
             termios.tcgetattr(self._descriptor)
         except termios.error:
@@ -44,7 +44,7 @@ class Terminal:
         return True
 
     def give_back(self) -> None:
-        """Undo what a dashboard does to a terminal; what it still had to draw is thrown away."""
+        """Undo what a dashboard does to a terminal, and discard its pending output."""
         with contextlib.suppress(OSError, termios.error):
             termios.tcflush(self._descriptor, termios.TCIOFLUSH)
             if self._attributes is not None:
@@ -55,7 +55,7 @@ class Terminal:
         """Leave the second screen, and ask for no more reports of mouse, focus and keys; never waits for a terminal
         that takes nothing."""
         with contextlib.suppress(OSError):
-            # Opened anew: what is set for its descriptor holds for the shell as well.
+            # Opened again: settings of the inherited descriptor also apply to the shell.
             own = os.open(os.ttyname(self._descriptor), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
             try:
                 os.write(own, _BACK.encode())

@@ -70,7 +70,7 @@ class Canvas:
 
     @property
     def num_columns(self) -> int:
-        """Columns of dots, which is what a curve is to be cut into."""
+        """The number of dot columns, into which curves are to be divided."""
         return self.width * self._glyphs.bits.shape[1]
 
     def add(self, columns: CurveColumns, low: float, high: float, line: int, *, dim: bool = False) -> None:
@@ -80,7 +80,7 @@ class Canvas:
         cells = filled.reshape(self.height, dots_high, self.width, dots_wide)
         bits = np.einsum("hawb,ab->hw", cells.astype(np.int32), self._glyphs.bits)
         free = self._owner == _NOBODY
-        # Behind a line there is nothing: where colours are missing, it would drown in what it is the average of.
+        # A smoothed line has nothing under it: without color it would be lost in the raw curve.
         taken = bits * (free | (self._owner >= _DIM)) if dim else bits
         self._owner[free & (bits > 0)] = line + _DIM * dim
         self._bits |= taken
@@ -97,13 +97,13 @@ class Canvas:
         return int(_dot_rows(np.array([value]), low, high, dots)[0]) // dots_high
 
     def upright(self, column: int) -> None:
-        """A line from top to bottom, behind everything."""
+        """Draw a vertical line, under everything else."""
         for row in range(self.height):
             if 0 <= column < self.width and not self._bits[row, column]:
                 self._over.setdefault((row, column), (self._glyphs.upright, _CURSOR))
 
     def rows(self) -> list[Row]:
-        """All cells, neighbours of one style as one piece of text."""
+        """Return all cells; adjacent cells of one style are one piece of text."""
         codes, owners = self._signs(), self._owner.copy()
         for place, (sign, owner) in self._over.items():
             codes[place], owners[place] = ord(sign), owner
@@ -142,14 +142,14 @@ def _dot_rows(values: np.ndarray, low: float, high: float, number: int) -> np.nd
 
 
 def _filled(columns: CurveColumns, low: float, high: float, number: int) -> np.ndarray:
-    """Which dots of `number` rows belong to the curve."""
+    """Return a mask of the dots, in `number` rows, that belong to the curve."""
     top, bottom = (_dot_rows(values, low, high, number) for values in (columns.high, columns.low))
     here = (top >= 0) & (bottom >= 0)
     through = columns.joined & here[:-1] & here[1:]
     falls = through & (top[1:] > bottom[:-1] + 1)
     rises = through & (bottom[1:] < top[:-1] - 1)
     first, last = top.copy(), bottom.copy()
-    # Each of two neighbours goes half of the way, so that a line is one dot thick and has no holes.
+    # Each of two adjacent columns goes half of the way, so that a line is one dot thick and has no holes.
     half = (bottom[:-1] + top[1:]) // 2
     last[:-1] = np.where(falls, half, last[:-1])
     first[1:] = np.where(falls, half + 1, first[1:])

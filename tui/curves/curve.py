@@ -13,10 +13,10 @@ _NEGLIGIBLE = 45.0
 
 @frozen(eq=False)
 class Line:
-    """One curve: `y` over `x`, of the same length; where `y` is no number the curve has a gap.
+    """Curve of `y` over `x`, of equal length, with a gap where `y` is not finite.
 
-    steps: the optimizer step of each point, by which it is smoothed; left out, `x` is that. dim: drawn in the
-    background, without a sign and a name.
+    steps: the optimizer step of each point, used for smoothing; default: `x`. dim: drawn in the background, without a
+    sign and a name.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Curve:
 
     @cached_property
     def left_out(self) -> int:
-        """How many values have no logarithm: zeros and negative ones."""
+        """Return the number of values without a logarithm (zero or negative)."""
         with np.errstate(invalid="ignore"):
             return int(np.count_nonzero(self.y <= 0))
 
@@ -103,10 +103,10 @@ class Curve:
         return self.x[found], self.y[found]
 
     def columns(self, low: float, high: float, number: int, *, log: bool = False) -> CurveColumns:
-        """What is seen of the curve from `low` to `high` in `number` columns; `log`: as decimal logarithms.
+        """Return the curve from `low` to `high` in `number` columns; `log`: as decimal logarithms.
 
-        No point is left out: each counts for the lowest or the highest of its column. Columns between two points
-        hold the straight line that joins them.
+        No point is left out: each counts for the lowest or highest value of its column. Columns between two points hold
+        the straight line that joins them.
         """
         x, y = self.x, self.y
         edges = self._edges(low, high, number)
@@ -136,16 +136,16 @@ class Curve:
         return CurveColumns(lowest, highest, joined)
 
     def _edges(self, low: float, high: float, number: int) -> np.ndarray:
-        """Index of the first point of each column, and of the first one behind the last column."""
+        """Return the index of the first point of each column, and of the first one after the last column."""
         edges = np.searchsorted(self.x, np.linspace(low, high, number + 1), side="left")
         edges[-1] = np.searchsorted(self.x, high, side="right")
         return edges
 
     def smoothed(self, weight: float, low: float, high: float, number: int) -> "Curve":
-        """The moving average as it stands at the last point of each of `number` columns from `low` to `high`.
+        """Return the moving average at the last point of each of `number` columns from `low` to `high`.
 
-        A value `n` steps back counts `weight**n`, and the sum is divided by that of the weights: the average of
-        TensorBoard without its bias, but by steps, so that a run that logs half as often looks no smoother.
+        A value `n` steps back has the weight `weight**n`; the sum is divided by the sum of the weights. This is the
+        bias-corrected average of TensorBoard, but by steps: a run that logs half as often looks no smoother.
         """
         fade = -math.log(weight)
         edges = self._edges(low, high, number)
@@ -155,7 +155,7 @@ class Curve:
             return self
         if ends[-1] < len(self.x):  # the point that the line leaves the columns for
             ends = np.append(ends, ends[-1] + 1)
-        # What came before the first column is a group of its own, as far back as it still counts.
+        # Points before the first column are a group of their own, as far back as they count.
         first = int(np.searchsorted(self.steps, self.steps[ends[0] - 1] - _NEGLIGIBLE / fade))
         starts = np.concatenate(([min(first, ends[0] - 1)], ends[:-1]))
         end_steps = self.steps[ends - 1]

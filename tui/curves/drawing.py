@@ -13,7 +13,7 @@ from xtrain.tui.curves.viewport import Extent, Viewport
 
 __all__ = ["ASCII", "UNICODE", "Curve", "Drawing", "Line", "Unit", "Viewport", "draw", "extent_of"]
 
-# What lies beyond is drawn at the border: differences of such values must not overflow.
+# Larger values are drawn at the border: their differences must not overflow.
 _LARGEST = 1e300
 _SHORT_OF_ROWS = 5
 
@@ -46,7 +46,7 @@ class Drawing:
 
 
 def extent_of(curves: Sequence[Curve]) -> Extent | None:
-    """From the first to the last point of all curves; None if there is no point."""
+    """Return the first and last x of all curves; None without points."""
     some = [curve for curve in curves if len(curve)]
     return (min(float(c.x[0]) for c in some), max(float(c.x[-1]) for c in some)) if some else None
 
@@ -83,7 +83,7 @@ def draw(
         return Drawing(rows=_padded([*heads, *body], width, height), heads=len(heads))
     seen = view.seen(extent)
     drawn_from = seen if seen[1] > seen[0] else (seen[0] - 0.5, seen[1] + 0.5)
-    # Wide enough for most labels; what is drawn in the end depends on them, and they on what is drawn.
+    # Wide enough for most labels; the drawn values depend on the label width, and labels on the drawn values.
     dots = glyphs.bits.shape[1]
     sources = _sources([*shown, *behind], view, drawn_from, width * dots)
     guess = [curve.columns(*drawn_from, max(1, width - 7) * dots, log=view.log) for _, curve, _ in sources]
@@ -115,7 +115,7 @@ def draw(
 
 
 def _sources(curves: Sequence[Curve], view: Viewport, seen: Extent, number: int) -> list[tuple[int, Curve, bool]]:
-    """(line, what is drawn of it, whether in the background), in the order in which they are drawn."""
+    """Return (line, curve to draw, whether in the background), in drawing order."""
     above, below = [], []
     for line, curve in enumerate(curves):
         source = curve.positive if view.log else curve
@@ -130,7 +130,7 @@ def _sources(curves: Sequence[Curve], view: Viewport, seen: Extent, number: int)
 
 
 def _value_range(layers: Sequence[CurveColumns], *, log: bool) -> Extent | None:
-    """From the lowest to the highest value that is seen, never empty; None if there is none."""
+    """Return the lowest and highest visible value, never equal; None without values."""
     ends = np.concatenate([np.concatenate((columns.low, columns.high)) for columns in layers])
     ends = ends[np.isfinite(ends)]
     if not len(ends):

@@ -16,7 +16,7 @@ _SCALES: dict[Unit, tuple[tuple[float, str], ...]] = {
 }
 # Times and bytes have a gap between figure and sign, as everywhere else in these views.
 _APART: tuple[Unit, ...] = ("bytes", "seconds")
-# From here on a figure is written with a power of ten, whatever its unit.
+# From here on a number is written with a power of ten, whatever its unit.
 _A_WALL = 1e6
 # An axis changes to the larger unit only once this many of it are there: `90 s`, not `1.5 min`.
 _ENOUGH: dict[str, float] = {"min": 3, "h": 3, "d": 3}
@@ -52,7 +52,7 @@ def log_ticks(low: float, high: float, most: int, unit: Unit = "number") -> list
 
 
 def labels(values: list[float], unit: Unit = "number") -> list[str]:
-    """What stands beside the values of one axis: one unit for all, and just the digits that tell them apart."""
+    """Return the labels of one axis: one unit for all, and just enough digits to distinguish them."""
     if not values:
         return []
     largest = max(map(abs, values))

@@ -11,20 +11,20 @@ Extent = tuple[float, float]
 
 @frozen(kw_only=True)
 class Viewport:
-    """What the reader of a plot has chosen. All places are in units of its x axis."""
+    """The reader's choices in a plot. All positions are in units of its x axis."""
 
     log: bool = False
     smoothing: float = 0.0
-    """What the moving average keeps of itself in one step; 0: none is drawn."""
+    """Weight that the moving average keeps per step; 0: no average is drawn."""
     span: float | None = None
-    """How much is seen; None: all there is."""
+    """Width of the visible range; None: everything."""
     right: float | None = None
-    """Where it ends; None: at the newest point, also when there are newer ones."""
+    """Right end of the visible range; None: the newest point, also as points arrive."""
     cursor: float | None = None
     """The place that values are read at."""
 
     def seen(self, extent: Extent) -> Extent:
-        """From where to where is shown, of all that lies in `extent`."""
+        """Return the visible range of `extent`."""
         low, high = extent
         if self.span is None or not high > low:
             return extent
@@ -66,7 +66,7 @@ class Viewport:
         return evolve(self, span=span)._ending_at(about + (high - about) * span / (high - low), extent)
 
     def panned(self, share: float, extent: Extent) -> "Viewport":
-        """Moved by a share of what is seen: to the right, or to the left where it is negative."""
+        """Return the viewport moved right by a share of the visible range; left if negative."""
         low, high = self.seen(extent)
         if self.span is None:
             return self
@@ -78,7 +78,7 @@ class Viewport:
         return evolve(self, right=None if right >= high else right)
 
     def pointing(self, place: float | None, extent: Extent) -> "Viewport":
-        """With the cursor at a place, or without one; what is seen follows it."""
+        """Return the viewport with the cursor at `place`, or without one; the visible range follows the cursor."""
         if place is None:
             return evolve(self, cursor=None)
         place = min(max(place, extent[0]), extent[1])
@@ -89,7 +89,7 @@ class Viewport:
         return moved._ending_at(place if place > high else place + (high - low), extent)
 
     def describe(self) -> tuple[str, ...]:
-        """The choices that change what a curve looks like, in words."""
+        """Return the choices that change how a curve looks, in words."""
         words: tuple[tuple[bool, str], ...] = (
             (self.log, "log"),
             (self.smoothing > 0, f"smoothed {self.smoothing:g}"),

@@ -66,11 +66,11 @@ _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 
 
 class StatusLine:
-    """Draws on `console`; shows nothing of the moving line where there is no terminal to move it on.
+    """Progress line at the bottom of `console`; not shown without a terminal.
 
-    The cursor rests at the start of the line, on a blank. So whatever a resize did to the line (a terminal folds one
-    that no longer fits), erasing from the cursor downwards removes all of it; and a `^C` echoed by the terminal, or
-    the end of this process at any moment, leaves nothing behind that a prompt cannot follow.
+    The cursor rests at the start of the line, on a blank. So erasing from the cursor downwards removes the whole line
+    after any resize (a terminal folds a line that no longer fits). A `^C` echoed by the terminal, or the end of this
+    process at any moment, leaves the terminal ready for a prompt.
     """
 
     def __init__(self, console: Console) -> None:
@@ -79,7 +79,7 @@ class StatusLine:
         self._size = console.size
 
     def show(self, line: Text) -> None:
-        """Draw `line`, cut to the width, in place of the one before."""
+        """Draw `line`, cut to the width, instead of the previous one."""
         if not self._console.is_terminal:
             return
         # The last column stays empty: a terminal may wrap as soon as it is written to.

@@ -5,10 +5,10 @@ from xtrain.tui.state import RunState
 
 
 class Drawer:
-    """Draws a run as its records come in. Silent: a view overrides what it shows."""
+    """Base class of views, which draw a run as its records arrive; draws nothing itself."""
 
     def shows(self, record: Record) -> bool:
-        """Whether `draw` wants this record, and the state right after it."""
+        """Return True if `draw` wants this record, with the state right after it."""
         return False
 
     def draw(self, state: RunState, record: Record) -> None:
@@ -18,7 +18,7 @@ class Drawer:
         """Show what moves with time; called with every poll."""
 
     def close(self, state: RunState) -> None:
-        """Say what the run came to: it is over, or nothing more is written."""
+        """Show the outcome: the run is over, or nothing more is written."""
 
     def lost(self, state: RunState, why: str) -> None:
         """Say that nobody is there any more who could say how the run ends; why: what that is concluded from."""

@@ -72,7 +72,7 @@ class PermanentLines:
         self._glyphs = glyphs
 
     def of(self, state: RunState, event: Event) -> Iterator[RenderableType]:
-        """What to print of an event, after which the run is in `state`."""
+        """Yield what to print for an event that led to `state`."""
         if state.is_echo(event) or isinstance(event, _NOT_DRAWN):
             return
         match event:

@@ -20,8 +20,8 @@ def short_path(path: Path) -> str:
 
 
 def command_of_model(state: RunState, directory: Path) -> tuple[str, str, str]:
-    """What a command does with the trained model, and the command, in two parts that may stand on two lines: it lets
-    the model write, or exports one that gives rewards."""
+    """Return what a command does with the trained model, and the command in two parts that may stand on two lines:
+    generate text, or export a reward model."""
     folder = shlex.quote(short_path(directory))
     if state.start is not None and state.start.rewards:
         return "export the model", f"xtrain export {folder}", "--to FOLDER"
@@ -29,7 +29,7 @@ def command_of_model(state: RunState, directory: Path) -> tuple[str, str, str]:
 
 
 def going_on(state: RunState) -> str:
-    """How a run goes on that stopped before its end, or has nothing to go on with."""
+    """Return how to continue a run that stopped before its end or has no checkpoint to resume from."""
     sweep = next((each for each in reversed(state.ticks) if isinstance(each, LrSweepEvent)), None)
     if sweep is not None and not state.failures:
         rate = sweep.steepest or sweep.minimum_tenth
@@ -46,20 +46,20 @@ def going_on(state: RunState) -> str:
         return f"run the same command again to resume from step {checkpoint.step:,}"
     if state.start and state.start.resumed_step:
         return f"run the same command again to resume from step {state.start.resumed_step:,}"
-    if state.start is None:  # what the starts before have left is known to the run alone
+    if state.start is None:  # only the run itself knows what earlier starts have left
         return "run the same command again; it resumes from the last checkpoint, if there is one"
     return "run the same command again; no checkpoint was saved, so it starts from scratch"
 
 
 def more_of_it(state: RunState) -> str:
-    """How a run that had nothing left to do is made to do more; empty for others."""
+    """Return how to extend a run that had nothing left to do; empty for others."""
     if state.status != EndStatus.COMPLETE:
         return ""
     return "a larger experiment.budget extends the run; --set checkpoint.resume=false starts from scratch"
 
 
 def outcome(state: RunState) -> str:
-    """What the status leaves open about how the run ended; may be empty."""
+    """Return what the status leaves open about how the run ended; may be empty."""
     if state.failures:
         first = state.failures[0]
         if state.under_way is not None:
@@ -73,12 +73,12 @@ def outcome(state: RunState) -> str:
 
 
 def wants_logs(state: RunState) -> bool:
-    """Whether the logs are where to look next."""
+    """Return True if the logs are the next place to look."""
     return state.end is None or state.status == EndStatus.FAILED
 
 
 def succeeded(state: RunState) -> bool:
-    """Whether the run directory has a trained model at the end of it."""
+    """Return True if the run directory has a trained model at the end."""
     return state.status == EndStatus.COMPLETE or (state.status == EndStatus.DONE and _saved(state))
 
 

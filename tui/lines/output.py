@@ -6,9 +6,9 @@ from typing import TextIO
 
 
 class Output:
-    """Writes to `stream` until that fails, then quietly to nowhere: a closed pipe must not end what is being watched.
+    """Output stream that discards text after a write error: a closed pipe must not end the watching process.
 
-    Every write is flushed, so that a pipe sees a line as soon as a terminal would.
+    Every write is flushed, so that a pipe gets a line as soon as a terminal would.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -44,8 +44,8 @@ class Output:
 
     def _abandon(self) -> None:
         self.closed = True
-        # What the stream still buffers would fail once more when the interpreter flushes it at exit, with a message
-        # and an exit code of its own; the descriptor is pointed at nothing instead.
+        # Text still buffered would fail again when the interpreter flushes it at exit, with a message and an exit code
+        # of its own; so the descriptor is redirected to nothing.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             descriptor = self._stream.fileno()
             nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -94,7 +94,7 @@ def event_lines(event: Event) -> Iterator[str]:
 
 
 def closing_lines(state: RunState, directory: Path, why_lost: str = "") -> Iterator[str]:
-    """What the run came to, and what to do next. why_lost: of a run that is gone without a word."""
+    """Yield the outcome of a run and what to do next. why_lost: reason why a run counts as lost."""
     if state.end is None:
         of = f"/{state.steps}" if state.steps else ""
         lost = why_lost and not state.failures

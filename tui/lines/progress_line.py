@@ -19,7 +19,8 @@ QUIET_GAPS, QUIET_SECONDS = 5, 10
 
 @frozen(kw_only=True)
 class BarGlyphs:
-    """What lines are drawn with; done and to do differ in shape, so that they can be distinguished without colour."""
+    """Characters of progress lines; done and remaining differ in shape, so that they can be distinguished without
+    color."""
 
     spinner: str
     done: str
@@ -51,7 +52,7 @@ def progress_line(state: RunState, *, width: int, now: float, quiet: float, glyp
 
 
 def _waiting(state: RunState, *, now: float, quiet: float, glyphs: BarGlyphs) -> Text:
-    """A spinner, what it is that takes time, and how long it has been."""
+    """Return a spinner, what is running, and for how long."""
     node = state.under_way
     if node is not None:
         what, since = short_node(node.node), node.began
@@ -77,7 +78,7 @@ def _spinning(what: str, elapsed: float, now: float, glyphs: BarGlyphs) -> Text:
 
 def _training(state: RunState, *, width: int, now: float, quiet: float, glyphs: BarGlyphs) -> Text:
     parts = _parts(state, quiet=quiet)
-    # One blank for the cursor in front, one unused column behind.
+    # One blank for the cursor at the left, one unused column at the right.
     room = width - 2 - MIN_BAR
     fitting: list[_Part] = []
     for part in sorted(parts, key=lambda part: part.rank):

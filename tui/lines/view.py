@@ -47,20 +47,20 @@ def follow(
     quiet_until: float = 0.0,
     why_over: Callable[[RunState, float | None], str] | None = None,
 ) -> RunState:
-    """Draw the run in `directory` on `out` (standard output) until it has ended; the state it ended in.
+    """Draw the run in `directory` on `out` (standard output) until it has ended; return the final state.
 
-    The end is a `run_end` that no later attempt follows, or `finished`: whoever sets it knows that nothing more will
-    be written. `why_over` is asked with the state and the time of the newest record, and says why nothing more will
-    be: of the state that is returned then, `end` is None. `offsets` (file name → byte) leaves out what was written
-    before; what was written before `quiet_until` (seconds since 1970) is known and not drawn. The directory may not
-    exist yet, and if it disappears the view waits for it to come back; if `out` breaks, following goes on unseen.
+    The end is a `run_end` that no later attempt follows, or `finished`, which is set once nothing more will be written.
+    `why_over` takes the state and the time of the newest record, and returns the reason why nothing more will be
+    written; the returned state then has `end` None. `offsets` (file name → byte) skips earlier records; records from
+    before `quiet_until` (seconds since 1970) are read and not drawn. The directory may not exist yet; if it disappears,
+    the view waits for it to return. If `out` breaks, following continues without output.
     """
     feed = RecordFeed(directory, offsets)
     drawer = _drawer(ui, directory, Output(sys.stdout if out is None else out))
     state = RunState()
     try:
         while True:
-            # Asked before reading: what was written before `finished` was set is read once more.
+            # Checked before reading: records written before `finished` was set are read once more.
             last_round = finished.is_set()
             state = _read(feed, state, drawer, quiet_until)
             if (last_round or state.end is not None) and not feed.behind:
@@ -87,7 +87,7 @@ def _drawer(ui: Ui, directory: Path, out: Output) -> Drawer:
 
 
 def _read(feed: RecordFeed, state: RunState, drawer: Drawer, quiet_until: float) -> RunState:
-    """Take in what is new, stopping only at records that are drawn."""
+    """Read new records into the state, stopping only at records that are drawn."""
     unseen: list[Record] = []
     for record in feed.read():
         unseen.append(record)
