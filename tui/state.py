@@ -68,21 +68,21 @@ class SetupNode:
 
 @frozen(kw_only=True)
 class RunState:
-    """What is known of a run; every field has a meaning before the first record."""
+    """State of a run; every field has a meaning before the first record."""
 
     start: RunStartEvent | None = None
     setup: tuple[SetupNode, ...] = ()
     setup_seconds: float | None = None
-    """How long start-up took, once it is over."""
+    """Duration of start-up, once it is over."""
     setup_done_time: float | None = None
     rows: Mapping[str, int] = MappingProxyType({})
-    """How many rows each dataset has for training, once they are prepared."""
+    """Number of training rows of each dataset, once they are prepared."""
     counted_steps: int | None = None
     """The steps of the run, once the data has been counted."""
     epochs: float | None = None
     """The budget, if it is in epochs and the data has been counted."""
     horizon: HorizonEvent | None = None
-    """What the run has said of what was planned in epochs."""
+    """Counts of the run for values planned in epochs."""
     history: History = field(factory=History)
     event_step: int = 0
     """The last step that an evaluation, a checkpoint and the like came after: logging may be sparse."""
@@ -104,14 +104,14 @@ class RunState:
     num_rollbacks: int = 0
     num_restarts: int = 0
     replicas: ReplicasEvent | None = None
-    """Which replica groups take part in steps, where there are several."""
+    """Replica groups that take part in steps, if there are several."""
     restarting: bool = False
     """The worker group has failed, and has not yet been started again."""
     estimated_seconds_per_step: float | None = None
-    """What a step takes by the estimate that the run made of its first steps."""
+    """Duration of a step, as the run estimated it from its first steps."""
     signal: str | None = None
     paused_since: float | None = None
-    """When the run began to wait for `xtrain control resume`, while it does."""
+    """Time at which the run began to wait for `xtrain control resume`; None while it does not."""
     raised: tuple[AlertEvent, ...] = ()
     """The alerts of this attempt that are not over, one of each kind, in the order in which they came."""
     failures: tuple[FailureEvent, ...] = ()
@@ -131,7 +131,7 @@ class RunState:
         return "waiting" if self.start is None and not self.setup else "starting"
 
     def is_echo(self, record: Record) -> bool:
-        """Whether a record, which led to this state, only says once more that a rank is gone."""
+        """Return True if a record that led to this state only repeats that a rank is gone."""
         return isinstance(record, FailureEvent) and record.lost and len(self.failures) > 1
 
     @property
@@ -141,7 +141,7 @@ class RunState:
 
     @property
     def steps(self) -> int | None:
-        """How many optimizer steps the run takes, if that is known."""
+        """Number of optimizer steps of the run; None where unknown."""
         planned = self.start.steps if self.start else None
         if self.horizon is not None and self.horizon.steps is not None:
             return self.horizon.steps
@@ -149,12 +149,12 @@ class RunState:
 
     @property
     def attempt(self) -> int:
-        """Which start of the run this is, from 1; 0 while none has begun."""
+        """Number of this start of the run, from 1; 0 before the first."""
         return 0 if self.start is None else self.start.attempt or 1
 
     @property
     def epoch(self) -> str:
-        """How far the run is in its data, as `1.25/3` epochs; empty where the plan does not speak of epochs."""
+        """Progress in the data, as `1.25/3` epochs; empty if the plan does not use epochs."""
         now = self.history.last.epoch
         if now is None or self.horizon is None:
             return ""
@@ -180,7 +180,7 @@ class RunState:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """The pace of the recent steps; before two of them are logged that of the estimate."""
+        """Recent seconds per step; before two steps are logged, the estimate."""
         pace = self.history.seconds_per_step
         return self.estimated_seconds_per_step if pace is None else pace
 
@@ -207,7 +207,7 @@ def reduce_all(state: RunState, records: Iterable[Record]) -> RunState:
     for record in records:
         if isinstance(record, StepMetrics):
             if record.loss is None and record.tokens is None:
-                continue  # losses of evaluations: in a step that is not logged, or beside its record in old runs
+                continue  # losses of evaluations: in a step that is not logged, or in a separate record in old runs
             recorder = recorder or HistoryRecorder(state.history)
             recorder.add(record)
             continue
@@ -240,7 +240,7 @@ def _blocked_seconds(
 
 
 def _run_start(state: RunState, start: RunStartEvent) -> RunState:
-    """A new attempt: what the earlier ones did up to the step it goes on from still counts, the rest is discarded."""
+    """Apply a new attempt: results up to the step from which it resumes are kept, later ones discarded."""
     resumed = start.resumed_step
     evaluations = {} if resumed is None else {n: e for n, e in state.evaluations.items() if (e.step or 0) <= resumed}
     return RunState(
@@ -254,7 +254,7 @@ def _run_start(state: RunState, start: RunStartEvent) -> RunState:
 
 
 def _rollback(state: RunState, event: RollbackEvent) -> RunState:
-    """The run has gone back: what it did after that step is discarded."""
+    """Apply a rollback: results after its step are discarded."""
     step = event.step or 0
     evaluations = {name: found for name, found in state.evaluations.items() if (found.step or 0) <= step}
     return evolve(
@@ -269,13 +269,13 @@ def _rollback(state: RunState, event: RollbackEvent) -> RunState:
 
 
 def _saved_until(state: RunState, step: int) -> dict[str, Any]:
-    """What was saved and exported up to a step; what came behind it is not of this run any more."""
+    """Return what was saved and exported up to a step; later files are no longer part of the run."""
     saved = {"checkpoint": state.checkpoint, "model": state.model, "export": state.export}
     return {name: event if event and (event.step or 0) <= step else None for name, event in saved.items()}
 
 
 def _restart(state: RunState, event: RestartEvent) -> RunState:
-    """What ranks have failed over is past: the attempt that follows says by itself where it begins."""
+    """Apply a restart: failures of its ranks are past, and the next attempt records where it begins."""
     return evolve(state, failures=(), setup=(), restarting=True, num_restarts=state.num_restarts + 1)
 
 
@@ -284,7 +284,7 @@ def _replicas(state: RunState, event: ReplicasEvent) -> RunState:
 
 
 def _replica_group(state: RunState, event: ReplicaGroupEvent) -> RunState:
-    """What its ranks have failed over ends no other group, and so not the run."""
+    """Drop the failures of a replica group's ranks: they end no other group, and so not the run."""
     failures = tuple(each for each in state.failures if each.rank not in event.ranks)
     return evolve(state, failures=failures)
 
@@ -295,7 +295,7 @@ def _data(state: RunState, event: DataEvent) -> RunState:
 
 
 def _horizon(state: RunState, event: HorizonEvent) -> RunState:
-    """With what is left to do: steps may be others than those of a run from its beginning."""
+    """Apply the counted horizon: the steps left may differ from those of a run from its beginning."""
     return evolve(state, horizon=event, counted_steps=state.counted_steps if event.steps is None else event.steps)
 
 
@@ -352,7 +352,7 @@ def _paused(state: RunState, event: PausedEvent) -> RunState:
 
 
 def _alert(state: RunState, event: AlertEvent) -> RunState:
-    """Of each kind one is raised at most, the latest last."""
+    """Update the raised alerts: at most one of each kind, the latest last."""
     others = tuple(each for each in state.raised if each.kind != event.kind)
     return evolve(state, raised=others if event.state == "cleared" else (*others, event))
 
@@ -390,7 +390,7 @@ def _run_end(state: RunState, end: RunEndEvent) -> RunState:
 
 
 def _of_another_start(state: RunState) -> RunState:
-    """Of a run that has ended already: how it did is no matter of what a start that never began says now."""
+    """Discard the state of an ended run: its outcome does not apply to the records of a start that never began."""
     return state if state.end is None else evolve(begun_again(state), restarting=False)
 
 

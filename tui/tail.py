@@ -26,9 +26,9 @@ class Tail:
         self.damaged = 0
         """Lines that were complete but held no JSON object."""
         self.behind = False
-        """Whether the last read stopped at `chunk_bytes` with more already written."""
+        """True if the last read stopped at `chunk_bytes` with more already written."""
         self.begun_anew = 0
-        """How often the file was another one than before."""
+        """Number of times the file was replaced by another one."""
         self._inode: tuple[int, int] | None = None
 
     def read(self) -> list[dict[str, Any]]:

@@ -6,8 +6,8 @@ from typing import Final
 
 UNKNOWN: Final = "n/a"
 
-# What a model samples, or a library writes in an error, must not steer the terminal: control characters, the
-# direction marks that reorder a line, and lone surrogates that no encoding can write.
+# Text sampled from a model, or an error of a library, must not control the terminal: control characters, direction
+# marks that reorder a line, and lone surrogates that cannot be encoded.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -111,7 +111,7 @@ def perplexity(loss: float | None) -> float | None:
 
 
 def share(value: float | None) -> str:
-    """`41.3%`, or `n/a` where nobody knows."""
+    """Return `41.3%`, or `n/a` where unknown."""
     return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.1%}"
 
 

@@ -19,7 +19,7 @@ def next_step(tick: PlannedTick, tokens: StepTokens | None, step: int) -> int | 
 
 
 def num_times(tick: PlannedTick, tokens: StepTokens | None, step: int, last: int) -> int:
-    """How often a tick comes behind `step` and up to `last`; 0 where the clock decides."""
+    """Return how often a tick occurs after `step` and up to `last`; 0 where the clock decides."""
     if tick.steps:
         return max(0, last // tick.steps - step // tick.steps)
     if tick.tokens and tokens:
@@ -30,8 +30,8 @@ def num_times(tick: PlannedTick, tokens: StepTokens | None, step: int, last: int
 
 
 def last_step(board: "Board") -> int | None:
-    """The step after which this start of the run ends: the budget, or where the plan stops it before. None while nobody
-    knows."""
+    """Return the step after which this start of the run ends: the budget, or an earlier stop of the plan. None while
+    unknown."""
     run, plan, step = board.run, board.planned, board.step
     steps = run.steps or (plan.steps if plan else None)
     ends = [] if steps is None else [steps]
@@ -43,8 +43,8 @@ def last_step(board: "Board") -> int | None:
 
 
 def seconds_left(board: "Board") -> float | None:
-    """Time until this start of the run ends: its steps at the pace of the recent ones, and what the plan does between
-    them, each as long as it took last. None while nobody knows."""
+    """Return the time until this start of the run ends: its steps at the recent pace, plus the events between them,
+    each as long as last time. None while unknown."""
     pace, last = board.run.seconds_per_step, last_step(board)
     if pace is None or last is None:
         return None
@@ -57,7 +57,7 @@ def seconds_left(board: "Board") -> float | None:
 
 
 def _between(board: "Board", plan: Planned, last: int, seconds: float, pace: float) -> float:
-    # What comes in most of the stretches between two records is in their pace already, which is the median of them.
+    # An event in most of the intervals between two records is already in their pace, which is the median interval.
     known = 2 * (board.run.history.gap or 0.0)
     whole = 0.0
     for tick in plan.ticks:

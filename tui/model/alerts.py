@@ -9,21 +9,21 @@ from xtrain.tui.model.ranks import OneRank, Ranks
 from xtrain.tui.state import RunState
 from xtrain.tui.words import duration, plural
 
-# Of more ranks than these only some are named.
+# With more ranks than these, only some are named.
 NAMED = 8
-# What is seen of ranks must last so long: a run that is killed loses them one after the other.
+# An observation must last this long: a run that is killed loses its ranks one after the other.
 SETTLE_SECONDS = 2.0
 
 
 @frozen(kw_only=True)
 class Alert:
-    """Something is not as it should be, and still is.
+    """Alert that is currently raised.
 
-    kind: that of the event (`loss_spike`, `nonfinite`, `stalled`, `starvation`, `memory`, `disk`, …), or of what the
+    kind: kind of the event (`loss_spike`, `nonfinite`, `stalled`, `starvation`, `memory`, `disk`, …), or what the
     dashboard sees: `silent` (ranks send no heartbeat), `idle` (ranks make no progress), `lost` (the run is gone without
-    a record). message: in words. value, limit: where it is a number. ranks: those it is about, may be empty. since:
-    seconds since 1970; step: at which it was raised. source: who has seen it. id: the same for as long as it is the
-    same alert: a toast is for those whose id is new.
+    a record). message: in words. value, limit: if it is a number. ranks: the affected ranks, may be empty. since:
+    seconds since 1970; step: at which it was raised. source: who raised it. id: constant while the alert is the same
+    one; a toast is shown for a new id.
     """
 
     id: str
@@ -38,13 +38,14 @@ class Alert:
 
 
 class AlertTracker:
-    """Makes alerts of what is known, and remembers since when."""
+    """Collector of alerts, which remembers since when each is raised."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
     def alerts(self, run: RunState, ranks: Ranks, life: Life, now: float) -> tuple[Alert, ...]:
-        """All that is raised now: what the run has said first, then what is seen. now: seconds since 1970."""
+        """Return all raised alerts: first those of the run, then those that the dashboard sees. now: seconds since
+        1970."""
         said = [
             Alert(
                 id=f"{each.kind}@{each.time}",
@@ -77,11 +78,11 @@ class AlertTracker:
 
 
 def _seen(run: RunState, ranks: Ranks, life: Life, said: list[Alert]) -> dict[str, tuple[str, list[OneRank]]]:
-    """What an onlooker sees, by kind: a sentence, empty where there is nothing, and the ranks it is about."""
+    """Return what the dashboard sees, by kind: a sentence, empty if all is well, and the affected ranks."""
     if life.state == "lost":
         return {"lost": (f"The run ended without reporting it: {life.why}", [])}
     if life.over or run.failures or run.restarting:
-        return {}  # the run itself has said what has become of its ranks
+        return {}  # the run itself has reported the state of its ranks
     silent = [each for each in ranks if each.pulse in ("silent", "gone")]
     idle = [each for each in ranks if each.pulse == "idle"]
     if any(each.kind == "stalled" for each in said):

@@ -23,10 +23,10 @@ ASKED = 64
 
 @frozen(kw_only=True)
 class Board:
-    """Everything a screen draws. now: seconds since 1970, when it was made. version: changes when anything but `now`
-    does. loading: the share of the metrics that has been read, from 0 to 1, while a long run is being opened. damaged:
-    complete lines of metrics and events that hold no record. server: what a training server says of itself; None: a run
-    trains by itself. sweep: that which the run is a trial of. trials: the numbers of its trials, by their runs."""
+    """Everything a screen draws. now: seconds since 1970, when the board was made. version: changes when anything but
+    `now` does. loading: share of the metrics that has been read, from 0 to 1, while a long run is being opened.
+    damaged: complete lines of metrics and events that are not records. server: status of a training server; None
+    without one. sweep: the sweep of which the run is a trial. trials: numbers of its trials, by run."""
 
     directory: Path
     now: float

@@ -42,7 +42,7 @@ class Growing:
         self.size = size
 
     def cut(self, size: int) -> None:
-        """Keep the first `size`. Views that were given out keep what they show."""
+        """Keep the first `size` values. Views handed out earlier keep their values."""
         if size < self.size:
             self._room = self._room[:size].copy()
             self.size = size
@@ -61,7 +61,7 @@ class Column:
 
     @property
     def dense(self) -> bool:
-        """Whether row i has value i."""
+        """True if row i has value i."""
         return self._rows is None
 
     @property
@@ -98,7 +98,7 @@ class Column:
             self._rows.extend(rows)
 
     def cut_at(self, row: int) -> None:
-        """Forget that row and all behind it."""
+        """Drop that row and all later ones."""
         size = row if self._rows is None else int(np.searchsorted(self._rows.view, row))
         self.values.cut(size)
         if self._rows is not None:
@@ -129,7 +129,7 @@ class Sketch:
             self._take(steps, values, stride)
 
     def add(self, steps: ndarray, values: ndarray) -> None:
-        """Append the points behind those that are there."""
+        """Append points after the existing ones."""
         if self.steps.size:
             ahead = steps > self.steps.view[-1]
             steps, values = steps[ahead], values[ahead]
@@ -139,7 +139,7 @@ class Sketch:
             self._take(self.steps.view, self.values.view, 2)
 
     def cut(self, step: float) -> None:
-        """Forget that step and all behind it."""
+        """Drop that step and all later ones."""
         size = int(np.searchsorted(self.steps.view, step))
         self.steps.cut(size)
         self.values.cut(size)
@@ -152,7 +152,7 @@ class Sketch:
 
 
 def floats(values: Sequence[Any]) -> ndarray | None:
-    """Values of a key as float64, NaN where one is no number; None where none of them is meant as one."""
+    """Return the values of a key as float64, NaN where one is not a number; None if the key is not numeric."""
     first = values[0]
     if isinstance(first, list | dict):
         return None
@@ -207,12 +207,12 @@ def by_key(run: list[Values]) -> list[tuple[str, Any, ndarray]]:
 
 
 def is_evaluation(record: Values) -> bool:
-    """Whether it holds losses of evaluations and nothing of a step."""
+    """Return True if a record holds only losses of evaluations, and nothing of a step."""
     return all(key in ("step", "time") or key.startswith("eval/") for key in record)
 
 
 def last_own(records: Sequence[Values]) -> int:
-    """Where the records of the last step begin that has more than an evaluation."""
+    """Return the index of the first record of the last step that has more than an evaluation."""
     place = len(records) - 1
     while place > 0 and is_evaluation(records[place]):
         place -= 1
@@ -222,5 +222,5 @@ def last_own(records: Sequence[Values]) -> int:
 
 
 def seconds_after(record: Values, last: Mapping[str, Any]) -> float:
-    """How much later one was written than another, by the clock of its writer."""
+    """Return how much later `record` was written than `last`, by the clock of its writer."""
     return (number(record.get("time")) or 0.0) - (number(last.get("time")) or 0.0)

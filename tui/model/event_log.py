@@ -16,7 +16,7 @@ MAX_ENTRIES = 5_000
 
 @frozen(kw_only=True)
 class LogEntry:
-    """One event. kind: `checkpoint`, `eval`, …; text: what it says, in one line."""
+    """Event in the log. kind: `checkpoint`, `eval`, …; text: its text in one line."""
 
     number: int
     time: float | None

@@ -21,7 +21,7 @@ from xtrain.tui.model.life import LAUNCHER_LOCK, QUIET_SECONDS, WORKER_LOCK
 from xtrain.tui.model.processes import is_folder, is_locked, is_shared
 from xtrain.tui.words import duration
 
-# How a run ended, in the words of a list of runs.
+# Words of a list of runs for how a run ended.
 ENDED = {
     EndStatus.DONE: "finished",
     EndStatus.COMPLETE: "finished",
@@ -30,7 +30,7 @@ ENDED = {
     EndStatus.STOPPED: "stopped",
     EndStatus.INTERRUPTED: "stopped",
 }
-# Where runs lie unless a spec says otherwise.
+# Default directory of runs.
 ROOT = "runs"
 
 
@@ -72,12 +72,12 @@ def newest_run(root: Path) -> Path:
 
 
 def _runs(root: Path) -> list[Path]:
-    """Those directly below a root, or below a lineage in it."""
+    """Return the runs directly below a root, or below a lineage in it."""
     return [plan.parent for depth in ("*", "*/*") for plan in root.glob(f"{depth}/plan.json")]
 
 
 def _newest(runs: list[Path]) -> Path:
-    """By the time of its plan, which every start writes anew."""
+    """Return the run with the newest plan, which every start rewrites."""
 
     def started(run: Path) -> float:
         try:
@@ -123,7 +123,7 @@ class FoundRun:
 
     @property
     def ended(self) -> str:
-        """How it ended by its records: `finished`, `failed` or `stopped`; "" if it has not ended."""
+        """How the run ended by its records: `finished`, `failed` or `stopped`; "" if it has not ended."""
         return next((word for status, word in ENDED.items() if status == self.status), self.status)
 
     def _is_locked(self, name: str) -> bool | None:

@@ -29,13 +29,13 @@ QUIET_SECONDS = 120.0
 
 @frozen(kw_only=True)
 class Life:
-    """What has become of a run.
+    """State of a run.
 
-    state: `waiting` (no record yet), `starting` (set-up), `training`, `paused` (it waits for `resume`), `ended` (it
-    has said so itself), `lost` (its processes are gone, or write nothing, and it has not said that it ends). status: of
-    an ended run, as in `run_end`: `done`, `complete`, `stopped`, `interrupted`, `failed`. since: seconds since 1970,
-    from when; of a lost run when it last wrote anything. why: what that is concluded from, in words. again: a launcher
-    has begun that has not written anything yet: what is known is of the start before.
+    state: `waiting` (no record yet), `starting` (set-up), `training`, `paused` (until `resume`), `ended` (by its own
+    record), `lost` (its processes are gone, or write nothing, without a record of the end). status: of an ended run, as
+    in `run_end`: `done`, `complete`, `stopped`, `interrupted`, `failed`. since: start of the state in seconds since
+    1970; for a lost run, time of its last output. why: the evidence, in words. again: a launcher has started that has
+    not written anything yet; the other fields describe the previous start.
     """
 
     state: Phase = "waiting"
@@ -46,7 +46,7 @@ class Life:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to come."""
+        """True if nothing more will come."""
         return self.state in ("ended", "lost")
 
     @property
@@ -71,8 +71,8 @@ class LifeReader:
         self._lost: Life | None = None
 
     def look(self, run: RunState, ranks: Ranks, newest: float | None) -> Life:
-        """What has become of it. newest: time of the newest record. To be called after the records were read: a run
-        that ends says so before it lets go of its locks."""
+        """Return the state of the run. newest: time of the newest record. To be called after the records were read: a
+        run records its end before it releases its locks."""
         if newest != self._newest:
             self._newest, self._newest_at = newest, time.monotonic()
         why = self._why_nobody(ranks, between_starts=run.restarting)
@@ -81,7 +81,7 @@ class LifeReader:
             return Life(state="starting", since=self._launched_at, again=True)
         if run.end is not None:
             return Life(state="ended", status=run.end.status, since=newest)
-        # What has neither records nor a lock has not begun yet.
+        # A run with neither records nor a lock has not started yet.
         if not why or (run.start is None and newest is None and self._launched is None):
             self._lost = None
             return _while_alive(run)
@@ -94,13 +94,13 @@ class LifeReader:
         return self._lost
 
     def _why_nobody(self, ranks: Ranks, *, between_starts: bool) -> str:
-        """What it is concluded from that no process is there any more; empty while one is. between_starts: the ranks
-        that there were have ended, and others are about to be started."""
+        """Return the evidence that no process is left; empty while one is. between_starts: the previous ranks have
+        ended, and new ones are about to start."""
         now = time.monotonic()
         if now - self._looked >= LOOK_SECONDS:
             self._looked = now
             self._look()
-            # Twice: what it said before it let go of the locks may lie behind what has been read.
+            # Twice: a record written just before the locks were released may come after the last read.
             self._nobody = 0 if self._is_somebody(ranks) else self._nobody + 1
         if self._nobody < 2:
             return ""
@@ -120,7 +120,7 @@ class LifeReader:
         self._launched = is_locked(self._directory / LAUNCHER_LOCK, shared=shared)
         self._launched_at = time_of(self._directory / LAUNCHER_LOCK) if self._launched else None
         self._locked = is_locked(self._directory / WORKER_LOCK, shared=shared)
-        # Of a copied directory, or one of somebody else, there may be no locks to look at.
+        # A copied directory, or one of another user, may have no locks to check.
         unknown = self._launched is None and self._locked is None
         self._shared = unknown or shared
 

@@ -16,14 +16,14 @@ from attrs import frozen
 from xtrain.regular_files import open_regular
 from xtrain.tui.words import printable
 
-# Of each log the last so many bytes are looked at, of at most so many logs: those of failed ranks, then the newest.
+# Bytes read from the end of each log, and the largest number of logs: those of failed ranks, then the newest.
 LOG_BYTES = 64 << 10
 MAX_LOGS = 16
 # Files that one look takes in, entries of a folder, and how deep below the folder of an attempt it goes.
 MAX_LOOKED = 1000
 MAX_RANKS = 20_000
 DEPTH = 4
-# Seconds between two looks for logs; and at least so many times what the last one took, for disks that are slow.
+# Seconds between two scans for logs; and, for slow disks, at least this multiple of the last scan's time.
 LOOK_SECONDS = 1.0
 REST = 20.0
 
@@ -59,7 +59,7 @@ class LogReader:
         self._known: dict[str, tuple[tuple[int, int], LogTail]] = {}
         self._next = float("-inf")
         self.tails: tuple[LogTail, ...] = ()
-        """Those of failed ranks first, then by name, ranks by number; without logs that are empty."""
+        """Logs of failed ranks first, then by name, ranks by number; without empty logs."""
 
     def look(self, failed: Collection[int] = ()) -> bool:
         """Look, if that was not done just now; whether anything is new. failed: ranks whose logs matter most. What
@@ -80,7 +80,7 @@ class LogReader:
         return sorted(files[:MAX_LOGS], key=lambda each: (each.rank not in failed, each.rank or 0, each.name))
 
     def _files(self, failed: Collection[int]) -> Iterator[_LogFile]:
-        """The logs beside the attempts, and all of the newest attempt, those of failed ranks first."""
+        """Yield the logs next to the attempts, and all of the newest attempt, those of failed ranks first."""
         attempts = []
         for entry in _entries(self._folder):
             if _is_folder(entry):
@@ -108,7 +108,7 @@ class LogReader:
 
 
 def _below(folder: str, rank: int | None, failed: Collection[int], depth: int) -> Iterator[_LogFile]:
-    """The logs below a folder. rank: that it belongs to; a folder that is called by a number is that of a rank."""
+    """Yield the logs below a folder. rank: owner of the folder; a folder whose name is a number belongs to that rank."""
 
     def first(entry: os.DirEntry[str]) -> tuple[bool, int, str]:
         number = _number(entry.name)

@@ -21,17 +21,17 @@ from xtrain.tui.words import number
 
 CHUNK = 512 << 10
 BIG = 8 << 20
-# Of a long file: bytes of its end, and lines of the rest, that are read before anything is drawn.
+# Bytes of the end of a long file, and lines of the rest, that are read before anything is drawn.
 END = 512 << 10
 SAMPLES = 1024
 SAMPLE_SECONDS = 0.25  # a file system may be slow: then there are fewer
-# Bytes in front of a place by which a file is known to be the same up to there.
+# Bytes before an offset by which the file is recognized as the same up to there.
 PRINT = 256
 
 
 @frozen
 class _Mark:
-    """Up to this byte there are so many steps; seal: of the bytes in front of it."""
+    """Number of steps before a byte offset; seal: digest of the bytes before it."""
 
     offset: int
     rows: int
@@ -46,15 +46,15 @@ class Metrics:
         self.series = series
         self.damaged = 0
         self.begun_anew = 0
-        """How often another file was found in the place of the one before."""
+        """Number of times the file was replaced by another one."""
         self.behind = False
-        """Whether the last poll left records that it had not given out."""
+        """True if the last poll left records that it did not return."""
         self.newest = float("-inf")
         """The latest time of the records that were given out."""
         self._state: tuple[int, int, int, int] | None = None
         self._marks = [_Mark(0, 0, 0)]
-        self._offset = 0  # what is in the columns
-        self._front = 0  # what the reader of new records has been given
+        self._offset = 0  # bytes already in the columns
+        self._front = 0  # bytes already returned as new records
         self._seal = 0
         self._known = float("-inf")  # records up to this time have been given out before
 
@@ -131,7 +131,7 @@ class Metrics:
         return found
 
     def _read_new(self, fd: int) -> list[Values]:
-        """What has been appended, at most a chunk of it."""
+        """Return newly appended records, from at most one chunk."""
         block = _lines(fd, self._front, CHUNK)
         if not block:
             return []
@@ -167,7 +167,7 @@ class Metrics:
             self._marks.append(_Mark(self._offset, len(self.series), _seal(fd, self._offset)))
 
     def _unknown(self, found: list[Values]) -> Iterator[Values]:
-        """Those that have not been given out before: another file may repeat what the one before had."""
+        """Yield the records that have not been returned before: a new file may repeat those of the previous one."""
         for record in found:
             when = number(record.get("time"))
             if when is not None and when <= self._known:

@@ -14,7 +14,7 @@ from attrs import NOTHING, evolve, field, fields, frozen
 from xtrain.records.start_events import HorizonEvent, HorizonTick
 from xtrain.tui.words import number, text
 
-# In what order a plan names them; the plan.json of a run has its keys sorted. Others come behind.
+# Order in which a plan names axes (plan.json of a run has sorted keys). Others come last.
 AXES = ("pp", "replicate", "fsdp", "ring", "ulysses", "tp", "ep_replicate", "ep_fsdp", "ep")
 Json = Mapping[str, Any]
 PartT = TypeVar("PartT")
@@ -34,7 +34,8 @@ class PlannedNode:
 
 @frozen(kw_only=True)
 class PlannedEdge:
-    """`after` starts when `before` has ended; `data` names what it takes from it, empty where only order matters."""
+    """Dependency between nodes: `after` starts when `before` has ended. data: the values passed on, empty where only
+    order matters."""
 
     before: str
     after: str
@@ -43,7 +44,7 @@ class PlannedEdge:
 
 @frozen(kw_only=True)
 class PlannedAxis:
-    """One axis of the mesh. `stride` is the distance in rank numbers between neighbours along it."""
+    """Axis of the mesh. stride: distance in rank numbers between neighbors along it."""
 
     name: str
     size: int
@@ -65,8 +66,8 @@ class PlannedTraffic:
 
 @frozen(kw_only=True)
 class PlannedClass:
-    """What a step costs on the ranks with one pipeline coordinate `pp`. allocated_bytes: of tensors at the peak of a
-    step on the fullest of these ranks, as a run's `memory_bytes` has them."""
+    """Cost of a step on the ranks with one pipeline coordinate `pp`. allocated_bytes: tensors at the peak of a step on
+    the fullest of these ranks, comparable to a run's `memory_bytes`."""
 
     pp: int
     allocated_bytes: int | None
@@ -75,8 +76,8 @@ class PlannedClass:
 
 @frozen(kw_only=True)
 class PlannedTimes:
-    """Seconds of one step on the slowest rank: `step` is the likely one between `fast` and `slow`. computing: products;
-    exposed: communication nothing is computed beside. mfu: a share."""
+    """Seconds of one step on the slowest rank: `step` is the likely time between `fast` and `slow`. computing: matrix
+    products; exposed: communication that does not overlap with computation. mfu: a share."""
 
     computing: float | None = None
     exposed: float | None = None
@@ -89,8 +90,8 @@ class PlannedTimes:
 
 @frozen(kw_only=True)
 class PlannedTick:
-    """When an action recurs: one of `steps`, `tokens`, `seconds` is set, and until the data is counted (`counted`)
-    `epochs` or a `fraction` of the budget alone. count: how often, None where nobody knows."""
+    """Recurrence of an action: one of `steps`, `tokens`, `seconds` is set, and until the data is counted (`counted`)
+    `epochs` or a `fraction` of the budget alone. count: number of occurrences, None where unknown."""
 
     nodes: tuple[str, ...]
     steps: int | None
@@ -113,7 +114,7 @@ class PlannedTrigger:
 
 @frozen(kw_only=True)
 class PlannedCommand:
-    """What a live run can be asked for, and the nodes that do it."""
+    """Command that a running run accepts, and the nodes that execute it."""
 
     name: str
     nodes: tuple[str, ...]
@@ -144,7 +145,7 @@ class PlannedStretch:
 
 @frozen
 class StepTokens:
-    """How many tokens the steps of a run take, in stretches of steps that are alike."""
+    """Token counts of the steps of a run, in stretches of steps with equal counts."""
 
     stretches: tuple[PlannedStretch, ...]
 
@@ -184,7 +185,7 @@ class Planned:
     axes: tuple[PlannedAxis, ...]
     """Outer to inner."""
     expert_axes: tuple[PlannedAxis, ...]
-    """The same ranks as experts see them; all of size 1 beside `ep_replicate …` where there are none."""
+    """The mesh as experts use it; without experts, every axis but `ep_replicate …` has size 1."""
     nodes: tuple[PlannedNode, ...]
     edges: tuple[PlannedEdge, ...]
     steps: int | None
@@ -195,18 +196,18 @@ class Planned:
     triggers: tuple[PlannedTrigger, ...]
     commands: tuple[PlannedCommand, ...]
     stop_at: int | None
-    """The step after which the run stops, to be gone on with later."""
+    """The step after which the run stops, resumable later."""
     stop_after: int | None
-    """How many steps each start of it trains."""
+    """Number of steps that each start trains."""
     tokens_per_step: int | None
-    """Of a step behind the ramp, if there is one."""
+    """Tokens of a step after the ramp, if there is one."""
     checkpoint_bytes: int | None
     classes: tuple[PlannedClass, ...]
-    """By pipeline coordinate, from 0."""
+    """Costs by pipeline coordinate, from 0."""
     times: PlannedTimes | None
-    """None where the cluster is not known."""
+    """Step times; None where the cluster is unknown."""
     stretches: tuple[PlannedStretch, ...] = ()
-    """With a ramp; else empty."""
+    """Stretches of a ramp; empty without one."""
 
     @property
     def step_tokens(self) -> StepTokens | None:
@@ -229,7 +230,7 @@ class Planned:
 
     @property
     def memory_bytes(self) -> int | None:
-        """What tensors take on the fullest rank at the peak of a step, as a run's `memory_bytes` has it."""
+        """Tensor bytes on the fullest rank at the peak of a step, comparable to a run's `memory_bytes`."""
         return max((found.allocated_bytes for found in self.classes if found.allocated_bytes is not None), default=None)
 
 
@@ -257,8 +258,8 @@ def planned(content: Any) -> Planned | None:
 
 
 def counted(plan: Planned, horizon: HorizonEvent) -> Planned:
-    """The plan once the run has counted its data: what was planned in epochs, or in shares of them, as steps and
-    tokens. What the event `horizon` does not say, or says otherwise, stays as planned."""
+    """Return the plan after the run has counted its data: epochs and shares of them become steps and tokens. A value
+    that the event `horizon` does not have, or has in another form, stays as planned."""
     ticks = horizon.ticks
     waiting = [tick for tick in plan.ticks if tick.epochs is not None or tick.fraction is not None]
     known = dict(zip(map(id, waiting), ticks, strict=False)) if len(ticks) == len(waiting) else {}
@@ -289,7 +290,7 @@ def _counted_tick(tick: PlannedTick, found: HorizonTick) -> PlannedTick:
 
 
 def whole(value: object) -> int | None:
-    """`value` as it stands if it is an integer, however large: operations of a step are beyond what a float holds."""
+    """Return `value` if it is an integer of any size: the operations of a step exceed the precision of a float."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
@@ -318,7 +319,7 @@ def _axes(mesh: Json, key: str) -> tuple[PlannedAxis, ...]:
     )
 
 
-# What a JSON value reads as, by the type of its field.
+# Readers of JSON values, by the type of the field.
 _READERS: dict[Any, Callable[[Any], Any]] = {
     str: text,
     bool: lambda value: value is True,

@@ -10,9 +10,9 @@ LOCKS = Path("/proc/locks")
 
 
 def is_running(pid: int, born: int) -> bool:
-    """Whether that process of this machine is there and has not ended.
+    """Return True if that process of this machine exists and has not ended.
 
-    born: when it began, in clock ticks, as its number may be given again; 0 where that is not known.
+    born: its start time in clock ticks, as process ids are reused; 0 where unknown.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -35,11 +35,11 @@ def _answers(pid: int) -> bool:
 
 
 def is_locked(path: Path, *, shared: bool) -> bool | None:
-    """Whether a process holds the lock on a file; None where that is not known, as there is no file that may be read.
+    """Return True if a process holds the lock on a file; None where unknown, as when no such file can be read.
 
-    A lock that the kernel lists is not touched. One that it does not list may be of another container: only taking it,
-    for a moment, tells. On a file system of several machines (shared) that would be felt on all of them, and would say
-    little: there it is None.
+    A lock that the kernel lists is not touched. An unlisted lock may belong to another container: only taking it for a
+    moment shows that. On a file system shared by machines (shared), this would affect all of them and prove little; the
+    result is None there.
     """
     try:
         if is_listed(path):
@@ -58,7 +58,7 @@ def is_locked(path: Path, *, shared: bool) -> bool | None:
 
 
 def time_of(path: Path) -> float | None:
-    """When a file was last changed, in seconds since 1970; of a lock that is held, since when."""
+    """Return the time of the last change of a file, in seconds since 1970; for a held lock, the time it was taken."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -66,7 +66,7 @@ def time_of(path: Path) -> float | None:
 
 
 def is_listed(path: Path) -> bool:
-    """Whether the kernel lists a lock on a file, held by a process that can be seen from here. Raises OSError."""
+    """Return True if the kernel lists a lock on a file, held by a process visible from here. Raises OSError."""
     status = path.stat()
     place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     try:
@@ -78,7 +78,7 @@ def is_listed(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder that can be looked into; no error is one."""
+    """Return True if the path is a folder that can be read; an error counts as False."""
     try:
         return path.is_dir()
     except OSError:
@@ -86,7 +86,8 @@ def is_folder(path: Path) -> bool:
 
 
 def is_shared(path: Path) -> bool:
-    """Whether a path lies on a file system that other machines write to as well: then a lock may not be seen here."""
+    """Return True if a path is on a file system that other machines write to as well: their locks may not be visible
+    here."""
     try:
         mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
         place = str(path.resolve())

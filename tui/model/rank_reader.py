@@ -48,7 +48,7 @@ LEAST_BUSY = 4
 
 @define
 class _RankFile:
-    """How far a rank's file has been read."""
+    """Read position in a rank's file."""
 
     inode: int = 0
     offset: int = 0
@@ -56,8 +56,8 @@ class _RankFile:
 
 @define
 class _RankLine:
-    """What was seen of a line of progress: its count, when it moved last, in how many looks it has not moved since, and
-    in how many it has not at most before it moved again; longer ago counts for less."""
+    """Observations of a progress line: its count, when it last changed, the scans since then without a change, and the
+    largest such number before; older ones count for less."""
 
     alive: int
     moved: float
@@ -83,7 +83,7 @@ class RankReader:
         self._old = 0.0
 
     def ranks(self) -> Ranks:
-        """What is known, as a value; the same one while nothing is new."""
+        """The known state of the ranks; the same object while nothing is new."""
         return self._known
 
     def poll(self, world_size: int, planned: Planned | None, attempt: int, deadline: float) -> None:
@@ -121,7 +121,7 @@ class RankReader:
             of_ranks.extend(empty() for _ in range(world_size - len(of_ranks)))  # type: ignore[arg-type]
 
     def _go_on(self, name: str, look: Any, deadline: float) -> bool:
-        """Look at the next ranks; begin anew a second after the last time it was begun. Whether it has been through."""
+        """Look at the next ranks, with at most one pass a second. Return True if a pass is complete."""
         place, began = self._passes[name]
         now = time.monotonic()
         if place >= len(self._ranks):
@@ -172,7 +172,7 @@ class RankReader:
                 waited = 0.0  # for whom
             if (
                 waited is not None
-            ):  # else its own part of a step is not known, and the whole says nothing of who is slow
+            ):  # otherwise its own share of a step is unknown, and the whole step does not show which rank is slow
                 busy.append(seconds - waited)
         self._busy[rank] = tuple(busy[-BUSY:])
         busy_seconds, busy_most = _quartiles(self._busy[rank])
@@ -215,7 +215,7 @@ class RankReader:
 
     def _pulse(self, beat: Heartbeat, line: _RankLine, silent: float, step_seconds: float | None) -> Pulse:
         here = beat.host == self._host
-        # The clock of this machine is that of the rank. Opened long after its end, a run needs not to be waited for.
+        # This machine and the rank share a clock. A run opened long after its end needs no waiting.
         still = max(silent, time.time() - beat.time) if here else silent
         if here and still >= GONE_SECONDS and not is_running(beat.pid, beat.born):
             return "gone"

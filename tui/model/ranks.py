@@ -9,9 +9,9 @@ from attrs import field, frozen
 from xtrain.records.heartbeat import Heartbeat
 from xtrain.records.metrics import RankMetrics
 
-# How many step times of a rank are remembered.
+# Number of step times kept per rank.
 RING = 64
-# A rank holds the others up if it computes this much longer than they do, and by this many times what they vary.
+# A rank is a straggler if it computes this much longer than the others, and by this multiple of their deviation.
 SLOWER = 0.10
 VARIATION = 5.0
 # The usual deviation of a normal distribution over the median one.
@@ -82,14 +82,13 @@ class Ranks:
         return self.all[rank]
 
     def stragglers(self) -> tuple[Straggler, ...]:
-        """The ranks that hold the others up, the slowest first; none where that is not `measured`.
+        """The ranks that slow the others down, slowest first; empty where ranks are not `measured`.
 
-        All ranks of a run take equally long for a step, as they wait for each other: where they differ is the part
-        of it in which they do not communicate. Compared are ranks that do the same work, which are those of one
-        pipeline coordinate. A rank is slow if its quick steps are behind the (lower) median of theirs by SLOWER of it,
-        and by VARIATION times their deviation, itself a median, so that no slow rank can hide itself; and if they are
-        behind what is slow for the others: what comes and goes, as other processes do, makes some steps of any rank
-        longer.
+        All ranks take equally long for a step, as they wait for each other; they differ in the part without
+        communication. Ranks with the same pipeline coordinate do the same work and are compared. A rank is slow if its
+        quick steps exceed the (lower) median of its group by SLOWER of that median, and by VARIATION times the median
+        deviation, so that no slow rank can hide itself. They must also exceed the slow steps of the others: transient
+        load, such as other processes, makes some steps of any rank longer.
         """
         groups: dict[int, list[OneRank]] = {}
         for each in self.all:
@@ -100,7 +99,7 @@ class Ranks:
 
     @property
     def measured(self) -> bool:
-        """Whether slow ranks can be found: not where ranks do not know how long they wait for each other."""
+        """True if slow ranks can be found: ranks must measure how long they wait for each other."""
         return any(each.busy_seconds is not None for each in self.all)
 
 

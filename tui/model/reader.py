@@ -34,17 +34,17 @@ from xtrain.tui.tail import Tail
 
 # Bytes of events that are parsed at a time, and seconds that the first poll may take to read a run of usual length.
 EVENT_BYTES = 256 << 10
-# Of more steps than twice these that come at once, as when a run is opened, its state takes in some, and so many of the
-# newest: how far it is, its newest record and its pace need no more.
+# With more than twice this many new steps, as when a run is opened, its state reads only some of them and this many of
+# the newest: progress, newest record and pace need no more.
 NEWEST_STEPS = 512
 FIRST_SECONDS = 0.3
 _STATUS: Final = msgspec.json.Decoder(ServerStatus)
 
 
 class RunReader:
-    """Reads on in the files of a run's directory. The directory may not exist yet, may go away at any time, and another
-    run may come in its place; none is an error. All polls are to be made by one thread. limit_bytes: of all columns.
-    with_trials: also those of the other trials of its sweep."""
+    """Incremental reader of a run directory. The directory may not exist yet, may disappear at any time, and may be
+    replaced by another run; none of these is an error. All polls must come from one thread. limit_bytes: size of all
+    columns. with_trials: also read the other trials of its sweep."""
 
     def __init__(self, directory: Path, limit_bytes: int = LIMIT_BYTES, *, with_trials: bool = True) -> None:
         self.directory = directory
@@ -74,7 +74,7 @@ class RunReader:
         self._parts: tuple[object, ...] = ()
 
     def poll(self, budget_seconds: float = BUDGET_SECONDS) -> Board:
-        """What is known now. Never raises because of the files."""
+        """Return the current board. Never raises because of the files."""
         began = time.monotonic()
         deadline = began + budget_seconds
         self._read_plan()
@@ -117,7 +117,7 @@ class RunReader:
         return self._board
 
     def _counted_plan(self, run: RunState) -> Planned | None:
-        """The plan, once the run has said so with what it has counted; the same value while neither is new."""
+        """Return the plan with the counts that the run reported; the same object while neither changes."""
         plan, horizon = self._planned, run.horizon
         if plan is None or horizon is None:
             return plan
@@ -140,13 +140,13 @@ class RunReader:
                 return
             found = objects(read_regular(path, MOST_JSON).replace(b"\n", b" "))[0]
         except OSError:
-            return  # not there yet, or gone: what was planned is known
+            return  # not there yet, or gone: the known plan is kept
         plan = planned(found[0]) if found else None
         if plan is not None:  # else half of a file that is being written: look again
             self._planned, self._plan_state = plan, state
 
     def _read_server(self) -> None:
-        """What a training server says of itself: a file that is replaced whole."""
+        """Read the status of a training server from its file, which is replaced whole."""
         path = self.directory / SERVER_FILE
         try:
             status = path.stat()
@@ -154,7 +154,7 @@ class RunReader:
             if state != self._server_state:
                 self._server, self._server_state = _STATUS.decode(read_regular(path, MOST_JSON)), state
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            return  # not there, or of another version: what was said is known
+            return  # not there, or of another version: the known status is kept
 
     def _read_sweep(self) -> None:
         """The sweep in whose folder the run lies, if it is a trial of one."""
@@ -167,10 +167,10 @@ class RunReader:
                 names = {each.name for each in found.trials.values()}
                 self._sweep, self._sweep_state = found if self.directory.name in names else None, state
         except OSError:
-            return  # not there, or gone: what was read is known
+            return  # not there, or gone: the known sweep is kept
 
     def _read_records(self, deadline: float) -> None:
-        """Take in what is new, in the order of time; of one time a step comes before the events that followed it."""
+        """Read new records in order of time; at equal times, a step comes before the events that followed it."""
         logged = self._metrics.poll(deadline)
         if said := self._read_events(deadline):
             # An event may close over steps logged between the two reads: `run_end` must not overtake the last.

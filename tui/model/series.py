@@ -30,7 +30,7 @@ from xtrain.tui.model.columns import (
 
 By = Literal["step", "tokens", "time"]
 
-# Bytes of all columns together: at a million steps that is four of them beside the steps.
+# Bytes of all columns together: at a million steps, this is four columns in addition to the steps.
 LIMIT_BYTES = 40 << 20
 # A column that was asked for within so many seconds is not let go for another one.
 ASKED_SECONDS = 10.0
@@ -39,11 +39,11 @@ _EMPTY = np.empty(0)
 
 
 class Series:
-    """The numbers of `metrics.jsonl`, one column a key, ordered by step.
+    """Numbers of `metrics.jsonl`, one column per key, ordered by step.
 
-    A step is there once: records of the same step (in runs of earlier versions an evaluation may have its own) are
-    merged, and where the run goes back, what it had logged behind that step is forgotten. Its maker changes it in
-    place, from any one thread, while others read it; `version` moves with every change.
+    Each step occurs once: records of the same step are merged (in runs of earlier versions an evaluation may have its
+    own), and when the run goes back, later steps are dropped. One thread changes the series in place while others read
+    it; `version` changes with every change.
     """
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
@@ -62,7 +62,7 @@ class Series:
         self._last_read = _NOTHING, StepMetrics(step=None, time=None)
 
     def __len__(self) -> int:
-        """How many steps are in it."""
+        """Return the number of steps."""
         return self._steps.size
 
     @property
@@ -84,10 +84,10 @@ class Series:
         return record
 
     def xy(self, key: str, by: By = "step") -> tuple[ndarray, ndarray]:
-        """Where, and what: two arrays of float64 of one length, ascending in the first, with finite values only.
+        """Return positions and values: two float64 arrays of equal length, positions ascending, all values finite.
 
-        by: steps, tokens since the beginning, or seconds since 1970. Empty for a key nobody has seen. The arrays are
-        not to be written to, and do not change later. Of a long run they may hold a part of the points at first.
+        by: steps, tokens since the beginning, or seconds since 1970. Both are empty for an unknown key. The arrays are
+        read-only and do not change later. For a long run they may hold a part of the points at first.
         """
         with self._lock:
             self._asked[key] = time.monotonic()
@@ -143,7 +143,7 @@ class Series:
         with self._lock:
             now, size = time.monotonic(), len(self)
             missing = [key for key in self._gone if now - self._asked.get(key, -np.inf) < ASKED_SECONDS]
-            missing.sort(key=self._upto, reverse=True)  # what is begun is ended first
+            missing.sort(key=self._upto, reverse=True)  # finish started columns first
             if not missing:
                 return None
             self._let_go(room=8 * size * len(missing))
@@ -159,7 +159,7 @@ class Series:
             return rows, tuple(key for key in fitting if self._upto(key) == rows)
 
     def complete(self, rows: int, records: Sequence[Values], keys: Sequence[str], upto: int) -> None:
-        """Take in `keys` of records that lie at row `rows` or behind it, up to row `upto`, which were let go before."""
+        """Add `keys` of records at or after row `rows`, up to row `upto`, which were dropped before."""
         found = [record for record in records if type(record.get("step")) is int]
         with self._lock:
             upto = min(upto, len(self))
@@ -181,7 +181,7 @@ class Series:
             self.version += 1
 
     def _along(self, key: str, by: By) -> tuple[ndarray, ndarray]:
-        """Values over another axis than steps, between whose points lies what has none of its own."""
+        """Return values over another axis than steps, interpolated where the axis has no value of its own."""
         steps, values = self._points(key)
         where, axis = self._points(by)
         if not len(where):
@@ -191,7 +191,7 @@ class Series:
         return np.maximum.accumulate(axis), values  # a clock may have been set back between two starts of the run
 
     def _points(self, key: str) -> tuple[ndarray, ndarray]:
-        """Steps and values; those of the sketch as long as that knows of more than has been read."""
+        """Return steps and values, from the sketch as long as it has more than has been read."""
         column, sketch = self._columns.get(key), self._sketches.get(key)
         if sketch is not None and (self._upto(key) < len(self) or self._is_behind(sketch)):
             return sketch.steps.view, sketch.values.view
@@ -202,7 +202,7 @@ class Series:
         return self._steps.view[column.rows], column.values.view
 
     def _is_behind(self, sketch: Sketch) -> bool:
-        """Whether the sketch knows of steps that have not been read yet."""
+        """Return True if the sketch has steps that have not been read yet."""
         return sketch.steps.size > 0 and (not len(self) or sketch.steps.view[-1] > self._steps.view[-1])
 
     def _upto(self, key: str) -> int:
@@ -280,7 +280,7 @@ class Series:
                     self._note(key, np.array([record["step"]]), np.array([value]))
 
     def _cut(self, rows: int) -> None:
-        """Forget all rows from that one on, and what is behind them all."""
+        """Drop all rows from that one on, and everything after them."""
         step = self._steps.view[rows] if rows < len(self) else self._steps.view[-1] + 0.5 if rows else -np.inf
         self._steps.cut(rows)
         for column in self._columns.values():
@@ -304,7 +304,7 @@ class Series:
         if excess <= 0:
             return
         now = time.monotonic()
-        # Of equal ones those go that a record names last: what is looked at most stands in front.
+        # Among equals, keys that a record names last are dropped: the most viewed keys come first.
         idle = [key for key in reversed(self._keys) if now - self._asked.get(key, -np.inf) > ASKED_SECONDS]
         idle = [key for key in idle if key in self._columns]
         for key in sorted(idle, key=lambda key: -self._columns[key].num_bytes):
@@ -313,7 +313,7 @@ class Series:
             column = self._columns[key]
             steps = self._steps.view[column.rows]
             sketch = Sketch(steps, column.values.view)
-            if (known := self._sketches.get(key)) is not None:  # what it knows of steps that are yet to be read
+            if (known := self._sketches.get(key)) is not None:  # the sketch's points for steps that are not read yet
                 sketch.add(known.steps.view, known.values.view)
             self._sketches[key] = sketch
             excess -= column.num_bytes

@@ -9,21 +9,21 @@ from xtrain.records.sweep_state import SweepState
 from xtrain.tui.model.metrics import Metrics
 from xtrain.tui.model.series import Series
 
-# Of the columns of one trial: of a long one those that are drawn are kept, and a sketch of the others.
+# Bytes of the columns of one trial: for a long one, drawn columns are kept, and a sketch of the others.
 TRIAL_BYTES: Final = 4 << 20
-# Between two looks at a trial that is not trained at the moment: what it has measured changes no more.
+# Seconds between two reads of a trial that is not training: its metrics no longer change.
 REST_SECONDS: Final = 10.0
 
 
 class TrialCurves:
-    """Those of the sweep in a folder. All polls are to be made by one thread."""
+    """Curves of the trials of the sweep in a folder. All polls must come from one thread."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._readers: dict[str, Metrics] = {}
         self._looked: dict[str, float] = {}
         self.series: dict[str, Series] = {}
-        """Those of the runs of trials, by the name of the run; each is changed in place."""
+        """Series of the trials' runs, by name of the run; each is changed in place."""
 
     @property
     def version(self) -> int:
@@ -31,7 +31,7 @@ class TrialCurves:
         return len(self.series) + sum(each.version for each in self.series.values())
 
     def poll(self, sweep: SweepState, deadline: float) -> None:
-        """Read on until `deadline` (`time.monotonic()`): first what has not been looked at for the longest time."""
+        """Read until `deadline` (`time.monotonic()`), starting with the trial read longest ago."""
         now = time.monotonic()
         going = {each.name for each in sweep.trials.values() if each.status == "training"}
         names = (each.name for each in sweep.trials.values() if each.same_as is None and not each.reason)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from xtrain.tui.model.board import Board
 
 Axis = Literal["step", "tokens"]
-# Of these more is better; of all others less.
+# For these metrics higher is better, for all others lower.
 _MORE_IS_BETTER = ("tokens_per_second", "mfu", "mfu_causal", "hfu", "tflops", "valid_tokens_per_second")
 _WHOLE = ("world_size", "steps", "tokens_per_step")
 
@@ -31,7 +31,7 @@ class Compared:
 
     @property
     def state(self) -> str:
-        """What has become of it, or how far it has been read."""
+        """State of the run, or the progress of reading it."""
         if self.board is None:
             return "reading"
         if self.board.loading is not None:
@@ -41,8 +41,8 @@ class Compared:
 
 @frozen(kw_only=True)
 class Standing:
-    """What a run has of one metric. best_at: the step of the best value; common: the value at the last place that all
-    runs have come to; difference: of that to the first run's."""
+    """Values of one metric of a run. best_at: the step of the best value; common: the value at the last position that
+    all runs have reached; difference: `common` minus that of the first run."""
 
     run: Compared
     step: int | None = None
@@ -66,9 +66,9 @@ _CODE: Final = re.compile(r"[0-9a-f]{8,}")
 
 
 def labels(directories: Sequence[Path]) -> list[str]:
-    """A short name for each directory: its own, with that of the folder around it where two are called the same.
+    """Return a short name for each directory: its own, with the parent folder's name where two are equal.
 
-    Of names `CODE-EXPERIMENT` of one code version the experiments are the names.
+    If all names are `CODE-EXPERIMENT` with one code version, the experiments are the names.
     """
     names = [path.name for path in directories]
     if len(set(names)) == len(names) > 1:
@@ -95,7 +95,7 @@ def lines(runs: Sequence[Compared], key: str, by: Axis) -> list[Line]:
             continue
         x, y = run.board.series.xy(key, by)
         steps = run.board.series.xy(key)[0] if by != "step" else x
-        # Of a long run that is still being read, the two may be of different moments.
+        # In a long run that is still being read, the two may be from different moments.
         found.append(Line(run.label, x, y, steps=steps if len(steps) == len(x) else None))
     return found
 
@@ -106,7 +106,7 @@ def common_place(curves: Sequence[Line]) -> float | None:
 
 
 def standings(runs: Sequence[Compared], key: str, curves: Sequence[Line]) -> list[Standing]:
-    """How the runs stand in one metric, in their order."""
+    """Return the values of one metric for each run, in order of the runs."""
     common = common_place(curves)
     found = []
     first: float | None = None
@@ -192,7 +192,7 @@ def _flatten(path: str, value: Any, found: dict[str, str]) -> None:
 
 
 def _is_part(value: Any) -> bool:
-    """Whether it is a stage of a chain: a name and its settings."""
+    """Return True if a value is a stage of a chain: a name and its settings."""
     return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], Mapping)
 
 

@@ -9,10 +9,10 @@ from xtrain.tui.pages.mixture import DatasetFacts, MixtureTable
 from xtrain.tui.pages.sheet import bar, block, fit, joined, left, restyled, right, row, rule, wrapped
 from xtrain.tui.words import brief, count, decimal, plural
 
-# By how much the rows of a phase may stray from its shares before it is said; they are dealt by turns, not drawn.
+# Deviation of a phase's rows from its shares that is reported; rows are dealt in turns, not drawn at random.
 _NEAR = 0.02
 _BAR_TITLES = ("share of rows in this phase", "share")
-# From this share of a step on, waiting for rows is worth a warning.
+# Share of a step from which on waiting for rows is a warning.
 _LONG_WAIT = 0.1
 
 
@@ -77,7 +77,7 @@ def least_rows(mixture: MixtureTable) -> int:
 
 
 def _layout(mixture: MixtureTable, width: int) -> tuple[int, list[_Column], int]:
-    """Width of the names, the columns that fit, and what a bar has left."""
+    """Return the width of the names, the columns that fit, and the width left for a bar."""
     names = min(max([8, *(len(one.name) for one in mixture.datasets)]), max(8, width // 5))
     columns: list[_Column] = []
     used = names

@@ -31,7 +31,7 @@ from xtrain.tui.model.event_log import LogEntry
 from xtrain.tui.pages.sheet import Row, cells, row, wrapped
 from xtrain.tui.words import printable, text
 
-# What went wrong or nearly did, in the order in which it matters.
+# Problems and near problems, in order of importance.
 _PROBLEMS = (
     FailureEvent, StuckEvent, NonFiniteEvent, AlertEvent, RollbackEvent, RestartEvent, SkippedEvent, WarningEvent,
 )  # fmt: skip
@@ -73,7 +73,7 @@ def date(seconds: float | None) -> str:
 
 
 def detail(entry: LogEntry, width: int) -> list[Row]:
-    """An event in full: what it says, texts unshortened, then its other fields as they were written."""
+    """Return the rows of an event in full: its texts unshortened, then its other fields as written."""
     rows: list[Row] = []
     if isinstance(entry.event, GenerateEvent):
         for number, sample in enumerate(entry.event.samples, start=1):
@@ -98,7 +98,7 @@ def detail(entry: LogEntry, width: int) -> list[Row]:
 
 
 def _written(sample: GeneratedText, width: int) -> list[Row]:
-    """The prompt in bold, and what the model wrote after it, with its own line ends and blanks."""
+    """Return the prompt in bold and the generated text, with its own line ends and blanks."""
     prompt = printable(sample.prompt)
     after = printable(sample.text).removeprefix(prompt)
     rows: list[Row] = []

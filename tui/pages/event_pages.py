@@ -29,14 +29,14 @@ from xtrain.tui.pages.sheet import (
 from xtrain.tui.words import plural, printable
 
 _GAPS = re.compile(r"\s{2,}")
-# From this many rows on the chosen event is shown below the list as well.
+# From this many rows on, the chosen event is also shown below the list.
 _ROOM_FOR_DETAIL = 22
 
 
 @frozen(kw_only=True)
 class EventsView:
-    """What the reader has chosen. kinds: `all`, `problems` or one kind; chosen: number of an event, None: always the
-    newest; log: name of the log that is shown in place of the events, else empty."""
+    """The reader's choices. kinds: `all`, `problems` or one kind; chosen: number of an event, None: always the newest;
+    log: name of the log shown instead of the events, else empty."""
 
     kinds: str = "all"
     query: str = ""
@@ -50,7 +50,7 @@ class EventsView:
 
 @frozen(kw_only=True)
 class EventsPage:
-    """What is drawn, and what the keys need to know of it. entries: those of the list; height: rows of what scrolls."""
+    """Drawn rows, and the facts that keys need. entries: the listed events; height: rows that scroll."""
 
     rows: tuple[Row, ...]
     view: EventsView
@@ -126,7 +126,7 @@ def _title(log: EventLog, entries: Sequence[LogEntry], view: EventsView, width: 
 
 
 def _last_failure(log: EventLog, view: EventsView, width: int) -> list[Row]:
-    """The newest failure that no later attempt has left behind, above everything: it must not scroll away."""
+    """Return the newest failure without a later attempt, shown above everything: it must not scroll away."""
     for entry in reversed(log.entries):
         if isinstance(entry.event, RunStartEvent):
             break

@@ -51,7 +51,7 @@ class LayerLoad:
 
     @property
     def entropy(self) -> float:
-        """Of the shares, over that of equal ones: 1 is balanced, 0 all on one expert."""
+        """Entropy of the shares / entropy of equal shares: 1 is balanced, 0 is all on one expert."""
         known = self.shares[self.shares > 0]
         if self.num_experts < 2 or not len(known):
             return 1.0
@@ -121,7 +121,7 @@ def _named(dead: list[tuple[int, tuple[int, ...]]]) -> str:
 
 
 def of_layer(load: LayerLoad) -> str:
-    """The experts of one layer by what they take, both ends."""
+    """Return the experts of one layer by load, from both ends."""
     order = [int(expert) for expert in np.argsort(-load.shares, kind="stable") if not np.isnan(load.shares[expert])]
     ends = order if len(order) <= 6 else [*order[:3], -1, *order[-3:]]
     parts = ["…" if expert < 0 else f"{expert}: {load.shares[expert]:.1%}" for expert in ends]

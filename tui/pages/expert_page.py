@@ -24,7 +24,8 @@ from xtrain.tui.pages.sheet import (
 )
 from xtrain.tui.words import plural
 
-# Where the ten levels of a map begin, in even shares. Two levels share a shade: the middle one is an even load.
+# Lower edges of the map's ten levels, in multiples of an even load. Two levels share a shade; the middle one is an even
+# load.
 _EDGES = np.array([0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.6, 2.0, 3.0])
 _NUMBERED, _BROAD = 5, 2
 # So many rows of words stay, of so many rows.
@@ -34,7 +35,7 @@ _LEAST_LAYERS = 3
 
 @frozen(kw_only=True)
 class ExpertsView:
-    """What the reader has chosen. layer: under the cursor, None: the first; worst_first: the order of the layers."""
+    """The reader's choices. layer: under the cursor, None: the first; worst_first: order of the layers."""
 
     layer: int | None = None
     worst_first: bool = False
@@ -43,7 +44,7 @@ class ExpertsView:
 
 @frozen(kw_only=True)
 class ExpertsPage:
-    """What is drawn, and what the keys need to know of it. layers: in the order of the map."""
+    """Drawn rows, and the facts that keys need. layers: in the order of the map."""
 
     rows: tuple[Row, ...]
     view: ExpertsView
@@ -60,7 +61,7 @@ def page(
     *,
     facts: Sequence[str] = (),
 ) -> ExpertsPage:
-    """The rows for `width` x `height` cells. facts: what the heading says, such as the step."""
+    """Return the rows for `width` x `height` cells. facts: facts for the heading, such as the step."""
     title = rule("Experts", width, joined(facts))
     if not loads:
         words = row((" No step has been logged yet.", "dim"))
@@ -70,7 +71,7 @@ def page(
     numbers = [load.layer for load in layers]
     place = numbers.index(view.layer) if view.layer in numbers else 0
     chosen = [row((line, "")) for line in wrapped(of_layer(layers[place]), width, "  ")]
-    # The map comes first: where rows are few, sentences give way from the end, and then what is said of one layer.
+    # The map comes first: with few rows, sentences are dropped from the end, then the details of one layer.
     spare = height - 3 - len(layers) - len(chosen)
     said = _whole(sentences, max(_WORDS if height >= _ROOM_FOR_WORDS else 1, spare))
     if height - 3 - len(said) - len(chosen) < min(_LEAST_LAYERS, len(layers)):
@@ -109,7 +110,7 @@ def reordered(page: ExpertsPage) -> ExpertsView:
 
 @frozen(kw_only=True)
 class _Grid:
-    """How wide everything is. experts_per_cell: neighbouring experts that share a cell."""
+    """Widths of the map's parts. experts_per_cell: adjacent experts that share a cell."""
 
     label: int
     cell: int
@@ -137,7 +138,7 @@ class _Grid:
         return -(-self.experts // self.experts_per_cell)
 
     def head(self, width: int) -> Row:
-        """The numbers of the experts above their cells, as many as fit, and what the figures are."""
+        """Return the numbers of the experts above their cells, as many as fit, and the titles of the figures."""
         ruler = [" "] * (self.num_cells * self.cell)
         free = 0
         for cell in range(self.num_cells):
@@ -181,7 +182,7 @@ class _Grid:
         return SHADES[level // 2] * self.cell, f"heat{level}"
 
     def legend(self, width: int, hidden: int) -> Row:
-        """What the signs mean, and how much of the map is not on the screen."""
+        """Return the meaning of the signs, and how many layers are not on the screen."""
         more = plural(hidden, "more layer") if hidden > 0 else ""
         each = f"each cell the most loaded of {self.experts_per_cell}" if self.experts_per_cell > 1 else ""
         _, low, even, high, most = SHADES

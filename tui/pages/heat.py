@@ -11,8 +11,7 @@ LEVELS = 10
 
 @frozen(kw_only=True)
 class Scale:
-    """Ten levels between nine ascending edges: a value is on level n if it has reached n of them. words: what a value
-    reads as."""
+    """Ten levels between nine ascending edges: a value is on level n if it has reached n edges. words: formats a value."""
 
     edges: tuple[float, ...]
     words: Callable[[float], str] = field(eq=False, repr=False)
@@ -35,7 +34,7 @@ def between(low: float, high: float, words: Callable[[float], str]) -> Scale:
 
 
 def around(values: ndarray, words: Callable[[float], str], spread: float = 0.1) -> Scale:
-    """From the least to the most of what is there, and at least `spread` of the median to both sides of it: ranks that
+    """Return a scale from the smallest to the largest value, at least `spread` of the median to both sides: ranks that
     hardly differ look alike."""
     known = values[~np.isnan(values)]
     if not len(known):
@@ -46,7 +45,7 @@ def around(values: ndarray, words: Callable[[float], str], spread: float = 0.1) 
 
 
 def from_zero(values: ndarray, words: Callable[[float], str], least: float) -> Scale:
-    """From nothing to the most of what is there, and at least to `least`."""
+    """Return a scale from zero to the largest value, at least to `least`."""
     known = values[~np.isnan(values)]
     most = float(known.max()) if len(known) else 0.0
     return between(0.0, max(most, least) or 1.0, words)
@@ -54,10 +53,10 @@ def from_zero(values: ndarray, words: Callable[[float], str], least: float) -> S
 
 @frozen(kw_only=True)
 class Heat:
-    """What every cell of a grid shows: of its ranks the worst one, with its state, its value and the level of that.
+    """Cells of a grid: each shows the worst of its ranks, with its state, value and level.
 
-    rank: -1 for a cell without ranks. state: the highest of its ranks. A rank in a worse state is worse, whatever its
-    value; else the one with the greatest value is.
+    rank: -1 for a cell without ranks. state: the highest of its ranks. The worst rank is the one in the worst state; in
+    equal states, the one with the greatest value.
     """
 
     rank: ndarray = field(eq=False, repr=False)
@@ -67,7 +66,7 @@ class Heat:
 
 
 def heat(cell_of: ndarray, num_cells: int, values: ndarray, states: ndarray, scale: Scale) -> Heat:
-    """From the value (NaN where it is not known) and the state of every rank."""
+    """Return the cells from the value (NaN where unknown) and the state of every rank."""
     filled = np.where(np.isnan(values), -np.inf, values)
     # Ascending by cell, state and value, of equal ones the lowest rank last: the last one of each cell is its worst.
     order = np.lexsort((-np.arange(len(values)), filled, states, cell_of))

@@ -7,7 +7,7 @@ from xtrain.tui.pages.sheet import Row, window
 
 @frozen(kw_only=True)
 class ListView:
-    """What the reader has chosen. place: of the row under the cursor; top: the first that can be seen."""
+    """The reader's choices. place: index of the row under the cursor; top: the first visible row."""
 
     place: int = 0
     top: int = 0
@@ -20,8 +20,7 @@ class ListView:
 
 @frozen(kw_only=True)
 class ListPage:
-    """What is drawn. rows: as many as were asked for, or fewer; count: of the things; height: rows of them that can be
-    seen."""
+    """Drawn rows. rows: at most as many as requested; count: number of items; height: visible rows of items."""
 
     rows: tuple[Row, ...]
     view: ListView

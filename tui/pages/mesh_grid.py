@@ -61,7 +61,7 @@ class Grid:
     cell_width: int
     label_width: int
     cell_of: ndarray = field(eq=False, repr=False)
-    """Of every rank: row · number of columns + column."""
+    """Cell of each rank: row × number of columns + column."""
 
     @property
     def num_rows(self) -> int:
@@ -85,7 +85,7 @@ class Grid:
         return np.flatnonzero(self.cell_of == cell)
 
     def row_label(self, row: int) -> str:
-        """`3 8–15`: what the coordinates of the ranks of a row have in common, along the axes that rows differ in."""
+        """Return `3 8–15`: the coordinates that the ranks of a row share, along the axes in which rows differ."""
         found = zip(self.rows, places(self.rows, row), strict=True)
         return " ".join(part.label(place) for part, place in found if part.cells > 1)
 
@@ -104,7 +104,7 @@ def lay_out(axes: tuple[PlannedAxis, ...], world: int, width: int, height: int) 
     """The grid of `world` ranks that shows the most in `height` lines of `width` cells: first the fewest ranks a cell,
     then the widest cells, then rows and columns alike. Without axes, ranks are counted through."""
     real = tuple(axis for axis in axes if axis.size > 1)
-    if prod(axis.size for axis in real) != world:  # no plan, or that of another world
+    if prod(axis.size for axis in real) != world:  # no plan, or a plan of another world size
         real = (PlannedAxis(name="rank", size=world, stride=1),) if world > 1 else ()
     best: tuple[tuple[float, ...], Grid] | None = None
     for rows, columns in _splits(real):
@@ -152,8 +152,8 @@ def _fitted(
 
 
 def corner(rows: Sequence[GridPart], columns: Sequence[GridPart]) -> str:
-    """`pp fsdp\\tp`: what stands above the labels of the rows, and left of those of the innermost axis of columns; one
-    name where both are parts of the same axis."""
+    """Return `pp fsdp\\tp`: the head of the row labels, and left of the labels of the innermost column axis; one name
+    where both are parts of the same axis."""
     inner = next((part.name for part in reversed(columns) if part.cells > 1), "")
     outer = " ".join(part.name for part in rows if part.cells > 1)
     both = outer and inner and outer.split()[-1] != inner

@@ -20,8 +20,9 @@ _LOSS, _ROWS = "loss/", "rows/"
 
 @frozen(kw_only=True)
 class DatasetFacts:
-    """One dataset. rows: taken since the beginning; tokens: positions in them; of: rows it has for training, one epoch;
-    share, run_share: of the rows of this phase, and of all; target: the share that the phase plans. None: not known."""
+    """Facts of one dataset. rows: taken since the beginning; tokens: positions in them; of: training rows in one epoch;
+    share, run_share: share of the rows of this phase, and of all; target: share planned for the phase. None:
+    unknown."""
 
     name: str
     loss: float | None = None
@@ -35,7 +36,7 @@ class DatasetFacts:
 
     @property
     def epochs(self) -> float | None:
-        """How often it has been gone through."""
+        """Epochs of the dataset so far."""
         return self.rows / self.of if self.of and self.rows is not None else None
 
 
@@ -54,7 +55,7 @@ class MixtureTable:
 
 
 def several(board: "Board") -> bool:
-    """Whether a run has more than one dataset."""
+    """Return True if a run has more than one dataset."""
     planned = board.planned
     names = set(_planned_names(planned.phases)) if planned else set()
     keys = board.series.keys
@@ -136,7 +137,7 @@ def _place_of(phases: tuple[PlannedPhase, ...], step: int, named: str) -> int | 
 
 
 def _rows_at(series: Series, name: str, step: int) -> float:
-    """Rows taken in the first `step` steps; of steps that were not logged what lies between their neighbours."""
+    """Return the rows taken in the first `step` steps, interpolated for steps that were not logged."""
     x, y = series.xy(_ROWS + name)
     if step <= 0 or not len(x):
         return 0.0

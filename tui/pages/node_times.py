@@ -24,10 +24,10 @@ from xtrain.tui.state import RunState
 
 @frozen(kw_only=True)
 class StepTime:
-    """Seconds of one node in a step, averaged by each rank since its last record; over the `ranks` that reported it.
+    """Seconds of one node in a step, averaged by each rank since its last record, over the `ranks` that reported it.
 
-    slowest: the longest, and `slowest_rank` the rank that it took so long on. share: of the step, 0 to 1, taken from
-    the means over ranks, so that those of all nodes add up to 1.
+    slowest: the longest time, on `slowest_rank`. share: of the step, 0 to 1, from the means over ranks, so that the
+    shares of all nodes add up to 1.
     """
 
     node: str
@@ -40,7 +40,7 @@ class StepTime:
 
 
 def step_times(by_rank: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, StepTime]:
-    """By node, from (rank, its `node_seconds`), in the order in which nodes first come up."""
+    """Return step times by node, from pairs (rank, its `node_seconds`), in order of first occurrence."""
     values: dict[str, list[float]] = {}
     worst: dict[str, tuple[float, int]] = {}
     for rank, nodes in by_rank:
@@ -87,8 +87,8 @@ class StepTimes:
 
 @frozen(kw_only=True)
 class Took:
-    """How long a node took when it was last done. seconds: None while it is under way. step: after which it was done;
-    began: seconds since 1970, where that is known."""
+    """Duration of a node's last execution. seconds: None while it is running. step: after which it ran; began: seconds
+    since 1970, where known."""
 
     seconds: float | None
     step: int | None = None
@@ -105,7 +105,7 @@ _TIMED = (EvalEvent, GenerateEvent, CheckpointEvent, ModelEvent, ProfileEvent, M
 
 
 def last_times(entries: Sequence[LogEntry]) -> dict[str, Took]:
-    """Of every node whose time is in an event (evaluations, checkpoints, …), the latest."""
+    """Return the latest duration of each node whose time is in an event (evaluations, checkpoints, …)."""
     found: dict[str, Took] = {}
     for event in (entry.event for entry in reversed(entries)):
         if isinstance(event, _TIMED) and event.node and event.node not in found and event.seconds is not None:
@@ -115,8 +115,8 @@ def last_times(entries: Sequence[LogEntry]) -> dict[str, Took]:
 
 @frozen(kw_only=True)
 class Due:
-    """When a tick comes next. every: `20 steps`; step: after which one, None where the clock decides or it does not
-    come again; seconds: until then, at the pace of the recent steps; over: it does not come again in this run."""
+    """Next occurrence of a tick. every: `20 steps`; step: after which one, None where the clock decides or it does not
+    occur again; seconds: until then, at the recent pace; over: it does not occur again in this run."""
 
     every: str
     step: int | None = None
@@ -125,7 +125,7 @@ class Due:
 
 
 def due(tick: PlannedTick, plan: Planned, *, step: int, pace: float | None) -> Due:
-    """When `tick` is due after `step` steps have ended. pace: seconds a step."""
+    """Return the next occurrence of `tick` after `step` finished steps. pace: seconds per step."""
     at, epochs = next_step(tick, plan.step_tokens, step), _epochs(tick)
     if at is None:
         return Due(every=epochs or period(tick.seconds))
@@ -158,10 +158,11 @@ def _many(value: int, noun: str) -> str:
 
 @frozen(kw_only=True)
 class StepCost:
-    """What a step takes against what it was planned to take, in seconds; None where nobody knows.
+    """Actual and planned time of a step in seconds; None where unknown.
 
     actual, data, communication: of the newest record, on the rank where each is largest. planned: the likely time,
-    between fast and slow; computing, exposed: of it products, and communication nothing is computed beside.
+    between fast and slow; computing, exposed: its matrix products, and communication that does not overlap with
+    computation.
     """
 
     actual: float | None = None
@@ -175,16 +176,16 @@ class StepCost:
 
     @property
     def over(self) -> float | None:
-        """How much longer than planned: 0.1 where it is a tenth."""
+        """Relative excess over the planned time: 0.1 is a tenth longer."""
         return None if self.actual is None or not self.planned else self.actual / self.planned - 1
 
     def share(self, seconds: float | None) -> float | None:
-        """Of the actual step."""
+        """Return `seconds` as a share of the actual step."""
         return None if seconds is None or not self.actual else seconds / self.actual
 
 
 def step_cost(last: StepMetrics, plan: Planned | None) -> StepCost:
-    """From the newest metrics record, and the plan."""
+    """Return the cost of a step from the newest metrics record and the plan."""
     times = plan.times if plan else None
     return StepCost(
         actual=last.step_seconds,

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class PlanFacts:
-    """setup, last: node → how long it took (in this start; when it was last done). step: node → its seconds in a step.
-    now_in: node → the ranks that are in it. ended: optimizer steps; pace: seconds a step; now: seconds since 1970.
-    ranks: how many there are; over: the run goes on no more."""
+    """Facts of the Plan screen. setup, last: node → its duration (in this start; last execution). step: node → its
+    seconds in a step. now_in: node → the ranks that are running it. ended: finished optimizer steps; pace: seconds
+    per step; now: seconds since 1970. ranks: their number; over: the run has ended."""
 
     plan: Planned
     arranged: Outline
@@ -46,8 +46,8 @@ class PlanFacts:
     over: bool = False
 
     def next_due(self, node: str) -> tuple[PlannedTick, Due] | None:
-        """Of the ticks that a node belongs to, the one that comes first, and when; those whose time is not known
-        come after the others. None for a node that is part of no tick."""
+        """Return the next tick of a node and its due time; ticks with unknown times come last. None for a node without
+        a tick."""
         found = [
             (tick, due(tick, self.plan, step=self.ended, pace=self.pace)) for tick in self.arranged.ticks.get(node, ())
         ]
@@ -58,11 +58,11 @@ class PlanFacts:
         return min(found, key=far, default=None)
 
     def took(self, node: str) -> Took | None:
-        """How long a set-up node or a tick took."""
+        """Return the duration of a set-up node or tick."""
         return self.setup.get(node) or self.last.get(node)
 
     def share(self, node: str) -> float | None:
-        """What a node takes of the step, or of the set-up, that it is part of."""
+        """Return a node's share of the step, or of the set-up, that it is part of."""
         if node in self.step:
             return self.step[node].share
         took = self.setup.get(node)

@@ -7,7 +7,7 @@ from attrs import field, frozen
 
 from xtrain.tui.model.planned import Planned, PlannedEdge, PlannedNode, PlannedTick
 
-# Kinds in the order in which their nodes are executed, and what a reader calls them.
+# Kinds in execution order, and their titles.
 KINDS = {
     "setup": "Set-up",
     "collate": "Collate",

@@ -36,7 +36,7 @@ def _labelled(label: str, text: str, width: int, style: str = "") -> Iterator[Ro
 
 
 def _facts(node: PlannedNode, facts: PlanFacts) -> Iterator[tuple[str, str, str]]:
-    """What the run has recorded: label, text, style."""
+    """Yield the recorded facts of a node: label, text, style."""
     if ranks := facts.now_in.get(node.id):
         which = "" if facts.ranks == 1 else f" on {len(ranks):,} of {plural(facts.ranks, 'rank')}"
         yield "now", f"under way{which}", "mark"
@@ -54,7 +54,7 @@ def _facts(node: PlannedNode, facts: PlanFacts) -> Iterator[tuple[str, str, str]
 
 
 def _plan(node: PlannedNode, facts: PlanFacts) -> Iterator[tuple[str, str]]:
-    """What the plan says of its place."""
+    """Yield the node's place in the plan."""
     if node.id in facts.arranged.ticks:
         every = [f"every {each}" for each in _periods(node, facts)]
         first = due_words(node.id, facts)[0]
@@ -80,7 +80,7 @@ def _periods(node: PlannedNode, facts: PlanFacts) -> Iterator[str]:
 
 
 def _traffic(node: PlannedNode, facts: PlanFacts) -> Iterator[tuple[str, str]]:
-    """What one rank of the first pipeline coordinate that sends something sends in a step because of this node."""
+    """Yield the traffic of this node in a step, for one rank of the first pipeline coordinate that sends something."""
     for found in facts.plan.classes:
         own = [each for each in found.traffic if each.node == node.id]
         for each in own:
@@ -99,8 +99,8 @@ def arguments(args: Any) -> Iterator[tuple[str, str]]:
 
 
 def breakdown_rows(facts: PlanFacts, width: int, height: int) -> list[Row]:
-    """Where a step's time goes: nodes by their share, the longest first, with waiting for data and communication called
-    out, against what was planned; in at most `height` rows, of which the last says what is left out."""
+    """Return step times by node, longest first, with waiting for data and communication highlighted, next to the plan;
+    in at most `height` rows, the last of which counts the nodes left out."""
     cost = facts.cost
     over = max((each.ranks for each in facts.step.values()), default=0)
     rows = [rule("step time by node", width, f"mean of {over:,} ranks" if over > 1 else "")]

@@ -42,7 +42,7 @@ class PlanColumns:
 
     @property
     def middle(self) -> int:
-        """What the second time, share and bar take together: there stands when a tick is due."""
+        """Total width of the second time, share and bar, used for a tick's due time."""
         return (self.second + 1 if self.second else 0) + SHARE + (self.bar + 1 if self.bar else 0)
 
 
@@ -64,7 +64,7 @@ def columns(facts: PlanFacts, width: int) -> PlanColumns:
     return PlanColumns(id=id_width, second=second, bar=bar_width, axes=axes_width, does=spare - 1)
 
 
-# Of a kind of node: what its time is called, and its second time, or what stands instead of that, share and bar.
+# By kind of node: titles of its time and second time, or the title that replaces second time, share and bar.
 _LABELS = {"step": ("slowest", "median"), "tick": ("took", "next"), "event": ("took", "when")}
 
 
@@ -153,12 +153,12 @@ def due_words(node: str, facts: PlanFacts) -> tuple[str, ...]:
 
 
 def percent(share: float) -> str:
-    """`97.3%`, `0.2%`; what is there at all is not shown as nothing."""
+    """Return `97.3%`, `0.2%`; a positive share is never shown as zero."""
     return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}" if share < 0.9995 else "100%"
 
 
 def headline(facts: PlanFacts, shown: int, query: str, width: int) -> Row:
-    """What is to be known of the whole: how many nodes, how long set-up and a step take, and what goes on now."""
+    """Return the summary: number of nodes, time of set-up and of a step, and the running nodes."""
     whole = len(facts.plan.nodes)
     parts = [f"{shown:,} of {whole:,} nodes have “{query}”" if query else f"{whole:,} nodes"]
     if facts.now_in:

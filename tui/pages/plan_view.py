@@ -11,7 +11,7 @@ from xtrain.tui.pages.plan_parts import breakdown_rows, node_rows
 from xtrain.tui.pages.plan_rows import columns, headline, line_row
 from xtrain.tui.pages.sheet import Row, beside, block, clipped, fit, row, scrolled, window
 
-# From this width the list and the details stand side by side; below, from this height, one above the other.
+# From this width, list and details are side by side; below it, from this height, one above the other.
 SIDE_BY_SIDE = 112
 STACKED = 17
 # Side by side, node and breakdown both have room from this height.
@@ -22,9 +22,9 @@ Shows = Literal["list", "node", "time"]
 
 @frozen(kw_only=True)
 class PlanView:
-    """What the reader has chosen. cursor: the id of a node, or `#kind` for a heading; empty for the first line. top:
-    the first line shown. shows: what fills the screen where there is no room for all; `node` and `time` are full
-    pages that `scroll` moves. timing: the part beside the list is the breakdown and not the node."""
+    """The reader's choices. cursor: id of a node, or `#kind` for a heading; empty for the first line. top: the first
+    line shown. shows: the part that fills the screen without room for all; `node` and `time` are full pages that
+    `scroll` moves. timing: the part next to the list shows step times, not the node."""
 
     cursor: str = ""
     top: int = 0
@@ -37,9 +37,9 @@ class PlanView:
 
 @frozen(kw_only=True)
 class PlanPage:
-    """Rows to draw, and what the next key has to know: the lines of the list, which of them is chosen, in how many
-    rows and columns they stand below the headline, whether another part stands beside or below them in which node and
-    breakdown take turns, and how far a full page can be scrolled."""
+    """Drawn rows, and the facts that keys need: lines of the list, index of the chosen one, rows and columns of the
+    list below the headline, whether another part (node or step times) is next to or below it, and how far a full
+    page can be scrolled."""
 
     rows: list[Row] = field(repr=False)
     view: PlanView
@@ -52,7 +52,7 @@ class PlanPage:
 
 
 def key_of(line: Line) -> str:
-    """What the cursor holds of a line."""
+    """Return the cursor value of a line."""
     return f"#{line.kind}" if isinstance(line, ListSection) else line.id
 
 

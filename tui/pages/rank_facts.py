@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True, eq=False)
 class RankFacts:
-    """axes, expert_axes: of the mesh, outer to inner. real: the names of those with more than one place. machines: how
-    many the ranks run on. memory: bytes that the plan expects, by pipeline coordinate. said: sentences, each with the
-    state it is about. over: the run goes on no more."""
+    """Facts of the Ranks screen. axes, expert_axes: of the mesh, outer to inner. real: names of the axes with a size
+    above 1. machines: their number. memory: planned bytes by pipeline coordinate. said: sentences, each with the
+    state it is about. over: the run has ended."""
 
     ranks: tuple[OneRank, ...] = field(repr=False)
     states: States
@@ -41,7 +41,7 @@ class RankFacts:
 
     @property
     def experts(self) -> bool:
-        """Whether experts see the ranks in another way."""
+        """Return True if experts use the ranks as a different mesh."""
         return any(axis.size > 1 for axis in self.expert_axes if axis.name == "ep")
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from xtrain.tui.model.board import Board
     from xtrain.tui.model.planned import Planned
 
-# Of the median step: less than this share is little, whatever the other ranks have.
+# Less than this share of the median step counts as little, whatever the other ranks have.
 LITTLE = 0.05
 # Ages at which progress is a level older, in seconds.
 AGES = (2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -23,7 +23,8 @@ AGES = (2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 @frozen(kw_only=True)
 class Figure:
-    """One number of a rank. title: its name; says: what it is, in a sentence; of: None where a rank has not sent it."""
+    """Figure of a rank. title: its name; says: its meaning in a sentence; of: its value, None where a rank has not sent
+    it."""
 
     key: str
     title: str
@@ -33,7 +34,7 @@ class Figure:
 
 
 def age(rank: OneRank) -> float | None:
-    """Seconds without progress: what the rank itself counted, and for how long it has sent no heartbeat since."""
+    """Return the seconds without progress: counted by the rank itself, plus the time since its last heartbeat."""
     return None if rank.beat is None else rank.beat.idle + rank.seconds_silent
 
 
@@ -72,21 +73,21 @@ FIGURES = (STEP, WORK, DATA, COMMUNICATION, MEMORY, PROGRESS)
 
 
 def planned_memory(plan: "Planned | None", device: str) -> dict[int, int]:
-    """Bytes that tensors are planned to take on a rank, by pipeline coordinate; nothing for a CPU, where a process
-    holds more than what the plan counts."""
+    """Return the planned tensor bytes of a rank, by pipeline coordinate; empty for a CPU, where a process holds more
+    than the plan counts."""
     if plan is None or device == "cpu":
         return {}
     return {found.pp: found.allocated_bytes for found in plan.classes if found.allocated_bytes}
 
 
 def expected(rank: OneRank, memory: Mapping[int, int]) -> int | None:
-    """What `planned_memory` says of one rank."""
+    """Return the planned bytes of one rank, from `planned_memory`."""
     return memory.get(rank.coordinates.get("pp", 0))
 
 
 @frozen(kw_only=True)
 class Measured:
-    """One figure of all ranks. values: NaN where it is not known; against_plan: they are shares of what was planned."""
+    """One figure of all ranks. values: NaN where unknown; against_plan: values are shares of the planned value."""
 
     figure: Figure
     values: ndarray = field(eq=False, repr=False)
@@ -122,5 +123,5 @@ def measure(ranks: Sequence[OneRank], figure: Figure, memory: Mapping[int, int])
 
 
 def device_of(board: "Board") -> str:
-    """`cpu` or `cuda`: what the run computes on, as far as it has said so."""
+    """Return `cpu` or `cuda`, the device of the run; empty before its start record."""
     return board.run.start.device if board.run.start else ""

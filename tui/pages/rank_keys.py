@@ -90,7 +90,7 @@ def _resorted(view: RankView, facts: RankFacts) -> RankView:
 
 
 def to_worst(view: RankView, facts: RankFacts) -> RankView:
-    """The cursor on the rank with the most of what is shown."""
+    """Return the view with the cursor on the rank with the highest value."""
     values = facts.figure(FIGURES[view.figure]).values
     if np.isnan(values).all():
         return view

@@ -36,7 +36,7 @@ def map_rows(grid: Grid, found: Heat, measured: Measured, chosen: int, width: in
 
 
 def sign(state: int, level: int) -> tuple[str, str]:
-    """What a cell is drawn with, and in which style: the mark of a state that is no level, else a shade."""
+    """Return the sign of a cell and its style: the mark of a state without a level, else a shade."""
     of_state = {GONE: (DEAD, "bad"), STUCK: (STUCK_SIGN, "bad"), SILENT: (SILENT_SIGN, "warn")}
     if state in of_state:
         return of_state[state]
@@ -90,8 +90,7 @@ def _heading(grid: Grid, place: int, width: int) -> Row:
 
 
 def legend_rows(measured: Measured, grid: Grid, found: Heat, width: int, most: int) -> list[Row]:
-    """What the signs mean, in words and numbers: where each shade begins, and the marks that are on the map; in at most
-    `most` rows."""
+    """Return the meaning of the signs: lower edges of the shades, and the marks on the map; in at most `most` rows."""
     bounds = measured.scale.bounds(len(SHADES))
     parts: list[Span] = [(SHADES[0], "heat1"), (f" under {bounds[0]}", "dim")]
     for number, bound in enumerate(bounds, start=1):

@@ -26,13 +26,13 @@ WORDS = {
 }  # fmt: skip
 # Sentences name so many ranks of a kind; of the others it is said how many there are.
 NAMED = 3
-# A node is named where it holds this share of what a rank is slower.
+# A node is named if it causes this share of a rank's delay.
 NAMED_SHARE = 0.25
 
 
 @frozen(kw_only=True)
 class Blame:
-    """What a `stuck` event says of a rank. state: `stopped`, `ended`, `frozen`, `stuck`, `unknown`."""
+    """Report of a `stuck` event on a rank. state: `stopped`, `ended`, `frozen`, `stuck`, `unknown`."""
 
     state: str
     node: str
@@ -42,7 +42,8 @@ class Blame:
 
 @frozen(kw_only=True)
 class States:
-    """of: the state of every rank. blamed, failed: by rank, what the run has said of it. slow: by rank."""
+    """States of the ranks. of: state of every rank. blamed, failed: reports of the run, by rank. slow: stragglers, by
+    rank."""
 
     of: ndarray = field(eq=False, repr=False)
     blamed: Mapping[int, Blame] = field(factory=dict)
@@ -56,13 +57,13 @@ class States:
 
 
 def states(board: "Board") -> States:
-    """Of all ranks, now. A run that has ended as it should has none to look at."""
+    """Return the current states of all ranks; a run that ended normally has none to examine."""
     ranks = tuple(board.ranks)
     found = np.full(len(ranks), FINE)
     failed = {f.rank: cause(f) for f in board.run.failures if f.rank is not None and not f.lost}
     if board.life.state == "ended" and board.life.status not in ("", EndStatus.FAILED):
         return States(of=found)
-    if board.run.restarting:  # what is known is of ranks that there are no more
+    if board.run.restarting:  # the known ranks have ended
         return States(of=np.full(len(ranks), UNKNOWN))
     blamed = _blamed(board)
     # Who waits, or is not there any more, is not slow.
@@ -90,7 +91,7 @@ def _of_pulse(rank: OneRank, slow: bool) -> int:
 
 
 def _blamed(board: "Board") -> dict[int, Blame]:
-    """What `stuck` events of this start say, the latest of each rank."""
+    """Return the reports of this start's `stuck` events, the latest of each rank."""
     found: dict[int, Blame] = {}
     for entry in reversed(board.events.entries):
         if isinstance(entry.event, RunStartEvent):
@@ -104,7 +105,7 @@ def _blamed(board: "Board") -> dict[int, Blame]:
 
 
 def sentences(board: "Board", found: States, times: Mapping[str, StepTime]) -> list[tuple[str, int]]:
-    """What is to be said of ranks, with the state it is about, the worst first; one sentence where all is well."""
+    """Return sentences on ranks, each with its state, the worst first; one sentence if all is well."""
     ranks, axes = tuple(board.ranks), real_axes(board)
     said: list[tuple[str, int]] = []
     for state in (GONE, STUCK, SILENT):
@@ -148,7 +149,7 @@ def _well(board: "Board", ranks: Sequence[OneRank]) -> str:
 
 
 def _trouble(rank: OneRank, found: States, state: int, axes: Sequence[str]) -> str:
-    """What is wrong comes first: on a narrow screen the rest may be cut."""
+    """The fault comes first: a narrow screen may cut the rest."""
     return f"rank {rank.rank:,} {_fault(rank, found, state)}{where(rank, axes)}"
 
 

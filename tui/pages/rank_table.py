@@ -15,7 +15,7 @@ from xtrain.tui.words import size
 
 @frozen(kw_only=True)
 class TableColumn:
-    """One column. key: what the table is sorted by; wide: cells; early: the lower, the sooner it gets room."""
+    """Column of the table. key: sort key; wide: width in cells; early: columns with a lower value get room first."""
 
     key: str
     title: str
@@ -41,7 +41,7 @@ COLUMNS = (
 
 
 def columns(facts: RankFacts, width: int) -> tuple[TableColumn, ...]:
-    """The columns there is room for in `width` cells, in their order; those of texts as wide as their texts."""
+    """Return the columns that fit in `width` cells, in order; text columns are as wide as their texts."""
     texts = {
         "place": len(" ".join(f"{axis.name} {axis.size - 1}" for axis in facts.axes if axis.size > 1)),
         "host": max((len(rank.beat.host) for rank in facts.ranks if rank.beat), default=0),
@@ -49,7 +49,7 @@ def columns(facts: RankFacts, width: int) -> tuple[TableColumn, ...]:
     if not facts.memory:
         texts["planned"] = 0
     for column in COLUMNS:
-        # Where it is not measured who waits for whom, a column of nothing is no room well used.
+        # Where waiting between ranks is not measured, an empty column would waste room.
         if column.figure in (WORK, COMMUNICATION) and facts.figure(column.figure).median is None:
             texts[column.key] = 0
     found = [_as_wide_as(column, texts.get(column.key)) for column in COLUMNS]

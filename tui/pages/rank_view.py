@@ -15,7 +15,7 @@ from xtrain.tui.pages.rank_states import FINE, OVER, SILENT, SLOW
 from xtrain.tui.pages.rank_table import COLUMNS, columns, ordered, table_head, table_row
 from xtrain.tui.pages.sheet import CUT, Row, beside, block, clipped, cut, fit, joined, row, scrolled, window, wrapped
 
-# From this width map and details stand side by side; below, from this height, one above the other.
+# From this width, map and details are side by side; below it, from this height, one above the other.
 SIDE_BY_SIDE = 104
 STACKED = 17
 
@@ -24,9 +24,9 @@ Shows = Literal["map", "table", "rank"]
 
 @frozen(kw_only=True)
 class RankView:
-    """What the reader has chosen. figure: number of the one that is shown; experts: the mesh as experts see it. rank:
-    under the cursor; in the map the worst rank of its cell is. only: the table is that of these ranks, empty for all.
-    sort: the key of a column. shows, back: what is on the screen, and what was before a rank in full."""
+    """The reader's choices. figure: index of the shown figure; experts: show the mesh of the experts. rank: under the
+    cursor; in the map, the worst rank of its cell. only: ranks in the table, empty for all. sort: key of a column.
+    shows, back: current screen, and the one before a rank's full page."""
 
     figure: int = 0
     experts: bool = False
@@ -42,8 +42,8 @@ class RankView:
 
 @frozen(kw_only=True)
 class RankPage:
-    """Rows to draw, and what the next key has to know. rank: the one whose details are shown. grid, heat: of the map;
-    order: of the table; first_row: where cells or lines of the table begin; height: how many lines are shown."""
+    """Drawn rows, and the facts that keys need. rank: the one whose details are shown. grid, heat: of the map; order:
+    of the table; first_row: where cells or lines of the table begin; height: number of lines shown."""
 
     rows: list[Row] = field(repr=False)
     view: RankView
@@ -68,7 +68,7 @@ def page(facts: RankFacts, view: RankView, width: int, height: int) -> RankPage:
 
 
 def _head(facts: RankFacts, view: RankView, width: int, height: int) -> list[Row]:
-    """What is shown, and what there is to say of ranks: more of it where the screen is high."""
+    """Return the heading and sentences on ranks: more of them on a high screen."""
     ranks = len(facts.ranks)
     measured = facts.figure(FIGURES[view.figure])
     parts = ["1 rank" if ranks == 1 else f"{ranks:,} ranks"]
@@ -158,7 +158,7 @@ def _side(facts: RankFacts, rank: int, of: int, width: int, height: int) -> list
     rows = rank_rows(facts.ranks[rank], facts, width)
     if of > 1:
         rows.insert(1, fit(row((f"the worst of the {of:,} ranks of this cell", "dim")), width))
-    if height == 1:  # no room for more than a line: what it is in, and how much of the figure
+    if height == 1:  # room for one line only: where the rank is, and its figure
         return [fit(row(*_line(facts, rank)), width)]
     return clipped(rows, width, height)
 

@@ -11,7 +11,7 @@ from xtrain.tui.words import brief, count, decimal, duration, plural
 
 # A status that is older than this is not renewed any more.
 OLD_SECONDS = 10.0
-# From here on it is said who waits.
+# Seconds of waiting that are reported.
 _LONG_WAIT = 5.0
 
 
@@ -66,7 +66,7 @@ def short(id: str) -> str:
 
 
 def is_old(status: ServerStatus, now: float) -> bool:
-    """Whether nobody renews the status of a server that has not said that it ends."""
+    """Return True if the status of a server is not updated, although the server has not reported its end."""
     return status.state not in ("stopped", "failed") and now - status.time > OLD_SECONDS
 
 
@@ -95,7 +95,7 @@ def _glance(status: ServerStatus, width: int, now: float) -> list[Row]:
 
 
 def in_words(status: ServerStatus, now: float) -> list[tuple[str, str]]:
-    """Sentences with the name of a style: what is wrong, and who has waited for long and for what."""
+    """Return sentences, each with the name of a style: faults, and who has long waited for what."""
     found: list[tuple[str, str]] = []
     if is_old(status, now):
         found.append((f"The server has written nothing for {duration(now - status.time)}.", "bad"))

@@ -16,15 +16,15 @@ Row = tuple[Span, ...]
 BLANK: Row = ()
 
 
-# The signs that screens are drawn with; each says by its shape what it means, in every colour and in none. What a
-# terminal without UTF-8 shows instead is in `board/plain_signs.py`.
+# Signs of the screens; each shows its meaning by its shape, with and without color. The replacements for a terminal
+# without UTF-8 are in `board/plain_signs.py`.
 CUT = "…"
 UNDER_WAY, DONE, DEAD = "▶", "✓", "✗"
 STUCK_SIGN, SILENT_SIGN, OVER_SIGN = "!", "?", "+"
 DOWN, UP, OPEN, FOLDED, CURSOR = "▾", "▴", "▾", "▸", "›"
 LINE, WALL, DOT = "─", "│", "·"
 SHADES = "·░▒▓█"
-"""From least to most."""
+"""Shades from lowest to highest."""
 EIGHTHS = "▏▎▍▌▋▊▉█"
 """Parts of a cell of a bar, ascending, the last of them whole."""
 
@@ -36,7 +36,7 @@ def row(*spans: Span | str) -> Row:
 
 
 def cells(spans: Row) -> int:
-    """How wide a row is."""
+    """Return the width of a row."""
     return sum(cell_len(text) for text, _ in spans)
 
 
@@ -145,7 +145,7 @@ def window(count: int, height: int, top: int, cursor: int) -> int:
 
 
 def joined(parts: Iterable[str]) -> str:
-    """`a · b · c`, without what is empty."""
+    """Return `a · b · c`, without empty parts."""
     return f" {DOT} ".join(filter(None, parts))
 
 

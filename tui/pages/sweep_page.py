@@ -12,7 +12,7 @@ from xtrain.tui.words import count, decimal, plural
 # Trials with a value from which on it is said how much settings matter: of fewer, chance says more.
 _FEW = 5
 _AXIS, _MARK = 14, "●"
-# Cells of what has become of a trial, from a width on with its tokens.
+# Width of a trial's outcome; from a screen width on, with its tokens.
 _LAST, _NARROW_LAST, _WIDE = 20, 14, 76
 _STYLES = {"done": "", "training": "good", "stopped early": "dim", "failed": "bad", "same": "dim", "paused": "dim"}
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -64,10 +64,10 @@ def best_so_far(state: SweepState) -> list[float]:
 
 
 def importance(state: SweepState, names: Sequence[str]) -> dict[str, float]:
-    """Share of the variance of the ranks of trials that lies between groups of values of a setting, from 0 to 1; empty
-    while too few trials have a value. Numbers of many values are put into three groups of equal size.
+    """Return the share of the variance of trial ranks that lies between groups of values of a setting, from 0 to 1.
 
-    Trials stopped at a rung rank behind those that went further, as they would have been worse there.
+    The result is empty while too few trials have a value. Numbers with many values are put into three groups of equal
+    size. Trials stopped at a rung rank after those that went further, as they would have been worse there.
     """
     measured = [each for each in ranked(state) if each.same_as is None and each.value is not None]
     if len(measured) < _FEW:
@@ -137,7 +137,7 @@ Axis = Callable[[TrialState], str]
 
 
 def _axes(trials: Sequence[TrialState], names: Sequence[str], width: int) -> tuple[Mapping[str, Axis], list[str]]:
-    """How each setting is drawn, and those that there is room for."""
+    """Return the axis of each setting, and the settings that fit."""
     shown = list(names[: max(1, (width - 17) // (_AXIS + 1))])
     return {name: _axis([each.point[name] for each in trials if name in each.point], name) for name in shown}, shown
 
@@ -179,7 +179,7 @@ def _as_number(text: str) -> float:
 
 
 def _is(state: SweepState, trial: TrialState, *, tokens: bool) -> str:
-    """What has become of it. tokens: and behind how many it was stopped."""
+    """Return the outcome of a trial. tokens: add the tokens after which it was stopped."""
     if trial.same_as is not None:
         return f"as {trial.same_as:03d}"
     behind = f" {count(trial.tokens)}" if tokens and trial.stopped_early and trial.tokens else ""
