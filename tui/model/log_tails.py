@@ -108,7 +108,7 @@ class LogReader:
 
 
 def _below(folder: str, rank: int | None, failed: Collection[int], depth: int) -> Iterator[_LogFile]:
-    """Yield the logs below a folder. rank: owner of the folder; a folder whose name is a number belongs to that rank."""
+    """Yield the logs below a folder. rank: owner of the folder; a folder named by a number belongs to that rank."""
 
     def first(entry: os.DirEntry[str]) -> tuple[bool, int, str]:
         number = _number(entry.name)

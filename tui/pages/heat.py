@@ -11,7 +11,7 @@ LEVELS = 10
 
 @frozen(kw_only=True)
 class Scale:
-    """Ten levels between nine ascending edges: a value is on level n if it has reached n edges. words: formats a value."""
+    """Ten levels between nine ascending edges: a value on level n has reached n edges. words: formats a value."""
 
     edges: tuple[float, ...]
     words: Callable[[float], str] = field(eq=False, repr=False)
