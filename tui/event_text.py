@@ -99,7 +99,7 @@ def in_one_line(event: Event) -> str:
 
 
 def measured(evaluation: EvalEvent) -> str:
-    """`stdlib  loss 1.4895  ppl 4.43`."""
+    """Return `stdlib loss 1.4895 ppl 4.43`."""
     return _joined(evaluation.dataset, _measured(evaluation))
 
 
@@ -108,8 +108,8 @@ def _measured(evaluation: EvalEvent) -> str:
 
 
 def quality(evaluation: EvalEvent) -> str:
-    """`loss 1.4895  ppl 4.43`; of questions `acc 41.2%  norm 43.0%`; of a loss that is another one
-    `loss 1.4895  objective 0.6102  rewards/accuracy 0.6500`; of answers `loss 1.4895  reward 0.8100`."""
+    """Return `loss 1.4895 ppl 4.43`; of questions `acc 41.2% norm 43.0%`; of a loss that is another one `loss 1.4895
+    objective 0.6102 rewards/accuracy 0.6500`; of answers `loss 1.4895 reward 0.8100`."""
     if evaluation.acc is not None:
         return _joined(f"acc {share(evaluation.acc)}", f"norm {share(evaluation.acc_norm)}")
     if evaluation.reward is not None:
@@ -122,7 +122,7 @@ def quality(evaluation: EvalEvent) -> str:
 
 
 def failed(failure: FailureEvent) -> str:
-    """Who: `rank 3`."""
+    """Return the failed rank: `rank 3`."""
     return "a rank" if failure.rank is None else f"rank {failure.rank}"
 
 
@@ -282,7 +282,7 @@ def _read(event: WeightsEvent) -> str:
 
 
 def _referred(event: ReferenceEvent) -> str:
-    """`initial  120 of 900 rows`; `initial  computed for 900 rows in 3.1 s`; `initial  900 rows from the cache`."""
+    """Return `initial 120 of 900 rows`; `initial computed for 900 rows in 3.1 s`; `initial 900 rows from the cache`."""
     done, rows = count(event.done), count(event.rows)
     if not event.computed:
         said = f"{rows} rows from the cache"

@@ -18,7 +18,7 @@ _Timed = tuple[float, Record]
 
 
 class _Lane:
-    """One file's records with the times they are ordered by."""
+    """Reader of one file, whose records get the times that order them."""
 
     def __init__(self, tail: Tail, typed: Callable[[dict[str, Any]], Record]) -> None:
         self.tail = tail
@@ -50,7 +50,7 @@ class _Lane:
 
     @property
     def horizon(self) -> float:
-        """No unread record of this file, written by now, is earlier than this."""
+        """Lower bound on the times of unread records of this file, among those written so far."""
         return self._latest if self.tail.behind else float("inf")
 
     def release(self, until: float) -> list[_Timed]:
@@ -60,7 +60,7 @@ class _Lane:
 
 
 class RecordFeed:
-    """Reads `metrics.jsonl` and `events.jsonl` of `directory` on from `offsets` (file name → byte)."""
+    """Reader of `metrics.jsonl` and `events.jsonl` of `directory`, starting at `offsets` (file name → byte)."""
 
     def __init__(
         self, directory: Path, offsets: Mapping[str, int] | None = None, *, chunk_bytes: int = CHUNK_BYTES
@@ -72,7 +72,7 @@ class RecordFeed:
         self._metrics = _Lane(metrics, lambda found: read(StepMetrics, found))
         self._events = _Lane(events, event_of)
         self.newest: float | None = None
-        """The time of the newest record that was returned."""
+        """Time of the newest record returned."""
 
     @property
     def damaged(self) -> int:
@@ -81,12 +81,12 @@ class RecordFeed:
 
     @property
     def behind(self) -> bool:
-        """Return True if more was already written than the last read returned."""
+        """True if more was already written than the last read returned."""
         lanes = (self._metrics, self._events)
         return any(lane.tail.behind or lane.waiting for lane in lanes)
 
     def read(self) -> list[Record]:
-        """The next records in time order; at equal times a step comes before the events that followed it."""
+        """Return the next records in time order; at equal times a step comes before the events that followed it."""
         self._metrics.take()
         if self._events.take():
             # An event may close over steps logged between the two reads above: `run_end` must not overtake the last.

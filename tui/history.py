@@ -40,19 +40,20 @@ class History:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """The median over recent steps, so that an evaluation or a checkpoint in between does not swing it."""
+        """Median seconds per step over recent steps, so that an evaluation or a checkpoint in between has little
+        effect."""
         return median(self.recent) if self.recent else self.last.step_seconds
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Over all of this attempt's steps, what happens between them included."""
+        """Tokens per second over all steps of this attempt, including the time between them."""
         first, last = self.origin or NOTHING, self.last
         if None not in (first.time, last.time, first.tokens, last.tokens) and last.time > first.time:  # type: ignore[operator]
             return (last.tokens - first.tokens) / (last.time - first.time)  # type: ignore[operator]
         return last.tokens_per_second
 
     def points(self) -> tuple[Point, ...]:
-        """The curve up to the latest loss, which the stride may have left out."""
+        """Return the curve up to the latest loss, which the stride may have left out."""
         loss, step = self.last.loss, self.last.step
         if step is None or loss is None or loss - loss != 0 or (self.curve and self.curve[-1][0] >= step):
             return self.curve
@@ -70,7 +71,7 @@ class History:
 
 
 class HistoryRecorder:
-    """Adds metrics records to a `History`; mutable, so that a million of them cost little."""
+    """Recorder that adds metrics records to a `History`; mutable, so that a million of them cost little."""
 
     def __init__(self, history: History) -> None:
         self._last = history.last
@@ -83,7 +84,7 @@ class HistoryRecorder:
         self._origin = history.origin
 
     def history(self) -> History:
-        """Everything so far, as a value."""
+        """History so far, as a value."""
         return History(
             last=self._last,
             at=self._at,

@@ -16,7 +16,7 @@ MOST_PROFILED = 100
 
 
 def commands(board: "Board", action: ControlWord) -> "tuple[PlannedCommand, ...]":
-    """The commands of the plan that an action stands for: of `eval` one for each dataset."""
+    """Return the plan's commands for an action: for `eval`, one for each dataset."""
     known = board.planned.commands if board.planned else ()
     word = word_of(board, action)
     return tuple(command for command in known if command.name.partition(" ")[0] == word)
@@ -28,7 +28,7 @@ def word_of(board: "Board", action: ControlWord) -> ControlWord:
 
 
 def refusal(board: "Board | None", action: ControlWord) -> str:
-    """Why the run cannot be asked for that now; empty if it can."""
+    """Return why the run cannot accept the action now; empty if it can."""
     if board is None or board.life.state == "waiting":
         return "the run has not started"
     if board.life.over:
@@ -110,7 +110,7 @@ def _does(board: "Board", node: str) -> str:
 
 
 def datasets(board: "Board") -> list[tuple[str, str]]:
-    """The datasets that can be evaluated, and how much of each that takes."""
+    """Return the datasets that can be evaluated, and the amount of data of each."""
     found = []
     for command in commands(board, ControlWord.EVAL):
         node = board.planned.node(command.nodes[0]) if board.planned and command.nodes else None

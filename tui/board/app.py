@@ -46,11 +46,11 @@ SMALLEST = (40, 12)
 
 
 class Polled(Message):
-    """The reading thread has a newer board."""
+    """Message that the reading thread has a newer board."""
 
 
 class BoardScreen(Screen):
-    """The one screen all panes stand on. Its Tab goes to the next pane, not to the next widget."""
+    """The one screen that holds all panes. Its Tab goes to the next pane, not to the next widget."""
 
     BINDINGS = [  # noqa: RUF012
         Binding("tab", "app.next(1)", "next screen", show=False),
@@ -153,7 +153,7 @@ class BoardApp(App[int]):
         self._reading.close()
 
     async def on_polled(self) -> None:
-        """A newer board: show it, unless the view is frozen."""
+        """Show a newer board, unless the view is frozen."""
         self.live = self._reading.take()
         if self.live is None or not self.screen_stack:  # without a screen it is being closed
             return
@@ -172,7 +172,7 @@ class BoardApp(App[int]):
 
     @property
     def has_no_screen(self) -> bool:
-        """Return True if no screen is left to draw on: pending messages still arrive after that."""
+        """True if no screen is left to draw on: pending messages still arrive after that."""
         return not self.screen_stack
 
     def _look_after_reading(self) -> None:
@@ -297,11 +297,11 @@ class BoardApp(App[int]):
         self.draw(anew=True)
 
     def action_theme(self) -> None:
-        """The next theme."""
+        """Switch to the next theme."""
         self.theme = after(self.theme)
 
     def action_help(self) -> None:
-        """All keys, of this screen first."""
+        """Show all keys, those of this screen first."""
         panes = sorted((cls for _, _, cls in self._screens()), key=lambda cls: cls is not self._kinds[self.visited])
         bindings = (binding for binding in self.BINDINGS if isinstance(binding, Binding))
         possible = (binding for binding in bindings if self.check_action(binding.action, ()))
@@ -344,7 +344,7 @@ class BoardApp(App[int]):
     # Leaving
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """A dashboard that a launcher waits for cannot be put to sleep: nobody would wake it."""
+        """Refuse to suspend a dashboard that a launcher waits for: nobody would resume it."""
         return self.launcher is None if action == "suspend_process" else super().check_action(action, parameters)
 
     async def action_quit(self) -> None:

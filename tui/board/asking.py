@@ -16,7 +16,7 @@ from xtrain.tui.words import printable
 
 @frozen
 class Answer:
-    """state: `accepted`, `done`, `refused`, or `unheard` where nobody was there to answer."""
+    """Answer to a command. state: `accepted`, `done`, `refused`, or `unheard` if no run was there to answer."""
 
     state: str
     detail: str
@@ -24,7 +24,7 @@ class Answer:
 
 
 def command_line(run: Path, word: str, argument: str = "") -> list[str]:
-    """The command that asks, as arguments."""
+    """Return the arguments of the `xtrain control` command."""
     given = [argument] if argument else []
     return [sys.executable, "-P", "-m", "xtrain", "control", str(run.absolute()), word, *given, "--json"]
 

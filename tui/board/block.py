@@ -5,7 +5,7 @@ from textual.widget import Widget
 
 
 class TextBlock(Widget):
-    """Lines of text, cut at its edge, never wrapped: whoever makes them knows how wide it is."""
+    """Lines of text, cut at the edge and never wrapped: the caller makes them for the width."""
 
     DEFAULT_CSS = """
     TextBlock { height: 1; width: 1fr; text-wrap: nowrap; text-overflow: ellipsis; }

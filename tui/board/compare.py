@@ -30,11 +30,12 @@ _RUNS, _METRICS = "Runs to compare with", "Metrics"
 
 
 class OtherRead(Message):
-    """Another run has been read on."""
+    """Message that another run has new records."""
 
 
 class ComparePane(SearchedPane[None, None]):
-    """Curves of several runs over the same steps or tokens, how they stand, and which settings differ."""
+    """Compare screen: curves of several runs over the same steps or tokens, their values, and the settings that
+    differ."""
 
     title = "Compare"
     short = "Comp"
@@ -188,7 +189,7 @@ class ComparePane(SearchedPane[None, None]):
         self._draw()
 
     def action_move(self, by: int) -> None:
-        """The cursor of a list, or the settings."""
+        """Move the cursor of a list, or scroll the settings."""
         if self._choosing is not None:
             self._choosing = evolve(self._choosing, place=self._choosing.place + by)
         else:
@@ -216,12 +217,12 @@ class ComparePane(SearchedPane[None, None]):
         self._draw()
 
     def action_axis(self) -> None:
-        """Over steps, or over tokens."""
+        """Switch between steps and tokens on the x axis."""
         self._axis = "tokens" if self._axis == "step" else "step"
         self._draw()
 
     def action_settings(self) -> None:
-        """The settings alone, and back."""
+        """Toggle a view of the settings alone."""
         self.toggle_class("settings")
         self._scroll = 0
         target = self.query_one("#compare-settings", Sheet) if self.has_class("settings") else self.query_one(Plot)

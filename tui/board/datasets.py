@@ -23,11 +23,11 @@ _CURVES = (("loss by dataset", "loss/{}"), ("held-out loss", "eval/{}/loss"), ("
 
 
 class DatasetsSheet(Sheet):
-    """The table; it has the keys of the screen."""
+    """Table of datasets; it has the keys of the screen."""
 
 
 class DatasetsPane(RowsPane[ListView, ListPage]):
-    """Losses, rows and shares of every dataset."""
+    """Datasets screen: losses, rows and shares of every dataset."""
 
     title = "Datasets"
     short = "Data"

@@ -14,7 +14,7 @@ from textual.widgets import Button, Static
 
 @frozen
 class Choice:
-    """An answer: its value, the letter that gives it, and its words."""
+    """Answer of a question: its value, its key, and its label."""
 
     value: str
     key: str
@@ -25,10 +25,10 @@ NO = Choice("", "n", "No")
 
 
 class Question(ModalScreen[str]):
-    """Asks one question; the result is the value of a choice, "" for no.
+    """Modal question; the result is the value of a choice, "" for no.
 
-    choices: the first one has the focus. number: a whole number is asked for as well, from 1 to `most`; the result is
-    that number then.
+    choices: the first one has the focus. number: also ask for a whole number from 1 to `most`, which is then the
+    result.
     """
 
     DEFAULT_CSS = """
@@ -84,7 +84,7 @@ class Question(ModalScreen[str]):
         self.query_one(f"#choice-{self._choices[0].key}").focus()
 
     def on_key(self, event: Key) -> None:
-        """The letters of the choices, and the figures of the number."""
+        """Handle the keys of the choices, and the digits of the number."""
         for choice in self._choices:
             if event.key == choice.key:
                 event.stop()
@@ -110,7 +110,7 @@ class Question(ModalScreen[str]):
         self.query_one("#said").scroll_relative(y=by, animate=False)
 
     def action_choose(self, value: str) -> None:
-        """Answer, unless a number is asked for that is none yet."""
+        """Answer, unless the requested number is invalid."""
         if value and self._typed is not None:
             if not 1 <= int(self._typed or 0) <= self._most:
                 self._wrong = True

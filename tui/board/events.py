@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class EventsSheet(Sheet):
-    """The list; it has the keys of the screen."""
+    """List of events; it has the keys of the screen."""
 
 
 class EventsPane(SearchedPane[EventsView, EventsPage]):
-    """All events, the newest last; the chosen one in full; the logs of the ranks."""
+    """Events screen: all events, newest last; the chosen one in full; the logs of the ranks."""
 
     title = "Events"
     short = "Event"

@@ -22,11 +22,11 @@ _PLOT_ROWS, _MOST_PLOT_ROWS = 7, 26
 
 
 class ExpertsSheet(Sheet):
-    """The map; it has the keys of the screen."""
+    """Expert map; it has the keys of the screen."""
 
 
 class ExpertsPane(RowsPane[ExpertsView, ExpertsPage]):
-    """The load of every expert of every layer, in even shares, and the balance loss."""
+    """Experts screen: load of every expert of every layer, relative to an even load, and the balance loss."""
 
     title = "Experts"
     short = "MoE"
@@ -92,7 +92,7 @@ class ExpertsPane(RowsPane[ExpertsView, ExpertsPage]):
         sheet.draw(self._page.rows)
 
     def action_plot(self) -> None:
-        """The balance loss alone, and back."""
+        """Toggle a view of the balance loss alone."""
         self._only_plot = not self._only_plot
         self._draw()
         (self.query_one(Plot) if self._only_plot else self.query_one(ExpertsSheet)).focus()
@@ -104,7 +104,7 @@ def _architecture(board: "Board") -> dict[str, object]:
 
 
 def _facts(board: "Board", loads: tuple[LayerLoad, ...]) -> list[str]:
-    """`4 layers of 8 experts`, `2 a token`, `step 60`."""
+    """Return `4 layers of 8 experts`, `2 a token`, `step 60`."""
     planned, parts = _architecture(board), []
     if loads:
         parts.append(f"{len(loads)} {'layer' if len(loads) == 1 else 'layers'} of {loads[0].num_experts} experts")

@@ -12,7 +12,7 @@ MOST_BYTES = 1 << 20
 
 
 def log_path() -> Path:
-    """The file: in the user's state folder, as the XDG base directories name it."""
+    """Return the path of the fault file in the user's state folder (XDG base directories)."""
     state = os.environ.get("XDG_STATE_HOME")
     home = Path(state) if state else Path("~/.local/state").expanduser()
     return home / "xtrain" / "dashboard.log"

@@ -17,7 +17,7 @@ NAME_COLUMNS = 10
 
 
 def evaluated(board: "Board") -> list[tuple[str, str, int | None]]:
-    """The latest evaluation of each dataset: its name, its loss or accuracy, and the step."""
+    """Return the latest evaluation of each dataset: its name, its loss or accuracy, and the step."""
     return [
         (name, decimal(found.loss, 4) if found.acc is None else f"acc {share(found.acc)}", found.step)
         for name, found in board.run.evaluations.items()
@@ -45,7 +45,7 @@ def figures(board: "Board") -> list[tuple[str, str]]:
 
 
 def _evaluation(board: "Board") -> tuple[str, str]:
-    """The loss on held-out data under the name of its dataset; of several datasets none stands for the others."""
+    """Return the held-out loss under the name of its dataset; with several datasets, only their number."""
     found = evaluated(board)
     if len(found) != 1:
         return "eval loss", f"{len(found)} sets" if found else "–"
@@ -95,7 +95,7 @@ def comparison(board: "Board") -> list[FigureRow]:
 
 
 def _groups(board: "Board") -> list[FigureRow]:
-    """The replica groups that take part in steps, where there are several."""
+    """Return the replica groups that take part in steps, where there are several."""
     found = board.run.replicas
     if found is None:
         return []

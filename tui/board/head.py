@@ -32,18 +32,18 @@ _STYLES = {
 
 
 def state_style(word: str) -> str:
-    """The style of a word for the state of a run."""
+    """Return the style of a word for the state of a run."""
     return _STYLES.get(word, "bold")
 
 
 def name_of(board: "Board") -> str:
-    """The name of the run: of its experiment, else of its folder."""
+    """Return the name of the run: of its experiment, else of its folder."""
     start, planned = board.run.start, board.planned
     return printable((start.name if start else "") or (planned.name if planned else "") or board.directory.name)
 
 
 def shortened(text: str, columns: int) -> str:
-    """`text` in at most so many columns."""
+    """Return `text` in at most so many columns."""
     return left(text, columns).rstrip()
 
 

@@ -49,7 +49,7 @@ def _why_not(binding: Binding, board: "Board | None") -> str:
 def all_groups(
     everywhere: Iterable[BindingType], panes: Iterable[type[Pane]], visited: Pane | None, board: "Board | None"
 ) -> list[Group]:
-    """The keys of the application, of each pane, and of the parts of the visited one."""
+    """Return the keys of the application, of each pane, and of the parts of the visited one."""
     groups = [group("everywhere", everywhere, board)]
     for cls in panes:
         groups.append(group(cls.title, cls.__dict__.get("BINDINGS", ())))
@@ -61,7 +61,7 @@ def all_groups(
 
 
 def help_text(groups: Sequence[Group], width: int) -> Content:
-    """All groups below one another, in `width` columns."""
+    """Return all groups below one another, in `width` columns."""
     widest = max((len(key) for each in groups for key, _, _ in each.keys), default=0)
     rest = max(10, width - widest - 2)
     lines: list[Content] = []
@@ -80,7 +80,7 @@ def help_text(groups: Sequence[Group], width: int) -> Content:
 
 
 class HelpScreen(ModalScreen[None]):
-    """Shows all keys until one that closes it is pressed."""
+    """Screen of all keys, until a key closes it."""
 
     DEFAULT_CSS = """
     HelpScreen { align: center middle; background: $background 60%; }

@@ -45,7 +45,7 @@ class Key:
 
 
 def sign(key: str) -> str:
-    """A key as it is printed on a keyboard; of several for one thing all of them."""
+    """Return a key as it is printed on a keyboard; of several for one thing all of them."""
     return " ".join(_SIGNS.get(one.strip(), one.strip()) for one in key.split(","))
 
 
@@ -64,7 +64,7 @@ def app_keys(board: "Board | None", *, view_is_frozen: bool) -> tuple[Key, ...]:
 
 
 def keys_of(nodes: Iterable[DOMNode | None]) -> list[Key]:
-    """The keys of a widget that has the focus and of the widgets around it, up to the screen."""
+    """Return the keys of the focused widget and of the widgets around it, up to the screen."""
     found: list[Key] = []
     for node in nodes:
         if node is None or isinstance(node, Screen):
@@ -77,7 +77,7 @@ def keys_of(nodes: Iterable[DOMNode | None]) -> list[Key]:
 
 @lru_cache(maxsize=16)
 def footer(keys: tuple[Key, ...], width: int) -> Content:
-    """The keys that fit; one that can do nothing now is in parentheses."""
+    """Return the keys that fit; keys that do nothing now are in parentheses."""
     pieces = [
         Piece(
             f"{sign(key.key)} {key.label}" if key.enabled else f"({sign(key.key)} {key.label})",

@@ -22,7 +22,7 @@ NICENESS = 10
 
 
 class AttachedApp(BoardApp):
-    """The dashboard on a real terminal: takes signals, and ends with its terminal or its launcher."""
+    """Dashboard on a real terminal: handles signals, and ends with its terminal or its launcher."""
 
     def __init__(self, *args, terminal: Terminal, **options) -> None:
         super().__init__(*args, **options)
@@ -80,7 +80,7 @@ def open_board(directory: Path, *, compared: Sequence[Path] = (), first: str = "
 
 
 def _thread_has_failed(terminal: Terminal, said: threading.ExceptHookArgs) -> None:
-    """A thread that draws or reads is gone: there is nothing left to show anything on."""
+    """Report that a drawing or reading thread has failed, and end the process."""
     if not terminal.there:
         os._exit(0)
     where = fault.write(said.exc_value) if said.exc_value else None
@@ -90,7 +90,7 @@ def _thread_has_failed(terminal: Terminal, said: threading.ExceptHookArgs) -> No
 
 
 def leave_at_last(terminal: Terminal, seconds: float) -> None:
-    """End this process after `seconds`, if it is still there then."""
+    """End this process after `seconds`, if it is still running."""
 
     def end() -> None:
         terminal.give_back()

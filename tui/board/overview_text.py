@@ -59,7 +59,7 @@ def alerts(board: "Board", width: int, *, most: int) -> list[Content]:
 
 
 def figure_lines(board: "Board", width: int) -> list[Content]:
-    """The figures in as many columns as fit."""
+    """Return the figures in as many columns as fit."""
     cells = []
     for name, value in figures(board):
         cells.append(
@@ -180,7 +180,7 @@ def headline(board: "Board") -> str:
 
 
 def _time_taken(board: "Board") -> str:
-    """` in 4m02s`; of a run that was stopped before, and of which this start is a part, how large a part."""
+    """Return ` in 4m02s`; for a resumed run, also the steps of this start."""
     run = board.run
     if run.end is None or run.end.seconds is None:
         return ""

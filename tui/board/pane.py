@@ -18,7 +18,7 @@ class Pane(Widget):
     title: ClassVar[str]
     """Its name on the tab line, where there is room."""
     short: ClassVar[str]
-    """The same in at most five letters, for narrow terminals."""
+    """Title in at most five letters, for narrow terminals."""
 
     DEFAULT_CSS = """
     Pane { height: 1fr; width: 1fr; }

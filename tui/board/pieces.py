@@ -24,7 +24,7 @@ class Piece:
 
 
 def line(pieces: Iterable[Piece], width: int, *, gap: str = "  ", margin: str = " ") -> Content:
-    """The pieces that fit in `width` columns, in their order."""
+    """Return the pieces that fit in `width` columns, in their order."""
     fitting = [piece for piece in pieces if piece.text]
     while len(fitting) > 1 and _columns(fitting, gap, margin) > width:
         # With equal weights, the last is dropped first.

@@ -14,7 +14,7 @@ _TABLE = str.maketrans({sign: plain for unicode, plain in _SIGNS.items() for sig
 
 
 class PlainSigns(LineFilter):
-    """Leaves nothing but ASCII on the screen, each sign as wide as it was."""
+    """Line filter that leaves only ASCII on the screen, each sign as wide as before."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         return [Segment(in_ascii(text), style, control) for text, style, control in segments]

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class PlanSheet(Sheet):
-    """The list; it has the keys of the screen."""
+    """List of nodes; it has the keys of the screen."""
 
 
 class PlanPane(SearchedPane[PlanView, PlanPage]):
-    """All nodes of the plan in the order in which they are executed, what each does and how long it takes; the one
-    under the cursor in full; and step time by node."""
+    """Plan screen: all nodes in execution order with descriptions and times, the chosen node in full, and step time by
+    node."""
 
     title = "Plan"
     short = "Plan"
@@ -94,12 +94,12 @@ class PlanPane(SearchedPane[PlanView, PlanPage]):
             self._go(evolve(self._view, shows="time", scroll=0))
 
     def action_follow(self) -> None:
-        """To the node under way."""
+        """Move the cursor to the running node."""
         if self._known:
             self._go(followed(self._view, self._known))
 
     def action_back(self) -> None:
-        """Out of a full page, else out of a search."""
+        """Close a full page, else a search."""
         if self._view.shows != "list":
             self._go(evolve(self._view, shows="list", scroll=0))
         else:
@@ -109,7 +109,7 @@ class PlanPane(SearchedPane[PlanView, PlanPage]):
         self._go(evolve(self._view, query=event.value.strip(), shows="list", top=0))
 
     def on_click(self, event: events.Click) -> None:
-        """The cursor where the mouse is."""
+        """Move the cursor to the mouse."""
         if self._page is None or self._view.shows != "list" or event.widget is not self.query_one(PlanSheet):
             return
         place = event.y - 1 + self._view.top

@@ -119,8 +119,7 @@ class Plot(Widget, can_focus=True):
             self.refresh()
 
     def show_newest(self, newest: Sequence[float | None]) -> None:
-        """The newest value of each line, for the head: the lines themselves may be shown less often, as they cost
-        more."""
+        """Show the newest values in the head: the lines may be redrawn less often, as that costs more."""
         if tuple(newest) != self._newest:
             self._newest = tuple(newest)
             self.refresh(Region(0, 0, self.size.width, max(1, self._drawing.heads)))
@@ -164,24 +163,25 @@ class Plot(Widget, can_focus=True):
         self.refresh()
 
     def action_log(self) -> None:
-        """Logarithmic values, or linear ones again."""
+        """Switch between logarithmic and linear values."""
         self._choose(self.view.toggled_log())
 
     def action_smooth(self) -> None:
-        """The next smoothing."""
+        """Switch to the next smoothing."""
         self._choose(self.view.smoother())
 
     def action_zoom(self, way: int) -> None:
-        """Closer (1) or further away (-1)."""
+        """Zoom in (1) or out (-1)."""
         if extent := extent_of(self._curves):
             self._choose(self.view.zoomed(_ZOOM**way, extent))
 
     def action_whole(self) -> None:
-        """The whole run."""
+        """Show the whole run."""
         self._choose(self.view.whole())
 
     def action_move(self, by: int) -> None:
-        """The cursor by so many columns of dots, or points where these are further apart; without it the part seen."""
+        """Move the cursor by columns of dots, or by points where these are further apart; without a cursor, move the
+        visible range."""
         extent = extent_of(self._curves)
         if extent is None:
             return

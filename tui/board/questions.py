@@ -14,7 +14,7 @@ MOST_DATASETS = 9
 
 
 def which_dataset(board: "Board") -> Question | None:
-    """Asks for the dataset to evaluate; None where there is no choice."""
+    """Return the question for the dataset to evaluate; None without a choice."""
     known = datasets(board)[:MOST_DATASETS]
     if len(known) < 2:
         return None
@@ -24,7 +24,7 @@ def which_dataset(board: "Board") -> Question | None:
 
 
 def confirm(board: "Board", action: ControlWord, dataset: str = "") -> Question:
-    """Says what will happen, and asks for a yes; of a profile also how long."""
+    """Return a question that states the consequences; for a profile, it also asks for the number of steps."""
     asked, said = question(board, action), consequences(board, action, dataset)
     number = PROFILED if action == ControlWord.PROFILE else None
     return Question(asked, said, [NO, Choice("yes", "y", "Yes")], number=number, most=MOST_PROFILED)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RanksPane(RowsPane[RankView, RankPage]):
-    """Every rank of the mesh by one of its numbers, and in words which of them hold the others up."""
+    """Ranks screen: one figure of every rank of the mesh, and stragglers in words."""
 
     title = "Ranks"
     short = "Ranks"
@@ -76,22 +76,22 @@ class RanksPane(RowsPane[RankView, RankPage]):
         sheet.draw(self._page.rows)
 
     def action_figure(self, by: int) -> None:
-        """Another number in the map."""
+        """Show another figure in the map."""
         if self._known:
             self._go(next_figure(self._view, self._known, by))
 
     def action_sort(self) -> None:
-        """The table by its next column."""
+        """Sort the table by its next column."""
         if self._page and self._known and self._view.shows == "table":
             self._go(sorted_by_next(self._page, self._known, self.query_one(Sheet).content_size.width))
 
     def action_reverse(self) -> None:
-        """The table the other way round."""
+        """Reverse the order of the table."""
         if self._page and self._known and self._view.shows == "table":
             self._go(reversed_order(self._page, self._known))
 
     def action_experts(self) -> None:
-        """The mesh as experts see it, and back."""
+        """Switch between the mesh and the experts' mesh."""
         self._go(evolve(self._view, experts=not self._view.experts))
 
     def action_worst(self) -> None:
@@ -100,12 +100,12 @@ class RanksPane(RowsPane[RankView, RankPage]):
             self._go(to_worst(self._view, self._known))
 
     def action_trouble(self) -> None:
-        """To the next rank that something is wrong with."""
+        """Move to the next rank with a problem."""
         if self._page and self._known:
             self._go(to_trouble(self._page, self._known))
 
     def on_click(self, event: events.Click) -> None:
-        """The cursor where the mouse is."""
+        """Move the cursor to the mouse."""
         if self._page is None:
             return
         line, grid = event.y - self._page.first_row, self._page.grid

@@ -32,10 +32,10 @@ LIMIT_BYTES = 16 << 20
 
 
 class BackgroundReader(Thread):
-    """Reads until it is closed; `announce` is called, in this thread, when `newest` is there to be taken.
+    """Thread that reads a run until it is closed; it calls `announce` when `newest` is ready.
 
-    It is called once for any number of boards that nobody has taken: a slow terminal makes no queue.
-    fault: the file in which an error of reading is written; of several the last. faults: how many there were.
+    It calls `announce` once for any number of boards that were not taken: a slow terminal causes no queue. fault: file
+    of the last read error. faults: number of read errors.
     """
 
     def __init__(self, directory: Path, announce: Callable[[], object]) -> None:
@@ -52,11 +52,11 @@ class BackgroundReader(Thread):
 
     @property
     def unread_seconds(self) -> float:
-        """Return the seconds since the last completed read: large when a disk hangs or reading fails."""
+        """The seconds since the last completed read: large when a disk hangs or reading fails."""
         return monotonic() - self._read_at
 
     def take(self) -> "Board | None":
-        """The newest board; the next one is announced again."""
+        """Return the newest board; the next one is announced again."""
         self._is_announced = False
         return self.newest
 
@@ -94,7 +94,7 @@ class BackgroundReader(Thread):
 
 
 class ReadingOthers(Thread):
-    """Reads the runs in `wanted` on, a bit at a time, and calls `announce` (in this thread) when one of them is new."""
+    """Thread that reads the runs in `wanted` in small parts; it calls `announce` when one of them has a new board."""
 
     def __init__(self, announce: Callable[[], object]) -> None:
         super().__init__(name="reading others", daemon=True)

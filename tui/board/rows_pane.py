@@ -61,7 +61,7 @@ class RowsPane(Pane, Generic[ViewT, PageT]):
 
 
 class ListPane(RowsPane[ListView, ListPage]):
-    """One list on the whole screen, with a cursor."""
+    """Screen with one list and a cursor."""
 
     keys = list_page
     BINDINGS = [  # noqa: RUF012
@@ -87,7 +87,7 @@ class ListPane(RowsPane[ListView, ListPage]):
         raise NotImplementedError
 
     def _room(self, height: int) -> int:
-        """Rows of so many that something else takes."""
+        """Return how many of `height` rows something else takes."""
         return 0
 
     def _draw(self) -> None:
@@ -101,7 +101,7 @@ class ListPane(RowsPane[ListView, ListPage]):
 
 
 class SearchedPane(RowsPane[ViewT, PageT]):
-    """The same with a line below the rows for a text that they are searched for."""
+    """Screen of rows with a search line below them."""
 
     DEFAULT_CSS = """
     SearchedPane { layout: vertical; }
@@ -119,7 +119,7 @@ class SearchedPane(RowsPane[ViewT, PageT]):
         self._end_search(clear=False)
 
     def _end_search(self, *, clear: bool) -> None:
-        """Back to the rows. clear: without the text."""
+        """Return to the rows. clear: also delete the search text."""
         if clear:
             self.query_one(Input).value = ""
         self.remove_class("searching")

@@ -62,7 +62,7 @@ def _of_nodes(nodes: tuple[str, ...]) -> str:
 
 
 def when(each: Next, seconds_per_step: float | None) -> str:
-    """`in 15 steps (8s)`, `every 10m00s`."""
+    """Return `in 15 steps (8s)`, `every 10m00s`."""
     if each.in_steps is None:
         return f"every {duration(each.every_seconds)}"
     about = "" if seconds_per_step is None else f" ({duration(each.in_steps * seconds_per_step)})"
@@ -71,7 +71,7 @@ def when(each: Next, seconds_per_step: float | None) -> str:
 
 @frozen
 class ScheduleSpan:
-    """A phase: its name and its share of the run, from `begin` to `end`, both from 0 to 1. now: the run is in it."""
+    """Phase with its share of the run, from `begin` to `end`, both from 0 to 1. now: the run is in it."""
 
     name: str
     begin: float

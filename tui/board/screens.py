@@ -21,5 +21,5 @@ SCREENS = {
 
 
 def pane_classes() -> "dict[str, type[Pane]]":
-    """Every screen's class by its name."""
+    """Return every screen's class by its name."""
     return {name: getattr(import_module(module), cls) for name, (module, cls) in SCREENS.items()}

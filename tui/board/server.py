@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ServerPane(ListPane):
-    """Clients, models, queue and pace."""
+    """Server screen: clients, models, queue and throughput."""
 
     title = "Server"
     short = "Serve"

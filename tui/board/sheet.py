@@ -13,7 +13,7 @@ from xtrain.tui.pages.sheet import Row, cells
 
 
 class Sheet(Widget, can_focus=True):
-    """Rows of text, one a line of the screen. Whoever owns it makes them for `content_size` and calls `draw`."""
+    """Rows of text, one per screen line. The owner makes them for `content_size` and calls `draw`."""
 
     DEFAULT_CSS = """
     Sheet { height: 1fr; width: 1fr; }
@@ -79,7 +79,7 @@ HEAT = ("#5b7fb5", "#4482b4", "#2f8ba0", "#2f8f6e", "#5a8c46", "#80822c", "#a074
 
 
 def _style_of(name: str) -> Style | None:
-    """A style that is the same in every theme."""
+    """Return a style that is the same in every theme; None for other names."""
     if name.startswith("heat"):
         return Style(color=HEAT[int(name.removeprefix("heat"))])
     return {"bold": Style(bold=True), "cursor": Style(reverse=True)}.get(name)

@@ -53,7 +53,7 @@ class SweepPane(ListPane):
         return sweep_page.page(board.sweep, board.directory.name, self._view, width, height)
 
     def _room(self, height: int) -> int:
-        """Rows that the curves take of so many."""
+        """Return how many of `height` rows the curves take."""
         beside = height >= _LIST_ROWS + _PLOT_ROWS
         sheet, plot = self.query_one(Sheet), self.query_one(Plot)
         sheet.display, plot.display = not self._only_plot, self._only_plot or beside
@@ -73,12 +73,12 @@ class SweepPane(ListPane):
         self.query_one(Plot).show(trial_lines(board.sweep, board.trials, key), title=key, x_label="tokens")
 
     def action_plot(self) -> None:
-        """The curves alone, and back."""
+        """Toggle a view of the curves alone."""
         self._only_plot = not self._only_plot
         self._draw()
         self.query_one(Plot if self._only_plot else Sheet).focus()
 
     def action_metric(self) -> None:
-        """The objective, or the training loss."""
+        """Switch between the objective and the training loss."""
         self._of_loss = not self._of_loss
         self._draw()

@@ -14,7 +14,7 @@ _BACK = (
 
 
 def why_not() -> str:
-    """Why nothing can be drawn here; empty if something can."""
+    """Return why nothing can be drawn here; empty if drawing is possible."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return "its input and output are not a terminal"
     if os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
@@ -26,7 +26,7 @@ def why_not() -> str:
 
 
 class Terminal:
-    """The terminal as it was found, to be given back."""
+    """Terminal whose original state can be restored."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -36,7 +36,7 @@ class Terminal:
 
     @property
     def there(self) -> bool:
-        """Return True if the terminal is still open."""
+        """True if the terminal is still open."""
         try:
             termios.tcgetattr(self._descriptor)
         except termios.error:

@@ -48,6 +48,6 @@ THEMES = (DARK, LIGHT, CONTRAST)
 
 
 def after(name: str) -> str:
-    """The name of the theme that follows `name`."""
+    """Return the name of the theme that follows `name`."""
     names = [theme.name for theme in THEMES]
     return names[(names.index(name) + 1) % len(names)] if name in names else names[0]

@@ -17,7 +17,7 @@ _BLANK, _FIRST_BRAILLE = ord(" "), 0x2800
 
 @frozen(kw_only=True)
 class Glyphs:
-    """The signs a plot is drawn with. markers: one for each line; bits: of the dots in one cell."""
+    """Signs of a plot. markers: one for each line; bits: of the dots in one cell."""
 
     markers: str
     bits: np.ndarray
@@ -59,7 +59,7 @@ MOST_LINES = len(UNICODE.markers)
 
 
 class Canvas:
-    """`height` x `width` cells, empty at first. A line that is added earlier lies above later ones."""
+    """Canvas of `height` x `width` cells, empty at first. A line that is added earlier is drawn over later ones."""
 
     def __init__(self, height: int, width: int, glyphs: Glyphs) -> None:
         self.height, self.width = height, width
@@ -86,12 +86,12 @@ class Canvas:
         self._bits |= taken
 
     def mark(self, row: int, column: int, line: int) -> None:
-        """The sign of a line in a cell, unless one is there."""
+        """Draw the sign of a line in a cell, unless the cell has a sign."""
         if 0 <= row < self.height and 0 <= column < self.width:
             self._over.setdefault((row, column), (self._glyphs.markers[line], line))
 
     def row_of(self, value: float, low: float, high: float) -> int:
-        """The row of cells that a value lies in."""
+        """Return the row of cells that a value lies in."""
         dots_high = self._glyphs.bits.shape[0]
         dots = self.height * dots_high
         return int(_dot_rows(np.array([value]), low, high, dots)[0]) // dots_high
@@ -117,7 +117,7 @@ class Canvas:
         return found
 
     def _signs(self) -> np.ndarray:
-        """The code point of every cell."""
+        """Return the code point of every cell."""
         if self._glyphs.bits.size > 1:
             drawn = _FIRST_BRAILLE + self._bits
         else:
@@ -133,7 +133,7 @@ def _style(owner: int) -> str:
 
 
 def _dot_rows(values: np.ndarray, low: float, high: float, number: int) -> np.ndarray:
-    """The row of dots of each value, from the top; -1 where there is none."""
+    """Return the row of dots of each value, from the top; -1 where there is none."""
     with np.errstate(invalid="ignore", over="ignore"):
         share = (values - low) / (high - low)
     known = np.isfinite(share)

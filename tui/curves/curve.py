@@ -28,9 +28,9 @@ class Line:
 
 @frozen(eq=False)
 class CurveColumns:
-    """A curve in columns of equal width: the lowest and the highest of it, NaN where there is nothing of it.
+    """Curve in columns of equal width: lowest and highest value of each, NaN without values.
 
-    joined: whether the curve goes through from a column to the next one.
+    joined: True where the curve continues to the next column.
     """
 
     low: np.ndarray
@@ -39,7 +39,7 @@ class CurveColumns:
 
 
 class Curve:
-    """A line whose points ascend in `x`, all of them finite or NaN. Raises ValueError if the lengths differ."""
+    """Line with ascending `x`, all values finite or NaN. Raises ValueError if the lengths differ."""
 
     def __init__(self, line: Line) -> None:
         x, y = np.asarray(line.x, dtype=np.float64), np.asarray(line.y, dtype=np.float64)
@@ -61,7 +61,7 @@ class Curve:
 
     @cached_property
     def positive(self) -> "Curve":
-        """The same with a gap wherever a logarithm has no value."""
+        """The curve with a gap wherever the logarithm is undefined."""
         if not len(self) or (not self.broken and self.y.min() > 0):
             return self
         with np.errstate(invalid="ignore"):
@@ -70,13 +70,13 @@ class Curve:
 
     @cached_property
     def left_out(self) -> int:
-        """Return the number of values without a logarithm (zero or negative)."""
+        """The number of values without a logarithm (zero or negative)."""
         with np.errstate(invalid="ignore"):
             return int(np.count_nonzero(self.y <= 0))
 
     @cached_property
     def last(self) -> float | None:
-        """The last value that is one."""
+        """The last finite value."""
         if len(self) and math.isfinite(self.y[-1]):
             return float(self.y[-1])
         found = np.flatnonzero(np.isfinite(self.y))
@@ -88,7 +88,7 @@ class Curve:
         return self._known[0] if self.broken else self.x
 
     def at(self, x: float) -> tuple[float, float] | None:
-        """The point with a value that is nearest to `x`, as (x, y)."""
+        """Return the point with a value nearest to `x`, as (x, y)."""
         x_known, y_known = (self.x, self.y) if not self.broken else self._known
         if not len(x_known):
             return None
@@ -176,7 +176,7 @@ class Curve:
 
 
 def next_point(curves: Sequence[Curve], place: float, by: float) -> float:
-    """The x of the point next to `place + by`, but at least one point on from `place`; that itself at the end."""
+    """Return the x of the point next to `place + by`, but at least one point after `place`; `place` at the end."""
     target, found = place + by, []
     for curve in curves:
         places = curve.places

@@ -20,9 +20,9 @@ _SHORT_OF_ROWS = 5
 
 @frozen(kw_only=True)
 class Drawing:
-    """Rows of equal width. left, width: where the cells of the curves begin, and how many there are in a row.
+    """Drawn plot: rows of equal width. left, width: first column and number of columns of the curves.
 
-    heads: how many rows stand above the curves. seen: the x values at the left and the right border of these cells.
+    heads: number of rows above the curves. seen: the x values at the left and right border of the curves.
     """
 
     rows: tuple[Row, ...]
@@ -32,13 +32,13 @@ class Drawing:
     seen: Extent = (0.0, 0.0)
 
     def place_at(self, column: int) -> float:
-        """The x value in the middle of a column of the whole drawing."""
+        """Return the x value in the middle of a column of the whole drawing."""
         low, high = self.seen
         share = (column - self.left + 0.5) / max(1, self.width)
         return low + min(1.0, max(0.0, share)) * (high - low)
 
     def with_head(self, rows: Sequence[Row]) -> "Drawing | None":
-        """The same curves under another head; None where that has not as many rows."""
+        """Return the same curves under another head; None if its number of rows differs."""
         if not self.rows or len(rows) != self.heads:
             return None
         width = sum(len(text) for text, _ in self.rows[0])
@@ -64,7 +64,7 @@ def draw(
     glyphs: Glyphs = UNICODE,
     newest: Sequence[float | None] = (),
 ) -> Drawing:
-    """At most eight curves in `width` x `height` cells, and those in the background; further ones are named as left
+    """Draw at most eight curves in `width` x `height` cells, plus background curves; the head names the number left
     out.
 
     newest: see `plot_head.head`.
@@ -143,7 +143,7 @@ def _value_range(layers: Sequence[CurveColumns], *, log: bool) -> Extent | None:
 
 
 def _y_labels(low: float, high: float, num_rows: int, unit: Unit, *, log: bool) -> list[tuple[float, str]]:
-    """(place on the axis, label); where there are few rows, of both ends instead of round values."""
+    """Return pairs (position on the axis, label); with few rows, of both ends instead of round values."""
     if log:
         values = log_ticks(10**low, 10**high, max(2, num_rows // 2), unit)
         if num_rows < _SHORT_OF_ROWS or len(values) < 2:
@@ -156,7 +156,7 @@ def _y_labels(low: float, high: float, num_rows: int, unit: Unit, *, log: bool) 
 
 
 def _mark(canvas: Canvas, layers: Sequence[tuple[int, CurveColumns]], span: Extent, num_lines: int) -> None:
-    """Signs on lines: all along where there are several, and on a lone point, which a dot would hide."""
+    """Draw signs on lines: at intervals if there are several lines, and on a lone point, which a dot would hide."""
     dots = canvas.num_columns // canvas.width
     apart = max(10, canvas.width // 4)
     for line, columns in layers:
@@ -182,7 +182,7 @@ def _with_label(row: Row, label: str | None, left: int, glyphs: Glyphs) -> Row:
 def _x_axis(
     seen: Extent, num_columns: int, offset: int, x_label: str, unit: Unit, num_rows: int, glyphs: Glyphs
 ) -> list[Row]:
-    """The level line with its ticks, and their labels; only the labels where there is one row."""
+    """Return the axis line with its ticks, and their labels; only the labels if there is one row."""
     values = ticks(*seen, max(1, num_columns // 10), unit)
     line, below = [glyphs.level] * num_columns, [" "] * (offset + num_columns)
     name = x_label[: max(0, offset - 1)] if offset > len(x_label) else ""
@@ -208,7 +208,7 @@ def _words(text: str, width: int) -> Row:
 
 
 def _padded(rows: Sequence[Row], width: int, height: int) -> tuple[Row, ...]:
-    """Exactly `height` rows, each exactly `width` wide."""
+    """Return exactly `height` rows, each exactly `width` wide."""
     blank: Row = ((" " * width, ""),)
     found = []
     for row in rows[:height]:

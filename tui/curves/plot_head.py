@@ -26,10 +26,10 @@ def head(
     glyphs: Glyphs,
     newest: Sequence[float | None] = (),
 ) -> list[Row]:
-    """One row, or more where the values need them and a quarter of the height has room for them.
+    """Return the head: one row, or more if the values need them and a quarter of the height has room for them.
 
-    newest: of each curve the value that is shown without a cursor, where it is known before the curve has it. Of more
-    curves than signs can distinguish the further ones are counted.
+    newest: value of each curve shown without a cursor, where it is known before the curve has it. Curves beyond the
+    number of distinct signs are counted.
     """
     curves, more = curves[:MOST_LINES], len(curves) - MOST_LINES
     pieces: list[Row] = [((printable(title), "title"),)]
@@ -51,13 +51,13 @@ def head(
 
 
 def exact(value: float) -> str:
-    """A number with all its digits, as in the file; whole numbers with separators between thousands."""
+    """Return a number with all its digits, as in the file; whole numbers with separators between thousands."""
     whole = abs(value) < 2**53 and value == int(value) if np.isfinite(value) else False
     return f"{int(value):,}" if whole else repr(value)
 
 
 def _value(line: int, curve: Curve, last: float | None, view: Viewport, unit: Unit, number: int, glyphs: Glyphs) -> Row:
-    """`● web 2.345`: without sign and name where there is one line only."""
+    """Return `● web 2.345`: without sign and name where there is one line only."""
     name: tuple[Span, ...] = ()
     if number > 1:
         name = ((f"{glyphs.markers[line]} ", f"line{line}"), (f"{printable(curve.line.name)} ", ""))
@@ -76,7 +76,7 @@ def _width(piece: Row) -> int:
 
 
 def _wrapped(pieces: Sequence[Row], width: int, most: int, glyphs: Glyphs) -> list[Row]:
-    """The pieces in rows; if there are too many, the last row ends with how many are missing."""
+    """Return the pieces in rows; if there are too many, the last row ends with the number left out."""
     rows: list[list[Row]] = [[]]
     for place, piece in enumerate(pieces):
         left = len(pieces) - place - 1
@@ -96,7 +96,7 @@ def _missing(number: int, glyphs: Glyphs) -> str:
 
 
 def _cut(pieces: Sequence[Row], width: int, glyphs: Glyphs) -> Row:
-    """One row of them, never wider than `width`."""
+    """Return one row of pieces, never wider than `width`."""
     spans: list[Span] = []
     for piece in pieces:
         spans += [((" " * _GAP if spans else ""), ""), *piece]

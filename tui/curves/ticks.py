@@ -23,7 +23,7 @@ _ENOUGH: dict[str, float] = {"min": 3, "h": 3, "d": 3}
 
 
 def ticks(low: float, high: float, most: int, unit: Unit = "number") -> list[float]:
-    """At most about `most` round values from `low` to `high`, at equal distances."""
+    """Return at most about `most` round values from `low` to `high`, at equal distances."""
     if not math.isfinite(high - low) or most < 1:
         return []
     if not high > low:
@@ -37,7 +37,7 @@ def ticks(low: float, high: float, most: int, unit: Unit = "number") -> list[flo
 
 
 def log_ticks(low: float, high: float, most: int, unit: Unit = "number") -> list[float]:
-    """Round values between two positive ones for a logarithmic axis: powers of ten, where there are two of them."""
+    """Return round values of a logarithmic axis between two positive ones: powers of ten, if there are at least two."""
     if not 0 < low < high < math.inf or most < 1:
         return [low] if 0 < low < math.inf else []
     # A share is counted in percent, but a power of ten of either is one of the other.
@@ -65,7 +65,8 @@ def labels(values: list[float], unit: Unit = "number") -> list[str]:
 
 
 def own_labels(values: list[float], unit: Unit = "count") -> list[str]:
-    """Each value in its own unit and without closing zeros: `0 500 1k 1.5k`, for an axis with room between them."""
+    """Return each value in its own unit and without trailing zeros: `0 500 1k 1.5k`, for an axis with room between
+    them."""
     gaps = [b - a for a, b in itertools.pairwise(values) if b > a]
     found = []
     for value in values:
@@ -79,13 +80,13 @@ def own_labels(values: list[float], unit: Unit = "count") -> list[str]:
 
 
 def short_label(value: float, unit: Unit = "number") -> str:
-    """A value on its own to about three figures, without closing zeros."""
+    """Return a single value to about three digits, without trailing zeros."""
     scale, sign = _scale(abs(value), unit)
     return _joined(_without_zeros(_figures(value / scale, 3)), sign, unit)
 
 
 def one_label(value: float, unit: Unit = "number") -> str:
-    """A value on its own, in its own unit, to about four figures."""
+    """Return a single value in its own unit, to about four digits."""
     if not math.isfinite(value):
         return str(value)
     scale, sign = _scale(abs(value), unit)
@@ -111,7 +112,7 @@ def _without_zeros(figure: str) -> str:
 
 
 def _scale(largest: float, unit: Unit) -> tuple[float, str]:
-    """The largest unit that fits into a value, else a power of ten of it."""
+    """Return the largest unit that fits into a value, else a power of ten."""
     scales = _SCALES[unit]
     if unit == "number" and 0 < largest < 1e-3:
         power = max(math.floor(math.log10(largest)), -308)  # smaller powers of ten are zero in a float
@@ -124,13 +125,13 @@ def _scale(largest: float, unit: Unit) -> tuple[float, str]:
 
 
 def _round_step(least: float) -> float:
-    """The smallest of 1, 2 and 5 times a power of ten that is not below `least`."""
+    """Return the smallest of 1, 2 and 5 times a power of ten that is not below `least`."""
     power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
     return next(digit * power for digit in (1, 2, 5, 10) if digit * power >= least * (1 - 1e-9))
 
 
 def _digits(step: float) -> int:
-    """Decimal places that tell multiples of `step` apart."""
+    """Return the number of decimal places that distinguish multiples of `step`."""
     return min(9, max(0, -math.floor(math.log10(step) + 1e-9))) if step > 0 else 0
 
 

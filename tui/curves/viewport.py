@@ -21,7 +21,7 @@ class Viewport:
     right: float | None = None
     """Right end of the visible range; None: the newest point, also as points arrive."""
     cursor: float | None = None
-    """The place that values are read at."""
+    """Position of the cursor."""
 
     def seen(self, extent: Extent) -> Extent:
         """Return the visible range of `extent`."""
@@ -33,22 +33,22 @@ class Viewport:
         return right - span, right
 
     def toggled_log(self) -> "Viewport":
-        """Logarithmic values, or linear ones again."""
+        """Return the viewport with logarithmic instead of linear values, or back."""
         return evolve(self, log=not self.log)
 
     def smoother(self) -> "Viewport":
-        """The next of the smoothings, after the strongest none."""
+        """Return the viewport with the next smoothing; none after the strongest."""
         place = SMOOTHINGS.index(self.smoothing) if self.smoothing in SMOOTHINGS else 0
         return evolve(self, smoothing=SMOOTHINGS[(place + 1) % len(SMOOTHINGS)])
 
     def whole(self) -> "Viewport":
-        """All there is, and all there will be."""
+        """Return the viewport of the whole run, which follows new points."""
         return evolve(self, span=None, right=None)
 
     def zoomed(self, factor: float, extent: Extent, about: float | None = None) -> "Viewport":
-        """`factor` times as close (below 1: further away).
+        """Return the viewport zoomed in by `factor` (below 1: out).
 
-        `about` stays where it is. Without it, that is the cursor, else the newest point if it is seen, else the middle.
+        `about` keeps its place. Default: the cursor, else the newest point if it is visible, else the middle.
         """
         low, high = self.seen(extent)
         least = max(min(1.0, extent[1] - extent[0]), (extent[1] - extent[0]) / _MOST_ZOOM)

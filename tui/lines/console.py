@@ -17,7 +17,7 @@ from xtrain.tui.state import RunState
 
 
 class ConsoleView(Drawer):
-    """Draws a run on `console`; `clock` gives unix time."""
+    """View that draws a run on `console`; `clock` returns unix time."""
 
     def __init__(self, console: Console, directory: Path, *, clock: Callable[[], float] = time.time) -> None:
         self._console = console
@@ -30,7 +30,7 @@ class ConsoleView(Drawer):
         self._latest: object = None
 
     def shows(self, record: Record) -> bool:
-        """Steps only move the line, which is drawn once however many there were."""
+        """Return True for events: steps only move the line, which is drawn once for any number of them."""
         return isinstance(record, Event)
 
     def draw(self, state: RunState, record: Record) -> None:
@@ -39,7 +39,7 @@ class ConsoleView(Drawer):
             self._line.print(*self._lasting.of(state, record))
 
     def refresh(self, state: RunState) -> None:
-        """Redraw the moving line as of now."""
+        """Redraw the progress line as of now."""
         if state.end is not None:
             self._line.clear()
             return
@@ -51,7 +51,7 @@ class ConsoleView(Drawer):
         self._line.show(progress_line(state, width=self._console.width, now=now, quiet=quiet, glyphs=self._glyphs))
 
     def close(self, state: RunState) -> None:
-        """The summary."""
+        """Print the summary."""
         self._line.clear()
         self._line.print(*summary(state, self._directory, self._console))
 

@@ -21,7 +21,7 @@ class Drawer:
         """Show the outcome: the run is over, or nothing more is written."""
 
     def lost(self, state: RunState, why: str) -> None:
-        """Say that nobody is there any more who could say how the run ends; why: what that is concluded from."""
+        """Show that no process is left to report how the run ends; why: the evidence."""
         self.close(state)
 
     def release(self) -> None:

@@ -16,7 +16,7 @@ from xtrain.tui.state import RunState
 
 
 class JsonView(Drawer):
-    """One line per record, with its fields as they are written, and `kind`."""
+    """View of one JSON line per record, with its fields as written, and `kind`."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -32,7 +32,7 @@ class JsonView(Drawer):
 
 
 def line(record: Record) -> str:
-    """`record` as one line of strict JSON."""
+    """Return `record` as one line of strict JSON."""
     found = {"kind": "event" if isinstance(record, Event) else "metrics"}
     # An alert has a kind of its own, which says less here than its message.
     found |= {key: value for key, value in as_object(record).items() if key != "kind"}

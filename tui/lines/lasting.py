@@ -64,7 +64,7 @@ _STYLES: dict[type[Event], str] = {
 
 
 class PermanentLines:
-    """Turns events into what `console` prints of them."""
+    """Lines that `console` prints for events."""
 
     def __init__(self, console: Console, directory: Path, glyphs: BarGlyphs) -> None:
         self._console = console
@@ -97,7 +97,7 @@ class PermanentLines:
                 yield from self._others(state, event)
 
     def _others(self, state: RunState, event: Event) -> Iterator[RenderableType]:
-        """The line of a log file, with its subject in bold."""
+        """Yield the line of a log file, with its subject in bold."""
         style = _STYLES.get(type(event), "green")
         sign = ""
         match event:
@@ -153,7 +153,7 @@ class PermanentLines:
         return Text.assemble((how, "bold"), of_size, (printable(self._below(event.path)), "dim"))
 
     def _below(self, path: str) -> str:
-        """A path in the run directory without the part that is known already."""
+        """Return a path without the run directory."""
         try:
             return str(Path(path).relative_to(self._directory))
         except ValueError:
@@ -171,7 +171,7 @@ class PermanentLines:
         return Panel(shown, title=title, title_align="left", border_style="dim", width=width)
 
     def _row(self, state: RunState, event: Event, label: str, body: Text, style: str = "green") -> Table:
-        """Step, what, and the rest, in columns that stay where they are from row to row."""
+        """Return step, label and text, in columns that do not move from row to row."""
         steps = f"{state.steps:,}" if state.steps else "1,000"
         row = Table.grid(padding=(0, 2))
         row.add_column(width=len(f" step {steps}"), no_wrap=True)

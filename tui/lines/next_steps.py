@@ -11,8 +11,8 @@ from xtrain.tui.words import printable
 
 
 def short_path(path: Path) -> str:
-    """The path as it would be typed here: relative to the working directory when that is below it. Asks no file system,
-    which may hang."""
+    """Return the path as typed here: relative to the working directory if it is below it. Does not access the file
+    system, which may hang."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))
     except (OSError, ValueError):

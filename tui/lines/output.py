@@ -40,7 +40,7 @@ class Output:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing waits: each write is flushed."""
+        """Do nothing: each write is flushed."""
 
     def _abandon(self) -> None:
         self.closed = True

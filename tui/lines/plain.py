@@ -32,7 +32,7 @@ _SUPERFLUOUS = (SetupBeginEvent, StuckEvent)
 
 
 class PlainView(Drawer):
-    """Writes the lines of each record to `out`."""
+    """View that writes the lines of each record to `out`."""
 
     def __init__(self, out: TextIO, directory: Path) -> None:
         self._out = out
@@ -61,7 +61,7 @@ class PlainView(Drawer):
 
 
 def step_line(state: RunState, metrics: StepMetrics) -> str:
-    """`step 120/600  loss 2.3456  grad_norm 0.812  lr 3.00e-03  12.3k tok/s  0.85 s/step  eta 6m48s`."""
+    """Return `step 120/600 loss 2.3456 grad_norm 0.812 lr 3.00e-03 12.3k tok/s 0.85 s/step eta 6m48s`."""
     parts = [f"step {or_dash(metrics.step)}{f'/{state.steps}' if state.steps else ''}"]
     parts += [f"epoch {state.epoch}"] if state.epoch else []
     parts.append(f"loss {decimal(metrics.loss, 4)}")
@@ -85,7 +85,7 @@ def step_line(state: RunState, metrics: StepMetrics) -> str:
 
 
 def event_lines(event: Event) -> Iterator[str]:
-    """The lines of one event; none for those that another event of the same thing makes superfluous."""
+    """Yield the lines of one event; none for an event that another one makes redundant."""
     if isinstance(event, _SUPERFLUOUS):
         return
     for said in event_text(event):

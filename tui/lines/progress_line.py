@@ -37,11 +37,11 @@ ASCII = BarGlyphs(spinner="|/-\\", done="=", to_do="-", tick="+", cross="x")
 class _Part:
     text: Text
     rank: int
-    """Parts of the lowest ranks stay when the line is narrow."""
+    """Parts with the lowest ranks are kept when the line is narrow."""
 
 
 def progress_line(state: RunState, *, width: int, now: float, quiet: float, glyphs: BarGlyphs = UNICODE) -> Text:
-    """The line at unix time `now`, `quiet` seconds after the last record, in fewer than `width` cells."""
+    """Return the line at unix time `now`, `quiet` seconds after the last record, in fewer than `width` cells."""
     if state.failures:
         return _spinning(f"{failed(state.failures[0])} failed, waiting for the others to end", quiet, now, glyphs)
     if state.restarting:
@@ -95,7 +95,7 @@ def _training(state: RunState, *, width: int, now: float, quiet: float, glyphs: 
 
 
 def _parts(state: RunState, *, quiet: float) -> list[_Part]:
-    """All that a wide line says, in its order."""
+    """Return all parts of a wide line, in order."""
     last = state.history.last
     steps = f"{state.steps:,}" if state.steps else ""
     at = f"{state.step:,}"
@@ -133,7 +133,7 @@ def _parts(state: RunState, *, quiet: float) -> list[_Part]:
 
 
 def _labelled(label: str, value: str, width: int) -> Text:
-    """`label value`, the value in a column of its own so that the line does not jump from step to step."""
+    """Return `label value`, the value padded so that the line does not move from step to step."""
     return Text.assemble((f"{label} ", "dim"), f"{value:>{width}}")
 
 
@@ -143,7 +143,7 @@ def _bar(progress: float, width: int, glyphs: BarGlyphs) -> Text:
 
 
 def _pulse(now: float, width: int, glyphs: BarGlyphs) -> Text:
-    """A block that goes to and fro: alive, with no end known."""
+    """Return a block that moves back and forth: running, with an unknown end."""
     block = max(2, width // 5)
     way = width - block
     at = int(now * 10) % (2 * way)
@@ -154,5 +154,5 @@ def _pulse(now: float, width: int, glyphs: BarGlyphs) -> Text:
 
 
 def short_node(node: str) -> str:
-    """Every start-up node's id begins with `setup.`; next to each other that says nothing."""
+    """Return a start-up node's id without `setup.`, which they all share."""
     return node.removeprefix("setup.")

@@ -38,7 +38,7 @@ _STYLES: dict[str, str] = {
 
 
 def summary(state: RunState, directory: Path, console: Console) -> Iterator[RenderableType]:
-    """The traceback of the first failure if there is one, the panel, and the next command where it can be copied."""
+    """Yield the traceback of the first failure if there is one, the panel, and the next command."""
     width = min(console.width, MAX_BOX)
     if state.failures:
         yield _traceback(state, width)
@@ -101,7 +101,7 @@ def _held_out(state: RunState) -> Table:
 
 
 def _next(state: RunState, directory: Path, width: int) -> RenderableType:
-    """Outside the panel, so that copying it takes no border along."""
+    """Return the next command, outside the panel, so that copying it includes no border."""
     if not succeeded(state):
         row = Table.grid(padding=(0, 2, 1, 0))
         row.add_row(Text(" next", "dim"), Text(going_on(state)))
@@ -133,7 +133,7 @@ def _traceback(state: RunState, width: int) -> RenderableType:
 
 
 def spark(points: tuple[Point, ...], width: int = 24) -> str:
-    """The curve as `width` blocks, each the mean of its share of the points; empty for too few points."""
+    """Return the curve as `width` blocks, each the mean of its share of the points; empty for too few points."""
     if len(points) < 4:
         return ""
     width = min(width, len(points))

@@ -24,7 +24,7 @@ Ui = Literal["plain", "console", "json", "none"]
 
 
 def choose_ui(requested: str | None, stream: TextIO) -> Ui:
-    """The view to use: the one requested, else `console` for a person at a terminal and `plain` for all others.
+    """Return the requested view, else `console` at a terminal and `plain` otherwise.
 
     Raises ValueError if there is no view of the requested name.
     """

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def next_step(tick: PlannedTick, tokens: StepTokens | None, step: int) -> int | None:
-    """The step after which a tick comes next, when `step` steps have ended; None where the clock decides."""
+    """Return the step after which a tick occurs next, after `step` finished steps; None where the clock decides."""
     if tick.steps:
         return (step // tick.steps + 1) * tick.steps
     if tick.tokens and tokens:

@@ -46,8 +46,7 @@ class Board:
 
     @property
     def step(self) -> int:
-        """Completed optimizer steps: as records say, or as the heartbeats of ranks do, whichever is further. Steps
-        need not be logged for that."""
+        """Completed optimizer steps, from records or heartbeats, whichever is further: not every step is logged."""
         # Ranks are never a step apart for long: a few of thousands do.
         beats = (each.beat.step - 1 for each in self.ranks.all[:ASKED] if each.beat is not None)
         return self.run.step if self.run.end is not None else max(self.run.step, *beats, 0)

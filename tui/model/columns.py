@@ -17,7 +17,7 @@ SKETCH_RECENT = 1024
 
 
 class Growing:
-    """An array that is appended to. What was given out before stays as it was, whatever comes later."""
+    """Growing array. Views handed out earlier do not change."""
 
     def __init__(self, dtype: type = FLOAT) -> None:
         self._room = np.empty(256, dtype)
@@ -49,9 +49,9 @@ class Growing:
 
 
 class Column:
-    """The finite numbers of one key, each at its row. Of a key that every record has, no rows are kept.
+    """Finite numbers of one key, each at its row. A key that every record has stores no rows.
 
-    upto: rows that have been looked at for this key: it is complete where that is all of them.
+    upto: number of rows read for this key; the column is complete if that is all of them.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Column:
         return self.values.num_bytes + (self._rows.num_bytes if self._rows else 0)
 
     def extend(self, rows: ndarray, values: ndarray, upto: int) -> None:
-        """Append values at ascending rows, none before the last one; at the last one itself it is written over."""
+        """Append values at ascending rows, none before the last one; a value at the last row replaces it."""
         finite = np.isfinite(values)
         if not finite.all():
             rows, values = rows[finite], values[finite]
@@ -106,8 +106,8 @@ class Column:
         self.upto = min(self.upto, row)
 
     def with_inserted(self, row: int, new: bool, value: float) -> "Column":
-        """This column after a record has come late. new: the row is one between those that were there. What a row says
-        already stays."""
+        """Return this column with a late record. new: the row is inserted between existing ones. An existing value is
+        kept."""
         rows, values = self.rows.copy(), self.values.view
         if new:
             rows[rows >= row] += 1
@@ -120,7 +120,7 @@ class Column:
 
 
 class Sketch:
-    """Some of the points of a key by step: as many as a plot can show, the newest exactly."""
+    """Subset of the points of a key by step: as many as a plot can show, the newest exactly."""
 
     def __init__(self, steps: ndarray | None = None, values: ndarray | None = None) -> None:
         self.steps, self.values = Growing(), Growing()
@@ -190,7 +190,7 @@ Values = dict[str, Any]
 
 
 def by_key(run: list[Values]) -> list[tuple[str, Any, ndarray]]:
-    """Each key with numbers, at which of the records it is, and its values there."""
+    """Return each key with numbers, the indices of its records, and its values."""
     shapes = dict.fromkeys(map(tuple, run))
     keys = dict.fromkeys(key for shape in shapes for key in shape if key != "step")
     found: list[tuple[str, Any, ndarray]] = []

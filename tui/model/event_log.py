@@ -28,7 +28,7 @@ class LogEntry:
 
 @frozen(kw_only=True)
 class EventLog:
-    """The events of a run, oldest first, and the ends of its logs. forgotten: how many older events were let go.
+    """Events of a run, oldest first, and the ends of its logs. forgotten: number of older events that were dropped.
 
     version: changes with every change.
     """
@@ -40,14 +40,14 @@ class EventLog:
 
     @property
     def kinds(self) -> dict[str, int]:
-        """The kinds of events that are there, and how many of each, in the order of their first."""
+        """The kinds of events with their counts, in order of first occurrence."""
         found: dict[str, int] = {}
         for entry in self.entries:
             found[entry.kind] = found.get(entry.kind, 0) + 1
         return found
 
     def filtered(self, *, kinds: Collection[str] | None = None, text: str = "") -> tuple[LogEntry, ...]:
-        """The entries of some kinds (None: of all) that hold a text, in whatever case, oldest first."""
+        """Return the entries of some kinds (None: all) that contain a text, ignoring case, oldest first."""
         wanted = text.casefold()
         return tuple(
             entry
@@ -58,7 +58,7 @@ class EventLog:
 
 
 class EventReader:
-    """Makes event logs: takes records as they come, and looks at the files of `logs/`."""
+    """Reader of event logs: takes records as they arrive, and reads the files of `logs/`."""
 
     def __init__(self, directory: Path) -> None:
         self._entries: deque[LogEntry] = deque(maxlen=MAX_ENTRIES)
@@ -67,11 +67,11 @@ class EventReader:
         self._log = EventLog()
 
     def log(self) -> EventLog:
-        """Everything so far, as a value; the same one while nothing is new."""
+        """Event log so far; the same object while nothing is new."""
         return self._log
 
     def forget(self) -> None:
-        """The run in the directory is another one."""
+        """Drop all entries: another run is in the directory."""
         self._entries.clear()
         self._count = 0
         self._renew()

@@ -35,12 +35,12 @@ ROOT = "runs"
 
 
 class NoRun(Exception):
-    """There is no such run; the message says where was looked."""
+    """Error for a run that does not exist; the message names the searched places."""
 
 
 def run_at(text: str | None) -> Path:
-    """The run that is meant by a path, by a lineage, by a run id or its beginning (both below `runs`), or by nothing:
-    then the one below `runs` that was started last. Raises NoRun."""
+    """Return the run at a path, of a lineage, or with a run id or its prefix (both below `runs`); for None, the run
+    below `runs` that was started last. Raises NoRun."""
     path = Path(ROOT if text is None else text)
     if is_folder(path) or text is None:
         return newest_run(path)
@@ -59,7 +59,7 @@ def run_at(text: str | None) -> Path:
 
 
 def newest_run(root: Path) -> Path:
-    """The run at a path, or of those below it the one that was started last. Raises NoRun."""
+    """Return the run at a path, or the one below it that was started last. Raises NoRun."""
     try:
         if (root / "plan.json").is_file():
             return root
@@ -95,9 +95,8 @@ _END_BYTES = 16 << 10
 
 @frozen(kw_only=True)
 class FoundRun:
-    """A run as its files say at a glance. name: its path below the folder that was searched; time: of its newest
-    record, seconds since 1970; status: how it ended, empty where it has not said so; failed: it has reported a failure
-    last."""
+    """Run found by a quick look at its files. name: its path below the searched folder; time: of its newest record,
+    seconds since 1970; status: how it ended, empty without an end record; failed: its last report is a failure."""
 
     directory: Path
     name: str
@@ -109,8 +108,8 @@ class FoundRun:
 
     @property
     def state(self) -> str:
-        """One of `running`, `finished`, `failed`, `stopped`, `lost`: how it ended by its records. Without an end, a
-        lock of its processes says that it is running; where locks do not tell, a record of the last two minutes."""
+        """One of `running`, `finished`, `failed`, `stopped`, `lost`: by its end record. Without one, a held lock means
+        running; where locks are unknown, a record of the last two minutes does."""
         launched, locked = (self._is_locked(name) for name in (LAUNCHER_LOCK, WORKER_LOCK))
         if launched:
             return "running"
@@ -130,19 +129,19 @@ class FoundRun:
         return is_locked(self.directory / name, shared=is_shared(self.directory))
 
     def age(self, now: float) -> str:
-        """`6m48s ago`."""
+        """Return `6m48s ago`."""
         return "" if self.time is None else f"{duration(max(0.0, now - self.time))} ago"
 
 
 def runs_below(root: Path) -> list[FoundRun]:
-    """The run in a folder, and those below it or below a lineage in it, the newest first."""
+    """Return the run in a folder, and the runs below it or below a lineage in it, newest first."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     own = [root] if (root / "plan.json").is_file() else _directories(root, deadline)
     return sorted((_glance(run, root) for run in islice(own, _MOST)), key=lambda run: -(run.time or 0.0))
 
 
 def found_runs(directory: Path) -> list[FoundRun]:
-    """Other runs below the folder of a run and of its lineage, the newest first; what cannot be read is left out."""
+    """Return other runs below the folder of a run and of its lineage, newest first; unreadable ones are left out."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     root = _root(directory.absolute(), deadline)
     others = (run for run in _directories(root, deadline) if run != directory.absolute())
@@ -151,14 +150,15 @@ def found_runs(directory: Path) -> list[FoundRun]:
 
 
 def _root(directory: Path, deadline: float) -> Path:
-    """`runs` of `runs/LINEAGE/RUN`: the folder above, if a second run or lineage lies there; else the one around."""
+    """Return `runs` for `runs/LINEAGE/RUN`: the folder above if it has a second run or lineage, else the parent
+    folder."""
     around = directory.parent
     above = around.parent
     return above if above != around and any(run != directory for run in _directories(above, deadline)) else around
 
 
 def _directories(root: Path, deadline: float, depth: int = 2) -> Iterator[Path]:
-    """Runs in a folder and in the folders in it, as far as there is time: it may be a home on another machine."""
+    """Yield runs in a folder and in its subfolders, as time allows: it may be a remote home directory."""
     try:
         with os.scandir(root) as entries:
             folders = [Path(entry.path) for entry in entries if entry.is_dir()]
@@ -190,7 +190,7 @@ def _glance(run: Path, root: Path) -> FoundRun:
 
 
 def _last_object(path: Path, key: str) -> dict[str, Any]:
-    """The last whole line of a file that holds an object with `key`."""
+    """Return the last whole line of a file that holds an object with `key`."""
     try:
         with open_regular(path) as file:
             size = file.seek(0, 2)

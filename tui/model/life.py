@@ -56,7 +56,7 @@ class Life:
 
 
 class LifeReader:
-    """Concludes again and again whether the run in a directory is alive."""
+    """Repeated check whether the run in a directory is alive."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -32,8 +32,7 @@ _ATTEMPT = re.compile(r"\d{8}-\d{6}-\d+")
 
 @frozen(kw_only=True)
 class LogTail:
-    """The end of a log. name: `rank 3 stderr`, `launcher.log`. cut: whether there is more before it. size: bytes of the
-    file."""
+    """End of a log. name: `rank 3 stderr`, `launcher.log`. cut: the file has earlier lines. size: bytes of the file."""
 
     name: str
     lines: tuple[str, ...]
@@ -43,7 +42,7 @@ class LogTail:
 
 @frozen
 class _LogFile:
-    """A log that is there. state: its size and when it was written last, in nanoseconds."""
+    """Existing log file. state: its size and modification time in nanoseconds."""
 
     path: str
     name: str
@@ -52,7 +51,7 @@ class _LogFile:
 
 
 class LogReader:
-    """Looks for the logs of a run again and again."""
+    """Reader of the logs of a run."""
 
     def __init__(self, directory: Path) -> None:
         self._folder = str(directory / "logs")
@@ -62,8 +61,8 @@ class LogReader:
         """Logs of failed ranks first, then by name, ranks by number; without empty logs."""
 
     def look(self, failed: Collection[int] = ()) -> bool:
-        """Look, if that was not done just now; whether anything is new. failed: ranks whose logs matter most. What
-        cannot be read is left out."""
+        """Read the logs, at limited intervals; return True if anything is new. failed: ranks whose logs matter most.
+        Unreadable files are left out."""
         now = time.monotonic()
         if now < self._next:
             return False
@@ -143,7 +142,7 @@ def _number(name: str) -> int | None:
 
 
 def _log(entry: os.DirEntry[str], rank: int | None) -> _LogFile | None:
-    """A file that is a log."""
+    """Return a file that is a log, else None."""
     if not entry.name.endswith(".log"):
         return None
     try:

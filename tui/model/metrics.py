@@ -39,7 +39,7 @@ class _Mark:
 
 
 class Metrics:
-    """Reads `path` into `series`. damaged: complete lines that held no JSON object."""
+    """Reader of `path` into `series`. damaged: complete lines without a JSON object."""
 
     def __init__(self, path: Path, series: Series) -> None:
         self.path = path
@@ -50,7 +50,7 @@ class Metrics:
         self.behind = False
         """True if the last poll left records that it did not return."""
         self.newest = float("-inf")
-        """The latest time of the records that were given out."""
+        """Latest time of the returned records."""
         self._state: tuple[int, int, int, int] | None = None
         self._marks = [_Mark(0, 0, 0)]
         self._offset = 0  # bytes already in the columns
@@ -60,13 +60,13 @@ class Metrics:
 
     @property
     def loading(self) -> float | None:
-        """The share of the file that is in the columns, while that is not all of it."""
+        """Share of the file that is in the columns; None once that is all of it."""
         size = self._state[2] if self.behind and self._state else self._front
         return self._offset / size if self._offset < size else None
 
     def poll(self, deadline: float) -> list[Values]:
-        """Records that are new, in the order of the file; of a long file at first a sample and its end, and no more.
-        Reads until `deadline` (`time.monotonic()`), and at least a little. Never raises because of the file."""
+        """Return new records in file order; for a long file first a sample and its end, and no more. Reads until
+        `deadline` (`time.monotonic()`), and at least a little. Never raises because of the file."""
         try:
             with open_regular(self.path) as file:
                 return self._read(file.fileno(), deadline)
@@ -95,7 +95,7 @@ class Metrics:
         return list(self._unknown(new))
 
     def _begin_anew(self, fd: int, size: int) -> None:
-        """Another file: what both have in common stays."""
+        """Start over with another file; rows from the bytes that both have in common are kept."""
         self.begun_anew += 1
         while self._marks[-1].offset > size or self._marks[-1].seal != _seal(fd, self._marks[-1].offset):
             self._marks.pop()  # never the first one: any two files are the same up to byte 0
@@ -106,7 +106,7 @@ class Metrics:
         self._known = self.newest
 
     def _look_ahead(self, fd: int, size: int) -> list[Values]:
-        """Some lines of all of a long file, and its end whole."""
+        """Return sampled lines of a long file, and its end in full."""
         end = os.pread(fd, END, size - END)
         begin = end.find(b"\n") + 1
         whole = end[begin : end.rfind(b"\n") + 1]
@@ -145,7 +145,7 @@ class Metrics:
         return found
 
     def _catch_up(self, fd: int, deadline: float) -> None:
-        """Columns, as time allows: first those that everything is in, then those somebody wants again."""
+        """Read columns as time allows: first those of all records, then dropped ones that are viewed again."""
         while self._offset < self._front and time.monotonic() < deadline:
             block = _lines(fd, self._offset, min(CHUNK, self._front - self._offset))
             if not block:
@@ -178,7 +178,7 @@ class Metrics:
 
 
 def _lines(fd: int, offset: int, size: int) -> bytes:
-    """Whole lines from a byte on: at most `size` bytes of them, unless the first line alone is longer."""
+    """Return whole lines from a byte on: at most `size` bytes, unless the first line alone is longer."""
     block = os.pread(fd, size, offset)
     end = block.rfind(b"\n") + 1
     while not end and len(block) % size == 0 and (more := os.pread(fd, size, offset + len(block))):
@@ -188,13 +188,13 @@ def _lines(fd: int, offset: int, size: int) -> bytes:
 
 
 def _seal(fd: int, offset: int) -> int:
-    """A checksum of the bytes before `offset`."""
+    """Return a checksum of the bytes before `offset`."""
     begin = max(0, offset - PRINT)
     return zlib.crc32(os.pread(fd, offset - begin, begin))
 
 
 def _spread(count: int) -> Iterator[float]:
-    """`count` places from 0 to 1, so that the first few of them are spread over all already."""
+    """Yield `count` positions from 0 to 1, of which the first few are already spread out."""
     bits = (count - 1).bit_length()
     for place in range(1 << bits):
         yield int(format(place, f"0{bits}b")[::-1], 2) / (1 << bits)

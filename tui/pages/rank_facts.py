@@ -41,7 +41,7 @@ class RankFacts:
 
     @property
     def experts(self) -> bool:
-        """Return True if experts use the ranks as a different mesh."""
+        """True if experts use the ranks as a different mesh."""
         return any(axis.size > 1 for axis in self.expert_axes if axis.name == "ep")
 
 
