@@ -58,7 +58,7 @@ MAX_FAILURES = 64
 
 @frozen(kw_only=True)
 class SetupNode:
-    """One start-up node, under way while `seconds` is None."""
+    """Start-up node; running while `seconds` is None."""
 
     node: str
     began: float | None
@@ -85,16 +85,16 @@ class RunState:
     """Counts of the run for values planned in epochs."""
     history: History = field(factory=History)
     event_step: int = 0
-    """The last step that an evaluation, a checkpoint and the like came after: logging may be sparse."""
+    """Last step followed by an evaluation, a checkpoint or the like: logging may be sparse."""
     first_step: int = 0
-    """The step with which this start began, whatever restarts and rollbacks there have been since."""
+    """First step of this start, regardless of later restarts and rollbacks."""
     took: Mapping[str, float] = MappingProxyType({})
-    """For how many seconds each node that is not part of a step has held training up when it was last done."""
+    """Seconds for which each node outside steps blocked training when it last ran."""
     evaluations: Mapping[str, EvalEvent] = MappingProxyType({})
-    """The latest evaluation of each dataset, in the order they first came."""
+    """Latest evaluation of each dataset, in order of first occurrence."""
     checkpoint: CheckpointEvent | None = None
     model: ModelEvent | None = None
-    """The weights alone that were saved last."""
+    """The last save of weights alone."""
     export: ExportEvent | None = None
     ticks: tuple[Event, ...] = ()
     """The latest events between steps (evaluations, samples, checkpoints, warnings, …), as recorded."""
@@ -106,14 +106,14 @@ class RunState:
     replicas: ReplicasEvent | None = None
     """Replica groups that take part in steps, if there are several."""
     restarting: bool = False
-    """The worker group has failed, and has not yet been started again."""
+    """The worker group has failed and has not been restarted yet."""
     estimated_seconds_per_step: float | None = None
     """Duration of a step, as the run estimated it from its first steps."""
     signal: str | None = None
     paused_since: float | None = None
     """Time at which the run began to wait for `xtrain control resume`; None while it does not."""
     raised: tuple[AlertEvent, ...] = ()
-    """The alerts of this attempt that are not over, one of each kind, in the order in which they came."""
+    """Raised alerts of this attempt, one of each kind, in order of occurrence."""
     failures: tuple[FailureEvent, ...] = ()
     end: RunEndEvent | None = None
 
@@ -136,7 +136,7 @@ class RunState:
 
     @property
     def under_way(self) -> SetupNode | None:
-        """The start-up node that has begun and not finished."""
+        """The start-up node that has started and not finished."""
         return next((node for node in reversed(self.setup) if node.seconds is None), None)
 
     @property
@@ -192,17 +192,18 @@ class RunState:
 
 
 def begun_again(state: RunState) -> RunState:
-    """`state` when another launcher has begun and has not said anything yet: how the start before has ended is past."""
+    """Return `state` when another launcher has started and written nothing yet: the outcome of the previous start is
+    dropped."""
     return evolve(state, failures=(), setup=(), raised=(), signal=None, paused_since=None, end=None, restarting=True)
 
 
 def reduce(state: RunState, record: Record) -> RunState:
-    """`state` after one metrics record or event."""
+    """Return `state` after one metrics record or event."""
     return reduce_all(state, (record,))
 
 
 def reduce_all(state: RunState, records: Iterable[Record]) -> RunState:
-    """`state` after all of `records`: the same as reducing them one by one, and much faster over many steps."""
+    """Return `state` after all of `records`: the same as reducing them one by one, and much faster over many steps."""
     recorder: HistoryRecorder | None = None
     for record in records:
         if isinstance(record, StepMetrics):
@@ -234,7 +235,7 @@ def _on_event(state: RunState, event: Event) -> RunState:
 def _blocked_seconds(
     event: "GenerateEvent | EvalEvent | CheckpointEvent | ProfileEvent | MemorySnapshotEvent",
 ) -> float | None:
-    """For how many seconds training stood still."""
+    """Return for how many seconds an event blocked training."""
     beside = event.blocked_seconds if isinstance(event, CheckpointEvent) else None
     return event.seconds if beside is None else beside
 
@@ -347,7 +348,7 @@ def _control(state: RunState, event: ControlEvent) -> RunState:
 
 
 def _paused(state: RunState, event: PausedEvent) -> RunState:
-    """The pause is over."""
+    """Apply the end of a pause."""
     return evolve(state, paused_since=None)
 
 
@@ -374,15 +375,15 @@ def _warning(state: RunState, event: WarningEvent) -> RunState:
 
 
 def _failure(state: RunState, event: FailureEvent) -> RunState:
-    """Causes come before ranks that have only lost another one."""
+    """Add a failure; causes come before ranks that only lost another one."""
     state = _of_another_start(state)
     failures = sorted((*state.failures, event), key=lambda failure: failure.lost)
     return evolve(state, failures=tuple(failures)[:MAX_FAILURES])
 
 
 def _run_end(state: RunState, end: RunEndEvent) -> RunState:
-    """A launcher that was stopped before its ranks had begun says so too: what came after the checkpoint it would have
-    continued from is discarded by then."""
+    """Apply the end of a run. A launcher stopped before its ranks started records it too: results after the checkpoint
+    it would have resumed from are then discarded."""
     state = _of_another_start(state)
     if end.step is not None and end.step < (state.history.step or 0):
         state = evolve(state, history=state.history.rewound(end.step), event_step=min(end.step, state.event_step))

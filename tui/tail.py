@@ -13,10 +13,10 @@ LONGEST_LINE = 64 << 20  # bytes
 
 
 class Tail:
-    """The JSON objects in complete lines appended to `path` since the last read, beginning at byte `offset`.
+    """Reader of the JSON objects in complete lines appended to `path` since the last read, beginning at byte `offset`.
 
-    The offset only ever moves past whole lines, so half a line (or half a character of one) is simply read again once
-    the rest of it has been written. A file that shrank or was replaced is another file: it is read from its start.
+    The offset only moves past whole lines, so a partial line (or partial character) is read again once the rest has
+    been written. A file that shrank or was replaced is another file, read from its start.
     """
 
     def __init__(self, path: Path, offset: int = 0, *, chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -24,7 +24,7 @@ class Tail:
         self.offset = offset
         self.chunk_bytes = chunk_bytes
         self.damaged = 0
-        """Lines that were complete but held no JSON object."""
+        """Complete lines without a JSON object."""
         self.behind = False
         """True if the last read stopped at `chunk_bytes` with more already written."""
         self.begun_anew = 0
@@ -32,7 +32,7 @@ class Tail:
         self._inode: tuple[int, int] | None = None
 
     def read(self) -> list[dict[str, Any]]:
-        """New objects in file order; none when there are none, or when the file cannot be read now."""
+        """Return new objects in file order; empty if there are none or the file cannot be read now."""
         try:
             block = self._read_lines()
         except OSError:
@@ -44,7 +44,7 @@ class Tail:
         return found
 
     def _read_lines(self) -> bytes:
-        """Whole lines after the offset, at most `chunk_bytes` unless one line alone is longer."""
+        """Return whole lines after the offset, at most `chunk_bytes` unless one line alone is longer."""
         with open_regular(self.path) as file:
             status = os.fstat(file.fileno())
             inode = (status.st_dev, status.st_ino)

@@ -12,13 +12,13 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e
 
 
 def printable(value: object) -> str:
-    """A text with line ends and tabs made plain and everything that could move a cursor shown as `�`."""
+    """Return a text with plain line ends and spaces for tabs; characters that could move a cursor become `�`."""
     plain = str(value).replace("\r\n", "\n").expandtabs(4)
     return _UNPRINTABLE.sub("\ufffd", plain)
 
 
 def number(value: object) -> float | None:
-    """`value` as a float if it is a number (a bool is not, nor is an integer beyond all floats), else None."""
+    """Return `value` as a float if it is a number (not a bool, nor an integer above all floats), else None."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:
@@ -28,18 +28,18 @@ def number(value: object) -> float | None:
 
 
 def whole(value: object) -> int | None:
-    """`value` as an int if it is a finite number, else None."""
+    """Return `value` as an int if it is a finite number, else None."""
     found = number(value)
     return int(found) if found is not None and abs(found) < 1e18 else None
 
 
 def text(value: object) -> str:
-    """`value` as text; None is empty."""
+    """Return `value` as text; None is empty."""
     return "" if value is None else str(value)
 
 
 def decimal(value: float | None, digits: int) -> str:
-    """Fixed digits where they say something, scientific where they would be zeros or a wall of figures."""
+    """Return fixed digits where they are significant, and scientific notation for very small or large values."""
     if value is None:
         return "–"
     if value == 0 or not math.isfinite(value) or 10.0**-digits * 10 <= abs(value) < 1e5:
@@ -48,7 +48,7 @@ def decimal(value: float | None, digits: int) -> str:
 
 
 def count(value: float | None) -> str:
-    """`950`, `12.3k`, `1.2M`, `3.4B`, `5.6T`."""
+    """Return `950`, `12.3k`, `1.2M`, `3.4B`, `5.6T`."""
     if value is None or not math.isfinite(value):
         return "–"
     for unit in ("", "k", "M", "B"):
@@ -59,7 +59,7 @@ def count(value: float | None) -> str:
 
 
 def size(num_bytes: float | None) -> str:
-    """`512 B`, `12.3 MiB`, `1.4 GiB`: binary units, as memory is counted."""
+    """Return `512 B`, `12.3 MiB`, `1.4 GiB`: binary units, as memory is counted."""
     if num_bytes is None or not math.isfinite(num_bytes):
         return "–"
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -70,7 +70,7 @@ def size(num_bytes: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`8s`, `6m48s`, `1h05m`, `2d03h`: for spans that people plan with."""
+    """Return a planning time: `8s`, `6m48s`, `1h05m`, `2d03h`."""
     if seconds is None or not math.isfinite(seconds):
         return "–"
     whole = max(0, round(seconds))
@@ -84,7 +84,7 @@ def duration(seconds: float | None) -> str:
 
 
 def took(seconds: float | None) -> str:
-    """`0.31 s`, `12.3 s`, `2m05s`: for how long something took."""
+    """Return a duration: `0.31 s`, `12.3 s`, `2m05s`."""
     if seconds is None or not math.isfinite(seconds):
         return "–"
     if seconds < 9.995:
@@ -93,8 +93,8 @@ def took(seconds: float | None) -> str:
 
 
 def brief(seconds: float | None) -> str:
-    """`37.1 µs`, `6.54 ms`, `1.25 s`, `2m05s`: for how long something took, in three digits and at most seven cells,
-    however short it was."""
+    """Return a duration in three digits and at most seven cells, however short: `37.1 µs`, `6.54 ms`, `1.25 s`,
+    `2m05s`."""
     if seconds is None or not math.isfinite(seconds) or seconds >= 0.9995:
         return took(seconds)
     if seconds <= 5e-9:
@@ -106,7 +106,7 @@ def brief(seconds: float | None) -> str:
 
 
 def perplexity(loss: float | None) -> float | None:
-    """e^loss, or None where it would say nothing (no loss, not finite, or beyond any vocabulary)."""
+    """Return e^loss; None where it is meaningless (no loss, not finite, or above any vocabulary size)."""
     return math.exp(loss) if loss is not None and math.isfinite(loss) and loss < 20 else None
 
 
@@ -116,5 +116,5 @@ def share(value: float | None) -> str:
 
 
 def plural(value: int, noun: str) -> str:
-    """`1 rank`, `2 ranks`."""
+    """Return `1 rank`, `2 ranks`."""
     return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"

@@ -22,7 +22,7 @@ PartT = TypeVar("PartT")
 
 @frozen(kw_only=True)
 class PlannedNode:
-    """One operation of the plan. kind: `setup`, `collate`, `step`, `tick`, `event` or `shutdown`."""
+    """Operation of the plan. kind: `setup`, `collate`, `step`, `tick`, `event` or `shutdown`."""
 
     id: str
     kind: str
@@ -53,7 +53,7 @@ class PlannedAxis:
 
 @frozen(kw_only=True)
 class PlannedTraffic:
-    """Calls of one collective by one rank in one step, for one node. bytes, seconds: of all calls."""
+    """Calls of one collective by one rank in one step, for one node. bytes, seconds: totals of all calls."""
 
     axis: str
     op: str
@@ -105,7 +105,7 @@ class PlannedTick:
 
 @frozen(kw_only=True)
 class PlannedTrigger:
-    """The nodes to run on an event. count: how often in a row it must come."""
+    """Nodes that run on an event. count: how often in a row it must occur."""
 
     event: str
     nodes: tuple[str, ...]
@@ -122,9 +122,10 @@ class PlannedCommand:
 
 @frozen(kw_only=True)
 class PlannedPhase:
-    """A stretch of the run. first: index of its first step, from 0, None where it is a `fraction` of unknown steps.
+    """Phase of the run. first: index of its first step, from 0, None where it is a `fraction` of unknown steps.
 
-    shares: of rows, empty where the weights are in epochs: `passes` says how often an epoch takes each dataset."""
+    shares: of rows, empty where the weights are in epochs: `passes` then has the passes over each dataset per epoch.
+    """
 
     name: str
     first: int | None
@@ -136,7 +137,7 @@ class PlannedPhase:
 
 @frozen(kw_only=True)
 class PlannedStretch:
-    """Steps that are alike, from index `first` on: tokens of each, and of all before them."""
+    """Steps with equal token counts, from index `first` on: tokens of each, and of all steps before."""
 
     first: int
     tokens: int
@@ -151,20 +152,20 @@ class StepTokens:
 
     @classmethod
     def alike(cls, tokens: int) -> "StepTokens":
-        """So many in every step."""
+        """Return the counts of a run whose steps all have `tokens` tokens."""
         return cls((PlannedStretch(first=0, tokens=tokens, tokens_before=0),))
 
     def before(self, step: int) -> int:
-        """Tokens of the steps 0 … step - 1."""
+        """Return the tokens of the steps 0 … step - 1."""
         found = self._of(step)
         return found.tokens_before + (step - found.first) * found.tokens
 
     def at(self, step: int) -> int:
-        """Tokens of a step, from 0."""
+        """Return the tokens of a step; steps count from 0."""
         return self._of(step).tokens
 
     def steps_of(self, tokens: float) -> int:
-        """The least number of steps that take so many tokens, above 0."""
+        """Return the smallest number of steps that take `tokens` tokens, a number above 0."""
         place = bisect_left(self.stretches, tokens, key=lambda stretch: stretch.tokens_before)
         found = self.stretches[place - 1]
         return found.first + int(-(-(tokens - found.tokens_before) // found.tokens))
@@ -175,7 +176,7 @@ class StepTokens:
 
 @frozen(kw_only=True)
 class Planned:
-    """A plan. `content` is the whole of plan.json as it stands."""
+    """Plan of a run. `content` is all of plan.json, unchanged."""
 
     content: Json = field(repr=False)
     id: str
@@ -183,7 +184,7 @@ class Planned:
     world_size: int
     ranks_per_node: int
     axes: tuple[PlannedAxis, ...]
-    """Outer to inner."""
+    """Axes of the mesh, outer to inner."""
     expert_axes: tuple[PlannedAxis, ...]
     """The mesh as experts use it; without experts, every axis but `ep_replicate …` has size 1."""
     nodes: tuple[PlannedNode, ...]
@@ -217,15 +218,15 @@ class Planned:
         return StepTokens.alike(self.tokens_per_step) if self.tokens_per_step else None
 
     def node(self, id: str) -> PlannedNode | None:
-        """The node of that id, if there is one."""
+        """Return the node of that id, if there is one."""
         return next((node for node in self.nodes if node.id == id), None)
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """The place of a rank on every axis, outer to inner."""
+        """Return the place of a rank on every axis, outer to inner."""
         return {axis.name: rank // axis.stride % axis.size for axis in self.axes}
 
     def machine(self, rank: int) -> int:
-        """The node of the cluster that a rank runs on, from 0."""
+        """Return the node of the cluster that a rank runs on, from 0."""
         return rank // self.ranks_per_node
 
     @property
@@ -235,7 +236,7 @@ class Planned:
 
 
 def planned(content: Any) -> Planned | None:
-    """A plan in a JSON object; None if it is none."""
+    """Return the plan in a JSON object; None if there is none."""
     if not isinstance(content, dict) or not isinstance(content.get("graph"), dict):
         return None
     mesh, timeline, estimates = (_object(content.get(key)) for key in ("mesh", "timeline", "estimates"))
@@ -336,14 +337,14 @@ _READERS: dict[Any, Callable[[Any], Any]] = {
 
 
 def _part(kind: type[PartT], found: Json) -> PartT:
-    """An object of the file as a class; a field with a default has that where nothing of its type was found."""
+    """Return an object of the file as a class; a field without a value of its type gets its default."""
     values = {name: read(found.get(name)) for name, read, _ in _layout(kind)}
     return kind(**{name: values[name] for name, _, default in _layout(kind) if not default or values[name] is not None})
 
 
 @cache
 def _layout(kind: type) -> tuple[tuple[str, Callable[[Any], Any], bool], ...]:
-    """Name, how its value is read, and whether it has a default, of every field."""
+    """Return name, reader, and presence of a default, for every field."""
     types = get_type_hints(kind)
     return tuple(
         (each.name, _READERS.get(types[each.name]) or _parts(types[each.name]), each.default is not NOTHING)

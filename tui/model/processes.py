@@ -22,7 +22,7 @@ def is_running(pid: int, born: int) -> bool:
 
 
 def _answers(pid: int) -> bool:
-    """The same where there is no /proc."""
+    """Return the result of `is_running` without /proc."""
     if Path("/proc/self").exists():
         return False
     try:

@@ -66,7 +66,7 @@ class _RankLine:
 
 
 class RankReader:
-    """Keeps the ranks of a run up to date."""
+    """Reader that keeps the ranks of a run up to date."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -83,7 +83,7 @@ class RankReader:
         self._old = 0.0
 
     def ranks(self) -> Ranks:
-        """The known state of the ranks; the same object while nothing is new."""
+        """Return the known state of the ranks; the same object while nothing is new."""
         return self._known
 
     def poll(self, world_size: int, planned: Planned | None, attempt: int, deadline: float) -> None:
@@ -228,7 +228,7 @@ class RankReader:
 
 
 def _quartiles(seconds: tuple[float, ...]) -> tuple[float | None, float]:
-    """The lower one, and the upper one: of too few without limit."""
+    """Return the lower and upper quartile; with too few values, the upper one is infinite."""
     ordered, last = sorted(seconds), len(seconds) - 1
     if last + 1 < LEAST_BUSY:
         return (ordered[0] if ordered else None), float("inf")

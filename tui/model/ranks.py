@@ -22,16 +22,15 @@ Pulse = Literal["alive", "idle", "silent", "gone", "unknown"]
 
 @frozen(kw_only=True)
 class OneRank:
-    """One rank.
+    """State of one rank.
 
-    coordinates: its place on every axis of the mesh, empty without a plan. last: the newest line of its own file, None
-    where it has none; step: of that line. step_seconds, data_seconds, comm_seconds, memory_bytes: numbers of that line,
-    None where they are missing. busy_seconds: the part of a step that is no communication, the lower quartile over the
-    newest lines; None where several ranks do not report how long they communicate; busy_most: the upper one. recent:
-    (step, seconds a step), oldest first, at most RING. beat: its line of progress, None where it has none of this
-    start. pulse: `alive`; `idle` (its Python runs, but it makes no progress in work that should); `silent` (its line
-    stands still); `gone` (its process is not there any more); `unknown` (no line yet). seconds_silent: how long the
-    line has not moved, by the clock of whoever looks.
+    coordinates: its position on every axis of the mesh, empty without a plan. last: the newest line of its own file,
+    None without one; step: of that line. step_seconds, data_seconds, comm_seconds, memory_bytes: numbers of that line,
+    None where missing. busy_seconds: the part of a step without communication, the lower quartile over the newest
+    lines; None if several ranks do not report their communication time; busy_most: the upper quartile. recent: (step,
+    seconds per step), oldest first, at most RING. beat: its progress line, None without one of this start. pulse:
+    `alive`; `idle` (Python runs, but work makes no progress); `silent` (its line does not change); `gone` (its process
+    has ended); `unknown` (no line yet). seconds_silent: time since the line last changed, by the reader's clock.
     """
 
     rank: int
@@ -54,8 +53,8 @@ class OneRank:
 
 @frozen(kw_only=True)
 class Straggler:
-    """A rank that computes longer than the others. seconds: its own; median: of the others that do the same work;
-    share: by how much of that it is slower, 0.25 where it is a quarter."""
+    """Rank that computes longer than the others. seconds: its own time; median: of the others that do the same work;
+    share: relative delay, 0.25 for a quarter."""
 
     rank: int
     seconds: float
@@ -65,8 +64,8 @@ class Straggler:
 
 @frozen(kw_only=True)
 class Ranks:
-    """All ranks of the run, by number. world_size: how many there should be. seconds_old: how long it took to read the
-    lines of all of them once, where that is long."""
+    """All ranks of the run, by number. world_size: the planned number. seconds_old: time of one read of all their
+    lines, if it is long."""
 
     world_size: int = 0
     all: tuple[OneRank, ...] = ()
@@ -82,7 +81,7 @@ class Ranks:
         return self.all[rank]
 
     def stragglers(self) -> tuple[Straggler, ...]:
-        """The ranks that slow the others down, slowest first; empty where ranks are not `measured`.
+        """Return the ranks that slow the others down, slowest first; empty where ranks are not `measured`.
 
         All ranks take equally long for a step, as they wait for each other; they differ in the part without
         communication. Ranks with the same pipeline coordinate do the same work and are compared. A rank is slow if its

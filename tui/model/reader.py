@@ -131,7 +131,7 @@ class RunReader:
         return self._again[1]
 
     def _read_plan(self) -> None:
-        """A run that continues on other ranks has another plan."""
+        """Read the plan, which changes when a run resumes on other ranks."""
         path = self.directory / "plan.json"
         try:
             status = path.stat()
@@ -157,7 +157,7 @@ class RunReader:
             return  # not there, or of another version: the known status is kept
 
     def _read_sweep(self) -> None:
-        """The sweep in whose folder the run lies, if it is a trial of one."""
+        """Read the sweep in whose folder the run is, if it is a trial."""
         folder = self.directory.parent
         try:
             status = (folder / SWEEP_FILE).stat()
@@ -201,14 +201,14 @@ class RunReader:
 
 
 def _enough(logged: list[Values]) -> list[Values]:
-    """Some records of steps, and the newest."""
+    """Return a sample of the step records, and the newest ones."""
     if len(logged) <= 2 * NEWEST_STEPS:
         return logged
     return logged[: -NEWEST_STEPS : len(logged) // NEWEST_STEPS] + logged[-NEWEST_STEPS:]
 
 
 def _timed(found: list[AnyRecord]) -> list[tuple[float, AnyRecord]]:
-    """Records with the times they are ordered by: a clock that is set back does not reorder a file."""
+    """Return records with the times that order them: a clock that is set back does not reorder a file."""
     latest, timed = float("-inf"), []
     for record in found:
         latest = max(latest, record.time or latest)

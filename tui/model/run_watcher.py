@@ -11,7 +11,7 @@ LOOK_SECONDS = 0.25
 
 
 class RunWatcher:
-    """Looks after the run in a directory, at most four times a second however often it is asked."""
+    """Watcher of the run in a directory, which looks at most four times a second."""
 
     def __init__(self, directory: Path) -> None:
         self._ranks = RankReader(directory)
@@ -20,9 +20,9 @@ class RunWatcher:
         self._why = ""
 
     def why_over(self, state: RunState, newest: float | None) -> str:
-        """Why nothing more is to come, though the run has not said that it ends; empty while somebody is there.
+        """Return why nothing more will come although the run has not recorded its end; empty while it is running.
 
-        state: after all records that are there; newest: the time of the newest of them.
+        state: after all existing records; newest: time of the newest of them.
         """
         now = time.monotonic()
         if now - self._looked >= LOOK_SECONDS:

@@ -67,14 +67,14 @@ class Series:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys with numbers, in the order in which they were first seen, without `step` and `time`."""
+        """Keys with numbers, in order of first occurrence, without `step` and `time`."""
         return tuple(key for key in self._keys if key != "time")
 
     @property
     def last(self) -> StepMetrics:
-        """The newest record of a step, lists and texts included, with evaluations of that step.
+        """Newest record of a step, including lists and texts, with evaluations of that step.
 
-        An evaluation in a step that was not logged is not one: see `latest`.
+        An evaluation in a step that was not logged does not count: see `latest`.
         """
         values, record = self._last_read
         if values is not self._last:
@@ -101,7 +101,7 @@ class Series:
             return drawn[0], drawn[1]
 
     def latest(self, key: str) -> float | None:
-        """The newest finite value of a key, however long ago; None where there is none."""
+        """Return the newest finite value of a key, of any age; None without one."""
         found = self._latest.get(key)
         return None if found is None else found[1]
 
@@ -138,8 +138,8 @@ class Series:
             self.version += 1
 
     def wanting(self) -> tuple[int, tuple[str, ...]] | None:
-        """Columns that somebody looks at, that are not complete and for which there is room, and the number of rows
-        they all have; None where there are none."""
+        """Return the viewed columns that are incomplete and for which there is room, and the number of rows they all
+        have; None without such columns."""
         with self._lock:
             now, size = time.monotonic(), len(self)
             missing = [key for key in self._gone if now - self._asked.get(key, -np.inf) < ASKED_SECONDS]
@@ -210,7 +210,7 @@ class Series:
         return 0 if column is None else column.upto
 
     def _take(self, run: list[Values], steps: ndarray) -> None:
-        """Records whose steps do not fall."""
+        """Add records with ascending steps."""
         size = len(self)
         last = self._steps.view[-1] if size else -np.inf
         late = 0
@@ -260,7 +260,7 @@ class Series:
                 self._last = MappingProxyType(record)
 
     def _insert(self, records: list[Values]) -> None:
-        """Records that come late: each completes its step, or becomes one between others."""
+        """Insert late records: each completes its step, or becomes a step between others."""
         for record in records:
             row = int(np.searchsorted(self._steps.view, record["step"]))
             missing = self._steps.view[row] != record["step"]
@@ -299,7 +299,7 @@ class Series:
         return self._steps.num_bytes + sum(column.num_bytes for column in self._columns.values())
 
     def _let_go(self, room: int = 0) -> None:
-        """Let columns go that were not asked for lately, the largest first, until the others and `room` fit."""
+        """Drop columns that were not requested lately, largest first, until the others and `room` fit."""
         excess = self._num_bytes() + room - self._limit
         if excess <= 0:
             return

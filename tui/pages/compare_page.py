@@ -14,7 +14,7 @@ from xtrain.tui.words import count, decimal, plural, printable
 
 @frozen(kw_only=True)
 class Choosing:
-    """A list that something is chosen from. place: of the cursor; query: only what holds this text."""
+    """List to choose from. place: of the cursor; query: only items that contain this text are shown."""
 
     what: str
     query: str = ""
@@ -24,7 +24,7 @@ class Choosing:
 
 @frozen(kw_only=True)
 class Item:
-    """A line of such a list. chosen: None where a choice ends the list."""
+    """Line of such a list. chosen: None if a choice closes the list."""
 
     key: str
     text: str
@@ -40,7 +40,7 @@ def standing_rows(
     *,
     markers: str,
 ) -> list[Row]:
-    """The table: a heading, then a row for each run."""
+    """Return the table: a heading, then a row for each run."""
     facts = joined([printable(key), f"by {by}", plural(len(standings), "run")])
     at = "" if common is None else f"at {count(common) if by == 'tokens' else exact(common)}"
     wide = width >= 100
@@ -81,7 +81,7 @@ def _signed(difference: float | None) -> str:
 def difference_rows(
     found: Sequence[Difference] | None, width: int, height: int, *, top: int = 0, markers: str
 ) -> list[Row]:
-    """`optimizer.lr  ● ■ 0.003   ○ 0.001`: a setting, and its values with the signs of the runs that have them."""
+    """Return `optimizer.lr ● ■ 0.003 ○ 0.001`: a setting, and its values with the signs of the runs that have them."""
     if found is None:
         return block([rule("Settings", width), row((" not all plans can be read yet", "dim"))], width, height)
     title = plural(len(found), "difference") if found else "no differences"
@@ -115,7 +115,7 @@ def _difference(each: Difference, width: int, broad: int, markers: str) -> list[
 
 
 def run_items(found: Sequence[FoundRun], chosen: Sequence[str], now: float) -> list[Item]:
-    """Runs to choose from: how far they are, and how long ago that was."""
+    """Return the runs to choose from, with their progress and its age."""
     items = []
     for run in found:
         step = "no step" if run.step is None else f"step {run.step:,}"
@@ -128,8 +128,8 @@ def run_items(found: Sequence[FoundRun], chosen: Sequence[str], now: float) -> l
 def list_page(
     choosing: Choosing, items: Sequence[Item] | None, width: int, height: int
 ) -> tuple[list[Row], list[Item], Choosing]:
-    """The rows of a list, the items that its filter leaves, and the list as it stands then. items: None while they are
-    looked for."""
+    """Return the rows of a list, the items that match its filter, and its new state. items: None while they are being
+    searched."""
     wanted = choosing.query.casefold()
     shown = [item for item in items or () if wanted in item.text.casefold()]
     place = max(0, min(len(shown) - 1, choosing.place))

@@ -23,7 +23,7 @@ _WHOLE = ("world_size", "steps", "tokens_per_step")
 
 @frozen(kw_only=True)
 class Compared:
-    """One run in a comparison. label: short, and no other run has it."""
+    """One run in a comparison. label: short and unique."""
 
     label: str
     directory: Path
@@ -55,7 +55,7 @@ class Standing:
 
 @frozen(kw_only=True)
 class Difference:
-    """A setting in which runs differ: its value, as text, for each of them; None where it is not there."""
+    """Setting in which runs differ: its value in each run as text; None where missing."""
 
     key: str
     values: tuple[str | None, ...]
@@ -81,13 +81,13 @@ def labels(directories: Sequence[Path]) -> list[str]:
 
 
 def metric_keys(runs: Sequence[Compared]) -> tuple[str, ...]:
-    """Everything that any of the runs has numbers of, as the first one orders it."""
+    """Return all metrics that any of the runs has, in the order of the first run."""
     keys = {key: None for run in runs if run.board is not None for key in run.board.series.keys}
     return tuple(key for key in keys if key != "tokens")
 
 
 def lines(runs: Sequence[Compared], key: str, by: Axis) -> list[Line]:
-    """The curve of a metric for each run, empty where it has none."""
+    """Return the curve of a metric for each run, empty if the run does not have it."""
     found = []
     for run in runs:
         if run.board is None:
@@ -101,7 +101,7 @@ def lines(runs: Sequence[Compared], key: str, by: Axis) -> list[Line]:
 
 
 def common_place(curves: Sequence[Line]) -> float | None:
-    """The furthest x that all curves which have a point have come to."""
+    """Return the last x that all nonempty curves have reached."""
     return min((float(line.x[-1]) for line in curves if len(line.x)), default=None)
 
 
@@ -134,7 +134,7 @@ def standings(runs: Sequence[Compared], key: str, curves: Sequence[Line]) -> lis
 
 
 def differences(runs: Sequence[Compared]) -> list[Difference] | None:
-    """The settings in which the runs differ, by name; None until the plans of all of them have been read."""
+    """Return the settings in which the runs differ, by name; None until all plans have been read."""
     plans = [run.board.planned for run in runs if run.board is not None and run.board.planned is not None]
     if len(plans) < len(runs):
         return None
@@ -160,18 +160,18 @@ def differences(runs: Sequence[Compared]) -> list[Difference] | None:
 
 
 def _parts(key: str) -> Iterator[str]:
-    """`a`, `a.b`, `a.b.c`."""
+    """Yield `a`, `a.b`, `a.b.c`."""
     names = key.split(".")
     return (".".join(names[:count]) for count in range(1, len(names) + 1))
 
 
 def _are_without(settings: Sequence[Mapping[str, str]], part: str) -> tuple[bool, ...]:
-    """For each of the runs whether it has nothing below a path."""
+    """Return, for each run, True if it has nothing below a path."""
     return tuple(not any(key == part or key.startswith(f"{part}.") for key in each) for each in settings)
 
 
 def _settings(plan: Planned, *, with_config: bool) -> dict[str, str]:
-    """The settings of a plan by their paths: those that make the experiment, then how it is spread over ranks."""
+    """Return the settings of a plan by their paths: first the experiment, then its distribution over ranks."""
     found: dict[str, str] = {}
     if with_config:
         _flatten("", plan.content["config"], found)
@@ -197,7 +197,7 @@ def _is_part(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    """A setting as it is written: `[5, "%"]` is 5%."""
+    """Return a setting as it is written: `[5, "%"]` is 5%."""
     if isinstance(value, list) and len(value) == 2 and isinstance(value[1], str) and isinstance(value[0], int | float):
         return f"{value[0]:g}{'' if value[1] == '%' else ' '}{value[1]}"
     if isinstance(value, float):

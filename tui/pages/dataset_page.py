@@ -36,7 +36,7 @@ _COLUMNS = (
 
 
 def page(mixture: MixtureTable, view: ListView, width: int, most_rows: int, *, step: int = 0) -> ListPage:
-    """At most `most_rows` rows of `width` cells; the words give way before the table does."""
+    """Return at most `most_rows` rows of `width` cells; sentences are dropped before table rows."""
     facts = joined(
         [
             plural(len(mixture.datasets), "dataset"),
@@ -72,7 +72,7 @@ def page(mixture: MixtureTable, view: ListView, width: int, most_rows: int, *, s
 
 
 def least_rows(mixture: MixtureTable) -> int:
-    """Rows of the whole table without the words."""
+    """Return the number of rows of the whole table without sentences."""
     return 2 + len(mixture.datasets)
 
 
@@ -91,7 +91,7 @@ def _layout(mixture: MixtureTable, width: int) -> tuple[int, list[_Column], int]
 
 
 def in_words(mixture: MixtureTable) -> list[tuple[str, str]]:
-    """Sentences with the name of a style: the phase, whether rows come as planned, repeats, and the wait."""
+    """Return sentences with style names: the phase, deviations from planned shares, repeats, and the wait for rows."""
     found: list[tuple[str, str]] = []
     phase = mixture.phase
     if phase is not None and mixture.num_phases > 1:

@@ -46,7 +46,7 @@ _SAID = ("event", "step", "time", "traceback", "error", "samples", "message")
 
 
 def style_of(entry: LogEntry) -> str:
-    """`bad`, `warn`, `good` or nothing."""
+    """Return `bad`, `warn`, `good` or nothing."""
     event = entry.event
     if isinstance(event, RunEndEvent):
         return "good" if event.status in _GOOD_ENDS else "bad" if event.status == EndStatus.FAILED else "warn"
@@ -58,7 +58,7 @@ def style_of(entry: LogEntry) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """`18:20:01`, the time of day here."""
+    """Return the local time of day as `18:20:01`."""
     try:
         return time.strftime("%H:%M:%S", time.localtime(seconds)) if seconds is not None else "–"
     except (OverflowError, ValueError, OSError):
@@ -121,7 +121,7 @@ def _written(sample: GeneratedText, width: int) -> list[Row]:
 
 
 def head(text: str, room: int) -> str:
-    """As much of a text as fits, at least one sign."""
+    """Return as much of a text as fits, at least one character."""
     end = min(len(text), room)
     while end > 1 and cells(((text[:end], ""),)) > room:
         end -= 1

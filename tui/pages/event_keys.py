@@ -7,7 +7,7 @@ from xtrain.tui.pages.event_pages import EventsPage, EventsView
 
 
 def moved(page: EventsPage, by: int) -> EventsView:
-    """The cursor by some events; within a text that is longer than the screen, by some lines."""
+    """Move the cursor by some events; in a text longer than the screen, scroll by lines."""
     view = page.view
     if view.log or view.shows == "detail":
         last = max(0, page.lines - page.height)
@@ -22,7 +22,7 @@ def moved(page: EventsPage, by: int) -> EventsView:
 
 
 def entered(page: EventsPage) -> EventsView:
-    """The chosen event in full, which then stays the chosen one; or back to the list."""
+    """Show the chosen event in full, and keep it chosen; or return to the list."""
     view = page.view
     if view.log or not page.entries:
         return view
@@ -32,7 +32,7 @@ def entered(page: EventsPage) -> EventsView:
 
 
 def back(page: EventsPage) -> EventsView:
-    """Out of a log, else out of an event in full, else out of a filter."""
+    """Leave a log, else an event in full, else a filter."""
     view = page.view
     if view.log:
         return evolve(view, log="", scroll=None)
@@ -42,7 +42,7 @@ def back(page: EventsPage) -> EventsView:
 
 
 def other_kinds(page: EventsPage, by: int) -> EventsView:
-    """All events, those about problems, or of one kind, of those that are there: the next of these."""
+    """Switch to the next filter: all events, problems, or one of the existing kinds."""
     there = page.log.kinds
     choices = ["all", *(["problems"] if any(kind in there for kind in PROBLEMS) else []), *there]
     at = choices.index(page.view.kinds) if page.view.kinds in choices else 0
@@ -51,17 +51,17 @@ def other_kinds(page: EventsPage, by: int) -> EventsView:
 
 
 def other_log(page: EventsPage) -> EventsView:
-    """The next of: the events, and each of the logs."""
+    """Switch to the next of: the events, and each of the logs."""
     choices = ["", *(tail.name for tail in page.log.logs)]
     at = choices.index(page.view.log) if page.view.log in choices else 0
     return evolve(page.view, log=choices[(at + 1) % len(choices)], scroll=None)
 
 
 def searched(page: EventsPage, query: str) -> EventsView:
-    """Only what holds this text."""
+    """Show only events that contain this text."""
     return evolve(page.view, query=query, shows="list", scroll=None, chosen=None)
 
 
 def newest(page: EventsPage) -> EventsView:
-    """To the newest, and on with it."""
+    """Move to the newest event, and follow new ones."""
     return evolve(page.view, shows="list", chosen=None, scroll=None)

@@ -45,7 +45,7 @@ class EventsView:
     log: str = ""
     top: int = 0
     scroll: int | None = None
-    """First line of a text that is longer than the screen; None: of an event its beginning, of a log its end."""
+    """First line of a text that is longer than the screen; None: the beginning of an event, or the end of a log."""
 
 
 @frozen(kw_only=True)
@@ -62,8 +62,7 @@ class EventsPage:
 
 
 def page(log: EventLog, view: EventsView, width: int, height: int, *, directory: str = "") -> EventsPage:
-    """The rows for `width` x `height` cells. directory: of the run, which the list leaves out of
-    paths."""
+    """Return the rows for `width` x `height` cells. directory: run directory, left out of paths in the list."""
     view = _still_there(log, view)
     entries = _chosen_entries(log, view)
     numbers = [entry.number for entry in entries]
@@ -137,7 +136,7 @@ def _last_failure(log: EventLog, view: EventsView, width: int) -> list[Row]:
 
 
 def _columns(entries: Sequence[LogEntry], width: int) -> tuple[int, int, int]:
-    """Widths of time, step and kind."""
+    """Return the widths of time, step and kind."""
     steps = max(
         (len(f"{entry.step:,}") for entry in (*entries[:1], *entries[-1:]) if entry.step is not None), default=1
     )
@@ -162,7 +161,8 @@ def _entry_row(entry: LogEntry, columns: tuple[int, int, int], directory: str) -
 
 
 def _below(text: str, directory: str) -> str:
-    """Paths in a text without the part that leads to the run, which may have been written from another folder."""
+    """Return a text with paths relative to the run directory, which may have been written under another parent
+    folder."""
     name = directory.rpartition("/")[2]
     return re.sub(rf"(?<!\S)\S*/{re.escape(name)}/", "", text) if name else text
 

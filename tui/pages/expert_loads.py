@@ -20,14 +20,14 @@ _NAMED = 12
 
 @frozen(kw_only=True)
 class LayerLoad:
-    """One layer. shares: of the assignments, by expert, NaN where nothing is known."""
+    """Load of one layer. shares: of the assignments, by expert, NaN where unknown."""
 
     layer: int
     shares: ndarray
 
     @property
     def times(self) -> ndarray:
-        """The shares in even shares: 1 is what each expert would take if all took the same."""
+        """Load relative to an even load: 1 is an equal share."""
         return self.shares * self.num_experts
 
     @property
@@ -36,17 +36,17 @@ class LayerLoad:
 
     @property
     def most(self) -> int:
-        """The expert that takes most; of several the first."""
+        """The expert with the highest load; the first of several."""
         return int(np.nanargmax(self.shares))
 
     @property
     def least(self) -> int:
-        """The expert that takes least; of several the first."""
+        """The expert with the lowest load; the first of several."""
         return int(np.nanargmin(self.shares))
 
     @property
     def imbalance(self) -> float:
-        """The greatest load over the mean one: 1 is balanced."""
+        """Highest load / mean load: 1 is balanced."""
         return float(np.nanmax(self.times))
 
     @property
@@ -59,12 +59,12 @@ class LayerLoad:
 
     @property
     def dead(self) -> tuple[int, ...]:
-        """The experts that get nothing, or next to it."""
+        """The experts with no or nearly no load."""
         return tuple(np.flatnonzero(self.times < DEAD_BELOW).tolist())
 
 
 def layer_loads(rest: Mapping[str, Any]) -> tuple[LayerLoad, ...]:
-    """The layers in the free names of a metrics record, by number; those without a load that is known are left out."""
+    """Return the layers in a metrics record, by number; layers without a known load are left out."""
     found = []
     for key, value in rest.items():
         layer = key.removeprefix(_KEY)
@@ -78,7 +78,7 @@ def layer_loads(rest: Mapping[str, Any]) -> tuple[LayerLoad, ...]:
 
 
 def in_words(loads: tuple[LayerLoad, ...]) -> list[tuple[str, str]]:
-    """Sentences with the name of a style: is it balanced, who takes most and least, who gets nothing."""
+    """Return sentences with style names: balance, highest and lowest loads, and dead experts."""
     most = max(loads, key=lambda load: load.imbalance)
     least = min(loads, key=lambda load: float(load.times[load.least]))
     verdict, style = _verdict(most.imbalance)
@@ -109,7 +109,7 @@ def _one(load: LayerLoad, expert: int) -> str:
 
 
 def _named(dead: list[tuple[int, tuple[int, ...]]]) -> str:
-    """`layer 0: 2, 7; layer 3: 1 and 40 more`, the first dozen by name."""
+    """Return `layer 0: 2, 7; layer 3: 1 and 40 more`, the first dozen by name."""
     left, parts, unnamed = _NAMED, [], 0
     for layer, experts in dead:
         named = experts[:left]

@@ -96,7 +96,7 @@ def page(
 
 
 def moved(page: ExpertsPage, by: int) -> ExpertsView:
-    """The cursor by some layers."""
+    """Move the cursor by some layers."""
     if not page.layers:
         return page.view
     place = max(0, min(len(page.layers) - 1, page.place + by))
@@ -104,7 +104,7 @@ def moved(page: ExpertsPage, by: int) -> ExpertsView:
 
 
 def reordered(page: ExpertsPage) -> ExpertsView:
-    """The most uneven layer first, or by number again; the cursor goes to the first one."""
+    """Sort by imbalance, or by number again; the cursor moves to the first layer."""
     return evolve(page.view, worst_first=not page.view.worst_first, layer=None, top=0)
 
 
@@ -152,7 +152,7 @@ class _Grid:
         return fit(row((f"{'layer':>{self.label}} {''.join(ruler)} {figures}", "dim")), width)
 
     def line(self, load: LayerLoad) -> Row:
-        """One layer: its cells, then the greatest load, the evenness and the number of dead experts."""
+        """Return the row of a layer: its cells, highest load, evenness and number of dead experts."""
         times = np.full(self.num_cells * self.experts_per_cell, np.nan)
         times[: load.num_experts] = load.times
         dead = np.zeros(len(times), dtype=bool)
@@ -197,7 +197,7 @@ class _Grid:
 
 
 def _whole(sentences: Sequence[Sequence[Row]], most: int) -> list[Row]:
-    """As many whole sentences as fit in `most` rows, and always the first one."""
+    """Return as many whole sentences as fit in `most` rows, at least the first one."""
     said: list[Row] = []
     for rows in sentences:
         if said and len(said) + len(rows) > most:
@@ -207,5 +207,5 @@ def _whole(sentences: Sequence[Sequence[Row]], most: int) -> list[Row]:
 
 
 def level_of(times: ndarray) -> ndarray:
-    """0 to 9, from no load to a threefold one; 4 and 5 lie on both sides of an even one."""
+    """Return levels 0 to 9, from no load to three times an even load; 4 and 5 are on both sides of an even load."""
     return np.searchsorted(_EDGES, times, side="right")

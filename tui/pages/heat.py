@@ -17,18 +17,18 @@ class Scale:
     words: Callable[[float], str] = field(eq=False, repr=False)
 
     def levels(self, values: ndarray) -> ndarray:
-        """0 to 9 of every value, -1 where there is none."""
+        """Return the level of each value, 0 to 9; -1 for NaN."""
         found = np.searchsorted(np.asarray(self.edges), np.nan_to_num(values), side="right")
         return np.where(np.isnan(values), -1, found)
 
     def bounds(self, groups: int) -> list[str]:
-        """In words where each of `groups` equally wide groups of levels begins, without the first of them."""
+        """Return the formatted lower edges of `groups` equally wide groups of levels, without the first."""
         step = LEVELS // groups
         return [self.words(self.edges[step * group - 1]) for group in range(1, groups)]
 
 
 def between(low: float, high: float, words: Callable[[float], str]) -> Scale:
-    """Ten levels of equal width from `low` to `high`."""
+    """Return a scale of ten levels of equal width from `low` to `high`."""
     width = (high - low) / LEVELS or 1.0
     return Scale(edges=tuple(low + width * number for number in range(1, LEVELS)), words=words)
 
@@ -80,5 +80,5 @@ def heat(cell_of: ndarray, num_cells: int, values: ndarray, states: ndarray, sca
 
 
 def numbers(found: Sequence[float | None]) -> ndarray:
-    """As an array, NaN for None."""
+    """Return the values as an array, NaN for None."""
     return np.array([np.nan if value is None else value for value in found], dtype=np.float64)

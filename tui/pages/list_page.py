@@ -13,7 +13,7 @@ class ListView:
     top: int = 0
 
     def within(self, count: int, height: int) -> "ListView":
-        """The same where there are so many things, and so many rows for them."""
+        """Return the view limited to `count` items and `height` rows."""
         place = max(0, min(count - 1, self.place))
         return ListView(place=place, top=window(count, height, self.top, place))
 
@@ -29,5 +29,5 @@ class ListPage:
 
 
 def moved(page: ListPage, by: int) -> ListView:
-    """The cursor by some rows."""
+    """Move the cursor by some rows."""
     return ListView(place=max(0, min(page.count - 1, page.view.place + by)), top=page.view.top)

@@ -22,7 +22,7 @@ SUGGESTED: Final = {
 
 
 def lr_sweep_page(found: Mapping[str, Any], width: int, glyphs: Glyphs) -> list[str]:
-    """The lines of a page. found: the content of `lr_sweep.json`."""
+    """Return the lines of a learning-rate sweep. found: the content of `lr_sweep.json`."""
     rates, losses, smoothed = (found[name] for name in ("lr", "loss", "smoothed"))
     if not rates:
         return ["the loss of the first step is not finite: begin with a smaller rate"]

@@ -24,11 +24,11 @@ GAP = 1
 
 @frozen(kw_only=True)
 class GridPart:
-    """An axis of the mesh, or the outer or inner part of one that was cut in two, along rows or columns.
+    """Axis of the mesh, or the outer or inner part of a divided axis, along rows or columns.
 
     size: places along it; stride: ranks between two of them; unit: coordinates of the axis that one place covers, more
-    than 1 for an outer part; inner: it is the inner part, whose places count from where the outer part begins. chunk:
-    places that share a cell.
+    than 1 for an outer part; inner: the part is an inner one, whose places count from where the outer part begins.
+    chunk: places that share a cell.
     """
 
     name: str
@@ -43,7 +43,7 @@ class GridPart:
         return ceil(self.size / self.chunk)
 
     def label(self, cell: int) -> str:
-        """`3`, `8–15`, `+4`: the coordinates of a cell."""
+        """Return the coordinates of a cell: `3`, `8–15`, `+4`."""
         first = cell * self.chunk
         last = min(first + self.chunk, self.size) - 1
         low, high = first * self.unit, (last + 1) * self.unit - 1
@@ -53,7 +53,7 @@ class GridPart:
 
 @frozen(kw_only=True)
 class Grid:
-    """Rows and columns of cells, and which ranks each stands for. most: ranks that a cell stands for at most."""
+    """Rows and columns of cells, and the ranks of each. most: largest number of ranks in a cell."""
 
     world: int
     rows: tuple[GridPart, ...]
@@ -77,11 +77,11 @@ class Grid:
 
     @property
     def heading(self) -> int:
-        """Lines above the first row: one for each axis of the columns whose cells differ in it."""
+        """Number of lines above the first row: one for each column axis whose cells differ."""
         return max(1, sum(part.cells > 1 for part in self.columns))
 
     def ranks(self, cell: int) -> ndarray:
-        """The ranks of a cell, ascending."""
+        """Return the ranks of a cell, ascending."""
         return np.flatnonzero(self.cell_of == cell)
 
     def row_label(self, row: int) -> str:
@@ -91,7 +91,7 @@ class Grid:
 
 
 def places(parts: Sequence[GridPart], index: int) -> list[int]:
-    """The cell along each part, of a row or column counted from 0."""
+    """Return the cell along each part, of a row or column counted from 0."""
     found = []
     for part in reversed(parts):
         index, place = divmod(index, part.cells)
@@ -101,8 +101,11 @@ def places(parts: Sequence[GridPart], index: int) -> list[int]:
 
 @lru_cache(maxsize=64)
 def lay_out(axes: tuple[PlannedAxis, ...], world: int, width: int, height: int) -> Grid:
-    """The grid of `world` ranks that shows the most in `height` lines of `width` cells: first the fewest ranks a cell,
-    then the widest cells, then rows and columns alike. Without axes, ranks are counted through."""
+    """Return the grid of `world` ranks that shows the most in `height` lines of `width` cells.
+
+    The fewest ranks per cell come first, then the widest cells, then similar numbers of rows and columns. Without axes,
+    ranks are numbered consecutively.
+    """
     real = tuple(axis for axis in axes if axis.size > 1)
     if prod(axis.size for axis in real) != world:  # no plan, or a plan of another world size
         real = (PlannedAxis(name="rank", size=world, stride=1),) if world > 1 else ()
@@ -117,7 +120,7 @@ def lay_out(axes: tuple[PlannedAxis, ...], world: int, width: int, height: int) 
 
 
 def _splits(axes: tuple[PlannedAxis, ...]) -> Iterator[tuple[tuple[GridPart, ...], tuple[GridPart, ...]]]:
-    """Every way to make outer axes rows and inner ones columns."""
+    """Yield each division of the axes into outer ones for rows and inner ones for columns."""
     whole = tuple(GridPart(name=axis.name, size=axis.size, stride=axis.stride) for axis in axes)
     for place in range(len(whole) + 1):
         yield whole[:place], whole[place:]
@@ -132,7 +135,7 @@ def _splits(axes: tuple[PlannedAxis, ...]) -> Iterator[tuple[tuple[GridPart, ...
 def _fitted(
     rows: tuple[GridPart, ...], columns: tuple[GridPart, ...], world: int, cell_width: int, width: int, height: int
 ) -> tuple[tuple[float, ...], Grid]:
-    """The grid with these axes, and how good it is: the less the better."""
+    """Return the grid with these axes, and its cost: lower is better."""
     rows = _merged(rows, max(1, height - max(1, len(columns))))
     shown = [part for part in rows if part.cells > 1]
     label_width = sum(map(_label_width, shown)) + max(0, len(shown) - 1)
@@ -165,7 +168,7 @@ def _label_width(part: GridPart) -> int:
 
 
 def _merged(parts: tuple[GridPart, ...], limit: int) -> tuple[GridPart, ...]:
-    """The parts with as little sharing of cells as fits `limit` cells, the innermost of them first."""
+    """Return the parts merged as little as `limit` cells allow, the innermost first."""
     found = list(parts)
     for place in reversed(range(len(parts))):
         outer = prod(part.size for part in parts[:place])

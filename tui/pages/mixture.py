@@ -42,8 +42,8 @@ class DatasetFacts:
 
 @frozen(kw_only=True)
 class MixtureTable:
-    """The datasets of a run, those that are trained on first. phase, until: the one under way, and the step at which it
-    ends; following: the next one. wait_seconds: that a step waits for rows; wait_share: of the step."""
+    """Datasets of a run, trained ones first. phase, until: the current phase, and the step at which it ends; following:
+    the next phase. wait_seconds: wait for rows per step; wait_share: its share of the step."""
 
     datasets: tuple[DatasetFacts, ...] = ()
     phase: PlannedPhase | None = None
@@ -63,7 +63,7 @@ def several(board: "Board") -> bool:
 
 
 def mixture(board: "Board") -> MixtureTable:
-    """All of it at one instant."""
+    """Return the table of one instant."""
     series, run = board.series, board.run
     phases = board.planned.phases if board.planned else ()
     step = board.step
@@ -107,7 +107,7 @@ def mixture(board: "Board") -> MixtureTable:
 
 
 def _names(phases: Iterable[PlannedPhase], series: Series) -> tuple[str, ...]:
-    """The datasets that are trained on, as the plan orders them."""
+    """Return the trained datasets, in the order of the plan."""
     names = dict.fromkeys(_planned_names(phases))
     names |= {key.removeprefix(_ROWS): None for key in series.keys if key.startswith(_ROWS)}
     return tuple(names)
@@ -119,7 +119,8 @@ def _planned_names(phases: Iterable[PlannedPhase]) -> Iterator[str]:
 
 
 def _targets(phase: PlannedPhase | None, of: Mapping[str, int]) -> Mapping[str, float]:
-    """The share of the rows that a phase plans for each dataset; nothing while rows are not counted that decide it."""
+    """Return the share of rows that a phase plans for each dataset; empty while the row counts behind it are
+    unknown."""
     if phase is None or not phase.passes:
         return phase.shares if phase is not None else {}
     if not phase.passes.keys() <= of.keys():
@@ -130,7 +131,7 @@ def _targets(phase: PlannedPhase | None, of: Mapping[str, int]) -> Mapping[str, 
 
 
 def _place_of(phases: tuple[PlannedPhase, ...], step: int, named: str) -> int | None:
-    """The phase that the step after `step` steps lies in; by the name in the records where the plan knows no step."""
+    """Return the index of the phase of the step after `step` steps; by the recorded name if the plan has no step."""
     places = [place for place, phase in enumerate(phases) if phase.first is not None and phase.first <= step]
     by_name = [place for place, phase in enumerate(phases) if phase.first is None and phase.name == named]
     return max((*places, *by_name), default=None)
@@ -150,6 +151,6 @@ def _share(taken: Mapping[str, float], name: str) -> float | None:
 
 
 def _tokens_per_row(series: Series, rows: Iterable[float | None]) -> float | None:
-    """Positions in a row: all rows of a run are equally long."""
+    """Return the positions in a row: all rows of a run have equal length."""
     tokens, total = series.last.tokens, math.fsum(found for found in rows if found is not None)
     return tokens / total if tokens is not None and total > 0 else None

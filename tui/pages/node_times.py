@@ -67,14 +67,14 @@ def step_times(by_rank: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, 
 
 
 class StepTimes:
-    """`step_times` of the ranks of a run, computed again only where one of them has reported something new."""
+    """Cached `step_times` of a run's ranks, computed again only after a new report."""
 
     def __init__(self) -> None:
         self._node_seconds: list[Mapping[str, float]] = []
         self._times: dict[str, StepTime] = {}
 
     def of(self, ranks: Ranks) -> dict[str, StepTime]:
-        """The times of now, by node."""
+        """Return the current times, by node."""
         node_seconds = [each.node_seconds for each in ranks]
         same = len(node_seconds) == len(self._node_seconds) and all(
             new is old for new, old in zip(node_seconds, self._node_seconds, strict=True)
@@ -96,7 +96,7 @@ class Took:
 
 
 def setup_times(run: RunState) -> dict[str, Took]:
-    """The set-up nodes that have begun."""
+    """Return the set-up nodes that have started."""
     return {node.node: Took(seconds=node.seconds, began=node.began) for node in run.setup}
 
 
@@ -136,14 +136,14 @@ def due(tick: PlannedTick, plan: Planned, *, step: int, pace: float | None) -> D
 
 
 def _epochs(tick: PlannedTick) -> str:
-    """`0.5 epochs`, `10% of the budget`, of a tick that was planned in them; else empty."""
+    """Return `0.5 epochs` or `10% of the budget` for a tick planned in these; else empty."""
     if tick.epochs is not None:
         return f"{tick.epochs:g} epoch{'' if tick.epochs == 1 else 's'}"
     return "" if tick.fraction is None else f"{100 * tick.fraction:g}% of the budget"
 
 
 def period(seconds: float | None) -> str:
-    """`10 min`, `90 s`, `2 h`: as a spec says it."""
+    """Return a period as a spec writes it: `10 min`, `90 s`, `2 h`."""
     if seconds is None:
         return "–"
     for unit, size in (("h", 3600), ("min", 60)):
@@ -200,8 +200,7 @@ def step_cost(last: StepMetrics, plan: Planned | None) -> StepCost:
 
 
 def under_way(ranks: Ranks) -> dict[str, tuple[int, ...]]:
-    """The nodes that ranks are in now, by their newest heartbeats, and which ranks; ranks that are not
-    there any more are in none."""
+    """Return the running nodes by the newest heartbeats, with their ranks; ranks that are gone are left out."""
     found: dict[str, list[int]] = {}
     for each in ranks:
         if each.beat is not None and each.beat.node and each.pulse != "gone":

@@ -73,7 +73,7 @@ class PlanFacts:
 
 
 class PlanFactRows:
-    """Makes the facts of a board; what costs something is made again only where it has changed."""
+    """Cached facts of a board; expensive ones are computed again only after a change."""
 
     def __init__(self) -> None:
         self._times = StepTimes()
@@ -81,7 +81,7 @@ class PlanFactRows:
         self._last: tuple[int, Mapping[str, Took]] = (-1, {})
 
     def of(self, board: "Board") -> PlanFacts | None:
-        """None before there is a plan."""
+        """Return the facts of `board`; None without a plan."""
         plan = board.planned
         if plan is None:
             return None

@@ -20,7 +20,7 @@ KINDS = {
 
 @frozen(kw_only=True)
 class ListSection:
-    """The heading of the nodes of one kind. folded: they are not in the list."""
+    """Heading of the nodes of one kind. folded: the nodes are not in the list."""
 
     kind: str
     title: str
@@ -31,10 +31,10 @@ class ListSection:
 
 @frozen(kw_only=True)
 class Outline:
-    """A plan, arranged once: its nodes by kind in the order of execution, and what belongs to each.
+    """Outline of a plan: its nodes by kind in execution order, and their relations.
 
-    ticks: node → the ticks it belongs to. when: event node → `on sigterm`, `asked: save`. before, after: node → the
-    edges that end and begin there.
+    ticks: node → its ticks. when: event node → `on sigterm`, `asked: save`. before, after: node → the edges that end
+    and begin there.
     """
 
     nodes: Mapping[str, tuple[PlannedNode, ...]]
@@ -84,8 +84,8 @@ def outline(plan: Planned) -> Outline:
 
 
 def execution_order(plan: Planned) -> list[PlannedNode]:
-    """Nodes in an order that respects every edge, the plan's own order where the edges leave a choice; nodes of a
-    circle, which no plan has, come last."""
+    """Return nodes in an order that respects every edge, else in the plan's order; nodes of a cycle, which no plan has,
+    come last."""
     place = {node.id: number for number, node in enumerate(plan.nodes)}
     waits = dict.fromkeys(place, 0)
     followers: dict[str, list[str]] = {}
@@ -108,8 +108,8 @@ def execution_order(plan: Planned) -> list[PlannedNode]:
 
 
 def lines(arranged: Outline, *, query: str = "", folded: frozenset[str] = frozenset()) -> list[Line]:
-    """Headings and nodes from top to bottom. query: only nodes that hold all of its words, wherever; then no section is
-    folded, and those without such a node are left out."""
+    """Return headings and nodes from top to bottom. query: only nodes that contain all of its words; sections are then
+    unfolded, and those without such a node left out."""
     words = query.casefold().split()
     found: list[Line] = []
     for kind, nodes in arranged.nodes.items():

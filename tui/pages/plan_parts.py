@@ -15,7 +15,7 @@ LABEL = 9
 
 
 def node_rows(node: PlannedNode, facts: PlanFacts, width: int) -> list[Row]:
-    """All that is known of a node, in as many rows as it takes."""
+    """Return everything known about a node, in as many rows as needed."""
     rows = [rule(node.id, width, node.kind)]
     rows += [row((line, "")) for line in wrapped(node.does, width)]
     for label, text, style in _facts(node, facts):
@@ -93,7 +93,7 @@ def _traffic(node: PlannedNode, facts: PlanFacts) -> Iterator[tuple[str, str]]:
 
 
 def arguments(args: Any) -> Iterator[tuple[str, str]]:
-    """Arguments by name, as JSON."""
+    """Yield arguments by name, as JSON."""
     for name, value in args.items():
         yield name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 

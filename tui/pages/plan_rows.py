@@ -32,7 +32,7 @@ MIN_DOES = 24
 
 @frozen(kw_only=True)
 class PlanColumns:
-    """Widths of the columns, in cells; 0 for one that there is no room for."""
+    """Widths of the columns, in cells; 0 for one without room."""
 
     id: int
     second: int
@@ -47,7 +47,7 @@ class PlanColumns:
 
 
 def columns(facts: PlanFacts, width: int) -> PlanColumns:
-    """The widest columns that fit `width`: times and share always, then ids as a whole, then the rest."""
+    """Return the widest columns that fit `width`: times and share always, then ids as a whole, then the rest."""
     longest = max(map(len, facts.arranged.ids), default=0)
     axes = max((len(" ".join(node.axes)) for node in facts.plan.nodes), default=0)
     axes = min(axes, 22)
@@ -69,7 +69,7 @@ _LABELS = {"step": ("slowest", "median"), "tick": ("took", "next"), "event": ("t
 
 
 def line_row(line: Line, facts: PlanFacts, room: PlanColumns, width: int, *, chosen: bool) -> Row:
-    """One line of the list in exactly `width` cells. chosen: the cursor is on it."""
+    """Return one line of the list in exactly `width` cells. chosen: the cursor is on it."""
     spans = _heading(line, room, alone=facts.ranks == 1) if isinstance(line, ListSection) else _node(line, facts, room)
     pointer = CURSOR if chosen else " "
     whole = fit(((pointer, "mark"), *spans), width)
@@ -114,7 +114,7 @@ def _mark(node: PlannedNode, facts: PlanFacts) -> tuple[str, str]:
 
 
 def _times(node: PlannedNode, facts: PlanFacts) -> tuple[str, str]:
-    """The texts of the two columns of times."""
+    """Return the texts of the two time columns."""
     if (step := facts.step.get(node.id)) is not None:
         return brief(step.slowest), brief(step.median)
     took = facts.took(node.id)
@@ -139,7 +139,7 @@ def _middle(node: PlannedNode, facts: PlanFacts, room: PlanColumns, second: str)
 
 
 def due_words(node: str, facts: PlanFacts) -> tuple[str, ...]:
-    """`step 60, in 12s (every 20 steps)`: when a tick comes next; then the same in fewer words, and in fewer still."""
+    """Return a tick's next time as `step 60, in 12s (every 20 steps)`, then in shorter forms."""
     found = facts.next_due(node)
     if found is None:
         return ("",)

@@ -57,7 +57,7 @@ def key_of(line: Line) -> str:
 
 
 def page(facts: PlanFacts, view: PlanView, width: int, height: int) -> PlanPage:
-    """The screen in exactly `height` rows of `width` cells. The view that comes back has its cursor on a line."""
+    """Return the screen in exactly `height` rows of `width` cells. The cursor of the returned view is on a line."""
     shown = tuple(lines(facts.arranged, query=view.query, folded=view.folded))
     chosen = next((place for place, line in enumerate(shown) if key_of(line) == view.cursor), None)
     if chosen is None:  # folded away or searched away: the first node that is there
@@ -133,7 +133,7 @@ def _full(
     width: int,
     height: int,
 ) -> PlanPage:
-    """A node or the breakdown alone, on the whole screen."""
+    """Return the page of one node or of the step times, on the whole screen."""
     if view.shows == "time":
         rows = breakdown_rows(facts, width, max(height - 1, len(facts.step) + 12))
     else:
@@ -144,7 +144,7 @@ def _full(
 
 
 def moved(page: PlanPage, by: int) -> PlanView:
-    """The cursor `by` lines further down, or the full page scrolled."""
+    """Move the cursor `by` lines down, or scroll the full page."""
     view = page.view
     if view.shows != "list":
         return evolve(view, scroll=max(0, min(view.scroll + by, page.most_scroll)))
@@ -155,14 +155,14 @@ def moved(page: PlanPage, by: int) -> PlanView:
 
 
 def to_section(page: PlanPage, by: int) -> PlanView:
-    """The cursor on the next heading, or on the one before."""
+    """Move the cursor to the next heading, or to the previous one."""
     heads = [place for place, line in enumerate(page.lines) if isinstance(line, ListSection)]
     ahead = [place for place in heads if place > page.chosen] if by > 0 else [p for p in heads if p < page.chosen][::-1]
     return moved(page, ahead[0] - page.chosen) if ahead else moved(page, len(page.lines) * by)
 
 
 def fold(page: PlanPage, folded: bool) -> PlanView:
-    """The section of the cursor folded up or opened; the cursor is on its heading then."""
+    """Fold or unfold the cursor's section; the cursor moves to its heading."""
     if not page.lines or page.view.query or page.view.shows != "list":
         return page.view
     kind = page.lines[page.chosen].kind
@@ -172,7 +172,7 @@ def fold(page: PlanPage, folded: bool) -> PlanView:
 
 
 def entered(page: PlanPage) -> PlanView:
-    """Enter: a node in full, or a section folded or opened."""
+    """Handle Enter: show a node in full, or fold or unfold a section."""
     if page.view.shows != "list" or not page.lines:
         return evolve(page.view, shows="list", scroll=0)
     line = page.lines[page.chosen]
@@ -182,7 +182,7 @@ def entered(page: PlanPage) -> PlanView:
 
 
 def to_node(view: PlanView, facts: PlanFacts, node: str) -> PlanView:
-    """The cursor on a node, whatever is folded or searched for."""
+    """Move the cursor to a node, despite folding or a search."""
     kind = next((kind for kind, nodes in facts.arranged.nodes.items() if any(n.id == node for n in nodes)), None)
     if kind is None:
         return view
@@ -190,7 +190,7 @@ def to_node(view: PlanView, facts: PlanFacts, node: str) -> PlanView:
 
 
 def followed(view: PlanView, facts: PlanFacts) -> PlanView:
-    """The cursor on the node that most ranks are in."""
+    """Move the cursor to the node that most ranks are running."""
     if not facts.now_in:
         return view
     return to_node(view, facts, max(facts.now_in, key=lambda node: len(facts.now_in[node])))

@@ -16,7 +16,7 @@ SMALL = 0.001
 
 
 def rank_rows(rank: OneRank, facts: RankFacts, width: int) -> list[Row]:
-    """All that is known of a rank, in as many rows as it takes."""
+    """Return everything known about a rank, in as many rows as needed."""
     state = int(facts.states.of[rank.rank])
     rows = [rule(f"rank {rank.rank:,}", width, WORDS[state])]
     for label, text, style in (
@@ -86,7 +86,7 @@ def _figures(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
 
 
 def _memory_now(last: RankMetrics | None) -> list[str]:
-    """The memory of the rank in its newest line."""
+    """Return the memory figures in the rank's newest line."""
     if last is None:
         return []
     memory = ((last.allocated_bytes, "allocated"), (last.reserved_bytes, "reserved"), (last.resident_bytes, "resident"))
@@ -95,7 +95,7 @@ def _memory_now(last: RankMetrics | None) -> list[str]:
 
 
 def signed(share: float) -> str:
-    """`+31%`, `-4%`, `0%`."""
+    """Return `+31%`, `-4%`, `0%`."""
     return f"{share:+.0%}" if abs(share) >= 0.005 else "0%"
 
 
@@ -109,7 +109,7 @@ def _stuck(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
 
 
 def _nodes(rank: OneRank, facts: RankFacts, width: int) -> Iterator[Row]:
-    """Nodes of a step: this rank against the median one, the longest first."""
+    """Yield the nodes of a step, longest first: this rank next to the median rank."""
     whole = sum(rank.node_seconds.values())
     shown = sorted(rank.node_seconds.items(), key=lambda pair: -pair[1])
     shown = [(node, seconds) for node, seconds in shown if seconds >= SMALL * whole]

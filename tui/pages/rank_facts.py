@@ -34,7 +34,7 @@ class RankFacts:
     _measured: dict[str, Measured] = field(factory=dict, init=False, repr=False)
 
     def figure(self, figure: Figure) -> Measured:
-        """One number of all ranks; made when it is first asked for."""
+        """Return a figure of all ranks; computed on first use."""
         if figure.key not in self._measured:
             self._measured[figure.key] = measure(self.ranks, figure, self.memory)
         return self._measured[figure.key]
@@ -46,13 +46,13 @@ class RankFacts:
 
 
 class RankFactRows:
-    """Makes the facts of a board; node times are made again only where ranks have reported new ones."""
+    """Cached facts of a board; node times are computed again only after a new report."""
 
     def __init__(self) -> None:
         self._times = StepTimes()
 
     def of(self, board: "Board") -> RankFacts | None:
-        """None before anything is known of ranks."""
+        """Return the facts of `board`; None while no ranks are known."""
         if not len(board.ranks):
             return None
         plan, found, times = board.planned, states(board), self._times.of(board.ranks)

@@ -39,7 +39,7 @@ def age(rank: OneRank) -> float | None:
 
 
 def seconds_ago(seconds: float) -> str:
-    """`3 s`, `2m05s`: of an age nobody needs fractions."""
+    """Return an age without needless fractions: `3 s`, `2m05s`."""
     from xtrain.tui.words import duration
 
     return f"{seconds:.0f} s" if seconds < 59.5 else duration(seconds)
@@ -104,7 +104,7 @@ class Measured:
 
 
 def measure(ranks: Sequence[OneRank], figure: Figure, memory: Mapping[int, int]) -> Measured:
-    """The figure of every rank, and a scale that fits them. memory: as of `planned_memory`."""
+    """Return the figure of every rank, with a suitable scale. memory: see `planned_memory`."""
     values = numbers([figure.of(rank) for rank in ranks])
     if figure is PROGRESS:
         return Measured(figure=figure, values=values, scale=Scale(edges=AGES, words=figure.words))

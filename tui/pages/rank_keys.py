@@ -10,7 +10,7 @@ from xtrain.tui.pages.rank_view import RankPage, RankView
 
 
 def moved(page: RankPage, down: int, right: int = 0) -> RankView:
-    """The cursor some cells further, or some lines of the table, or the rank in full scrolled."""
+    """Move the cursor by cells or by lines of the table, or scroll the rank's page."""
     view = page.view
     if view.shows == "rank":
         return evolve(view, scroll=max(0, min(view.scroll + down, page.most_scroll)))
@@ -26,14 +26,14 @@ def moved(page: RankPage, down: int, right: int = 0) -> RankView:
 
 
 def at_cell(page: RankPage, cell: int) -> RankView:
-    """The cursor on a cell of the map."""
+    """Move the cursor to a cell of the map."""
     assert page.grid is not None
     ranks = page.grid.ranks(cell)
     return evolve(page.view, rank=int(ranks[0])) if len(ranks) else page.view
 
 
 def next_figure(view: RankView, facts: RankFacts, by: int) -> RankView:
-    """Another number in the map: the next one that any rank has reported."""
+    """Switch to the next figure that any rank has reported."""
     for number in range(1, len(FIGURES) + 1):
         place = (view.figure + by * number) % len(FIGURES)
         if not np.isnan(facts.figure(FIGURES[place]).values).all():
@@ -42,7 +42,7 @@ def next_figure(view: RankView, facts: RankFacts, by: int) -> RankView:
 
 
 def entered(page: RankPage) -> RankView:
-    """Enter: a cell's ranks as a table, or one rank in full, or back from there."""
+    """Handle Enter: show a cell's ranks as a table, or one rank in full, or return from there."""
     view = page.view
     if view.shows == "rank":
         return back(page)
@@ -55,7 +55,7 @@ def entered(page: RankPage) -> RankView:
 
 
 def back(page: RankPage) -> RankView:
-    """Escape: out of a rank in full to where it was opened, out of a table to the map."""
+    """Handle Escape: return from a rank's page to where it was opened, from a table to the map."""
     view = page.view
     if view.shows == "rank":
         return evolve(view, shows=view.back, scroll=0)
@@ -63,7 +63,7 @@ def back(page: RankPage) -> RankView:
 
 
 def table(page: RankPage) -> RankView:
-    """The table of all ranks, or the map again."""
+    """Switch between the table of all ranks and the map."""
     view = page.view
     if view.shows == "table":
         return evolve(view, shows="map", only=())
@@ -71,7 +71,7 @@ def table(page: RankPage) -> RankView:
 
 
 def sorted_by_next(page: RankPage, facts: RankFacts, width: int) -> RankView:
-    """The table by its next column; numbers and states with the most first."""
+    """Sort the table by its next column; numbers and states in descending order."""
     keys = [column.key for column in columns(facts, width) if column.figure or column.key in ("rank", "state")]
     place = keys.index(page.view.sort) if page.view.sort in keys else -1
     key = keys[(place + 1) % len(keys)]
@@ -79,12 +79,12 @@ def sorted_by_next(page: RankPage, facts: RankFacts, width: int) -> RankView:
 
 
 def reversed_order(page: RankPage, facts: RankFacts) -> RankView:
-    """The table the other way round."""
+    """Reverse the order of the table."""
     return _resorted(evolve(page.view, most_first=not page.view.most_first), facts)
 
 
 def _resorted(view: RankView, facts: RankFacts) -> RankView:
-    """The cursor on the first rank of the order: what one sorts for."""
+    """Move the cursor to the first rank of the new order."""
     order = ordered(facts, view.only or range(len(facts.ranks)), view.sort, most_first=view.most_first)
     return evolve(view, rank=order[0], top=0)
 
@@ -98,7 +98,7 @@ def to_worst(view: RankView, facts: RankFacts) -> RankView:
 
 
 def to_trouble(page: RankPage, facts: RankFacts) -> RankView:
-    """The cursor on the next rank that something is wrong with, the worst first, and around."""
+    """Move the cursor to the next rank with a problem, the worst first, and around."""
     found = facts.states.troubled()
     if not found:
         return page.view

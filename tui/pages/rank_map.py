@@ -23,7 +23,7 @@ from xtrain.tui.pages.sheet import (
 
 
 def map_rows(grid: Grid, found: Heat, measured: Measured, chosen: int, width: int) -> list[Row]:
-    """The headings of the columns, then a row of cells each. chosen: the cell under the cursor."""
+    """Return the headings of the columns, then the rows of cells. chosen: the cell under the cursor."""
     rows = _headings(grid, width)
     for number in range(grid.num_rows):
         spans: list[Span] = [(right(grid.row_label(number), grid.label_width), "dim"), (" " * GAP, "")]
@@ -48,7 +48,7 @@ def sign(state: int, level: int) -> tuple[str, str]:
 
 
 def cell_spans(found: Heat, index: int, measured: Measured, width: int) -> Row:
-    """One cell in `width` cells of the terminal."""
+    """Return one cell of the map in `width` terminal cells."""
     if found.rank[index] < 0:
         return ((" " * width, ""),)
     level = int(found.level[index])
@@ -66,7 +66,7 @@ def cell_spans(found: Heat, index: int, measured: Measured, width: int) -> Row:
 
 
 def _headings(grid: Grid, width: int) -> list[Row]:
-    """A line for each axis along the columns, its places above the columns where they begin."""
+    """Return a line for each column axis, with its labels above the columns where they begin."""
     shown = [place for place, part in enumerate(grid.columns) if part.cells > 1]
     rows = [_heading(grid, place, width) for place in shown]
     # The names of the axes along the rows stand above their labels, in the last line.
@@ -105,7 +105,7 @@ def legend_rows(measured: Measured, grid: Grid, found: Heat, width: int, most: i
 
 
 def _marked(found: Heat) -> list[tuple[str, str]]:
-    """The marks that are on the map."""
+    """Return the marks on the map."""
     words = {GONE: (DEAD, "gone"), STUCK: (STUCK_SIGN, "stuck"), SILENT: (SILENT_SIGN, "silent")}
     words |= {OVER: (OVER_SIGN, "over plan"), UNKNOWN: ("blank", "no data yet")}
     there = {int(state) for state in found.state}

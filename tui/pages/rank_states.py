@@ -51,7 +51,7 @@ class States:
     slow: Mapping[int, Straggler] = field(factory=dict)
 
     def troubled(self) -> list[int]:
-        """The ranks with a state that somebody should look at, the worst first."""
+        """Return the ranks with a problem, the worst first."""
         found = np.flatnonzero(self.of >= SLOW)
         return [int(rank) for rank in found[np.argsort(-self.of[found], kind="stable")]]
 
@@ -149,7 +149,7 @@ def _well(board: "Board", ranks: Sequence[OneRank]) -> str:
 
 
 def _trouble(rank: OneRank, found: States, state: int, axes: Sequence[str]) -> str:
-    """The fault comes first: a narrow screen may cut the rest."""
+    """Return the fault of a rank first: a narrow screen may cut the rest."""
     return f"rank {rank.rank:,} {_fault(rank, found, state)}{where(rank, axes)}"
 
 
@@ -173,8 +173,8 @@ def _fault(rank: OneRank, found: States, state: int) -> str:
 
 
 def slow_words(rank: OneRank, straggler: Straggler, times: Mapping[str, StepTime], axes: Sequence[str]) -> str:
-    """`rank 5 works 31% longer than the others: 560 ms of a step against 430 ms, 110 ms more in step.optimizer (fsdp 5,
-    host n3)`. A node is named where it holds a good part of the difference."""
+    """Return a sentence on a straggler, such as `rank 5 works 31% longer than the others: 560 ms of a step against 430
+    ms, 110 ms more in step.optimizer (fsdp 5, host n3)`. The node is named if it causes a large part of the delay."""
     said = (
         f"rank {rank.rank:,} works {straggler.share:.0%} longer than the others: {brief(straggler.seconds)} of a step "
         f"against {brief(straggler.median)}"
@@ -186,26 +186,26 @@ def slow_words(rank: OneRank, straggler: Straggler, times: Mapping[str, StepTime
 
 
 def worst_node(rank: OneRank, times: Mapping[str, StepTime]) -> tuple[str, float]:
-    """The node that takes most more on a rank than on the median one, and how many seconds more."""
+    """Return the node with the largest excess over the median rank, and the excess in seconds."""
     more = {node: own - times[node].median for node, own in rank.node_seconds.items() if node in times}
     node = max(more, key=more.__getitem__, default="")
     return node, more.get(node, 0.0)
 
 
 def real_axes(board: "Board") -> tuple[str, ...]:
-    """The axes of the mesh along which there is more than one rank."""
+    """Return the axes of the mesh with more than one rank."""
     return tuple(axis.name for axis in board.planned.axes if axis.size > 1) if board.planned else ()
 
 
 def where(rank: OneRank, axes: Sequence[str]) -> str:
-    """` (fsdp 5, tp 1, host n3)`: the coordinates on `axes`, and the host."""
+    """Return the coordinates on `axes`, and the host: ` (fsdp 5, tp 1, host n3)`."""
     parts = [f"{name} {rank.coordinates[name]}" for name in axes if name in rank.coordinates]
     parts += [f"host {rank.beat.host}"] if rank.beat and rank.beat.host else []
     return f" ({', '.join(parts)})" if parts else ""
 
 
 def common(ranks: Sequence[OneRank], numbers: Sequence[int]) -> str:
-    """`, all on host n3`, `, all with pp 2`: what ranks have in common that not all ranks have."""
+    """Return what only these ranks have in common: `, all on host n3`, `, all with pp 2`."""
     chosen = [ranks[rank] for rank in numbers]
     hosts = {rank.beat.host if rank.beat else "" for rank in chosen}
     others = {rank.beat.host if rank.beat else "" for rank in ranks}
@@ -219,7 +219,7 @@ def common(ranks: Sequence[OneRank], numbers: Sequence[int]) -> str:
 
 
 def listed(numbers: Sequence[int], most: int = 6) -> str:
-    """`3, 5–7, 12 and 40 more`: numbers in ranges, at most so many of them."""
+    """Return numbers as ranges, at most `most` of them: `3, 5–7, 12 and 40 more`."""
     ranges: list[list[int]] = []
     for value in sorted(numbers):
         if ranges and value == ranges[-1][1] + 1:
@@ -232,5 +232,5 @@ def listed(numbers: Sequence[int], most: int = 6) -> str:
 
 
 def current_step(rank: OneRank) -> int | None:
-    """The step under way on a rank, counted from 1; else the last one it has reported numbers for."""
+    """Return the current step of a rank, counted from 1; else the last step it reported."""
     return rank.beat.step if rank.beat else rank.step

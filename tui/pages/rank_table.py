@@ -62,14 +62,14 @@ def columns(facts: RankFacts, width: int) -> tuple[TableColumn, ...]:
 
 
 def _as_wide_as(column: TableColumn, text: int | None) -> TableColumn:
-    """The column for texts of that width at most; 0 is an empty column."""
+    """Return the column limited to that text width; 0 is an empty column."""
     if text is None or not text:
         return column if text is None else evolve(column, wide=0)
     return evolve(column, wide=min(column.wide, max(len(column.title), text)))
 
 
 def ordered(facts: RankFacts, ranks: Sequence[int], key: str, *, most_first: bool) -> list[int]:
-    """The ranks as the table has them; those that have not reported a number come last."""
+    """Return the ranks in table order; ranks without a value come last."""
     figure = next((column.figure for column in COLUMNS if column.key == key), None)
     if figure is not None:
         sign_of = -1 if most_first else 1
@@ -84,7 +84,7 @@ def ordered(facts: RankFacts, ranks: Sequence[int], key: str, *, most_first: boo
 
 
 def table_head(shown: Sequence[TableColumn], key: str, width: int, *, most_first: bool) -> Row:
-    """The titles, with a sign at the column that the table is sorted by."""
+    """Return the titles, with a sign at the sort column."""
     spans: list[tuple[str, str] | str] = [" "]
     for column in shown:
         arrow = (DOWN if most_first else UP) if column.key == key else ""
@@ -95,7 +95,7 @@ def table_head(shown: Sequence[TableColumn], key: str, width: int, *, most_first
 
 
 def table_row(rank: OneRank, facts: RankFacts, shown: Sequence[TableColumn], width: int, *, chosen: bool) -> Row:
-    """One rank."""
+    """Return the table row of one rank."""
     state = int(facts.states.of[rank.rank])
     mark, style = sign(state, 0)
     spans: list[tuple[str, str] | str] = [(CURSOR if chosen else " ", "mark")]

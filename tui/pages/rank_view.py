@@ -57,7 +57,7 @@ class RankPage:
 
 
 def page(facts: RankFacts, view: RankView, width: int, height: int) -> RankPage:
-    """The screen in exactly `height` rows of `width` cells."""
+    """Return the screen in exactly `height` rows of `width` cells."""
     view = evolve(view, rank=min(view.rank, len(facts.ranks) - 1), experts=view.experts and facts.experts)
     if view.shows == "rank":
         return _full(facts, view, width, height)
@@ -139,14 +139,15 @@ def _map(facts: RankFacts, view: RankView, head: list[Row], width: int, height: 
 
 
 def _all(facts: RankFacts, chosen: int, width: int) -> list[Row]:
-    """A table of all ranks below the map."""
+    """Return a table of all ranks, shown below the map."""
     shown = columns(facts, width)
     rows = [table_head(shown, "", width, most_first=False)]
     return rows + [table_row(rank, facts, shown, width, chosen=rank.rank == chosen) for rank in facts.ranks]
 
 
 def _states(facts: RankFacts, view: RankView) -> np.ndarray:
-    """States that cells are marked by: slow is none, as the map shows how slow; over plan is one, in memory."""
+    """Return the states that cells are marked by: stragglers have none, as the map shows their times; memory above plan
+    has one."""
     states = np.where(facts.states.of <= SLOW, FINE, facts.states.of)
     measured = facts.figure(MEMORY)
     if FIGURES[view.figure] is MEMORY and measured.against_plan:

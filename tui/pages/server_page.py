@@ -36,7 +36,7 @@ _COLUMNS = (
 
 
 def page(status: ServerStatus, view: ListView, width: int, height: int, now: float) -> ListPage:
-    """In `height` rows of `width` cells."""
+    """Return the page in `height` rows of `width` cells."""
     rows = [*_glance(status, width, now), rule("Models", width, plural(len(status.models), "model"))]
     words = [row((line, style)) for text, style in in_words(status, now) for line in wrapped(text, width, "  ")]
     words = words[: max(1, height // 4)]
@@ -60,7 +60,7 @@ def page(status: ServerStatus, view: ListView, width: int, height: int, now: flo
 
 
 def short(id: str) -> str:
-    """The id of a model with the beginning of its session, which tells it from others."""
+    """Return the id of a model with the beginning of its session, which tells it from others."""
     session, _, rest = id.partition(":")
     return f"{session[:8]}:{rest}" if rest else session
 

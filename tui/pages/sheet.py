@@ -26,11 +26,11 @@ LINE, WALL, DOT = "─", "│", "·"
 SHADES = "·░▒▓█"
 """Shades from lowest to highest."""
 EIGHTHS = "▏▎▍▌▋▊▉█"
-"""Parts of a cell of a bar, ascending, the last of them whole."""
+"""Bars of increasing width; the last fills the cell."""
 
 
 def row(*spans: Span | str) -> Row:
-    """A row of spans; a bare text is one without a style. Texts of other processes cannot steer the terminal."""
+    """Return a row of spans; a plain text has no style. Texts of other processes cannot control the terminal."""
     pairs = ((span, "") if isinstance(span, str) else span for span in spans)
     return tuple((printable(text).replace("\n", " "), style) for text, style in pairs if text)
 
@@ -41,19 +41,19 @@ def cells(spans: Row) -> int:
 
 
 def plain(spans: Row) -> str:
-    """The text of a row."""
+    """Return the text of a row."""
     return "".join(text for text, _ in spans)
 
 
 def cut(text: str, width: int) -> str:
-    """`text` in at most `width` cells; where something is left out, the last cell says so."""
+    """Return `text` in at most `width` cells; the last cell marks omitted text."""
     if cell_len(text) <= width:
         return text
     return set_cell_size(text, width - 1) + CUT if width > 0 else ""
 
 
 def fit(spans: Row, width: int, fill: str = "") -> Row:
-    """A row in exactly `width` cells: padded in style `fill`, or cut with a sign that it was."""
+    """Return a row of exactly `width` cells: padded in style `fill`, or cut with a mark."""
     spare = width - cells(spans)
     if spare >= 0:
         return (*spans, (" " * spare, fill)) if spare else spans
@@ -68,35 +68,35 @@ def fit(spans: Row, width: int, fill: str = "") -> Row:
 
 
 def left(text: str, width: int) -> str:
-    """Exactly `width` cells, the text at the left."""
+    """Return exactly `width` cells, the text at the left."""
     return set_cell_size(cut(text, width), width)
 
 
 def right(text: str, width: int) -> str:
-    """Exactly `width` cells, the text at the right."""
+    """Return exactly `width` cells, the text at the right."""
     shown = cut(text, width)
     return " " * (width - cell_len(shown)) + shown
 
 
 def restyled(spans: Row, style: str) -> Row:
-    """The same text with one more style everywhere, as the row under the cursor has."""
+    """Return the same text with one more style everywhere, such as the cursor's."""
     return tuple((text, f"{own} {style}".strip()) for text, own in spans)
 
 
 def block(rows: Sequence[Row], width: int, height: int) -> list[Row]:
-    """Exactly `height` rows of exactly `width` cells; rows that are too many are left out."""
+    """Return exactly `height` rows of exactly `width` cells; excess rows are left out."""
     return [fit(rows[index] if index < len(rows) else BLANK, width) for index in range(height)]
 
 
 def beside(first: Sequence[Row], second: Sequence[Row]) -> list[Row]:
-    """Two blocks of the same height with a wall between them: three cells more than both."""
+    """Return two blocks of the same height side by side, separated by a wall three cells wide."""
     wall: Span = (f" {WALL} ", "dim")
     return [(*a, wall, *b) for a, b in zip(first, second, strict=True)]
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """The text in lines of at most `width` cells, broken at blanks, and inside of words that are too long; every line
-    but the first begins with `indent`."""
+    """Return the text in lines of at most `width` cells, broken at blanks and inside words that are too long; later
+    lines begin with `indent`."""
     lines: list[str] = []
     for paragraph in printable(text).split("\n"):
         line = indent if lines else ""
@@ -120,7 +120,7 @@ def _words(text: str, width: int) -> Iterator[str]:
 
 
 def bar(share: float | None, width: int) -> str:
-    """A bar of exactly `width` cells, `share` of it full; something that is there at all is seen."""
+    """Return a bar of exactly `width` cells, filled by `share`; a positive share is always visible."""
     if share is None or not share > 0:
         return " " * width
     parts = len(EIGHTHS)
@@ -129,7 +129,7 @@ def bar(share: float | None, width: int) -> str:
 
 
 def rule(title: str, width: int, note: str = "") -> Row:
-    """A heading with a line to the end of the row, and a note at its right."""
+    """Return a heading with a line to the end of the row, and a note at its right."""
     room = width - cell_len(title) - 1 - (cell_len(note) + 1 if note else 0)
     if room < 1 and note:
         return rule(title, width)
@@ -138,7 +138,7 @@ def rule(title: str, width: int, note: str = "") -> Row:
 
 
 def window(count: int, height: int, top: int, cursor: int) -> int:
-    """The first of `count` lines to show in `height` rows, near `top`, so that line `cursor` is among them."""
+    """Return the first of `count` lines to show in `height` rows, near `top`, such that line `cursor` is visible."""
     top = min(top, cursor)
     top = max(top, cursor - height + 1)
     return max(0, min(top, count - height))
@@ -150,15 +150,15 @@ def joined(parts: Iterable[str]) -> str:
 
 
 def clipped(rows: Sequence[Row], width: int, height: int) -> list[Row]:
-    """A block of the first rows; if that is not all of them, the last one says how many more `enter` shows."""
+    """Return a block of the first rows; if rows are left out, the last one counts those that `enter` shows."""
     if len(rows) > height:
         rows = [*rows[: height - 1], row((f"{CUT} {len(rows) - height + 1} more lines: enter", "dim"))]
     return block(rows, width, height)
 
 
 def scrolled(rows: Sequence[Row], scroll: int, width: int, height: int) -> tuple[list[Row], int, int]:
-    """A page of rows from row `scroll` on, above a line that says how many are below; where it begins, as rows may be
-    fewer now, and where it can begin at most."""
+    """Return a page of rows from row `scroll` on, with a last line that counts the rows below; also its actual start,
+    and the last possible start."""
     most = max(0, len(rows) - (height - 1))
     scroll = min(scroll, most)
     foot = "esc: back" + (f"  {DOT} {most - scroll} more below" if scroll < most else "")

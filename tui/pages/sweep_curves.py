@@ -11,8 +11,8 @@ from xtrain.tui.pages.sweep_page import ranked
 
 
 def trial_lines(state: SweepState, series: Mapping[str, Series], key: str) -> list[Line]:
-    """A line over tokens for each trial that has values of a key. Those that have ended without being among the best
-    lie in the background."""
+    """Return a line over tokens for each trial with values of a key. Finished trials that are not among the best are in
+    the background."""
     best = state.best()
     measured = [each for each in ranked(state) if each.same_as is None and each.name in series]
 

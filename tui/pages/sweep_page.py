@@ -19,7 +19,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def page(state: SweepState, mine: str, view: ListView, width: int, height: int) -> ListPage:
-    """In `height` rows of `width` cells. mine: the name of the run that the dashboard is of."""
+    """Return the page in `height` rows of `width` cells. mine: name of the dashboard's run."""
     trials = ranked(state)
     names = list(dict.fromkeys(name for each in trials for name in each.point))
     rows = [*_glance(state, width), *_importance(state, names, width, max(1, height // 4))]
@@ -43,7 +43,7 @@ def page(state: SweepState, mine: str, view: ListView, width: int, height: int) 
 
 
 def ranked(state: SweepState) -> list[TrialState]:
-    """The trials: those trained to their end, the best first, then the others, the furthest first."""
+    """Return the trials: finished ones, best first, then the others, furthest first."""
 
     def order(trial: TrialState) -> tuple:
         run = state.of(trial)
@@ -54,7 +54,7 @@ def ranked(state: SweepState) -> list[TrialState]:
 
 
 def best_so_far(state: SweepState) -> list[float]:
-    """For each trial that was trained to its end, in the order of their numbers, the best value up to it."""
+    """Return the best value up to each finished trial, in order of their numbers."""
     found: list[float] = []
     for number in sorted(state.trials):
         trial = state.trials[number]
@@ -84,7 +84,7 @@ def importance(state: SweepState, names: Sequence[str]) -> dict[str, float]:
 
 
 def _groups(trials: Sequence[TrialState], name: str) -> list[list[int]]:
-    """Numbers of trials by the value of a setting."""
+    """Return numbers of trials, grouped by the value of a setting."""
     by_value: dict[str, list[int]] = {}
     for each in trials:
         by_value.setdefault(each.point.get(name, ""), []).append(each.number)
@@ -114,7 +114,7 @@ def _glance(state: SweepState, width: int) -> list[Row]:
 
 
 def _sparks(values: Sequence[float]) -> str:
-    """A column for each value, the highest the largest."""
+    """Return a column for each value; the largest is the highest."""
     low, high = min(values), max(values)
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BLOCKS[round((value - low) * scale)] for value in values)
@@ -143,7 +143,8 @@ def _axes(trials: Sequence[TrialState], names: Sequence[str], width: int) -> tup
 
 
 def _axis(values: Sequence[str], name: str) -> Axis:
-    """Numbers by their size, on a logarithmic axis where they span more than ten times; texts in their order."""
+    """Return the axis of numbers by size, logarithmic if they span more than a factor of ten; texts keep their
+    order."""
     distinct = list(dict.fromkeys(values))
     numbers = [_as_number(each) for each in distinct]
     if all(math.isfinite(each) for each in numbers) and numbers:
@@ -173,7 +174,7 @@ def _axis(values: Sequence[str], name: str) -> Axis:
 
 
 def _as_number(text: str) -> float:
-    """The number that a text is or begins with (`100 steps`); infinite where there is none."""
+    """Return the number at the beginning of a text (`100 steps`); infinite without one."""
     found = plain(text.partition(" ")[0].rstrip("%"))
     return float(found) if isinstance(found, int | float) else math.inf
 
