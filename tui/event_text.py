@@ -108,8 +108,11 @@ def _measured(evaluation: EvalEvent) -> str:
 
 
 def quality(evaluation: EvalEvent) -> str:
-    """Return `loss 1.4895 ppl 4.43`; of questions `acc 41.2% norm 43.0%`; of a loss that is another one `loss 1.4895
-    objective 0.6102 rewards/accuracy 0.6500`; of answers `loss 1.4895 reward 0.8100`."""
+    """Return the figures of an evaluation: `loss 1.4895 ppl 4.43`.
+
+    Other forms: `acc 41.2% norm 43.0%` for questions, `loss 1.4895 objective 0.6102 rewards/accuracy 0.6500` for
+    another objective, `loss 1.4895 reward 0.8100` for scored answers.
+    """
     if evaluation.acc is not None:
         return _joined(f"acc {share(evaluation.acc)}", f"norm {share(evaluation.acc_norm)}")
     if evaluation.reward is not None:

@@ -84,7 +84,7 @@ class HistoryRecorder:
         self._origin = history.origin
 
     def history(self) -> History:
-        """History so far, as a value."""
+        """Return the history so far, as a value."""
         return History(
             last=self._last,
             at=self._at,

@@ -119,7 +119,7 @@ class RunState:
 
     @property
     def status(self) -> str:
-        """`waiting`, `starting`, `training`, then what `run_end` says; `failed` as soon as a rank has."""
+        """`waiting`, `starting`, `training`, then the status of `run_end`; `failed` as soon as a rank has failed."""
         if self.end is not None:
             return self.end.status or "ended"
         if self.failures:

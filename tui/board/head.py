@@ -43,7 +43,7 @@ def name_of(board: "Board") -> str:
 
 
 def shortened(text: str, columns: int) -> str:
-    """Return `text` in at most so many columns."""
+    """Return `text` in at most `columns` columns."""
     return left(text, columns).rstrip()
 
 

@@ -61,7 +61,7 @@ def all_groups(
 
 
 def help_text(groups: Sequence[Group], width: int) -> Content:
-    """Return all groups below one another, in `width` columns."""
+    """Return all groups, one after the other, in `width` columns."""
     widest = max((len(key) for each in groups for key, _, _ in each.keys), default=0)
     rest = max(10, width - widest - 2)
     lines: list[Content] = []

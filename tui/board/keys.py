@@ -45,7 +45,7 @@ class Key:
 
 
 def sign(key: str) -> str:
-    """Return a key as it is printed on a keyboard; of several for one thing all of them."""
+    """Return a key as printed on a keyboard; several keys are separated by blanks."""
     return " ".join(_SIGNS.get(one.strip(), one.strip()) for one in key.split(","))
 
 

@@ -38,5 +38,5 @@ def _columns(pieces: Sequence[Piece], gap: str, margin: str) -> int:
 
 
 def stack(lines: Iterable[Content]) -> Content:
-    """Lines below one another."""
+    """Join lines from top to bottom."""
     return Content("\n").join(lines)

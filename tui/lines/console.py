@@ -56,7 +56,7 @@ class ConsoleView(Drawer):
         self._line.print(*summary(state, self._directory, self._console))
 
     def release(self) -> None:
-        """Give the terminal back without a word, as when following is interrupted."""
+        """Release the terminal without output, as when following is interrupted."""
         self._line.clear()
 
 

@@ -25,4 +25,4 @@ class Drawer:
         self.close(state)
 
     def release(self) -> None:
-        """Give the terminal back without a word: following was broken off."""
+        """Release the terminal without output after an interruption."""

@@ -67,7 +67,7 @@ class EventReader:
         self._log = EventLog()
 
     def log(self) -> EventLog:
-        """Event log so far; the same object while nothing is new."""
+        """Return the event log so far; the same object while nothing is new."""
         return self._log
 
     def forget(self) -> None:

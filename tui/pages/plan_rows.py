@@ -47,7 +47,7 @@ class PlanColumns:
 
 
 def columns(facts: PlanFacts, width: int) -> PlanColumns:
-    """Return the widest columns that fit `width`: times and share always, then ids as a whole, then the rest."""
+    """Return the widest columns that fit `width`: times and share always, then full ids, then the rest."""
     longest = max(map(len, facts.arranged.ids), default=0)
     axes = max((len(" ".join(node.axes)) for node in facts.plan.nodes), default=0)
     axes = min(axes, 22)

@@ -149,7 +149,7 @@ def _well(board: "Board", ranks: Sequence[OneRank]) -> str:
 
 
 def _trouble(rank: OneRank, found: States, state: int, axes: Sequence[str]) -> str:
-    """Return the fault of a rank first: a narrow screen may cut the rest."""
+    """Return the sentence on a rank with a problem; the fault comes first, as a narrow screen may cut the rest."""
     return f"rank {rank.rank:,} {_fault(rank, found, state)}{where(rank, axes)}"
 
 

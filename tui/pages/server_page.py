@@ -60,7 +60,7 @@ def page(status: ServerStatus, view: ListView, width: int, height: int, now: flo
 
 
 def short(id: str) -> str:
-    """Return the id of a model with the beginning of its session, which tells it from others."""
+    """Return the id of a model with the beginning of its session, which distinguishes it from others."""
     session, _, rest = id.partition(":")
     return f"{session[:8]}:{rest}" if rest else session
 
@@ -130,7 +130,7 @@ def _ago(seconds: float) -> str:
 
 
 def _layout(status: ServerStatus, width: int) -> tuple[int, list[_ServerColumn], bool]:
-    """Width of the names, the columns that fit, and whether there is room for the names of clients."""
+    """Return the width of the names, the columns that fit, and True if client names fit."""
     names = min(max([8, *(len(short(one.id)) for one in status.models)]), max(12, width // 3))
     columns: list[_ServerColumn] = []
     used = names
