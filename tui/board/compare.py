@@ -178,7 +178,7 @@ class ComparePane(SearchedPane[None, None]):
         self.app.call_from_thread(self._take_found, found)
 
     def _take_found(self, found: list[FoundRun]) -> None:
-        # Runs that were named on the command line may lie elsewhere.
+        # Runs named on the command line may be elsewhere.
         known = {run.directory for run in found}
         others = [path.absolute() for path in self._others or () if path.absolute() not in known]
         self._others = [path.absolute() for path in self._others or ()]

@@ -66,7 +66,7 @@ def figure_lines(board: "Board", width: int) -> list[Content]:
             Content.assemble((f" {name} ", "$text-muted"), (left(value, FIGURE_COLUMNS - len(name) - 2), "bold"))
         )
     columns = max(1, width // FIGURE_COLUMNS)
-    # As even as it gets: eight of them stand as four and four, not as seven and one.
+    # As evenly as possible: eight figures are shown as four and four, not as seven and one.
     rows = -(-len(cells) // columns)
     columns = -(-len(cells) // rows)
     wide = width // columns

@@ -16,7 +16,7 @@ class Pane(Widget):
     """
 
     title: ClassVar[str]
-    """Its name on the tab line, where there is room."""
+    """Name on the tab line, where it fits."""
     short: ClassVar[str]
     """Title in at most five letters, for narrow terminals."""
 

@@ -25,7 +25,7 @@ OTHERS_POLL_SECONDS = 1.0
 OTHERS_OPENING_SECONDS = 0.05
 # Reading all runs together takes at most this much of each second.
 OTHERS_BUDGET_SECONDS = 0.05
-# Without a look for so long nothing is read.
+# Nothing is read after this time without a view of the screen.
 UNSEEN_SECONDS = 3.0
 # Bytes of columns that are kept of each run.
 LIMIT_BYTES = 16 << 20
@@ -139,7 +139,7 @@ class ReadingOthers(Thread):
             self._woken.clear()
 
     def _read(self, path: Path, reader: "RunReader", among: int) -> bool:
-        """Read on in one run; whether there is more to be read at once."""
+        """Read more of one run; return True if more can be read at once."""
         before = self.board(path)
         try:
             board = reader.poll(OTHERS_BUDGET_SECONDS / among)

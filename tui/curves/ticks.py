@@ -18,7 +18,7 @@ _SCALES: dict[Unit, tuple[tuple[float, str], ...]] = {
 _APART: tuple[Unit, ...] = ("bytes", "seconds")
 # From here on a number is written with a power of ten, whatever its unit.
 _A_WALL = 1e6
-# An axis changes to the larger unit only once this many of it are there: `90 s`, not `1.5 min`.
+# An axis changes to the larger unit only from this many on: `90 s`, not `1.5 min`.
 _ENOUGH: dict[str, float] = {"min": 3, "h": 3, "d": 3}
 
 

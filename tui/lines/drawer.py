@@ -15,7 +15,7 @@ class Drawer:
         """Show one record, which led to `state`."""
 
     def refresh(self, state: RunState) -> None:
-        """Show what moves with time; called with every poll."""
+        """Show what changes with time; called with every poll."""
 
     def close(self, state: RunState) -> None:
         """Show the outcome: the run is over, or nothing more is written."""

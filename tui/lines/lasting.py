@@ -53,7 +53,7 @@ from xtrain.tui.words import count, plural, printable, size, took
 # Text is read, not measured: wider boxes than this are hard to follow.
 MAX_BOX = 100
 MAX_SAMPLE_LINES = 12
-# The failure that follows ranks that are stuck says what became of them, and the summary how the run has ended.
+# The failure after stuck ranks reports their state, and the summary how the run ended.
 _NOT_DRAWN = (SetupBeginEvent, StuckEvent, RunEndEvent)
 _STYLES: dict[type[Event], str] = {
     NonFiniteEvent: "bold red", NotifyEvent: "dim", TokeniseEvent: "dim",

@@ -27,7 +27,7 @@ from xtrain.tui.lines.next_steps import (
 from xtrain.tui.state import RunState
 from xtrain.tui.words import count, decimal, duration, printable
 
-# A node is printed once it has ended, not when it begins; stuck ranks are in the failure that follows.
+# A node is printed when it has ended, not when it starts; stuck ranks are in the failure that follows.
 _SUPERFLUOUS = (SetupBeginEvent, StuckEvent)
 
 

@@ -10,7 +10,7 @@ from xtrain.records.event import Event
 from xtrain.tui.event_text import in_one_line
 from xtrain.tui.model.log_tails import LogReader, LogTail
 
-# Most events that are kept; of a longer run the oldest are let go, and counted.
+# Largest number of kept events; in a longer run the oldest are dropped, and counted.
 MAX_ENTRIES = 5_000
 
 

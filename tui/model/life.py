@@ -21,9 +21,9 @@ Phase = Literal["waiting", "starting", "training", "paused", "ended", "lost"]
 
 LAUNCHER_LOCK = ".launcher.lock"
 WORKER_LOCK = ".worker.lock"
-# Between two looks at the locks.
+# Seconds between two checks of the locks.
 LOOK_SECONDS = 0.5
-# On a file system of many machines: without a line of progress, a lock or a record for so long, nobody is there.
+# On a file system shared by machines: after this time without a progress line, lock or record, no process is left.
 QUIET_SECONDS = 120.0
 
 

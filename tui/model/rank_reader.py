@@ -24,9 +24,9 @@ from xtrain.tui.model.ranks import RING, OneRank, Pulse, Ranks
 
 # Bytes of the end of a rank's file that are read at first, and at most at a time.
 END = 32 << 10
-# Files that every poll looks at, however little time it has.
+# Files that every poll reads, however little time it has.
 AT_LEAST = 16
-# Seconds between two looks at all lines of progress, and at all files of ranks.
+# Seconds between two passes over all progress lines, and over all files of ranks.
 LOOK_SECONDS = 1.0
 # A line is silent that has not moved for so long, and in so many looks at it: of thousands of ranks on a slow disk each
 # is looked at once in a while, which says nothing about them. One that has stood still in some looks and then moved, as

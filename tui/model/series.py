@@ -32,7 +32,7 @@ By = Literal["step", "tokens", "time"]
 
 # Bytes of all columns together: at a million steps, this is four columns in addition to the steps.
 LIMIT_BYTES = 40 << 20
-# A column that was asked for within so many seconds is not let go for another one.
+# A column requested within this many seconds is not dropped for another one.
 ASKED_SECONDS = 10.0
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _EMPTY = np.empty(0)
@@ -119,7 +119,7 @@ class Series:
             self.version += 1
 
     def glance(self, records: Sequence[Values]) -> None:
-        """Take in some records of a long run, in order, before all of them are read: as a sketch, and as the newest."""
+        """Add some records of a long run, in order, before all are read: to the sketches, and as the newest."""
         found = [record for record in records if type(record.get("step")) is int]
         if not found:
             return

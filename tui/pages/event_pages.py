@@ -81,7 +81,7 @@ def _still_there(log: EventLog, view: EventsView) -> EventsView:
 def _chosen_entries(log: EventLog, view: EventsView) -> tuple[LogEntry, ...]:
     kinds = {"all": None, "problems": PROBLEMS}.get(view.kinds, (view.kinds,))
     found = log.filtered(kinds=kinds, text=view.query)
-    # A node has an event when it begins and one when it has ended: of begins only that under way is worth a line.
+    # A node has one event when it starts and one when it has ended: the start is shown only while the node is running.
     over = {entry.event.node for entry in log.entries if isinstance(entry.event, SetupEvent)} if kinds is None else ()
     return tuple(e for e in found if not (isinstance(e.event, SetupBeginEvent) and e.event.node in over))
 

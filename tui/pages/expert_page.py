@@ -28,7 +28,7 @@ from xtrain.tui.words import plural
 # load.
 _EDGES = np.array([0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.6, 2.0, 3.0])
 _NUMBERED, _BROAD = 5, 2
-# So many rows of words stay, of so many rows.
+# Rows kept for sentences, and the height from which on they are kept.
 _WORDS, _ROOM_FOR_WORDS = 3, 18
 _LEAST_LAYERS = 3
 

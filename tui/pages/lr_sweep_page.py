@@ -13,7 +13,7 @@ from xtrain.tui.curves.viewport import Viewport
 
 MOST_ROWS: Final = 12
 HEIGHT: Final = 16
-# Losses above so many times the first one are not drawn: the others would be a flat line below them.
+# Losses above this multiple of the first are not drawn: the others would be a flat line.
 MOST_DRAWN: Final = 1.5
 SUGGESTED: Final = {
     "steepest": "steepest descent: arg min of d loss / d log(rate)",

@@ -51,7 +51,7 @@ def columns(facts: PlanFacts, width: int) -> PlanColumns:
     longest = max(map(len, facts.arranged.ids), default=0)
     axes = max((len(" ".join(node.axes)) for node in facts.plan.nodes), default=0)
     axes = min(axes, 22)
-    second = TIME if width >= 66 and facts.ranks > 1 else 0  # of one rank there is no median
+    second = TIME if width >= 66 and facts.ranks > 1 else 0  # one rank has no median
     spare = width - 3 - (TIME + 1) - (second + 1 if second else 0) - SHARE - 1
     bar_width = 12 if width >= 90 else 8 if width >= 50 else 0
     id_width = min(longest, spare - (bar_width + 1 if bar_width else 0), 36)

@@ -60,7 +60,7 @@ def page(facts: PlanFacts, view: PlanView, width: int, height: int) -> PlanPage:
     """Return the screen in exactly `height` rows of `width` cells. The cursor of the returned view is on a line."""
     shown = tuple(lines(facts.arranged, query=view.query, folded=view.folded))
     chosen = next((place for place, line in enumerate(shown) if key_of(line) == view.cursor), None)
-    if chosen is None:  # folded away or searched away: the first node that is there
+    if chosen is None:  # hidden by folding or a search: use the first visible node
         chosen = next((place for place, line in enumerate(shown) if not isinstance(line, ListSection)), 0)
     view = evolve(view, cursor=key_of(shown[chosen]) if shown else "")
     line = shown[chosen] if shown else None

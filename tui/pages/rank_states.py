@@ -24,7 +24,7 @@ FINE, UNKNOWN, SLOW, OVER, SILENT, STUCK, GONE = range(7)
 WORDS = {
     FINE: "", UNKNOWN: "no heartbeat", SLOW: "slow", OVER: "over plan", SILENT: "silent", STUCK: "stuck", GONE: "gone",
 }  # fmt: skip
-# Sentences name so many ranks of a kind; of the others it is said how many there are.
+# Sentences name this many ranks of a kind, and count the others.
 NAMED = 3
 # A node is named if it causes this share of a rank's delay.
 NAMED_SHARE = 0.25
