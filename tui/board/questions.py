@@ -24,7 +24,7 @@ def which_dataset(board: "Board") -> Question | None:
 
 
 def confirm(board: "Board", action: ControlWord, dataset: str = "") -> Question:
-    """Return a question that states the consequences; for a profile, it also asks for the number of steps."""
+    """Return a question that states the consequences; for a profile, it also asks for a number."""
     asked, said = question(board, action), consequences(board, action, dataset)
     number = PROFILED if action == ControlWord.PROFILE else None
     return Question(asked, said, [NO, Choice("yes", "y", "Yes")], number=number, most=MOST_PROFILED)

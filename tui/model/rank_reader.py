@@ -28,20 +28,21 @@ END = 32 << 10
 AT_LEAST = 16
 # Seconds between two passes over all progress lines, and over all files of ranks.
 LOOK_SECONDS = 1.0
-# A line is silent that has not moved for so long, and in so many looks at it: of thousands of ranks on a slow disk each
-# is looked at once in a while, which says nothing about them. One that has stood still in some looks and then moved, as
-# where a file system shows changes late, gets so many times those.
+# A progress line is silent after this time, and this number of reads, without a change: with thousands of ranks on a
+# slow disk, each line is read rarely, so time alone proves nothing. A line that changed after several unchanged reads,
+# as on a file system with delays, gets this multiple of those reads.
 SILENT_SECONDS = 4.0
 SILENT_LOOKS = 2
 SILENT_TIMES = 3.0
-# If reading all lines once takes so long, it is said how old they are.
+# If one pass over all lines takes this long, their age is shown.
 OLD_SECONDS = 5.0
-# Without a process of that number the line needs to stand still no longer than this.
+# Time without a change after which a line whose process does not exist is gone.
 GONE_SECONDS = 1.5
-# A rank makes no progress after so many seconds, or so many of its steps, without a mark in work that does not last.
+# A rank makes no progress after these seconds, or this number of its steps, without a mark in work that should be
+# short.
 IDLE_SECONDS = 30.0
 IDLE_STEPS = 5.0
-# Over how many of its newest lines a rank's own part of a step is taken, and how many it needs to say how that varies.
+# Newest lines from which a rank's own part of a step is computed, and the least number for its variation.
 BUSY = 12
 LEAST_BUSY = 4
 
