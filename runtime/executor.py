@@ -50,7 +50,8 @@ from xtrain.runtime.replica import ReplicaGroup, plan_of_group
 from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.reporting.trackers import Trackers
 from xtrain.runtime.shutdown import report_end
-from xtrain.runtime.state import NonFinite, NothingLearned, Progress, Resources
+from xtrain.runtime.state import Progress, Resources
+from xtrain.runtime.step_state import NonFinite, NothingLearned
 from xtrain.runtime.timers import Clocks
 
 

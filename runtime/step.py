@@ -32,7 +32,8 @@ from xtrain.runtime.parallelize.outline import Outlines
 from xtrain.runtime.parallelize.pipeline import PipelineSchedule
 from xtrain.runtime.parallelize.wrapped import WrappedModel
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import NothingLearned, Progress, Rank, SkipStep, Step, StepCall
+from xtrain.runtime.state import Progress, Rank
+from xtrain.runtime.step_state import NothingLearned, SkipStep, Step, StepCall
 from xtrain.runtime.training.observe import Window
 from xtrain.runtime.training.optimizer import MovesWeights, SeveralOptimizers
 from xtrain.runtime.training.scheduler import Schedule

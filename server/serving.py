@@ -7,13 +7,13 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
 from attrs import frozen
 
+from xtrain.planner.installed_packages import missing_for_server
 from xtrain.server.engine import Engine, EngineLost
 from xtrain.server.keys import Keys
 from xtrain.server.limits import ServerLimits
@@ -23,7 +23,6 @@ LOG = logging.getLogger(__name__)
 
 STOPPED: Final = 75  # by a signal; resumable
 FAILED: Final = 1
-PACKAGES: Final = ("starlette", "uvicorn")
 
 
 class CannotServe(Exception):
@@ -66,8 +65,8 @@ def check_serving(address: Address) -> None:
 
 def check_installed() -> None:
     """Raise CannotServe if a package is missing."""
-    if missing := [name for name in PACKAGES if find_spec(name) is None]:
-        raise CannotServe(f"the server needs {' and '.join(missing)}: pip install 'xtrain[serve]'")
+    if (message := missing_for_server()) is not None:
+        raise CannotServe(message)
 
 
 def _no_passphrase() -> str:

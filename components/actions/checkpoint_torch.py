@@ -2,7 +2,7 @@
 
 from xtrain.runtime.checkpoint.saver import Saver
 from xtrain.runtime.ops import op
-from xtrain.runtime.state import Step, StepCall
+from xtrain.runtime.step_state import Step, StepCall
 
 
 @op("tick.checkpoint")

@@ -29,7 +29,8 @@ from xtrain.runtime.reference.mismatched import PointEstimate, ReferencePoint, e
 from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.rollout.held_out import HeldOutPrompts
 from xtrain.runtime.rollout.row_ranks import RowRanks
-from xtrain.runtime.state import Progress, Rank, Resources, Step
+from xtrain.runtime.state import Progress, Rank, Resources
+from xtrain.runtime.step_state import Step
 from xtrain.runtime.training.ema import WeightAverages, Weights
 
 

@@ -27,7 +27,8 @@ from xtrain.runtime.parallel.collective_errors import CollectiveErrors
 from xtrain.runtime.parallelize.fsdp import reshard
 from xtrain.runtime.provenance.metadata import written_by
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Rank, Step, StepCall
+from xtrain.runtime.state import Rank
+from xtrain.runtime.step_state import Step, StepCall
 
 SHARDS = "export" + durable.PARTIAL  # in the directory of the run
 

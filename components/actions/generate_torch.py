@@ -19,7 +19,8 @@ from xtrain.runtime.ops import op
 from xtrain.runtime.parallelize.fsdp import reshard
 from xtrain.runtime.parallelize.pipeline import PipelineSchedule
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Rank, Step
+from xtrain.runtime.state import Progress, Rank
+from xtrain.runtime.step_state import Step
 from xtrain.runtime.training.ema import WeightAverages, Weights
 
 

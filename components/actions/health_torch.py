@@ -9,7 +9,8 @@ from xtrain.records.step_events import HealthEvent
 from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
 from xtrain.runtime.ops import op
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Rank, Step, StepCall
+from xtrain.runtime.state import Progress, Rank
+from xtrain.runtime.step_state import Step, StepCall
 
 
 @op("tick.health")

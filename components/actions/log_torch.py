@@ -17,7 +17,8 @@ from xtrain.runtime.monitoring.memory import MemoryNow, peak_bytes
 from xtrain.runtime.monitoring.waits import WAITS
 from xtrain.runtime.ops import op
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Rank, Step
+from xtrain.runtime.state import Progress, Rank
+from xtrain.runtime.step_state import Step
 from xtrain.runtime.training.observe import Window
 from xtrain.runtime.training.router_step import RouterMetrics
 

@@ -10,7 +10,8 @@ from xtrain.runtime.files import durable
 from xtrain.runtime.input.feed import Feed
 from xtrain.runtime.ops import op
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Rank, Step, StepCall
+from xtrain.runtime.state import Progress, Rank
+from xtrain.runtime.step_state import Step, StepCall
 
 
 @op("tick.lr_sweep")

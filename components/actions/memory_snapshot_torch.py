@@ -10,7 +10,8 @@ from xtrain.runtime.profiling.found import planned_of
 from xtrain.runtime.profiling.snapshot import Snapshot
 from xtrain.runtime.profiling.under_way import UnderWay
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Rank, Step, StepCall
+from xtrain.runtime.state import Progress, Rank
+from xtrain.runtime.step_state import Step, StepCall
 from xtrain.runtime.training.ema import WeightAverages
 
 

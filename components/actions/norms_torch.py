@@ -20,7 +20,8 @@ from xtrain.runtime.ops import op
 from xtrain.runtime.parallel.tensor import local
 from xtrain.runtime.parallelize.gradients import copies_of
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Rank, Step, StepCall
+from xtrain.runtime.state import Rank
+from xtrain.runtime.step_state import Step, StepCall
 
 # Key of the copies for the tick.
 TAKEN = "tick.norms"

@@ -2,7 +2,8 @@
 
 from xtrain.runtime.monitoring.notify import Notifier
 from xtrain.runtime.ops import op
-from xtrain.runtime.state import Rank, Step, StepCall
+from xtrain.runtime.state import Rank
+from xtrain.runtime.step_state import Step, StepCall
 
 
 @op("tick.notify")

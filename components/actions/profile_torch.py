@@ -10,7 +10,8 @@ from xtrain.runtime.ops import op
 from xtrain.runtime.profiling.profile import Profile, Subject
 from xtrain.runtime.profiling.under_way import UnderWay
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Rank, Step, StepCall
+from xtrain.runtime.state import Progress, Rank
+from xtrain.runtime.step_state import Step, StepCall
 
 
 @op("tick.profile")

@@ -6,7 +6,8 @@ import subprocess
 from xtrain.records.run_events import RequeueEvent
 from xtrain.runtime.ops import op
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Rank, Step, StepCall
+from xtrain.runtime.state import Progress, Rank
+from xtrain.runtime.step_state import Step, StepCall
 
 PATIENCE_SECONDS = 60
 

@@ -19,7 +19,8 @@ from xtrain.runtime.models.router import ExpertRouter
 from xtrain.runtime.ops import op
 from xtrain.runtime.profiling.under_way import UnderWay
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import BadSteps, NonFinite, Progress, Step, StepCall
+from xtrain.runtime.state import BadSteps, Progress
+from xtrain.runtime.step_state import NonFinite, Step, StepCall
 from xtrain.runtime.training.nonfinite import bad_steps_text
 from xtrain.runtime.training.observe import Window
 

@@ -8,7 +8,8 @@ from xtrain.runtime.parallel.mesh import Meshes
 from xtrain.runtime.rollout.groups import Prompt
 from xtrain.runtime.rollout.row_ranks import RowRanks
 from xtrain.runtime.rollout.scoring import by_text, scoring
-from xtrain.runtime.state import Rank, StepCall
+from xtrain.runtime.state import Rank
+from xtrain.runtime.step_state import StepCall
 
 
 @op("rollout.score.exact_answer")

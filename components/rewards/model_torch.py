@@ -5,7 +5,8 @@ from xtrain.runtime.parallel.mesh import Meshes
 from xtrain.runtime.rollout.row_ranks import RowRanks
 from xtrain.runtime.rollout.scorer import Scorer
 from xtrain.runtime.rollout.scoring import scoring
-from xtrain.runtime.state import Rank, StepCall
+from xtrain.runtime.state import Rank
+from xtrain.runtime.step_state import StepCall
 
 
 @op("rollout.score.model")

@@ -31,7 +31,8 @@ from xtrain.runtime.input.feed import Feed
 from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter, is_same_process, own_host
 from xtrain.runtime.replica import FEWER, JOINED, OPEN, OVER, READY, ReplicaGroup, gone
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Halt, Progress, Rank, RunIsOver, Step, StepAgain
+from xtrain.runtime.state import Progress, Rank
+from xtrain.runtime.step_state import Halt, RunIsOver, Step, StepAgain
 
 MANAGER: Final = "manager"
 # Time that ranks of a group wait for a quorum before they agree whether to stop; and time to connect to others or to

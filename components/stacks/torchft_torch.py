@@ -29,7 +29,8 @@ from xtrain.runtime.ops import op
 from xtrain.runtime.parallelize.gradients import local_gradient
 from xtrain.runtime.replica import LIGHTHOUSE, ReplicaGroup
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Rank, Step, StepAgain, StepCall
+from xtrain.runtime.state import Progress, Rank
+from xtrain.runtime.step_state import Step, StepAgain, StepCall
 from xtrain.runtime.training.observe import Window
 
 

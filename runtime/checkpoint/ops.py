@@ -49,7 +49,8 @@ from xtrain.runtime.ops import op
 from xtrain.runtime.parallel.collective_errors import CollectiveErrors
 from xtrain.runtime.provenance.metadata import written_by
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Rank, Step, StepCall
+from xtrain.runtime.state import Progress, Rank
+from xtrain.runtime.step_state import Step, StepCall
 from xtrain.runtime.timers import Clocks
 from xtrain.runtime.training.ema import WeightAverages
 from xtrain.runtime.training.observe import Window

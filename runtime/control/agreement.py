@@ -15,7 +15,8 @@ from xtrain.runtime.monitoring.alert_actions import AlertActions
 from xtrain.runtime.parallel.fake import numbers
 from xtrain.runtime.parallel.side_stream import beside
 from xtrain.runtime.provenance.start import BEGAN
-from xtrain.runtime.state import Halt, Rank
+from xtrain.runtime.state import Rank
+from xtrain.runtime.step_state import Halt
 from xtrain.runtime.timers import Clocks
 
 

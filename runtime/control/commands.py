@@ -6,7 +6,7 @@ from xtrain.planner.plan import Command
 from xtrain.records.control_words import ControlState, ControlWord
 from xtrain.runtime.control.inbox import Inbox, Order
 from xtrain.runtime.errors import StorageFailed
-from xtrain.runtime.state import Step, StepCall
+from xtrain.runtime.step_state import Step, StepCall
 from xtrain.runtime.timers import Clocks
 
 

@@ -10,7 +10,8 @@ from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
 from xtrain.runtime.ops import op
 from xtrain.runtime.profiling.under_way import UnderWay
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Step, StepCall
+from xtrain.runtime.state import Progress
+from xtrain.runtime.step_state import Step, StepCall
 
 # Between two looks of ranks that wait: nobody notices a fifth of a second, and nothing is busy meanwhile.
 WAIT_SECONDS = 0.2

@@ -8,6 +8,7 @@ from typing import Final
 from xtrain.planner.costs.disk import disk_of
 from xtrain.planner.data.tokenizer_folder import TokenizerUnreadable
 from xtrain.planner.data.vocabulary import differing_token
+from xtrain.planner.installed_packages import missing_for_server
 from xtrain.planner.plan import Plan
 from xtrain.planner.schedule.counts import count_saves
 from xtrain.planner.units import bytes_text, plural, rate_text, seconds_text
@@ -157,14 +158,9 @@ def of_compiler(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]
 def of_packages(plan: Plan) -> Iterator[Unfit]:
     """Packages that only some specs need."""
     yield from map(of_fault, package_faults(plan))
-    if plan.serves:
-        from xtrain.server.serving import CannotServe, check_installed
-
-        try:
-            check_installed()
-        except CannotServe as problem:
-            what, _, do = str(problem).rpartition(": ")
-            yield Unfit(code="X715", what=what, do=do)
+    if plan.serves and (message := missing_for_server()) is not None:
+        what, _, do = message.rpartition(": ")
+        yield Unfit(code="X715", what=what, do=do)
 
 
 def of_data(plan: Plan) -> Iterator[Unfit]:

@@ -11,7 +11,8 @@ from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.execution.node_order import DueTick
 from xtrain.runtime.monitoring.heartbeat import LASTING, HeartbeatWriter
 from xtrain.runtime.ops import OPS, op_of
-from xtrain.runtime.state import Progress, Resources, Step, StepCall
+from xtrain.runtime.state import Progress, Resources
+from xtrain.runtime.step_state import Step, StepCall
 from xtrain.runtime.timers import Clocks
 
 

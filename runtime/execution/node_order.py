@@ -8,7 +8,8 @@ from attrs import define, field, frozen
 from xtrain.planner.plan import Node, Plan, PlanTick
 from xtrain.planner.schedule.counts import passes
 from xtrain.planner.schedule.step_sizes import StepSizes
-from xtrain.runtime.state import Progress, StepCall
+from xtrain.runtime.state import Progress
+from xtrain.runtime.step_state import StepCall
 from xtrain.runtime.timers import Clocks
 
 

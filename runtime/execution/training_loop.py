@@ -27,17 +27,8 @@ from xtrain.runtime.monitoring.waits import WAITS
 from xtrain.runtime.profiling.under_way import UnderWay
 from xtrain.runtime.provenance.start import first_step
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import (
-    Halt,
-    NonFinite,
-    NothingLearned,
-    Progress,
-    RunIsOver,
-    SkipStep,
-    Step,
-    StepAgain,
-    StepCall,
-)
+from xtrain.runtime.state import Progress
+from xtrain.runtime.step_state import Halt, NonFinite, NothingLearned, RunIsOver, SkipStep, Step, StepAgain, StepCall
 from xtrain.runtime.timers import Clocks
 from xtrain.runtime.training.observe import Window
 

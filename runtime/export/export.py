@@ -46,9 +46,8 @@ from xtrain.runtime.export.new_folder import exporting, new_folder
 from xtrain.runtime.export.weights import Report, WeightsWriter
 from xtrain.runtime.files import durable
 from xtrain.runtime.files.locks import HeldLock
-from xtrain.runtime.generation.chat import Chat, planned_arguments
+from xtrain.runtime.generation.chat import Chat, planned_arguments, planned_template
 from xtrain.runtime.generation.continuation import TextEnds
-from xtrain.runtime.generation.trained import planned_template
 from xtrain.runtime.training.ema import Which
 
 GENERATION: Final = "generation_config.json"

@@ -14,6 +14,13 @@ from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.records.records import Message, named_values
 
 
+def planned_template(plan: Plan) -> str:
+    """The template of the conversations that a plan reads, `auto` where it reads none or by several templates."""
+    reads = [node.args["reads"] for node in plan.nodes if node.op == "setup.data"]
+    found = {each["template"] for each in reads if "template" in each}
+    return found.pop() if len(found) == 1 else "auto"
+
+
 def planned_arguments(plan: Plan, template: str) -> Arguments:
     """Return what a template is given for all conversations that a plan reads by it; () where these differ."""
     reads = [node.args["reads"] for node in plan.nodes if node.op == "setup.data"]

@@ -23,7 +23,7 @@ from xtrain.runtime.checkpoint.sources import find, find_named, find_to_read
 from xtrain.runtime.data.documents.chat_template import load_template
 from xtrain.runtime.data.documents.tokenizers import TextTokenizer, load_tokenizer
 from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.generation.chat import Chat, planned_arguments
+from xtrain.runtime.generation.chat import Chat, planned_arguments, planned_template
 from xtrain.runtime.generation.continuation import Continuation
 from xtrain.runtime.generation.sampling import Sampling
 from xtrain.runtime.generation.text_generator import TextGenerator, continue_texts, tokens_and_ends
@@ -98,13 +98,6 @@ class TrainedRun:
         """As of `continue_texts`; with `chat` prompts are what users say. Raises DataError as `Chat.prompt` does."""
         ids, ends = tokens_and_ends(self.tokenizer, prompts, stop, chat)
         return continue_texts(self.writer, self.tokenizer, ids, ends, tokens, sampling, show=show)
-
-
-def planned_template(plan: Plan) -> str:
-    """The template of the conversations that a plan reads, `auto` where it reads none or by several templates."""
-    reads = [node.args["reads"] for node in plan.nodes if node.op == "setup.data"]
-    found = {each["template"] for each in reads if "template" in each}
-    return found.pop() if len(found) == 1 else "auto"
 
 
 @torch.no_grad()

@@ -16,7 +16,8 @@ from xtrain.runtime.models.parts import ModelParts
 from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
 from xtrain.runtime.ops import op
 from xtrain.runtime.parallelize.wrapped import WrappedModel
-from xtrain.runtime.state import Rank, Resources, Step, StepCall
+from xtrain.runtime.state import Rank, Resources
+from xtrain.runtime.step_state import Step, StepCall
 
 
 @define(kw_only=True, eq=False)

@@ -17,7 +17,8 @@ from xtrain.runtime.input.feed import Feed
 from xtrain.runtime.models.parts import ModelParts
 from xtrain.runtime.ops import op
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Rank, Resources, Step, StepCall
+from xtrain.runtime.state import Progress, Rank, Resources
+from xtrain.runtime.step_state import Step, StepCall
 
 STEP = "in place of the forward and backward"
 # Places at which the step in which a hook is called has not ended.

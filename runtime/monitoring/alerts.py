@@ -26,7 +26,8 @@ from xtrain.runtime.monitoring.stalled import Stalled
 from xtrain.runtime.monitoring.watch import Watchdog
 from xtrain.runtime.ops import op
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Rank, Step
+from xtrain.runtime.state import Progress, Rank
+from xtrain.runtime.step_state import Step
 
 # Seconds between two looks at how much is free: a disk fills in minutes, and some file systems answer slowly.
 DISK_SECONDS: Final = 5.0

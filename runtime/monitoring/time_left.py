@@ -5,7 +5,7 @@ from typing import Final
 from attrs import define
 
 from xtrain.records.start_events import EstimateEvent
-from xtrain.runtime.state import Step
+from xtrain.runtime.step_state import Step
 
 # Seconds of steps, and steps, that are measured before anything is said.
 LEAST_SECONDS: Final = 3.0

@@ -19,7 +19,8 @@ from xtrain.runtime.models.parts import ModelParts
 from xtrain.runtime.ops import op
 from xtrain.runtime.parallel.fake import numbers
 from xtrain.runtime.parallel.mesh import Meshes
-from xtrain.runtime.state import Rank, Step, StepCall
+from xtrain.runtime.state import Rank
+from xtrain.runtime.step_state import Step, StepCall
 
 TIED = "embed_tokens.weight"
 # torch adds up squares one after the other on a CPU: the norm of a tensor of 2^24 numbers in fp32 is 6e-4 too small. So

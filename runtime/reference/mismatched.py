@@ -20,7 +20,8 @@ from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
 from xtrain.runtime.ops import op
 from xtrain.runtime.parallelize.fsdp import reshard
 from xtrain.runtime.parallelize.pipeline import PipelineSchedule, forwarded
-from xtrain.runtime.state import Rank, Step, StepCall
+from xtrain.runtime.state import Rank
+from xtrain.runtime.step_state import Step, StepCall
 
 
 @define(kw_only=True, eq=False)

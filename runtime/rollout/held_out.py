@@ -17,7 +17,8 @@ from xtrain.runtime.rollout.groups import SampledGroup
 from xtrain.runtime.rollout.prompts import check_prompts, ends_of, prompt_of
 from xtrain.runtime.rollout.row_ranks import RowRanks
 from xtrain.runtime.rollout.sampler import Sampler
-from xtrain.runtime.state import Rank, Resources, Step, StepCall
+from xtrain.runtime.state import Rank, Resources
+from xtrain.runtime.step_state import Step, StepCall
 
 
 @frozen(kw_only=True, eq=False)

@@ -32,7 +32,8 @@ from xtrain.runtime.rollout.groups import Prompt, SampledGroup, advantages_of
 from xtrain.runtime.rollout.prompts import PromptReader
 from xtrain.runtime.rollout.row_ranks import RowRanks
 from xtrain.runtime.rollout.sampler import Sampler
-from xtrain.runtime.state import NonFinite, Rank, Step, StepCall
+from xtrain.runtime.state import Rank
+from xtrain.runtime.step_state import NonFinite, Step, StepCall
 
 
 @op("rollout.generate")

@@ -23,7 +23,8 @@ from xtrain.runtime.parallelize.pipeline import PipelineSchedule, forwarded
 from xtrain.runtime.reference.compute import weights_before, weights_now
 from xtrain.runtime.reference.weights import ReferenceWeights
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Rank, Resources, Step, StepCall
+from xtrain.runtime.state import Rank, Resources
+from xtrain.runtime.step_state import Step, StepCall
 
 
 @frozen(kw_only=True, eq=False)

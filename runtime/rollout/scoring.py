@@ -6,7 +6,7 @@ import torch
 
 from xtrain.runtime.rollout.groups import Prompt, SampledGroup
 from xtrain.runtime.rollout.row_ranks import RowRanks
-from xtrain.runtime.state import Step, StepCall
+from xtrain.runtime.step_state import Step, StepCall
 
 Score = Callable[[SampledGroup], Sequence[float]]
 """From a group to the rewards of its completions."""

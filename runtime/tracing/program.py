@@ -33,7 +33,8 @@ from xtrain.runtime.monitoring.poller import Poller
 from xtrain.runtime.ops import PlanMismatch, op_of
 from xtrain.runtime.parallel.fake import FakeDevice
 from xtrain.runtime.parallelize.pipeline import PipelineSchedule
-from xtrain.runtime.state import Progress, Rank, Step
+from xtrain.runtime.state import Progress, Rank
+from xtrain.runtime.step_state import Step
 from xtrain.runtime.timers import Clocks
 from xtrain.runtime.tracing.collective_recorder import CollectiveRecorder
 from xtrain.runtime.tracing.ledger import Ledger

@@ -21,7 +21,7 @@ from xtrain.runtime.models.tensors import model_tensors, saved_tensors
 from xtrain.runtime.ops import op
 from xtrain.runtime.parallel.tensor import local
 from xtrain.runtime.parallelize.fsdp import reshard
-from xtrain.runtime.state import Step, StepCall
+from xtrain.runtime.step_state import Step, StepCall
 
 Which = Literal["trained", "averaged"]
 

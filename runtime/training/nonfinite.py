@@ -15,7 +15,8 @@ from xtrain.runtime.models.parts import ModelParts
 from xtrain.runtime.models.router import ExpertRouter
 from xtrain.runtime.monitoring.alerts import AlertMonitor
 from xtrain.runtime.ops import op
-from xtrain.runtime.state import BadSteps, NonFinite, Progress, SkipStep, Step, StepCall
+from xtrain.runtime.state import BadSteps, Progress
+from xtrain.runtime.step_state import NonFinite, SkipStep, Step, StepCall
 
 
 @op("step.check_finite")

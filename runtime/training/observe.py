@@ -11,7 +11,8 @@ from xtrain.runtime.monitoring.devices import peak_flops as peak_of_device
 from xtrain.runtime.monitoring.rates import CountedWork, Rates
 from xtrain.runtime.monitoring.waits import WAITS
 from xtrain.runtime.ops import op
-from xtrain.runtime.state import Rank, Step
+from xtrain.runtime.state import Rank
+from xtrain.runtime.step_state import Step
 from xtrain.runtime.training.dataset_losses import DatasetLosses
 
 

@@ -12,7 +12,8 @@ from xtrain.planner.plan import Plan
 from xtrain.runtime.models.parts import ModelParts
 from xtrain.runtime.models.router import ExpertRouter
 from xtrain.runtime.ops import op
-from xtrain.runtime.state import Rank, Step, StepCall
+from xtrain.runtime.state import Rank
+from xtrain.runtime.step_state import Step, StepCall
 
 
 class RouterCounts:

@@ -21,7 +21,8 @@ from xtrain.runtime.ops import op
 from xtrain.runtime.parallel.fake import numbers
 from xtrain.runtime.parallelize.gradients import clip_factor, copies_of, local_gradient, squares_of
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import NonFinite, Progress, Rank, Step, StepCall
+from xtrain.runtime.state import Progress, Rank
+from xtrain.runtime.step_state import NonFinite, Step, StepCall
 
 
 @frozen(kw_only=True)

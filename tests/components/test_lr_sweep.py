@@ -18,7 +18,8 @@ from xtrain.dsl.schema.schedules import SCHEDULERS
 from xtrain.dsl.spec_text import resolved_text
 from xtrain.planner.compile import compile_plan
 from xtrain.records.paths import LR_SWEEP_FILE
-from xtrain.runtime.state import Progress, Step
+from xtrain.runtime.state import Progress
+from xtrain.runtime.step_state import Step
 from xtrain.tui.curves.canvas import ASCII
 from xtrain.tui.pages.lr_sweep_page import lr_sweep_page
 

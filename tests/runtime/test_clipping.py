@@ -9,7 +9,8 @@ import torch
 
 from xtrain.runtime import step as training_step
 from xtrain.runtime.parallelize.gradients import squares_of
-from xtrain.runtime.state import NormStatistics, Progress, Step
+from xtrain.runtime.state import NormStatistics, Progress
+from xtrain.runtime.step_state import Step
 
 
 def as_published(norms: list[float], deviations: float, decay: float, first: int) -> list[float]:

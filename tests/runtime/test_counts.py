@@ -26,7 +26,7 @@ from xtrain.runtime.checkpoint.saver import Saver
 from xtrain.runtime.execution.node_calls import NodeCalls
 from xtrain.runtime.executor import Executor
 from xtrain.runtime.profiling.profile import Profile
-from xtrain.runtime.state import Step
+from xtrain.runtime.step_state import Step
 
 SPEC = """
 experiment counted {{ budget = {steps} steps }}

@@ -15,7 +15,8 @@ from xtrain.runtime.data.part_decorators import hook
 from xtrain.runtime.data.user_parts import PartFailed
 from xtrain.runtime.hooks.bodies import user_body
 from xtrain.runtime.hooks.calls import event_hook
-from xtrain.runtime.state import Progress, Step
+from xtrain.runtime.state import Progress
+from xtrain.runtime.step_state import Step
 
 HEAD = "import torch\nfrom xtrain import hook\n"
 SPEC = """

@@ -13,7 +13,8 @@ from xtrain.planner.compile import compile_plan
 from xtrain.planner.plan import Plan
 from xtrain.runtime.models.tensors import optimizer_tensors
 from xtrain.runtime.ops import PlanMismatch, load_ops, op_of
-from xtrain.runtime.state import Progress, Step
+from xtrain.runtime.state import Progress
+from xtrain.runtime.step_state import Step
 from xtrain.runtime.training.optimizer import set_group
 
 SPEC = """

@@ -31,7 +31,7 @@ from xtrain.runtime.rollout.nodes import compare, summed
 from xtrain.runtime.rollout.prompts import check_prompts, last_run, prompt_lengths
 from xtrain.runtime.rollout.row_ranks import RowRanks
 from xtrain.runtime.rollout.sampler import Sampler
-from xtrain.runtime.state import Step
+from xtrain.runtime.step_state import Step
 
 PROMPTS = [[256, *b"def f"], [256, *b"a"], [256, *b"while true:"]]
 

@@ -15,7 +15,7 @@ from rank_mutations import rebind
 from xtrain.planner.plan import Plan
 from xtrain.runtime.data.collate.batch import Microbatch
 from xtrain.runtime.data.collate.samples import IGNORE_INDEX
-from xtrain.runtime.state import Step
+from xtrain.runtime.step_state import Step
 
 NAMES = ("valid_tokens", "tokens", "pairs", "laid_pairs", "positions")
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from rank_mutations import StepCall, mutation, rebind
 
-from xtrain.runtime.state import Step
+from xtrain.runtime.step_state import Step
 
 
 def _here(rank: int) -> bool:

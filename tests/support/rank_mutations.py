@@ -17,7 +17,7 @@ from xtrain.runtime.models import tasks
 from xtrain.runtime.ops import OPS, load_ops, op_named
 from xtrain.runtime.parallel.tensor import local
 from xtrain.runtime.parallelize import fsdp, gradients
-from xtrain.runtime.state import Step, StepCall
+from xtrain.runtime.step_state import Step, StepCall
 from xtrain.runtime.training import task_gradients
 
 MUTATIONS: dict[str, Callable[..., None]] = {}

@@ -9,7 +9,7 @@ from rank_mutations import StepCall, mutation, rebind
 from torch import Tensor
 
 from xtrain.runtime.data.loading.loader import RowLoader, StepRows
-from xtrain.runtime.state import SkipStep, Step
+from xtrain.runtime.step_state import SkipStep, Step
 
 LEARNING = ("step.forward_backward", "step.pipeline")
 

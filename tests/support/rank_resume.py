@@ -17,7 +17,7 @@ from torch import Tensor
 
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
 from xtrain.runtime.ops import OPS, load_ops
-from xtrain.runtime.state import Step
+from xtrain.runtime.step_state import Step
 from xtrain.runtime.training import random_streams as streams
 
 

@@ -10,7 +10,7 @@ from small_savers import METRIC, Disk, Makes, events, only_tensor, values
 from xtrain.components.actions import checkpoint_torch
 from xtrain.runtime.checkpoint import ops
 from xtrain.runtime.errors import StorageFailed
-from xtrain.runtime.state import Step
+from xtrain.runtime.step_state import Step
 from xtrain.runtime.timers import Clocks
 
 

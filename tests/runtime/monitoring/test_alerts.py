@@ -25,7 +25,8 @@ from xtrain.runtime.monitoring.detectors import (
     StarvationDetector,
 )
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Step
+from xtrain.runtime.state import Progress
+from xtrain.runtime.step_state import Step
 from xtrain.tui.model.planned import planned
 from xtrain.tui.pages.rank_figures import planned_memory
 

@@ -8,7 +8,7 @@ from xtrain.records.start_events import EstimateEvent
 from xtrain.runtime.executor import Executor
 from xtrain.runtime.monitoring import time_left as module
 from xtrain.runtime.monitoring.time_left import TimeLeft
-from xtrain.runtime.state import Step
+from xtrain.runtime.step_state import Step
 
 
 def estimates(*seconds: float, last: int = 100, rows: int = 8, later: int = 8) -> list[EstimateEvent | None]:

@@ -13,7 +13,8 @@ from xtrain.runtime.data.collate.documents import DocumentSums
 from xtrain.runtime.monitoring.rates import Rates
 from xtrain.runtime.monitoring.waits import WAITS
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Step
+from xtrain.runtime.state import Progress
+from xtrain.runtime.step_state import Step
 from xtrain.runtime.training.observe import Window
 
 TIMES = {
