@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from attrs import define, field
 
-from xtrain.planner.load import load_plan
-from xtrain.planner.plan import Plan
-from xtrain.records.end_status import EndStatus
-from xtrain.records.event import Event, kind_of
+from xtrain.plan.plan import Plan
+from xtrain.plan.serialise import load_plan
 from xtrain.records.events import events_since
-from xtrain.records.lines import object_of, objects_since
-from xtrain.records.paths import EVENTS_FILE, METRICS_FILE
-from xtrain.runtime.outcome import EXIT_CODES
+from xtrain.records.lines import Event, kind_of, object_of, objects_since
+from xtrain.records.names import EVENTS_FILE, METRICS_FILE, EndStatus
+from xtrain.runtime.base.errors import EXIT_CODES
 from xtrain.tui.feed import RecordFeed
 from xtrain.tui.lines.view import follow
 from xtrain.tui.state import RunState, reduce_all
@@ -31,8 +29,8 @@ from xtrain.tui.state import RunState, reduce_all
 if TYPE_CHECKING:
     import torch
 
-    from xtrain.runtime.checkpoint.layout import CheckpointEntry
-    from xtrain.runtime.generation.trained import TrainedRun
+    from xtrain.runtime.sampling.trained_run import TrainedRun
+    from xtrain.runtime.store.checkpoints import CheckpointEntry
 
 LAST_LINES: Final = 40
 CURVE: Final = (480, 120)
@@ -107,7 +105,7 @@ class Run:
 
     def checkpoints(self) -> "list[CheckpointEntry]":
         """Return the intact checkpoints, oldest first: their `path`, `step` and `state()`."""
-        from xtrain.runtime.checkpoint.layout import CheckpointFolder
+        from xtrain.runtime.store.checkpoints import CheckpointFolder
 
         return CheckpointFolder(self.directory / "checkpoints").entries()
 
@@ -118,7 +116,7 @@ class Run:
         PlanError if the plan is unreadable, and ValueError for another device."""
         if device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"a device is one of auto, cpu or cuda, not {device!r}")
-        from xtrain.runtime.generation.trained import TrainedRun
+        from xtrain.runtime.sampling.trained_run import TrainedRun
 
         return TrainedRun.load(self.directory, device, checkpoint, task)
 
@@ -131,7 +129,7 @@ class Run:
     ) -> list[str]:
         """Return the continuation of each prompt; sampling: as `xtrain generate` (`temperature`, `top_k`, `top_p`,
         `seed`, …). Raises ValueError for invalid numbers, and the errors of `trained`."""
-        from xtrain.runtime.generation.sampling import Sampling
+        from xtrain.runtime.nn.texts import Sampling
 
         if tokens < 1:
             raise ValueError("tokens must be at least 1")

@@ -13,11 +13,10 @@ from xtrain.api.runs import Run, start
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SpecErrors
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.spec_text import value_text
-from xtrain.planner.compare.plan_origin import signed
+from xtrain.plan.plan import Plan
+from xtrain.plan.serialise import dumps, signed
 from xtrain.planner.load import check_loaded, is_saved, plan_from_path
-from xtrain.planner.plan import Plan
-from xtrain.planner.report.render import parts_of, render
-from xtrain.planner.serialise import dumps
+from xtrain.planner.review.page import parts_of, render
 
 NOT_PLAIN: Final = object()
 PRE = '<pre style="line-height: 1.25; font-size: 0.85em">{}</pre>'

@@ -18,15 +18,15 @@ from typing import Final
 from attrs import evolve, frozen
 
 from xtrain.dsl.load import load_spec
+from xtrain.plan.plan import Plan
 from xtrain.planner.compile import cluster_of, resolve
-from xtrain.planner.costs.goodput import Faults, Goodput, goodput_of
+from xtrain.planner.costs.block_trace import local_of
 from xtrain.planner.costs.head_memory import ends_of
-from xtrain.planner.costs.local import local_of
+from xtrain.planner.costs.run import Faults, Goodput, goodput_of
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.plan import Plan
 from xtrain.planner.rules.rule_inputs import Verdicts
 from xtrain.planner.rules.validate import validate
-from xtrain.planner.units import BYTES
+from xtrain.text.units import BYTES
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs/accuracy.md"

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from xtrain.runtime.bootstrap import set_matmul
-from xtrain.runtime.models.causal_blocks import causal_blocks
+from xtrain.runtime.loop.bootstrap import set_matmul
+from xtrain.runtime.nn.attention_blocks import causal_blocks
 
 # rows, heads of queries, of keys, positions, width of a head
 SHAPES = (

@@ -27,9 +27,8 @@ import torch
 from killing import MOMENTS, VICTIMS, Start, command, logged
 from torch.distributed.checkpoint import FileSystemReader
 
-from xtrain.runtime.checkpoint.backend import read_tensors
-from xtrain.runtime.checkpoint.layout import POINTERS, CheckpointEntry, CheckpointFolder
-from xtrain.runtime.checkpoint.sidecar import TENSORS
+from xtrain.runtime.store.checkpoints import POINTERS, TENSORS, CheckpointEntry, CheckpointFolder
+from xtrain.runtime.store.writing import read_tensors
 
 STEPS = 20
 SPEC = """

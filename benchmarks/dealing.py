@@ -18,8 +18,8 @@ import numpy as np
 from packing import KINDS, count, lengths_of
 
 from xtrain.components.packings.multipack_run import pack as pack_multipack
-from xtrain.runtime.data.loading.dealing import deal
-from xtrain.runtime.data.loading.order import RowOrder
+from xtrain.runtime.feed.curriculum import RowOrder
+from xtrain.runtime.feed.row_kernels import deal
 
 CAPACITY = 8192
 # Rows of a rank in a microbatch, and microbatches of a step.

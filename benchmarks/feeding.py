@@ -28,17 +28,16 @@ from xtrain.components.collators.flatten_torch import flatten
 from xtrain.components.collators.pack_torch import pack
 from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
+from xtrain.plan.plan import PlanPhase
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.plan import PlanPhase
-from xtrain.runtime.data.collate.collators import compose
-from xtrain.runtime.data.loading.curriculum import Curriculum
-from xtrain.runtime.data.loading.loader import RowLoader
-from xtrain.runtime.data.loading.training_rows import TrainingRows
-from xtrain.runtime.data.packing.pack import pack_rows
-from xtrain.runtime.data.packing.row_reader import RowReader
-from xtrain.runtime.data.records.bad_records import BadRecordReport
-from xtrain.runtime.data.stores.store import TokenStore
-from xtrain.runtime.executor import Executor
+from xtrain.runtime.feed.collate import compose
+from xtrain.runtime.feed.curriculum import Curriculum, TrainingRows
+from xtrain.runtime.feed.loader import RowLoader
+from xtrain.runtime.feed.packing.rows import pack_rows
+from xtrain.runtime.feed.packing.stored_rows import RowReader
+from xtrain.runtime.feed.records import BadRecordReport
+from xtrain.runtime.feed.token_store import TokenStore
+from xtrain.runtime.loop.executor import Executor
 
 DOCUMENTS, CAPACITY, TURNS, STEPS = 100_000, 8192, 7, 400
 SLOW_STEPS = 20

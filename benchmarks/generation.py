@@ -25,10 +25,10 @@ import torch
 from attrs import frozen
 
 from xtrain.planner.load import plan_from_text
-from xtrain.runtime.generation.sampling import Draws, Sampling
-from xtrain.runtime.generation.text_generator import Prompts, TextGenerator
-from xtrain.runtime.generation.trained import alone, whole_model
-from xtrain.runtime.models.latent_attention import LatentAttention
+from xtrain.runtime.nn.attention import LatentAttention
+from xtrain.runtime.nn.texts import Draws, Sampling
+from xtrain.runtime.sampling.text_generator import Prompts, TextGenerator
+from xtrain.runtime.sampling.trained_run import alone, whole_model
 
 PROMPT, TOKENS = 32, 96
 SIZES = {

@@ -50,9 +50,9 @@ def short(dtype: torch.dtype) -> str:
 
 def attention(device: str, dry: bool) -> Pieces:
     """Packed rows forward and backward: each kernel beside the one that masks, in fp32."""
-    from xtrain.runtime.models.attention import KERNELS, with_block_masks
-    from xtrain.runtime.models.document_layout import DocumentLayout
-    from xtrain.runtime.parallel.attention_blocks import PLAIN
+    from xtrain.runtime.nn.attention import KERNELS, with_block_masks
+    from xtrain.runtime.nn.attention_blocks import PLAIN
+    from xtrain.runtime.nn.batch import DocumentLayout
 
     rows, sequence = (1, 256) if dry else (2, 4096)
     cuts = [0, sequence // 3, sequence // 2, *range(sequence, rows * sequence + 1, sequence)]
@@ -134,7 +134,7 @@ def _varlen(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, bounds: Tensor, long
 
 def head(device: str, dry: bool) -> Pieces:
     """The loss in pieces beside whole logits, forward and backward."""
-    from xtrain.runtime.models.loss import Head, token_losses
+    from xtrain.runtime.nn.loss import Head, token_losses
 
     tokens, dim, vocabulary = (64, 32, 1000) if dry else (8192, 4096, 128256)
     random = torch.Generator(device).manual_seed(0)
@@ -199,7 +199,7 @@ def experts(device: str, dry: bool) -> Pieces:
 def nf4(device: str, dry: bool) -> Pieces:
     """A product with a matrix of 4-bit codes and the gradient of its input, beside the matrix in bf16."""
     from xtrain.components.bases.nf4 import NormalFloat4
-    from xtrain.runtime.models.quantised import QuantisedMatrix
+    from xtrain.runtime.nn.number_formats import QuantisedMatrix
 
     tokens, outputs, inputs = (16, 64, 128) if dry else (4096, 14336, 4096)
     random = torch.Generator(device).manual_seed(0)

@@ -29,7 +29,7 @@ def trained(
 ) -> list[dict[str, Any]]:
     """Run a spec in this process; its logged steps. Raises RuntimeError with what the run has said of its failure."""
     from xtrain.planner.load import plan_from_text
-    from xtrain.runtime.executor import Executor
+    from xtrain.runtime.loop.executor import Executor
 
     text = spec_text(model, more, steps=steps, sequence=sequence, device=device)
     compiled = plan_from_text(text, str(folder / "s.xtrain"), [], world=1)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from attrs import define
 
-from xtrain.runtime.checkpoint.layout import POINTERS, CheckpointFolder
+from xtrain.runtime.store.checkpoints import POINTERS, CheckpointFolder
 
 LIMIT = 240.0  # seconds after which a start hangs
 VICTIMS = ("launcher", "everything", "ranks", "rank")
@@ -138,7 +138,7 @@ def _workers(directory: Path) -> Iterator[tuple[int, int]]:
         if process.name.isdecimal():
             try:
                 command = (process / "cmdline").read_bytes().decode().split("\0")
-                if "xtrain.runtime.worker" not in command or not _is_at(process, command, directory):
+                if "xtrain.runtime.loop.worker" not in command or not _is_at(process, command, directory):
                     continue
                 ended = (process / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
                 said = dict(each.split("=", 1) for each in _environment(process) if "=" in each)
@@ -149,7 +149,7 @@ def _workers(directory: Path) -> Iterator[tuple[int, int]]:
 
 
 def _is_at(process: Path, command: list[str], directory: Path) -> bool:
-    named = command[command.index("xtrain.runtime.worker") + 1]
+    named = command[command.index("xtrain.runtime.loop.worker") + 1]
     return ((process / "cwd").resolve() / named).resolve() == directory.resolve()
 
 

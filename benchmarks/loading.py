@@ -108,9 +108,9 @@ def _io() -> dict[str, int]:
 
 def of_xtrain(folder: Path, scratch: Path, parallel: str) -> Loaded:
     from xtrain.planner.load import plan_from_text
-    from xtrain.runtime.execution.node_order import topological
-    from xtrain.runtime.executor import Executor
-    from xtrain.runtime.ops import load_ops
+    from xtrain.runtime.base.ops import load_ops
+    from xtrain.runtime.loop.executor import Executor
+    from xtrain.runtime.loop.node_calls import topological
 
     rank, world = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
     plan = plan_from_text(SPEC.format(folder=folder, parallel=parallel), "loading.xtrain", world=world).plan
@@ -231,7 +231,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
     world, context = CASES[name].ranks, get_context("forkserver")
-    context.set_forkserver_preload(["torch", "xtrain.runtime.executor"])
+    context.set_forkserver_preload(["torch", "xtrain.runtime.loop.executor"])
     results, port = context.SimpleQueue(), _free_port()
     with tempfile.TemporaryDirectory() as scratch:
         arguments = [(name, rank, port, folder, Path(scratch), results) for rank in range(world)]

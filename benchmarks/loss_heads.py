@@ -23,12 +23,11 @@ from torch import Tensor
 from xtrain.components.losses.distill import Distill
 from xtrain.components.losses.dpo_torch import preference
 from xtrain.dsl.schema.losses import REF, TEACHER_IDS, TEACHER_LOGPROBS
-from xtrain.runtime.data.collate.units import Units
-from xtrain.runtime.models.distillation import Distillation, distillation_losses
-from xtrain.runtime.models.loss import Head, token_losses
-from xtrain.runtime.models.unit_losses import UnitTerm, unit_losses
-from xtrain.runtime.models.whole_distillation import Taught, live_losses
-from xtrain.runtime.parallel.axes import Axes
+from xtrain.runtime.feed.microbatch import Units
+from xtrain.runtime.nn.axes import Axes
+from xtrain.runtime.nn.distillation import Distillation, Taught, distillation_losses, live_losses
+from xtrain.runtime.nn.loss import Head, token_losses
+from xtrain.runtime.nn.unit_losses import UnitTerm, unit_losses
 
 
 def main() -> None:

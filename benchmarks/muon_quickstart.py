@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 
 from xtrain.planner.load import plan_from_text
-from xtrain.records.end_status import EndStatus
-from xtrain.runtime.executor import Executor
+from xtrain.records.names import EndStatus
+from xtrain.runtime.loop.executor import Executor
 
 SPEC = Path(__file__).parents[1] / "specs/quickstart.xtrain"
 EVALUATION = "on finish eval stdlib { batches = 32 }"

@@ -25,13 +25,12 @@ import torch
 from attrs import asdict
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.runtime.control.signals import stop_signals
-from xtrain.runtime.executor import Executor
-from xtrain.runtime.models.batch import ModelBatch
-from xtrain.runtime.models.build import compute_format
-from xtrain.runtime.monitoring.devices import peak_flops
-from xtrain.runtime.monitoring.memory import forget_peak, peak_bytes
-from xtrain.runtime.profiling.memory_categories import memory_by_category
+from xtrain.runtime.base.device import forget_peak, peak_bytes, peak_flops
+from xtrain.runtime.loop.executor import Executor
+from xtrain.runtime.loop.memory_report import memory_by_category
+from xtrain.runtime.nn.batch import ModelBatch
+from xtrain.runtime.nn.build import compute_format
+from xtrain.runtime.observe.stopping import stop_signals
 
 SHAPES = {
     "tiny": "dim = 128, layers = 4, heads = 4, kv_heads = 2, ffn = 384, vocab = 1024",

@@ -88,7 +88,7 @@ def made(folder: Path, size: str, steps: int) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from xtrain.planner.load import plan_from_spec
-    from xtrain.runtime.executor import Executor
+    from xtrain.runtime.loop.executor import Executor
 
     model, batch = SIZES[size]["model"], SIZES[size]["batch"]
     torch.manual_seed(0)
@@ -161,8 +161,8 @@ def same(folder: Path, steps: int) -> None:
     import torch
 
     from xtrain.planner.load import plan_from_spec
-    from xtrain.runtime.executor import Executor
-    from xtrain.runtime.models.batch import ModelBatch
+    from xtrain.runtime.loop.executor import Executor
+    from xtrain.runtime.nn.batch import ModelBatch
 
     plan = plan_from_spec(folder / "peers.xtrain").plan
     assert plan is not None

@@ -13,11 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from xtrain.dsl.schema.rope import Rope
-from xtrain.planner.architecture import RotaryAngles
-from xtrain.runtime.models.fused import normed_and_turned, silu_times
-from xtrain.runtime.models.layers import Rotation
-from xtrain.runtime.models.rms_norm import rms_norm
+from xtrain.dsl.schema.model_config import Rope
+from xtrain.plan.architecture import RotaryAngles
+from xtrain.runtime.nn.fused import normed_and_turned, rms_norm, silu_times
+from xtrain.runtime.nn.layers import Rotation
 
 ROWS, LENGTH, DIM, HEADS, WIDTH, FFN = 8, 256, 128, 2, 64, 384  # of the quickstart, as peers.py takes it
 OTHERS = torch.zeros(1 << 22)  # empties the caches, as the rest of a step does

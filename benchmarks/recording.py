@@ -21,11 +21,10 @@ from msgspec.structs import replace
 
 from xtrain.components.trackers.tensorboard_run import TensorBoardWriter
 from xtrain.components.trackers.wandb_run import WandbWriter
-from xtrain.planner.installed_packages import is_installed
+from xtrain.plan.hardware import is_installed
 from xtrain.records.metrics import RankMetrics, StepMetrics
-from xtrain.runtime.files.lines import JsonLinesFile
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.reporting.sink import RecordSink, RecordWriter
+from xtrain.runtime.base.json_lines import JsonLinesFile
+from xtrain.runtime.observe.records import Records, RecordSink, RecordWriter
 
 Report = Callable[[StepMetrics, RankMetrics], None]
 

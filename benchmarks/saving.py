@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.executor import Executor
+from xtrain.runtime.loop.executor import Executor
+from xtrain.runtime.store.checkpoints import CheckpointFolder
 
 SPEC = """
 experiment saving {{ budget = {steps} steps }}

@@ -32,9 +32,9 @@ import numpy as np
 from attrs import define, field
 
 from xtrain.client import Pending, RemoteModel, Server, TrainingRow
-from xtrain.runtime.serving.files import read_kept
 from xtrain.server.database import examine
-from xtrain.server.entries import Accepted, Done, decoded
+from xtrain.server.engine.keeping import read_kept
+from xtrain.server.state import Accepted, Done, decoded
 from xtrain.server.store import Store
 
 SPEC: Final = """

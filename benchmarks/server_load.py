@@ -38,7 +38,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from attrs import define, field
 
-from xtrain.server.protobuf import Writer
+from xtrain.server.messages import Writer
 
 SPEC: Final = """
 experiment load {{ seed = 3 }}

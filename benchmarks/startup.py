@@ -1,4 +1,4 @@
-"""What starting the ranks of a run is made of, part by part: the figures in planner/costs/startup.py are from here.
+"""What starting the ranks of a run is made of, part by part: the figures in planner/costs/run.py are from here.
 
     OMP_NUM_THREADS=1 python benchmarks/startup.py [imports plan store mesh gloo]
 
@@ -34,7 +34,7 @@ batch {{ sequence = 512, accumulate = 8 }}
 optimizer adamw {{ lr = 3e-4 }}
 """
 LONG: Final = timedelta(minutes=10)
-PROGRAM: Final = "from xtrain.runtime import executor, worker; from xtrain.runtime.ops import load_ops; load_ops()"
+PROGRAM: Final = "from xtrain.runtime import executor, worker; from xtrain.runtime.base.ops import load_ops; load_ops()"
 
 
 def imports() -> Iterator[dict[str, Any]]:
@@ -56,8 +56,8 @@ def of_child(act: Callable[[], object]) -> float:
 
 
 def plan() -> Iterator[dict[str, Any]]:
+    from xtrain.plan.serialise import from_json, to_json
     from xtrain.planner.load import plan_from_spec
-    from xtrain.planner.serialise import from_json, to_json
 
     found = plan_from_spec(str(ROOT / "specs/moe_16k.xtrain")).plan
     assert found is not None
@@ -109,8 +109,8 @@ def mesh() -> Iterator[dict[str, Any]]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from xtrain.planner.load import plan_from_text
-    from xtrain.runtime.parallel.mesh import build_meshes
-    from xtrain.runtime.state import Rank
+    from xtrain.runtime.base.mesh import build_meshes
+    from xtrain.runtime.base.state import Rank
 
     for world in (1024, 8192, 65536):
         found = plan_from_text(LAYOUT.format(nodes=world // 8, fsdp=world // 64), "layout.xtrain").plan

@@ -19,9 +19,9 @@ from unittest import mock
 import torch
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.runtime.executor import Executor
-from xtrain.runtime.models.batch import ModelBatch
-from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.loop.executor import Executor
+from xtrain.runtime.nn.batch import ModelBatch
+from xtrain.runtime.observe.records import Records
 
 SPEC = """
 experiment overhead {{ budget = {steps} steps }}

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from xtrain.runtime.models.layers import SwiGLU
-from xtrain.runtime.tracing.ledger import Ledger
+from xtrain.runtime.inspect.ledger import Ledger
+from xtrain.runtime.nn.layers import SwiGLU
 
 
 class Watched(TorchDispatchMode):

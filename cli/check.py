@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xtrain.cli.arguments import add_sets
+from xtrain.cli.verb import add_sets
 
 if TYPE_CHECKING:
     from xtrain.dsl.autofix import FixedTexts

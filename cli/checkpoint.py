@@ -1,5 +1,7 @@
-"""`xtrain checkpoint ls|show|verify|prune|convert PATH`: list, inspect, verify, prune and convert checkpoints outside a
-run."""
+"""`xtrain checkpoint ls|show|verify|prune|convert PATH`: inspect, delete and convert checkpoints.
+
+`convert` reads the checkpoints of DeepSpeed's engine.
+"""
 
 import argparse
 import json
@@ -8,11 +10,85 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xtrain.cli.arguments import number_of, run_named
-from xtrain.cli.convert import add_convert
+from xtrain.cli.export import file_size
+from xtrain.cli.verb import number_of, run_named
 
 if TYPE_CHECKING:
-    from xtrain.runtime.checkpoint.look import SeenCheckpoint
+    from xtrain.runtime.jobs.runs import SeenCheckpoint
+
+
+CONVERT_EPILOG = """\
+FOLDER is what `engine.save_checkpoint` was given, or one checkpoint in it: ZeRO of any stage and number of ranks. The
+pieces are put together, in fp32, one tensor at a time, and written as safetensors under the names of the module; `model
+"folder"` and transformers read them. Moments are not taken along: training begins anew with these weights.
+
+Files are read without executing what is in them. DeepSpeed need not be installed.
+
+examples:
+  xtrain checkpoint convert output --like models/llama --to models/mine
+  xtrain checkpoint convert output/global_step100 --like models/llama --to models/mine --dtype bf16
+
+For the way back, `xtrain export RUN --to FOLDER` writes what programs with DeepSpeed load by `from_pretrained`.
+
+exit codes: 0 converted, 2 the command line is wrong, 3 no such checkpoint, a damaged one, no room, or --to is there
+already
+"""
+
+
+def add_convert(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the action to `xtrain checkpoint`."""
+    parser = views.add_parser(
+        "convert",
+        help="write the weights of a checkpoint of DeepSpeed as safetensors",
+        description="Write the weights of a checkpoint that DeepSpeed's engine has saved as a folder of safetensors.",
+        epilog=CONVERT_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", metavar="FOLDER", type=Path, help="a checkpoint of DeepSpeed's engine")
+    parser.add_argument("--to", metavar="FOLDER", type=Path, required=True, help="the folder to write")
+    parser.add_argument(
+        "--like", metavar="FOLDER", type=Path, help="the model that was trained: config.json and tokenizer are copied"
+    )
+    parser.add_argument(
+        "--dtype", choices=("bf16", "fp16", "fp32"), help="number format (default: that of the checkpoint, fp32)"
+    )
+    parser.add_argument("--shard-size", metavar="SIZE", type=file_size, default=file_size("5GB"), help="default 5GB")
+    parser.add_argument(
+        "--trust-pickle",
+        action="store_true",
+        help="read files that hold more than tensors and DeepSpeed's own marks; this executes whatever they say",
+    )
+    parser.set_defaults(run=run_convert, action="convert")
+
+
+def run_convert(arguments: argparse.Namespace) -> int:
+    """Run the conversion. The help lists the exit statuses."""
+    from xtrain.cli.export import print_result, progress
+    from xtrain.runtime.base.errors import EnvironmentFault
+    from xtrain.runtime.store.deepspeed_import import ZeroFiles, convert
+    from xtrain.runtime.store.export_folder import check_free
+
+    begin = time.monotonic()
+    if (arguments.path / "plan.json").is_file():
+        print(f"xtrain checkpoint convert: {arguments.path} is a run; use `xtrain export`", file=sys.stderr)
+        return 2
+    if arguments.like is not None and not (arguments.like / "config.json").is_file():
+        print(f"xtrain checkpoint convert: {arguments.like} has no config.json", file=sys.stderr)
+        return 2
+    try:
+        check_free(arguments.to)
+        if arguments.trust_pickle:
+            print("warning: files are read as pickles, which can execute any code", file=sys.stderr)
+        files = ZeroFiles.open(arguments.path, trust=arguments.trust_pickle)
+        pieces = f"ZeRO stage {files.stage}, {files.ranks} ranks" if files.stage else "not in pieces"
+        print(f"{files.folder}: {pieces}, {len(files.shapes):,} weights", file=sys.stderr, flush=True)
+        converted = convert(files, arguments.like, arguments.to, arguments.dtype, arguments.shard_size, progress())
+    except EnvironmentFault as fault:
+        print(f"error[{fault.code}]: {fault}", file=sys.stderr)
+        return 3
+    print_result(converted, time.monotonic() - begin)
+    return 0
+
 
 EPILOG = """\
 PATH is a run, a lineage or root of runs, a folder of checkpoints, or one checkpoint.
@@ -64,7 +140,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain checkpoint`. The help lists the exit statuses."""
-    from xtrain.runtime.checkpoint.look import below, folders
+    from xtrain.runtime.jobs.runs import below, folders
 
     if not arguments.path.exists():  # a run by its id, or by a lineage below `runs`
         arguments.path = run_named(arguments.path) or arguments.path
@@ -87,8 +163,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _list(seen: "list[SeenCheckpoint]", *, verified: bool) -> None:
     from xtrain.dsl.diagnostics.diagnostic import shows_color
-    from xtrain.planner.report.text import Page
-    from xtrain.planner.units import bytes_text
+    from xtrain.text.page import Page
+    from xtrain.text.units import bytes_text
 
     page = Page(color=shows_color(sys.stdout))
     for folder in dict.fromkeys(each.run for each in seen):
@@ -117,7 +193,7 @@ def _measured(each: "SeenCheckpoint") -> str:
 
 
 def _age(each: "SeenCheckpoint") -> str:
-    from xtrain.planner.units import seconds_text
+    from xtrain.text.units import seconds_text
 
     saved = each.state.get("time")
     return "" if saved is None else f"{seconds_text(max(time.time() - saved, 1))} ago"
@@ -135,8 +211,8 @@ def _contents(each: "SeenCheckpoint") -> str:
 
 def _show(seen: "list[SeenCheckpoint]") -> None:
     from xtrain.dsl.diagnostics.diagnostic import shows_color
-    from xtrain.planner.report.text import Page
-    from xtrain.planner.units import bytes_text, plural
+    from xtrain.text.page import Page
+    from xtrain.text.units import bytes_text, plural
 
     page = Page(color=shows_color(sys.stdout))
     for each in seen:
@@ -177,12 +253,12 @@ def _versions_text(versions: "dict[str, str]") -> str:
 
 
 def _prune(arguments: argparse.Namespace) -> int:
-    from xtrain.runtime.checkpoint.layout import size_bytes
-    from xtrain.runtime.checkpoint.look import folders, removable
-    from xtrain.runtime.checkpoint.publish import Publisher
-    from xtrain.runtime.errors import EnvironmentFault
-    from xtrain.runtime.files.durable import forget
-    from xtrain.runtime.files.locks import LAUNCHER_LOCK, WORKER_LOCK, hold
+    from xtrain.runtime.base.errors import EnvironmentFault
+    from xtrain.runtime.base.files import forget
+    from xtrain.runtime.base.locks import LAUNCHER_LOCK, WORKER_LOCK, hold
+    from xtrain.runtime.jobs.runs import folders, removable
+    from xtrain.runtime.store.checkpoints import size_bytes
+    from xtrain.runtime.store.publication import Publisher
 
     known = folders(arguments.path)
     if not known:
@@ -213,7 +289,7 @@ def _prune(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace, path: Path, why: str, size: int) -> None:
-    from xtrain.planner.units import bytes_text
+    from xtrain.text.units import bytes_text
 
     if arguments.json:
         print(json.dumps({"path": str(path), "why": why, "bytes": size, "removed": arguments.yes}))

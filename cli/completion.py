@@ -66,9 +66,9 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 def _words() -> dict[str, list[str]]:
     """Return a dict from metavar to its possible words. `--set` gets the settings of blocks without a name."""
-    from xtrain.dsl.blocks import NAMED
     from xtrain.dsl.diagnostics.codes import CODES
     from xtrain.dsl.reference.reference import every_page
+    from xtrain.dsl.schema.blocks import NAMED
 
     pages = list(every_page())
     fields = [field for page in pages for field in page.fields if field.group == "block" and not field.is_block]

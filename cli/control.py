@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xtrain.cli.arguments import above_zero
-from xtrain.records.control_words import ControlState, ControlWord
+from xtrain.cli.verb import above_zero
+from xtrain.records.names import ControlState, ControlWord
 
 if TYPE_CHECKING:
-    from xtrain.records.run_events import ControlEvent
+    from xtrain.records.events import ControlEvent
 
 EPILOG = """\
 RUN is a run's directory, or a lineage or root of runs: then the one that was started last and is live.
@@ -57,7 +57,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain control`. The help lists the exit statuses."""
     from xtrain.records.lines import line_of
-    from xtrain.runtime.control.asking import Asked, NotLive, live_run
+    from xtrain.runtime.jobs.runs import Asked, NotLive, live_run
 
     argument: str | int | None = arguments.argument
     if arguments.command == ControlWord.PROFILE:
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         asked = Asked.put(live_run(arguments.path, arguments.wait), arguments.command, argument)
     except NotLive as error:
-        from xtrain.runtime.launch.jobs import not_begun
+        from xtrain.runtime.jobs.submitted import not_begun
 
         return _nobody(not_begun(arguments.path) or str(error))
     except OSError as error:

@@ -1,14 +1,264 @@
-"""`xtrain data build|show|stats|teach SPEC`: build and inspect training data before or after training."""
+"""`xtrain data build|show|stats|teach SPEC`: build and inspect the data of a run before or after training."""
 
 import argparse
+import json
+import signal
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
-from xtrain.cli.arguments import add_sets
-from xtrain.cli.data_build import add_build, build
-from xtrain.cli.data_show import add_show, show
-from xtrain.cli.data_stats import add_stats, stats
-from xtrain.cli.data_teach import add_teach, teach
-from xtrain.cli.own_code import say_own_code
+from xtrain.cli.data_show import add_show, add_stats, show, stats
+from xtrain.cli.verb import add_sets, number_of, say_own_code
+
+if TYPE_CHECKING:
+    from xtrain.plan.plan import Node, Plan
+    from xtrain.runtime.feed.prepared import StoreIdentity
+    from xtrain.runtime.feed.sources.source import DataSource
+    from xtrain.runtime.feed.tokenizers import TextTokenizer
+
+
+BUILD_EPILOG = """\
+Nothing is built that is there already: a store is named by everything it depends on. A build that was interrupted, in
+whatever way, goes on where it was when the same command is given again.
+
+examples:
+  xtrain data build specs/quickstart.xtrain
+  xtrain data build specs/quickstart.xtrain --jobs 8 --dataset code
+  xtrain data build specs/quickstart.xtrain --verify --json | jq .key
+"""
+RESUMABLE = "the finished part is kept; the same command continues from there"
+
+
+class _Stopped(BaseException):
+    """A request to stop this process."""
+
+
+def add_build(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+    """Add the view to `xtrain data`."""
+    build = views.add_parser(
+        "build",
+        help="tokenise and pack, as a run would",
+        description="Tokenise the datasets of SPEC and pack their rows into the cache, so that a run starts at once.",
+        epilog=BUILD_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    build.add_argument(
+        "--jobs",
+        type=number_of("processes"),
+        metavar="N",
+        help="processes that tokenise (default: one a core, or none if there is little to do)",
+    )
+    build.add_argument(
+        "--verify", action="store_true", help="read what is there already, and build it anew if it is damaged"
+    )
+    return build
+
+
+def build(plan: "Plan", arguments: argparse.Namespace) -> int:
+    """Build the data. Exit status: 0 complete, 130 interrupted, 75 stopped. Raises DataError for unusable data."""
+    from xtrain.runtime.feed.dataset_view import data_nodes, tokenizer_of
+
+    try:
+        with _stoppable():
+            tokenizer = tokenizer_of(plan)
+            for name, node in data_nodes(plan).items():
+                if arguments.dataset in (None, name):
+                    _build(plan, name, node, tokenizer, arguments)
+    except KeyboardInterrupt:
+        print(f"xtrain data: interrupted; {RESUMABLE}", file=sys.stderr)
+        return 130
+    except _Stopped:
+        print(f"xtrain data: stopped; {RESUMABLE}", file=sys.stderr)
+        return 75
+    return 0
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Stopped
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _build(plan: "Plan", name: str, node: "Node", tokenizer: "TextTokenizer", arguments: argparse.Namespace) -> None:
+    from xtrain.cli.data_show import shown
+    from xtrain.runtime.base.files import move_aside
+    from xtrain.runtime.feed.documents import DocumentEncoder
+    from xtrain.runtime.feed.prepared import build_store, cache_of, identify, packed_from, source_of
+    from xtrain.runtime.feed.token_store import DataProgress, damage, open_named
+
+    begun, resumed = time.monotonic(), 0
+    source, encoder = source_of(plan, node, tokenizer), DocumentEncoder(tokenizer, node.args["reads"])
+    cache = cache_of(plan) / "tokens"
+    with shown(name) as show:
+        identity = identify(source, encoder, cache, show)
+    if not arguments.json:
+        _print_identity(name, source, identity)
+    while (there := open_named(cache, identity.names)) is not None and arguments.verify:
+        folder = cache / there.folder
+        with shown(name) as show:
+            damaged = damage(folder, show)
+        if not damaged:
+            break
+        what = f"{folder}: {', '.join(damaged)}: not what was written; it is built anew"
+        print(f"warning: {what}", file=sys.stderr)
+        move_aside(folder)
+    with shown(name) as show:
+
+        def report(now: DataProgress) -> None:
+            nonlocal resumed
+            resumed = max(resumed, now.resumed)
+            show(now)
+
+        store = build_store(source, encoder, cache, jobs=arguments.jobs, progress=report, identity=identity)
+    data, folder = packed_from(plan, node, store), cache / store.folder
+    found = {
+        "dataset": name,
+        "key": identity.key,
+        "covers": identity.covers,
+        "folder": str(folder),
+        "state": "there" if there else "resumed" if resumed else "built",
+        "files": store.num_files,
+        "documents": store.num_documents,
+        "tokens": store.num_tokens,
+        "lost": dict(store.lost),
+        "bad_records": store.bad_records.count,
+        "first_bad_records": [f"{record.origin}: {record.reason}" for record in store.bad_records.first],
+        "bad_records_file": str(folder / "bad_records.jsonl") if store.bad_records.count else None,
+        "rows": {part: reader.rows.num_rows for part, reader in data.parts.items()},
+        "seconds": round(time.monotonic() - begun, 3),
+    }
+    if arguments.json:
+        print(json.dumps(found), flush=True)
+    else:
+        _print_result(found)
+
+
+def _print_identity(name: str, source: "DataSource", identity: "StoreIdentity") -> None:
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
+    from xtrain.text.page import Page
+    from xtrain.text.units import bytes_text, plural
+
+    title, size = source.kind, source.num_bytes()
+    title += f", {plural(len(source.files), 'file')}" if source.files else ""
+    title += f", {bytes_text(size)}" if size else ""
+    page = Page(color=shows_color(sys.stdout))
+    page.heading(name, title)
+    page.line(f"  store {identity.key}, named by")
+    page.described([(part, _shown(value)) for part, value in identity.covers.items()])
+    # Report at once: the next part may take hours.
+    print(str(page).strip("\n"), flush=True)
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    if len(text) <= 80 and "\n" not in text:
+        return text
+    return f"{len(text):,} characters, {blake2b(text.encode(), digest_size=16).hexdigest()}"
+
+
+def _print_result(found: dict[str, Any]) -> None:
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
+    from xtrain.text.page import Page
+    from xtrain.text.units import plural, seconds_text
+
+    state = {"there": "was there already", "built": "built", "resumed": "gone on with and completed"}[found["state"]]
+    rows = " · ".join(f"{part} {count:,}" for part, count in found["rows"].items())
+    files = f", from {plural(found['files'], 'file')}" if found["files"] else ""
+    table = [("documents", f"{found['documents']:,} of {found['tokens']:,} tokens{files}"), ("rows", rows)]
+    if found["bad_records"]:
+        table.append(("left out", f"{plural(found['bad_records'], 'bad record')}, listed in bad_records.jsonl there"))
+        table += [("", line) for line in found["first_bad_records"]]
+    lost = [f"{kind} in {plural(count, 'record')}" for kind, count in found["lost"].items()]
+    table += [("" if number else "not written by the template", line) for number, line in enumerate(lost)]
+    page = Page(color=shows_color(sys.stdout))
+    page.line(f"  {state}, {seconds_text(found['seconds'])}: {found['folder']}")
+    page.described(table)
+    print(str(page).strip("\n"), flush=True)
+
+
+TEACH_EPILOG = """\
+The teacher runs over every token of the datasets, on the device of the spec, and on as many ranks as a machine of the
+run has: tp cuts it as it does the model, and over all others it is sharded, each computing rows of its own. Nothing is
+computed that is there already: an entry is named by the tokens, the teacher's weights, top, temperature and precision.
+
+examples:
+  xtrain data teach specs/distill_cpu.xtrain
+  xtrain data teach specs/distill_cpu.xtrain --set parallel.fsdp=2
+"""
+
+
+def add_teach(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+    """Add the view to `xtrain data`."""
+    return views.add_parser(
+        "teach",
+        help="store what the teacher of `loss distill` holds probable",
+        description="Run the teacher of SPEC over its datasets, and store its most probable tokens in the cache.",
+        epilog=TEACH_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def teach(plan: "Plan", arguments: argparse.Namespace) -> int:
+    """Compute the teacher's outputs. Exit status: 0 complete, 2 the loss has no teacher, 130 interrupted. Raises
+    DataError for unusable data or an unusable teacher."""
+    nodes = {node.args["dataset"]: node for node in plan.nodes if node.op == "setup.teacher"}
+    if not nodes:
+        print("xtrain data teach: the loss of this spec learns from no teacher; choose `loss distill`", file=sys.stderr)
+        return 2
+    if arguments.dataset is not None and arguments.dataset not in nodes:
+        print(f"xtrain data teach: the loss reads no teacher beside dataset {arguments.dataset}", file=sys.stderr)
+        return 2
+    try:
+        for name in nodes if arguments.dataset is None else (arguments.dataset,):
+            _teach(plan, name, as_json=arguments.json)
+    except KeyboardInterrupt:
+        print("xtrain data teach: interrupted; the same command goes on", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _teach(plan: "Plan", name: str, *, as_json: bool) -> None:
+    from xtrain.cli.data_show import shown
+    from xtrain.runtime.feed.dataset_view import data_nodes, tokenizer_of
+    from xtrain.runtime.feed.prepared import prepared_from
+    from xtrain.runtime.sampling.teaching import Lesson
+    from xtrain.text.units import bytes_text, plural, seconds_text
+
+    with shown(name) as report:
+        store = prepared_from(plan, data_nodes(plan)[name], tokenizer_of(plan), progress=report).store
+    begun, ranks = time.monotonic(), plan.launch["ranks_per_node"]
+    lesson = Lesson.of(plan, name, store)
+    there = lesson.is_there
+    if not there:
+        lesson.give(ranks)
+    size = store.num_tokens * 4 * (2 * lesson.key.top + 1)
+    found = {
+        "dataset": name,
+        "key": lesson.key.name,
+        "folder": str(lesson.cache / lesson.key.name),
+        "state": "there" if there else "computed",
+        "tokens": store.num_tokens,
+        "bytes": size,
+        "seconds": round(time.monotonic() - begun, 3),
+    }
+    if as_json:
+        print(json.dumps(found), flush=True)
+        return
+    together = f" by {plural(ranks, 'rank')}" if ranks > 1 else ""
+    done = "was there already" if there else f"computed in {seconds_text(found['seconds'])}{together}"
+    print(f"{name}: {store.num_tokens:,} tokens, {bytes_text(size)}, {done}: {found['folder']}", flush=True)
+
 
 EPILOG = """\
 examples:
@@ -52,9 +302,9 @@ def run(arguments: argparse.Namespace) -> int:
     plan = compiled.plan
     if plan is None:
         return 2
-    from xtrain.runtime.data.errors import DataError
-    from xtrain.runtime.data.look import data_nodes
-    from xtrain.runtime.errors import EnvironmentFault
+    from xtrain.runtime.base.data_errors import DataError
+    from xtrain.runtime.base.errors import EnvironmentFault
+    from xtrain.runtime.feed.dataset_view import data_nodes
 
     if is_saved(arguments.spec):
         say_own_code(plan, arguments.spec)

@@ -1,27 +1,186 @@
-"""`xtrain data show SPEC`: packed rows in training order, with the loss mask marked."""
+"""`xtrain data show` and `stats`: rows in the order of training with their loss masks, counts and lengths."""
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from xtrain.cli.arguments import number_of
-from xtrain.cli.flowing import TextPart, flow, plain, width
-from xtrain.planner.units import plural
+from xtrain.cli.verb import number_of
+from xtrain.text.flow import TextPart, flow, plain, width
+from xtrain.text.printing import drawn_on
+from xtrain.text.units import plural
 
 if TYPE_CHECKING:
-    from xtrain.planner.plan import Node, Plan
-    from xtrain.planner.report.text import Page
-    from xtrain.planner.schedule.step_sizes import StepSizes
-    from xtrain.runtime.data.loading.curriculum import Curriculum
-    from xtrain.runtime.data.loading.prepared import PreparedDataset
-    from xtrain.runtime.data.look import DocumentSpan, Segment, SegmentInRow, ShownRow
-    from xtrain.runtime.data.packing.row_reader import RowReader
+    from xtrain.plan.plan import Node, Plan
+    from xtrain.plan.step_sizes import StepSizes
+    from xtrain.runtime.feed.curriculum import Curriculum
+    from xtrain.runtime.feed.dataset_view import DocumentSpan, Segment, SegmentInRow, ShownRow
+    from xtrain.runtime.feed.packing.stored_rows import RowReader
+    from xtrain.runtime.feed.prepared import PreparedDataset
+    from xtrain.runtime.feed.token_store import DataProgress, Report
+    from xtrain.text.page import Page
 
     Chosen = tuple[str, RowReader, int, int | None]
-    """Dataset, reader, number and place of a row to show."""
+    "Dataset, reader, number and place of a row to show."
+
+
+LINE_SECONDS = 10.0
+
+
+@contextmanager
+def shown(name: str) -> "Iterator[Report]":
+    """Yield a callback for `build_store` that shows its progress on stderr until the block ends."""
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        with _bar(name) as report:
+            yield report
+        return
+    from xtrain.runtime.feed.token_store import every
+
+    yield every(LINE_SECONDS, lambda line, _: print(f"{name}: {line}", file=sys.stderr, flush=True))
+
+
+@contextmanager
+def _bar(name: str) -> "Iterator[Report]":
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bars
+    from rich.table import Column
+
+    from xtrain.runtime.feed.token_store import ReadingPace, in_words
+
+    pace = ReadingPace()
+    # Remove the bar at the end; other lines report the result.
+    bars = Bars(
+        TextColumn("{task.fields[dataset]}", table_column=Column(no_wrap=True, min_width=len(name))),
+        BarColumn(16, table_column=Column(min_width=16)),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+        console=Console(file=drawn_on(sys.stderr)),
+        transient=True,
+        # Output for stdout must not be redirected to the bar's stream.
+        redirect_stdout=False,
+        redirect_stderr=False,
+        refresh_per_second=4,
+    )
+    with bars:
+        task = bars.add_task("", dataset=name, total=None, start=False)
+
+        def report(now: "DataProgress") -> None:
+            pace.look(now)
+            bars.start_task(task)
+            bars.update(task, description=in_words(now, pace), total=now.total, completed=now.done)
+
+        yield report
+
+
+def add_stats(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+    """Add the view to `xtrain data`."""
+    return views.add_parser("stats", help="counts and lengths", description="Print counts, lengths and fill of rows.")
+
+
+def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
+    """Print the statistics. Raises DataError for unusable data."""
+    # REGROUP
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
+    from xtrain.runtime.feed.dataset_view import data_nodes, epoch, sampling, statistics, tokenizer_of
+    from xtrain.runtime.feed.prepared import prepared_from
+    from xtrain.text.page import Page
+    from xtrain.text.units import plural
+
+    tokenizer = tokenizer_of(plan)
+    page = Page(color=shows_color(sys.stdout))
+    trained, rows = plan.node("setup.loader").args["datasets"], {}
+    for name, node in data_nodes(plan).items():
+        if arguments.dataset not in (None, name):
+            continue
+        with shown(name) as report:
+            data = prepared_from(plan, node, tokenizer, progress=report)
+        found = statistics(plan, data)
+        if name in trained:
+            rows[name] = data.train_rows.num_rows
+        if arguments.json:
+            print(json.dumps(found))
+            continue
+        files = f"{plural(found['files'], 'file')}, " if found["files"] else ""
+        page.heading(name, f"{files}{plural(found['bad_records'], 'bad record')}, store {found['store']}")
+        for part, own in found["parts"].items():
+            if own["documents"]:
+                page.table(_table(part, own, found["oversized"]), styles=("bold", "dim"))
+        if beside := _beside(found):
+            page.table(beside, styles=("bold", "dim"))
+    # The sampling of one dataset depends on the number of rows of all datasets.
+    if len(trained) > 1 and len(rows) == len(trained):
+        taken, whole = sampling(plan, rows), epoch(plan, rows)
+        if arguments.json:
+            print(json.dumps({"mixture": taken, "epoch": whole}))
+        else:
+            page.heading("mixture", "shares of rows in each phase, and what the whole run takes")
+            epoch_row = ("an epoch", "rows", f"{whole['rows']:,g}, {whole['steps']:,} steps")
+            page.table([*_mixture(taken), epoch_row], styles=("bold", "dim"))
+    if not arguments.json:
+        sys.stdout.write(str(page).lstrip("\n"))
+    return 0
+
+
+def _beside(found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return rows for numeric fields, content that the template leaves out, and reasons for bad records."""
+    numbers = [
+        ("", name, f"least {own['least']:.4g} · mean {own['mean']:.4g} · most {own['most']:.4g}")
+        for name, own in found.get("numbers", {}).items()
+    ]
+    reasons = [("", f"{count:,}", reason) for reason, count in found.get("bad_reasons", {}).items()]
+    lost = [("", f"{count:,}", kind) for kind, count in found.get("lost", {}).items()]
+    return [
+        *_titled("numbers", numbers), *_titled("not written by the template", lost), *_titled("bad records", reasons)
+    ]  # fmt: skip
+
+
+def _titled(title: str, rows: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """Return the rows with the title in the first one."""
+    return [(title, *row[1:]) for row in rows[:1]] + rows[1:]
+
+
+def _table(part: str, own: dict[str, Any], oversized: str) -> list[tuple[str, str, str]]:
+    lengths = " · ".join(f"{name} {value:,}" for name, value in own["lengths"].items())
+    table = [
+        ("", "documents", f"{own['documents']:,} of {own['tokens']:,} tokens"),
+        ("", "lengths", f"{lengths} tokens"),
+        ("", "rows", f"{own['rows']:,} of {own['capacity']:,} positions, {own['fill']:.3%} filled"),
+    ]
+    if own.get("trained_tokens", own["tokens"]) != own["tokens"]:
+        table.insert(
+            1, ("", "predicted", f"{own['trained_tokens']:,} tokens, {own['trained_tokens'] / own['tokens']:.1%}")
+        )
+    if "questions" in own:
+        table.insert(0, ("", "questions", f"{own['questions']:,}, a document for each of their choices"))
+    if "pairs" in own:
+        table[0] = ("", "pairs", f"{own['pairs']:,} of {own['tokens']:,} tokens")
+    what = "pairs" if "pairs" in own else "documents"
+    if own["documents_split"]:
+        table.append(("", "too long", f"{own['documents_split']:,} {what} split over rows, as oversized = split says"))
+    if own["tokens_lost"]:
+        lost = f"{own['documents_cut']:,} {what} cut, {own['documents_left_out']:,} left out"
+        why = "at the front" if oversized == "truncate_front" else f"as oversized = {oversized} says"
+        table.append(("", "too long", f"{lost}, {why}: {own['tokens_lost']:,} tokens lost"))
+    if own.get("documents_unanswered"):
+        table.append(("", "", f"{own['documents_unanswered']:,} of those that are cut have nothing left to predict"))
+    if "steps_an_epoch" in own:
+        table.append(("", "an epoch", f"{own['steps_an_epoch']:,} steps"))
+    return _titled(part, table)
+
+
+def _mixture(taken: dict[str, dict[str, Any]]) -> list[tuple[str, str, str]]:
+    table = []
+    for name, own in taken.items():
+        shares = " · ".join(f"{phase} {share:.1%}" for phase, share in own["shares"].items())
+        epochs = "" if own["epochs"] is None else f", {own['epochs']:,} epochs"
+        table.append((name, "shares", shares))
+        table.append(("", "rows", f"{own['rows']:,}{epochs}"))
+    return table
+
 
 SHOWN = 240  # characters of a document, unless all are requested
 SHORTEST = 40  # characters of a stretch of it
@@ -49,14 +208,14 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
 
     Raises DataError for unusable data.
     """
-    from xtrain.cli.data_progress import shown
+    # REGROUP
     from xtrain.dsl.diagnostics.diagnostic import shows_color
-    from xtrain.planner.data.chain import changes_documents
-    from xtrain.planner.report.text import Page
-    from xtrain.planner.schedule.arithmetic import arithmetic_of
-    from xtrain.runtime.data.loading.prepared import prepared_from
-    from xtrain.runtime.data.loading.training_rows import curriculum_of
-    from xtrain.runtime.data.look import data_nodes, laid_out, tokenizer_of, written_out
+    from xtrain.plan.arithmetic import arithmetic_of
+    from xtrain.plan.data import changes_documents
+    from xtrain.runtime.feed.curriculum import curriculum_of
+    from xtrain.runtime.feed.dataset_view import data_nodes, laid_out, tokenizer_of, written_out
+    from xtrain.runtime.feed.prepared import prepared_from
+    from xtrain.text.page import Page
 
     nodes, loader, tokenizer = data_nodes(plan), plan.node("setup.loader").args, tokenizer_of(plan)
     wanted = [arguments.dataset] if arguments.dataset else loader["datasets"]
@@ -119,7 +278,7 @@ def _held_out(found: "dict[str, PreparedDataset]", most: int) -> "Iterator[Chose
 
 def _trained(curriculum: "Curriculum", found: "dict[str, PreparedDataset]", step: int, most: int) -> "Iterator[Chosen]":
     """Yield training rows from a step on, counted from 0 here."""
-    from xtrain.runtime.data.look import rows_from
+    from xtrain.runtime.feed.dataset_view import rows_from
 
     rows = {name: data.train_rows.num_rows for name, data in found.items()}
     readers = {name: data.parts["training"] for name, data in found.items()}
@@ -131,8 +290,8 @@ def _trained(curriculum: "Curriculum", found: "dict[str, PreparedDataset]", step
 
 def _behind(plan: "Plan") -> "Callable[[str, RowReader, int, int | None], list[SegmentInRow]]":
     """Return a function that applies the user's collators to a row, as in a training step. Needs torch."""
-    from xtrain.runtime.data.packing.row_reader import UNKNOWN
-    from xtrain.runtime.input.look_collated import collated
+    from xtrain.runtime.feed.collated_view import collated
+    from xtrain.runtime.feed.packing.stored_rows import UNKNOWN
 
     run, trained = collated(plan), plan.node("setup.loader").args["datasets"]
 

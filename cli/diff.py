@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xtrain.cli.arguments import add_sets, ranks
-from xtrain.cli.counting import counted
+from xtrain.cli.verb import add_sets, counted, ranks
 
 if TYPE_CHECKING:
-    from xtrain.planner.compare.diff_sides import Side
+    from xtrain.planner.review.changes import Side
 
 EPILOG = """\
 examples:
@@ -48,9 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain diff`. Exit status: 0 compared, 1 they differ and --exit-code was given, 2 an argument cannot be
     read."""
     from xtrain.dsl.diagnostics.diagnostic import Diagnostics, shows_color
-    from xtrain.planner.compare.diff import compare_plans, to_json
-    from xtrain.planner.compare.diff_sides import going_on, open_sides, run_command
-    from xtrain.planner.report.render_diff import render_diff
+    from xtrain.planner.review.changes import going_on, open_sides, run_command
+    from xtrain.planner.review.diff import compare_plans, render_diff, to_json
 
     paths = [_place(given) for given in (arguments.a, arguments.b) if given is not None]
     a, b, diagnostics = open_sides(paths, arguments.sets, arguments.world)
@@ -92,8 +90,8 @@ def _with_step(side: "Side") -> "Side":
         return side
     from attrs import evolve
 
-    from xtrain.planner.schedule.step_sizes import past_of
-    from xtrain.runtime.checkpoint.layout import CheckpointFolder
+    from xtrain.plan.step_sizes import past_of
+    from xtrain.runtime.store.checkpoints import CheckpointFolder
 
     latest = CheckpointFolder(Path(side.path) / "checkpoints").latest()
     return evolve(side, step=latest.step, past=past_of(latest.state())) if latest else side
@@ -103,7 +101,7 @@ def _with_rows(side: "Side") -> "Side":
     """Return a side with its steps from the counted data, if the plan waits for it."""
     from attrs import evolve
 
-    from xtrain.planner.schedule.horizon import waits
+    from xtrain.plan.timeline import waits
 
     if side.plan.counted is not None or not waits(side.plan):
         return side

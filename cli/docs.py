@@ -47,12 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"xtrain docs: {whole} prints all there is and takes no topic", file=sys.stderr)
         return 2
     if arguments.capabilities:
-        from xtrain.planner.report.capabilities import text as capabilities
+        from xtrain.planner.review.capabilities import text as capabilities
 
         sys.stdout.write(capabilities())
         return 0
     if arguments.markdown:
-        from xtrain.dsl.reference.markdown import markdown
+        from xtrain.dsl.reference.text import markdown
 
         sys.stdout.write(markdown())
         return 0
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         return explain(arguments.topic)
     if arguments.topic.endswith(".py"):
         return _own_functions(arguments.topic)
-    from xtrain.dsl.reference.topics import find, near
+    from xtrain.dsl.reference.text import find, near
 
     found = find(arguments.topic)
     if not found:
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _own_functions(path: str) -> int:
     from xtrain.dsl.diagnostics.diagnostic import Diagnostics
-    from xtrain.dsl.reference.own_functions import own_functions
+    from xtrain.dsl.reference.text import own_functions
 
     wrong = Diagnostics()
     try:

@@ -8,13 +8,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xtrain.cli.arguments import above_zero, add_node, add_sets, ranks
-from xtrain.cli.counting import counted
-from xtrain.planner.units import plural
+from xtrain.cli.verb import above_zero, add_node, add_sets, counted, ranks
+from xtrain.text.units import plural
 
 if TYPE_CHECKING:
-    from xtrain.planner.plan import Plan
-    from xtrain.runtime.doctor.unfit import Unfit
+    from xtrain.plan.plan import Plan
+    from xtrain.runtime.inspect.machine import Unfit
 
 EPILOG = """\
 examples:
@@ -71,16 +70,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _without_plan() -> "list[Unfit]":
-    from xtrain.runtime.doctor.examine import examine_without_plan
+    from xtrain.runtime.inspect.doctor import examine_without_plan
 
     return examine_without_plan()
 
 
 def _with_plan(plan: "Plan", arguments: argparse.Namespace) -> "list[Unfit]":
-    from xtrain.runtime.doctor.checks import of_fault
-    from xtrain.runtime.doctor.examine import examine
-    from xtrain.runtime.errors import EnvironmentFault
-    from xtrain.runtime.launch.node_place import node_place
+    from xtrain.runtime.base.errors import EnvironmentFault
+    from xtrain.runtime.base.hosts import node_place
+    from xtrain.runtime.inspect.doctor import examine, of_fault
 
     # torch prints its own traces when a store does not answer.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
@@ -112,7 +110,7 @@ def _report(found: "list[Unfit]", arguments: argparse.Namespace, plan: "Plan | N
 
 
 def _later_task() -> bool:
-    from xtrain.runtime.launch.node_place import in_slurm_step
+    from xtrain.runtime.base.hosts import in_slurm_step
 
     return in_slurm_step() and os.environ.get("SLURM_PROCID", "0") != "0"
 
@@ -120,7 +118,7 @@ def _later_task() -> bool:
 def _looked_at(plan: "Plan | None", arguments: argparse.Namespace) -> str:
     if plan is None:
         return f"this machine in {Path.cwd()}, without a plan"
-    from xtrain.runtime.launch.node_place import in_slurm_step
+    from xtrain.runtime.base.hosts import in_slurm_step
 
     nodes, alone = plan.launch["nodes"], arguments.node is None and not in_slurm_step()
     of = f"plan {plan.id}, {plural(plan.mesh.world_size, 'rank')} on {plural(nodes, 'machine')}"

@@ -8,11 +8,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xtrain.cli.arguments import RUN_HELP, run_named
+from xtrain.cli.verb import RUN_HELP, run_named
 
 if TYPE_CHECKING:
-    from xtrain.runtime.export.export import Exported
-    from xtrain.runtime.export.weights import Report
+    from xtrain.runtime.store.export import Exported
+    from xtrain.runtime.store.export_weights import Report
 
 EPILOG = """\
 FOLDER gets config.json, generation_config.json, weights as safetensors, the tokenizer with its chat template, and a
@@ -108,12 +108,11 @@ def write(verb: str, arguments: argparse.Namespace, *, adapter: bool = False, me
     directory = run_named(arguments.run_directory)
     if directory is None:
         return 2
-    from xtrain.planner.load import load_plan
-    from xtrain.planner.serialise import PlanError
-    from xtrain.runtime.data.errors import DataError
-    from xtrain.runtime.errors import EnvironmentFault
-    from xtrain.runtime.export.checkpoint import adapter_export_of, check_sound, export_of
-    from xtrain.runtime.export.new_folder import check_free
+    from xtrain.plan.serialise import PlanError, load_plan
+    from xtrain.runtime.base.data_errors import DataError
+    from xtrain.runtime.base.errors import EnvironmentFault
+    from xtrain.runtime.store.adapter_export import adapter_export_of, check_sound, export_of
+    from xtrain.runtime.store.export_folder import check_free
 
     begin = time.monotonic()
     try:
@@ -136,7 +135,7 @@ def write(verb: str, arguments: argparse.Namespace, *, adapter: bool = False, me
 
 def progress() -> "Report":
     """Return a callback that prints progress lines on stderr, some seconds apart."""
-    from xtrain.planner.units import bytes_text, rate_text
+    from xtrain.text.units import bytes_text, rate_text
 
     begun: dict[str, float] = {}
     due = time.monotonic() + LINE_SECONDS
@@ -156,7 +155,7 @@ def progress() -> "Report":
 
 
 def print_result(exported: "Exported", seconds: float) -> None:
-    from xtrain.planner.units import bytes_text, plural, seconds_text
+    from xtrain.text.units import bytes_text, plural, seconds_text
 
     for remark in exported.remarks:
         print(f"warning: {remark}", file=sys.stderr)

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xtrain.cli.arguments import above_zero, add_sets, ranks
-from xtrain.records.paths import LR_SWEEP_FILE
+from xtrain.cli.verb import above_zero, add_sets, ranks
+from xtrain.records.names import LR_SWEEP_FILE
 from xtrain.regular_files import read_json
 
 if TYPE_CHECKING:
@@ -74,11 +74,11 @@ def _compiled(arguments: argparse.Namespace) -> "Compiled":
     """Return the plan of the sweep. Raises Refused."""
     from attrs import evolve
 
-    from xtrain.cli.refused import Refused
+    from xtrain.cli.verb import Refused
     from xtrain.components.actions.lr_sweep import swept
     from xtrain.dsl.load import load_spec
     from xtrain.dsl.spec_text import resolved_text
-    from xtrain.planner.compare.plan_origin import signed
+    from xtrain.plan.serialise import signed
     from xtrain.planner.compile import compile_plan
 
     loaded = load_spec(arguments.spec, arguments.sets)
@@ -94,10 +94,10 @@ def _compiled(arguments: argparse.Namespace) -> "Compiled":
 
 
 def _print_plan(arguments: argparse.Namespace) -> int:
-    from xtrain.cli.refused import Refused
+    from xtrain.cli.verb import Refused
     from xtrain.dsl.diagnostics.diagnostic import shows_color
-    from xtrain.planner.report.render import render
-    from xtrain.planner.serialise import dumps
+    from xtrain.plan.serialise import dumps
+    from xtrain.planner.review.page import render
 
     try:
         plan = _compiled(arguments).plan
@@ -112,7 +112,7 @@ def _show(directory: Path, *, as_json: bool) -> int:
     from shutil import get_terminal_size
 
     from xtrain.tui.board.plot import terminal_glyphs
-    from xtrain.tui.pages.lr_sweep_page import lr_sweep_page
+    from xtrain.tui.pages.sweeps import lr_sweep_page
 
     try:
         found: dict[str, Any] = read_json(directory / LR_SWEEP_FILE)

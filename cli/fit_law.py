@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from xtrain.records.law import ScalingLaw
-    from xtrain.runtime.law.fit import RunLoss
+    from xtrain.runtime.jobs.law import RunLoss
 
 EPILOG = """\
 example:
@@ -36,8 +36,7 @@ def add_parser(subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain fit-law`. Exit status: 0 a law was fitted, 2 the runs allow none, 3 it cannot be written."""
-    from xtrain.runtime.law.fit import Unfittable, fit_law
-    from xtrain.runtime.law.runs import finished_runs, measured_runs
+    from xtrain.runtime.jobs.law import Unfittable, finished_runs, fit_law, measured_runs
 
     finished = finished_runs(arguments.runs)
     try:
@@ -72,8 +71,8 @@ def _as_json(law: "ScalingLaw") -> dict:
 
 
 def _lines(law: "ScalingLaw", runs: "Sequence[tuple[Path, RunLoss]]") -> Iterator[str]:
-    from xtrain.planner.units import count_text
     from xtrain.records.law import FORM, NAMES, SHARE
+    from xtrain.text.units import count_text
 
     yield f"{FORM}, {law.metric} of {law.runs} runs"
     yield ""

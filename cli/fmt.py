@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xtrain.cli.safe_output import drawn_on
+from xtrain.text.printing import drawn_on
 
 if TYPE_CHECKING:
     from xtrain.dsl.diagnostics.diagnostic import Diagnostics
@@ -76,7 +76,7 @@ def _specs(file: str) -> Iterator[str]:
 
 def _format(file: str, *, check: bool, diff: bool) -> int:
     from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SpecErrors, shows_color
-    from xtrain.dsl.evaluation.includes import read_source
+    from xtrain.dsl.evaluation.statements import read_source
     from xtrain.dsl.syntax.format import FormatFault, format_source
 
     diagnostics = Diagnostics()

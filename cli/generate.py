@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from xtrain.cli.arguments import RUN_HELP, run_named
-from xtrain.cli.own_code import say_own_code
+from xtrain.cli.verb import RUN_HELP, run_named, say_own_code
 
 if TYPE_CHECKING:
-    from xtrain.runtime.generation.continuation import Continuation
+    from xtrain.runtime.nn.texts import Continuation
 
 
 def add_parser(subparsers) -> None:
@@ -69,13 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     if (directory := run_named(arguments.run_directory)) is None:
         return 2
-    from xtrain.planner.load import load_plan
-    from xtrain.planner.serialise import PlanError
-    from xtrain.runtime.data.errors import DataError
-    from xtrain.runtime.errors import EnvironmentFault
-    from xtrain.runtime.generation.sampling import Sampling
-    from xtrain.runtime.generation.text_generator import LogitsNotFinite
-    from xtrain.runtime.generation.trained import TrainedRun
+    from xtrain.plan.serialise import PlanError, load_plan
+    from xtrain.runtime.base.data_errors import DataError
+    from xtrain.runtime.base.errors import EnvironmentFault
+    from xtrain.runtime.nn.texts import Sampling
+    from xtrain.runtime.sampling.text_generator import LogitsNotFinite
+    from xtrain.runtime.sampling.trained_run import TrainedRun
 
     sampling = Sampling(
         temperature=arguments.temperature,

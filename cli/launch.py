@@ -6,15 +6,12 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from xtrain.cli.arguments import add_sets, ranks
-from xtrain.cli.counting import counted
-from xtrain.cli.own_code import say_own_code
-from xtrain.cli.refused import Refused, refusals
+from xtrain.cli.verb import Refused, add_sets, counted, ranks, refusals, say_own_code
 
 if TYPE_CHECKING:
-    from xtrain.dsl.schema.launchers import Launcher
-    from xtrain.planner.plan import Plan
-    from xtrain.runtime.launch.jobs import Job
+    from xtrain.dsl.schema.cluster import Launcher
+    from xtrain.plan.plan import Plan
+    from xtrain.runtime.jobs.submitted import Job
 
 EPILOG = """\
 examples:
@@ -64,8 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _launch(arguments: argparse.Namespace) -> int:
     """Submit a run. Raises Refused, EnvironmentFault."""
     from xtrain.cli.run_sweep import launch as launch_sweep
-    from xtrain.planner.serialise import dumps
-    from xtrain.runtime.launch.jobs import job_launcher, submit_job
+    from xtrain.plan.serialise import dumps
+    from xtrain.runtime.jobs.submitted import job_launcher, submit_job
 
     arguments.sets = [*_chosen(arguments), *arguments.sets]
     if (status := launch_sweep(arguments, _launcher)) is not None:
@@ -85,7 +82,7 @@ def _launch(arguments: argparse.Namespace) -> int:
 def _chosen(arguments: argparse.Namespace) -> list[str]:
     """Return `--on` as a `--set` text if the spec has no launcher, so that launcher settings can be set too."""
     from xtrain.dsl.load import load_spec
-    from xtrain.dsl.schema.launchers import LAUNCHERS
+    from xtrain.dsl.schema.cluster import LAUNCHERS
     from xtrain.planner.load import is_saved
 
     if arguments.on not in LAUNCHERS or is_saved(arguments.spec):
@@ -96,9 +93,9 @@ def _chosen(arguments: argparse.Namespace) -> list[str]:
 
 def _job(arguments: argparse.Namespace) -> "Job":
     """Return the job. Raises Refused."""
-    from xtrain.runtime.launch.jobs import Job
-    from xtrain.runtime.provenance.code import read_code
-    from xtrain.runtime.run_directory.workspace import locate
+    from xtrain.runtime.jobs.submitted import Job
+    from xtrain.runtime.observe.provenance import read_code
+    from xtrain.runtime.store.run_directory import locate
 
     plan = _plan(arguments, arguments.sets)
     launcher = _launcher(plan, arguments.on)
@@ -115,7 +112,7 @@ def _plan(arguments: argparse.Namespace, sets: list[str], *, quiet: bool = False
     """Compile the plan. Raises Refused. quiet: the spec's diagnostics were already shown."""
     from attrs import evolve
 
-    from xtrain.planner.compare.plan_origin import signed
+    from xtrain.plan.serialise import signed
     from xtrain.planner.load import is_saved, plan_from_path
 
     compiled = plan_from_path(arguments.spec, sets, arguments.world, counted)
@@ -135,9 +132,9 @@ def _launcher(plan: "Plan", on: str | None) -> "Launcher":
     """Return the launcher of the spec, or the launcher named `on` with its defaults. Raises Refused."""
     from attrs import NOTHING
 
-    from xtrain.dsl.schema.launchers import LAUNCHERS
+    from xtrain.dsl.schema.cluster import LAUNCHERS
     from xtrain.dsl.schema.setting import settings_of
-    from xtrain.planner.graph.launcher_args import UnknownLauncher, launcher_of
+    from xtrain.plan.graph import UnknownLauncher, launcher_of
 
     try:
         own = launcher_of(plan)
@@ -162,8 +159,8 @@ def _launcher(plan: "Plan", on: str | None) -> "Launcher":
 
 def _cancel(directory: Path) -> int:
     """Cancel a run's job. Raises Refused, EnvironmentFault."""
-    from xtrain.records.sweep_events import SWEEP_FILE
-    from xtrain.runtime.launch.jobs import cancel_job, job_state, read_job
+    from xtrain.records.sweep import SWEEP_FILE
+    from xtrain.runtime.jobs.submitted import cancel_job, job_state, read_job
 
     job = read_job(directory.absolute())
     if job is None:

@@ -12,8 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
-from xtrain.cli.safe_output import harmless, safe_output
 from xtrain.regular_files import reason_of
+from xtrain.text.printing import harmless, safe_output
 
 VERBS = (
     "init", "check", "fmt", "lsp", "plan", "diff", "doctor", "run", "launch", "runs", "sweep", "serve", "find-lr",
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (OSError, OverflowError) as error:
-        from xtrain.runtime.launch.limits import limit_fault
+        from xtrain.runtime.base.limits import limit_fault
 
         if (fault := limit_fault(error)) is not None:
             _tell(f"error[{fault.code}]: {fault}")

@@ -7,16 +7,22 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from xtrain.cli.arguments import add_sets, ranks
-from xtrain.cli.counting import counted
-from xtrain.cli.plan_alternatives import add_alternatives, show_alternatives, wants_alternatives
-from xtrain.cli.plan_sweep import show_sweep
-from xtrain.cli.plan_views import FORMATS, NotThere, json_text, view
-from xtrain.cli.safe_output import drawn_on
+from xtrain.cli.plan_views import (
+    FORMATS,
+    NotThere,
+    add_alternatives,
+    json_text,
+    show_alternatives,
+    show_sweep,
+    view,
+    wants_alternatives,
+)
+from xtrain.cli.verb import add_sets, counted, ranks
+from xtrain.text.printing import drawn_on
 
 if TYPE_CHECKING:
+    from xtrain.plan.plan import Plan
     from xtrain.planner.compile import Compiled
-    from xtrain.planner.plan import Plan
 
 EPILOG = """\
 examples:
@@ -132,10 +138,10 @@ def _warn(compiled: "Compiled", arguments: argparse.Namespace) -> None:
 def _traced(plan: "Plan") -> "Plan | None":
     """Return the plan with a trace per kind of rank, and checks of the closed forms against it; None, after reporting
     why, if it cannot be traced."""
-    from xtrain.planner.report.agreement import ranks_to_trace, with_trace
-    from xtrain.runtime.errors import EnvironmentFault
-    from xtrain.runtime.ops import PlanMismatch
-    from xtrain.runtime.tracing.trace import trace_plan
+    from xtrain.planner.review.costs import ranks_to_trace, with_trace
+    from xtrain.runtime.base.errors import EnvironmentFault
+    from xtrain.runtime.base.ops import PlanMismatch
+    from xtrain.runtime.inspect.trace import trace_plan
 
     ranks = ranks_to_trace(plan)
 
@@ -155,7 +161,7 @@ def _traced(plan: "Plan") -> "Plan | None":
 
 def _predicted(text: str, plan: "Plan", arguments: argparse.Namespace) -> str | None:
     """Return the text with the law's prediction; None after reporting why there is no prediction."""
-    from xtrain.cli.plan_law import with_prediction
+    from xtrain.cli.plan_views import with_prediction
     from xtrain.records.law import LawError, ScalingLaw
 
     if arguments.format not in ("text", "json") or plan.serves:
@@ -169,9 +175,8 @@ def _predicted(text: str, plan: "Plan", arguments: argparse.Namespace) -> str | 
 
 
 def _save(plan: "Plan", arguments: argparse.Namespace) -> bool:
-    from xtrain.planner.compare.plan_origin import signed
+    from xtrain.plan.serialise import dumps, signed
     from xtrain.planner.load import is_saved
-    from xtrain.planner.serialise import dumps
 
     if not is_saved(arguments.spec):
         plan = signed(plan, arguments.sets, arguments.world)

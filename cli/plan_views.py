@@ -1,15 +1,20 @@
-"""Views of `xtrain plan`: the page, its parts, one rank, a node, a value, a picture, or the data."""
+"""Views of `xtrain plan`: the page, one rank or node, alternatives, sweeps, and the loss that a law predicts."""
 
 import argparse
 import json
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from xtrain.cli.verb import counted
+from xtrain.text.printing import drawn_on
 
 if TYPE_CHECKING:
     from xtrain.dsl.diagnostics.diagnostic import Diagnostics
     from xtrain.dsl.spec import Spec
-    from xtrain.planner.plan import Plan
+    from xtrain.plan.plan import Plan
+    from xtrain.records.law import ScalingLaw
+
 
 FORMATS: Final = ("text", "json", "mermaid", "dot")
 
@@ -40,14 +45,14 @@ def _colored() -> bool:
 
 
 def _page(plan: "Plan", arguments: argparse.Namespace) -> str:
-    from xtrain.planner.report.render import render
+    from xtrain.planner.review.page import render
 
     return render(plan, color=_colored(), full=arguments.full)
 
 
 def _parts(plan: "Plan", arguments: argparse.Namespace) -> str:
     from xtrain.dsl.diagnostics.suggest import did_you_mean
-    from xtrain.planner.report.render import PARTS, render
+    from xtrain.planner.review.page import PARTS, render
 
     names = [name for text in arguments.part for name in text.split(",")]
     for name in names:
@@ -58,7 +63,7 @@ def _parts(plan: "Plan", arguments: argparse.Namespace) -> str:
 
 
 def _rank(plan: "Plan", arguments: argparse.Namespace) -> str:
-    from xtrain.planner.report.show_rank import NoSuchRank, show_rank
+    from xtrain.planner.review.show import NoSuchRank, show_rank
 
     try:
         return show_rank(plan, arguments.rank, color=_colored())
@@ -67,7 +72,7 @@ def _rank(plan: "Plan", arguments: argparse.Namespace) -> str:
 
 
 def _node(plan: "Plan", arguments: argparse.Namespace) -> str:
-    from xtrain.planner.report.show_node import NoSuchNode, show_nodes
+    from xtrain.planner.review.show import NoSuchNode, show_nodes
 
     try:
         return show_nodes(plan, arguments.show, color=_colored())
@@ -76,7 +81,7 @@ def _node(plan: "Plan", arguments: argparse.Namespace) -> str:
 
 
 def _why(plan: "Plan", arguments: argparse.Namespace) -> str:
-    from xtrain.planner.report.show_why import NoSuchValue, show_why
+    from xtrain.planner.review.why import NoSuchValue, show_why
 
     spec, world = _spec(plan, arguments)
     try:
@@ -106,11 +111,10 @@ TEXTS: Final[dict[str, Callable[["Plan", argparse.Namespace], str]]] = {
 
 def _data(plan: "Plan", arguments: argparse.Namespace) -> str:
     if arguments.format == "json":
-        from xtrain.planner.compare.plan_origin import signed
-        from xtrain.planner.serialise import dumps
+        from xtrain.plan.serialise import dumps, signed
 
         return dumps(signed(plan, arguments.sets, arguments.world))
-    from xtrain.planner.report.pictures import PICTURES
+    from xtrain.planner.review.show import PICTURES
 
     return PICTURES[arguments.format](plan)
 
@@ -118,3 +122,198 @@ def _data(plan: "Plan", arguments: argparse.Namespace) -> str:
 def json_text(diagnostics: "Diagnostics") -> str:
     """Return the diagnostics as JSON."""
     return json.dumps({"diagnostics": [diagnostic.to_json() for diagnostic in diagnostics]})
+
+
+def add_alternatives(parser: argparse.ArgumentParser) -> None:
+    """Add the options to the parser of `xtrain plan`."""
+    group = parser.add_argument_group("alternatives", "the same rows on the same ranks, laid out in other ways")
+    group.add_argument(
+        "--compare",
+        nargs="+",
+        action="extend",
+        metavar="SETTINGS",
+        help="plan SPEC with each of these too, such as tp=2 tp=4,pp=2",
+    )
+    group.add_argument("--fit", action="store_true", help="try every layout of the ranks and list the five fastest")
+
+
+def wants_alternatives(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.compare) or arguments.fit
+
+
+def show_alternatives(arguments: argparse.Namespace) -> int:
+    """Show the alternatives. Exit status: 0 some layout can run, 2 none can, or the command line is invalid."""
+    problem = _problem(arguments)
+    if problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    return _fit(arguments) if arguments.fit else _compare(arguments)
+
+
+def _problem(arguments: argparse.Namespace) -> str:
+    chosen = "--fit" if arguments.fit else "--compare"
+    if arguments.fit and arguments.compare:
+        return "--fit and --compare are two questions; ask one"
+    if arguments.spec.endswith(".json"):
+        return f"{chosen} plans a spec in other ways; {arguments.spec} is a finished plan"
+    if arguments.format not in ("text", "json"):
+        return f"{chosen} prints a table; leave out --format {arguments.format}"
+    others = ("full", "part", "rank", "show", "why", "out", "trace")
+    given = [name for name in others if is_given(getattr(arguments, name))]
+    return f"{chosen} prints a table of plans; leave out --{given[0]}" if given else ""
+
+
+def _of_server(chosen: str) -> int:
+    print(f"error: {chosen} compares steps of training, and the spec is that of a server", file=sys.stderr)
+    return 2
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
+    from xtrain.planner.review.alternatives import compare, figures, render_alternatives
+
+    found = compare(arguments.spec, arguments.compare, arguments.sets, arguments.world)
+    if any(each.plan is not None and each.plan.serves for each in found):
+        return _of_server("--compare")
+    if arguments.format == "json":
+        content: list[dict[str, Any]] = [
+            {
+                "name": each.name,
+                "sets": list(each.sets),
+                "plan_id": each.plan.id if each.plan else None,
+                "world_size": each.plan.mesh.world_size if each.plan else None,
+                **(figures(each.plan.estimates, each.plan.cluster) if each.plan else {}),
+                "errors": [error.to_json() for error in each.diagnostics.errors],
+            }
+            for each in found
+        ]
+        print(json.dumps({"alternatives": content}, indent=2))
+    else:
+        sys.stdout.write(render_alternatives(found, color=shows_color(sys.stdout)))
+    return 0 if any(each.plan for each in found) else 2
+
+
+def _fit(arguments: argparse.Namespace) -> int:
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
+    from xtrain.dsl.load import load_spec
+    from xtrain.planner.compile import compile_plan
+    from xtrain.planner.review.alternatives import Unsearchable, any_layout, figures, render_fit, search
+
+    loaded = load_spec(arguments.spec, arguments.sets)
+    if loaded.spec is None:
+        sys.stderr.write(loaded.diagnostics.render(color=shows_color(sys.stderr)))
+        return 2
+    if loaded.spec.serve is not None:
+        return _of_server("--fit")
+    compiled = compile_plan(any_layout(loaded.spec), world=arguments.world)
+    if compiled.plan is None:
+        compiled.report_to(sys.stderr)
+        return 2
+    try:
+        fit = search(loaded.spec, compiled.plan)
+    except Unsearchable as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    if arguments.format == "json":
+        content = {
+            "world_size": fit.world,
+            "rows": fit.rows,
+            "best": [
+                {"name": each.name, "sets": list(each.sets), **figures(each.estimates, fit.cluster)}
+                for each in fit.best
+                if each.estimates
+            ],
+            "rejected": [{"name": each.name, "code": each.code, "reason": each.rejected} for each in fit.rejected],
+        }
+        print(json.dumps(content, indent=2))
+    else:
+        sys.stdout.write(render_fit(fit, arguments.spec, color=shows_color(sys.stdout)))
+    return 0 if fit.best else 2
+
+
+FAR = 1.5
+"""Ratio to the law's fitted range from which a prediction counts as an extrapolation."""
+
+
+def with_prediction(text: str, plan: "Plan", law: "ScalingLaw", form: str) -> str:
+    """Return the plan's text followed by the law's prediction. form: `text` or `json`."""
+    if form == "json":
+        return json.dumps({**json.loads(text), "predicted": prediction(plan, law)}, indent=2) + "\n"
+    return text.rstrip("\n") + "\n\n" + _lines(plan, law)
+
+
+def prediction(plan: "Plan", law: "ScalingLaw") -> dict[str, Any] | None:
+    """Return the predicted loss; None while the number of tokens is unknown."""
+    parameters, tokens = plan.parameters.active, plan.timeline.tokens
+    if tokens is None:
+        return None
+    loss, interval = law.predicted(parameters, tokens)
+    return {
+        "metric": law.metric,
+        "loss": loss,
+        "interval": list(interval),
+        "parameters": parameters,
+        "tokens": tokens,
+        "runs": law.runs,
+        "beyond": law.beyond(parameters, tokens),
+    }
+
+
+def _lines(plan: "Plan", law: "ScalingLaw") -> str:
+    from xtrain.records.law import SHARE
+    from xtrain.text.units import count_text
+
+    head = f"PREDICTED  by a law of {law.runs} runs\n"
+    found = prediction(plan, law)
+    if found is None:
+        return f"{head}  {law.metric}  unknown until the data has been counted\n"
+    low, high = found["interval"]
+    size, tokens = count_text(found["parameters"]), count_text(found["tokens"])
+    lines = [f"  {law.metric}  {found['loss']:.4f}  {low:.4f} to {high:.4f} in {SHARE:.0%} of samples"]
+    lines += [f"  for {size} parameters that a token uses, {tokens} tokens"]
+    if found["beyond"] >= FAR:
+        lines += [
+            f"  {found['beyond']:.3g} times beyond the runs of the law: the interval says nothing of its form there"
+        ]
+    return head + "\n".join(lines) + "\n"
+
+
+def show_sweep(arguments: argparse.Namespace) -> int | None:
+    """Print the sweep's plan; return the exit status, or None if the spec has no sweep or a view of a single plan is
+    requested."""
+    from xtrain.planner.load import is_saved
+
+    views = ("part", "rank", "show", "why", "trace", "law")
+    if is_saved(arguments.spec) or arguments.format not in ("text", "json"):
+        return None
+    if any(is_given(getattr(arguments, name)) for name in views):
+        return None
+    from xtrain.planner.compile_sweep import compile_sweep
+
+    compiled = compile_sweep(arguments.spec, arguments.sets, arguments.world, counted, _progress)
+    if compiled is None:
+        return None
+    # REGROUP
+    from xtrain.dsl.diagnostics.diagnostic import shows_color
+    from xtrain.planner.review.sweep import render_sweep
+
+    sys.stderr.write(compiled.diagnostics.render(color=shows_color(sys.stderr)))
+    if compiled.plan is None:
+        if arguments.format == "json":
+            print(json_text(compiled.diagnostics))
+        return 2
+    if arguments.out is not None:
+        print("error: --out saves the plan of one run; those of trials lie in their run directories", file=sys.stderr)
+        return 2
+    if arguments.format == "json":
+        print(json.dumps(compiled.plan.to_json(), indent=2))
+    else:
+        sys.stdout.write(render_sweep(compiled.plan, color=shows_color(sys.stdout), full=arguments.full))
+    return 0
+
+
+def _progress(done: int, of: int) -> None:
+    if sys.stderr.isatty():
+        end = "\r\x1b[K" if done == of else ""
+        out = drawn_on(sys.stderr)
+        print(f"\rcompiling trial {done:,} of {of:,} … {end}", end="", file=out, flush=True)

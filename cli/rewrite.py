@@ -5,7 +5,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from xtrain.runtime.files import durable
+from xtrain.runtime.base import files as durable
 
 _STYLES = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}
 _RESET = "\x1b[0m"

@@ -8,21 +8,18 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from xtrain.cli.arguments import add_node, add_sets, ranks
-from xtrain.cli.counting import counted
 from xtrain.cli.following import Following
-from xtrain.cli.own_code import say_own_code
-from xtrain.cli.refused import Refused, refusals
+from xtrain.cli.verb import Refused, add_node, add_sets, counted, ranks, refusals, say_own_code
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from xtrain.plan.plan import Plan
     from xtrain.planner.load import Compiled
-    from xtrain.planner.plan import Plan
-    from xtrain.runtime.launch.node_place import NodePlace
-    from xtrain.runtime.run_directory.workspace import RunDirectory
+    from xtrain.runtime.base.hosts import NodePlace
+    from xtrain.runtime.store.run_directory import RunDirectory
 
 VIEWS = ("tui", "console", "plain", "json", "none")
 
@@ -54,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     from xtrain.cli.run_sweep import drive
 
     def placed(plan: "Plan") -> "NodePlace | None":
-        from xtrain.runtime.launch.node_place import node_place
+        from xtrain.runtime.base.hosts import node_place
 
         return node_place(plan, arguments.node, arguments.meet)
 
@@ -74,9 +71,9 @@ def start(
     compiled: raises Refused. opened: called with the run directory by the launcher of the ranks. placed: returns this
     machine's place among several, None for a single one.
     """
-    from xtrain.planner.graph.replica_groups import groups_node
-    from xtrain.runtime.launch.node_ranks import OF_NODE
-    from xtrain.runtime.provenance.start import BEGAN, is_worker
+    from xtrain.plan.graph import groups_node
+    from xtrain.runtime.base.process import BEGAN, is_worker
+    from xtrain.runtime.jobs.launch import OF_NODE
 
     def ready() -> "Compiled":
         found = compiled()
@@ -86,7 +83,7 @@ def start(
     os.environ[BEGAN] = str(time.monotonic())  # for the ranks too
     if is_worker():
         from xtrain.cli.started import is_first, join, lead, say_who
-        from xtrain.runtime.launch.parent import die_with_launcher
+        from xtrain.runtime.base.process import die_with_launcher
 
         if (code := say_who()) is not None:
             return code
@@ -126,9 +123,9 @@ def _compiled(arguments: argparse.Namespace) -> "Compiled":
 def _is_said_by_a_rank(plan: "Plan | None", arguments: argparse.Namespace) -> bool:
     """Return True if another process reports the diagnostics: the first rank of several machines (which runs this
     command too), or with replica groups the launcher of the first machine."""
-    from xtrain.planner.graph.replica_groups import groups_node
-    from xtrain.runtime.launch.node_place import in_slurm_step, node_index
-    from xtrain.runtime.provenance.start import is_worker
+    from xtrain.plan.graph import groups_node
+    from xtrain.runtime.base.hosts import in_slurm_step, node_index
+    from xtrain.runtime.base.process import is_worker
 
     if plan is None or is_worker() or plan.launch["nodes"] == 1:
         return False
@@ -147,8 +144,8 @@ def _refused(diagnostics: Diagnostics) -> Refused:
 
 def _stop_at_once() -> None:
     """Exit at once on a stop request until the ranks are started: there is nothing to save."""
-    from xtrain.runtime.control.signals import stop_signals
-    from xtrain.runtime.outcome import EXIT_CODES, STATUS_OF_SIGNAL
+    from xtrain.runtime.base.errors import EXIT_CODES, STATUS_OF_SIGNAL
+    from xtrain.runtime.observe.stopping import stop_signals
 
     def stop(number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
@@ -161,7 +158,7 @@ def _stop_at_once() -> None:
 
 def _no_dashboard() -> str:
     """Return why a run started here cannot have a dashboard, and what to do instead; empty if it can."""
-    from xtrain.runtime.provenance.start import is_worker
+    from xtrain.runtime.base.process import is_worker
 
     if is_worker():
         return "this process is one rank of several; use --ui plain, and `xtrain watch` in another terminal"
@@ -183,11 +180,11 @@ def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled":
     if not is_saved(arguments.spec):
         if arguments.accept_drift:
             raise Refused(2, "xtrain run: --accept-drift is for a saved plan, and this is a spec")
-        from xtrain.planner.compare.plan_origin import signed
+        from xtrain.plan.serialise import signed
 
         return evolve(compiled, plan=signed(plan, arguments.sets, arguments.world))
     from xtrain.dsl.diagnostics.diagnostic import shows_color
-    from xtrain.planner.compare.drift import accepted, find_drift
+    from xtrain.planner.review.changes import accepted, find_drift
 
     found = find_drift(plan)
     if arguments.accept_drift:
@@ -206,9 +203,8 @@ def _lies_in(plan: "Plan", arguments: argparse.Namespace) -> "Path | None":
     plan elsewhere."""
     from pathlib import Path
 
-    from xtrain.runtime.provenance.code import read_code
-    from xtrain.runtime.provenance.metadata import ENVIRONMENT
-    from xtrain.runtime.run_directory.workspace import locate
+    from xtrain.runtime.observe.provenance import ENVIRONMENT, read_code
+    from xtrain.runtime.store.run_directory import locate
 
     folder = Path(arguments.spec).resolve().parent
     if not (folder / ENVIRONMENT).is_file():
@@ -223,7 +219,7 @@ def _lies_in(plan: "Plan", arguments: argparse.Namespace) -> "Path | None":
 
 def _run_node(plan: "Plan", place: "NodePlace") -> int:
     """Run the ranks of this machine, each with this same command."""
-    from xtrain.runtime.launch.node_ranks import run_node
+    from xtrain.runtime.jobs.launch import run_node
 
     nodes, each = plan.launch["nodes"], plan.launch["ranks_per_node"]
     return run_node(place, nodes, each, [sys.executable, "-P", "-m", "xtrain", *sys.argv[1:]])
@@ -231,9 +227,9 @@ def _run_node(plan: "Plan", place: "NodePlace") -> int:
 
 def _run_follower(plan: "Plan", place: "NodePlace") -> int:
     """Run the ranks of this machine under the launcher of the first machine."""
-    from xtrain.runtime.launch.other_node import follow_first_node
-    from xtrain.runtime.launch.preflight import check_machine
-    from xtrain.runtime.launch.reaching import check_own_name
+    from xtrain.runtime.base.hosts import check_own_name
+    from xtrain.runtime.jobs.machines import follow_first_node
+    from xtrain.runtime.loop.preflight import check_machine
 
     def check() -> None:
         check_own_name(place.host)
@@ -250,17 +246,17 @@ def _run_launcher(
     compiled: "Compiled", ui: str | None, opened: "Callable[[Path], None]", place: "NodePlace | None"
 ) -> int:
     """Run the launcher of this machine. place: its place if it is the first of several machines."""
-    from xtrain.cli.dashboard import Dashboard
-    from xtrain.planner.report.render import render_summary
-    from xtrain.planner.units import plural
-    from xtrain.records.end_status import EndStatus
-    from xtrain.runtime.launch.first_node import FirstNode, OneNode
-    from xtrain.runtime.launch.preflight import check_machine, check_one_machine
-    from xtrain.runtime.launch.reaching import check_own_name
-    from xtrain.runtime.launch.restarts import RestartLoop
-    from xtrain.runtime.launch.worlds import fewer_ranks
-    from xtrain.runtime.outcome import EXIT_CODES
-    from xtrain.runtime.run_directory.workspace import open_workspace
+    from xtrain.cli.following import Dashboard
+    from xtrain.planner.review.page import render_summary
+    from xtrain.records.names import EndStatus
+    from xtrain.runtime.base.errors import EXIT_CODES
+    from xtrain.runtime.base.hosts import check_own_name
+    from xtrain.runtime.jobs.machines import FirstNode, OneNode
+    from xtrain.runtime.jobs.restarts import RestartLoop
+    from xtrain.runtime.jobs.worlds import fewer_ranks
+    from xtrain.runtime.loop.preflight import check_machine, check_one_machine
+    from xtrain.runtime.store.run_directory import open_workspace
+    from xtrain.text.units import plural
     from xtrain.tui.lines.view import choose_ui
 
     plan = compiled.plan
@@ -292,7 +288,7 @@ def _run_launcher(
 
 def _print_notes(workspace: "RunDirectory") -> None:
     """Report changes since the run's last start, files that were moved aside, and the run's last step."""
-    from xtrain.runtime.checkpoint.sources import finished_step
+    from xtrain.runtime.store.beginning import finished_step
 
     step, total = finished_step(workspace.directory), workspace.plan.timeline.steps
     if step is not None and total is not None and step >= total:

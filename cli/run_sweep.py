@@ -1,30 +1,102 @@
-"""`xtrain run` and `xtrain launch` of a spec with `sweep`: this process drives the trials, each an `xtrain run` on this
-machine or in a job."""
+"""`xtrain run` and `xtrain launch` of a spec with `sweep`: the trials, and the lines that report them.
+
+Each trial is an `xtrain run` of its own, on this machine or in a job.
+"""
 
 import argparse
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from shlex import quote
+from typing import TYPE_CHECKING, Any
 
-from xtrain.cli.counting import counted
-from xtrain.cli.refused import Refused, refusals
+from attrs import define
+
+from xtrain.cli.verb import Refused, counted, refusals
+from xtrain.records.lines import Event, line_of
+from xtrain.records.sweep import (
+    SweepEndEvent,
+    TrialAskedEvent,
+    TrialDecidedEvent,
+    TrialFailedEvent,
+    TrialMeasuredEvent,
+    TrialStartedEvent,
+)
 
 if TYPE_CHECKING:
-    from xtrain.dsl.schema.launchers import Launcher
-    from xtrain.planner.plan import Plan
-    from xtrain.planner.sweep.compile_sweep import Trials
-    from xtrain.planner.sweep.sweep_plan import SweepPlan
-    from xtrain.runtime.sweep.job_trials import JobTrials
-    from xtrain.runtime.sweep.trial_launcher import LocalTrials, TrialLauncher, TrialStart
+    from xtrain.dsl.schema.cluster import Launcher
+    from xtrain.plan.plan import Plan
+    from xtrain.planner.compile_sweep import SweepPlan, Trials
+    from xtrain.runtime.jobs.trials import JobTrials, LocalTrials, TrialLauncher, TrialStart
+
+
+@define(eq=False)
+class SweepLines:
+    """Prints the events of a sweep: `json` as they are written, `none` not at all, otherwise a line each."""
+
+    plan: "SweepPlan"
+    ui: str
+
+    def show(self, event: Event) -> None:
+        if self.ui == "json":
+            sys.stdout.write(line_of(event).decode())
+        elif self.ui != "none" and (text := self._text(event)):
+            print(text)
+        sys.stdout.flush()
+
+    def _text(self, event: Event) -> str:
+        match event:
+            case TrialAskedEvent(trial=number, same_as=int(same)):
+                return f"trial {number:03d}  equal to {same:03d}, which is run for it"
+            case TrialAskedEvent(trial=number, reason=reason) if reason:
+                return f"trial {number:03d}  has no plan: {reason}"
+            case TrialAskedEvent(trial=number, point=point):
+                return f"trial {number:03d}  {', '.join(f'{name}={value}' for name, value in point.items())}"
+            case TrialStartedEvent(trial=number, rung=None):
+                return f"trial {number:03d}  trains to its end"
+            case TrialStartedEvent(trial=number, rung=int(rung)):
+                return f"trial {number:03d}  trains to {self.plan.rungs[rung]}"
+            case TrialMeasuredEvent(trial=number, value=value, trained=steps):
+                return f"trial {number:03d}  {self.plan.objective} {value_text(value)} after {steps:,} steps"
+            case TrialDecidedEvent(trial=number, goes_on=goes_on, place=place, of=of):
+                return f"trial {number:03d}  {'goes on' if goes_on else 'is stopped'}: place {place} of {of}"
+            case TrialFailedEvent(trial=number, exit_code=code):
+                return f"trial {number:03d}  has failed, exit code {code}; logs in {self.plan.folder}/logs"
+            case SweepEndEvent(status=status, best=best):
+                end = "every trial has ended" if status == "done" else "stopped; the same command goes on"
+                return (
+                    end
+                    if best is None
+                    else f"{end}; the best is trial {best:03d}: xtrain sweep best {quote(self.plan.folder)}"
+                )
+        return ""
+
+
+def value_text(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+def table_text(rows: Sequence[dict[str, Any]]) -> str:
+    """Return a table with columns as wide as their widest cell."""
+    names = list(rows[0]) if rows else []
+    cells = [names, *([_cell(row[name]) for name in names] for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    return "\n".join(lines) + "\n" if names else ""
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def drive(arguments: argparse.Namespace) -> int | None:
     """Run a sweep. Return exit status 0 if every trial has ended, 1 if none of them has a value, 75 if the sweep was
     stopped, 2 for an invalid spec, 3 for an unsuitable machine. Return None if the spec has no sweep."""
     from xtrain.planner.load import is_saved
-    from xtrain.runtime.provenance.start import is_worker
+    from xtrain.runtime.base.process import is_worker
 
     if is_saved(arguments.spec) or is_worker():
         return None
@@ -69,7 +141,7 @@ def launch(arguments: argparse.Namespace, launcher_of: "Callable[[Plan, str | No
 def _compiled(arguments: argparse.Namespace) -> "SweepPlan | None":
     """Compile the sweep; None if the spec has no sweep. Raises Refused."""
     from xtrain.dsl.diagnostics.diagnostic import shows_color
-    from xtrain.planner.sweep.compile_sweep import compile_sweep
+    from xtrain.planner.compile_sweep import compile_sweep
 
     compiled = compile_sweep(arguments.spec, arguments.sets, arguments.world, counted)
     if compiled is None:
@@ -83,8 +155,8 @@ def _compiled(arguments: argparse.Namespace) -> "SweepPlan | None":
 def _trials(plan: "SweepPlan", arguments: argparse.Namespace) -> "Trials":
     """Return the sweep's trials. Raises EnvironmentFault if a package is missing."""
     from xtrain.dsl.load import load_spec
-    from xtrain.planner.sweep.compile_sweep import Trials
-    from xtrain.runtime.sweep.suggesting import check_method
+    from xtrain.planner.compile_sweep import Trials
+    from xtrain.runtime.jobs.sweep import check_method
 
     sweep = load_spec(arguments.spec, arguments.sets).require().sweep
     assert sweep is not None
@@ -97,11 +169,11 @@ def _drive(
 ) -> int:
     """Drive the sweep's trials. stops_with_terminal: when the terminal closes, trials save and stop; otherwise they
     continue and only this process ends."""
-    from xtrain.cli.sweep_lines import SweepLines
-    from xtrain.planner.report.render_sweep import render_sweep
-    from xtrain.records.end_status import EndStatus
-    from xtrain.runtime.outcome import EXIT_CODES
-    from xtrain.runtime.sweep.driver import SweepDriver
+    # REGROUP
+    from xtrain.planner.review.sweep import render_sweep
+    from xtrain.records.names import EndStatus
+    from xtrain.runtime.base.errors import EXIT_CODES
+    from xtrain.runtime.jobs.sweep import SweepDriver
 
     lines = SweepLines(plan, ui)
     driver = SweepDriver(plan, trials, launcher, lines.show)
@@ -118,14 +190,14 @@ def _drive(
 
 
 def _jobs(plan: "SweepPlan", launcher: "Launcher") -> "JobTrials":
-    from xtrain.runtime.sweep.job_trials import JobTrials
+    from xtrain.runtime.jobs.trials import JobTrials
 
     return JobTrials(Path(plan.folder).absolute(), launcher, Path.cwd(), sys.executable)
 
 
 def _first(plan: "SweepPlan", trials: "Trials") -> "list[TrialStart]":
     """Return the known trials that start first."""
-    from xtrain.runtime.sweep.trial_launcher import TrialStart
+    from xtrain.runtime.jobs.trials import TrialStart
 
     found = []
     for slot, trial in enumerate(plan.runs[: plan.parallel]):
@@ -141,8 +213,8 @@ def _first(plan: "SweepPlan", trials: "Trials") -> "list[TrialStart]":
 def _local(plan: "SweepPlan") -> "LocalTrials":
     """Return a launcher of trials on this machine. Raises EnvironmentFault if it has too few devices for the parallel
     trials."""
-    from xtrain.runtime.launch.preflight import check_one_machine, find_devices
-    from xtrain.runtime.sweep.trial_launcher import LocalTrials
+    from xtrain.runtime.jobs.trials import LocalTrials
+    from xtrain.runtime.loop.preflight import check_one_machine, find_devices
 
     plans = [plan.base, *(each.plan for each in plan.runs), *plan.tried]
     largest = max(plans, key=lambda each: each.mesh.world_size)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from xtrain.runtime.launch.jobs import QueueState, SubmittedJob
+    from xtrain.runtime.jobs.submitted import QueueState, SubmittedJob
     from xtrain.tui.model.find import FoundRun
 
 
@@ -73,7 +73,7 @@ def _root(path: Path) -> Path:
 
 def _submitted(root: Path) -> list[Path]:
     """Return the directories of runs with a job, started or not; the newest job first."""
-    from xtrain.runtime.launch.jobs import FOLDER, JOB_FILE
+    from xtrain.runtime.jobs.submitted import FOLDER, JOB_FILE
 
     patterns = (f"{FOLDER}/*/{JOB_FILE}", f"*/{FOLDER}/*/{JOB_FILE}")
     files = sorted((each for pattern in patterns for each in root.glob(pattern)), key=lambda each: each.stat().st_mtime)
@@ -99,9 +99,9 @@ def _row(
 
 def jobs_of(directories: "Sequence[Path]") -> "list[tuple[SubmittedJob | None, QueueState | str | None]]":
     """Return the job of each run and its launcher's report. Jobs with equal launcher settings are queried together."""
-    from xtrain.dsl.diagnostics.source import printable
-    from xtrain.runtime.errors import EnvironmentFault
-    from xtrain.runtime.launch.jobs import job_states, read_job
+    from xtrain.dsl.diagnostics.diagnostic import printable
+    from xtrain.runtime.base.errors import EnvironmentFault
+    from xtrain.runtime.jobs.submitted import job_states, read_job
 
     jobs = [read_job(each) for each in directories]
     states: dict[tuple[str, str], QueueState | str] = {}
@@ -130,7 +130,7 @@ def _status(run: "FoundRun | None", state: "QueueState | None") -> str:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from xtrain.tui.words import duration
+    from xtrain.text.units import duration
 
     now, table = time.time(), [("run", "status", "step", "loss", "last record", "job", "state")]
     for row in rows:

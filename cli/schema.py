@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from xtrain.cli.arguments import add_sets
+from xtrain.cli.verb import add_sets
 
 EPILOG = """\
 examples:
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     from xtrain.dsl.diagnostics.diagnostic import shows_color
     from xtrain.dsl.load import load_spec
-    from xtrain.dsl.spec_json import spec_json
+    from xtrain.dsl.spec_text import spec_json
 
     loaded = load_spec(arguments.spec, arguments.sets)
     sys.stderr.write(loaded.diagnostics.render(color=shows_color(sys.stderr)))

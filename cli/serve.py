@@ -6,13 +6,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xtrain.cli.arguments import add_sets, ranks
-from xtrain.cli.refused import Refused, refusals
+from xtrain.cli.verb import Refused, add_sets, ranks, refusals
 
 if TYPE_CHECKING:
+    from xtrain.plan.plan import Plan
     from xtrain.planner.load import Compiled
-    from xtrain.planner.plan import Plan
-    from xtrain.server.keys import Keys
+    from xtrain.server.access import Keys
 
 
 def add_parser(subparsers) -> None:
@@ -54,11 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _serve(compiled: "Compiled", plan: "Plan", *, repairs: bool) -> int:
     """Serve the plan. Raises Refused."""
-    from xtrain.planner.serving.graph import SETUP
-    from xtrain.runtime.launch.preflight import check_devices, check_one_machine, find_devices
-    from xtrain.runtime.reporting.packages import check_packages
-    from xtrain.runtime.serving.started import StartedEngine, StartedRanks
-    from xtrain.server.limits import ServerLimits
+    from xtrain.plan.graph import SETUP
+    from xtrain.runtime.base.packages import check_packages
+    from xtrain.runtime.loop.preflight import check_devices, check_one_machine, find_devices
+    from xtrain.server.access import ServerLimits
+    from xtrain.server.engine.started import StartedEngine, StartedRanks
     from xtrain.server.serving import Address, CannotServe, check_serving, serve
 
     _check_serves(plan.serves)
@@ -114,7 +113,7 @@ def _check_serves(serves: bool) -> None:
 
 def _keys(name: str, *, needed: bool) -> "Keys | None":
     """Read the keys of all owners from the environment variable; None if it is unset and optional. Raises Refused."""
-    from xtrain.server.keys import Keys
+    from xtrain.server.access import Keys
 
     text = os.environ.get(name, "")
     if not (text or needed):
@@ -128,7 +127,7 @@ def _keys(name: str, *, needed: bool) -> "Keys | None":
 
 def _made_key(server: str, variable: str, path: Path) -> "Keys":
     """Return the key that a server generates at its first start and prints at each start. Raises Refused."""
-    from xtrain.server.keys import OWNER, Keys
+    from xtrain.server.access import OWNER, Keys
 
     try:
         keys = Keys.kept(path)

@@ -13,21 +13,21 @@ from traceback import print_exc
 from typing import TYPE_CHECKING
 
 from xtrain.cli.following import Following
-from xtrain.cli.refused import Refused, refusals
+from xtrain.cli.verb import Refused, refusals
 
 if TYPE_CHECKING:
+    from xtrain.plan.plan import Plan
     from xtrain.planner.load import Compiled
-    from xtrain.planner.plan import Plan
-    from xtrain.records.run_events import FailureEvent
-    from xtrain.runtime.launch.launch import Ended
-    from xtrain.runtime.launch.rendezvous import RendezvousHost
-    from xtrain.runtime.run_directory.workspace import RunDirectory
+    from xtrain.records.events import FailureEvent
+    from xtrain.runtime.jobs.launch import Ended
+    from xtrain.runtime.jobs.rendezvous import RendezvousHost
+    from xtrain.runtime.store.run_directory import RunDirectory
 
 
 def say_who() -> int | None:
     """Report settings taken from the environment before slow work starts. Return an exit code if the rank variables are
     invalid."""
-    from xtrain.runtime.provenance.start import check_rank_variables, note_of_rank
+    from xtrain.runtime.base.process import check_rank_variables, note_of_rank
 
     try:
         with refusals():
@@ -46,9 +46,9 @@ def is_first() -> bool:
 def lead(compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[RunDirectory], None]") -> int:
     """Run the first rank. compiled: returns the plan or raises Refused. notes: reports the state of an opened
     directory."""
-    from xtrain.runtime.launch.cause import write_cause
-    from xtrain.runtime.launch.rendezvous import RendezvousHost
-    from xtrain.runtime.outcome import exit_process
+    from xtrain.runtime.base.errors import exit_process
+    from xtrain.runtime.base.process import write_cause
+    from xtrain.runtime.jobs.rendezvous import RendezvousHost
 
     host: RendezvousHost | None = None
     try:
@@ -73,13 +73,12 @@ def lead(compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[R
 def join() -> int:
     """Run any rank but the first. It prints nothing, as the first rank does, but writes its own records. Reports a
     missing first rank."""
-    from xtrain.runtime.control.signals import end_at_once
-    from xtrain.runtime.errors import EnvironmentFault
-    from xtrain.runtime.launch.cause import write_cause
-    from xtrain.runtime.launch.rendezvous import CannotTakePart, RendezvousMember, SentAway
-    from xtrain.runtime.outcome import EXIT_CODES, exit_process
-    from xtrain.runtime.run_directory.saved_plan import planned
-    from xtrain.runtime.worker import run_rank
+    from xtrain.runtime.base.errors import EXIT_CODES, EnvironmentFault, exit_process
+    from xtrain.runtime.base.process import write_cause
+    from xtrain.runtime.jobs.rendezvous import CannotTakePart, RendezvousMember, SentAway
+    from xtrain.runtime.loop.worker import run_rank
+    from xtrain.runtime.observe.provenance import planned
+    from xtrain.runtime.observe.stopping import end_at_once
 
     end_at_once()
     try:
@@ -112,9 +111,9 @@ def join() -> int:
 
 def _checked(found: "Compiled") -> "Plan":
     """Return the plan for the ranks that were started. Raises EnvironmentFault."""
-    from xtrain.runtime.launch.preflight import check_groups
-    from xtrain.runtime.launch.worlds import plan_of_started
-    from xtrain.runtime.reporting.packages import check_packages
+    from xtrain.runtime.base.packages import check_packages
+    from xtrain.runtime.jobs.worlds import plan_of_started
+    from xtrain.runtime.loop.preflight import check_groups
 
     assert found.plan is not None
     check_groups(found.plan)
@@ -126,9 +125,9 @@ def _checked(found: "Compiled") -> "Plan":
 
 def _check_place(plan: "Plan") -> None:
     """Check this machine's ranks and devices against the plan, on one rank per machine. Raises EnvironmentFault."""
-    from xtrain.runtime.launch.limits import check_limits
-    from xtrain.runtime.launch.preflight import check_devices, check_world, device_of, find_devices
-    from xtrain.runtime.launch.reaching import check_own_name
+    from xtrain.runtime.base.hosts import check_own_name
+    from xtrain.runtime.base.limits import check_limits
+    from xtrain.runtime.loop.preflight import check_devices, check_world, device_of, find_devices
 
     here = os.environ.get("LOCAL_WORLD_SIZE")
     is_local_first = os.environ.get("LOCAL_RANK", os.environ["RANK"]) == "0"
@@ -146,10 +145,9 @@ def _check_place(plan: "Plan") -> None:
 def _opened(plan: "Plan", text: str, directory: Path | None) -> "RunDirectory":
     """Open the run directory. Decides for all ranks whether this start resumes an earlier start of the same launcher,
     because elastic agents count restarts only of their own ranks."""
-    from xtrain.runtime.provenance.code import read_code
-    from xtrain.runtime.provenance.metadata import launcher_before
-    from xtrain.runtime.provenance.start import RESTART, is_restart, launcher_id
-    from xtrain.runtime.run_directory.workspace import locate, open_workspace
+    from xtrain.runtime.base.process import RESTART, is_restart, launcher_id
+    from xtrain.runtime.observe.provenance import launcher_before, read_code
+    from xtrain.runtime.store.run_directory import locate, open_workspace
 
     directory = directory or locate(plan, read_code(Path(plan.spec).resolve().parent))
     counted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
@@ -162,8 +160,8 @@ class First:
     """The first rank, which admits the others, runs, and writes the run's end."""
 
     def __init__(self, workspace: "RunDirectory", plan: "Plan", host: "RendezvousHost | None") -> None:
-        from xtrain.records.paths import EVENTS_FILE
-        from xtrain.runtime.files.lines import size_of
+        from xtrain.records.names import EVENTS_FILE
+        from xtrain.runtime.base.json_lines import size_of
 
         self._workspace, self._plan, self._host = workspace, plan, host
         self._events = workspace.directory / EVENTS_FILE
@@ -172,13 +170,13 @@ class First:
         self._ending = Lock()
 
     def run(self, ui: str | None) -> int:
-        from xtrain.records.end_status import EndStatus
-        from xtrain.runtime.control.signals import answer_at_once
-        from xtrain.runtime.launch.launch import Ended
-        from xtrain.runtime.launch.rendezvous import CannotTakePart
-        from xtrain.runtime.outcome import EXIT_CODES, exit_process
-        from xtrain.runtime.provenance.start import RESTART
-        from xtrain.runtime.worker import run_rank
+        from xtrain.records.names import EndStatus
+        from xtrain.runtime.base.errors import EXIT_CODES, exit_process
+        from xtrain.runtime.base.process import RESTART
+        from xtrain.runtime.jobs.launch import Ended
+        from xtrain.runtime.jobs.rendezvous import CannotTakePart
+        from xtrain.runtime.loop.worker import run_rank
+        from xtrain.runtime.observe.stopping import answer_at_once
         from xtrain.tui.lines.view import choose_ui
 
         directory = self._workspace.directory
@@ -190,7 +188,7 @@ class First:
                 answer = {"directory": str(directory), "plan": self._plan.id, "environment": environment}
                 store = self._host.admit(**answer) if self._host else None
             except CannotTakePart as fault:
-                from xtrain.runtime.launch.conclusion import report_fault
+                from xtrain.runtime.jobs.restarts import report_fault
 
                 report_fault(self._workspace, 0, fault)
                 status = EndStatus.ENVIRONMENT
@@ -202,19 +200,19 @@ class First:
 
     def _stop(self, number: int) -> None:
         """End after a signal before training, perhaps while this rank waits for missing ones. Runs in any thread."""
-        from xtrain.runtime.launch.launch import Ended
+        from xtrain.runtime.jobs.launch import Ended
 
         self._end_and_leave(Ended(signal=number, who="the first rank"))
 
     def _give_up(self, code: int) -> None:
-        from xtrain.runtime.launch.launch import Ended
+        from xtrain.runtime.jobs.launch import Ended
 
         self._end_and_leave(Ended(), code)
 
     def _end_and_leave(self, ended: "Ended", code: int | None = None) -> None:
         """End the run and the process, from any thread. A failure here must also end the process, because no other code
         would."""
-        from xtrain.runtime.outcome import exit_process
+        from xtrain.runtime.base.errors import exit_process
 
         left = 1
         try:
@@ -230,13 +228,12 @@ class First:
     def _end(self, ended: "Ended") -> int:
         """Write the run's end, unless a rank has; return the exit code. The first of several threads does it; the
         others wait forever, because it also ends the process."""
-        from xtrain.records.end_status import EndStatus
         from xtrain.records.events import events_since
-        from xtrain.runtime.errors import EnvironmentFault
-        from xtrain.runtime.launch.cause import write_cause
-        from xtrain.runtime.launch.conclusion import conclude
-        from xtrain.runtime.launch.failure_cause import exit_code_of, failures_in, find_failure_cause
-        from xtrain.runtime.outcome import EXIT_CODES
+        from xtrain.records.names import EndStatus
+        from xtrain.runtime.base.errors import EXIT_CODES, EnvironmentFault
+        from xtrain.runtime.base.process import write_cause
+        from xtrain.runtime.jobs.launch import exit_code_of, failures_in, find_failure_cause
+        from xtrain.runtime.jobs.restarts import conclude
 
         self._ending.acquire()
         said = events_since(self._events, self._begin)

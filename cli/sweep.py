@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xtrain.cli.sweep_lines import table_text, value_text
+from xtrain.cli.run_sweep import table_text, value_text
 
 if TYPE_CHECKING:
-    from xtrain.records.sweep_state import SweepState
+    from xtrain.records.sweep import SweepState
 
 
 def add_parser(subparsers) -> None:
@@ -37,8 +37,7 @@ def add_parser(subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain sweep`. Exit status: 0 done, 1 there is no best trial yet, 2 there is no sweep, 3 a file cannot be
     written."""
-    from xtrain.records.sweep_events import SWEEP_FILE
-    from xtrain.records.sweep_state import SweepState
+    from xtrain.records.sweep import SWEEP_FILE, SweepState
 
     if not (arguments.folder / SWEEP_FILE).is_file():
         print(f"error: {arguments.folder} has no sweep: there is no {SWEEP_FILE}", file=sys.stderr)
@@ -116,9 +115,9 @@ def _best(state: "SweepState", arguments: argparse.Namespace) -> int:
 
 
 def _stop(folder: Path) -> int:
-    from xtrain.records.sweep_events import STOP_FILE
-    from xtrain.runtime.control.asking import is_live
-    from xtrain.runtime.files.locks import LAUNCHER_LOCK
+    from xtrain.records.sweep import STOP_FILE
+    from xtrain.runtime.base.locks import LAUNCHER_LOCK
+    from xtrain.runtime.jobs.runs import is_live
 
     if not is_live(folder, LAUNCHER_LOCK):
         return _stop_jobs(folder)
@@ -129,9 +128,9 @@ def _stop(folder: Path) -> int:
 
 def _stop_jobs(folder: Path) -> int:
     """Stop the jobs of a driver that no longer runs."""
-    from xtrain.planner.units import plural
-    from xtrain.runtime.errors import EnvironmentFault
-    from xtrain.runtime.sweep.job_trials import stop_jobs
+    from xtrain.runtime.base.errors import EnvironmentFault
+    from xtrain.runtime.jobs.trials import stop_jobs
+    from xtrain.text.units import plural
 
     try:
         count = stop_jobs(folder.absolute())

@@ -5,8 +5,8 @@ import sys
 import threading
 from pathlib import Path
 
-from xtrain.cli.safe_output import drawn_on
-from xtrain.records.paths import EVENTS_FILE, METRICS_FILE
+from xtrain.records.names import EVENTS_FILE, METRICS_FILE
+from xtrain.text.printing import drawn_on
 
 EPILOG = """\
 RUN is a run's directory, the beginning of its name, or a lineage or root of runs; without it the newest below runs/.
@@ -26,7 +26,7 @@ VIEWS = ("tui", "plain", "json")
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb to the `xtrain` command."""
-    from xtrain.tui.board.screens import SCREENS
+    from xtrain.tui.board.terminal import SCREENS
 
     parser = subparsers.add_parser(
         "watch",
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         directory, *others = map(run_at, (arguments.path, *arguments.compare))
     except NoRun as error:
-        from xtrain.runtime.launch.jobs import not_begun
+        from xtrain.runtime.jobs.submitted import not_begun
 
         why = not_begun(Path(arguments.path or ROOT))
         hint = "`xtrain run SPEC` makes one, and `xtrain runs` shows those whose jobs wait"
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _follow(directory: Path, ui: str) -> int:
     from xtrain.tui.lines.view import choose_ui, follow
-    from xtrain.tui.model.run_watcher import RunWatcher
+    from xtrain.tui.model.rank_reader import RunWatcher
 
     watchman = RunWatcher(directory)
     chosen = choose_ui(ui, sys.stdout)

@@ -1,12 +1,15 @@
-"""Requests to a server, repeated until they are taken: every one of them is executed once, however often it is sent."""
+"""Requests to a server, repeated until they are taken, and their results.
+
+Every request is executed once, however often it is sent.
+"""
 
 import itertools
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -128,3 +131,37 @@ def _message(raw: bytes) -> str:
         return str(msgspec.json.decode(raw, type=dict[str, Any])["error"])
     except (msgspec.DecodeError, msgspec.ValidationError, KeyError):
         return "the answer is not that of an xtrain server"
+
+
+T = TypeVar("T")
+
+
+class RequestFailed(Exception):
+    """A failed request. category: `user`, an error of this program, or `server`."""
+
+    def __init__(self, message: str, category: str) -> None:
+        super().__init__(message)
+        self.category = category
+
+
+class Pending(Generic[T]):
+    """The requests of a call, perhaps several, and their result. The server keeps results for an hour."""
+
+    def __init__(self, http: HttpClient, ids: Sequence[str], read: Callable[[list[dict[str, Any]]], T]) -> None:
+        self._http, self._ids, self._read = http, ids, read
+        self._found: list[dict[str, Any]] = []
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the result. Raises RequestFailed, TimeoutError after `timeout` seconds, and the errors of
+        requests."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while len(self._found) < len(self._ids):
+            answer = self._http.ask("POST", "retrieve_future", {"request_id": self._ids[len(self._found)]})
+            if answer.get("type") != "try_again":
+                self._found.append(answer)
+            elif until is not None and time.monotonic() > until:
+                raise TimeoutError(f"no result after {timeout:.0f} s; it can be asked for again")
+        for answer in self._found:
+            if "error" in answer:
+                raise RequestFailed(answer["error"], answer.get("category", "unknown"))
+        return self._read(self._found)

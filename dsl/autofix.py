@@ -9,8 +9,8 @@ from typing import Final
 
 from attrs import field, frozen
 
+from xtrain.dsl.checking.overrides import PATH
 from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
-from xtrain.dsl.overrides.overrides import PATH
 
 TRIALS: Final = 200  # fixes that are tried alone; of more, all are taken as long as that helps
 PASSES: Final = 20  # most specs need two or three: a name that is fixed shows what is wrong with its value

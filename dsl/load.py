@@ -5,14 +5,13 @@ from os import PathLike, fspath
 
 from attrs import field, frozen
 
+from xtrain.dsl.checking.overrides import PATH, override_source, read_overrides, set_fields, set_params
 from xtrain.dsl.checking.structure import Structurer
 from xtrain.dsl.checking.user_parts import DeclaredParts, check_unused, read_uses
-from xtrain.dsl.diagnostics.diagnostic import MOST_ERRORS, Diagnostics, EnoughErrors, SpecErrors
-from xtrain.dsl.diagnostics.source import SourceText
+from xtrain.dsl.diagnostics.diagnostic import MOST_ERRORS, Diagnostics, EnoughErrors, SourceText, SpecErrors
 from xtrain.dsl.evaluation.evaluate import Evaluator
-from xtrain.dsl.evaluation.includes import ReadStatements, read_spec
 from xtrain.dsl.evaluation.merge import resolve
-from xtrain.dsl.overrides.overrides import PATH, override_source, read_overrides, set_fields, set_params
+from xtrain.dsl.evaluation.statements import ReadStatements, read_spec
 from xtrain.dsl.schema.component import Registry
 from xtrain.dsl.spec import Spec
 

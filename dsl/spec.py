@@ -4,34 +4,22 @@ from typing import Literal
 
 from attrs import field, frozen
 
-from xtrain.dsl.diagnostics.diagnostic import Note
-from xtrain.dsl.diagnostics.source import Span
+from xtrain.dsl.diagnostics.diagnostic import Note, Span
 from xtrain.dsl.evaluation.values import Value
 from xtrain.dsl.schema.actions import OnEvent, Tick
-from xtrain.dsl.schema.adapters import Adapter
-from xtrain.dsl.schema.alerts import Alerts
-from xtrain.dsl.schema.checkpoint import Checkpoint
-from xtrain.dsl.schema.cluster import CLUSTERS, Cluster
-from xtrain.dsl.schema.collators import Link, usual_chain
+from xtrain.dsl.schema.adapters import Adapter, AdapterTask
+from xtrain.dsl.schema.cluster import CLUSTERS, Cluster, FaultTolerance, Launcher, Serve
 from xtrain.dsl.schema.component import UserComponent
 from xtrain.dsl.schema.data import Batch, Dataset, Mixture, Phase
-from xtrain.dsl.schema.ema import Ema
-from xtrain.dsl.schema.experiment import Experiment, Launch, Workspace
-from xtrain.dsl.schema.fault_tolerance import FaultTolerance
-from xtrain.dsl.schema.hooks import EvaluationBody, Hook, StepBody
-from xtrain.dsl.schema.launchers import Launcher
-from xtrain.dsl.schema.log import Log
+from xtrain.dsl.schema.data_components import Link, Tokenizer, usual_chain
 from xtrain.dsl.schema.losses import LOSSES, Loss
 from xtrain.dsl.schema.model import Model
-from xtrain.dsl.schema.optimizers import Optimizer, ParameterGroup
+from xtrain.dsl.schema.optimizers import SCHEDULERS, Ema, Optimizer, ParameterGroup, Scheduler
 from xtrain.dsl.schema.parallel import Activation, Compile, Parallel
+from xtrain.dsl.schema.policy import Reward, Rollout
 from xtrain.dsl.schema.precision import Precision
-from xtrain.dsl.schema.rollout import Reward, Rollout
-from xtrain.dsl.schema.schedules import SCHEDULERS, Scheduler
-from xtrain.dsl.schema.serving import Serve
+from xtrain.dsl.schema.run import Alerts, Checkpoint, EvaluationBody, Experiment, Hook, Launch, Log, StepBody, Workspace
 from xtrain.dsl.schema.sweep import Sweep
-from xtrain.dsl.schema.tasks import AdapterTask
-from xtrain.dsl.schema.tokenizers import Tokenizer
 
 
 @frozen

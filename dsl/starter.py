@@ -7,7 +7,7 @@ from typing import Final
 from attrs import frozen
 
 from xtrain.dsl.diagnostics.suggest import closest
-from xtrain.dsl.syntax.tokens import CONSTANTS
+from xtrain.dsl.syntax.tree import CONSTANTS
 
 _FOLDER: Final = Path(__file__).with_name("starters")
 _ORDER: Final = ("quickstart", "curriculum", "ddp", "fsdp", "moe", "cluster")

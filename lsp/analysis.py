@@ -1,4 +1,4 @@
-"""What is known of the specs that are open: each with its files, diagnostics and, on request, its plan."""
+"""Analysis of open specs: files, diagnostics, plan on request, outline, and corrections."""
 
 import os
 import re
@@ -7,17 +7,17 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final
 
-from attrs import define, field
+from attrs import define, field, frozen
 
-from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
-from xtrain.dsl.diagnostics.source import SourceText
-from xtrain.dsl.evaluation.includes import LARGEST
+from xtrain.dsl.autofix import apply_fixes
+from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, SourceText, Span
+from xtrain.dsl.evaluation.statements import LARGEST
 from xtrain.dsl.load import Loaded, load_spec
 from xtrain.dsl.spec import Spec
-from xtrain.lsp.place import Words
-from xtrain.lsp.scope import Scopes
-from xtrain.planner.load import check_loaded, plan_from_loaded
-from xtrain.planner.plan import Plan
+from xtrain.dsl.syntax import tree as s
+from xtrain.lsp.place import Scopes, Words
+from xtrain.plan.plan import Plan
+from xtrain.planner.load import check_from_spec, check_loaded, plan_from_loaded
 from xtrain.regular_files import read_regular
 
 _INCLUDE: Final = re.compile(r'^[ \t]*include[ \t]+"([^"\n]+)"', re.MULTILINE)
@@ -161,3 +161,99 @@ class OpenSpecs:
 def _targets(path: str, text: str) -> list[str]:
     folder = os.path.dirname(path)  # noqa: PTH120
     return [os.path.normpath(os.path.join(folder, target)) for target in _INCLUDE.findall(text)]  # noqa: PTH118
+
+
+@frozen
+class Symbol:
+    """A symbol. kind: `block`, `setting`, `constant`, `file`, `event`. span: the whole symbol. name_span: its name."""
+
+    name: str
+    kind: str
+    span: Span
+    name_span: Span
+    detail: str = ""
+    inner: tuple["Symbol", ...] = ()
+
+
+def symbols(analysis: Analysis, path: str) -> list[Symbol]:
+    """Return the outline of a file of the spec; empty if its blocks nest deeper than Python's stack (X130)."""
+    reading = analysis.loaded.reading
+    tree = next((each for each in reading.trees if each.source.path == path), None) if reading is not None else None
+    try:
+        return [found for item in (tree.items if tree is not None else ()) for found in _symbol(item)]
+    except RecursionError:
+        return []
+
+
+def _symbol(item: s.Item) -> list[Symbol]:
+    match item:
+        case s.Block(kind=kind, labels=labels, body=body, span=span):
+            name = " ".join([kind.text, *(label.span.text for label in labels)])
+            inner = tuple(found for each in (body.items if body is not None else ()) for found in _symbol(each))
+            return [Symbol(name, "block", span, kind.span, inner=inner)]
+        case s.Assign(name=name, value=value, span=span):
+            return [Symbol(name.text, "setting", span, name.span, _line(value.span.text))]
+        case s.Let(name=name, value=value, span=span) | s.Param(name=name, value=value, span=span):
+            return [Symbol(name.text, "constant", span, name.span, _line(value.span.text))]
+        case s.Include(path=target, span=span):
+            return [Symbol(target.value or '""', "file", span, target.span, "include")]
+        case s.Use(target=target, span=span):
+            return [Symbol(target.span.text, "file", span, target.span, "use")]
+        case s.Every(span=span, period=period, actions=actions):
+            return [Symbol(f"every {_line(period.span.text)}", "event", span, period.span, _actions(actions))]
+        case s.On(span=span, event=event, actions=actions):
+            return [Symbol(f"on {event.text}", "event", span, event.span, _actions(actions))]
+        case _:
+            return []
+
+
+def _actions(actions: tuple[s.Block, ...]) -> str:
+    heads = (" ".join([each.kind.text, *(label.span.text for label in each.labels)]) for each in actions)
+    return " then ".join(heads)
+
+
+def _line(text: str) -> str:
+    """Return a text in one short line."""
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else line[:59] + "…"
+
+
+@frozen
+class Correction:
+    """A code action. title: for people. edits: replacements of spans. of: the corrected diagnostic; None: several."""
+
+    title: str
+    edits: tuple[tuple[Span, str], ...]
+    of: Diagnostic | None = None
+
+
+def corrections(analysis: Analysis, path: str, start: int, end: int) -> list[Correction]:
+    """Return the corrections of diagnostics between two offsets."""
+    found = []
+    for diagnostic in analysis.diagnostics:
+        span, fix = diagnostic.span, diagnostic.fix
+        if span is None or fix is None or span.source.path != path or span.start > end or span.end < start:
+            continue
+        found.append(Correction(_title(fix.span.text, fix.text), ((fix.span, fix.text),), diagnostic))
+    return found
+
+
+def all_corrections(analysis: Analysis) -> Correction | None:
+    """Return all safe corrections of `--fix` in all files; None if there are none."""
+    if not any(diagnostic.fix for diagnostic in analysis.diagnostics):
+        return None
+    texts = {source.path: source.text for source in analysis.loaded.sources}
+    fixed = apply_fixes(lambda changed: check_from_spec(analysis.root, (), {**texts, **changed}))
+    edits = []
+    for source in analysis.loaded.sources:
+        text = fixed.texts.get(source.path, source.text)
+        if text != source.text:
+            edits.append((Span(source, 0, len(source.text)), text))
+    return Correction("Correct all that is certain", tuple(edits)) if edits else None
+
+
+def _title(old: str, new: str) -> str:
+    old, new = (" ".join(text.split()) for text in (old, new))
+    if not old:
+        return f"Add `{new}`"
+    return f"Write `{new}` in place of `{old}`" if new else f"Remove `{old}`"

@@ -1,26 +1,135 @@
-"""What may be written at a place: blocks, settings, values, units, names of datasets, constants and files."""
+"""Completion: blocks, settings, values, units, dimensions of sweeps, names of datasets, constants and files."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal, get_args, get_origin
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Literal, get_args, get_origin
 
 import attrs
 from attrs import frozen
 
-from xtrain.dsl import blocks
-from xtrain.dsl.metric import Metric
-from xtrain.dsl.quantity import UNITS, Quantity
+from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.actions import Tick
 from xtrain.dsl.schema.component import registry_of
-from xtrain.dsl.schema.setting import Auto, Setting, settings_of
+from xtrain.dsl.schema.data_components import SOURCES
+from xtrain.dsl.schema.setting import Auto, Setting, file_path, open_setting, settings_of
 from xtrain.dsl.spec_text import is_plain
-from xtrain.dsl.syntax.tokens import Token
+from xtrain.dsl.syntax.tree import Token
 from xtrain.dsl.user_parts.kinds import PART_KINDS
+from xtrain.dsl.values import UNITS, Dimension, Metric, Quantity
 from xtrain.lsp.analysis import Analysis
-from xtrain.lsp.dimensions import VALUES, is_path, next_steps, varies
-from xtrain.lsp.paths import files_beginning, files_wanted
-from xtrain.lsp.place import Place, place_at
-from xtrain.lsp.reference import field_of, field_text, page_of, page_text, word_line, words_of
-from xtrain.lsp.scope import WORDS, Scope, label_is_dataset, takes_datasets
+from xtrain.lsp.place import (
+    WORDS,
+    Place,
+    Scope,
+    Scopes,
+    field_of,
+    field_text,
+    label_is_dataset,
+    page_of,
+    page_text,
+    place_at,
+    takes_datasets,
+    word_line,
+    words_of,
+)
+
+_MOST: Final = 200  # maximum of files offered
+_MODEL: Final = blocks.KINDS["model"]  # their label is a family, or the folder of a model
+
+
+def files_wanted(scopes: Scopes, scope: Scope, place: Place, path: str) -> tuple[str, tuple[str, ...]] | None:
+    """Return the start folder of the path in a string, and its possible file endings (() for any); None if the string
+    is not a path. path: of the spec."""
+    first = place.item[0].type if place.item else ""
+    ends = {"INCLUDE": (".xtrain",), "USE": (".py",)}.get(first)
+    if ends is not None:
+        return os.path.dirname(path), ends  # noqa: PTH120
+    return (os.curdir, ()) if _is_path(scopes, scope, place) else None
+
+
+def _is_path(scopes: Scopes, scope: Scope, place: Place) -> bool:
+    """Return True if a string is a file of a source, or a label or setting that is a path."""
+    called = scopes.called(place.inner) if place.inner.kind == "call" else None
+    setting = scopes.setting(place)
+    if called is not None and called.path in SOURCES and (setting is None or setting[0].path != called.path):
+        return bool(SOURCES[called.path].sample)
+    if setting is not None:
+        found = scopes.attribute(*setting)
+        return found is not None and found[1].check is file_path
+    item = place.item
+    block = scopes.block_of(scope, item[0].text) if len(item) == 1 and item[0].type in WORDS else None
+    label = blocks.label_of(block) if block is not None else None
+    return block is _MODEL or (label is not None and label.metadata.get("check") is file_path)
+
+
+def files_beginning(written: str, base: str, ends: tuple[str, ...]) -> list[str]:
+    """Return the names of files and folders (with a slash) that complete the last part of a path."""
+    head, _, begun = written.rpartition("/")
+    folder = os.path.join(base, head + "/" if written.startswith("/") else head)  # noqa: PTH118
+    try:
+        with os.scandir(folder or os.curdir) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+    except (OSError, ValueError):  # there is no such folder, or it is not a path
+        return []
+    names = []
+    for entry in entries:
+        hidden = entry.name.startswith(".") and not begun
+        if entry.name.startswith(begun) and not hidden and (entry.is_dir() or entry.name.endswith(ends or "")):
+            names.append(f"{entry.name}/" if entry.is_dir() else entry.name)
+    return names[:_MOST]
+
+
+# Form of the values → text to insert, and its meaning.
+VALUES: Final = {
+    "[…]": ("[", "these values"),
+    "log": ("log(", "numbers between two ends, equally likely in the logarithm"),
+    "uniform": ("uniform(", "numbers between two ends"),
+}
+_TRIALS_OWN: Final = ("workspace", "launch", "launcher", "sweep", "serve")  # trials cannot differ in these
+
+
+def varies(scope: Scope) -> bool:
+    """Return True if the items of a block may be `PATH in VALUES`."""
+    free = open_setting(scope.block) if scope.block is not None else None
+    return free is not None and Dimension in (free[0].type, *getattr(free[0].type, "__args__", ()))
+
+
+def is_path(item: Sequence[Token]) -> bool:
+    """Return True if the tokens of an item are empty or a path that ends with a dot."""
+    return all(t.type in WORDS if number % 2 == 0 else t.type == "_DOT" for number, t in enumerate(item)) and (
+        not item or item[-1].type == "_DOT"
+    )
+
+
+def next_steps(analysis: Analysis, item: Sequence[Token]) -> Iterator[tuple[str, str, str]]:
+    """Yield the next steps of the path in an item: label, text, detail."""
+    spec, before = analysis.spec, [token.text for token in item if token.type != "_DOT"]
+    if not before:
+        reading = analysis.loaded.reading
+        for each in reading.definitions if reading is not None else ():
+            if each.kind == "param":
+                yield each.name.text, f"{each.name.text} in ", f"`param`, {each.expression.span.text}"
+        for kind in blocks.KINDS:
+            if kind not in _TRIALS_OWN:
+                yield kind, f"{kind}.", "a setting of this block"
+        return
+    if before == ["dataset"] and spec is not None:
+        yield from ((name, f"{name}.", "dataset") for name in spec.datasets if is_plain(name))
+    block: Any = blocks.KINDS.get(before[0])
+    given = getattr(spec, before[0], None)
+    rest = before[2:] if before[0] == "dataset" else before[1:]
+    if before == ["dataset"] or block is None:
+        return
+    block = type(given) if given is not None and attrs.has(type(given)) else block
+    for name in rest:
+        known = settings_of(block)
+        if name not in known or not blocks.is_block(known[name][0].type):
+            return
+        block = known[name][0].type
+    for name, (attribute, meta) in settings_of(block).items():
+        is_block = blocks.is_block(attribute.type)
+        yield name, f"{name}." if is_block else f"{name} in ", meta.doc
+
 
 SuggestionKind = Literal["block", "setting", "value", "unit", "constant", "function", "statement", "file", "dataset"]
 

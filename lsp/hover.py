@@ -1,20 +1,242 @@
-"""What a window over a word says: the reference of it, the value it comes to, and what it costs."""
+"""Hover and inlay hints: the reference of a word, its value, where the value is from, and its cost."""
+
+from collections.abc import Callable
+from typing import Final
 
 from attrs import frozen
 
-from xtrain.dsl import blocks
-from xtrain.dsl.diagnostics.source import Span
-from xtrain.dsl.evaluation.evaluate import Definition
+from xtrain.dsl.diagnostics.diagnostic import Span
+from xtrain.dsl.evaluation.evaluate import FUNCTIONS, Definition
+from xtrain.dsl.evaluation.values import Value, quantity_text
+from xtrain.dsl.schema import blocks
+from xtrain.dsl.schema.actions import Tick
 from xtrain.dsl.schema.component import registry_of
-from xtrain.dsl.syntax.tokens import CONSTANTS, STATEMENTS, Token
+from xtrain.dsl.spec_text import value_text
+from xtrain.dsl.syntax.tree import CONSTANTS, STATEMENTS, Token
+from xtrain.dsl.values import Quantity, hidden
 from xtrain.lsp.analysis import Analysis
-from xtrain.lsp.derived import paths_at, shown
-from xtrain.lsp.figures import cost, provenance
 from xtrain.lsp.names import Occurrence, occurrence_at
-from xtrain.lsp.place import Place, Words, place_at
-from xtrain.lsp.reference import code_page, field_of, field_text, page_of, page_text, word_text
-from xtrain.lsp.scope import WORDS, Scope
-from xtrain.planner.plan import Plan
+from xtrain.lsp.place import (
+    OPERATORS,
+    WORDS,
+    Place,
+    Scope,
+    Words,
+    code_page,
+    field_of,
+    field_text,
+    page_of,
+    page_text,
+    place_at,
+    word_text,
+)
+from xtrain.plan.plan import Plan, Provenance
+from xtrain.plan.views import headroom
+from xtrain.text.units import amount_in_epochs, bytes_text, count_text, flops_text, plural, seconds_text, times_text
+
+Figure = Callable[[Plan], str]
+
+
+def _tokens(plan: Plan) -> str:
+    return f"{count_text(plan.estimates.tokens_per_step)} tokens a step"
+
+
+def _memory(plan: Plan) -> str:
+    return f"{bytes_text(headroom(plan).worst.memory.total_bytes)} a rank"
+
+
+def _step(plan: Plan) -> str:
+    times = plan.estimates.times
+    return f"{seconds_text(times.step)} a step" if times is not None else ""
+
+
+def _parameters(plan: Plan) -> str:
+    return f"{count_text(plan.parameters.total)} parameters"
+
+
+def _flops(plan: Plan) -> str:
+    return f"{flops_text(plan.estimates.flops_per_token)} a token"
+
+
+def _states(plan: Plan) -> str:
+    return f"{bytes_text(headroom(plan).worst.memory.optimizer)} of optimizer state a rank"
+
+
+def _ranks(plan: Plan) -> str:
+    return plural(plan.mesh.world_size, "rank")
+
+
+def _traffic(plan: Plan) -> str:
+    sent = sum(each.bytes for each in headroom(plan).worst.traffic)
+    return f"{bytes_text(sent)} sent a step and rank" if sent else ""
+
+
+def _steps(plan: Plan) -> str:
+    timeline = plan.timeline
+    if timeline.steps is None:
+        return amount_in_epochs(timeline.epochs) if timeline.epochs is not None else ""
+    return plural(timeline.steps, "step") + (f", {count_text(timeline.tokens)} tokens" if timeline.tokens else "")
+
+
+def _duration(plan: Plan) -> str:
+    times, steps = plan.estimates.times, plan.timeline.full_steps
+    return seconds_text(times.step * steps) if times is not None and steps is not None else ""
+
+
+def _checkpoint(plan: Plan) -> str:
+    return f"{bytes_text(plan.estimates.checkpoint_bytes)} a checkpoint"
+
+
+# Block → figures that its settings change.
+FIGURES: Final[dict[str, tuple[Figure, ...]]] = {
+    "experiment": (_steps, _duration),
+    "launch": (_ranks, _step),
+    "cluster": (_memory, _step),
+    "model": (_parameters, _flops, _memory, _step),
+    "adapter": (_parameters, _memory, _step),
+    "batch": (_tokens, _memory, _step),
+    "optimizer": (_states, _memory),
+    "loss": (_memory, _step),
+    "ema": (_memory,),
+    "precision": (_memory, _step),
+    "parallel": (_ranks, _memory, _traffic, _step),
+    "activation": (_memory, _flops, _step),
+    "scheduler": (_steps,),
+    "phase": (_steps,),
+    "checkpoint": (_checkpoint,),
+}
+
+
+def cost(plan: Plan, block: str) -> str:
+    """Return the plan's figures that this kind of block affects; empty for other blocks and for a server."""
+    if plan.serves:
+        return ""
+    return " · ".join(text for figure in FIGURES.get(block, ()) if (text := figure(plan)))
+
+
+def times(plan: Plan, tick: Tick) -> str:
+    """Return how often a tick with a period in steps or tokens runs in the whole run; empty for other periods."""
+    every, ops = tick.every, {node.id: node.op for node in plan.nodes}
+    for each in plan.timeline.ticks:
+        amount = each.steps if every.unit == "steps" else each.tokens if every.unit == "tokens" else None
+        ran = {ops[node] for node in each.nodes}
+        if amount == every.value and each.count is not None and any(f"tick.{a.kind}" in ran for a in tick.actions):
+            return times_text(each.count)
+    return ""
+
+
+def provenance(plan: Plan) -> dict[str, Provenance]:
+    """Return the provenance of every value of a plan by its path."""
+    return {entry.path: entry for entry in plan.provenance}
+
+
+_PLAIN = (bool, int, float, str)
+
+
+@frozen
+class Hint:
+    """An inlay hint: `text`, shown after the offset `at`. why: the source of the value."""
+
+    at: int
+    text: str
+    why: str = ""
+
+
+def paths_at(analysis: Analysis, path: str) -> dict[int, str]:
+    """Return offset of a value in this file → its path in a plan."""
+    spec = analysis.spec
+    found: dict[int, str] = {}
+    for name, origin in (spec.origins if spec is not None else {}).items():
+        span = origin.span
+        is_block = name in blocks.KINDS or name.endswith(".name")
+        if span is not None and span.source.path == path and not is_block:
+            found.setdefault(span.start, name)
+    return found
+
+
+def hints(analysis: Analysis, path: str) -> list[Hint]:
+    """Return inlay hints: values of computed constants, `auto`, expressions and omitted settings, and how often ticks
+    run."""
+    found = _constants(analysis, path)
+    plan, spec = analysis.known_plan, analysis.spec
+    source = analysis.source(path)
+    if plan is None or spec is None or source is None:
+        return found
+    entries = provenance(plan)
+    placed = set[str]()
+    for name, entry in entries.items():
+        origin = spec.origins.get(name)
+        span = origin.span if origin is not None else None
+        if span is None or span.source.path != path:
+            continue
+        placed.add(name)
+        if entry.origin == "derived" and span.text == "auto":
+            found.append(Hint(span.end, f" = {entry.value}", entry.how))
+        elif entry.origin in ("let", "param") or (entry.origin == "text" and _is_sum(analysis, span)):
+            found.append(Hint(span.end, f" = {entry.value}", f"from `{span.text}`"))
+    for kind in blocks.KINDS:
+        head = spec.origins.get(kind)
+        if head is None or head.span is None or head.span.source.path != path:
+            continue
+        unsaid = [
+            entry
+            for name, entry in entries.items()
+            if entry.origin == "derived" and name.startswith(f"{kind}.") and not _is_written(analysis, name)
+        ]
+        if unsaid:
+            text = ", ".join(f"{e.path.removeprefix(f'{kind}.')} = {e.value}" for e in unsaid)
+            why = "\n".join(f"{e.path} = {e.value}: {e.how}" for e in unsaid)
+            found.append(Hint(head.span.end, f"  {text}", why))
+    for number, tick in enumerate(spec.ticks):
+        head = spec.origins[f"every.{number}"].span
+        if head is not None and head.source.path == path and (text := times(plan, tick)):
+            found.append(Hint(head.end, f" ({text})", "in the whole run"))
+    return sorted(found, key=lambda each: each.at)
+
+
+def shown(value: Value) -> str | None:
+    """Return a value as spec text; None unless it is a number or a text."""
+    data = value.data
+    if isinstance(data, Quantity):
+        return quantity_text(data)
+    if isinstance(data, str):
+        return value_text(hidden(data))
+    return value_text(data) if isinstance(data, _PLAIN) or data is None else None
+
+
+def _is_written(analysis: Analysis, name: str) -> bool:
+    origin = analysis.spec.origins.get(name) if analysis.spec is not None else None
+    return origin is not None and origin.span is not None
+
+
+def _is_computed(analysis: Analysis, span: Span) -> bool:
+    """Return True if a text is computed: it has an operator, a function or a name."""
+    words = analysis.words(span.source.path)
+    tokens = [token for token in words.tokens if span.start <= token.start < span.end] if words is not None else []
+    if not tokens or tokens[0].type in ("LSQB", "LBRACE", "STRING"):
+        return False
+    if tokens[0].type == "NAME":
+        return len(tokens) == 1 or tokens[1].type in OPERATORS or tokens[0].text in FUNCTIONS
+    return any(token.type in OPERATORS for token in tokens[1:])
+
+
+def _is_sum(analysis: Analysis, span: Span) -> bool:
+    """Return True if a text is computed and is not a word of a setting."""
+    return not span.text.isidentifier() and _is_computed(analysis, span)
+
+
+def _constants(analysis: Analysis, path: str) -> list[Hint]:
+    """Return the values of `let` and `param` whose expressions are computed."""
+    reading = analysis.loaded.reading
+    found = []
+    for definition in reading.definitions if reading is not None else ():
+        span, value = definition.expression.span, definition.value
+        if span.source.path != path or value is None or not _is_computed(analysis, span):
+            continue
+        text = shown(value)
+        if text is not None:
+            found.append(Hint(span.end, f" = {text}", f"`{definition.kind}` {definition.name.text}"))
+    return found
 
 
 @frozen

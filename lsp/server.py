@@ -12,19 +12,13 @@ from typing import Any, Final
 from lsprotocol import types as t
 from pygls.uris import to_fs_path
 
-from xtrain.dsl.diagnostics.diagnostic import SpecErrors
-from xtrain.dsl.diagnostics.source import Span
+from xtrain.dsl.diagnostics.diagnostic import Span, SpecErrors
 from xtrain.dsl.syntax.format import FormatFault, format_source
-from xtrain.lsp.analysis import Analysis
+from xtrain.lsp.analysis import Analysis, all_corrections, corrections, symbols
 from xtrain.lsp.completion import complete
-from xtrain.lsp.derived import hints
-from xtrain.lsp.fixes import all_corrections, corrections
-from xtrain.lsp.highlight import KINDS, colored
-from xtrain.lsp.hover import hover
-from xtrain.lsp.names import RENAMED, RenameRefused, definitions, occurrence_at, references, rename
-from xtrain.lsp.positions import Positions
-from xtrain.lsp.spec_server import QUIET, SpecServer, at
-from xtrain.lsp.symbols import symbols
+from xtrain.lsp.hover import hints, hover
+from xtrain.lsp.names import KINDS, RENAMED, RenameRefused, colored, definitions, occurrence_at, references, rename
+from xtrain.lsp.spec_server import QUIET, Positions, SpecServer, at
 
 _COMPLETION_KINDS: Final = {
     "block": t.CompletionItemKind.Class,

@@ -9,32 +9,29 @@ from attrs import evolve, frozen
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, shows_color
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
-from xtrain.planner.canonical import portable
+from xtrain.plan.amounts import trained_on
+from xtrain.plan.arithmetic import Counts
+from xtrain.plan.canonical import fingerprint, portable
+from xtrain.plan.estimates import Estimates, Hardware
+from xtrain.plan.findings import Findings
+from xtrain.plan.graph import launcher_args
+from xtrain.plan.mesh import cuts_of
+from xtrain.plan.parameters import count_parameters, frozen_names, quantised_names
+from xtrain.plan.plan import Counted, ElasticWorld, Plan
+from xtrain.plan.serialise import plan_id
+from xtrain.plan.timeline import epoch_rows, waits
 from xtrain.planner.costs.estimates import estimate
-from xtrain.planner.findings import Findings
+from xtrain.planner.derive.layout import Layout, device_kind, resolve_cluster
 from xtrain.planner.graph.graph import build_graph
-from xtrain.planner.graph.launcher_args import launcher_args
 from xtrain.planner.graph.provenance import derived_provenance, merge, settings_provenance
-from xtrain.planner.identity import config_of, fingerprint
-from xtrain.planner.mesh.cluster import device_kind, resolve_cluster
-from xtrain.planner.mesh.layout import Layout
-from xtrain.planner.mesh.sharding import cuts_of
-from xtrain.planner.model.base import quantised_names
-from xtrain.planner.model.frozen import frozen_names
-from xtrain.planner.model.inventory import count_parameters
-from xtrain.planner.plan import Counted, ElasticWorld, Estimates, Hardware, Plan
+from xtrain.planner.graph.server import build_server, check_room
+from xtrain.planner.identity import config_of
 from xtrain.planner.resolved import Resolved, resolve_formats
-from xtrain.planner.rules.cost_rules import check_costs, check_failures
+from xtrain.planner.rules.costs import check_costs, check_failures
 from xtrain.planner.rules.elastic import ValidatedSpec
+from xtrain.planner.rules.layout import check_installed
 from xtrain.planner.rules.rule_inputs import Verdicts
-from xtrain.planner.rules.stack_rules import check_installed
 from xtrain.planner.rules.validate import validate
-from xtrain.planner.schedule.arithmetic import Counts
-from xtrain.planner.schedule.horizon import epoch_rows, waits
-from xtrain.planner.schedule.mixing import trained_on
-from xtrain.planner.serialise import plan_id
-from xtrain.planner.serving.fit import check_room
-from xtrain.planner.serving.graph import build_server
 
 
 @frozen

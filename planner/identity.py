@@ -8,33 +8,23 @@ from typing import Any
 
 from attrs import evolve, fields_dict
 
-from xtrain.dsl.env_text import HiddenText, digests_in
-from xtrain.dsl.quantity import Quantity
-from xtrain.dsl.schema.adapters import TaskAdapters
+from xtrain.dsl.schema.adapters import AdapterTask, TaskAdapters
 from xtrain.dsl.schema.component import Component, UserComponent
 from xtrain.dsl.schema.data import Batch, Dataset, Phase
-from xtrain.dsl.schema.fp8 import Fp8
+from xtrain.dsl.schema.data_components import tokenizer_kind
 from xtrain.dsl.schema.optimizers import ParameterGroup
-from xtrain.dsl.schema.precision import Precision
+from xtrain.dsl.schema.precision import Fp8, Precision
 from xtrain.dsl.schema.setting import Role, is_unspoken, settings_of
-from xtrain.dsl.schema.tasks import AdapterTask
-from xtrain.dsl.schema.tokenizers import tokenizer_kind
 from xtrain.dsl.spec import Spec
-from xtrain.dsl.user_parts.places import NOTHING
-from xtrain.planner.canonical import PLAN, digest_of_amounts, portable, whole_numbers
-from xtrain.planner.data.source_args import reads
+from xtrain.dsl.user_parts.kinds import NOTHING
+from xtrain.dsl.values import HiddenText, Quantity, digests_in
+from xtrain.plan.amounts import amounts, in_epochs, weights
+from xtrain.plan.canonical import fingerprint, portable, whole_numbers
+from xtrain.plan.data import reads
+from xtrain.plan.learning_rate import in_effect
+from xtrain.planner.derive.model import reference_files
 from xtrain.planner.graph.saving import pretrained
-from xtrain.planner.model.reference import reference_files
 from xtrain.planner.resolved import Formats, Resolved
-from xtrain.planner.schedule.learning_rate import in_effect
-from xtrain.planner.schedule.mixing import amounts, in_epochs, weights
-
-DIGEST_BYTES = 8  # 16 hex digits: two of a million plans share one with probability 3e-8
-
-
-def fingerprint(content: Any) -> str:
-    """16 hex digits over the canonical form of JSON values, with 2.0 as 2."""
-    return digest_of_amounts(content, PLAN, size=DIGEST_BYTES)
 
 
 def config_of(run: Resolved) -> dict[str, Any]:

@@ -11,13 +11,11 @@ from attrs import evolve
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
 from xtrain.dsl.load import Loaded, load_spec
-from xtrain.planner.findings import Findings
+from xtrain.plan.findings import Findings
 from xtrain.planner.rules.validate import check_spec
-from xtrain.regular_files import read_json
 
 if TYPE_CHECKING:
     from xtrain.planner.compile import Compiled, Count
-    from xtrain.planner.plan import Plan
 
 
 def plan_from_path(
@@ -78,8 +76,7 @@ def check_loaded(loaded: Loaded, world: int | None = None) -> Diagnostics:
     if loaded.draft is not None:
         said.extend(check_spec(loaded.draft, world, loaded.unknown_settings))
     if loaded.spec is not None and loaded.spec.sweep is not None:
-        from xtrain.planner.rules.sweep_dimensions import check_dimensions
-        from xtrain.planner.rules.sweep_rules import check_sweep
+        from xtrain.planner.rules.sweep import check_dimensions, check_sweep
 
         found = Findings(loaded.spec)
         check_sweep(loaded.spec, loaded.spec.sweep, found)
@@ -88,22 +85,9 @@ def check_loaded(loaded: Loaded, world: int | None = None) -> Diagnostics:
     return said
 
 
-def load_plan(path: str | Path) -> "Plan":
-    """Read a saved plan. Raises PlanError, also for a file that is missing or is not JSON."""
-    from xtrain.planner.serialise import PlanError, from_json
-
-    try:
-        content = read_json(path)
-    except OSError as error:
-        raise PlanError("X704", f"{path}: {error.strerror}", "give the path of a plan or a spec") from error
-    except ValueError as error:
-        raise PlanError("X704", f"{path} is not JSON", "write one with `xtrain plan SPEC --out plan.json`") from error
-    return from_json(content)
-
-
 def _saved(path: Path, sets: Sequence[str], world: int | None) -> "Compiled":
+    from xtrain.plan.serialise import PlanError, load_plan
     from xtrain.planner.compile import Compiled
-    from xtrain.planner.serialise import PlanError
 
     diagnostics = Diagnostics()
     try:

@@ -1,40 +1,50 @@
-"""`Resolved`: a spec with nothing left to choose, which the parts of a plan are made from."""
+"""`Resolved`: a spec with nothing left to choose, from which all parts of a plan are made.
+
+Pointwise kernels: `plain` is torch's operations one after the other; `fused` is one pass over the rows for each,
+compiled by numba (`runtime/nn/fused_kernels.py`), which takes a fifth to a half of the time on a CPU.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from math import ceil, prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
 
-from xtrain.dsl.schema.collators import row_link
-from xtrain.dsl.schema.fp8 import Fp8
-from xtrain.dsl.schema.parallel import Activation, Parallel
-from xtrain.dsl.schema.precision import Precision
+from xtrain.dsl.schema.data_components import row_link
+from xtrain.dsl.schema.optimizers import ParameterGroup, StateTensor
+from xtrain.dsl.schema.parallel import Activation, Parallel, Stack
+from xtrain.dsl.schema.precision import Fp8, Precision
 from xtrain.dsl.schema.setting import Auto
-from xtrain.dsl.schema.stacks import Stack
-from xtrain.dsl.schema.state_tensors import StateTensor
 from xtrain.dsl.spec import Spec
-from xtrain.planner.architecture import EMBEDDING, Architecture, LayerKind, ParameterSpec, name_in_block
-from xtrain.planner.attention_kernels import attention_kernels
-from xtrain.planner.mesh.cluster import device_kind
-from xtrain.planner.mesh.layout import Layout
-from xtrain.planner.mesh.mesh import mesh_of_group
-from xtrain.planner.mesh.pipeline import StageAssignment
-from xtrain.planner.mesh.sharding import Cuts, shard_axes
-from xtrain.planner.mesh.stages import Pipeline, by_coordinate
-from xtrain.planner.model.fp8 import Layers, fp8_matrices
-from xtrain.planner.model.groups import ParameterGroups, all_group_args
-from xtrain.planner.model.inventory import beside_bytes, block_tensors, checkpoint_bytes, largest_product
-from xtrain.planner.model.peft import PeftFolder
-from xtrain.planner.plan import Mesh, Parameters, PlanPhase
-from xtrain.planner.schedule.arithmetic import Arithmetic
-from xtrain.planner.units import BYTES
-from xtrain.planner.update_work import UpdateWork, update_work
-from xtrain.planner.weights.files import WeightFiles
+from xtrain.plan.architecture import EMBEDDING, Architecture, LayerKind, ParameterSpec, name_in_block
+from xtrain.plan.arithmetic import Arithmetic
+from xtrain.plan.estimates import Parameters
+from xtrain.plan.groups import ParameterGroups, optimizer_of
+from xtrain.plan.hardware import EXACT, HIGHEST, plain_kernels
+from xtrain.plan.mesh import Cuts, mesh_of_group, shard_axes
+from xtrain.plan.parameters import Layers, beside_bytes, block_tensors, checkpoint_bytes, fp8_matrices, largest_product
+from xtrain.plan.peft import PeftFolder
+from xtrain.plan.pipeline import Pipeline, by_coordinate
+from xtrain.plan.plan import Mesh, PlanPhase
+from xtrain.plan.weight_files import WeightFiles
+from xtrain.planner.derive.layout import Layout, device_kind
+from xtrain.planner.derive.pipeline import StageAssignment
+from xtrain.planner.derive.update_work import UpdateWork, update_work
+from xtrain.text.units import BYTES
 
 if TYPE_CHECKING:
-    from xtrain.planner.model.derive import Shape
+    from xtrain.planner.derive.model import Shape
+
+
+# Positions of a row for which blocks take 0.5 to 0.8 of the time of torch's kernel on a CPU (docs/performance.md).
+SHORTEST, LONGEST = 128, 512
+
+
+def pointwise_kernels(run: "Resolved") -> dict[str, str]:
+    """Device type → `plain` or `fused`: numba has no bf16, and what is compiled is fused by the compiler."""
+    fused = run.formats.compute in EXACT and run.spec.compile.mode == "none"
+    return {"cpu": "fused" if fused else "plain", "cuda": "plain"}
 
 
 @frozen(kw_only=True)
@@ -418,3 +428,57 @@ class Resolved:
         """`fsdp=64`, `fsdp=8 · ulysses=2`: axes with their sizes."""
         sizes = {axis.name: axis.size for axis in (*self.layout.mesh.axes, *self.layout.mesh.expert_axes)}
         return " · ".join(f"{axis}={sizes[axis]}" for axis in axes)
+
+
+def attention_kernels(run: "Resolved") -> dict[str, str]:
+    """Device type → kernel; HIGHEST too, where what `matmul` becomes on the machine decides."""
+    kernel = run.spec.model.attention
+    if kernel != "auto":
+        return {"cpu": str(kernel), "cuda": str(kernel)}
+    plain = plain_kernels(run.architecture.head_dim)
+    if not in_blocks(run):
+        return plain
+    undecided = run.spec.precision.matmul == "auto" and run.formats.compute == "fp32"
+    return {**plain, "cpu": "blocks", **({HIGHEST: plain["cpu"]} if undecided else {})}
+
+
+def in_blocks(run: "Resolved") -> bool:
+    """Whether blocks are the fastest on a CPU; a ring has a kernel of its own, and what is compiled keeps torch's. So
+    do fp32 products at their highest precision, with which blocks take up to 1.8 of the time of torch's kernel."""
+    return (
+        SHORTEST <= run.batch.sequence <= LONGEST
+        and run.formats.compute in EXACT
+        and not (run.formats.compute == "fp32" and run.spec.precision.matmul == "highest")
+        and not run.small_products
+        and run.size("ring") == 1
+        and run.spec.compile.mode == "none"
+    )
+
+
+def all_group_args(run: "Resolved") -> tuple[dict[str, Any], ...]:
+    """The JSON arguments of the nodes of all groups. The parameters of each task are one, with an optimizer of its
+    own."""
+    spec = run.spec
+    groups = (group_args(run, each) for each in spec.groups.values())
+    return (*groups, *(task_args(run, task) for task in spec.tasks))
+
+
+def task_args(run: "Resolved", task: str) -> dict[str, Any]:
+    """The same of the parameters of a task."""
+    own = optimizer_of(run.spec, task)
+    scale = own.lr / run.spec.optimizer.lr
+    return {"task": task, **({"lr_scale": scale} if scale != 1.0 else {}), "own": own.arguments(run)}
+
+
+def group_args(run: "Resolved", group: ParameterGroup) -> dict[str, Any]:
+    """The JSON arguments of the node of a group; what it leaves as it is, is not among them.
+
+    lr_scale: factor on the learning rate of a step. own: the arguments of its own optimizer, whose `lr` `lr_scale`
+    contains.
+    """
+    own = group.optimizer
+    scale = group.lr_scale if own is None else group.lr_scale * (own.lr / run.spec.optimizer.lr)
+    args: dict[str, Any] = {"pattern": group.name, **({"lr_scale": scale} if scale != 1.0 else {})}
+    if group.weight_decay is not None:
+        args["weight_decay"] = group.weight_decay
+    return args if own is None else {**args, "own": own.arguments(run)}

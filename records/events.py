@@ -1,14 +1,167 @@
-"""The lines of `events.jsonl`: every event by its name, and how one is read."""
+"""Events about a run as a whole, the table of all events by name, and their reader."""
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from xtrain.records.event import Event, UnknownEvent, kind_of
-from xtrain.records.lines import objects_since, read
-from xtrain.records.run_events import RUN_EVENTS
-from xtrain.records.start_events import START_EVENTS
-from xtrain.records.step_events import STEP_EVENTS
+from xtrain.records.lines import Event, UnknownEvent, doc, kind_of, objects_since, one_of, read
+from xtrain.records.names import ControlState
+from xtrain.records.training_events import START_EVENTS, STEP_EVENTS
+
+
+class SignalEvent(Event, tag="signal"):
+    """all ranks have agreed to act on a signal, or it came before there was anything to save"""
+
+    name: Annotated[str, doc("`sigterm`, `sigint` or `sigusr1`")]
+    reason: Annotated[str, doc("how many ranks got it, or which process")]
+
+
+class StopEvent(Event, tag="stop"):
+    """all ranks have agreed to stop"""
+
+    name: Annotated[str, doc("`time_limit`, `stop_at`, `stop_file`, or the alert that it is because of")]
+    reason: Annotated[str, doc("in words")]
+
+
+class ControlEvent(Event, tag="control"):
+    """a command to the run was accepted, executed, or refused"""
+
+    id: Annotated[str, doc("name of the command's file")]
+    command: Annotated[str, doc("as in the file")]
+    state: Annotated[str, doc(one_of(ControlState))]
+    detail: Annotated[str, doc("in words")]
+
+
+class PausedEvent(Event, tag="paused"):
+    """a paused run continues or stops"""
+
+    seconds: Annotated[float | None, doc("that it was paused", "s")]
+
+
+class RequeueEvent(Event, tag="requeue"):
+    """Slurm was asked to start the job again"""
+
+    job: Annotated[str, doc("its number")]
+
+
+class AlertEvent(Event, tag="alert"):
+    """an alert was raised or cleared ([alerts.md](alerts.md))"""
+
+    kind: Annotated[str, doc("`loss_spike`, `nonfinite`, `slow`, `starvation`, `memory`, `disk` or `stalled`")]
+    state: Annotated[str, doc("`raised` or `cleared`")]
+    message: Annotated[str, doc("in words")]
+    value: Annotated[float | None, doc("measured value, null if there is none")]
+    limit: Annotated[float | None, doc("that the value has passed, null if there is none")]
+    ranks: Annotated[list[int], doc("ranks concerned, may be empty")]
+
+
+class NotifyEvent(Event, tag="notify"):
+    """a command of `notify` has ended"""
+
+    kind: Annotated[str, doc("the event it was run for, or `tick`")]
+    command: Annotated[str, doc("as in the spec")]
+    exit_code: Annotated[int | None, doc("null if it was killed or could not be run")]
+    seconds: Annotated[float | None, doc("it took", "s")]
+    detail: Annotated[str, doc("in words")]
+
+
+class WarningEvent(Event, tag="warning"):
+    """something was skipped or failed, such as an unreadable record or a save"""
+
+    message: Annotated[str, doc("in words")]
+    code: Annotated[str, doc("of a diagnostic, if there is one")] = ""
+
+
+class StuckEvent(Event, tag="stuck"):
+    """the run makes no progress because of these ranks; `step` is the current one
+    ([health.md](health.md#what-is-recorded))"""
+
+    ranks: Annotated[list[int], doc("ranks at fault, the other keys are those of the first; empty if unknown")]
+    state: Annotated[str, doc("`stopped`, `ended`, `frozen`, `stuck` or `unknown`")]
+    node: Annotated[str, doc("node where the ranks are; for a frozen rank, where the others wait for it")]
+    place: Annotated[str, doc("file, line and function, empty if unknown")]
+    last_step: Annotated[int | None, doc("step of the last heartbeat", "steps")]
+    last_node: Annotated[str | None, doc("node of the last heartbeat")]
+    host: Annotated[str, doc("its machine")]
+    pid: Annotated[int | None, doc("its process")]
+    seconds: Annotated[float | None, doc("without progress", "s")]
+    folder: Annotated[str, doc("folder with stacks and collectives of all ranks")]
+
+    @property
+    def frozen(self) -> bool:
+        """Return True if the ranks run no Python anymore, so that they must be ended from outside."""
+        return self.state in ("stopped", "ended", "frozen")
+
+
+class FailureEvent(Event, tag="failure"):
+    """a rank failed; every failed rank writes one"""
+
+    rank: Annotated[int | None, doc("that failed, null if it is none of them")]
+    error: Annotated[str, doc("in words")]
+    exit_code: Annotated[int | None, doc("of the rank")]
+    traceback: Annotated[str, doc("may be empty")]
+    code: Annotated[str, doc("of a diagnostic, for errors of the environment")] = ""
+    agreed: Annotated[bool, doc("all ranks found the same error")] = False
+    lost: Annotated[bool, doc("the rank has only lost contact with another")] = False
+    stopping: Annotated[bool, doc("the rank was asked to stop and did not in time")] = False
+
+
+class RestartEvent(Event, tag="restart"):
+    """ranks have failed and are restarted; `step` is where the run continues ([restarts.md](restarts.md))"""
+
+    number: Annotated[int | None, doc("of this restart, from 1")]
+    of: Annotated[int | None, doc("at most", "restarts")]
+    reason: Annotated[str, doc("in words")]
+    world: Annotated[int | None, doc("from now on", "ranks")]
+
+
+class ReplicasEvent(Event, tag="replicas"):
+    """from the step after `step` on these replica groups take part ([stacks.md](stacks.md#what-is-learned))"""
+
+    taking_part: Annotated[list[int], doc("the groups")]
+    joined: Annotated[list[int], doc("those of them that did not before")]
+    left: Annotated[list[int], doc("those that did before")]
+    of: Annotated[int | None, doc("there are", "groups")]
+    rows: Annotated[int | None, doc("of a step that they take", "rows")]
+
+
+class ReplicaGroupEvent(Event, tag="replica_group"):
+    """a replica group ended before the run, or is restarted"""
+
+    group: Annotated[int | None, doc("its number")]
+    state: Annotated[str, doc("`ended`, `started` or `given_up`")]
+    reason: Annotated[str, doc("why it has ended, in words")]
+    ranks: Annotated[list[int], doc("its ranks")]
+    number: Annotated[int | None, doc("of this start of the group, from 1")]
+
+
+class RunEndEvent(Event, tag="run_end"):
+    """the run has ended"""
+
+    status: Annotated[str, doc("see below")]
+    exit_code: Annotated[int | None, doc("see below")]
+    seconds: Annotated[float | None, doc("since `run_start`", "s")]
+    loss: Annotated[float | None, doc("of the last step", "nats a token")]
+    reason: Annotated[str, doc("why a run was stopped or interrupted, or has failed")] = ""
+
+
+RUN_EVENTS: tuple[type[Event], ...] = (
+    AlertEvent,
+    NotifyEvent,
+    WarningEvent,
+    ControlEvent,
+    PausedEvent,
+    SignalEvent,
+    StopEvent,
+    RequeueEvent,
+    StuckEvent,
+    FailureEvent,
+    RestartEvent,
+    ReplicasEvent,
+    ReplicaGroupEvent,
+    RunEndEvent,
+)
+
 
 EVENT_TYPES: Final[dict[str, type[Event]]] = {
     kind_of(kind): kind for kind in (*START_EVENTS, *STEP_EVENTS, *RUN_EVENTS)

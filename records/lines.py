@@ -1,21 +1,76 @@
-"""The one writer and the one reader of the lines of a run's files, each of which is one JSON object.
+"""Lines of a run's files: the base classes of records and events, and their one writer and reader.
 
-Numbers that JSON has no word for are written as text (`"nan"`, `"inf"`, `"-inf"`) and read as the numbers they are.
+Every line is one JSON object.
 """
 
 import json
 import math
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, Final, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import Meta, Struct, field
 
-from xtrain.records.record import AnyRecord, Record
 from xtrain.regular_files import open_regular
+
+
+def doc(meaning: str, unit: str = "") -> Meta:
+    """Return the documentation of a key, with the unit of its value."""
+    return Meta(description=meaning, extra={"unit": unit})
+
+
+def one_of(words: Iterable[str]) -> str:
+    """Return the allowed words of a value, as documentation names them."""
+    *others, last = (f"`{word}`" for word in words)
+    return f"{', '.join(others)} or {last}"
+
+
+class Record(Struct, kw_only=True):
+    """One line of a file, with a field for every key of a fixed name. Records are not modified after creation.
+
+    A field without a default is always written, as null if it is None; a field with a default is left out if it has
+    that value. Lines may come from older and newer versions: a missing key, or one with a value of another type, is
+    read as None (or an empty text, list or map).
+    """
+
+    step: Annotated[int | None, doc("number of the optimizer step, from 1", "steps")]
+    time: Annotated[float | None, doc("when the record was written, since 1970 (UTC)", "s")] = field(
+        default_factory=time.time
+    )
+    rest: dict[str, Any] = field(default_factory=dict, name="")
+    """Keys without a field: keys that contain a name, and keys of other versions of xtrain."""
+
+
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+
+
+class Event(Record, tag_field="event", tag=""):
+    """An event after `step` optimizer steps. Its class defines its meaning."""
+
+    @property
+    def event(self) -> str:
+        """Name of the event, the key `event`: `run_start`, `eval`, …."""
+        return kind_of(type(self))
+
+
+def kind_of(event: type[Event]) -> str:
+    """Return the name of an event in its line: `run_start`, `eval`, …."""
+    return str(event.__struct_config__.tag)
+
+
+class UnknownEvent(Event, tag=""):
+    """An event of another version of xtrain, or a line without a name: all its keys are in `rest`."""
+
+    @property
+    def event(self) -> str:
+        name = self.rest["event"]
+        return "" if name is None else str(name)
+
 
 NON_FINITE: Final = frozenset({"nan", "inf", "-inf"})
 _NO_DEFAULT: Final = object()

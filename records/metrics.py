@@ -2,7 +2,7 @@
 
 from typing import Annotated, Final
 
-from xtrain.records.record import Record, doc
+from xtrain.records.lines import Record, doc
 
 
 class StepMetrics(Record):

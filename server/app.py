@@ -1,9 +1,11 @@
-"""The paths of a training server, as the Tinker SDK calls them, over a `TrainingServer`."""
+"""HTTP paths of a training server, as the Tinker SDK calls them, with request bodies and tar streams."""
 
 import asyncio
 import logging
+import tarfile
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -11,32 +13,115 @@ from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from xtrain.server import views
-from xtrain.server.archive import tar_of
-from xtrain.server.bodies import body_of
+from xtrain.server import state as views
+from xtrain.server.access import Keys
+from xtrain.server.connections import BASE, guard
 from xtrain.server.database import StoreFailed
-from xtrain.server.entries import Removed, SavedEntry
-from xtrain.server.gate import BASE, guard
-from xtrain.server.keys import Keys
-from xtrain.server.kinds import JSON, Kind
-from xtrain.server.protobuf import Malformed
-from xtrain.server.refusal import Refusal
-from xtrain.server.requests import (
+from xtrain.server.json_wire import (
     CreateSamplingSession,
     CreateSession,
     GetInfo,
     R,
+    Refusal,
     Retrieve,
     SessionHeartbeat,
     Ttl,
     WeightsInfo,
     read_json,
 )
+from xtrain.server.kinds import JSON, Kind
+from xtrain.server.messages import Malformed
 from xtrain.server.server import KINDS, TrainingServer
+from xtrain.server.state import Removed, SavedEntry
+
+READING: Final = 60.0  # time limit for receiving a body, in seconds
+ZSTD_WINDOW: Final = 2**26  # maximum bytes of memory for unpacking
+MOST_RATIO: Final = 256  # maximum ratio of unpacked to packed bytes above `SMALL`; batches of training rows stay below
+SMALL: Final = 2**20
+UNPACKED_PIECE: Final = 2**11  # bytes unpacked at a time: at most 64 MB of output
+
+
+async def body_of(request: Request, most: int, *media: str) -> bytes:
+    """Read and unpack a body. media: accepted types. Raises Refusal: 413 if it is too large, 415 for another type, 408
+    if it does not arrive in time."""
+    given = (request.headers.get("content-type") or "").partition(";")[0].strip().lower()
+    if given not in media:
+        raise Refusal(415, f"this path takes {' or '.join(media)}: the Content-Type is {given[:80] or 'missing'}")
+    length = request.headers.get("content-length", "")
+    if length.isascii() and length.isdigit() and int(length[:20]) > most:
+        raise Refusal(413, f"the body is larger than {most} bytes")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "zstd"):
+        raise Refusal(415, "content-encoding may be zstd")
+    raw = bytearray()
+    try:
+        async with asyncio.timeout(READING):
+            async for piece in request.stream():
+                raw += piece
+                if len(raw) > most:
+                    raise Refusal(413, f"the body is larger than {most} bytes")
+    except TimeoutError:
+        raise Refusal(408, f"the body did not come within {READING:.0f} s") from None
+    except ClientDisconnect:
+        raise Refusal(400, "the body was cut off") from None
+    return await run_in_threadpool(unpacked, bytes(raw), most) if encoding == "zstd" else bytes(raw)
+
+
+def unpacked(raw: bytes, most: int) -> bytes:
+    """Unpack the one zstd frame of a body. Raises Refusal."""
+    try:
+        import zstandard
+    except ImportError:
+        raise Refusal(415, "content-encoding zstd needs the package zstandard on the server") from None
+    most = min(most, max(SMALL, MOST_RATIO * len(raw)))
+    out, frame = bytearray(), zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).decompressobj()
+    try:
+        for at in range(0, len(raw), UNPACKED_PIECE):
+            if frame.eof:
+                raise Refusal(422, "the body has more than one zstd frame")
+            out += frame.decompress(raw[at : at + UNPACKED_PIECE])
+            if len(out) > most:
+                raise Refusal(
+                    413, f"the body has more than {most} bytes when it is unpacked; send less, or send it uncompressed"
+                )
+    except zstandard.ZstdError:
+        raise Refusal(422, "the body is no zstd frame") from None
+    if not frame.eof:
+        raise Refusal(422, "the zstd frame of the body is cut off")
+    if frame.unused_data:
+        raise Refusal(422, "the body has more than one zstd frame")
+    return bytes(out)
+
+
+TAR_PIECE: Final = 2**20
+BLOCK: Final = 512
+
+
+def tar_of(folder: Path, name: str) -> tuple[int, Iterator[bytes]]:
+    """Return the number of bytes, and the files as pieces under `name`. Links are left out."""
+    files: list[tuple[Path, bytes, int]] = []
+    for path in sorted(folder.rglob("*")):
+        if not path.is_symlink() and path.is_file():
+            head = tarfile.TarInfo(f"{name}/{path.relative_to(folder).as_posix()}")
+            head.size, head.mode = path.stat().st_size, 0o644
+            files.append((path, head.tobuf(tarfile.PAX_FORMAT), head.size))
+    total = sum(len(head) + size + -size % BLOCK for _, head, size in files) + 2 * BLOCK
+    return total, _pieces(files)
+
+
+def _pieces(files: list[tuple[Path, bytes, int]]) -> Iterator[bytes]:
+    for path, head, size in files:
+        yield head
+        with path.open("rb") as file:
+            while piece := file.read(TAR_PIECE):
+                yield piece
+        yield bytes(-size % BLOCK)
+    yield bytes(2 * BLOCK)
+
 
 LOG = logging.getLogger(__name__)
 

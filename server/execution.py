@@ -1,23 +1,292 @@
-"""The one thread that calls the engine: works in their order, model by model, and what follows from a lost engine."""
+"""Threads of a server: execution of requests in order, expiry of what is too old, and `server/status.json`.
+
+One thread alone calls the engine.
+"""
 
 import logging
 import threading
 import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
+import msgspec
+from attrs import define, field
+
+from xtrain.records.status import SERVER_FILE, ServedModel, ServerStatus
+from xtrain.server.access import ServerLimits
 from xtrain.server.database import StoreFailed
-from xtrain.server.engine import Engine, EngineLost, UserError
-from xtrain.server.entries import Accepted, Done
+from xtrain.server.engine_interface import Engine, EngineLost, UserError
+from xtrain.server.json_wire import Refusal
 from xtrain.server.kinds import JSON, Kind, error_body, fail
-from xtrain.server.limits import ServerLimits
+from xtrain.server.messages import Malformed
 from xtrain.server.models_in_memory import ModelsInMemory
-from xtrain.server.protobuf import Malformed
-from xtrain.server.refusal import Refusal
-from xtrain.server.state import QueuedWork
+from xtrain.server.state import Accepted, Change, Done, ModelEntry, QueuedWork, Removed, SamplerEntry
 from xtrain.server.store import Store
 
+
+def keep_house(memory: ModelsInMemory, kinds: Mapping[str, Kind], started: float) -> None:
+    """Remove expired things between requests, in the thread that executes them. started: start time of the server."""
+    store = memory.store
+    with store.changed:
+        _fail_late(memory, kinds, started)
+        _drop_results(memory)
+        _remove_expired(memory, started)
+    for id in list(memory.used):
+        if id not in store.state.models:
+            memory.removed(id)
+        elif not memory.live(memory.model(id).session) and not _waits(store, id):
+            memory.leave(id)
+    memory.remove_unused()
+
+
+def _waits(store: Store, queue: str) -> bool:
+    return any(work.entry.queue == queue for work in store.state.waiting.values())
+
+
+def _fail_late(memory: ModelsInMemory, kinds: Mapping[str, Kind], started: float) -> None:
+    """Fail requests whose predecessors are missing, and requests that waited too long for their turn."""
+    store, now = memory.store, memory.store.clock()
+    queues: defaultdict[str, list[QueuedWork]] = defaultdict(list)
+    for work in store.state.waiting.values():
+        queues[work.entry.queue].append(work)
+    for queue, works in queues.items():
+        if not kinds[works[0].entry.kind].ordered:
+            late = [work for work in works if now - max(work.entry.time, started) > memory.limits.sample_wait]
+            _fail(store, [work for work in late if not work.started], "no sample was drawn in time")
+            continue
+        works.sort(key=lambda work: work.entry.seq)
+        model, first = store.state.models.get(queue), works[0]
+        if model is None and first.entry.seq > 0:
+            _fail(store, works, "its model was not created", "user")
+        elif model is not None and first.entry.seq > model.next:
+            # Waiting requests may have come before the missing one was sent: measure from the latest.
+            last = max(max(work.entry.time, started) for work in works)
+            if now - last > memory.limits.gap:
+                missing = f"request {model.next} of this model did not come within {memory.limits.gap:.0f} s"
+                _fail(store, works, f"{missing}, and what was sent after it is not executed", "user")
+
+
+def _fail(store: Store, works: list[QueuedWork], why: str, category: str = "server") -> None:
+    for work in works:
+        store.finish(work, Done(work.id, store.clock(), True, JSON, error_body(why, category)))
+
+
+def _drop_results(memory: ModelsInMemory) -> None:
+    """Drop expired results; if there are too many, drop fetched results, the oldest first."""
+    state, now, limits = memory.store.state, memory.store.clock(), memory.limits
+    fetched = sorted(
+        (work for work in state.works.values() if work.fetched is not None), key=lambda work: work.fetched or 0.0
+    )
+    gone = [
+        work
+        for work in state.works.values()
+        if work.fetched is None and work.result is not None and now - work.result.time > limits.unfetched
+    ]
+    size = state.results - sum(work.result.size for work in gone if work.result is not None)
+    for place, work in enumerate(fetched):
+        many = len(fetched) - place > limits.answered or size > limits.results
+        if work.result is not None and (many or now - (work.fetched or 0.0) > limits.fetched):
+            gone.append(work)
+            size -= work.result.size
+    memory.store.drop(gone)
+
+
+def _remove_expired(memory: ModelsInMemory, started: float) -> None:
+    state, now = memory.store.state, memory.store.clock()
+    gone: list[Change] = [
+        Removed("SavedEntry", one.id)
+        for one in state.checkpoints.values()
+        if one.expires is not None and one.expires < now
+    ]
+    unnamed: defaultdict[str, list[SamplerEntry]] = defaultdict(list)
+    for sampler in state.samplers.values():
+        session = state.sessions.get(sampler.session)
+        if session is None or session.ended:
+            gone.append(Removed("SamplerEntry", sampler.id))
+        elif sampler.path is None and sampler.folder is not None:
+            unnamed[sampler.session].append(sampler)
+    for samplers in unnamed.values():
+        samplers.sort(key=lambda one: one.created)
+        used = {work.entry.queue for work in state.waiting.values()}
+        old = samplers[: max(0, len(samplers) - memory.limits.samplers)]
+        gone += [Removed("SamplerEntry", one.id) for one in old if one.id not in used]
+    if now - started > memory.limits.idle:  # clients had time to reconnect after the server was away
+        gone += _forgotten(memory, now)
+    if gone:
+        memory.store.change(*gone)
+
+
+def _forgotten(memory: ModelsInMemory, now: float) -> list[Change]:
+    """Return the removals of unused sessions and their models; those with checkpoints stay."""
+    state, gone = memory.store.state, list[Change]()
+    named = {checkpoint.model for checkpoint in state.checkpoints.values()}
+    models: defaultdict[str, list[ModelEntry]] = defaultdict(list)
+    for model in state.models.values():
+        models[model.session].append(model)
+    for session in state.sessions.values():
+        old = now - max(session.created, session.heard) > memory.limits.forgotten and not memory.live(session.id)
+        if old and not any(model.id in named for model in models[session.id]):
+            gone += [Removed("ModelEntry", model.id) for model in models[session.id]]
+            gone.append(Removed("Session", session.id))
+    return gone
+
+
 LOG = logging.getLogger(__name__)
+
+EVERY: Final = 1.0  # seconds between two writes
+WINDOW: Final = 10.0  # time window of rates, in seconds
+NEWEST: Final = 1000  # number of latencies kept
+MOST_MODELS: Final = 1000  # newest bytes of the file
+
+
+@define
+class _Counted:
+    """Counts of one model since the server started."""
+
+    steps: int = 0
+    tokens: int = 0
+    loss: float | None = None
+    loss_name: str = ""
+    last: float | None = None
+
+
+@define(eq=False)
+class ServerMonitor:
+    """Counts and status of a server. folder: of the server, which holds the status file. clock: seconds since 1970. All
+    calls but `write` are made under the lock of the store."""
+
+    folder: Path
+    clock: Callable[[], float]
+    began: float
+    url: str = ""
+    requests: int = 0
+    errors: int = 0
+    kinds: Counter[str] = field(factory=Counter)
+    _models: dict[str, _Counted] = field(factory=dict)
+    _latencies: deque[float] = field(factory=lambda: deque(maxlen=NEWEST))
+    _newest: deque[tuple[float, int, int]] = field(factory=deque)  # time; trained tokens; drawn tokens
+
+    def finished(self, work: QueuedWork, done: Done) -> None:
+        """Count a finished or failed request."""
+        now, found = self.clock(), work.measured
+        self.requests += 1
+        self.errors += done.failed
+        self.kinds[work.entry.kind] += 1
+        self._latencies.append(max(0.0, now - work.entry.time))
+        self._newest.append((now, found.trained if found else 0, found.drawn if found else 0))
+        model = self._models.setdefault(work.entry.queue, _Counted())
+        model.last = now
+        if found is not None:
+            model.tokens += found.trained
+            model.steps += found.steps
+            if found.loss is not None:
+                model.loss, model.loss_name = found.loss, found.loss_name
+
+    def status(self, memory: ModelsInMemory, state: str, reason: str, clients: int) -> ServerStatus:
+        """Return the server's present status."""
+        now, known = self.clock(), memory.store.state
+        while self._newest and self._newest[0][0] < now - WINDOW:
+            self._newest.popleft()
+        seconds = max(1.0, min(WINDOW, now - self.began))
+        ordered = sorted(self._latencies)
+        waiting: dict[str, list[QueuedWork]] = {}
+        for work in known.waiting.values():
+            waiting.setdefault(work.entry.queue, []).append(work)
+        for gone in [id for id in self._models if id not in known.models and id not in waiting]:
+            del self._models[gone]
+        newest = sorted(known.models.values(), key=lambda one: one.created)[-MOST_MODELS:]
+        return ServerStatus(
+            time=now,
+            state=state,
+            reason=reason,
+            began=self.began,
+            url=self.url,
+            clients=clients,
+            slots=memory.capabilities.models,
+            requests=self.requests,
+            errors=self.errors,
+            waiting=len(known.waiting),
+            queue=memory.limits.queue,
+            requests_per_second=len(self._newest) / seconds,
+            trained_per_second=sum(trained for _, trained, _ in self._newest) / seconds,
+            sampled_per_second=sum(drawn for _, _, drawn in self._newest) / seconds,
+            latency={f"p{share}": _percentile(ordered, share) for share in (50, 95, 99)} if ordered else {},
+            kinds=dict(self.kinds),
+            models=[self._model(one, memory, waiting.get(one.id, ()), now) for one in newest],
+        )
+
+    def _model(self, model: ModelEntry, memory: ModelsInMemory, works: Iterable[QueuedWork], now: float) -> ServedModel:
+        counted = self._models.get(model.id, _Counted())
+        session = memory.store.state.sessions.get(model.session)
+        queue = sorted(works, key=lambda work: work.entry.seq)
+        return ServedModel(
+            id=model.id,
+            client=(session.name or "") if session else "",
+            connected=memory.live(model.session),
+            in_memory=model.id in memory.used,
+            damaged=model.damaged or "",
+            rank=model.adapter.rank if model.adapter else None,
+            next_seq=model.next,
+            steps=counted.steps,
+            tokens=counted.tokens,
+            loss=counted.loss,
+            loss_name=counted.loss_name,
+            waiting=len(queue),
+            waits_for=_waits_for(model, queue[0]) if queue else "",
+            waited_seconds=max(0.0, now - queue[0].entry.time) if queue else 0.0,
+            last_time=counted.last,
+        )
+
+    def write(self, status: ServerStatus) -> None:
+        """Replace the file. A full disk does not stop the server."""
+        path = self.folder / Path(SERVER_FILE).name
+        partial = path.with_suffix(".partial")
+        try:
+            partial.write_bytes(msgspec.json.encode(status))
+            partial.replace(path)
+        except OSError as error:
+            LOG.warning("%s cannot be written: %s", path, error.strerror)
+
+
+@define(eq=False)
+class StatusWriter:
+    """A thread that writes the status of `look` until it is closed."""
+
+    monitor: ServerMonitor
+    look: Callable[[], ServerStatus]
+    _over: threading.Event = field(factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="status", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write once more, and stop."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.monitor.write(self.look())
+
+    def _run(self) -> None:
+        while not self._over.wait(EVERY):
+            self.monitor.write(self.look())
+
+
+def _waits_for(model: ModelEntry, first: QueuedWork) -> str:
+    if first.started:
+        return f"{first.entry.kind} is executed"
+    if first.entry.seq > model.next:
+        return f"request {model.next}, which has not come"
+    return f"its turn: {first.entry.kind}"
+
+
+def _percentile(ordered: list[float], share: int) -> float:
+    """Return the smallest value that at least this percentage of the values do not exceed."""
+    return ordered[max(0, -(-len(ordered) * share // 100) - 1)]
+
 
 ATTEMPTS: Final = 3  # for a request during which the engine was lost
 LOSSES: Final = 6  # engine losses without finished work in between, before the server stops

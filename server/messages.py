@@ -1,18 +1,239 @@
-"""The three messages of the wire that are Protocol Buffers, between bytes and values.
+"""Protocol Buffers of the wire: as much of the format as three messages need, between bytes and values.
 
-Field numbers are those of the Tinker SDK. Provenance of tokens (fields 3 and 4 of a datum) is read past: no loss here
-reads it.
+The format: protobuf.dev/programming-guides/encoding. Tensors are dense, or sparse by rows (CSR), little-endian.
 """
 
-from collections.abc import Sequence
-from typing import Any, Final
+import struct
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, Final, Literal, Self
 
 import numpy as np
-from attrs import frozen
+from attrs import define, frozen
 
-from xtrain.server.engine import Array, Candidates, PassResult, SampleResult
-from xtrain.server.protobuf import Malformed, ProtoField, ProtoMessage, Writer, read
-from xtrain.server.tensors import FLOAT32, MOST_NUMBERS, read_tensor
+from xtrain.server.engine_interface import Array, Candidates, PassResult, SampleResult
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+MOST_FIELDS: Final = 2**20
+
+Kind = Literal["int", "bool", "double", "text", "bytes", "ints"]
+WIRE: Final[Mapping[str, int]] = {"int": VARINT, "bool": VARINT, "double": FIXED64, "text": BYTES, "bytes": BYTES}
+
+
+class Malformed(ValueError):
+    """Invalid bytes of a message. Its text has places and numbers, and no content."""
+
+
+@frozen
+class ProtoMessage:
+    """A message type: field number → field."""
+
+    name: str
+    fields: Mapping[int, "ProtoField"]
+
+
+@frozen
+class ProtoField:
+    """A field. kind: type of its values, or a message. repeated: a list of all values; otherwise the last value
+    counts."""
+
+    name: str
+    kind: "Kind | ProtoMessage"
+    repeated: bool = False
+
+
+@define
+class FieldCount:
+    """Number of fields of a body that may still be read, so that a small body cannot take long."""
+
+    left: int = MOST_FIELDS
+
+    def take(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Malformed(f"there are more than {MOST_FIELDS} fields")
+
+
+def read(data: memoryview, message: ProtoMessage, count: FieldCount | None = None) -> dict[str, Any]:
+    """Return the fields of a message by name, nested messages as dicts. Raises Malformed."""
+    count = count or FieldCount()
+    found: dict[str, Any] = {}
+    at = 0
+    while at < len(data):
+        count.take()
+        tag, at = _varint(data, at, message)
+        number, wire = tag >> 3, tag & 7
+        value: int | memoryview
+        if wire == VARINT:
+            value, at = _varint(data, at, message)
+        else:
+            if wire not in (FIXED64, BYTES, FIXED32):
+                raise Malformed(f"{message.name} has a field of wire type {wire}")
+            size, at = _varint(data, at, message) if wire == BYTES else (8 if wire == FIXED64 else 4, at)
+            if size > len(data) - at:
+                raise Malformed(f"field {number} of {message.name} is cut off")
+            value, at = data[at : at + size], at + size
+        field = message.fields.get(number)
+        if field is None:
+            raise Malformed(f"{message.name} has a field {number}, which is not known here")
+        _put(found, field, wire, value, message, count)
+    return found
+
+
+def _put(
+    found: dict[str, Any],
+    field: ProtoField,
+    wire: int,
+    value: int | memoryview,
+    message: ProtoMessage,
+    count: FieldCount,
+) -> None:
+    if field.kind == "ints":  # one number, or several packed ones
+        numbers = found.setdefault(field.name, [])
+        if isinstance(value, int):
+            numbers.append(value)
+        elif wire == BYTES:
+            at = 0
+            while at < len(value):
+                count.take()
+                number, at = _varint(value, at, message)
+                numbers.append(number)
+        else:
+            raise Malformed(f"{field.name} of {message.name} has wire type {wire}")
+        return
+    if wire != (BYTES if isinstance(field.kind, ProtoMessage) else WIRE[field.kind]):
+        raise Malformed(f"{field.name} of {message.name} has wire type {wire}")
+    read_value = _value(field.kind, value, field, count)
+    if field.repeated:
+        found.setdefault(field.name, []).append(read_value)
+    else:
+        found[field.name] = read_value
+
+
+def _value(kind: "Kind | ProtoMessage", value: int | memoryview, field: ProtoField, count: FieldCount) -> Any:
+    if isinstance(value, int):
+        return bool(value) if kind == "bool" else value
+    if isinstance(kind, ProtoMessage):
+        return read(value, kind, count)
+    if kind == "double":
+        return struct.unpack("<d", value)[0]
+    if kind == "text":
+        try:
+            return str(value, "utf-8")
+        except UnicodeDecodeError:
+            raise Malformed(f"{field.name} is not UTF-8") from None
+    return value
+
+
+def _varint(data: memoryview, at: int, message: ProtoMessage) -> tuple[int, int]:
+    """Return an unsigned number of at most 64 bits, and the position after it."""
+    value = shift = 0
+    while at < len(data):
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            if value >= 2**64:
+                break
+            return value, at
+        shift += 7
+        if shift > 63:
+            break
+    raise Malformed(f"a number of {message.name} is cut off or has more than 64 bits")
+
+
+# writing --------------------------------------------------------------------------------------------------------------
+
+
+class Writer:
+    """The bytes of a message, field by field."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def integer(self, number: int, value: int) -> Self:
+        self._parts += (_encoded(number << 3 | VARINT), _encoded(value))
+        return self
+
+    def double(self, number: int, value: float) -> Self:
+        self._parts += (_encoded(number << 3 | FIXED64), struct.pack("<d", value))
+        return self
+
+    def content(self, number: int, value: "bytes | str | Writer") -> Self:
+        """Write a field of bytes, text or another message."""
+        raw = bytes(value) if isinstance(value, Writer) else value.encode() if isinstance(value, str) else value
+        self._parts += (_encoded(number << 3 | BYTES), _encoded(len(raw)), raw)
+        return self
+
+    def integers(self, number: int, values: list[int]) -> Self:
+        return self.content(number, b"".join(map(_encoded, values)))
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self._parts)
+
+
+def _encoded(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+FLOAT32, INT64, INT32, BFLOAT16 = 1, 2, 3, 4
+STORED: Final = {FLOAT32: "<f4", INT64: "<i8", INT32: "<i4", BFLOAT16: "<u2"}
+# Limit over all tensors of a request: a sparse matrix of a few bytes can stand for a dense one of any size.
+MOST_NUMBERS: Final = 2**24
+
+
+def read_tensor(tensor: dict[str, Any], most: int = MOST_NUMBERS) -> Array:
+    """Return a tensor, float32 or int64, with the dims of its shape; without a shape one dim. most: maximum of numbers.
+    Raises Malformed."""
+    dtype, shape = tensor.get("dtype", 0), tensor.get("shape", [])
+    if dtype not in STORED:
+        raise Malformed(f"dtype {dtype}; known are {', '.join(map(str, STORED))}")
+    if len(shape) > 2:
+        raise Malformed(f"a shape of {len(shape)} dims; there may be two")
+    if max(shape, default=0) > most or prod(shape) > most:
+        raise Malformed(f"more than {MOST_NUMBERS} numbers in the tensors of a request")
+    if "csr" in tensor:
+        return _dense_of(tensor["csr"], dtype, shape)
+    flat = _numbers(tensor.get("dense", b""), dtype)
+    if shape and prod(shape) != flat.size:
+        raise Malformed(f"{flat.size} numbers for a shape {shape}")
+    return flat.reshape(shape) if shape else flat
+
+
+def _dense_of(csr: dict[str, Any], dtype: int, shape: list[int]) -> Array:
+    if len(shape) != 2:
+        raise Malformed("a sparse tensor without a shape of two dims")
+    values = _numbers(csr.get("values", b""), dtype)
+    starts, columns = (_numbers(csr.get(name, b""), INT64) for name in ("crow", "col"))
+    rows, width = shape
+    fits = (
+        starts.size == rows + 1
+        and starts[0] == 0
+        and starts[-1] == values.size == columns.size
+        and bool((np.diff(starts) >= 0).all())
+        and bool(((columns >= 0) & (columns < width)).all())
+    )
+    if not fits:
+        raise Malformed("rows and columns of a sparse tensor that do not fit its shape and values")
+    dense = np.zeros(shape, values.dtype)
+    dense[np.repeat(np.arange(rows), np.diff(starts)), columns] = values
+    return dense
+
+
+def _numbers(raw: bytes | memoryview, dtype: int) -> Array:
+    stored = np.dtype(STORED[dtype])
+    if len(raw) % stored.itemsize:
+        raise Malformed(f"{len(raw)} bytes for numbers of {stored.itemsize}")
+    numbers = np.frombuffer(raw, stored)
+    if dtype == BFLOAT16:  # the upper half of a float32
+        return (numbers.astype(np.uint32) << 16).view(np.float32)
+    return numbers.astype(np.int64) if dtype == INT32 else numbers
+
 
 MEDIA_TYPE: Final = "application/x-protobuf"
 NO_LOGPROB: Final = -99999.0  # for a cell without a candidate

@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from attrs import define, field
 from msgspec.structs import replace
 
-from xtrain.server.engine import Capabilities, Engine, Pass, UserError
-from xtrain.server.entries import Accepted, ModelEntry
-from xtrain.server.limits import ServerLimits
-from xtrain.server.protobuf import Malformed
-from xtrain.server.refusal import Refusal
-from xtrain.server.state import QueuedWork
+from xtrain.server.access import ServerLimits
+from xtrain.server.engine_interface import Capabilities, Engine, Pass, UserError
+from xtrain.server.json_wire import Refusal
+from xtrain.server.messages import Malformed
+from xtrain.server.state import Accepted, ModelEntry, QueuedWork
 from xtrain.server.store import Store
 
 LOG = logging.getLogger(__name__)

@@ -15,24 +15,17 @@ from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
-from xtrain.records.server_status import ServerStatus
+from xtrain.records.status import ServerStatus
+from xtrain.server.access import ServerLimits
+from xtrain.server.computing_kinds import ForwardBackwardKind, OptimStepKind, SampleKind
 from xtrain.server.database import StoreFailed
-from xtrain.server.engine import Capabilities, Engine
-from xtrain.server.entries import Accepted, Done, ModelEntry, SamplerEntry, SavedEntry, Session
-from xtrain.server.execution import Execution
-from xtrain.server.housekeeping import keep_house
-from xtrain.server.kinds import Kind
-from xtrain.server.limits import ServerLimits
-from xtrain.server.model_kinds import CreateModelKind, LoadWeightsKind
+from xtrain.server.engine_interface import Capabilities, Engine
+from xtrain.server.execution import Execution, ServerMonitor, StatusWriter, keep_house
+from xtrain.server.json_wire import CreateSamplingSession, CreateSession, Refusal, plain_text
+from xtrain.server.kinds import CreateModelKind, Kind, LoadWeightsKind, SaveForSamplerKind, SaveWeightsKind, sampler_id
 from xtrain.server.models_in_memory import ModelsInMemory
-from xtrain.server.monitor import ServerMonitor, StatusWriter
-from xtrain.server.refusal import Refusal
-from xtrain.server.requests import CreateSamplingSession, CreateSession, plain_text
-from xtrain.server.sampling_kind import SampleKind
-from xtrain.server.saving_kinds import SaveForSamplerKind, SaveWeightsKind, sampler_id
-from xtrain.server.state import QueuedWork
+from xtrain.server.state import Accepted, Done, ModelEntry, QueuedWork, SamplerEntry, SavedEntry, Session
 from xtrain.server.store import Store, fulfils
-from xtrain.server.training_kinds import ForwardBackwardKind, OptimStepKind
 
 LOG = logging.getLogger(__name__)
 

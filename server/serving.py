@@ -13,10 +13,9 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from xtrain.planner.installed_packages import missing_for_server
-from xtrain.server.engine import Engine, EngineLost
-from xtrain.server.keys import Keys
-from xtrain.server.limits import ServerLimits
+from xtrain.plan.hardware import missing_for_server
+from xtrain.server.access import Keys, ServerLimits
+from xtrain.server.engine_interface import Engine, EngineLost
 from xtrain.server.store import StoreDamaged, StoreInUse
 
 LOG = logging.getLogger(__name__)

@@ -19,12 +19,24 @@ from errno import EIO
 from pathlib import Path
 from typing import Final
 
-from xtrain.dsl.diagnostics.source import printable
-from xtrain.server import database, old_journal
+from xtrain.dsl.diagnostics.diagnostic import printable
+from xtrain.server import database
+from xtrain.server import loading as old_journal
 from xtrain.server.database import FILE, MARK, WAL, Database, StoreFailed, Then, examine, mend_head
-from xtrain.server.entries import Accepted, Change, Done, FolderEntry, Removed, decoded, encoded, key_of
 from xtrain.server.loading import check_weights, load, sealed
-from xtrain.server.state import QueuedWork, State, folder_of
+from xtrain.server.state import (
+    Accepted,
+    Change,
+    Done,
+    FolderEntry,
+    QueuedWork,
+    Removed,
+    State,
+    decoded,
+    encoded,
+    folder_of,
+    key_of,
+)
 
 ASIDE: Final = 7 * 86400.0  # seconds for which unreferenced weights are kept
 STAMP: Final = "%Y%m%dT%H%M%SZ"

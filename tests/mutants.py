@@ -1,7 +1,7 @@
 """Planted faults: which share of them the tests notice, and which ones they do not.
 
     python tests/mutants.py --seed 1 --count 60      # 60 faults at lines drawn by chance
-    python tests/mutants.py --at runtime/step.py:70  # every fault of a line
+    python tests/mutants.py --at runtime/loop/step.py:70  # every fault of a line
     python tests/mutants.py --record tests/planner   # first: which tests execute which lines
 
 Of each fault the tests run that execute its line, the most specific ones first, until one fails; a fault that all of

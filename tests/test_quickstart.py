@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from commands import xtrain
 
-from xtrain.runtime.data.packing.split import split_holdout
-from xtrain.runtime.data.stores.store import TokenStore, open_store
+from xtrain.runtime.feed.packing.stored_rows import split_holdout
+from xtrain.runtime.feed.token_store import TokenStore, open_store
 
 ROOT = Path(__file__).parents[1]
 PSEUDO_COUNT = 5

@@ -19,6 +19,7 @@ def counts():
     return {
         "modules": len(own),
         "planner": sum(m.__name__.startswith("xtrain.planner") for m in own),
+        "plan": sum(m.__name__.startswith("xtrain.plan.") for m in own),
         "others": len(sys.modules) - len(own),
         "classes": sum("__attrs_attrs__" in vars(c) for c in classes),
         "heavy": sorted({"torch", "numba", "numpy", "textual", "networkx", "rich"} & sys.modules.keys()),
@@ -54,11 +55,11 @@ hook loaded
 @pytest.mark.parametrize(
     ("command", "spec", "limits"),
     [
-        ("check", "quickstart", {"modules": 289, "others": 225, "classes": 293}),
-        ("check", "moe_cpu", {"modules": 290, "others": 225, "classes": 294}),
-        ("plan", "quickstart", {"modules": 364, "others": 250, "classes": 335}),
-        ("plan", "llama_405b_16k", {"modules": 365, "others": 250, "classes": 336}),
-        ("plan", "moe_16k", {"modules": 367, "others": 250, "classes": 338}),
+        ("check", "quickstart", {"modules": 189, "others": 222, "classes": 305}),
+        ("check", "moe_cpu", {"modules": 189, "others": 222, "classes": 305}),
+        ("plan", "quickstart", {"modules": 221, "others": 244, "classes": 344}),
+        ("plan", "llama_405b_16k", {"modules": 221, "others": 244, "classes": 344}),
+        ("plan", "moe_16k", {"modules": 222, "others": 244, "classes": 345}),
     ],
 )
 def test_commands_load_what_the_spec_names(command, spec, limits):
@@ -78,5 +79,5 @@ def test_a_rank_loads_what_the_plan_names(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     loaded = json.loads((tmp_path / "loaded.json").read_text())
-    limits = {"modules": 602, "planner": 139, "classes": 534}
+    limits = {"modules": 259, "planner": 1, "plan": 25, "classes": 507}
     assert not {name: loaded[name] for name, limit in limits.items() if loaded[name] > limit}

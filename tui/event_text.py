@@ -2,9 +2,7 @@
 
 from attrs import frozen
 
-from xtrain.records.event import Event
-from xtrain.records.lines import as_object
-from xtrain.records.run_events import (
+from xtrain.records.events import (
     AlertEvent,
     ControlEvent,
     FailureEvent,
@@ -20,36 +18,36 @@ from xtrain.records.run_events import (
     StuckEvent,
     WarningEvent,
 )
-from xtrain.records.start_events import (
+from xtrain.records.lines import Event, as_object
+from xtrain.records.training_events import (
+    CheckpointEvent,
     DataEvent,
     DeviceEvent,
     EstimateEvent,
-    HorizonEvent,
-    ReferenceEvent,
-    ResumedEvent,
-    RunStartEvent,
-    SetupBeginEvent,
-    SetupDoneEvent,
-    SetupEvent,
-    TokeniseEvent,
-    WeightsEvent,
-)
-from xtrain.records.step_events import (
-    CheckpointEvent,
     EvalEvent,
     ExportEvent,
     GenerateEvent,
     HealthEvent,
+    HorizonEvent,
     LrSweepEvent,
     MemorySnapshotEvent,
     ModelEvent,
     NonFiniteEvent,
     PhaseEvent,
     ProfileEvent,
+    ReferenceEvent,
+    ResumedEvent,
     RollbackEvent,
+    RunStartEvent,
+    SetupBeginEvent,
+    SetupDoneEvent,
+    SetupEvent,
     SkippedEvent,
+    TokeniseEvent,
+    WeightsEvent,
 )
-from xtrain.tui.words import brief, count, decimal, duration, perplexity, plural, share, size, took
+from xtrain.text.units import brief, count, decimal, duration, perplexity, share, size, took
+from xtrain.text.units import regular_plural as plural
 
 # The first word of a line, where that is not the name of the event.
 _WORDS: dict[type[Event], str] = {

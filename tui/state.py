@@ -7,12 +7,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 from msgspec.structs import replace
 
-from xtrain.records.control_words import ControlState, ControlWord
-from xtrain.records.end_status import EndStatus
-from xtrain.records.event import Event
-from xtrain.records.metrics import StepMetrics
-from xtrain.records.record import Record
-from xtrain.records.run_events import (
+from xtrain.records.events import (
     AlertEvent,
     ControlEvent,
     FailureEvent,
@@ -26,20 +21,17 @@ from xtrain.records.run_events import (
     StopEvent,
     WarningEvent,
 )
-from xtrain.records.start_events import (
+from xtrain.records.lines import Event, Record
+from xtrain.records.metrics import StepMetrics
+from xtrain.records.names import ControlState, ControlWord, EndStatus
+from xtrain.records.training_events import (
+    CheckpointEvent,
     DataEvent,
     EstimateEvent,
-    HorizonEvent,
-    RunStartEvent,
-    SetupBeginEvent,
-    SetupDoneEvent,
-    SetupEvent,
-)
-from xtrain.records.step_events import (
-    CheckpointEvent,
     EvalEvent,
     ExportEvent,
     GenerateEvent,
+    HorizonEvent,
     LrSweepEvent,
     MemorySnapshotEvent,
     ModelEvent,
@@ -47,9 +39,13 @@ from xtrain.records.step_events import (
     PhaseEvent,
     ProfileEvent,
     RollbackEvent,
+    RunStartEvent,
+    SetupBeginEvent,
+    SetupDoneEvent,
+    SetupEvent,
     SkippedEvent,
 )
-from xtrain.tui.history import History, HistoryRecorder
+from xtrain.tui.feed import History, HistoryRecorder
 
 # Ticks and failures kept: enough to look back on, however long the run and however many ranks fail.
 MAX_TICKS = 200

@@ -8,8 +8,8 @@ from attrs import frozen
 
 from xtrain.dsl.schema.actions import ACTIONS, TURN_OF_SAVE, Action
 from xtrain.dsl.spec import Spec
-from xtrain.planner.graph.action_node import ActionNode, ActionPlace
-from xtrain.planner.units import bytes_text
+from xtrain.plan.graph import ActionNode, ActionPlace
+from xtrain.text.units import bytes_text
 
 if TYPE_CHECKING:
     from xtrain.planner.resolved import Resolved

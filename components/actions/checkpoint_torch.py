@@ -1,8 +1,8 @@
 """`tick.checkpoint`: save the full state."""
 
-from xtrain.runtime.checkpoint.saver import Saver
-from xtrain.runtime.ops import op
-from xtrain.runtime.step_state import Step, StepCall
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.nn.batch import Step, StepCall
+from xtrain.runtime.store.saver import Saver
 
 
 @op("tick.checkpoint")

@@ -8,8 +8,8 @@ from attrs import frozen
 from xtrain.dsl.schema.actions import ACTIONS, Action
 from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, setting
 from xtrain.dsl.spec import Spec
-from xtrain.planner.graph.action_node import ActionNode, ActionPlace, averaged_weights
-from xtrain.planner.units import flops_text, plural
+from xtrain.plan.graph import ActionNode, ActionPlace, averaged_weights
+from xtrain.text.units import flops_text, plural
 
 if TYPE_CHECKING:
     from xtrain.planner.resolved import Resolved
@@ -71,8 +71,8 @@ class Eval(Action):
 
     def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
         averaged, of = averaged_weights(run)
-        from xtrain.planner.data.loss_rules import is_measured
-        from xtrain.planner.model.tasks import task_of
+        from xtrain.plan.groups import task_of
+        from xtrain.planner.data.training import is_measured
 
         name = task_of(run.spec, self.dataset)
         task = {} if name is None else {"task": name}
@@ -81,7 +81,7 @@ class Eval(Action):
         name = f"tick.eval.{self.dataset}"
         if run.spec.datasets[self.dataset].choices is not None:
             args = {"dataset": self.dataset, "rows": None, "choices": True, **averaged, **task}
-            from xtrain.planner.model.inventory import flops_per_token
+            from xtrain.plan.parameters import flops_per_token
 
             row = flops_text(flops_per_token(run.architecture, run.batch.sequence) * run.batch.sequence / 3)
             does = f"accuracy on all questions of {self.dataset}, by the likeliest choice{of}; {row} a row"

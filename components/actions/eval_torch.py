@@ -7,31 +7,27 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from xtrain.planner.plan import Plan
-from xtrain.records.step_events import EvalEvent
-from xtrain.runtime.checkpoint.saver import Saver
-from xtrain.runtime.data.documents.tokenizers import TextTokenizer
-from xtrain.runtime.evaluation.choices import ChoicesMeasure
-from xtrain.runtime.evaluation.loss import LossMeasure
-from xtrain.runtime.evaluation.measure import Measure
-from xtrain.runtime.generation.text_generator import TextGenerator
-from xtrain.runtime.hooks.bodies import evaluation_body
-from xtrain.runtime.input.feed import Feed
-from xtrain.runtime.models.batch import ModelBatch
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
-from xtrain.runtime.ops import op
-from xtrain.runtime.parallel.mesh import Meshes
-from xtrain.runtime.parallelize.fsdp import reshard
-from xtrain.runtime.parallelize.outline import Outlines
-from xtrain.runtime.parallelize.pipeline import PipelineSchedule, forwarded
-from xtrain.runtime.reference.mismatched import PointEstimate, ReferencePoint, exchanged_rows
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.rollout.held_out import HeldOutPrompts
-from xtrain.runtime.rollout.row_ranks import RowRanks
-from xtrain.runtime.state import Progress, Rank, Resources
-from xtrain.runtime.step_state import Step
-from xtrain.runtime.training.ema import WeightAverages, Weights
+from xtrain.plan.plan import Plan
+from xtrain.records.training_events import EvalEvent
+from xtrain.runtime.base.mesh import Meshes
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Progress, Rank, Resources
+from xtrain.runtime.feed.setup import Feed
+from xtrain.runtime.feed.tokenizers import TextTokenizer
+from xtrain.runtime.loop.evaluation import ChoicesMeasure, LossMeasure, Measure
+from xtrain.runtime.loop.hooks import evaluation_body
+from xtrain.runtime.nn.averages import WeightAverages, Weights
+from xtrain.runtime.nn.batch import ModelBatch, Step
+from xtrain.runtime.nn.parallelize import reshard
+from xtrain.runtime.nn.pipeline import Outlines, PipelineSchedule, forwarded
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter
+from xtrain.runtime.observe.records import Records
+from xtrain.runtime.sampling.held_out import HeldOutPrompts
+from xtrain.runtime.sampling.reference_weights import PointEstimate, ReferencePoint, exchanged_rows
+from xtrain.runtime.sampling.rollout import RowRanks
+from xtrain.runtime.sampling.text_generator import TextGenerator
+from xtrain.runtime.store.saver import Saver
 
 
 @op("tick.eval")

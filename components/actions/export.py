@@ -4,17 +4,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.actions import ACTIONS, TURN_OF_SAVE, Action
-from xtrain.dsl.schema.bases import Base
-from xtrain.dsl.schema.names import file_path
-from xtrain.dsl.schema.setting import Role, at_least, setting
-from xtrain.planner.architecture import Architecture, parameters
-from xtrain.planner.canonical import portable
-from xtrain.planner.graph.action_node import ActionNode, ActionPlace
-from xtrain.planner.units import bytes_text
-from xtrain.planner.weights.config_file import not_written
-from xtrain.planner.weights.files import LOADED
+from xtrain.dsl.schema.precision import Base
+from xtrain.dsl.schema.setting import Role, at_least, file_path, setting
+from xtrain.dsl.values import Quantity
+from xtrain.plan.architecture import Architecture, parameters
+from xtrain.plan.canonical import portable
+from xtrain.plan.graph import ActionNode, ActionPlace
+from xtrain.plan.weight_files import LOADED
+from xtrain.plan.weight_layout import not_written
+from xtrain.text.units import bytes_text
 
 if TYPE_CHECKING:
     from xtrain.dsl.spec import Spec
@@ -86,7 +85,7 @@ class ExportAction(Action):
             size = sum(tensor.bytes for tensor in run.weights.tensors.values())
             written = f"as {formats}, as they were read, {bytes_text(size)}"
         else:
-            from xtrain.planner.model.inventory import weight_bytes
+            from xtrain.plan.parameters import weight_bytes
 
             written = f"as {run.formats.params}, {bytes_text(weight_bytes(run.inventory, run.formats.params))}"
         to = portable(self.to)
@@ -118,7 +117,7 @@ class ExportAction(Action):
         return {}
 
     def faults(self, event: str, arch: Architecture, base: Base) -> dict[str, tuple[str, str, str]]:
-        from xtrain.planner.model.tasks import unfit_task
+        from xtrain.plan.groups import unfit_task
 
         if self.adapter and (unfit := unfit_task(arch, self.task)) is not None:
             return {"task" if self.task else "": ("X525", *unfit)}
@@ -135,8 +134,8 @@ class ExportAction(Action):
 
 
 def _adapter_problem(arch: Architecture) -> tuple[str, str] | None:
-    from xtrain.planner.model.frozen import frozen_names
-    from xtrain.planner.model.peft import not_written_for_peft
+    from xtrain.plan.parameters import frozen_names
+    from xtrain.plan.peft import not_written_for_peft
 
     frozen = frozen_names(arch, ())
     return not_written_for_peft(arch, [each for each in parameters(arch) if each.name not in frozen])

@@ -9,26 +9,25 @@ import time
 from functools import partial
 from pathlib import Path
 
-from xtrain.planner.plan import Plan
-from xtrain.records.step_events import ExportEvent
-from xtrain.runtime.checkpoint.backend import write_tensors
-from xtrain.runtime.checkpoint.ops import Beginning
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.errors import EnvironmentFault, StorageFailed
-from xtrain.runtime.export.adapter import AdapterExport
-from xtrain.runtime.export.export import Export, Exported
-from xtrain.runtime.export.tasks import plan_of, stored_names
-from xtrain.runtime.files import durable
-from xtrain.runtime.files.lines import EVENT_SECONDS
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
-from xtrain.runtime.ops import op
-from xtrain.runtime.parallel.collective_errors import CollectiveErrors
-from xtrain.runtime.parallelize.fsdp import reshard
-from xtrain.runtime.provenance.metadata import written_by
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Rank
-from xtrain.runtime.step_state import Step, StepCall
+from xtrain.plan.plan import Plan
+from xtrain.records.training_events import ExportEvent
+from xtrain.runtime.base import files as durable
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import EnvironmentFault, StorageFailed
+from xtrain.runtime.base.json_lines import EVENT_SECONDS
+from xtrain.runtime.base.mesh import CollectiveErrors
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.loop.checkpointing import Beginning
+from xtrain.runtime.nn.batch import Step, StepCall
+from xtrain.runtime.nn.parallelize import reshard
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter
+from xtrain.runtime.observe.provenance import written_by
+from xtrain.runtime.observe.records import Records
+from xtrain.runtime.store.adapter_export import AdapterExport, plan_of, stored_names
+from xtrain.runtime.store.export import Export, Exported
+from xtrain.runtime.store.writing import write_tensors
 
 SHARDS = "export" + durable.PARTIAL  # in the directory of the run
 

@@ -5,16 +5,25 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from attrs import frozen
 
 from xtrain.dsl.schema.actions import ACTIONS, Action
-from xtrain.dsl.schema.bases import Base
-from xtrain.dsl.schema.names import file_path, some_text
-from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, between, not_negative, seed_range, setting
+from xtrain.dsl.schema.precision import Base
+from xtrain.dsl.schema.setting import (
+    AUTO,
+    Auto,
+    Role,
+    at_least,
+    between,
+    file_path,
+    not_negative,
+    seed_range,
+    setting,
+    some_text,
+)
 from xtrain.dsl.spec import Spec
-from xtrain.planner.architecture import NO_TEXTS, Architecture
-from xtrain.planner.canonical import portable
-from xtrain.planner.data.source_args import reads
-from xtrain.planner.graph.action_node import ActionNode, ActionPlace, averaged_weights
-from xtrain.planner.model.cache import cache_bytes
-from xtrain.planner.units import bytes_text, plural
+from xtrain.plan.architecture import NO_TEXTS, Architecture
+from xtrain.plan.canonical import portable
+from xtrain.plan.data import reads
+from xtrain.plan.graph import ActionNode, ActionPlace, averaged_weights
+from xtrain.text.units import bytes_text, plural
 
 if TYPE_CHECKING:
     from xtrain.planner.resolved import Resolved
@@ -93,7 +102,7 @@ class Generate(Action):
     )
 
     def faults(self, event: str, arch: Architecture, base: Base) -> dict[str, tuple[str, str, str]]:
-        from xtrain.planner.model.tasks import unfit_task
+        from xtrain.plan.groups import unfit_task
 
         if arch.head == "reward":
             return {"": ("X442", *NO_TEXTS)}
@@ -125,7 +134,7 @@ class Generate(Action):
             "task": self.task,
         }
         args |= {name: value for name, value in given.items() if value}
-        cache = bytes_text(cache_bytes(run, len(self.prompts), self._positions(run)))
+        cache = bytes_text(self._cache(run))
         does = f"continue {plural(len(self.prompts), 'prompt')}{turns} by {self.tokens} tokens{of}"
         return ActionNode("tick.generate", args, f"{does}; key-value cache: {cache} a rank")
 
@@ -137,8 +146,14 @@ class Generate(Action):
         limit = run.architecture.rope.limit
         return wanted if limit is None else min(wanted, limit)
 
-    def allocates(self, run: "Resolved", states: int) -> int:
+    def _cache(self, run: "Resolved") -> int:
+        """Return the bytes of the keys and values of all prompts on a rank."""
+        from xtrain.planner.derive.further_models import cache_bytes
+
         return cache_bytes(run, len(self.prompts), self._positions(run))
+
+    def allocates(self, run: "Resolved", states: int) -> int:
+        return self._cache(run)
 
     def template(self, spec: Spec) -> str | None:
         if not isinstance(self.chat, Auto):

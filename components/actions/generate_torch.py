@@ -5,23 +5,22 @@ from pathlib import Path
 
 import torch
 
-from xtrain.planner.plan import Plan
-from xtrain.records.step_events import GeneratedText, GenerateEvent
-from xtrain.runtime.checkpoint.saver import Saver
-from xtrain.runtime.data.documents.chat_template import load_template
-from xtrain.runtime.data.documents.tokenizers import TextTokenizer
-from xtrain.runtime.generation.chat import Chat, planned_arguments
-from xtrain.runtime.generation.sampling import Sampling
-from xtrain.runtime.generation.text_generator import LogitsNotFinite, TextGenerator, continue_texts, tokens_and_ends
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
-from xtrain.runtime.ops import op
-from xtrain.runtime.parallelize.fsdp import reshard
-from xtrain.runtime.parallelize.pipeline import PipelineSchedule
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Rank
-from xtrain.runtime.step_state import Step
-from xtrain.runtime.training.ema import WeightAverages, Weights
+from xtrain.plan.plan import Plan
+from xtrain.records.training_events import GeneratedText, GenerateEvent
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.feed.chat.template import load_template
+from xtrain.runtime.feed.tokenizers import TextTokenizer
+from xtrain.runtime.nn.averages import WeightAverages, Weights
+from xtrain.runtime.nn.batch import Step
+from xtrain.runtime.nn.parallelize import reshard
+from xtrain.runtime.nn.pipeline import PipelineSchedule
+from xtrain.runtime.nn.texts import Chat, Sampling, planned_arguments
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter
+from xtrain.runtime.observe.records import Records
+from xtrain.runtime.sampling.text_generator import LogitsNotFinite, TextGenerator, continue_texts, tokens_and_ends
+from xtrain.runtime.store.saver import Saver
 
 
 @op("tick.generate")

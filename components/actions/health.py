@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
 
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.actions import ACTIONS, Action
 from xtrain.dsl.schema.setting import Role, positive, setting
 from xtrain.dsl.spec import Spec
-from xtrain.planner.graph.action_node import ActionNode, ActionPlace
-from xtrain.planner.units import seconds_text
+from xtrain.dsl.values import Quantity
+from xtrain.plan.graph import ActionNode, ActionPlace
+from xtrain.text.units import seconds_text
 
 if TYPE_CHECKING:
     from xtrain.planner.resolved import Resolved

@@ -5,12 +5,12 @@ import time
 import torch
 import torch.distributed as dist
 
-from xtrain.records.step_events import HealthEvent
-from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
-from xtrain.runtime.ops import op
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Rank
-from xtrain.runtime.step_state import Step, StepCall
+from xtrain.records.training_events import HealthEvent
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.nn.batch import Step, StepCall
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter
+from xtrain.runtime.observe.records import Records
 
 
 @op("tick.health")

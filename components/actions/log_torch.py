@@ -7,20 +7,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from xtrain.planner.plan import Plan
-from xtrain.planner.units import plural
+from xtrain.plan.plan import Plan
 from xtrain.records.metrics import RankMetrics, StepMetrics
-from xtrain.runtime.input.feed import Feed
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.monitoring.alerts import AlertMonitor
-from xtrain.runtime.monitoring.memory import MemoryNow, peak_bytes
-from xtrain.runtime.monitoring.waits import WAITS
-from xtrain.runtime.ops import op
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Rank
-from xtrain.runtime.step_state import Step
-from xtrain.runtime.training.observe import Window
-from xtrain.runtime.training.router_step import RouterMetrics
+from xtrain.runtime.base.device import MemoryNow, peak_bytes
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.feed.setup import Feed
+from xtrain.runtime.loop.alerts import AlertMonitor
+from xtrain.runtime.loop.metrics import RouterMetrics, Window
+from xtrain.runtime.nn.batch import Step
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.observe.heartbeat import WAITS
+from xtrain.runtime.observe.records import Records
+from xtrain.text.units import plural
 
 
 @op("tick.log")

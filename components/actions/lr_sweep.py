@@ -13,12 +13,12 @@ from attrs import evolve, frozen
 
 from xtrain.components.actions.skip import Skip
 from xtrain.components.schedules.exponential import Exponential
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.actions import ACTIONS, TURN_OF_LOG, Action, OnEvent, Tick
 from xtrain.dsl.schema.optimizers import ParameterGroup
 from xtrain.dsl.schema.setting import at_least, proper_fraction, setting
 from xtrain.dsl.spec import Origin, Spec
-from xtrain.planner.graph.action_node import ActionNode, ActionPlace
+from xtrain.dsl.values import Quantity
+from xtrain.plan.graph import ActionNode, ActionPlace
 
 if TYPE_CHECKING:
     from xtrain.planner.resolved import Resolved

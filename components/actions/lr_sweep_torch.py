@@ -4,14 +4,14 @@ import json
 from math import isfinite
 
 from xtrain.components.actions.lr_sweep import RunningAverage, result
-from xtrain.records.paths import LR_SWEEP_FILE
-from xtrain.records.step_events import LrSweepEvent
-from xtrain.runtime.files import durable
-from xtrain.runtime.input.feed import Feed
-from xtrain.runtime.ops import op
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Rank
-from xtrain.runtime.step_state import Step, StepCall
+from xtrain.records.names import LR_SWEEP_FILE
+from xtrain.records.training_events import LrSweepEvent
+from xtrain.runtime.base import files as durable
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.feed.setup import Feed
+from xtrain.runtime.nn.batch import Step, StepCall
+from xtrain.runtime.observe.records import Records
 
 
 @op("tick.lr_sweep")

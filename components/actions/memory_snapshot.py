@@ -7,9 +7,8 @@ from attrs import frozen
 from xtrain.dsl.schema.actions import ACTIONS, Action
 from xtrain.dsl.schema.setting import AUTO, Auto, Role, between, setting
 from xtrain.dsl.spec import Spec
-from xtrain.planner.graph.action_node import ActionNode, ActionPlace
-from xtrain.planner.graph.recorded_ranks import RecordedRanks, ranks_setting
-from xtrain.planner.units import plural
+from xtrain.plan.graph import ActionNode, ActionPlace, RecordedRanks, ranks_setting
+from xtrain.text.units import plural
 
 if TYPE_CHECKING:
     from xtrain.planner.resolved import Resolved
@@ -57,6 +56,6 @@ class MemorySnapshot(Action):
 
 
 def _on_cpu(spec: Spec) -> bool:
-    from xtrain.planner.mesh.cluster import device_kind
+    from xtrain.planner.derive.layout import device_kind
 
     return device_kind(spec) == "cpu"

@@ -2,17 +2,17 @@
 
 from torch.optim import Optimizer
 
-from xtrain.planner.plan import Plan
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
-from xtrain.runtime.ops import op
-from xtrain.runtime.profiling.found import planned_of
-from xtrain.runtime.profiling.snapshot import Snapshot
-from xtrain.runtime.profiling.under_way import UnderWay
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Rank
-from xtrain.runtime.step_state import Step, StepCall
-from xtrain.runtime.training.ema import WeightAverages
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.inspect.memory_snapshot import Snapshot
+from xtrain.runtime.loop.commands import UnderWay
+from xtrain.runtime.loop.memory_report import planned_of
+from xtrain.runtime.nn.averages import WeightAverages
+from xtrain.runtime.nn.batch import Step, StepCall
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter
+from xtrain.runtime.observe.records import Records
 
 
 @op("tick.memory_snapshot")

@@ -8,8 +8,8 @@ from attrs import frozen
 from xtrain.dsl.schema.actions import ACTIONS, Action
 from xtrain.dsl.schema.setting import Role, setting
 from xtrain.dsl.spec import Spec
-from xtrain.planner.graph.action_node import ActionNode, ActionPlace, StepNode
-from xtrain.planner.units import plural
+from xtrain.plan.graph import ActionNode, ActionPlace, StepNode
+from xtrain.text.units import plural
 
 if TYPE_CHECKING:
     from xtrain.planner.resolved import Resolved

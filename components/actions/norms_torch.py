@@ -12,16 +12,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from xtrain.components.actions.norms import WHOLE, group_of
-from xtrain.planner.plan import Plan
-from xtrain.runtime.execution.node_order import DueTicks
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.models.quantise import values_of
-from xtrain.runtime.ops import op
-from xtrain.runtime.parallel.tensor import local
-from xtrain.runtime.parallelize.gradients import copies_of
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Rank
-from xtrain.runtime.step_state import Step, StepCall
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.loop.node_calls import DueTicks
+from xtrain.runtime.nn.axes import local
+from xtrain.runtime.nn.batch import Step, StepCall
+from xtrain.runtime.nn.gradients import copies_of
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.nn.weights import values_of
+from xtrain.runtime.observe.records import Records
 
 # Key of the copies for the tick.
 TAKEN = "tick.norms"

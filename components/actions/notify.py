@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from attrs import frozen
 
 from xtrain.dsl.schema.actions import ACTIONS, Action
-from xtrain.planner.graph.action_node import ActionNode, ActionPlace
-from xtrain.planner.units import seconds_text
+from xtrain.plan.graph import ActionNode, ActionPlace
+from xtrain.text.units import seconds_text
 
 if TYPE_CHECKING:
     from xtrain.planner.resolved import Resolved

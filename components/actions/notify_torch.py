@@ -1,9 +1,9 @@
 """`tick.notify`: run a command on an event or a tick."""
 
-from xtrain.runtime.monitoring.notify import Notifier
-from xtrain.runtime.ops import op
-from xtrain.runtime.state import Rank
-from xtrain.runtime.step_state import Step, StepCall
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.loop.alerts import Notifier
+from xtrain.runtime.nn.batch import Step, StepCall
 
 
 @op("tick.notify")

@@ -8,9 +8,8 @@ from attrs import frozen
 from xtrain.dsl.schema.actions import ACTIONS, Action
 from xtrain.dsl.schema.setting import Auto, Role, between, not_negative, setting
 from xtrain.dsl.spec import Spec
-from xtrain.planner.graph.action_node import ActionNode, ActionPlace
-from xtrain.planner.graph.recorded_ranks import RecordedRanks, ranks_setting
-from xtrain.planner.units import plural
+from xtrain.plan.graph import ActionNode, ActionPlace, RecordedRanks, ranks_setting
+from xtrain.text.units import plural
 
 if TYPE_CHECKING:
     from xtrain.planner.resolved import Resolved

@@ -2,16 +2,15 @@
 
 from typing import Any
 
-from xtrain.records.control_words import ControlState
-from xtrain.runtime.control.commands import Control
-from xtrain.runtime.input.feed import Feed
-from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
-from xtrain.runtime.ops import op
-from xtrain.runtime.profiling.profile import Profile, Subject
-from xtrain.runtime.profiling.under_way import UnderWay
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Rank
-from xtrain.runtime.step_state import Step, StepCall
+from xtrain.records.names import ControlState
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.feed.setup import Feed
+from xtrain.runtime.inspect.profile import Profile, Subject
+from xtrain.runtime.loop.commands import Control, UnderWay
+from xtrain.runtime.nn.batch import Step, StepCall
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter
+from xtrain.runtime.observe.records import Records
 
 
 @op("tick.profile")

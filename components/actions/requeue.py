@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from attrs import frozen
 
 from xtrain.dsl.schema.actions import ACTIONS, ENDINGS, Action
-from xtrain.planner.graph.action_node import ActionNode, ActionPlace
+from xtrain.plan.graph import ActionNode, ActionPlace
 
 if TYPE_CHECKING:
     from xtrain.planner.resolved import Resolved

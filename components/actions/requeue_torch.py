@@ -3,11 +3,11 @@
 import os
 import subprocess
 
-from xtrain.records.run_events import RequeueEvent
-from xtrain.runtime.ops import op
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Rank
-from xtrain.runtime.step_state import Step, StepCall
+from xtrain.records.events import RequeueEvent
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.nn.batch import Step, StepCall
+from xtrain.runtime.observe.records import Records
 
 PATIENCE_SECONDS = 60
 

@@ -6,8 +6,8 @@ from attrs import frozen
 
 from xtrain.dsl.schema.actions import ACTIONS, Action
 from xtrain.dsl.schema.setting import Role, at_least, setting
-from xtrain.planner.graph.action_node import ActionNode, ActionPlace
-from xtrain.planner.units import plural
+from xtrain.plan.graph import ActionNode, ActionPlace
+from xtrain.text.units import plural
 
 if TYPE_CHECKING:
     from xtrain.planner.resolved import Resolved

@@ -7,22 +7,22 @@ after the checkpoint takes the first rows that no step has seen.
 
 import time
 
-from xtrain.planner.plan import Plan
-from xtrain.records.step_events import RollbackEvent
-from xtrain.runtime.checkpoint.choice import flaw_of
-from xtrain.runtime.checkpoint.layout import CheckpointEntry, CheckpointFolder
-from xtrain.runtime.checkpoint.rollback_state import RollbackState, seal_of
-from xtrain.runtime.checkpoint.saver import Saver
-from xtrain.runtime.input.feed import Feed
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.models.router import ExpertRouter
-from xtrain.runtime.ops import op
-from xtrain.runtime.profiling.under_way import UnderWay
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import BadSteps, Progress
-from xtrain.runtime.step_state import NonFinite, Step, StepCall
-from xtrain.runtime.training.nonfinite import bad_steps_text
-from xtrain.runtime.training.observe import Window
+from xtrain.plan.plan import Plan
+from xtrain.records.training_events import RollbackEvent
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import BadSteps, Progress
+from xtrain.runtime.feed.setup import Feed
+from xtrain.runtime.loop.commands import UnderWay
+from xtrain.runtime.loop.metrics import Window
+from xtrain.runtime.loop.step import bad_steps_text
+from xtrain.runtime.nn.batch import NonFinite, Step, StepCall
+from xtrain.runtime.nn.router import ExpertRouter
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.observe.records import Records
+from xtrain.runtime.store.checkpoints import CheckpointEntry, CheckpointFolder
+from xtrain.runtime.store.full_state import flaw_of
+from xtrain.runtime.store.publication import RollbackState, seal_of
+from xtrain.runtime.store.saver import Saver
 
 
 @op("event.rollback")

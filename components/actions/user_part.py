@@ -7,7 +7,7 @@ from attrs import frozen
 
 from xtrain.dsl.schema.actions import ACTIONS, OF_USERS, Action
 from xtrain.dsl.schema.component import UserComponent
-from xtrain.planner.graph.action_node import ActionNode, ActionPlace
+from xtrain.plan.graph import ActionNode, ActionPlace
 
 if TYPE_CHECKING:
     from xtrain.planner.resolved import Resolved

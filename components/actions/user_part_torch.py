@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from xtrain.planner.plan import Plan
-from xtrain.runtime.hooks.calls import HookCall
-from xtrain.runtime.ops import op
-from xtrain.runtime.state import Resources
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Resources
+from xtrain.runtime.loop.hooks import HookCall
 
 
 @op("tick.user")

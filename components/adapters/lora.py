@@ -9,27 +9,28 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from attrs import evolve, frozen
 
+from xtrain.blocks.adapted import AdaptedBlock, AdaptedMatrix
+from xtrain.blocks.block import BlockPiece
+from xtrain.blocks.op_trace import MATMUL, TP, CollectiveCall, TracedTensor
 from xtrain.dsl.evaluation.values import is_number
 from xtrain.dsl.schema.adapters import ADAPTERS, DROPOUT_CHUNK, Adapter, begun_from, trained_in_full
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import Resuming
 from xtrain.dsl.schema.setting import AUTO, Auto, Range, at_least, positive, setting
-from xtrain.planner.architecture import Architecture, BlockParameter
-from xtrain.planner.blocks.adapted import AdaptedBlock, AdaptedMatrix
-from xtrain.planner.blocks.block import BlockPiece
-from xtrain.planner.costs.op_trace import MATMUL, TP, CollectiveCall, TracedTensor
-from xtrain.planner.model.frozen import blocks_beyond, fits_part
-from xtrain.planner.model.peft import PeftFolder, PeftMatrix, PeftUnreadable
-from xtrain.planner.model.targets import (
+from xtrain.plan.architecture import Architecture, BlockParameter
+from xtrain.plan.parameters import (
     ALL_LINEAR,
     all_matrices,
+    blocks_beyond,
+    fits_part,
     is_target,
     matrices_of,
     name_of,
     patterns_of,
     targets_of,
 )
-from xtrain.planner.units import plural
+from xtrain.plan.peft import PeftFolder, PeftMatrix, PeftUnreadable
+from xtrain.text.units import plural
 
 if TYPE_CHECKING:
     from xtrain.planner.costs.block_trace import Tracer

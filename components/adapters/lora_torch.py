@@ -11,26 +11,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from xtrain.blocks.adapted import alone_name
 from xtrain.components.adapters.lora import LoraMatrix, rows_at_once
-from xtrain.planner.architecture import BlockParameter, ParameterSpec
-from xtrain.planner.blocks.adapted import alone_name
-from xtrain.planner.plan import Plan
-from xtrain.runtime.models.adapted import begins_with, decomposes, draws, merges, puts_on, writes
-from xtrain.runtime.models.dropout import DropsInputs
-from xtrain.runtime.models.head_product import HeadFactors
-from xtrain.runtime.models.layers import Linear, first_row
-from xtrain.runtime.models.moe import ExpertAdapter, Experts, MatrixProduct
-from xtrain.runtime.models.parts import ModelParts, QuantisedParameter
-from xtrain.runtime.models.quantise import values_of
-from xtrain.runtime.models.recompute import as_one
-from xtrain.runtime.models.tasks import TaskExperts, TaskPlace
-from xtrain.runtime.models.tensors import fill, own_indices
-from xtrain.runtime.models.weights import generator_of
-from xtrain.runtime.ops import op
-from xtrain.runtime.parallel.axes import Axes
-from xtrain.runtime.parallel.collectives import all_reduce, own_piece
-from xtrain.runtime.parallel.tensor import local
-from xtrain.runtime.state import Rank
+from xtrain.plan.architecture import BlockParameter, ParameterSpec
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.collectives import all_reduce, own_piece
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.nn.adapters import TaskExperts, TaskPlace, begins_with, decomposes, draws, merges, puts_on, writes
+from xtrain.runtime.nn.axes import Axes, local
+from xtrain.runtime.nn.head_product import HeadFactors
+from xtrain.runtime.nn.layers import DropsInputs, Linear, first_row
+from xtrain.runtime.nn.moe import ExpertAdapter, Experts, MatrixProduct
+from xtrain.runtime.nn.recompute import as_one
+from xtrain.runtime.nn.transformer import ModelParts, QuantisedParameter
+from xtrain.runtime.nn.weights import fill, generator_of, own_indices, values_of
 
 
 class LoraLinear(Linear, DropsInputs):

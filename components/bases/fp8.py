@@ -4,8 +4,8 @@ from typing import ClassVar
 
 from attrs import frozen
 
-from xtrain.dsl.schema.bases import BASES, Base, block_size
 from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.precision import BASES, Base, block_size
 
 
 @BASES.register()

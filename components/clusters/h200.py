@@ -4,7 +4,7 @@ from attrs import frozen
 
 from xtrain.dsl.schema.cluster import CLUSTERS, Cluster, DeviceSheet
 from xtrain.dsl.schema.component import named
-from xtrain.planner.mesh.hardware_specs import PEAKS
+from xtrain.plan.hardware import PEAKS
 
 
 @CLUSTERS.register()

@@ -4,9 +4,9 @@ from typing import Any
 
 from attrs import frozen
 
-from xtrain.dsl.quantity import Quantity
-from xtrain.dsl.schema.collators import LINKS, TOKEN_SAMPLES, Link
+from xtrain.dsl.schema.data_components import LINKS, TOKEN_SAMPLES, Link
 from xtrain.dsl.schema.setting import setting, share
+from xtrain.dsl.values import Quantity
 
 
 @LINKS.register()

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from attrs import define, evolve
 
-from xtrain.dsl.schema.collators import TOKEN_SAMPLES
-from xtrain.planner.plan import Plan
-from xtrain.runtime.data.collate.collators import Stage, numbered_in_rows
-from xtrain.runtime.data.collate.samples import Sample, Samples
-from xtrain.runtime.data.packing.row_reader import UNKNOWN
-from xtrain.runtime.ops import op
+from xtrain.dsl.schema.data_components import TOKEN_SAMPLES
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.feed.collate import Stage, numbered_in_rows
+from xtrain.runtime.feed.microbatch import Sample, Samples
+from xtrain.runtime.feed.packing.stored_rows import UNKNOWN
 
 # First word of the random seed, so that collators draw independent numbers.
 _STREAM = 0xD0C

@@ -1,9 +1,9 @@
 """`flatten`: rows as one list of samples."""
 
-from xtrain.dsl.schema.collators import TENSOR_ROWS, TOKEN_SAMPLES
-from xtrain.runtime.data.collate.collators import Stage, TensorRow
-from xtrain.runtime.data.collate.samples import Sample, Samples
-from xtrain.runtime.ops import op
+from xtrain.dsl.schema.data_components import TENSOR_ROWS, TOKEN_SAMPLES
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.feed.collate import Stage, TensorRow
+from xtrain.runtime.feed.microbatch import Sample, Samples
 
 
 def flatten() -> Stage:

@@ -4,12 +4,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from attrs import asdict, evolve, frozen
 
-from xtrain.dsl.schema.collators import LABELLED_SAMPLES, LINKS, MICROBATCH, RowLink
+from xtrain.dsl.schema.data_components import LABELLED_SAMPLES, LINKS, MICROBATCH, PACKINGS, Packing, RowLink
 from xtrain.dsl.schema.losses import WideColumn
-from xtrain.dsl.schema.packings import PACKINGS, Packing
-from xtrain.dsl.schema.rollout import EXPERTS
+from xtrain.dsl.schema.policy import EXPERTS
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, setting
-from xtrain.planner.units import plural
+from xtrain.text.units import plural
 
 if TYPE_CHECKING:
     from xtrain.planner.resolved import Resolved
@@ -96,7 +95,7 @@ class Pack(RowLink):
     @staticmethod
     def _wide(run: "Resolved") -> dict[str, WideColumn]:
         """Return the columns with several numbers per token: those of the loss, and the experts of sampled tokens."""
-        from xtrain.planner.model.sampling import replayed_width
+        from xtrain.planner.derive.further_models import replayed_width
 
         width = replayed_width(run)
         return {**run.spec.loss.wide, **({EXPERTS: WideColumn(width, "int32")} if width else {})}

@@ -10,17 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from xtrain.dsl.schema.collators import LABELLED_SAMPLES, MICROBATCH
+from xtrain.dsl.schema.data_components import LABELLED_SAMPLES, MICROBATCH, PACKINGS
 from xtrain.dsl.schema.losses import LATER, LATER_LABELS, WideColumn
-from xtrain.dsl.schema.packings import PACKINGS
-from xtrain.runtime.data.collate.batch import Microbatch, whole_positions
-from xtrain.runtime.data.collate.collators import PackStage, Stage, known_or_none, longest_padding, no_room
-from xtrain.runtime.data.collate.samples import IGNORE_INDEX, Sample, Samples
-from xtrain.runtime.data.collate.units import Units
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.packing.row_reader import UNKNOWN
-from xtrain.runtime.data.packing.rows import check_align
-from xtrain.runtime.ops import op
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.feed.collate import PackStage, Stage, known_or_none, longest_padding, no_room
+from xtrain.runtime.feed.microbatch import IGNORE_INDEX, Microbatch, Sample, Samples, Units, whole_positions
+from xtrain.runtime.feed.packing.rows import check_align
+from xtrain.runtime.feed.packing.stored_rows import UNKNOWN
 
 
 def pack(

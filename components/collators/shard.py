@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from xtrain.dsl.schema.collators import LINKS, LOCAL_MICROBATCH, MICROBATCH, Link
+from xtrain.dsl.schema.data_components import LINKS, LOCAL_MICROBATCH, MICROBATCH, Link
 
 if TYPE_CHECKING:
     from xtrain.planner.resolved import Resolved

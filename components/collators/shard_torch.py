@@ -1,11 +1,10 @@
 """`shard`: a rank's part of each row."""
 
-from xtrain.dsl.schema.collators import LOCAL_MICROBATCH, MICROBATCH
-from xtrain.runtime.data.collate.batch import Microbatch
-from xtrain.runtime.data.collate.collators import Stage
-from xtrain.runtime.data.collate.zigzag import local_part
-from xtrain.runtime.ops import op
-from xtrain.runtime.state import Rank
+from xtrain.dsl.schema.data_components import LOCAL_MICROBATCH, MICROBATCH
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.feed.collate import Stage, local_part
+from xtrain.runtime.feed.microbatch import Microbatch
 
 
 def shard(*, ring: int, ulysses: int, ring_rank: int, ulysses_rank: int) -> Stage:

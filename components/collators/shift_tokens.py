@@ -4,7 +4,7 @@ from typing import Any
 
 from attrs import frozen
 
-from xtrain.dsl.schema.collators import LABELLED_SAMPLES, LINKS, TOKEN_SAMPLES, Link
+from xtrain.dsl.schema.data_components import LABELLED_SAMPLES, LINKS, TOKEN_SAMPLES, Link
 
 
 @LINKS.register()

@@ -5,11 +5,11 @@
 import torch
 from attrs import evolve
 
-from xtrain.dsl.schema.collators import LABELLED_SAMPLES, TOKEN_SAMPLES
-from xtrain.runtime.data.collate.collators import Stage
-from xtrain.runtime.data.collate.samples import IGNORE_INDEX, Sample, Samples
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.ops import op
+from xtrain.dsl.schema.data_components import LABELLED_SAMPLES, TOKEN_SAMPLES
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.feed.collate import Stage
+from xtrain.runtime.feed.microbatch import IGNORE_INDEX, Sample, Samples
 
 
 def shift_tokens() -> Stage:

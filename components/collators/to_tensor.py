@@ -4,7 +4,7 @@ from typing import Any
 
 from attrs import frozen
 
-from xtrain.dsl.schema.collators import LINKS, RAW_ROWS, TENSOR_ROWS, Link
+from xtrain.dsl.schema.data_components import LINKS, RAW_ROWS, TENSOR_ROWS, Link
 
 
 @LINKS.register()

@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from xtrain.dsl.schema.collators import RAW_ROWS, TENSOR_ROWS
-from xtrain.runtime.data.collate.collators import Stage, TensorRow
-from xtrain.runtime.data.packing.row_reader import RawRow
-from xtrain.runtime.ops import op
+from xtrain.dsl.schema.data_components import RAW_ROWS, TENSOR_ROWS
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.feed.collate import Stage, TensorRow
+from xtrain.runtime.feed.packing.stored_rows import RawRow
 
 
 def to_tensor() -> Stage:

@@ -4,8 +4,8 @@ from typing import Any
 
 from attrs import frozen
 
-from xtrain.dsl.schema.collators import LINKS, Link
 from xtrain.dsl.schema.component import UserComponent
+from xtrain.dsl.schema.data_components import LINKS, Link
 
 
 @LINKS.user

@@ -16,17 +16,23 @@ from typing import Any
 import numpy as np
 from attrs import define, evolve
 
-from xtrain.dsl.schema.collators import LABELLED_SAMPLES, LOCAL_MICROBATCH, TENSOR_ROWS, TOKEN_SAMPLES
+from xtrain.dsl.schema.data_components import LABELLED_SAMPLES, LOCAL_MICROBATCH, TENSOR_ROWS, TOKEN_SAMPLES
 from xtrain.dsl.user_parts.kinds import GENERATOR
-from xtrain.planner.plan import Plan
-from xtrain.runtime.data.collate.batch import Microbatch
-from xtrain.runtime.data.collate.collators import Stage, TensorRow
-from xtrain.runtime.data.collate.microbatch_rows import join_rows, split_rows
-from xtrain.runtime.data.collate.samples import Sample, Samples
-from xtrain.runtime.data.collate.value_checks import Wrong, check_microbatch, check_row, check_samples, kind_of
-from xtrain.runtime.data.packing.row_reader import UNKNOWN, RawRow
-from xtrain.runtime.data.user_parts import UserPart, failures_of, part_of, spec_folder
-from xtrain.runtime.ops import op
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.user_parts import UserPart, failures_of, part_of, spec_folder
+from xtrain.runtime.feed.collate import Stage, TensorRow
+from xtrain.runtime.feed.microbatch import Microbatch, Sample, Samples
+from xtrain.runtime.feed.packing.stored_rows import UNKNOWN, RawRow
+from xtrain.runtime.feed.user_collators import (
+    Wrong,
+    check_microbatch,
+    check_row,
+    check_samples,
+    join_rows,
+    kind_of,
+    split_rows,
+)
 
 # First words of the random seed, so that training and evaluation are independent.
 _TRAINING, _EVALUATION = 1, 2

@@ -6,6 +6,9 @@ from typing import Any, ClassVar
 import attrs
 from attrs import frozen
 
+from xtrain.blocks.attention import LatentAttentionLayer
+from xtrain.blocks.block import BlockPiece, pre_norm
+from xtrain.blocks.feed_forward import ExpertsLayer, SwiGLULayer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import FAMILIES, ExpertTransformer, Resuming, Router, attention_biases
 from xtrain.dsl.schema.model_config import (
@@ -18,16 +21,11 @@ from xtrain.dsl.schema.model_config import (
     ModelConfig,
     Only,
     WrongKey,
+    yarn_magnitude,
 )
-from xtrain.dsl.schema.rope import yarn_magnitude
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, not_negative, positive, setting
-from xtrain.planner.architecture import Architecture
-from xtrain.planner.blocks.block import BlockPiece
-from xtrain.planner.blocks.experts import ExpertsLayer
-from xtrain.planner.blocks.feed_forward import SwiGLULayer
-from xtrain.planner.blocks.latent_attention import LatentAttentionLayer
-from xtrain.planner.blocks.norm import pre_norm
-from xtrain.planner.weights.stored import StoredNames
+from xtrain.plan.architecture import Architecture
+from xtrain.plan.weight_files import StoredNames
 
 
 def _heads(config: Config) -> Any:

@@ -5,6 +5,9 @@ from typing import Any, ClassVar, Final
 
 from attrs import evolve, frozen
 
+from xtrain.blocks.attention import AttentionLayer
+from xtrain.blocks.block import BlockPiece, sandwich_norm
+from xtrain.blocks.feed_forward import SwiGLULayer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import (
     FAMILIES,
@@ -32,12 +35,8 @@ from xtrain.dsl.schema.model_config import (
     window_keys,
 )
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, positive, setting
-from xtrain.planner.architecture import Architecture
-from xtrain.planner.blocks.attention import AttentionLayer
-from xtrain.planner.blocks.block import BlockPiece
-from xtrain.planner.blocks.feed_forward import SwiGLULayer
-from xtrain.planner.blocks.norm import sandwich_norm
-from xtrain.planner.weights.stored import StoredNames
+from xtrain.plan.architecture import Architecture
+from xtrain.plan.weight_files import StoredNames
 
 WINDOWED: Final = "sliding_attention"
 FULL: Final = "full_attention"

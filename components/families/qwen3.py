@@ -5,6 +5,9 @@ from typing import ClassVar
 
 from attrs import evolve, frozen
 
+from xtrain.blocks.attention import AttentionLayer
+from xtrain.blocks.block import BlockPiece, pre_norm
+from xtrain.blocks.feed_forward import SwiGLULayer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import (
     FAMILIES,
@@ -25,12 +28,8 @@ from xtrain.dsl.schema.model_config import (
     later_layers,
     window_keys,
 )
-from xtrain.planner.architecture import Architecture
-from xtrain.planner.blocks.attention import AttentionLayer
-from xtrain.planner.blocks.block import BlockPiece
-from xtrain.planner.blocks.feed_forward import SwiGLULayer
-from xtrain.planner.blocks.norm import pre_norm
-from xtrain.planner.weights.stored import StoredNames
+from xtrain.plan.architecture import Architecture
+from xtrain.plan.weight_files import StoredNames
 
 
 @FAMILIES.register()

@@ -10,19 +10,18 @@ from typing import Any, ClassVar, Final, get_origin
 
 from attrs import frozen
 
+from xtrain.blocks.block import BlockPiece, Chain, JoinLayer, Layer, further_block, piece, pieces
+from xtrain.blocks.layer_reader import check_argument, read_layer
+from xtrain.blocks.user_layer import UserLayer, is_reserved
 from xtrain.dsl.diagnostics.suggest import did_you_mean
 from xtrain.dsl.schema.component import COMPUTED, UserComponent, named
 from xtrain.dsl.schema.model import FAMILIES, ExpertTransformer, Resuming, TransformerSettings
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.user_parts.bodies import BodyError, BodyReader, FunctionBody
+from xtrain.dsl.user_parts.files import expression
 from xtrain.dsl.user_parts.reader import Declared
 from xtrain.dsl.user_parts.signatures import REQUIRED
-from xtrain.dsl.user_parts.types import expression
-from xtrain.planner.architecture import Architecture
-from xtrain.planner.blocks.block import BlockPiece, Chain, Layer, piece, pieces
-from xtrain.planner.blocks.further import JoinLayer, further_block
-from xtrain.planner.blocks.layer_reader import check_argument, read_layer
-from xtrain.planner.blocks.user_layer import UserLayer, is_reserved
+from xtrain.plan.architecture import Architecture
 
 _OWN: Final = ("own", "family", "vocab")  # fields of an architecture that a block does not use
 _WITHHELD: Final = (

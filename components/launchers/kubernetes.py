@@ -7,12 +7,22 @@ from typing import Any, Final, Literal
 
 from attrs import frozen
 
-from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.cluster import LAUNCHERS, Launcher
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.launchers import LAUNCHERS, Launcher
-from xtrain.dsl.schema.names import TextCheck, file_path
-from xtrain.dsl.schema.setting import AUTO, Auto, Range, Role, at_least, not_negative, positive, setting
-from xtrain.planner.units import plural
+from xtrain.dsl.schema.setting import (
+    AUTO,
+    Auto,
+    Range,
+    Role,
+    TextCheck,
+    at_least,
+    file_path,
+    not_negative,
+    positive,
+    setting,
+)
+from xtrain.dsl.values import Quantity
+from xtrain.text.units import plural
 
 # Mount points of shared memory and of the plan in a pod.
 SHARED_MOUNT: Final = "/dev/shm"

@@ -11,13 +11,13 @@ from shlex import quote
 from typing import Any, Final
 
 from xtrain.components.launchers.kubernetes import PLAN_MOUNT, SHARED_MOUNT
-from xtrain.dsl.schema.launchers import Launcher
-from xtrain.planner.serialise import dumps
-from xtrain.planner.units import bytes_text
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.launch.jobs import EndedJob, Job, QueueState
-from xtrain.runtime.launch.outside_commands import answer_of
-from xtrain.runtime.provenance.start import RESTART
+from xtrain.dsl.schema.cluster import Launcher
+from xtrain.plan.serialise import dumps
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.process import RESTART
+from xtrain.runtime.jobs.submitted import EndedJob, Job, QueueState
+from xtrain.runtime.observe.stopping import answer_of
+from xtrain.text.units import bytes_text
 from xtrain.version import __version__
 
 MANIFEST: Final = "job.k8s.json"

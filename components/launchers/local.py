@@ -2,8 +2,8 @@
 
 from attrs import frozen
 
+from xtrain.dsl.schema.cluster import LAUNCHERS, Launcher
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.launchers import LAUNCHERS, Launcher
 
 
 @LAUNCHERS.register()

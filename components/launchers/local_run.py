@@ -8,10 +8,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
-from xtrain.dsl.schema.launchers import Launcher
+from xtrain.dsl.schema.cluster import Launcher
 from xtrain.regular_files import reason_of
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.launch.jobs import PLAN_FILE, Job, QueueState
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.jobs.submitted import PLAN_FILE, Job, QueueState
 from xtrain.version import __version__
 
 SCRIPT: Final = "job.sh"

@@ -7,12 +7,21 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.cluster import LAUNCHERS, Launcher
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.launchers import LAUNCHERS, Launcher
-from xtrain.dsl.schema.names import one_line, variable_name
-from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, not_negative, positive, setting
-from xtrain.planner.units import plural, seconds_text
+from xtrain.dsl.schema.setting import (
+    AUTO,
+    Auto,
+    Role,
+    at_least,
+    not_negative,
+    one_line,
+    positive,
+    setting,
+    variable_name,
+)
+from xtrain.dsl.values import Quantity
+from xtrain.text.units import plural, seconds_text
 
 # Slurm checks time limits once a minute, and may send a signal this many seconds early.
 EARLY: Final = 60

@@ -9,11 +9,11 @@ from shlex import quote
 from subprocess import TimeoutExpired
 from typing import Any, Final
 
-from xtrain.dsl.quantity import Quantity
-from xtrain.dsl.schema.launchers import Launcher
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.launch.jobs import PLAN_FILE, EndedJob, Job, QueueState
-from xtrain.runtime.launch.outside_commands import answer_of
+from xtrain.dsl.schema.cluster import Launcher
+from xtrain.dsl.values import Quantity
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.jobs.submitted import PLAN_FILE, EndedJob, Job, QueueState
+from xtrain.runtime.observe.stopping import answer_of
 from xtrain.version import __version__
 
 SCRIPT: Final = "job.sh"

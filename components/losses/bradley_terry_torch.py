@@ -5,9 +5,9 @@ from torch import Tensor
 
 from xtrain.components.losses.bradley_terry import BradleyTerry
 from xtrain.components.losses.preference_torch import rewards_of
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.models.reward_losses import RewardTerm, UnitRewards
-from xtrain.runtime.ops import op
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.nn.unit_losses import RewardTerm, UnitRewards
 
 
 @op("setup.loss.bradley_terry")

@@ -7,7 +7,7 @@ from attrs import frozen
 
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import ADVANTAGES, LOSSES, OLD
-from xtrain.dsl.schema.policy_losses import TokenPolicyLoss
+from xtrain.dsl.schema.policy import TokenPolicyLoss
 from xtrain.dsl.schema.setting import Conflict, not_negative, positive, setting
 
 

@@ -5,8 +5,8 @@ from typing import Any
 from torch import Tensor
 
 from xtrain.components.losses.policy_torch import Surrogate, of_tokens
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.ops import op
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.nn.transformer import ModelParts
 
 
 @op("setup.loss.cispo")

@@ -5,10 +5,10 @@ from typing import ClassVar, Literal
 
 from attrs import frozen
 
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import LOSSES, PairLoss, beta_setting, logits_chunk
 from xtrain.dsl.schema.setting import Conflict, Range, not_negative, setting
+from xtrain.dsl.values import Quantity
 
 
 @LOSSES.register()

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import LOSSES, WEIGHTS, Loss, logits_chunk, z_weight
 from xtrain.dsl.schema.setting import Range, not_negative, setting
+from xtrain.dsl.values import Quantity
 
 
 @LOSSES.register()

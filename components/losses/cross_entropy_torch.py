@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from xtrain.dsl.schema.losses import WEIGHTS
-from xtrain.runtime.models.loss import Term
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.ops import op
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.nn.loss import Term
+from xtrain.runtime.nn.transformer import ModelParts
 
 
 @op("setup.loss.cross_entropy")

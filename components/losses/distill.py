@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import (
     LOSSES,
@@ -18,8 +17,8 @@ from xtrain.dsl.schema.losses import (
     logits_chunk,
     z_weight,
 )
-from xtrain.dsl.schema.names import file_path
-from xtrain.dsl.schema.setting import Conflict, Range, at_least, positive, setting
+from xtrain.dsl.schema.setting import Conflict, Range, at_least, file_path, positive, setting
+from xtrain.dsl.values import Quantity
 
 HALF = 0.5
 

@@ -3,9 +3,9 @@
 from attrs import evolve
 
 from xtrain.components.losses.distill import Distill
-from xtrain.runtime.models.distillation import Distillation
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.ops import op
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.nn.distillation import Distillation
+from xtrain.runtime.nn.transformer import ModelParts
 
 
 @op("setup.loss.distill")

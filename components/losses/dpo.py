@@ -5,7 +5,6 @@ from typing import ClassVar, Literal
 
 from attrs import frozen
 
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import (
     LOSSES,
@@ -18,6 +17,7 @@ from xtrain.dsl.schema.losses import (
     reference_setting,
 )
 from xtrain.dsl.schema.setting import Conflict, Range, setting
+from xtrain.dsl.values import Quantity
 
 
 @LOSSES.register()

@@ -3,8 +3,8 @@
 from typing import Any
 
 from xtrain.components.losses.policy_torch import clipped, of_tokens
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.ops import op
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.nn.transformer import ModelParts
 
 
 @op("setup.loss.grpo")

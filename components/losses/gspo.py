@@ -7,7 +7,7 @@ from attrs import frozen
 
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import ADVANTAGES, LOSSES, OLD, Unit
-from xtrain.dsl.schema.policy_losses import POLICY, REFERENCE_KL, PolicyLoss
+from xtrain.dsl.schema.policy import POLICY, REFERENCE_KL, PolicyLoss
 from xtrain.dsl.schema.setting import Range, not_negative, setting
 
 

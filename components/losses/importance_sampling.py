@@ -4,7 +4,7 @@ from attrs import frozen
 
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import ADVANTAGES, LOSSES, OLD
-from xtrain.dsl.schema.policy_losses import TokenPolicyLoss
+from xtrain.dsl.schema.policy import TokenPolicyLoss
 
 
 @LOSSES.register()

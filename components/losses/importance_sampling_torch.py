@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from xtrain.components.losses.policy_torch import of_tokens
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.ops import op
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.nn.transformer import ModelParts
 
 
 @op("setup.loss.importance_sampling")

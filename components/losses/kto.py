@@ -5,7 +5,6 @@ from typing import ClassVar, Final, Literal
 
 from attrs import frozen
 
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import (
     LOSSES,
@@ -19,6 +18,7 @@ from xtrain.dsl.schema.losses import (
     reference_setting,
 )
 from xtrain.dsl.schema.setting import Conflict, not_negative, positive, setting
+from xtrain.dsl.values import Quantity
 
 POINT: Final = "rewards/reference_point"
 

@@ -5,10 +5,10 @@ from torch import Tensor
 
 from xtrain.components.losses.kto import POINT, Kto
 from xtrain.dsl.schema.losses import REF
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.models.unit_losses import UnitSums, UnitTerm
-from xtrain.runtime.ops import op
-from xtrain.runtime.reference.mismatched import ReferencePoint
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.nn.unit_losses import UnitSums, UnitTerm
+from xtrain.runtime.sampling.reference_weights import ReferencePoint
 
 
 @op("setup.loss.kto", gives="reference_point")

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from xtrain.dsl.schema.losses import ADVANTAGES, OLD, REF
-from xtrain.dsl.schema.policy_losses import POLICY, REFERENCE_KL
-from xtrain.runtime.models.batch import SHARE
-from xtrain.runtime.models.loss import Term
+from xtrain.dsl.schema.policy import POLICY, REFERENCE_KL
+from xtrain.runtime.nn.batch import SHARE
+from xtrain.runtime.nn.loss import Term
 
 Surrogate = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Function of current log-probabilities, ratios to the sampler's, and advantages, [T] each, that returns the loss of

@@ -4,7 +4,7 @@ from attrs import frozen
 
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.losses import LOSSES
-from xtrain.dsl.schema.policy_losses import ClippedPolicyLoss
+from xtrain.dsl.schema.policy import ClippedPolicyLoss
 
 
 @LOSSES.register()

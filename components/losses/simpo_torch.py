@@ -6,9 +6,9 @@ from torch import Tensor
 from xtrain.components.losses.preference_torch import rewards_of
 from xtrain.components.losses.simpo import Simpo
 from xtrain.dsl.user_parts.kinds import LOGPROB
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.models.unit_losses import UnitSums, UnitTerm
-from xtrain.runtime.ops import op
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.nn.unit_losses import UnitSums, UnitTerm
 
 
 @op("setup.loss.simpo")

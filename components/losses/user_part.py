@@ -5,11 +5,11 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.component import UserComponent, named
 from xtrain.dsl.schema.losses import LOSSES, Reference, ReferredLoss, Unit, logits_chunk, reference_setting, z_weight
 from xtrain.dsl.schema.setting import Conflict
 from xtrain.dsl.user_parts.kinds import COUNTS, STATISTICS
+from xtrain.dsl.values import Quantity
 
 
 class OwnLoss(UserComponent, ReferredLoss):

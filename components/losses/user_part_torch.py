@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from xtrain.dsl.user_parts.kinds import COUNTS, LOGPROB
-from xtrain.planner.plan import Plan
-from xtrain.runtime.data.user_parts import UserPart, failures_of, part_of, spec_folder
-from xtrain.runtime.models.build import compute_format
-from xtrain.runtime.models.loss import Term
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.models.unit_losses import UnitSums, UnitTerm
-from xtrain.runtime.ops import op
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.user_parts import UserPart, failures_of, part_of, spec_folder
+from xtrain.runtime.nn.build import compute_format
+from xtrain.runtime.nn.loss import Term
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.nn.unit_losses import UnitSums, UnitTerm
 
 # Inputs for the trial call of a loss: from certain labels to almost impossible ones.
 LOGPROBS: Final = (0.0, -1e-3, -0.1, -0.4, -0.7, -1.5, -3.0, -5.5, -8.0, -12.0, -20.0, -50.0)

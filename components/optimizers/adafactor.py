@@ -12,6 +12,7 @@ from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
     Optimizer,
+    StateTensor,
     clip_norm,
     clip_spikes,
     clip_value,
@@ -21,13 +22,12 @@ from xtrain.dsl.schema.optimizers import (
     scheduled_decay,
 )
 from xtrain.dsl.schema.setting import Range, positive, setting
-from xtrain.dsl.schema.state_tensors import StateTensor
-from xtrain.planner.units import BYTES, plural
+from xtrain.text.units import BYTES, plural
 
 if TYPE_CHECKING:
-    from xtrain.planner.architecture import ParameterSpec
+    from xtrain.plan.architecture import ParameterSpec
+    from xtrain.planner.derive.update_work import UpdateWork
     from xtrain.planner.resolved import Resolved
-    from xtrain.planner.update_work import UpdateWork
 
 NODE: Final = "step.optimizer"
 
@@ -95,8 +95,8 @@ class Adafactor(Optimizer):
     def work(self, run: "Resolved", parameters: "Iterable[ParameterSpec]") -> "UpdateWork":
         """Return the optimizer's work: three sums along every axis that cuts matrices: of squares of weights and of
         gradients by rows and columns; of the latter by rows; of squares of updates."""
-        from xtrain.planner.costs.op_trace import CollectiveCall
-        from xtrain.planner.update_work import UpdateWork, cuts_along
+        from xtrain.blocks.op_trace import CollectiveCall
+        from xtrain.planner.derive.update_work import UpdateWork, cuts_along
 
         sums: Counter[tuple[str, int]] = Counter()
         for parameter in parameters:

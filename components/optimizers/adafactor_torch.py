@@ -10,15 +10,14 @@ from torch.optim import Optimizer
 
 from xtrain.components.optimizers.adafactor import Adafactor
 from xtrain.components.optimizers.adamw8bit import pattern_of
-from xtrain.planner.plan import Plan
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.models.tensors import first_state
-from xtrain.runtime.ops import op
-from xtrain.runtime.parallel.tensor import local
-from xtrain.runtime.state import Progress, Rank
-from xtrain.runtime.training.local_optimizer import Storage, row_ranges, storage_of, wide
-from xtrain.runtime.training.optimizer import groups_of, updated
-from xtrain.runtime.training.sums_over_pieces import SumsOverPieces
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.nn.axes import local
+from xtrain.runtime.nn.optimizer import Storage, groups_of, row_ranges, storage_of, updated, wide
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.nn.weights import first_state
+from xtrain.runtime.nn.whole_matrices import SumsOverPieces
 
 
 @define(eq=False, kw_only=True)

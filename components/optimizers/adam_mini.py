@@ -13,6 +13,7 @@ from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
     Optimizer,
     States,
+    StateTensor,
     clip_norm,
     clip_spikes,
     clip_value,
@@ -23,13 +24,12 @@ from xtrain.dsl.schema.optimizers import (
     state_format,
 )
 from xtrain.dsl.schema.setting import momentum_pair, positive, setting
-from xtrain.dsl.schema.state_tensors import StateTensor
-from xtrain.planner.units import BYTES, plural
+from xtrain.text.units import BYTES, plural
 
 if TYPE_CHECKING:
-    from xtrain.planner.architecture import ParameterSpec
+    from xtrain.plan.architecture import ParameterSpec
+    from xtrain.planner.derive.update_work import UpdateWork
     from xtrain.planner.resolved import Resolved
-    from xtrain.planner.update_work import UpdateWork
 
 NODE: Final = "step.optimizer"
 QUERIES_AND_KEYS: Final = ("q_proj", "k_proj")
@@ -105,8 +105,8 @@ class AdamMini(Optimizer):
 
     def work(self, run: "Resolved", parameters: "Iterable[ParameterSpec]") -> "UpdateWork":
         """Return the optimizer's work: one sum along every axis that cuts blocks."""
-        from xtrain.planner.costs.op_trace import CollectiveCall
-        from xtrain.planner.update_work import UpdateWork, cuts_along
+        from xtrain.blocks.op_trace import CollectiveCall
+        from xtrain.planner.derive.update_work import UpdateWork, cuts_along
 
         sums: Counter[str] = Counter()
         heads = heads_of(run)

@@ -9,6 +9,7 @@ from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
     Optimizer,
+    StateTensor,
     cautious_decay,
     clip_norm,
     clip_spikes,
@@ -19,14 +20,13 @@ from xtrain.dsl.schema.optimizers import (
     scheduled_decay,
 )
 from xtrain.dsl.schema.setting import Conflict, at_least, momentum_pair, positive, setting
-from xtrain.dsl.schema.state_tensors import StateTensor
-from xtrain.planner.units import plural
+from xtrain.text.units import plural
 
 if TYPE_CHECKING:
     from xtrain.dsl.spec import Spec
-    from xtrain.planner.architecture import Architecture, ParameterSpec
-    from xtrain.planner.mesh.layout import Layout
-    from xtrain.planner.mesh.sharding import Cuts
+    from xtrain.plan.architecture import Architecture, ParameterSpec
+    from xtrain.plan.mesh import Cuts
+    from xtrain.planner.derive.layout import Layout
     from xtrain.planner.resolved import Resolved
 
 SMALLEST: Final = 4096  # elements of a tensor, as in the libraries
@@ -95,8 +95,8 @@ class AdamW8bit(Optimizer):
         return True
 
     def conflicts(self, spec: "Spec", architecture: "Architecture", layout: "Layout") -> Iterator[Conflict]:
-        from xtrain.planner.mesh.sharding import cuts_of
-        from xtrain.planner.model.inventory import parameters
+        from xtrain.plan.mesh import cuts_of
+        from xtrain.plan.parameters import parameters
 
         yield from super().conflicts(spec, architecture, layout)
         cuts, tensors = cuts_of(spec.parallel, layout.mesh, architecture), list(parameters(architecture))

@@ -8,14 +8,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from xtrain.components.optimizers.adamw8bit import NAMES, tensors_of
-from xtrain.planner.plan import Plan
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.models.tensors import first_state
-from xtrain.runtime.ops import op
-from xtrain.runtime.parallel.tensor import local
-from xtrain.runtime.state import Progress
-from xtrain.runtime.training.local_optimizer import LocalOptimizer, Storage, decay_cautiously, storage_of, wide
-from xtrain.runtime.training.optimizer import groups_of
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Progress
+from xtrain.runtime.nn.axes import local
+from xtrain.runtime.nn.optimizer import LocalOptimizer, Storage, decay_cautiously, groups_of, storage_of, wide
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.nn.weights import first_state
 
 LEAST_SCALE = 1e-12
 SIGNED = {"exp_avg": True, "exp_avg_sq": False}

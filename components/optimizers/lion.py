@@ -10,6 +10,7 @@ from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
     Optimizer,
     States,
+    StateTensor,
     cautious_decay,
     clip_norm,
     clip_spikes,
@@ -21,7 +22,6 @@ from xtrain.dsl.schema.optimizers import (
     state_format,
 )
 from xtrain.dsl.schema.setting import momentum_pair, setting
-from xtrain.dsl.schema.state_tensors import StateTensor
 
 
 @OPTIMIZERS.register()

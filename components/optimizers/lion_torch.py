@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from xtrain.planner.plan import Plan
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.ops import op
-from xtrain.runtime.state import Progress
-from xtrain.runtime.training.local_optimizer import LocalOptimizer, Storage, decay_cautiously, storage_of
-from xtrain.runtime.training.optimizer import groups_of
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Progress
+from xtrain.runtime.nn.optimizer import LocalOptimizer, Storage, decay_cautiously, groups_of, storage_of
+from xtrain.runtime.nn.transformer import ModelParts
 
 
 class LionOptimizer(LocalOptimizer):

@@ -11,6 +11,7 @@ from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
     Optimizer,
     States,
+    StateTensor,
     cautious_decay,
     clip_norm,
     clip_spikes,
@@ -22,13 +23,12 @@ from xtrain.dsl.schema.optimizers import (
     state_format,
 )
 from xtrain.dsl.schema.setting import Range, at_least, momentum_pair, positive, setting
-from xtrain.dsl.schema.state_tensors import StateTensor
-from xtrain.planner.units import BYTES, plural
+from xtrain.text.units import BYTES, plural
 
 if TYPE_CHECKING:
-    from xtrain.planner.architecture import ParameterSpec
+    from xtrain.plan.architecture import ParameterSpec
+    from xtrain.planner.derive.update_work import UpdateWork
     from xtrain.planner.resolved import Resolved
-    from xtrain.planner.update_work import UpdateWork
 
 
 @OPTIMIZERS.register()
@@ -113,7 +113,7 @@ class Muon(Optimizer):
         return () if in_matrices(args["matrices"], name) else ("step",)
 
     def work(self, run: "Resolved", parameters: "Iterable[ParameterSpec]") -> "UpdateWork":
-        from xtrain.planner.costs.whole_matrices import batches_of, work_of
+        from xtrain.planner.derive.update_work import batches_of, work_of
 
         args = self.arguments(run)
         found = [each for each in parameters if in_matrices(args["matrices"], each.name)]

@@ -10,16 +10,15 @@ from torch.optim import Optimizer
 
 from xtrain.components.optimizers.adamw_torch import LocalAdamW
 from xtrain.components.optimizers.muon import heads_of, in_matrices
-from xtrain.planner.mesh.whole_matrices import MatrixStack
-from xtrain.planner.plan import Plan
-from xtrain.runtime.models.build import DTYPES
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.ops import op
-from xtrain.runtime.parallel.tensor import local
-from xtrain.runtime.parallel.whole_matrices import WholeMatrices
-from xtrain.runtime.state import Progress, Rank
-from xtrain.runtime.training.local_optimizer import Storage, decay_cautiously, row_ranges, storage_of, wide
-from xtrain.runtime.training.optimizer import groups_of, updated
+from xtrain.plan.mesh import MatrixStack
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.nn.axes import local
+from xtrain.runtime.nn.build import DTYPES
+from xtrain.runtime.nn.optimizer import Storage, decay_cautiously, groups_of, row_ranges, storage_of, updated, wide
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.nn.whole_matrices import WholeMatrices
 
 LEAST_NORM: Final = 1e-7  # as in torch.optim.Muon
 MATCHES_ADAMW: Final = 0.2  # times the root of the larger side: the RMS of AdamW's updates

@@ -5,11 +5,11 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
     Optimizer,
+    StateTensor,
     clip_norm,
     clip_spikes,
     clip_value,
@@ -17,7 +17,7 @@ from xtrain.dsl.schema.optimizers import (
     learning_rate,
 )
 from xtrain.dsl.schema.setting import Conflict, momentum_pair, positive, setting
-from xtrain.dsl.schema.state_tensors import StateTensor
+from xtrain.dsl.values import Quantity
 
 
 @OPTIMIZERS.register()
@@ -64,7 +64,7 @@ class ScheduleFree(Optimizer):
         return True
 
     def conflicts(self, spec: Any, architecture: Any, layout: Any) -> Iterator[Conflict]:
-        from xtrain.planner.graph.nonfinite import on_nan
+        from xtrain.planner.graph.saving import on_nan
 
         if spec.scheduler.falls(spec.optimizer.lr):
             message = (

@@ -9,13 +9,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from xtrain.components.optimizers.schedule_free import ScheduleFree
-from xtrain.planner.plan import Plan
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.models.tensors import first_state
-from xtrain.runtime.ops import op
-from xtrain.runtime.parallel.tensor import local
-from xtrain.runtime.training.local_optimizer import row_ranges
-from xtrain.runtime.training.optimizer import groups_of
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.nn.axes import local
+from xtrain.runtime.nn.optimizer import groups_of, row_ranges
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.nn.weights import first_state
 
 LEAST: Final = 1e-30  # minimum of a divisor; a rate may be 0
 

@@ -10,6 +10,7 @@ from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
     Optimizer,
     States,
+    StateTensor,
     clip_norm,
     clip_spikes,
     clip_value,
@@ -19,7 +20,6 @@ from xtrain.dsl.schema.optimizers import (
     state_format,
 )
 from xtrain.dsl.schema.setting import Range, not_negative, setting
-from xtrain.dsl.schema.state_tensors import StateTensor
 
 
 @OPTIMIZERS.register()

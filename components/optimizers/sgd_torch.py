@@ -7,12 +7,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.sgd import sgd
 
-from xtrain.planner.plan import Plan
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.ops import op
-from xtrain.runtime.state import Progress
-from xtrain.runtime.training.local_optimizer import LocalOptimizer, Storage, storage_of
-from xtrain.runtime.training.optimizer import groups_of
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Progress
+from xtrain.runtime.nn.optimizer import LocalOptimizer, Storage, groups_of, storage_of
+from xtrain.runtime.nn.transformer import ModelParts
 
 
 class LocalSGD(LocalOptimizer):

@@ -6,8 +6,7 @@ from typing import Any, ClassVar
 from attrs import frozen
 
 from xtrain.dsl.schema.component import UserComponent, named
-from xtrain.dsl.schema.optimizers import OPTIMIZERS, Optimizer, clip_norm, learning_rate
-from xtrain.dsl.schema.state_tensors import StateTensor
+from xtrain.dsl.schema.optimizers import OPTIMIZERS, Optimizer, StateTensor, clip_norm, learning_rate
 
 
 @OPTIMIZERS.user

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from xtrain.planner.plan import Plan
-from xtrain.runtime.data.user_parts import UserPart, failures_of, part_of, spec_folder
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.ops import op
-from xtrain.runtime.training.optimizer import groups_of, updated
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.user_parts import UserPart, failures_of, part_of, spec_folder
+from xtrain.runtime.nn.optimizer import groups_of, updated
+from xtrain.runtime.nn.transformer import ModelParts
 
 
 @op("setup.optimizer.user", gives="optimizer")

@@ -3,7 +3,7 @@
 from attrs import frozen
 
 from xtrain.components.packings.multipack import Multipack
-from xtrain.dsl.schema.packings import PACKINGS
+from xtrain.dsl.schema.data_components import PACKINGS
 
 
 @PACKINGS.register()

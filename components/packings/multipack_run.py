@@ -2,9 +2,7 @@
 
 import numpy as np
 
-from xtrain.runtime.data.packing.pack import Filled, arrays, packed
-from xtrain.runtime.data.packing.rows import Oversized, Rows
-from xtrain.runtime.data.packing.threads import default_threads
+from xtrain.runtime.feed.packing.rows import Filled, Oversized, Rows, arrays, default_threads, packed
 
 # Below this many documents per thread, starting the thread does not pay.
 DOCUMENTS_PER_THREAD = 200_000
@@ -34,7 +32,7 @@ def pack(
         if not len(lengths):
             none = np.empty(0, dtype=np.int64)
             return document, nothing[:1], none, none, 0
-        from xtrain.runtime.data.packing.multipack import BLOCK, Task, pack_documents
+        from xtrain.runtime.feed.packing.multipack import BLOCK, Task, pack_documents
 
         task = Task(
             lengths=lengths, group=min(group, len(lengths)), capacity=capacity, align=align, policy=policy, most=most,

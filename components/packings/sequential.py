@@ -4,7 +4,7 @@ from typing import Any
 
 from attrs import frozen
 
-from xtrain.dsl.schema.packings import PACKINGS, Packing
+from xtrain.dsl.schema.data_components import PACKINGS, Packing
 
 
 @PACKINGS.register()

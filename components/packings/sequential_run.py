@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from xtrain.runtime.data.packing.pack import Filled, arrays, packed
-from xtrain.runtime.data.packing.rows import SKIP, TRUNCATE, Oversized, Rows
+from xtrain.runtime.feed.packing.rows import SKIP, TRUNCATE, Filled, Oversized, Rows, arrays, packed
 
 # Below this, compiling (or reading compiled code) takes longer than running the Python code.
 FEW_DOCUMENTS = 10_000
@@ -100,6 +99,6 @@ def next_fit(
 @cache
 def compiled() -> Any:
     """Return `next_fit` compiled to machine code."""
-    from xtrain.runtime.data.jit import kernel
+    from xtrain.runtime.base.jit import kernel
 
     return kernel(next_fit)

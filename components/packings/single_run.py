@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from xtrain.runtime.data.packing.pack import Filled, arrays, packed
-from xtrain.runtime.data.packing.rows import SPLIT, TRUNCATE, Oversized, Rows
+from xtrain.runtime.feed.packing.rows import SPLIT, TRUNCATE, Filled, Oversized, Rows, arrays, packed
 
 
 def pack(

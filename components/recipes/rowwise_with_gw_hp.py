@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from xtrain.dsl.schema.fp8 import RECIPES, Recipe
+from xtrain.dsl.schema.precision import RECIPES, Recipe
 
 
 @RECIPES.register()

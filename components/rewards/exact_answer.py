@@ -7,9 +7,8 @@ from typing import ClassVar, Final, Literal
 from attrs import frozen
 
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.names import TextCheck
-from xtrain.dsl.schema.rollout import REWARDS, Reward
-from xtrain.dsl.schema.setting import setting
+from xtrain.dsl.schema.policy import REWARDS, Reward
+from xtrain.dsl.schema.setting import TextCheck, setting
 
 
 def _problem(text: str) -> str | None:

@@ -6,9 +6,8 @@ from typing import Any, ClassVar
 from attrs import frozen
 
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.names import file_path
-from xtrain.dsl.schema.rollout import REWARDS, Reward
-from xtrain.dsl.schema.setting import setting
+from xtrain.dsl.schema.policy import REWARDS, Reward
+from xtrain.dsl.schema.setting import file_path, setting
 
 
 @REWARDS.register()

@@ -1,12 +1,11 @@
 """`rollout.score` of a reward model."""
 
-from xtrain.runtime.ops import op
-from xtrain.runtime.parallel.mesh import Meshes
-from xtrain.runtime.rollout.row_ranks import RowRanks
-from xtrain.runtime.rollout.scorer import Scorer
-from xtrain.runtime.rollout.scoring import scoring
-from xtrain.runtime.state import Rank
-from xtrain.runtime.step_state import StepCall
+from xtrain.runtime.base.mesh import Meshes
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.nn.batch import StepCall
+from xtrain.runtime.sampling.rollout import RowRanks
+from xtrain.runtime.sampling.scoring import Scorer, scoring
 
 
 @op("rollout.score.model")

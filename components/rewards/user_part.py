@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from attrs import frozen
 
 from xtrain.dsl.schema.component import UserComponent, named
-from xtrain.dsl.schema.rollout import REWARDS, Reward
+from xtrain.dsl.schema.policy import REWARDS, Reward
 
 
 @REWARDS.user

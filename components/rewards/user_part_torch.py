@@ -4,15 +4,14 @@ import math
 from numbers import Real
 from typing import Any
 
-from xtrain.planner.plan import Plan
-from xtrain.runtime.data.user_parts import failures_of, part_of, spec_folder
-from xtrain.runtime.ops import op
-from xtrain.runtime.parallel.mesh import Meshes
-from xtrain.runtime.rollout.groups import Prompt
-from xtrain.runtime.rollout.row_ranks import RowRanks
-from xtrain.runtime.rollout.scoring import by_text, scoring
-from xtrain.runtime.state import Rank
-from xtrain.runtime.step_state import StepCall
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.mesh import Meshes
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.base.user_parts import failures_of, part_of, spec_folder
+from xtrain.runtime.nn.batch import Prompt, StepCall
+from xtrain.runtime.sampling.rollout import RowRanks
+from xtrain.runtime.sampling.scoring import by_text, scoring
 
 
 @op("rollout.score.user")

@@ -2,10 +2,10 @@
 
 from attrs import frozen
 
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.schedules import SCHEDULERS, floor_of_peak, warm_up
-from xtrain.planner.schedule.closed_form import DecayingScheduler
+from xtrain.dsl.schema.optimizers import SCHEDULERS, floor_of_peak, warm_up
+from xtrain.dsl.values import Quantity
+from xtrain.plan.learning_rate import DecayingScheduler
 
 
 @SCHEDULERS.register()

@@ -6,10 +6,10 @@ from typing import Any
 
 from attrs import frozen
 
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.schedules import SCHEDULERS, Curve, Scheduler
+from xtrain.dsl.schema.optimizers import SCHEDULERS, Curve, Scheduler
 from xtrain.dsl.schema.setting import positive, setting
+from xtrain.dsl.values import Quantity
 
 
 @SCHEDULERS.register()

@@ -5,11 +5,11 @@ from typing import Any
 
 from attrs import frozen
 
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.schedules import SCHEDULERS, Curve, Scheduler, floor_of_peak, warm_up
+from xtrain.dsl.schema.optimizers import SCHEDULERS, Curve, Scheduler, floor_of_peak, warm_up
 from xtrain.dsl.schema.setting import positive, setting
-from xtrain.planner.schedule.closed_form import closed_form, decay_text, idle_floor, length_in_steps
+from xtrain.dsl.values import Quantity
+from xtrain.plan.learning_rate import closed_form, decay_text, idle_floor, length_in_steps
 
 
 @SCHEDULERS.register()

@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.component import UserComponent, named
-from xtrain.dsl.schema.schedules import SCHEDULERS, Scheduler
+from xtrain.dsl.schema.optimizers import SCHEDULERS, Scheduler
+from xtrain.dsl.values import Quantity
 
 
 @SCHEDULERS.user

@@ -3,12 +3,12 @@
 from math import isfinite
 from typing import Any
 
-from xtrain.planner.plan import Plan
-from xtrain.planner.schedule.learning_curve import scaled, schedule_clock
-from xtrain.runtime.data.user_parts import failures_of, part_of, spec_folder
-from xtrain.runtime.input.feed import Feed
-from xtrain.runtime.ops import op
-from xtrain.runtime.training.scheduler import Schedule
+from xtrain.plan.learning_rate import scaled, schedule_clock
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.user_parts import failures_of, part_of, spec_folder
+from xtrain.runtime.feed.setup import Feed
+from xtrain.runtime.nn.optimizer import Schedule
 
 
 @op("setup.scheduler.user", gives="schedule")

@@ -5,11 +5,11 @@ from typing import Any, ClassVar, Literal
 
 from attrs import frozen
 
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.schedules import SCHEDULERS, Curve, Scheduler, floor_of_peak, warm_up
+from xtrain.dsl.schema.optimizers import SCHEDULERS, Curve, Scheduler, floor_of_peak, warm_up
 from xtrain.dsl.schema.setting import setting, share
-from xtrain.planner.schedule.closed_form import decay_text, length_in_steps, warmup_and_decay
+from xtrain.dsl.values import Quantity
+from xtrain.plan.learning_rate import decay_text, length_in_steps, warmup_and_decay
 
 
 @SCHEDULERS.register()

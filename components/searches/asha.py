@@ -7,11 +7,10 @@ from attrs import frozen
 
 from xtrain.components.searches.random import drawn
 from xtrain.components.searches.tpe import TpeSearch
-from xtrain.dsl.dimension import Dimension
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.setting import Role, at_least, positive, seed_range, setting
 from xtrain.dsl.schema.sweep import METHODS, Halving, Method, Point
+from xtrain.dsl.values import Dimension, Quantity
 
 
 @METHODS.register()

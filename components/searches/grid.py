@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from attrs import frozen
 
-from xtrain.dsl.dimension import Dimension
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.sweep import METHODS, Method, Point
+from xtrain.dsl.values import Dimension
 
 
 @METHODS.register()

@@ -5,10 +5,10 @@ from random import Random
 
 from attrs import frozen
 
-from xtrain.dsl.dimension import Dimension
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.setting import Role, seed_range, setting
 from xtrain.dsl.schema.sweep import METHODS, Method, Point
+from xtrain.dsl.values import Dimension
 
 
 def drawn(over: Mapping[str, Dimension], seed: int, number: int) -> Point:

@@ -6,10 +6,10 @@ from typing import ClassVar
 from attrs import frozen
 
 from xtrain.components.searches.random import drawn
-from xtrain.dsl.dimension import Dimension
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.setting import Role, at_least, seed_range, setting
 from xtrain.dsl.schema.sweep import METHODS, Method, Point
+from xtrain.dsl.values import Dimension
 
 
 @METHODS.register()

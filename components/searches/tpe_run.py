@@ -16,10 +16,10 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from xtrain.dsl.dimension import Between, Dimension, Listed
 from xtrain.dsl.schema.sweep import Method, Point
-from xtrain.records.sweep_state import SweepState
-from xtrain.records.sweep_state import TrialState as SweepTrial
+from xtrain.dsl.values import Between, Dimension, Listed
+from xtrain.records.sweep import SweepState
+from xtrain.records.sweep import TrialState as SweepTrial
 
 STUDY_FILE: Final = "optuna.log"
 _SEED_STRIDE: Final = 1_000_003  # so that adjacent seeds share no trial

@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.records.records import Reads
-from xtrain.runtime.data.sources.columns import check_columns
-from xtrain.runtime.data.sources.opening import size_of
-from xtrain.runtime.data.sources.reader import OpenedSource, SourceRequest
-from xtrain.runtime.data.sources.tables import open_tables
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.records import Reads
+from xtrain.runtime.feed.sources.files import size_of
+from xtrain.runtime.feed.sources.source import OpenedSource, SourceRequest
+from xtrain.runtime.feed.sources.tables import check_columns, open_tables
 
 if TYPE_CHECKING:
     import pyarrow as pa

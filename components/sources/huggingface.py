@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from xtrain.dsl.schema.names import file_path
-from xtrain.dsl.schema.setting import label, setting
-from xtrain.dsl.schema.sources import SOURCES, Source
-from xtrain.planner.canonical import portable
+from xtrain.dsl.schema.data_components import SOURCES, Source
+from xtrain.dsl.schema.setting import file_path, label, setting
+from xtrain.plan.canonical import portable
 
 if TYPE_CHECKING:
-    from xtrain.planner.findings import Findings
+    from xtrain.plan.findings import Findings
 
 
 @SOURCES.register()

@@ -7,15 +7,12 @@ from typing import Any
 
 from attrs import frozen
 
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import Reads, SourceRecord, SourceUnit
-from xtrain.runtime.data.sources.columns import check_columns, packed, records_of, top_columns
-from xtrain.runtime.data.sources.files import matched
-from xtrain.runtime.data.sources.opening import needs
-from xtrain.runtime.data.sources.reader import OpenedSource, SourceRequest
-from xtrain.runtime.data.sources.tables import NO_ROWS, pyarrow
-from xtrain.runtime.data.stores.digests import file_digest
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.digests import file_digest
+from xtrain.runtime.feed.records import BadRecord, Reads, SourceRecord, SourceUnit
+from xtrain.runtime.feed.sources.files import matched, needs
+from xtrain.runtime.feed.sources.source import OpenedSource, SourceRequest
+from xtrain.runtime.feed.sources.tables import NO_ROWS, check_columns, packed, pyarrow, records_of, top_columns
 
 ROWS = 1000
 DEFAULT_SPLIT = "train"

@@ -7,15 +7,21 @@ from typing import Any
 
 from attrs import frozen
 
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import Content, Reads, SourceRecord, SourceUnit, Unusable
-from xtrain.runtime.data.records.texts import decoded, described, parsed
-from xtrain.runtime.data.sources.fields import Take, taker
-from xtrain.runtime.data.sources.files import matched
-from xtrain.runtime.data.sources.json_arrays import array_units, opened
-from xtrain.runtime.data.sources.opening import blocks, size_of
-from xtrain.runtime.data.sources.reader import OpenedSource, SourceRequest
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.records import (
+    BadRecord,
+    Content,
+    Reads,
+    SourceRecord,
+    SourceUnit,
+    Unusable,
+    decoded,
+    described,
+    parsed,
+)
+from xtrain.runtime.feed.sources.fields import Take, taker
+from xtrain.runtime.feed.sources.files import array_units, blocks, matched, opened, size_of
+from xtrain.runtime.feed.sources.source import OpenedSource, SourceRequest
 
 
 def open_source(request: SourceRequest) -> OpenedSource:

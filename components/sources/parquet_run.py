@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xtrain.runtime.data.records.records import Reads
-from xtrain.runtime.data.sources.columns import BATCH_ROWS, UNIT_BYTES, check_columns, columns_read
-from xtrain.runtime.data.sources.opening import size_of
-from xtrain.runtime.data.sources.reader import OpenedSource, SourceRequest
-from xtrain.runtime.data.sources.tables import open_tables
+from xtrain.runtime.feed.records import Reads
+from xtrain.runtime.feed.sources.files import size_of
+from xtrain.runtime.feed.sources.source import OpenedSource, SourceRequest
+from xtrain.runtime.feed.sources.tables import BATCH_ROWS, UNIT_BYTES, check_columns, columns_read, open_tables
 
 if TYPE_CHECKING:
     import pyarrow as pa

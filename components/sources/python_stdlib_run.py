@@ -4,8 +4,8 @@ import sysconfig
 from pathlib import Path
 
 from xtrain.components.sources.text_run import TextFiles
-from xtrain.runtime.data.sources.files import matched
-from xtrain.runtime.data.sources.reader import OpenedSource, SourceRequest
+from xtrain.runtime.feed.sources.files import matched
+from xtrain.runtime.feed.sources.source import OpenedSource, SourceRequest
 
 
 def open_source(request: SourceRequest) -> OpenedSource:

@@ -6,8 +6,8 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from xtrain.dsl.schema.data_components import SOURCES, Source
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, not_negative, seed_range, setting
-from xtrain.dsl.schema.sources import SOURCES, Source
 
 
 @SOURCES.register()

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 from attrs import frozen
 
-from xtrain.runtime.data.documents.synthetic import lengths
-from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import SourceRecord, SourceUnit, SyntheticRecord
-from xtrain.runtime.data.sources.reader import OpenedSource, SourceRequest
+from xtrain.runtime.feed.documents import lengths
+from xtrain.runtime.feed.records import BadRecord, SourceRecord, SourceUnit, SyntheticRecord
+from xtrain.runtime.feed.sources.source import OpenedSource, SourceRequest
 
 UNIT_TOKENS = 1 << 20
 

@@ -2,8 +2,8 @@
 
 from attrs import frozen
 
-from xtrain.dsl.schema.sources import SOURCES
-from xtrain.planner.data.file_source import FileSource
+from xtrain.dsl.schema.data_components import SOURCES
+from xtrain.plan.data import FileSource
 
 
 @SOURCES.register()

@@ -5,12 +5,9 @@ from pathlib import Path
 
 from attrs import frozen
 
-from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import SourceRecord, SourceUnit, Unusable
-from xtrain.runtime.data.records.texts import decoded
-from xtrain.runtime.data.sources.files import matched
-from xtrain.runtime.data.sources.opening import blocks, size_of
-from xtrain.runtime.data.sources.reader import OpenedSource, SourceRequest
+from xtrain.runtime.feed.records import BadRecord, SourceRecord, SourceUnit, Unusable, decoded
+from xtrain.runtime.feed.sources.files import blocks, matched, size_of
+from xtrain.runtime.feed.sources.source import OpenedSource, SourceRequest
 
 # Small files are read together: a unit per file would cost more than reading it.
 FILES_BYTES = 1 << 20

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import frozen
 
+from xtrain.dsl.schema.data_components import SOURCES
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, setting
-from xtrain.dsl.schema.sources import SOURCES
-from xtrain.planner.data.file_source import FileSource
+from xtrain.plan.data import FileSource
 
 if TYPE_CHECKING:
-    from xtrain.planner.findings import Findings
+    from xtrain.plan.findings import Findings
 
 
 @SOURCES.register()

@@ -7,13 +7,11 @@ from pathlib import Path
 import numpy as np
 from attrs import frozen
 
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import SourceRecord, SourceUnit, TokenIds, Unusable
-from xtrain.runtime.data.sources.files import matched
-from xtrain.runtime.data.sources.opening import size_of
-from xtrain.runtime.data.sources.reader import OpenedSource, SourceRequest
-from xtrain.runtime.data.sources.token_files import TokenArray, files_of, is_store, open_tokens
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.records import BadRecord, SourceRecord, SourceUnit, TokenIds, Unusable
+from xtrain.runtime.feed.sources.files import matched, size_of
+from xtrain.runtime.feed.sources.source import OpenedSource, SourceRequest
+from xtrain.runtime.feed.sources.token_files import TokenArray, files_of, is_store, open_tokens
 
 UNIT_TOKENS = 1 << 20
 

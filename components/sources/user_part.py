@@ -6,7 +6,7 @@ from typing import Any
 from attrs import frozen
 
 from xtrain.dsl.schema.component import UserComponent
-from xtrain.dsl.schema.sources import SOURCES, Source
+from xtrain.dsl.schema.data_components import SOURCES, Source
 
 
 @SOURCES.user

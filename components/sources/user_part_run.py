@@ -6,12 +6,10 @@ from typing import Any
 
 from attrs import frozen
 
-from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import Reads, SourceRecord, SourceUnit, Unusable, content_size
-from xtrain.runtime.data.records.texts import checked
-from xtrain.runtime.data.sources.fields import taker
-from xtrain.runtime.data.sources.reader import OpenedSource, SourceRequest
-from xtrain.runtime.data.user_parts import user_source
+from xtrain.runtime.base.user_parts import user_source
+from xtrain.runtime.feed.records import BadRecord, Reads, SourceRecord, SourceUnit, Unusable, checked, content_size
+from xtrain.runtime.feed.sources.fields import taker
+from xtrain.runtime.feed.sources.source import OpenedSource, SourceRequest
 
 UNIT_RECORDS = 256
 UNIT_CHARACTERS = 1 << 20

@@ -8,7 +8,7 @@ from attrs import evolve
 
 from xtrain.components.stacks._deepspeed_settings import OFFLOADING, DeepspeedSettings
 from xtrain.dsl.schema.setting import Conflict
-from xtrain.planner.units import BYTES, bytes_text
+from xtrain.text.units import BYTES, bytes_text
 
 if TYPE_CHECKING:
     from xtrain.dsl.spec import Spec
@@ -53,7 +53,7 @@ def conflicts_of_offload(spec: "Spec", chosen: DeepspeedSettings) -> Iterator[Co
 
 def idle_offload(spec: "Spec", chosen: DeepspeedSettings) -> Iterator[tuple[str, str]]:
     """Yield settings without effect, and why."""
-    from xtrain.planner.mesh.cluster import device_kind
+    from xtrain.planner.derive.layout import device_kind
 
     places = set(chosen.offloading.values())
     if "nvme" not in places:
@@ -111,7 +111,7 @@ def offload_text(run: "Resolved", chosen: DeepspeedSettings) -> str:
 def moved(run: "Resolved", chosen: DeepspeedSettings, states: "OwnedBytes", piece: int, computed: int) -> "OwnedBytes":
     """Return a rank's bytes on the device and in host memory, from the `states` of its stage. piece: bytes of its shard
     of the updated weights; computed: bytes of its shard in the compute format."""
-    from xtrain.planner.mesh.cluster import device_kind
+    from xtrain.planner.derive.layout import device_kind
 
     device, weights, gradients, moments = states, 0, 0, 0
     if chosen.offload_optimizer != "none":

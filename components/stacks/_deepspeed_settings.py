@@ -4,8 +4,8 @@ from typing import Final, Literal
 
 from attrs import frozen
 
+from xtrain.dsl.schema.parallel import StackSettings
 from xtrain.dsl.schema.setting import Range, Role, setting
-from xtrain.dsl.schema.stacks import StackSettings
 
 Place = Literal["none", "cpu", "nvme"]
 OFFLOADING: Final = ("offload_optimizer", "offload_param")

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from attrs import frozen
 
-from xtrain.dsl.schema.stacks import STACKS, Stack
-from xtrain.planner.architecture import EMBEDDING
-from xtrain.planner.costs.op_trace import CollectiveCall
-from xtrain.planner.units import BYTES, bytes_text, plural
+from xtrain.blocks.op_trace import CollectiveCall
+from xtrain.dsl.schema.parallel import STACKS, Stack
+from xtrain.plan.architecture import EMBEDDING
+from xtrain.text.units import BYTES, bytes_text, plural
 
 if TYPE_CHECKING:
+    from xtrain.plan.graph import Builder
     from xtrain.planner.costs.stage_costs import StageCosts
-    from xtrain.planner.graph.builder import Builder
     from xtrain.planner.resolved import Resolved
 
 FIRST: Final = 2**20  # torch.nn.parallel.DistributedDataParallel: `_DEFAULT_FIRST_BUCKET_BYTES`, `bucket_cap_mb`

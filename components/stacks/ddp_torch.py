@@ -6,10 +6,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.monitoring.waits import WAITS
-from xtrain.runtime.ops import op
-from xtrain.runtime.parallelize.wrapped import WrappedModel
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.nn.pipeline import WrappedModel
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.observe.heartbeat import WAITS
 
 
 @op("setup.parallel.ddp", gives="wrapped")

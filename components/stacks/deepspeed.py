@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from attrs import evolve, frozen
 
+from xtrain.blocks.op_trace import CollectiveCall
 from xtrain.components.stacks._deepspeed_offload import (
     BUCKET,
     aio_config,
@@ -18,16 +19,15 @@ from xtrain.components.stacks._deepspeed_offload import (
     offload_text,
 )
 from xtrain.components.stacks._deepspeed_settings import DeepspeedSettings
+from xtrain.dsl.schema.parallel import STACKS, Stack
 from xtrain.dsl.schema.setting import Conflict
-from xtrain.dsl.schema.stacks import STACKS, Stack
-from xtrain.planner.costs.op_trace import CollectiveCall
-from xtrain.planner.units import BYTES, bytes_text, plural
+from xtrain.text.units import BYTES, bytes_text, plural
 
 if TYPE_CHECKING:
     from xtrain.dsl.spec import Spec
+    from xtrain.plan.graph import Builder
     from xtrain.planner.costs.memory import OwnedBytes
     from xtrain.planner.costs.stage_costs import StageCosts
-    from xtrain.planner.graph.builder import Builder
     from xtrain.planner.resolved import Resolved
 
 _AXES: Final = "spreads a model over data ranks alone"
@@ -216,8 +216,8 @@ def _of_compute(spec: "Spec", stage: int, other: str) -> Iterator[Conflict]:
 
 def _of_pieces(spec: "Spec", stage: int, other: str) -> Iterator[Conflict]:
     """Yield conflicts with features that need whole gradients or a parameter's whole state on each rank."""
-    from xtrain.planner.data.data_rules import actions_of
-    from xtrain.planner.model.groups import written_optimizers
+    from xtrain.plan.groups import written_optimizers
+    from xtrain.planner.data.rules import actions_of
 
     for before, chosen in written_optimizers(spec).items():
         if before:
@@ -261,7 +261,7 @@ def _of_readers(
 ) -> Iterator[Conflict]:
     """Yield conflicts with features that read parameters which the stack does not keep in their saved form. what: these
     parameters, as a clause. beside: setting → (is it used, the feature that reads the parameters)."""
-    from xtrain.planner.data.data_rules import actions_of
+    from xtrain.planner.data.rules import actions_of
 
     reads = {
         "adapter": (spec.adapter is not None, "an adapter"),

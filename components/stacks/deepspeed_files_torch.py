@@ -13,9 +13,9 @@ from torch import Tensor
 
 from xtrain.components.stacks._deepspeed_settings import OFFLOADING
 from xtrain.components.stacks.deepspeed_pieces_torch import WeightsInPieces
-from xtrain.planner.units import bytes_text
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.state import Rank
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.state import Rank
+from xtrain.text.units import bytes_text
 
 
 def in_folder_of_run(config: dict[str, Any], run: str) -> dict[str, Any]:

@@ -18,10 +18,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
-from xtrain.planner.model.groups import ParameterGroups
-from xtrain.planner.plan import Plan
-from xtrain.runtime.state import Rank
-from xtrain.runtime.training.local_optimizer import LocalOptimizer
+from xtrain.plan.groups import ParameterGroups
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.nn.optimizer import LocalOptimizer
 
 
 class EngineOptimizer(Optimizer):

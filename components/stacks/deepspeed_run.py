@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.base.errors import EnvironmentFault
 
 BUILDING: Final = 1800.0  # seconds; an older lock is not of a build in progress
 _PINNED: Final = "pin_memory"  # imported before the file I/O extension

@@ -18,14 +18,14 @@ from xtrain.components.stacks.deepspeed_pieces_torch import (
     WeightsInPieces,
 )
 from xtrain.components.stacks.deepspeed_run import check_files
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.files import durable
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.ops import PlanMismatch, op
-from xtrain.runtime.parallelize.wrapped import WrappedModel
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Rank
-from xtrain.runtime.training.local_optimizer import LocalOptimizer
+from xtrain.runtime.base import files as durable
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.ops import PlanMismatch, op
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.nn.optimizer import LocalOptimizer
+from xtrain.runtime.nn.pipeline import WrappedModel
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.observe.records import Records
 
 FILE = "deepspeed.json"
 

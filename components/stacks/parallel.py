@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from xtrain.dsl.schema.stacks import STACKS, Stack
+from xtrain.dsl.schema.parallel import STACKS, Stack
 
 if TYPE_CHECKING:
-    from xtrain.planner.costs.op_trace import CollectiveCall
+    from xtrain.blocks.op_trace import CollectiveCall
+    from xtrain.plan.graph import Builder
     from xtrain.planner.costs.stage_costs import StageCosts
-    from xtrain.planner.graph.builder import Builder
     from xtrain.planner.resolved import Resolved
 
 
@@ -26,12 +26,12 @@ class ParallelStack(Stack):
     # Imported lazily: specs are read without the planner.
 
     def shard(self, graph: "Builder", run: "Resolved", last: str) -> str:
-        from xtrain.planner.graph.shard_nodes import add_fsdp
+        from xtrain.planner.graph.parallel import add_fsdp
 
         return add_fsdp(graph, run, last)
 
     def calls(self, run: "Resolved", stages: list["StageCosts"], pp: int) -> "Iterator[tuple[CollectiveCall, int]]":
-        from xtrain.planner.costs.fsdp_traffic import gathers_of, sums_of
+        from xtrain.planner.costs.traffic import gathers_of, sums_of
 
         yield from gathers_of(run, stages, pp)
         yield from sums_of(run, stages)

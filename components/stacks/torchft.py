@@ -5,18 +5,18 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from attrs import frozen
 
-from xtrain.dsl.quantity import Quantity
+from xtrain.blocks.op_trace import CollectiveCall
+from xtrain.dsl.schema.parallel import STACKS, Stack, StackSettings
 from xtrain.dsl.schema.setting import Conflict, Range, Role, at_least, setting
-from xtrain.dsl.schema.stacks import STACKS, Stack, StackSettings
-from xtrain.planner.costs.op_trace import CollectiveCall
-from xtrain.planner.graph.action_node import StepNode
-from xtrain.planner.units import BYTES, bytes_text, plural, seconds_text
+from xtrain.dsl.values import Quantity
+from xtrain.plan.graph import StepNode
+from xtrain.text.units import BYTES, bytes_text, plural, seconds_text
 
 if TYPE_CHECKING:
     from xtrain.dsl.spec import Spec
+    from xtrain.plan.graph import Builder
     from xtrain.planner.costs.memory import OwnedBytes
     from xtrain.planner.costs.stage_costs import StageCosts
-    from xtrain.planner.graph.builder import Builder
     from xtrain.planner.resolved import Resolved
 
 BUCKET: Final = 2**22  # maximum of numbers reduced together; one larger gradient is reduced alone
@@ -78,7 +78,7 @@ class Torchft(Stack):
         return _settings(spec).replicas
 
     def shard(self, graph: "Builder", run: "Resolved", last: str) -> str:
-        from xtrain.planner.graph.shard_nodes import add_fsdp
+        from xtrain.planner.graph.parallel import add_fsdp
 
         return add_fsdp(graph, run, last)
 
@@ -114,7 +114,7 @@ class Torchft(Stack):
         return min(states.trained, BYTES[run.formats.params] * BUCKET)
 
     def calls(self, run: "Resolved", stages: "list[StageCosts]", pp: int) -> Iterator[tuple[CollectiveCall, int]]:
-        from xtrain.planner.costs.fsdp_traffic import gathers_of, sums_of
+        from xtrain.planner.costs.traffic import gathers_of, sums_of
 
         yield from gathers_of(run, stages, pp)
         yield from sums_of(run, stages)
@@ -178,7 +178,7 @@ def _of_ranks_together(spec: "Spec", other: str) -> Iterator[Conflict]:
 
 
 def _of_actions(spec: "Spec", other: str) -> Iterator[Conflict]:
-    from xtrain.planner.data.data_rules import actions_of
+    from xtrain.planner.data.rules import actions_of
 
     for path, action in actions_of(spec):
         if action.goes_back:

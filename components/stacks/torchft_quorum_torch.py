@@ -21,18 +21,17 @@ from torch.distributed.distributed_c10d import AllreduceOptions, ReduceOp
 
 from xtrain.components.stacks.torchft import BUCKET
 from xtrain.dsl.schema.actions import SIGNALS
-from xtrain.records.heartbeat import read_heartbeat
-from xtrain.records.paths import heartbeat_path
-from xtrain.records.run_events import ReplicasEvent
-from xtrain.runtime.checkpoint.full_state import FullState
-from xtrain.runtime.checkpoint.handed_over import give, take
-from xtrain.runtime.control.signals import StopRequests
-from xtrain.runtime.input.feed import Feed
-from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter, is_same_process, own_host
-from xtrain.runtime.replica import FEWER, JOINED, OPEN, OVER, READY, ReplicaGroup, gone
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Rank
-from xtrain.runtime.step_state import Halt, RunIsOver, Step, StepAgain
+from xtrain.records.events import ReplicasEvent
+from xtrain.records.names import heartbeat_path
+from xtrain.records.status import read_heartbeat
+from xtrain.runtime.base.process import FEWER, JOINED, OPEN, OVER, READY, ReplicaGroup, gone
+from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.feed.setup import Feed
+from xtrain.runtime.nn.batch import Halt, RunIsOver, Step, StepAgain
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter, is_same_process, own_host
+from xtrain.runtime.observe.records import Records
+from xtrain.runtime.observe.stopping import StopRequests
+from xtrain.runtime.store.full_state import FullState, give, take
 
 MANAGER: Final = "manager"
 # Time that ranks of a group wait for a quorum before they agree whether to stop; and time to connect to others or to

@@ -7,8 +7,8 @@ import os
 from importlib import import_module
 from typing import Any, Final
 
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.launch.node_place import LOOPBACK
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.hosts import LOOPBACK
 
 ALL_INTERFACES: Final = ("0.0.0.0", "[::]")  # of IPv4 and IPv6
 # Time that groups wait for a running group that does not join the next step; it may be saving or evaluating.

@@ -15,23 +15,22 @@ from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from xtrain.components.stacks.torchft_quorum_torch import BEAT, CONNECT, MANAGER, QUORUM, Quorum
-from xtrain.planner.plan import Plan
-from xtrain.runtime.checkpoint.ops import Beginning
-from xtrain.runtime.control.agreement import Agreement
-from xtrain.runtime.control.signals import StopRequests
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.input.feed import Feed
-from xtrain.runtime.launch.node_place import in_url, own_address
-from xtrain.runtime.models.batch import RowLosses
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
-from xtrain.runtime.ops import op
-from xtrain.runtime.parallelize.gradients import local_gradient
-from xtrain.runtime.replica import LIGHTHOUSE, ReplicaGroup
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Rank
-from xtrain.runtime.step_state import Step, StepAgain, StepCall
-from xtrain.runtime.training.observe import Window
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.hosts import in_url, own_address
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.process import LIGHTHOUSE, ReplicaGroup
+from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.feed.setup import Feed
+from xtrain.runtime.loop.agreement import Agreement
+from xtrain.runtime.loop.checkpointing import Beginning
+from xtrain.runtime.loop.metrics import Window
+from xtrain.runtime.nn.batch import RowLosses, Step, StepAgain, StepCall
+from xtrain.runtime.nn.gradients import local_gradient
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter
+from xtrain.runtime.observe.records import Records
+from xtrain.runtime.observe.stopping import StopRequests
 
 
 @op("setup.parallel.torchft", gives="quorum")

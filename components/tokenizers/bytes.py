@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from xtrain.dsl.schema.tokenizers import TOKENIZERS, TokenizerKind
+from xtrain.dsl.schema.data_components import TOKENIZERS, TokenizerKind
 
 SIZE: Final = 258  # 256 byte values, bos, eos
 SPECIAL: Final = {256: "⟨bos⟩", 257: "⟨eos⟩"}

@@ -7,8 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from xtrain.runtime.data.documents.token_bytes import TokenBytes
-from xtrain.runtime.data.documents.tokenizers import Placed, TextTokenizer
+from xtrain.runtime.feed.tokenizers import Placed, TextTokenizer, TokenBytes
 
 
 def open_tokenizer(source: str, base: Path) -> TextTokenizer:

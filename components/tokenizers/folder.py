@@ -7,10 +7,10 @@ from typing import Final
 
 from attrs import frozen
 
-from xtrain.dsl.schema.tokenizers import TOKENIZERS, TokenizerKind
-from xtrain.planner.canonical import portable
-from xtrain.planner.data.tokenizer_folder import find_chat_template
-from xtrain.planner.data.vocabulary import ADDED, CONFIG, SPECIALS, find_special_tokens, read_vocabulary
+from xtrain.dsl.schema.data_components import TOKENIZERS, TokenizerKind
+from xtrain.plan.canonical import portable
+from xtrain.plan.data import find_chat_template
+from xtrain.plan.vocabulary import ADDED, CONFIG, SPECIALS, find_special_tokens, read_vocabulary
 
 VOCABULARY: Final = "tokenizer.json"
 # Other files of a transformers tokenizer; existing ones are exported with it.

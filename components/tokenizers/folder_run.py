@@ -11,13 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from xtrain.planner.data.tokenizer_folder import TokenizerUnreadable, find_chat_template
-from xtrain.planner.data.vocabulary import AddedToken, find_special_tokens, read_side_files
-from xtrain.runtime.data.documents.bounded import BeyondBounds, Bounded
-from xtrain.runtime.data.documents.long_texts import PIECE, joined
-from xtrain.runtime.data.documents.token_bytes import TokenBytes, token_bytes
-from xtrain.runtime.data.documents.tokenizers import Placed, TextTokenizer
-from xtrain.runtime.data.errors import DataError
+from xtrain.plan.data import TokenizerUnreadable, find_chat_template
+from xtrain.plan.vocabulary import AddedToken, find_special_tokens, read_side_files
+from xtrain.runtime.base.bounded import BeyondBounds, Bounded
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.tokenizers import PIECE, Placed, TextTokenizer, TokenBytes, joined, token_bytes
 
 MOST_GROWTH: Final = 64
 """Maximum of characters that a normalizer may produce from one."""

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from xtrain.dsl.schema.log import TRACKERS, Tracker
+from xtrain.dsl.schema.run import TRACKERS, Tracker
 from xtrain.dsl.schema.setting import Role, setting
 
 

@@ -8,13 +8,12 @@ from typing import Any, Final
 
 from attrs import define
 
-from xtrain.planner.plan import Plan
-from xtrain.records.event import Event
-from xtrain.records.lines import as_object
+from xtrain.plan.plan import Plan
+from xtrain.records.lines import Event, as_object
 from xtrain.records.metrics import StepMetrics
-from xtrain.records.step_events import GenerateEvent, RollbackEvent
-from xtrain.runtime.ops import op
-from xtrain.runtime.reporting.trackers import TrackerContext, Trackers
+from xtrain.records.training_events import GenerateEvent, RollbackEvent
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.observe.trackers import TrackerContext, Trackers
 
 # Seconds between two flushes to the file.
 FLUSH_SECONDS: Final = 5.0
@@ -32,7 +31,7 @@ def log_to_tensorboard(trackers: Trackers, folder: str) -> None:
 
 
 def _page(plan: Plan) -> str:
-    from xtrain.planner.report.render import render
+    from xtrain.planner.review.page import render
 
     return render(plan)
 

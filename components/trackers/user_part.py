@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from attrs import frozen
 
 from xtrain.dsl.schema.component import UserComponent
-from xtrain.dsl.schema.log import TRACKERS, Tracker
+from xtrain.dsl.schema.run import TRACKERS, Tracker
 
 
 @TRACKERS.user

@@ -4,13 +4,12 @@ from typing import Any
 
 from attrs import define
 
-from xtrain.planner.plan import Plan
-from xtrain.records.event import Event
-from xtrain.records.lines import as_object
+from xtrain.plan.plan import Plan
+from xtrain.records.lines import Event, as_object
 from xtrain.records.metrics import StepMetrics
-from xtrain.runtime.data.user_parts import UserPart, failures_of, part_of, spec_folder
-from xtrain.runtime.ops import op
-from xtrain.runtime.reporting.trackers import TrackerContext, Trackers
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.user_parts import UserPart, failures_of, part_of, spec_folder
+from xtrain.runtime.observe.trackers import TrackerContext, Trackers
 
 
 @op("setup.log.user")

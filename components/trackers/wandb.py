@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
-from xtrain.dsl.env_text import value_of
-from xtrain.dsl.schema.log import TRACKERS, Tracker
+from xtrain.dsl.schema.run import TRACKERS, Tracker
 from xtrain.dsl.schema.setting import Role, setting, settings_of
+from xtrain.dsl.values import value_of
 
 if TYPE_CHECKING:
-    from xtrain.planner.findings import Findings
+    from xtrain.plan.findings import Findings
 
 # W&B's limits for names.
 LONGEST_NAME: Final = 128

@@ -11,12 +11,11 @@ from typing import Any, Final
 
 from attrs import define
 
-from xtrain.records.event import Event
-from xtrain.records.lines import as_object
+from xtrain.records.lines import Event, as_object
 from xtrain.records.metrics import StepMetrics
-from xtrain.records.step_events import GenerateEvent, RollbackEvent
-from xtrain.runtime.ops import op
-from xtrain.runtime.reporting.trackers import Trackers
+from xtrain.records.training_events import GenerateEvent, RollbackEvent
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.observe.trackers import Trackers
 
 # Seconds for W&B to answer at the start of a run, and to receive the rest at its end.
 INIT_SECONDS: Final = 60.0

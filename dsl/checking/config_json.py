@@ -1,21 +1,124 @@
-"""`config.json` of a folder: its keys, each with its place, and the family that computes what they say."""
+"""`config.json` of a model folder: strict JSON with the place of every key, and its family.
+
+A repository's folder is searched in the cache of huggingface_hub, without the package.
+"""
 
 import json
+import math
 import os
+import re
 from collections.abc import Iterator
-from json.decoder import JSONDecodeError
+from json.decoder import JSONDecodeError, JSONDecoder
 from pathlib import Path
 from typing import Any, Final
 
 from attrs import frozen
 
-from xtrain.dsl.checking.hub_cache import names_repo
-from xtrain.dsl.checking.strict_json import STRICT
-from xtrain.dsl.diagnostics.diagnostic import Diagnostics
-from xtrain.dsl.diagnostics.source import SourceText, Span
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, Span
 from xtrain.dsl.diagnostics.suggest import did_you_mean
 from xtrain.dsl.schema.model import FAMILIES, ModelFolder
 from xtrain.dsl.schema.model_config import USUAL, WholeModel, is_metadata
+
+MOST_DIGITS: Final = 40  # of a whole number: more than any size has
+
+
+def _finite(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise ValueError(f"{text} is too large")
+    return number
+
+
+def _whole(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise ValueError(f"{text[:MOST_DIGITS]}… is too large")
+    return int(text)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object that has these keys. Raises ValueError where one is given twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise ValueError(f"`{twice}` is given twice")
+    return found
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+# Raises ValueError for a key that is given twice, for numbers that no size has, and for NaN and infinity; and
+# RecursionError for lists that are nested too deeply.
+STRICT: Final = JSONDecoder(
+    parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_once
+)
+
+
+_REPO: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+
+
+def names_repo(text: str) -> bool:
+    """Whether this is how the hub writes a repository: `organisation/name`."""
+    return "/" in text and _REPO.fullmatch(text) is not None
+
+
+class SnapshotMissing(Exception):
+    """The cache does not have it; hint: what to do."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def cache_folder() -> Path:
+    """As huggingface_hub finds it: HF_HUB_CACHE, else `hub` in HF_HOME, else in its folder of the user's cache."""
+    if named := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
+        return _expanded(named)
+    home = os.environ.get("HF_HOME")
+    if home is None:
+        home = f"{os.environ.get('XDG_CACHE_HOME', '~/.cache')}/huggingface"
+    return _expanded(home) / "hub"
+
+
+def _expanded(path: str) -> Path:
+    """With the home folder for `~`; as it is where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def find_snapshot(repo: str, revision: str) -> tuple[str, str]:
+    """(folder, commit) of a revision, a branch, tag or commit, as it was when it was downloaded.
+
+    Nothing is ever downloaded. Raises SnapshotMissing.
+    """
+    written = revision != "" and revision.isprintable() and not revision.startswith("/")
+    if not written or not _REPO.fullmatch(repo) or ".." in f"{repo}/{revision}":
+        raise SnapshotMissing(f"`{repo}` at `{revision}` is no repository", 'write hub("organisation/name")')
+    cache, commit = cache_folder(), revision
+    if not _COMMIT.fullmatch(revision):
+        try:
+            commit = (_repo_folder(repo) / "refs" / revision).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            commit = ""
+    snapshot = snapshot_folder(repo, commit)
+    if not _COMMIT.fullmatch(commit) or not snapshot.is_dir():
+        hint = f"download it first: hf download {repo} --revision {revision}"
+        raise SnapshotMissing(f"{cache} does not have {repo} at revision {revision}", hint)
+    return snapshot.as_posix(), commit
+
+
+def snapshot_folder(repo: str, commit: str) -> Path:
+    """Where the files of a commit are, if they have been downloaded."""
+    return _repo_folder(repo) / "snapshots" / commit
+
+
+def _repo_folder(repo: str) -> Path:
+    return cache_folder() / f"models--{repo.replace('/', '--')}"
+
 
 CONFIG: Final = "config.json"
 LARGEST: Final = 2**24  # bytes of a file that is read whole

@@ -1,19 +1,19 @@
-"""A value into the type that a setting is annotated with, strictly: nothing is coerced, no text becomes a number.
+"""Strict conversion of a value to the type of its setting: nothing is coerced, no text becomes a number.
 
-The only widening is a whole number where a real one is wanted. What does not fit is reported with the place of the
-value and of every name it came through, and `FAILED` stands in for it.
+Calls make objects of the schema: `text("*.txt")`, `pack(sequential)`. In a sweep, `2..4` makes a dimension.
 """
 
+from collections.abc import Collection, Sequence
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Final, Literal, Union, get_args, get_origin
 
-from xtrain.dsl.blocks import choices_of
-from xtrain.dsl.checking.calls import convert_call, convert_links
+import attrs
+
 from xtrain.dsl.checking.context import Context, Converter
-from xtrain.dsl.checking.dimensions import dimension
 from xtrain.dsl.checking.type_errors import (
     TypeMismatch,
     interval_mismatch,
+    joined,
     list_mismatch,
     map_mismatch,
     mismatch,
@@ -21,17 +21,304 @@ from xtrain.dsl.checking.type_errors import (
     report,
     word_mismatch,
 )
-from xtrain.dsl.diagnostics.diagnostic import Fix
-from xtrain.dsl.diagnostics.suggest import closest
-from xtrain.dsl.dimension import Dimension
-from xtrain.dsl.env_text import EnvText, hidden
-from xtrain.dsl.evaluation.values import FAILED, Bounds, Items, Links, Mapping, Value, Word, describe, is_number
-from xtrain.dsl.interval import Interval
-from xtrain.dsl.metric import FORM, MeasuredNumber, Metric
-from xtrain.dsl.quantity import Quantity
-from xtrain.dsl.schema.component import Component, UserComponent, is_call
-from xtrain.dsl.schema.names import TextCheck
-from xtrain.dsl.schema.setting import AUTO, LARGEST, Auto, Setting
+from xtrain.dsl.diagnostics.diagnostic import Fix, Span
+from xtrain.dsl.diagnostics.suggest import closest, renamed
+from xtrain.dsl.evaluation.values import (
+    FAILED,
+    Bounds,
+    Called,
+    Items,
+    Links,
+    Mapping,
+    Value,
+    Word,
+    describe,
+    is_number,
+    quantity_text,
+)
+from xtrain.dsl.schema import blocks, later
+from xtrain.dsl.schema.blocks import choices_of
+from xtrain.dsl.schema.component import Component, Registry, UserComponent, is_call
+from xtrain.dsl.schema.data_components import LINKS, SOURCES, Source
+from xtrain.dsl.schema.setting import AUTO, LARGEST, Auto, Setting, TextCheck, settings_of
+from xtrain.dsl.spec_text import value_text
+from xtrain.dsl.values import (
+    FORM,
+    Between,
+    Dimension,
+    EnvText,
+    Interval,
+    Listed,
+    MeasuredNumber,
+    Metric,
+    Quantity,
+    hidden,
+)
+
+SCALES: Final = ("uniform", "log")
+_FORMS: Final = "a list, `a..b`, `uniform(low, high)` or `log(low, high)`"
+_MOST_POINTS: Final = 1000
+
+
+def dimension(value: Value, context: Context) -> Dimension:
+    """Raises TypeMismatch."""
+    match value.data:
+        case Items(values=values):
+            return _listed(values, value, context)
+        case Bounds(low=low, high=high):
+            return _between(False, (low, high), value, context, counted=True)
+        case Called(name=name, positional=positional, keywords=keywords) if name in SCALES and not keywords:
+            if len(positional) not in (2, 3):
+                hint = f"write `{name}(low, high)`, or `{name}(low, high, points)` for a grid"
+                raise TypeMismatch("X308", f"`{name}` takes two ends", value, hint=hint)
+            return _between(name == "log", positional, value, context)
+    hint = f"write `{context.name} in [{value.span.text}, …]`" if "\n" not in value.span.text else None
+    raise TypeMismatch("X301", f"{context.subject} takes {_FORMS}, not {describe(value.data)}", value, hint=hint)
+
+
+def _listed(values: Sequence[Value], value: Value, context: Context) -> Listed:
+    texts = [_text(each, context) for each in values]
+    if not texts:
+        raise TypeMismatch("X304", f"{context.subject} has no values to try", value, hint="name two or more")
+    twice = next((each for place, each in enumerate(values) if texts[place] in texts[:place]), None)
+    if twice is not None:
+        raise TypeMismatch("X304", f"{context.subject} has the same value twice", twice, hint="remove one")
+    return Listed(tuple(texts))
+
+
+def _text(value: Value, context: Context) -> str:
+    """A value as `--set` takes it."""
+    data = value.data
+    if data is None or data is AUTO:
+        return "auto" if data is AUTO else "none"
+    match data:
+        case bool():
+            return str(data).lower()
+        case int() | float():
+            return repr(data)
+        case Word(text=text):
+            return text
+        case EnvText():
+            return value_text(hidden(data))  # each trial reads it for itself
+        case str() if data.isprintable() and not set(data) & {'"', "\\"}:
+            return f'"{data}"'
+        case Quantity():
+            return quantity_text(data)
+        case Items(values=values):
+            return f"[{', '.join(_text(each, context) for each in values)}]"
+    message = f"{describe(data)} cannot be one of the values of {context.subject}"
+    raise TypeMismatch("X301", message, value, hint="name numbers, words, texts, or lists of them")
+
+
+def _between(log: bool, values: Sequence[Value], value: Value, context: Context, *, counted: bool = False) -> Between:
+    (low, unit), (high, other) = _number(values[0], context), _number(values[1], context)
+    if unit != other:
+        units = " and ".join(each or "plain numbers" for each in (unit, other))
+        raise TypeMismatch("X303", f"the ends of {context.subject} have different units, {units}", value)
+    whole = isinstance(low, int) and isinstance(high, int)
+    if counted and not whole:
+        raise TypeMismatch("X306", f"`a..b` of {context.subject} is of whole numbers", value,
+                           hint=f"write `uniform({values[0].span.text}, {values[1].span.text})`")  # fmt: skip
+    if low >= high:
+        raise TypeMismatch("X304", f"{context.subject} does not go up from {low:g} to {high:g}", value,
+                           hint="write the lower end first")  # fmt: skip
+    if log and low <= 0:
+        raise TypeMismatch("X304", f"{context.subject} has a logarithm only above 0", values[0],
+                           hint="begin above 0, or write `uniform`")  # fmt: skip
+    points = _points(values[2], context) if len(values) == 3 else None
+    return Between(low=low, high=high, log=log, whole=whole, unit=unit, points=points)
+
+
+def _number(value: Value, context: Context) -> tuple[Any, str]:
+    """A number and its unit, empty where it has none."""
+    data = value.data
+    if isinstance(data, Quantity):
+        return data.value, data.unit
+    if not is_number(data):
+        raise TypeMismatch("X301", f"the ends of {context.subject} are numbers, not {describe(data)}", value)
+    return data, ""
+
+
+def _points(value: Value, context: Context) -> int:
+    data = value.data
+    if not isinstance(data, int) or isinstance(data, bool) or not 2 <= data <= _MOST_POINTS:
+        message = f"{context.subject} takes 2 to {_MOST_POINTS:,} points of a grid, not {describe(data)}"
+        raise TypeMismatch("X304", message, value)
+    return data
+
+
+_LATER: Final = (*later.SOURCES, *later.LINKS)
+
+
+def convert_call(kind: type[Component], value: Value, context: Context, around: Converter) -> Any:
+    """The component of a kind that a call stands for. Raises TypeMismatch; FAILED if an argument was wrong."""
+    names, data = kind.components, value.data
+    if isinstance(data, Called):
+        name, span, call = data.name, data.name_span, data
+    elif isinstance(data, Word):
+        name, span, call = data.text, value.span, Called(data.text, value.span, (), {})
+    else:
+        forms = joined([f"`{form}`" for form in _forms(names)])
+        message = f"{context.subject} must be {forms}, not {describe(data)}"
+        meant = _call_meant(value, names)
+        if meant is not None and isinstance(data, Items):
+            raise TypeMismatch(
+                "X301", message, value, hint=f"join links by an arrow: `{meant}`", fix=Fix(value.span, meant)
+            )
+        hint, fix = (f"write `{meant}`", Fix(value.span, meant)) if meant else (None, None)
+        raise TypeMismatch("X301", message, value, hint=hint, fix=fix)
+    place = Value(data, span, value.via)
+    if name in around.parts:
+        return around.parts[name].convert(names, call, value, context, around)
+    if name in _LATER:
+        raise TypeMismatch("X209", f"`{name}` is not supported yet", place, hint=f"choose {joined(_forms(names))}")
+    if name not in names:
+        if around.parts.unread:
+            return FAILED  # it may be a part of a module that could not be read, which is reported
+        own = around.parts.of_kind(names.word)
+        known = (*names, *own)
+        meant = closest(name, known)
+        hint = f"did you mean `{meant}`?" if meant else None
+        notes = ((f"{context.subject} is one of {', '.join((*_forms(names), *own))}", None),)
+        raise TypeMismatch("X219", f"{context.subject} has no `{name}`", place, hint=hint, notes=notes,
+                       fix=renamed(span, name, known))  # fmt: skip
+    if isinstance(data, Word) and names.form(name) != name:
+        form = _form(names, name)
+        fix = Fix(span, form) if blocks.label_of(names[name]) is None else None
+        raise TypeMismatch("X220", f"`{name}` needs parentheses", place, hint=f"write `{form}`", fix=fix)
+    return _build(names[name], call, value, around)
+
+
+def _call_meant(value: Value, names: Registry) -> str | None:
+    """What to write instead of a bare path, or instead of a list of links."""
+    data = value.data
+    if isinstance(data, str) and names is SOURCES:
+        return f"{_source_of(data)}({value.span.text})"
+    if isinstance(data, Items) and data.values and names is LINKS:
+        return " -> ".join(each.span.text for each in data.values)
+    return None
+
+
+def _source_of(path: str) -> str:
+    """The source that reads a file, by how its name ends."""
+    return max((len(end), name) for name, source in SOURCES.items() for end in source.ends if end in path)[1]
+
+
+def convert_links(item: Any, values: tuple[Value, ...], context: Context, around: Converter) -> Any:
+    """The links of a chain; all that is wrong with any of them is reported."""
+    found = [around.convert(item, value, context) for value in values]
+    return FAILED if any(link is FAILED for link in found) else tuple(found)
+
+
+def _forms(names: Registry) -> list[str]:
+    return [_form(names, name) for name in names]
+
+
+def _form(names: Registry, name: str) -> str:
+    """How a component is written: `python_stdlib()`, `text("…")`, `flatten`."""
+    return names.form(name) if blocks.label_of(names[name]) is None else f'{name}("…")'
+
+
+def _build(kind: type, call: Called, value: Value, around: Converter) -> Any:
+    errors = _ArgumentErrors(around)
+    known, variadic = settings_of(kind), blocks.label_of(kind)
+    arguments: dict[str, Any] = {}
+    given: dict[str, tuple[Span, Value]] = {}
+    if variadic is not None:
+        arguments[variadic.name] = _patterns(variadic, call, value, around)
+    else:
+        for name, each in zip(known, call.positional, strict=False):
+            given[name] = (each.span, each)
+        for extra in call.positional[len(known) :]:
+            errors.too_many(call.name, len(known), extra)
+            arguments[""] = FAILED
+    method = given.get("method") or call.keywords.get("method")
+    unsupported = method is not None and _is_later(kind, "method", method[1])
+    for name, (span, each) in call.keywords.items():
+        if name not in known:
+            # The arguments of a method that is not there yet are not worth a second word.
+            if not unsupported:
+                errors.unknown(kind, call.name, name, span, (*given, *call.keywords))
+            arguments[""] = FAILED
+        elif name in given:
+            errors.twice(call.name, name, span)
+            arguments[""] = FAILED
+        else:
+            given[name] = (span, each)
+    for name, (_, each) in given.items():
+        attribute, meta = known[name]
+        arguments[name] = around.convert(attribute.type, each, Context(name, call.name, kind, meta))
+    if any(argument is FAILED for argument in arguments.values()):
+        return FAILED
+    return kind(**arguments)
+
+
+def _is_later(kind: type, name: str, value: Value) -> bool:
+    text = value.data.text if isinstance(value.data, Word) else value.data
+    return isinstance(text, str) and text in later.WORDS.get((kind, name), ())
+
+
+def _patterns(attribute: attrs.Attribute, call: Called, value: Value, around: Converter) -> Any:
+    """The positional arguments of `text` and its like: at least one string; of `huggingface`, exactly one."""
+    single = get_origin(attribute.type) is not tuple
+    if not call.positional:
+        needed = "the name of a dataset, or a folder" if single else "the path of a file, or a pattern"
+        hint = f'write `{call.name}("{SOURCES[call.name].sample}")`'
+        raise TypeMismatch("X220", f"`{call.name}` needs {needed}", value, hint=hint)
+    if single and len(call.positional) > 1:
+        _ArgumentErrors(around).too_many(call.name, 1, call.positional[1])
+        return FAILED
+    good = True
+    for each in call.positional:
+        if each.data is FAILED:
+            good = False
+        elif not isinstance(each.data, str):
+            good = False
+            text = each.span.text
+            hint, fix = "give each path as an argument of its own", None
+            if isinstance(each.data, Word):
+                hint, fix = f'write `"{text}"`', Fix(each.span, f'"{text}"') if not each.via else None
+            message = f"`{call.name}` takes strings, not {describe(each.data)}"
+            around.diagnostics.error("X301", message, each.span, hint=hint, notes=each.notes, fix=fix)
+        elif not each.data:
+            good = False
+            around.diagnostics.error("X304", "a path cannot be empty", each.span, notes=each.notes)
+        elif problem := attribute.metadata["check"](each.data):
+            good = False
+            around.diagnostics.error("X304", f"what `{call.name}` reads {problem}", each.span, notes=each.notes)
+    if not good:
+        return FAILED
+    found = tuple(each.data for each in call.positional)
+    return found[0] if single else found
+
+
+class _ArgumentErrors:
+    def __init__(self, around: Converter) -> None:
+        self.diagnostics = around.diagnostics
+
+    def too_many(self, name: str, limit: int, extra: Value) -> None:
+        takes = "no arguments" if limit == 0 else f"{limit} argument" + ("s" if limit > 1 else "")
+        hint = f"write `{name}()`" if limit == 0 else "remove it"
+        self.diagnostics.error("X220", f"`{name}` takes {takes}", extra.span, hint=hint)
+
+    def twice(self, name: str, argument: str, span: Span) -> None:
+        self.diagnostics.error("X220", f"`{argument}` of `{name}` is given twice", span, hint="keep one")
+
+    def unknown(self, kind: type, name: str, argument: str, span: Span, given: Collection[str]) -> None:
+        if argument in later.SETTINGS.get(kind, ()):
+            self.diagnostics.error("X209", f"`{argument}` of `{name}` is not supported yet", span)
+            return
+        known = settings_of(kind)
+        meant = closest(argument, known)
+        of_dataset = issubclass(kind, Source) and argument in settings_of(blocks.KINDS["dataset"])
+        owner = "this is a setting of the dataset: write it next to `source`" if of_dataset else None
+        fields = f"arguments of `{name}`: {', '.join(known)}" if known else f"`{name}` has no named arguments"
+        self.diagnostics.error(
+            "X203", f"unknown argument `{argument}` of `{name}`", span,
+            hint=f"did you mean `{meant}`?" if meant else owner, notes=[(fields, None)],
+            fix=renamed(span, argument, known, taken=given),
+        )  # fmt: skip
+
 
 WHOLE_UNITS = ("steps", "tokens", "samples", "bytes")
 

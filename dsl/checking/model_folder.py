@@ -11,11 +11,18 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from xtrain.dsl.checking.config_json import CONFIG, ConfigEntry, ConfigUnreadable, family_of, refuse_unknown, short_json
-from xtrain.dsl.checking.hub_cache import SnapshotMissing, find_snapshot
-from xtrain.dsl.diagnostics.diagnostic import Diagnostics
-from xtrain.dsl.diagnostics.source import SourceText, Span
-from xtrain.dsl.evaluation.sections import Label, Section, SectionEntry
+from xtrain.dsl.checking.config_json import (
+    CONFIG,
+    ConfigEntry,
+    ConfigUnreadable,
+    SnapshotMissing,
+    family_of,
+    find_snapshot,
+    refuse_unknown,
+    short_json,
+)
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, Span
+from xtrain.dsl.evaluation.statements import Label, Section, SectionEntry
 from xtrain.dsl.evaluation.values import FAILED, Called, Items, Value, ValueStep, Word, is_number
 from xtrain.dsl.schema.model import FAMILIES, Model, ModelFolder
 from xtrain.dsl.schema.model_config import (
@@ -23,16 +30,18 @@ from xtrain.dsl.schema.model_config import (
     REFUSED,
     ROPE_KEYS,
     ROPE_NEEDED,
+    ROPE_SCALINGS,
     ROPE_WEIGHTS,
     USUAL,
     ConfigKey,
     LocalRope,
     ModelConfig,
     Only,
+    Rope,
     WrongKey,
     is_metadata,
+    yarn_magnitude,
 )
-from xtrain.dsl.schema.rope import ROPE_SCALINGS, Rope, yarn_magnitude
 from xtrain.dsl.schema.setting import AUTO
 
 # Settings that may differ from the file: what is learned from here on, and how weights are drawn.

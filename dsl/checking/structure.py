@@ -5,29 +5,25 @@ from typing import Any, get_args
 
 import attrs
 
-from xtrain.dsl import blocks
-from xtrain.dsl.checking.context import Context
+from xtrain.dsl.checking.context import Context, UnknownSettings, stand_in, stand_in_block, stand_in_of
 from xtrain.dsl.checking.convert import convert
 from xtrain.dsl.checking.model_folder import folder_of
 from xtrain.dsl.checking.name_errors import NameErrors, label_word
-from xtrain.dsl.checking.part_calls import convert_argument
 from xtrain.dsl.checking.triggers import structure_triggers
-from xtrain.dsl.checking.unknown_settings import UnknownSettings, stand_in, stand_in_block, stand_in_of
-from xtrain.dsl.checking.user_parts import DeclaredParts
-from xtrain.dsl.diagnostics.diagnostic import Diagnostics
-from xtrain.dsl.diagnostics.source import SourceText, Span
-from xtrain.dsl.dimension import Dimension
+from xtrain.dsl.checking.user_parts import DeclaredParts, convert_argument
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, Span
 from xtrain.dsl.evaluation.evaluate import Definition, Evaluator
-from xtrain.dsl.evaluation.sections import Label, Section, Tree
+from xtrain.dsl.evaluation.statements import Label, Section, Tree
 from xtrain.dsl.evaluation.values import FAILED, Items, Value, Word
 from xtrain.dsl.evaluation.values import Mapping as MapOf
-from xtrain.dsl.quantity import Quantity
-from xtrain.dsl.schema.collators import usual_chain
+from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.component import UserComponent, is_parameter, variant
-from xtrain.dsl.schema.log import Log
+from xtrain.dsl.schema.data_components import usual_chain
 from xtrain.dsl.schema.model import Model
+from xtrain.dsl.schema.run import Log
 from xtrain.dsl.schema.setting import Setting, attributes_of, open_setting, rank_count, settings_of, spelled
 from xtrain.dsl.spec import Origin, Spec
+from xtrain.dsl.values import Dimension, Quantity
 
 _MISSING = object()
 

@@ -5,23 +5,20 @@ from typing import Any
 
 import attrs
 
-from xtrain.dsl import blocks
-from xtrain.dsl.checking.context import BlockConverter, Context
+from xtrain.dsl.checking.context import BlockConverter, Context, stand_in
 from xtrain.dsl.checking.convert import convert
-from xtrain.dsl.checking.unknown_settings import stand_in
 from xtrain.dsl.diagnostics.diagnostic import Fix
-from xtrain.dsl.diagnostics.fixes import renamed
-from xtrain.dsl.diagnostics.suggest import closest
+from xtrain.dsl.diagnostics.suggest import closest, renamed
 from xtrain.dsl.evaluation.evaluate import Names
-from xtrain.dsl.evaluation.sections import Label, Section, TriggerSection
+from xtrain.dsl.evaluation.statements import Label, Section, TriggerSection
 from xtrain.dsl.evaluation.values import FAILED, Value, describe
-from xtrain.dsl.quantity import Quantity
-from xtrain.dsl.schema import later
+from xtrain.dsl.schema import blocks, later
 from xtrain.dsl.schema.actions import Action, OnEvent, Tick
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.dsl.spec import Origin
 from xtrain.dsl.syntax import tree as s
-from xtrain.dsl.syntax.numbers import UNIT_WORDS, certain_unit, near_unit
+from xtrain.dsl.syntax.lexer import UNIT_WORDS, certain_unit, near_unit
+from xtrain.dsl.values import Quantity
 
 
 def structure_triggers(

@@ -4,19 +4,16 @@ from collections.abc import Mapping as MappingOf
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from xtrain.dsl.blocks import choices_of
 from xtrain.dsl.checking.context import Context, Converter
-from xtrain.dsl.diagnostics.diagnostic import Fix, Note
-from xtrain.dsl.diagnostics.fixes import renamed
-from xtrain.dsl.diagnostics.source import SourceText
-from xtrain.dsl.diagnostics.suggest import certain, closest
+from xtrain.dsl.diagnostics.diagnostic import Fix, Note, SourceText
+from xtrain.dsl.diagnostics.suggest import certain, closest, renamed
 from xtrain.dsl.evaluation.evaluate import Definition
 from xtrain.dsl.evaluation.values import FAILED, Failed, Items, Value, Word, describe, is_number, show_number
-from xtrain.dsl.interval import Interval
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema import later
+from xtrain.dsl.schema.blocks import choices_of
 from xtrain.dsl.schema.setting import Auto
-from xtrain.dsl.syntax.numbers import read_number
+from xtrain.dsl.syntax.lexer import read_number
+from xtrain.dsl.values import Interval, Quantity
 
 _WANTED: dict[Any, tuple[str, ...]] = {
     int: ("a whole number",), float: ("a number",), str: ("a string",), bool: ("`true`", "`false`"),

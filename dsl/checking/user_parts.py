@@ -1,34 +1,226 @@
-"""`use`: the functions of the user's own that a spec may name, read without running any of them."""
+"""`use`: functions of the user as components, read without running them, and the arguments of their calls."""
 
 import os
 from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Union, cast, get_args, get_origin
 
 import attrs
+from attrs import define, field
 
-from xtrain.dsl import blocks
-from xtrain.dsl.checking.part_calls import DeclaredPart
-from xtrain.dsl.checking.user_components import names_taken
-from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Fix
-from xtrain.dsl.diagnostics.fixes import renamed
-from xtrain.dsl.diagnostics.source import SourceText
-from xtrain.dsl.diagnostics.suggest import certain, closest
-from xtrain.dsl.evaluation import functions
-from xtrain.dsl.evaluation.sections import Section
-from xtrain.dsl.evaluation.values import Word
-from xtrain.dsl.schema import later
+from xtrain.dsl.checking.context import Context, Converter
+from xtrain.dsl.checking.convert import settled
+from xtrain.dsl.checking.type_errors import TypeMismatch, joined, list_mismatch, map_mismatch, report
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Fix, SourceText, Span
+from xtrain.dsl.diagnostics.suggest import certain, closest, renamed
+from xtrain.dsl.evaluation import evaluate as functions
+from xtrain.dsl.evaluation.statements import Section
+from xtrain.dsl.evaluation.values import FAILED, Called, Items, Value, Word, describe, is_number, show_number
+from xtrain.dsl.evaluation.values import Mapping as MapValue
+from xtrain.dsl.schema import blocks, later
 from xtrain.dsl.schema.actions import ACTIONS, Action
-from xtrain.dsl.schema.collators import LINKS
-from xtrain.dsl.schema.component import Component, Registry, UserComponent, members_of, registry_of
-from xtrain.dsl.schema.log import TRACKERS, Log
-from xtrain.dsl.schema.sources import SOURCES
+from xtrain.dsl.schema.component import (
+    Component,
+    Registry,
+    UserComponent,
+    members_of,
+    parameter,
+    parameters_of,
+    registry_of,
+)
+from xtrain.dsl.schema.data_components import LINKS, SOURCES
+from xtrain.dsl.schema.run import TRACKERS, Log
+from xtrain.dsl.schema.setting import Setting
 from xtrain.dsl.syntax import tree as s
-from xtrain.dsl.syntax.tokens import CONSTANTS
+from xtrain.dsl.syntax.lexer import UNIT_WORDS
+from xtrain.dsl.syntax.tree import CONSTANTS
 from xtrain.dsl.user_parts.files import ModuleMissing, PartModule, find_module, is_file, module_digest
 from xtrain.dsl.user_parts.kinds import PART_KINDS
-from xtrain.dsl.user_parts.reader import read_parts
+from xtrain.dsl.user_parts.reader import Declared, read_parts
+from xtrain.dsl.user_parts.signatures import REQUIRED
+from xtrain.dsl.values import Quantity
+
+# Kinds that no word opens a block of: they stand inside others, or are called.
+_INSIDE: Final = {registry.word: registry for registry in (ACTIONS, TRACKERS, SOURCES, LINKS)}
+# (kind of block, module, name, digest) → its class: the same text makes equal objects.
+_COMPONENTS: dict[tuple[str, str, str, str], type[UserComponent]] = {}
+
+
+def component_of(declared: Declared, module: str, digest: str) -> type[UserComponent]:
+    """The class of blocks and calls that choose a function."""
+    block = PART_KINDS[declared.kind].block or declared.kind
+    place = (block, module, declared.name, digest)
+    if place not in _COMPONENTS:
+        registry = _INSIDE.get(block) or registry_of(blocks.KINDS[block])
+        if registry is None:
+            base: type = blocks.KINDS[block]
+        else:
+            base = cast(type[UserComponent], registry.of_users).base_of(declared)
+        key = "kind" if registry is None else registry.key
+        labelled = key in attrs.fields_dict(base)
+        attributes: dict[str, Any] = {key: attrs.field(default=declared.name, type=str)} if labelled else {}
+        for each in declared.parameters:
+            default = attrs.NOTHING if each.default is REQUIRED else each.default
+            attributes[f"{each.name}_"] = parameter(each.name, each.type, default, each.check, each.doc)
+        component = attrs.make_class(declared.name, attributes, bases=(base,), frozen=True, slots=True)
+        component.__doc__ = f"`{block} {declared.name} {{ … }}`: {declared.does or 'of your own'}"
+        component.module, component.function, component.digest = module, declared.name, digest
+        component.declared, component.filled, component.purpose = declared.options, declared.filled, declared.does
+        component.declaration = declared
+        if not labelled and PART_KINDS[declared.kind].block:  # else the kind is the same for all
+            component.kind = declared.name
+        _COMPONENTS[place] = component
+    return _COMPONENTS[place]
+
+
+def names_taken(block: str) -> tuple[str, ...]:
+    """Names that a function cannot have where a kind of block is chosen: those of the components that there are, and
+    after `every`, words that mean something else."""
+    if block == ACTIONS.word:
+        return (*ACTIONS, *later.ACTIONS, *UNIT_WORDS, "step", "then")
+    registry = _INSIDE.get(block) or registry_of(blocks.KINDS[block])
+    return () if registry is None else tuple(registry)
+
+
+@define(eq=False)
+class DeclaredPart:
+    """module: as a plan names it. digest: of what it says. use: the statement that makes it known."""
+
+    declared: Declared
+    module: str
+    digest: str
+    use: Span = field(repr=False)
+    used: bool = False
+
+    def convert(self, kinds: Registry, call: Called, value: Value, context: Context, around: Converter) -> Any:
+        """The call as a component of a kind; FAILED after reporting what is wrong. Raises TypeMismatch where it does
+        not belong."""
+        declared, name = self.declared, self.declared.name
+        self.used = True
+        place = Value(call, call.name_span, value.via)
+        note = ((f"`{name}` is declared here", declared.span),)
+        if declared.kind != kinds.word:
+            own = PART_KINDS[declared.kind]
+            other = next(kind for kind in PART_KINDS.values() if kind.name == kinds.word)
+            message = f"`{name}` is {own.noun}, and {context.subject} takes {other.noun}"
+            raise TypeMismatch("X219", message, place, hint=f"{own.noun} {own.chosen}", notes=note)
+        if isinstance(value.data, Word) and declared.kind == "source":
+            raise TypeMismatch("X220", f"`{name}` needs parentheses", place, hint=f"write `{self.form()}`", notes=note)
+        given = self._given(call, around)
+        if given is None:
+            return FAILED
+        missing = [p.name for p in declared.parameters if p.default is REQUIRED and p.name not in given]
+        if missing:
+            needed = joined([f"`{each}`" for each in missing], "and")
+            raise TypeMismatch("X220", f"`{name}` needs {needed}", place, hint=f"write `{self.form()}`", notes=note)
+        component, arguments = self.component(), {}
+        for each, attribute in parameters_of(component).items():
+            if each in given:
+                context = Context(each, name, component, Setting(doc=f"argument of {name}"))
+                arguments[attribute.alias] = convert_argument(attribute.type, given[each], context, around)
+        return FAILED if any(each is FAILED for each in arguments.values()) else component(**arguments)
+
+    def component(self) -> type[UserComponent]:
+        """Its class."""
+        return component_of(self.declared, self.module, self.digest)
+
+    def form(self) -> str:
+        """How it is written: its name with what must be given."""
+        needed = [f"{p.name} = …" for p in self.declared.parameters if p.default is REQUIRED]
+        brackets = bool(needed) or self.declared.kind == "source"
+        return f"{self.declared.name}({', '.join(needed)})" if brackets else self.declared.name
+
+    def _given(self, call: Called, around: Converter) -> dict[str, Value] | None:
+        """What is written for each parameter; None after reporting what there is no parameter for."""
+        name, parameters = call.name, self.declared.parameters
+        placed = [parameter.name for parameter in parameters if not parameter.named]
+        given = dict(zip(placed, call.positional, strict=False))
+        good = True
+        for extra in call.positional[len(placed) :]:
+            many = f"{len(placed)} argument" + ("s" if len(placed) > 1 else "") if placed else "no arguments"
+            named = [parameter.name for parameter in parameters if parameter.named]
+            hint = f"give {joined(named)} by name" if named else "remove it"
+            message = f"`{name}` takes {many}{' without a name' if named else ''}"
+            around.diagnostics.error("X220", message, extra.span, hint=hint)
+            good = False
+        known = [parameter.name for parameter in parameters]
+        for each, (span, value) in call.keywords.items():
+            if each in given:
+                around.diagnostics.error("X220", f"`{each}` of `{name}` is given twice", span, hint="keep one")
+            elif each not in known:
+                meant = closest(each, known)
+                says = f"arguments of `{name}`: {', '.join(known)}" if known else f"`{name}` takes no arguments"
+                around.diagnostics.error(
+                    "X203", f"unknown argument `{each}` of `{name}`", span,
+                    hint=f"did you mean `{meant}`?" if meant else None, notes=[(says, self.declared.span)],
+                    fix=renamed(span, each, known, taken=(*given, *call.keywords)),
+                )  # fmt: skip
+            else:
+                given[each] = value
+                continue
+            good = False
+        return given if good else None
+
+
+def convert_argument(kind: Any, value: Value, context: Context, around: Converter) -> Any:
+    """A value for a parameter of a type that its annotation stands for; FAILED after reporting what is wrong."""
+    if value.data is FAILED:
+        return FAILED
+    if Any not in _mentioned(kind):
+        return around.convert(kind, value, context)
+    try:
+        return _unchecked(kind, value, context, around)
+    except TypeMismatch as wrong:
+        return report(wrong, around)
+
+
+def _unchecked(kind: Any, value: Value, context: Context, around: Converter) -> Any:
+    """For a type that says little: anything a spec can write that means something to Python. Raises TypeMismatch."""
+    data = value.data
+    if get_origin(kind) is Union:
+        (kind,) = (part for part in get_args(kind) if part is not type(None))
+        if data is None:
+            return None
+    if get_origin(kind) is tuple and not isinstance(data, Items):
+        raise list_mismatch(Any, kind, value, context)
+    if get_origin(kind) is dict and not isinstance(data, MapValue):
+        raise map_mismatch(kind, value, context)
+    match data:
+        case Items(values=values):
+            found = [convert_argument(Any, each, context, around) for each in values]
+            return FAILED if any(each is FAILED for each in found) else tuple(found)
+        case MapValue(entries=entries):
+            items = {name: convert_argument(Any, each, context, around) for name, each in entries.items()}
+            return FAILED if any(each is FAILED for each in items.values()) else items
+        case Quantity():
+            message = f"{context.subject} is a plain number, and this is {describe(data)}"
+            raise TypeMismatch(
+                "X302", message, value, hint=f"arguments of Python functions have no units: write `{_bare(data)}`"
+            )
+        case Word(text=text):
+            raise TypeMismatch(
+                "X202", f"`{text}` is not defined", value, hint=f'a string is written in quotes: `"{text}"`'
+            )
+    if data is None or isinstance(data, bool | str) or is_number(data):
+        return settled(data, context)
+    message = f"{context.subject} of `{context.kind}` cannot be {describe(data)}"
+    raise TypeMismatch(
+        "X301", message, value, hint="write a number, a string, `true`, `false`, `none`, a list or a map"
+    )
+
+
+def _bare(data: Quantity) -> str:
+    return f"{data.fraction:g}" if data.unit == "%" else show_number(data.value)
+
+
+def _mentioned(kind: Any) -> set[Any]:
+    """The types that a type is made of, itself among them."""
+    found = {kind}
+    for part in get_args(kind) if get_origin(kind) in (Union, tuple, dict) else ():
+        found |= _mentioned(part)
+    return found
+
 
 # Words that a spec understands in another way, beside the names of components; nodes of a plan go by some of them.
 _TAKEN: Final = frozenset((

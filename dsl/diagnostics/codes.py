@@ -2,12 +2,12 @@
 
 from typing import Final
 
-from xtrain.dsl.diagnostics.page import CodePage
-from xtrain.dsl.diagnostics.pages_data import PAGES as DATA
-from xtrain.dsl.diagnostics.pages_parts import PAGES as PARTS
+from xtrain.dsl.diagnostics.pages_language import DATA_PAGES as DATA
+from xtrain.dsl.diagnostics.pages_language import PART_PAGES as PARTS
+from xtrain.dsl.diagnostics.pages_language import SYNTAX_PAGES as TEXT
+from xtrain.dsl.diagnostics.pages_language import VALUE_PAGES as VALUES
+from xtrain.dsl.diagnostics.pages_language import CodePage
 from xtrain.dsl.diagnostics.pages_plan import PAGES as PLAN
-from xtrain.dsl.diagnostics.pages_text import PAGES as TEXT
-from xtrain.dsl.diagnostics.pages_values import PAGES as VALUES
 from xtrain.dsl.diagnostics.suggest import closest
 
 CODES: Final[dict[str, CodePage]] = {page.code: page for page in (*TEXT, *VALUES, *PLAN, *DATA, *PARTS)}

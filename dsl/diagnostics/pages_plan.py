@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from xtrain.dsl.diagnostics.page import CodePage
+from xtrain.dsl.diagnostics.pages_language import CodePage
 
 PAGES: Final = (
     CodePage("X401", "the axes do not give the world size", """

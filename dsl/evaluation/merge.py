@@ -1,13 +1,11 @@
 """Statements into one tree: blocks are merged field by field, later ones win, expressions become values."""
 
-from xtrain.dsl.blocks import NAMED
-from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, Fix
-from xtrain.dsl.diagnostics.fixes import without
-from xtrain.dsl.diagnostics.source import Span
+from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, Fix, Span
+from xtrain.dsl.diagnostics.suggest import without
 from xtrain.dsl.evaluation.evaluate import Evaluator, Names
-from xtrain.dsl.evaluation.includes import ReadStatements
-from xtrain.dsl.evaluation.sections import Label, Section, SectionEntry, Tree, TriggerSection
+from xtrain.dsl.evaluation.statements import Label, ReadStatements, Section, SectionEntry, Tree, TriggerSection
 from xtrain.dsl.evaluation.values import Value, Word
+from xtrain.dsl.schema.blocks import NAMED
 from xtrain.dsl.syntax import tree as s
 
 _STATEMENT_WORDS = {

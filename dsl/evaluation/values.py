@@ -1,14 +1,17 @@
-"""Values: what an expression comes to, with the place it was written and the names it came through."""
+"""Values of expressions with their origin, and arithmetic on numbers with units."""
 
-from typing import Any
+import math
+import operator
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, Final
 
 from attrs import field, frozen
 
-from xtrain.dsl.diagnostics.diagnostic import Note
-from xtrain.dsl.diagnostics.source import Span
-from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.diagnostics.diagnostic import Note, Span
 from xtrain.dsl.schema.setting import AUTO
-from xtrain.dsl.syntax.numbers import UNIT_WORDS
+from xtrain.dsl.syntax.lexer import UNIT_WORDS, number
+from xtrain.dsl.values import EnvText, Quantity
 
 
 @frozen
@@ -155,3 +158,154 @@ def quantity_text(data: Quantity) -> str:
     singular = unit.removesuffix("s")
     assert unit in UNIT_WORDS
     return f"{value!r} {singular if value == 1 else unit}"
+
+
+_LARGEST_BITS: Final = 1000
+_LONGEST_TEXT: Final = 2**20  # characters: twenty sums of a text with itself would take all memory
+Plain = int | float
+
+
+class ArithmeticFailure(Exception):
+    """An operation that has no result: a code, what is wrong, and a hint."""
+
+    def __init__(self, code: str, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.hint = code, message, hint
+
+
+def binary(sign: str, left: Any, right: Any) -> Any:
+    """`left sign right`. Raises ArithmeticFailure."""
+    if sign == "+" and isinstance(left, str) and isinstance(right, str):
+        if len(left) + len(right) > _LONGEST_TEXT:
+            raise ArithmeticFailure("X307", "the result is too large")
+        return EnvText.of(left, right) if isinstance(left, EnvText) or isinstance(right, EnvText) else left + right
+    for side in (left, right):
+        if not is_number(side) and not isinstance(side, Quantity):
+            raise ArithmeticFailure("X309", f"`{sign}` works on numbers, not on {describe(side)}")
+    value_of_left, unit_of_left = _parts(left)
+    value_of_right, unit_of_right = _parts(right)
+    unit = _UNIT_RULES[sign](sign, unit_of_left, unit_of_right)
+    if sign == "*" and unit is not None and "%" in (unit_of_left, unit_of_right) and unit != "%":
+        return Quantity(checked(_divide(_OPERATIONS["*"](value_of_left, value_of_right), 100)), unit)
+    result = checked(_OPERATIONS[sign](value_of_left, value_of_right))
+    return result if unit is None else Quantity(result, unit)
+
+
+def negative(data: Any) -> Any:
+    """`-data`. Raises ArithmeticFailure."""
+    if isinstance(data, Quantity):
+        return Quantity(-data.value, data.unit)
+    if not is_number(data):
+        raise ArithmeticFailure("X309", f"`-` works on numbers, not on {describe(data)}")
+    return -data
+
+
+def checked(value: Plain) -> Plain:
+    """The value itself. Raises ArithmeticFailure if it is too large to compute with."""
+    too_large = value.bit_length() > _LARGEST_BITS if isinstance(value, int) else not math.isfinite(value)
+    if too_large:
+        raise ArithmeticFailure("X307", "the result is too large")
+    return value
+
+
+def _parts(data: Any) -> tuple[Plain, str | None]:
+    return (data.value, data.unit) if isinstance(data, Quantity) else (data, None)
+
+
+# Units: from the units of both sides (None is a plain number) to that of the result -----------------------------------
+
+
+def _same(sign: str, left: str | None, right: str | None) -> str | None:
+    if left == right:
+        return left
+    verb = {"+": "add", "-": "subtract", "%": "divide"}[sign]
+    names = " and ".join(unit or "a plain number" for unit in (left, right))
+    if None in (left, right):
+        unit = left or right
+        sample = "`50%`" if unit == "%" else "`2 GiB`" if unit == "bytes" else "`30 s`" if unit == "seconds" else None
+        hint = f"give both the same unit: {sample or f'`10 {unit}`'}"
+    else:
+        hint = "both sides need the same unit"
+    raise ArithmeticFailure("X303", f"cannot {verb} {names}", hint)
+
+
+def _times(_: str, left: str | None, right: str | None) -> str | None:
+    if left is None or right is None:
+        return left or right
+    if "%" in (left, right) and left != right:
+        return right if left == "%" else left  # 10% of 2000 steps
+    raise ArithmeticFailure("X303", f"cannot multiply {left} by {right}", "one side of `*` is a plain number")
+
+
+def _per(sign: str, left: str | None, right: str | None) -> str | None:
+    if right is None:
+        return left
+    if left == right:
+        return None
+    raise ArithmeticFailure(
+        "X303", f"cannot divide {left or 'a plain number'} by {right}", "divide by a plain number or by the same unit"
+    )
+
+
+def _plain(sign: str, left: str | None, right: str | None) -> str | None:
+    if left is None and right is None:
+        return None
+    raise ArithmeticFailure("X303", f"`{sign}` works on plain numbers, not on {left or right}")
+
+
+_UNIT_RULES: Final[dict[str, Callable[[str, str | None, str | None], str | None]]] = {
+    "+": _same, "-": _same, "%": _same, "*": _times, "/": _per, "//": _per, "**": _plain,
+}  # fmt: skip
+
+
+# Values ---------------------------------------------------------------------------------------------------------------
+
+
+def _divide(left: Plain, right: Plain) -> Plain:
+    """Exact if it comes out even: 4096 / 8 is the whole number 512."""
+    if right == 0:
+        raise ArithmeticFailure("X307", "division by zero")
+    if isinstance(left, int) and isinstance(right, int):
+        return number(Fraction(left, right))
+    return _guarded(operator.truediv, left, right)
+
+
+def _floor_divide(left: Plain, right: Plain) -> Plain:
+    if right == 0:
+        raise ArithmeticFailure("X307", "division by zero")
+    return _guarded(operator.floordiv, left, right)
+
+
+def _modulo(left: Plain, right: Plain) -> Plain:
+    if right == 0:
+        raise ArithmeticFailure("X307", "division by zero")
+    return _guarded(operator.mod, left, right)
+
+
+def _power(base: Plain, exponent: Plain) -> Plain:
+    if base == 0 and exponent < 0:
+        raise ArithmeticFailure("X307", "zero has no negative power")
+    if base < 0 and exponent != int(exponent):
+        raise ArithmeticFailure("X307", "a negative number has no fractional power")
+    # Whole numbers are looked at before they are computed: 9 ** 9 ** 9 would take all memory.
+    digits = base.bit_length() if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1 else 0
+    if digits * exponent > 2 * _LARGEST_BITS:
+        raise ArithmeticFailure("X307", "the result is too large")
+    return _guarded(operator.pow, base, exponent)
+
+
+def _guarded(operation: Callable[[Plain, Plain], Plain], left: Plain, right: Plain) -> Plain:
+    try:
+        return operation(left, right)
+    except OverflowError:
+        raise ArithmeticFailure("X307", "the result is too large") from None
+
+
+def _with_guard(operation: Callable[[Plain, Plain], Plain]) -> Callable[[Plain, Plain], Plain]:
+    return lambda left, right: _guarded(operation, left, right)
+
+
+_OPERATIONS: Final[dict[str, Callable[[Plain, Plain], Plain]]] = {
+    "+": _with_guard(operator.add), "-": _with_guard(operator.sub), "*": _with_guard(operator.mul),
+    "/": _divide, "//": _floor_divide, "%": _modulo, "**": _power,
+}  # fmt: skip

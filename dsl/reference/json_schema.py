@@ -10,20 +10,15 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 
 import attrs
 
-from xtrain.dsl import blocks
-from xtrain.dsl.dimension import Dimension
-from xtrain.dsl.interval import Interval
-from xtrain.dsl.metric import MeasuredNumber, Metric
-from xtrain.dsl.quantity import UNITS, Quantity
 from xtrain.dsl.reference.reference import described, label_setting
-from xtrain.dsl.schema import actions
-from xtrain.dsl.schema.collators import LINKS, usual_chain
+from xtrain.dsl.schema import actions, blocks
 from xtrain.dsl.schema.component import Registry, UserComponent, is_call, members_of, registry_of
+from xtrain.dsl.schema.data_components import LINKS, usual_chain
 from xtrain.dsl.schema.model import FOLDER
-from xtrain.dsl.schema.names import TextCheck
-from xtrain.dsl.schema.setting import AUTO, Auto, Range, Setting, open_setting, settings_of, spelled
-from xtrain.dsl.spec_json import value_json
-from xtrain.dsl.syntax.numbers import MULTIPLIERS
+from xtrain.dsl.schema.setting import AUTO, Auto, Range, Setting, TextCheck, open_setting, settings_of, spelled
+from xtrain.dsl.spec_text import value_json
+from xtrain.dsl.syntax.lexer import MULTIPLIERS
+from xtrain.dsl.values import UNITS, Dimension, Interval, MeasuredNumber, Metric, Quantity
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _NAME: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"

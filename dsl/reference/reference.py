@@ -9,17 +9,12 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 import attrs
 from attrs import field, frozen
 
-from xtrain.dsl import blocks
-from xtrain.dsl.dimension import Dimension
-from xtrain.dsl.interval import Interval
-from xtrain.dsl.metric import MeasuredNumber, Metric
-from xtrain.dsl.quantity import Quantity
-from xtrain.dsl.schema import actions
-from xtrain.dsl.schema.collators import LINKS
+from xtrain.dsl.schema import actions, blocks
 from xtrain.dsl.schema.component import Registry, members_of, registry_of, variant, variants
+from xtrain.dsl.schema.data_components import LINKS, SOURCES
 from xtrain.dsl.schema.setting import AUTO, Auto, Range, Role, Setting, at_least, open_setting, settings_of, spelled
-from xtrain.dsl.schema.sources import SOURCES
 from xtrain.dsl.spec_text import value_text
+from xtrain.dsl.values import Dimension, Interval, MeasuredNumber, Metric, Quantity
 
 ROLES: Final[dict[Role, str]] = {
     Role.EXPERIMENT: "what is learned: another value makes another experiment",

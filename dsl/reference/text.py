@@ -1,13 +1,115 @@
-"""The reference as text for a terminal: an overview, a page for each block, and one for each setting."""
+"""Reference as text: pages for a terminal, topics of `xtrain docs WORD`, Markdown, and a user's functions.
+
+`docs/reference.md` is the Markdown. `xtrain docs parts.py` reads the module without running it.
+"""
 
 import textwrap
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, Union, get_args, get_origin
 
-from xtrain.dsl import blocks
-from xtrain.dsl.reference.reference import ROLES, Field, ReferencePage, pages
-from xtrain.dsl.reference.topics import Topic, TopicWord
-from xtrain.dsl.reference.vocabulary import EVENTS, FUNCTIONS, MULTIPLIERS, STATEMENTS, UNITS
+from attrs import frozen
+
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText
+from xtrain.dsl.diagnostics.suggest import closest
+from xtrain.dsl.reference.reference import ROLES, Field, ReferencePage, every_page, pages
+from xtrain.dsl.reference.vocabulary import CONSTANTS, EVENTS, FUNCTIONS, MULTIPLIERS, STATEMENTS, UNITS
+from xtrain.dsl.schema import blocks, later
+from xtrain.dsl.schema.component import COMPUTED
+from xtrain.dsl.schema.setting import open_setting, settings_of
+from xtrain.dsl.spec_text import value_text
+from xtrain.dsl.user_parts.kinds import PART_KINDS
+from xtrain.dsl.user_parts.reader import Declared, read_parts
+from xtrain.dsl.user_parts.signatures import REQUIRED, Parameter, Weight
+
+
+@frozen
+class TopicWord:
+    """A word without a page of its own. written: how it stands in a spec."""
+
+    kind: Literal["statement", "function", "unit", "multiplier", "constant", "event", "later", "choice"]
+    name: str
+    written: str
+    meaning: str
+
+
+Topic = ReferencePage | Field | TopicWord
+
+
+def find(topic: str) -> tuple[Topic, ...]:
+    """Everything that goes by a name: a path (`parallel.fsdp.reduce`), or a last part of one (`reduce`, `1f1b`).
+
+    A path with a dataset's name, as `--set` takes it, leads to the setting of all datasets; so does one of a phase.
+    """
+    name = topic.strip().strip("`")
+    parts = name.split(".")
+    if parts[0] in blocks.NAMED and len(parts) == 3:
+        parts = [parts[0], parts[2]]
+    block = blocks.KINDS.get(parts[0])
+    if block is not None and len(parts) == 2 and open_setting(block) and parts[1] not in settings_of(block):
+        parts = [parts[0], "NAME"]
+    path = ".".join(parts)
+    pages = tuple(every_page())
+    entries = list(_entries(pages))
+    found = [entry for key, entry in entries if key == path]
+    if found and len(parts) > 1:
+        return tuple(found)
+    found += [entry for key, entry in entries if key.endswith(f".{path}") and key != f"{path}.{path}"]
+    if any(isinstance(entry, ReferencePage) for entry in found):
+        return tuple(found)
+    return (*found, *_choices(path, pages))
+
+
+def near(topic: str) -> str | None:
+    """The topic that a wrong one was probably meant to be."""
+    entries = list(_entries(tuple(every_page())))
+    names = [key for key, _ in entries]
+    names += [key.rpartition(".")[2] for key in names]
+    names += [word for _, entry in entries if isinstance(entry, Field) for word in entry.choices]
+    return closest(topic.strip(), dict.fromkeys(names))
+
+
+def _entries(pages: tuple[ReferencePage, ...]) -> Iterator[tuple[str, Topic]]:
+    """Path → what it leads to; a path may lead to several things, as `checkpoint` to a block and an action."""
+    for page in pages:
+        yield page.path, page
+    for page in pages:
+        for field in (*((page.label,) if page.label else ()), *page.fields):
+            yield field.path, field
+    for word in words():
+        yield word.name, word
+
+
+def words() -> Iterator[TopicWord]:
+    """The words that have no page."""
+    for name, (written, meaning) in STATEMENTS.items():
+        if name not in ("every", "on"):
+            yield TopicWord("statement", name, written, meaning)
+    for name, (written, meaning) in FUNCTIONS.items():
+        yield TopicWord("function", name, written, meaning)
+    for names, meaning in UNITS.items():
+        for name in names:
+            yield TopicWord("unit", name, f"10{name}" if name == "%" else f"10 {name}", meaning)
+    for names, meaning in MULTIPLIERS.items():
+        for name in names:
+            yield TopicWord("multiplier", name, f"8{name}", meaning)
+    for name, meaning in CONSTANTS.items():
+        yield TopicWord("constant", name, name, meaning)
+    for name, (when, default) in EVENTS.items():
+        yield TopicWord("event", name, f"on {name} …", f"{when}; default action: {default}")
+    for kind, names in (("block", later.KINDS), ("action", later.ACTIONS), ("event", later.EVENTS),
+                        ("source", later.SOURCES), ("link", later.LINKS)):  # fmt: skip
+        for name in names:
+            yield TopicWord("later", name, name, f"{kind}; reserved, and not supported by this version (X209)")
+
+
+def _choices(word: str, pages: tuple[ReferencePage, ...]) -> Iterator[TopicWord]:
+    """The settings and labels that know a fixed word."""
+    for page in pages:
+        known = [field for field in (*((page.label,) if page.label else ()), *page.fields) if word in field.choices]
+        for field in {field.path: field for field in reversed(known)}.values():
+            yield TopicWord("choice", word, field.path, field.doc)
+
 
 _BOLD: Final = "\x1b[1m"
 _DIM: Final = "\x1b[2m"
@@ -183,3 +285,183 @@ def _facts(field: Field) -> str:
 
 def _plain(text: str) -> str:
     return text.replace("` `", " | ").replace("`", "")
+
+
+_INTRODUCTION: Final = """\
+# Reference of the language
+
+Every block, setting, unit and word. `xtrain docs` prints the same in a terminal, `xtrain docs parallel.fsdp.reduce` one
+setting, and `xtrain schema` all of it for programs. [language.md](language.md) explains how they work together, and
+[codes.md](codes.md) lists the codes of diagnostics.
+
+This file is made of the schema by `xtrain docs --markdown > docs/reference.md`; do not edit it.
+
+*Required* settings have no default, `auto` is derived (the plan says how), and `none` switches off. The role of a
+setting says whether a run with another value is another experiment:
+"""
+
+
+def markdown() -> str:
+    """The whole reference."""
+    found = pages()
+    parts = [_INTRODUCTION, _table(("role", "what it is about"), [(role.value, text) for role, text in ROLES.items()])]
+    parts += _statements(found)
+    parts.append("## Blocks\n")
+    for page in found:
+        if page.group == "block":
+            parts += _page(page, "###")
+    for title, group, intro in _GROUPS:
+        parts += [f"## {title}\n", intro]
+        members = [page for page in found if page.group == group]
+        parts.append(_table((group, "meaning"), [(page.written, page.summary) for page in members]))
+        for page in members:
+            if page.fields:
+                parts += [f"### {page.name}\n", _fields(page)]
+    parts += [*_words(), *_later()]
+    return "\n".join(parts)
+
+
+_GROUPS: Final = (
+    ("Actions", "action", "Actions follow `every …` and `on …`, joined by `then`.\n"),
+    ("Sources of a dataset", "source", "Patterns are relative to the working folder.\n"),
+    ("Links of collate", "link", "Links are joined by `->`, in this order.\n"),
+)
+
+
+def _statements(found: Iterable[ReferencePage]) -> list[str]:
+    rows = [(_code(written), meaning) for written, meaning in STATEMENTS.values()]
+    tick = next(page for page in found if page.name == "every")
+    (amount,) = tick.fields
+    return [
+        "## Statements\n",
+        _table(("statement", "meaning"), rows),
+        f"The amount of `every` is of {amount.kind}, {amount.values}: {amount.doc}.\n",
+        "## Events\n",
+        _table(("event", "when", "default action"), [(_code(n), *texts) for n, texts in EVENTS.items()]),
+    ]
+
+
+def _page(page: ReferencePage, level: str) -> list[str]:
+    parts = [f"{level} {page.name}\n", f"{page.written}: {page.summary}\n", *(f"{text}\n" for text in page.more)]
+    if page.label or page.fields:
+        parts.append(_fields(page))
+    if page.inner:
+        names = ", ".join(f"[{_code(inner.name)}](#{inner.name})" for inner in page.inner)
+        parts.append(f"Blocks inside: {names}.\n")
+    for inner in page.inner:
+        parts += _page(inner, f"{level}#")
+    return parts
+
+
+def _fields(page: ReferencePage) -> str:
+    """The settings of a page, its label first."""
+    rows = [_row(field) for field in (*((page.label,) if page.label else ()), *page.fields)]
+    return _table(("setting", "type", "default", "role", "meaning"), rows)
+
+
+def _row(field: Field) -> tuple[str, ...]:
+    name = f"*{field.name}*" if field.is_label else _code(field.name)
+    kind = f"{field.kind}; {field.values}" if field.values else field.kind
+    default = _code(field.default) if field.default is not None else "required"
+    only = f" (only {', '.join(_code(each) for each in field.only)})" if field.only else ""
+    return name, kind, default, "label" if field.is_label else field.role.value, field.doc + only
+
+
+def _words() -> list[str]:
+    units = [(" ".join(_code(name) for name in names), meaning) for names, meaning in UNITS.items()]
+    multipliers = [(" ".join(_code(name) for name in names), meaning) for names, meaning in MULTIPLIERS.items()]
+    functions = [(" ".join(_code(f) for f in _forms(written)), meaning) for written, meaning in FUNCTIONS.values()]
+    return [
+        "## Functions\n", _table(("function", "result"), functions),
+        "## Units\n", _table(("unit", "of"), units),
+        "## Multipliers\n", _table(("multiplier", "meaning"), multipliers),
+        "## Constants\n", _table(("word", "meaning"), [(_code(name), text) for name, text in CONSTANTS.items()]),
+    ]  # fmt: skip
+
+
+def _later() -> list[str]:
+    rows = [("block", later.KINDS), ("action", later.ACTIONS), ("event", later.EVENTS),
+            ("source", later.SOURCES), ("link", later.LINKS)]  # fmt: skip
+    names = {page.block: page.name for page in every_page()}
+    rows += [(f"setting of {_code(names[block])}", settings) for block, settings in later.SETTINGS.items()]
+    rows += [(f"{_code(name)} of {_code(names[block])}", words) for (block, name), words in later.WORDS.items()]
+    intro = "These words are reserved and not supported yet; using one of them is the error X209.\n"
+    listed = [(what, " ".join(_code(word) for word in words)) for what, words in rows if words]
+    return ["## Reserved words\n", intro, _table(("of", "words"), listed)]
+
+
+def _forms(written: str) -> list[str]:
+    """`env("NAME"), env("NAME", default)` as its two forms."""
+    first, *rest = written.split("), ")
+    return [f"{part})" for part in (first, *rest[:-1])] + [rest[-1]] if rest else [first]
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
+
+
+_WORDS = {int: "whole number", float: "number", str: "string", bool: "true or false"}
+
+
+def own_functions(path: str, diagnostics: Diagnostics) -> str:
+    """A paragraph for each function with a decorator of xtrain. What is wrong with the file is reported.
+
+    Raises OSError, and UnicodeDecodeError.
+    """
+    source = SourceText.from_bytes(path, Path(path).read_bytes())
+    found = read_parts(source, diagnostics) or []
+    if not found and not diagnostics.has_errors:
+        return f"{path} declares nothing that a spec can use\n"
+    return "\n".join(_function(each, path) for each in found)
+
+
+def _function(declared: Declared, path: str) -> str:
+    about = PART_KINDS[declared.kind]
+    lines = [f"{declared.name}  {declared.kind}, of {path}:{declared.span.line}", ""]
+    lines += [f"  {declared.does}", ""] if declared.does else []
+    lines.append(f"  {about.noun} {about.chosen.replace('NAME', declared.name).replace('name', declared.name)}")
+    lines += [f"  {name} = {_given(value)}" for name, value in declared.options.items() if value]
+    lines += ["", *map(_weight, declared.weights)] if declared.weights else []
+    lines += (
+        ["", *(f"  {each.name}  {_parameter(each)}" for each in declared.parameters)] if declared.parameters else []
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _given(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _parameter(parameter: Parameter) -> str:
+    """`number; default 0.9`."""
+    if parameter.default is REQUIRED:
+        default = "required"
+    else:
+        default = "default: computed by the code"
+        if parameter.default is not COMPUTED:
+            default = f"default {value_text(parameter.default)}"
+    bounds = f", {parameter.check.words}" if parameter.check is not None else ""
+    return f"{_type(parameter.type)}{bounds}; {default}" + (f"  {parameter.doc}" if parameter.doc else "")
+
+
+def _weight(weight: Weight) -> str:
+    cut = f"cut by {weight.cut}" if weight.cut else "whole"
+    return f"  {weight.name}  weight {' × '.join(map(str, weight.shape))}, {cut}, {weight.initial}"
+
+
+def _type(kind: Any) -> str:
+    if get_origin(kind) is Union:
+        return " or ".join("none" if part is type(None) else _type(part) for part in get_args(kind))
+    if get_origin(kind) is tuple:
+        return "list"
+    if get_origin(kind) is dict:
+        return "map"
+    if kind in _WORDS:
+        return _WORDS[kind]
+    words = get_args(kind)
+    return " or ".join(f"`{word}`" for word in words) if words else "any value"

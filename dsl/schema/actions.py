@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
-from xtrain.dsl.quantity import Quantity
-from xtrain.dsl.schema.bases import Base
 from xtrain.dsl.schema.component import Component, Registry
+from xtrain.dsl.schema.precision import Base
 from xtrain.dsl.schema.setting import Role, at_least, positive, setting
+from xtrain.dsl.values import Quantity
 
 if TYPE_CHECKING:
     from xtrain.dsl.spec import Spec
-    from xtrain.planner.graph.action_node import ActionNode, ActionPlace, StepNode
+    from xtrain.plan.graph import ActionNode, ActionPlace, StepNode
     from xtrain.planner.resolved import Resolved
 
 ACTIONS: Final = Registry["Action"]("action", "actions")

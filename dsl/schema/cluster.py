@@ -1,13 +1,28 @@
-"""What a run is planned for: `cluster`, the machines and what they can do."""
+"""Machines: `cluster`, `launcher`, `fault_tolerance`, and the training server (`serve`)."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.component import Component, Registry, named
-from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, positive, setting, share
+from xtrain.dsl.schema.setting import (
+    AUTO,
+    Auto,
+    Range,
+    Role,
+    at_least,
+    file_path,
+    host_name,
+    not_negative,
+    positive,
+    setting,
+    share,
+    some_text,
+    variable_name,
+    web_origin,
+)
+from xtrain.dsl.values import Interval, Quantity
 
 CLUSTERS: Final = Registry["Cluster"](
     "cluster",
@@ -163,3 +178,186 @@ class Cluster(Component):
     def fits(cls, kind: str, name: str) -> bool:
         """Whether a device may be one of its devices. kind: `cuda` or `cpu`. name: what the driver calls it."""
         return not cls.device or cls.device == kind
+
+
+LAUNCHERS: Final = Registry["Launcher"]("launcher", "launchers")
+
+
+@LAUNCHERS.base
+@frozen
+class Launcher(Component):
+    """`launcher NAME { … }`: where `xtrain launch` has the machines of a run from; without this block `--on` says it.
+
+    `_run.py` beside a launcher defines an object `LAUNCHER`, a `JobLauncher` (`runtime/jobs/submitted.py`), which
+    writes the files of a job, submits them, and asks what has become of it.
+    """
+
+    alone: ClassVar[bool] = False
+    """Whether it has no more than one machine."""
+    obeys_restarts: ClassVar[bool] = False
+    """Whether it starts all machines of a run again after a failure, as often as `fault_tolerance.restarts` says."""
+
+    def says(self) -> str:
+        """What the page of the plan says of it, behind its name."""
+        return ""
+
+    def mistakes(self, spec: Any) -> Iterator[tuple[str, str, str]]:
+        """(setting, what is wrong with it, what to write instead). spec: the whole one."""
+        return iter(())
+
+    def own_restarts(self) -> tuple[str, int] | None:
+        """The setting of its own that says how often it does that, and its value; None where there is none."""
+        return None
+
+    def few_gpus(self, spec: Any) -> Iterator[tuple[str, str, str]]:
+        """A mistake where `gpus` of a node are fewer than its ranks; none at all may be asked for in another way."""
+        gpus, ranks = getattr(self, "gpus", None), spec.launch.ranks_per_node
+        on_cpus = "cpu" in (spec.launch.device, spec.cluster.device)
+        if isinstance(gpus, int) and isinstance(ranks, int) and 0 < gpus < ranks and not on_cpus:
+            what = f"a node has {gpus} of them, and each of its {ranks} ranks needs one"
+            yield "gpus", what, f"use gpus {ranks}, or launch.ranks_per_node {gpus}"
+
+    def idle(self) -> Iterator[tuple[str, str]]:
+        """Settings that another one makes idle, and why."""
+        return iter(())
+
+
+@frozen
+class FaultTolerance:
+    """`fault_tolerance { … }`: when ranks count as stuck, when a run counts as failed, and how it is restarted."""
+
+    stuck: Quantity | None = setting(
+        "time without progress after which stuck ranks are reported and the run is ended; none: never",
+        default=Quantity(600, "seconds"),
+        units=("seconds",),
+        check=positive,
+        role=Role.EXECUTION,
+        example="10 min",
+    )
+    empty_steps: int = setting(
+        "steps in a row without a valid token after which the run fails",
+        default=10,
+        check=at_least(1),
+        role=Role.EXECUTION,
+    )
+    restarts: int = setting(
+        "how often `xtrain run` restarts all ranks from the last checkpoint after a rank has failed",
+        default=0,
+        check=not_negative,
+        role=Role.EXECUTION,
+        example="3",
+    )
+    elastic: Interval | None = setting(
+        "range of world sizes on which the run may continue if ranks or devices are lost, with the same global batch",
+        default=None,
+        check=at_least(1),
+        role=Role.MESH,
+        example="2..4",
+    )
+
+
+KEY_VARIABLE: Final = "XTRAIN_KEY"  # with the keys of a server whose spec names none
+
+
+@frozen
+class Serve:
+    """`serve { … }`: a server that trains adapters over the model, or the model itself, as clients ask it to, step by
+    step; `adapter` says how large an adapter may be."""
+
+    model: str | None = setting(
+        "what clients call the model; none: the name of the experiment",
+        default=None,
+        check=some_text,
+        role=Role.EXECUTION,
+        example='"Qwen/Qwen3-8B"',
+    )
+    mode: Literal["adapters", "full"] = setting(
+        "adapters: each client trains an adapter of its own, of which many are in memory; full: one client at a time "
+        "trains all of the model",
+        default="adapters",
+        role=Role.EXECUTION,
+    )
+    adapters: int = setting(
+        "adapters that are in memory at once", default=16, check=Range(low=1, high=999), role=Role.EXECUTION
+    )
+    max_tokens: int = setting(
+        "tokens of the longest text that a client may send or have written",
+        default=2048,
+        check=at_least(2),
+        role=Role.EXECUTION,
+    )
+    rows: int = setting(
+        "texts that a data rank computes at once", default=1, check=at_least(1), role=Role.MESH, example="4"
+    )
+    host: str = setting(
+        "address that the server listens on; any but the one of this machine itself needs `key`",
+        default="127.0.0.1",
+        check=some_text,
+        role=Role.EXECUTION,
+    )
+    port: int = setting(
+        "port that the server listens on", default=8000, check=Range(low=1, high=65535), role=Role.EXECUTION
+    )
+    key: str | None = setting(
+        "name of the environment variable with the key that clients must show, or with `NAME=KEY` for each of several "
+        "owners, who see nothing of one another; none: XTRAIN_KEY, and where that is not set a key that the server "
+        "makes at its first start, prints, and keeps in its directory",
+        default=None,
+        check=variable_name,
+        role=Role.EXECUTION,
+        example='"SUPPORT_KEY"',
+    )
+    hosts: tuple[str, ...] = setting(
+        "further names by which clients connect, which a browser that was led to the server by another name does not "
+        "know; `host`, the address that a client has connected to, and localhost are always taken",
+        default=(),
+        check=host_name,
+        role=Role.EXECUTION,
+        example='["gpu1.lab"]',
+    )
+    origins: tuple[str, ...] = setting(
+        "origins of web pages that may call the server, with a key; pages of any other are refused",
+        default=(),
+        check=web_origin,
+        role=Role.EXECUTION,
+        example='["https://lab.example"]',
+    )
+    certificate: str | None = setting(
+        "file (PEM) with the certificate of the server, and those that it is signed by, relative to the working "
+        "folder; none: clients connect without TLS",
+        default=None,
+        check=file_path,
+        role=Role.EXECUTION,
+        example='"tls/server.pem"',
+    )
+    private_key: str | None = setting(
+        "file (PEM) with the private key of `certificate`, without a passphrase",
+        default=None,
+        check=file_path,
+        role=Role.EXECUTION,
+        example='"tls/server.key"',
+    )
+    queue: int = setting(
+        "requests that wait at most; further ones are asked to come later",
+        default=256,
+        check=at_least(1),
+        role=Role.EXECUTION,
+    )
+    idle: Quantity = setting(
+        "time without a word from a client after which its adapters are saved and leave memory",
+        default=Quantity(1800, "seconds"),
+        units=("seconds",),
+        check=positive,
+        role=Role.EXECUTION,
+        example="30 min",
+    )
+
+    @property
+    def key_variable(self) -> str:
+        """The environment variable that is read for keys."""
+        return self.key or KEY_VARIABLE
+
+    @property
+    def places(self) -> int:
+        """Models that clients may have in memory at once."""
+        return 1 if self.mode == "full" else self.adapters

@@ -18,8 +18,8 @@ from typing import Any, ClassVar, Final, Generic, Literal, TypeGuard, TypeVar, g
 
 import attrs
 
-from xtrain.dsl.env_text import HiddenText, digests_in
 from xtrain.dsl.schema.setting import Range, Setting, complete
+from xtrain.dsl.values import HiddenText, digests_in
 
 C = TypeVar("C", bound="Component")
 PACKAGE: Final = f"{__name__.partition('.dsl.')[0]}.components"

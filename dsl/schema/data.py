@@ -4,11 +4,23 @@ from typing import Literal
 
 from attrs import frozen
 
-from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.data_components import Source
 from xtrain.dsl.schema.losses import WEIGHTS
-from xtrain.dsl.schema.names import file_name, file_path
-from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, between, label, not_negative, positive, setting, share
-from xtrain.dsl.schema.sources import Source
+from xtrain.dsl.schema.setting import (
+    AUTO,
+    Auto,
+    Role,
+    at_least,
+    between,
+    file_name,
+    file_path,
+    label,
+    not_negative,
+    positive,
+    setting,
+    share,
+)
+from xtrain.dsl.values import Quantity
 
 # Templates of conversations that need no file, and the texts with which they set turns apart.
 TEMPLATES = {

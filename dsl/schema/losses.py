@@ -5,10 +5,9 @@ from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.component import Component, Registry
-from xtrain.dsl.schema.names import file_path
-from xtrain.dsl.schema.setting import Conflict, Role, not_negative, positive, setting, settings_of
+from xtrain.dsl.schema.setting import Conflict, Role, file_path, not_negative, positive, setting, settings_of
+from xtrain.dsl.values import Quantity
 
 LOSSES: Final = Registry["Loss"]("loss", "losses")
 

@@ -7,8 +7,7 @@ import attrs
 from attrs import frozen
 
 from xtrain.dsl.schema.component import Component, Registry
-from xtrain.dsl.schema.model_config import MOST_EXPERTS, MOST_FURTHER, MOST_LAYERS, ModelConfig
-from xtrain.dsl.schema.rope import Rope
+from xtrain.dsl.schema.model_config import MOST_EXPERTS, MOST_FURTHER, MOST_LAYERS, ModelConfig, Rope
 from xtrain.dsl.schema.setting import (
     AUTO,
     Auto,
@@ -104,7 +103,7 @@ class Model(Component):
     config: ClassVar[ModelConfig | None] = None
     """What it understands of a `config.json`; None: no model of a folder is of this family."""
     stored: ClassVar[Any] = None
-    """The names of its parameters in files (`planner/weights/stored.py`); given with `config`."""
+    """The names of its parameters in files (`plan/weight_files.py`); given with `config`."""
     resuming: ClassVar[Mapping[str, Resuming]] = {}
     """Setting, as `resolved` names it → what another value means for a checkpoint; `other` of those that are not
     here."""

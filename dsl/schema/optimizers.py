@@ -1,15 +1,52 @@
-"""`optimizer` and `group`: how gradients become updates."""
+"""Optimizers, parameter groups, learning-rate schedules, and the running average of weights."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
 from xtrain.dsl.schema.component import Component, Registry
-from xtrain.dsl.schema.names import some_text
-from xtrain.dsl.schema.setting import Conflict, is_unspoken, label, not_negative, positive, setting, settings_of
-from xtrain.dsl.schema.state_tensors import StateTensor
+from xtrain.dsl.schema.setting import (
+    Conflict,
+    Role,
+    at_least,
+    is_unspoken,
+    label,
+    not_negative,
+    positive,
+    proper_fraction,
+    setting,
+    settings_of,
+    share,
+    some_text,
+)
+from xtrain.dsl.values import Quantity
+
+
+@frozen
+class StateTensor:
+    """A tensor of the shape of a parameter, or of one that follows from it; it is cut over ranks as the parameter is.
+
+    format: of its numbers; empty: that of the parameter. block: it has one number for so many along the last dim.
+    single: a dim, counted from the end, of which it has one place; -1: the last. begins: at 0, or as a copy of the
+    parameter.
+    """
+
+    name: str
+    format: str = ""
+    block: int = 1
+    single: int = 0
+    begins: Literal["zeros", "weights"] = "zeros"
+
+    def shape(self, parameter: Sequence[int]) -> tuple[int, ...]:
+        """parameter: the shape of a parameter, or of a rank's piece of it."""
+        shape = list(parameter)
+        shape[-1] //= self.block
+        if self.single:
+            shape[self.single] = 1
+        return tuple(shape)
+
 
 OPTIMIZERS: Final = Registry["Optimizer"]("optimizer", "optimizers")
 
@@ -236,4 +273,91 @@ class ParameterGroup:
     )
     optimizer: Optimizer = setting(
         "an optimizer of its own; without it that of the other parameters", default=None, added=True, without=OF_STEP
+    )
+
+
+SCHEDULERS: Final = Registry["Scheduler"]("scheduler", "schedules")
+
+
+def warm_up() -> Any:
+    """The setting `warmup` that every schedule has."""
+    return setting(
+        "length of the linear warm-up",
+        default=Quantity(0, "steps"),
+        units=("steps", "tokens", "epochs", "%"),
+        check=share,
+    )
+
+
+def floor_of_peak() -> Any:
+    """The setting `floor` of schedules that fall."""
+    return setting("learning rate at the end, as a share of `lr`", default=Quantity(0, "%"), units=("%",), check=share)
+
+
+Rate = Callable[[int], float]
+"""Index of a step, from 0 → learning rate."""
+Curve = Callable[[float], float]
+"""The same between steps: where the batch has changed, what was trained on need not be a whole number of steps."""
+
+
+@SCHEDULERS.base
+class Scheduler(Component):
+    """`scheduler NAME { … }`: the learning-rate schedule; without this block the rate is constant."""
+
+    warmup: Quantity
+
+    def lengths(self) -> dict[str, Quantity]:
+        """The settings that are lengths, which have to fit into the budget together."""
+        return {"warmup": self.warmup}
+
+    at_end: ClassVar[tuple[str, ...]] = ()
+    """Those of them that are counted back from the end of the run, not from its beginning."""
+
+    def idle(self) -> dict[str, str]:
+        """The settings that change nothing beside the others, whatever the budget, and why."""
+        return {}
+
+    def args(self) -> dict[str, Any]:
+        """The JSON arguments of its node beside `kind`, `lr`, `steps` and those that `lengths` names."""
+        return {}
+
+    def falls(self, peak: float) -> bool:
+        """Whether rates get smaller on the way. peak: the learning rate of the optimizer."""
+        return True
+
+    computed: ClassVar[bool] = True
+    """Whether its rates can be computed without a run."""
+
+    @classmethod
+    def rate(cls, args: Mapping[str, Any], total: float) -> Curve:
+        """The learning rate of every step of `total`. args: of its node, with lengths in steps, which need not be whole
+        numbers after a resume with another batch."""
+        raise NotImplementedError
+
+    @classmethod
+    def in_steps(cls, args: Mapping[str, Any]) -> bool:
+        """Whether the rate depends on the number of steps even where the budget is in tokens or epochs."""
+        return False
+
+    @classmethod
+    def shown(cls, args: Mapping[str, Any], length: Callable[[str], str]) -> list[str]:
+        """Where the rate turns, behind the warm-up, in words. length: an amount among the arguments in words."""
+        raise NotImplementedError
+
+
+@frozen
+class Ema:
+    """`ema { … }`: an exponential moving average of the weights; without this block there is none."""
+
+    decay: float = setting(
+        "share of the average that is kept at an update", default=0.999, check=proper_fraction, example="0.9999"
+    )
+    every: int = setting("steps between two updates of the average", default=1, check=at_least(1))
+    eval: bool = setting(
+        "evaluate and generate with the averaged weights instead of the trained ones", default=True, role=Role.CADENCE
+    )
+    publish: bool = setting(
+        "the weights saved alone, or loaded by `checkpoint.pretrained`, are the averaged weights",
+        default=True,
+        role=Role.CADENCE,
     )

@@ -6,11 +6,9 @@ from typing import Any, ClassVar, Final
 import attrs
 from attrs import frozen
 
-from xtrain.dsl.dimension import Dimension
-from xtrain.dsl.metric import Metric
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.component import Component, Registry
 from xtrain.dsl.schema.setting import Role, at_least, setting, settings_of
+from xtrain.dsl.values import Dimension, Metric, Quantity
 
 METHODS: Final = Registry["Method"]("method", "searches")
 
@@ -30,7 +28,7 @@ class Halving:
     factor: int
 
 
-# The module `…_run` beside one that suggests has `suggest` and `open_study`, see `runtime/sweep/suggesting.py`.
+# The module `…_run` beside one that suggests has `suggest` and `open_study`, see `runtime/jobs/sweep.py`.
 @METHODS.base
 class Method(Component):
     """`method NAME { … }` inside `sweep`: how the values of trials are chosen, and which trials are stopped early."""

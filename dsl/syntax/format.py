@@ -8,14 +8,11 @@ from typing import Any
 
 from attrs import fields
 
-from xtrain.dsl.diagnostics.diagnostic import MOST_ERRORS, Diagnostics, EnoughErrors, SpecErrors
-from xtrain.dsl.diagnostics.source import SourceText
+from xtrain.dsl.diagnostics.diagnostic import MOST_ERRORS, Diagnostics, EnoughErrors, SourceText, SpecErrors
 from xtrain.dsl.syntax.layout import layout_tokens
-from xtrain.dsl.syntax.lexer import tokenize
-from xtrain.dsl.syntax.numbers import spelling
+from xtrain.dsl.syntax.lexer import spelling, tokenize
 from xtrain.dsl.syntax.parser import parse_file
-from xtrain.dsl.syntax.tokens import CLOSERS, OPENERS, Token
-from xtrain.dsl.syntax.tree import SyntaxNode
+from xtrain.dsl.syntax.tree import CLOSERS, OPENERS, SyntaxNode, Token
 
 _OPERATORS = ("PLUS", "MINUS", "STAR", "SLASH", "DSLASH", "PERCENT", "POW")
 _UNARY_AFTER = frozenset({*OPENERS, *_OPERATORS, "_EQ", "_COLON", "_COMMA", "_ARROW", "_TO", "EVERY"})

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-from xtrain.dsl.diagnostics.source import SourceText, Span
+from xtrain.dsl.diagnostics.diagnostic import SourceText, Span
 from xtrain.dsl.diagnostics.suggest import did_you_mean
-from xtrain.dsl.user_parts.types import nested_too_deeply
+from xtrain.dsl.user_parts.files import nested_too_deeply
 
 _MOST_CALLS: Final = 1000  # of functions of the module, for one body
 _LARGEST: Final = 2**63

@@ -6,16 +6,23 @@ from typing import Any
 
 from attrs import field, frozen
 
-from xtrain.dsl.diagnostics.diagnostic import Diagnostics
-from xtrain.dsl.diagnostics.source import SourceText, Span
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, Span
 from xtrain.dsl.diagnostics.suggest import did_you_mean
-from xtrain.dsl.schema.collators import LOCAL_MICROBATCH, MICROBATCH, may_give
+from xtrain.dsl.schema.data_components import LOCAL_MICROBATCH, MICROBATCH, may_give
 from xtrain.dsl.user_parts.bodies import Definition, FunctionBody, ModuleText
-from xtrain.dsl.user_parts.files import parse_quietly
-from xtrain.dsl.user_parts.kinds import GENERATOR, PART_KINDS, Kind, Option, PartKind, names_of
-from xtrain.dsl.user_parts.places import MAY_CHANGE, NOTHING, may_change
+from xtrain.dsl.user_parts.files import nested_too_deeply, parse_quietly
+from xtrain.dsl.user_parts.kinds import (
+    GENERATOR,
+    MAY_CHANGE,
+    NOTHING,
+    PART_KINDS,
+    Kind,
+    Option,
+    PartKind,
+    may_change,
+    names_of,
+)
 from xtrain.dsl.user_parts.signatures import Parameter, SignatureReader, Weight
-from xtrain.dsl.user_parts.types import nested_too_deeply
 
 
 @frozen
@@ -122,7 +129,7 @@ class _PartReader:
             self.module.imports.update({a.asname or a.name: f"{node.module}.{a.name}" for a in node.names})
         if (
             isinstance(node, ast.ImportFrom)
-            and node.module in ("xtrain", "xtrain.runtime.data.part_decorators")
+            and node.module in ("xtrain", "xtrain.runtime.base.part_decorators")
             and not node.level
         ):
             for alias in node.names:

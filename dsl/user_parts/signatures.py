@@ -6,15 +6,14 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-from xtrain.dsl.diagnostics.diagnostic import Diagnostics
-from xtrain.dsl.diagnostics.source import Span
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Span
 from xtrain.dsl.schema import setting
 from xtrain.dsl.schema.component import COMPUTED
 from xtrain.dsl.schema.setting import Range
-from xtrain.dsl.syntax.tokens import CONSTANTS
+from xtrain.dsl.syntax.tree import CONSTANTS
 from xtrain.dsl.user_parts.bodies import ModuleText
+from xtrain.dsl.user_parts.files import annotated, fits, optional, parameter_type
 from xtrain.dsl.user_parts.kinds import PART_KINDS, Kind
-from xtrain.dsl.user_parts.types import annotated, fits, optional, parameter_type
 
 REQUIRED: Final = object()
 WEIGHT: Final = "weight"  # what declares a parameter of a layer to be one of the model

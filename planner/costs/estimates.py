@@ -1,18 +1,18 @@
-"""What a step costs on the ranks of every pipeline coordinate, and how long it takes: closed forms, put together."""
+"""Estimates of a step for every pipeline coordinate: memory, traffic, operations, pipeline bubble and seconds.
 
+Times are meant for comparing layouts, not as a promise: latencies are assumed, links are those of data sheets, and
+the efficiency of kernels is assumed as well unless the spec states it (`Cluster.efficiency`).
+"""
+
+from math import prod
 from typing import Final
 
-from attrs import evolve
+from attrs import evolve, frozen
 
-from xtrain.planner.architecture import name_in_block, pairs_within
-from xtrain.planner.costs.bubble import StageBackward, bubble
-from xtrain.planner.costs.memory import memory_of, stage_costs
-from xtrain.planner.costs.memory_simulator import second_run
-from xtrain.planner.costs.stage_costs import StageCosts
-from xtrain.planner.costs.times import is_exposed, predict, timed
-from xtrain.planner.costs.traffic import CollectiveCounts, collective_counts
-from xtrain.planner.mesh.cluster import device_kind
-from xtrain.planner.model.inventory import (
+from xtrain.plan.architecture import name_in_block, pairs_within
+from xtrain.plan.canonical import plain_sum
+from xtrain.plan.estimates import Estimates, Hardware, RankClass, Times, Traffic, TrafficOp, Work
+from xtrain.plan.parameters import (
     BackwardLess,
     block_matmul_parameters,
     flops_per_token,
@@ -20,9 +20,192 @@ from xtrain.planner.model.inventory import (
     matmul_sizes,
     training_work,
 )
-from xtrain.planner.model.reference import refers_in_each_step
-from xtrain.planner.plan import Estimates, Hardware, RankClass, Traffic, Work
+from xtrain.plan.pipeline import Pipeline, PipelineAction, order
+from xtrain.plan.plan import Mesh
+from xtrain.planner.costs.memory import memory_of, stage_costs
+from xtrain.planner.costs.memory_simulator import second_run
+from xtrain.planner.costs.stage_costs import StageCosts
+from xtrain.planner.costs.traffic import CollectiveCounts, collective_counts
+from xtrain.planner.derive.layout import device_kind
+from xtrain.planner.derive.model import refers_in_each_step
 from xtrain.planner.resolved import Resolved
+
+# Seconds that a call takes beside its bytes, inside a machine and between machines.
+LATENCY: Final = (10e-6, 25e-6)
+PASSED: Final = ("send", "recv")
+
+
+def is_exposed(op: TrafficOp, node: str, beside: tuple[str, ...]) -> bool:
+    """Whether nothing is computed during a call. Keys of a ring and what stages pass on travel meanwhile.
+
+    beside: the nodes whose calls run while blocks before and behind are computed; all others are waited for.
+    """
+    return node not in beside and op not in PASSED
+
+
+def call_seconds(mesh: Mesh, cluster: Hardware, axis: str, op: TrafficOp, count: int, size: int) -> float | None:
+    """Seconds of `count` calls of `size` bytes in all, by ring algorithms; None where the link's speed is not known.
+
+    Of n ranks, a gather or an exchange sends (n - 1) / n of the bytes from each, an all-reduce twice that (Thakur et
+    al., 2005); what is sent to one rank is sent once.
+    """
+    names = axis.split(" · ")
+    axes = [each for each in (*mesh.axes, *mesh.expert_axes) if each.name in names]
+    crosses = any(each.crosses_nodes for each in axes)
+    if cluster.link is None or cluster.network is None:
+        return None
+    # Ranks of a group on one machine leave it together, each through a network card of its own.
+    network_cards = prod(min(each.size, max(1, mesh.ranks_per_node // each.stride)) for each in axes)
+    speed = min(cluster.link, network_cards * cluster.network) if crosses else cluster.link
+    ranks = prod(each.size for each in axes)
+    share = 1.0 if op in (*PASSED, "broadcast") else (ranks - 1) / ranks * (2 if op == "all_reduce" else 1)
+    return size * share / speed + count * LATENCY[crosses]
+
+
+def predict(
+    cluster: Hardware,
+    classes: tuple[RankClass, ...],
+    bubble: float,
+    *,
+    world: int,
+    tokens: int,
+    flops: int,
+    fp8: int = 0,
+) -> Times | None:
+    """The step of the slowest ranks; None where the speed of devices or links is not known.
+
+    tokens, flops: of a step on all `world` ranks. fp8: those of `flops` that are in fp8. bubble: share of the step in
+    which a pipeline rank waits.
+    """
+    if cluster.flops is None or any(each.seconds is None for one in classes for each in one.traffic):
+        return None
+    low, high = cluster.efficiency
+    likely = (low + high) / 2
+
+    def step(efficiency: float) -> tuple[float, float, float]:
+        return max(_busy(one, cluster, efficiency) for one in classes)
+
+    busy, computing, exposed = step(likely)
+    seconds = busy / (1 - bubble)
+    return Times(
+        computing=computing,
+        exposed=exposed,
+        step=seconds,
+        fast=step(high)[0] / (1 - bubble),
+        slow=step(low)[0] / (1 - bubble),
+        tokens_per_second=tokens / seconds,
+        mfu=cluster.at_usual_speed(flops, fp8) / seconds / world / cluster.flops,
+    )
+
+
+def _busy(one: RankClass, cluster: Hardware, efficiency: float) -> tuple[float, float, float]:
+    """(all, computing, exposed) seconds of a rank; what could be hidden is exposed as far as it outlasts computing."""
+    computing = cluster.at_usual_speed(one.hardware_flops, one.fp8_flops) / ((cluster.flops or 1.0) * efficiency)
+    exposed = plain_sum(each.seconds or 0.0 for each in one.traffic if each.exposed)
+    hidden = plain_sum(each.seconds or 0.0 for each in one.traffic if not each.exposed and not each.meanwhile)
+    beside = [each for each in one.traffic if each.meanwhile]  # some operations alone
+    lasts = [each.seconds or 0.0 for each in beside]
+    meanwhile = [each.meanwhile / ((cluster.flops or 1.0) * efficiency) for each in beside]
+    # All ranks have an even share of what is computed; those of tensor parallel may each compute some of it. What one
+    # call is hidden behind hides no other.
+    covered = min(plain_sum(map(min, lasts, meanwhile)), computing)
+    exposed += plain_sum(lasts) - covered + max(0.0, hidden - (computing - covered))
+    return computing + exposed, computing, exposed
+
+
+def timed(traffic: tuple[Traffic, ...], mesh: Mesh, cluster: Hardware) -> tuple[Traffic, ...]:
+    """The same calls with the seconds that they take."""
+    return tuple(
+        evolve(each, seconds=call_seconds(mesh, cluster, each.axis, each.op, each.count, each.bytes))
+        for each in traffic
+    )
+
+
+LONGEST: Final = 6_000  # computations of all ranks that are simulated one by one
+
+
+@frozen
+class StageBackward:
+    """Work of a stage's backward: gradients of what it takes, and of its weights. splits: of a schedule that splits
+    backwards, whether the stage has the first part; torch does all of the first stage in the second."""
+
+    inputs: float
+    weights: float
+    splits: bool
+
+
+def bubble(
+    schedule: str,
+    pipeline: Pipeline,
+    microbatches: int,
+    work: list[float],
+    again: list[float],
+    backward: list[StageBackward] | None = None,
+) -> float:
+    """The share of a step in which the rank with the most work waits.
+
+    work: of every stage's forward. again: what its backward computes a second time. backward: its other work; None:
+    that of the forward for each of its parts. Messages take no time.
+    Formula: (p - 1) / (v · m + p - 1) for p ranks, v stages on each and m microbatches (arXiv 2104.04473); schedules
+    that split the backward leave a third of that (arXiv 2401.10241, ZB-H1), and zbv none.
+    """
+    ranks = len(pipeline.owners)
+    if ranks == 1:
+        return 0.0
+    backward = backward or [StageBackward(each, each, stage > 0) for stage, each in enumerate(work)]
+    if 2 * microbatches * len(pipeline.spans) > LONGEST:
+        left = {"zero_bubble": 1 / 3, "zbv": 0.0}.get(schedule, 1.0)
+        return waiting(ranks, len(pipeline.owners[0]) * microbatches, left)
+    orders = [order(schedule, rank, ranks, own, microbatches) for rank, own in enumerate(pipeline.owners)]
+
+    def lasts(action: PipelineAction) -> float:
+        back = backward[action.stage]
+        if action.kind == "F":
+            return work[action.stage]
+        if action.kind == "B" or not back.splits:
+            return 0.0 if action.kind == "I" else back.inputs + back.weights + again[action.stage]
+        return back.inputs + again[action.stage] if action.kind == "I" else back.weights
+
+    end = _simulated(orders, len(pipeline.spans), lasts)
+    busy = max(sum(map(lasts, actions)) for actions in orders)
+    return 1 - busy / end
+
+
+def waiting(ranks: int, turns: int, left: float = 1.0) -> float:
+    """The formula. turns: microbatches times stages on a rank. left: share of the waiting that is not filled."""
+    waits = (ranks - 1) * left
+    return waits / (turns + waits)
+
+
+def _simulated(orders: list[list[PipelineAction]], stages: int, lasts) -> float:
+    """When the last rank is done, each starting as soon as it can."""
+    done: dict[tuple[str, int, int], float] = {}
+    clocks, places, left = [0.0] * len(orders), [0] * len(orders), sum(map(len, orders))
+    while left:
+        before = left
+        for rank, actions in enumerate(orders):
+            while places[rank] < len(actions):
+                action = actions[places[rank]]
+                start = _ready(action, stages, done)
+                if start is None:
+                    break
+                clocks[rank] = max(clocks[rank], start) + lasts(action)
+                kind = "F" if action.kind == "F" else "W" if action.kind == "W" else "B"
+                done[kind, action.stage, action.microbatch] = clocks[rank]
+                places[rank] += 1
+                left -= 1
+        assert left < before, "the schedule waits for itself"
+    return max(clocks)
+
+
+def _ready(action: PipelineAction, stages: int, done: dict[tuple[str, int, int], float]) -> float | None:
+    """When what an action needs has been computed; None: not yet."""
+    if action.kind == "F":
+        return 0.0 if action.stage == 0 else done.get(("F", action.stage - 1, action.microbatch))
+    if action.kind == "W" or action.stage == stages - 1:
+        return done.get(("F", action.stage, action.microbatch))
+    return done.get(("B", action.stage + 1, action.microbatch))
+
 
 SOURCES: Final = {
     "flops_per_token": "6 · parameters in matrix products + 12 · layers · heads · head_dim · sequence; the embedding "

@@ -1,14 +1,14 @@
-"""What the two ends of the model take: the embedding, and the last norm with the chunked loss or rewards behind it."""
+"""Memory of both ends of the model: the embedding, and the last norm with the chunked loss or rewards after it."""
 
 from collections.abc import Set
 
 from attrs import frozen
 
-from xtrain.planner.architecture import EMBEDDING
-from xtrain.planner.costs.local import Local
-from xtrain.planner.costs.op_trace import INDEX
-from xtrain.planner.mesh.sharding import piece
-from xtrain.planner.model.inventory import head_factors
+from xtrain.blocks.op_trace import INDEX
+from xtrain.plan.architecture import EMBEDDING
+from xtrain.plan.mesh import piece
+from xtrain.plan.parameters import head_factors
+from xtrain.planner.costs.block_trace import Local
 from xtrain.planner.resolved import Resolved
 
 FP64 = 8
@@ -50,7 +50,7 @@ class Ends:
 
 
 def ends_of(run: Resolved, local: Local, taught: tuple[int, int] | None = None) -> Ends:
-    """The loss takes `chunk` bytes of logits at a time, as `runtime/models/loss.py` does, or where it looks across
+    """The loss takes `chunk` bytes of logits at a time, as `runtime/nn/loss.py` does, or where it looks across
     tokens `token_statistics.py`, which leaves to the backward what logits are computed of. taught: see
     `StageCosts.taught`."""
     tp, sequence = run.size("tp"), run.spec.parallel.tp.sequence

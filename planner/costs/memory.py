@@ -1,7 +1,7 @@
-"""Bytes on a rank at the peak of a step, by what they are for.
+"""Bytes on a rank at the peak of a step, by purpose.
 
-Counted is the program of `runtime/`: what each of its modules keeps for the backward, when FSDP gathers and exchanges,
-and the order in which the schedule of a pipeline runs forwards and backwards.
+This counts the program of `runtime/`: what each of its modules keeps for the backward, when FSDP gathers and
+exchanges, and the order in which a pipeline schedule runs forwards and backwards.
 """
 
 from collections.abc import Hashable, Sequence
@@ -9,22 +9,18 @@ from typing import Self
 
 from attrs import define, evolve, field, frozen
 
-from xtrain.planner.architecture import ParameterSpec
-from xtrain.planner.costs.block_trace import block_trace
-from xtrain.planner.costs.gathering import roots_of, units_of_block
+from xtrain.plan.architecture import ParameterSpec
+from xtrain.plan.estimates import Hardware, Memory
+from xtrain.plan.parameters import block_tensors
+from xtrain.plan.pipeline import Kind, PipelineAction, end_names, order
+from xtrain.planner.costs.block_trace import block_trace, local_of
 from xtrain.planner.costs.head_memory import ends_of
-from xtrain.planner.costs.local import local_of
 from xtrain.planner.costs.memory_simulator import Handling, MemoryChange, Recompute, Sums
-from xtrain.planner.costs.pipeline_order import Kind, PipelineAction, order
-from xtrain.planner.costs.stage_costs import BlockCosts, StageCosts
-from xtrain.planner.mesh.stages import end_names
-from xtrain.planner.model.inventory import block_tensors
-from xtrain.planner.model.reference import kept_tensors
-from xtrain.planner.model.sampling import replayed_bytes, sampling_bytes
-from xtrain.planner.model.scorer import scorer_bytes
-from xtrain.planner.plan import Hardware, Memory
+from xtrain.planner.costs.stage_costs import BlockCosts, StageCosts, roots_of, units_of_block
+from xtrain.planner.derive.further_models import replayed_bytes, sampling_bytes, scorer_bytes
+from xtrain.planner.derive.model import kept_tensors
 from xtrain.planner.resolved import Resolved, resolve_save
-from xtrain.planner.units import BYTES
+from xtrain.text.units import BYTES
 
 # torch keeps the parameters of so many stages of a rank gathered, those that compute next.
 MOST_GATHERED = 3

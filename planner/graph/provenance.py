@@ -1,28 +1,25 @@
-"""Where every value of a plan came from: text, `let`, `param`, `--set`, a default, or a derivation and its reason."""
+"""Provenance of every value of a plan: text, `let`, `param`, `--set`, a default, or a derivation with its reason."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from attrs import evolve
 
-from xtrain.dsl.blocks import is_block, is_of_servers, label_of
 from xtrain.dsl.schema.actions import Action
 from xtrain.dsl.schema.adapters import TaskAdapters
-from xtrain.dsl.schema.collators import Link, row_link
-from xtrain.dsl.schema.component import Component, UserComponent
+from xtrain.dsl.schema.blocks import is_block, is_of_servers, label_of
+from xtrain.dsl.schema.component import Component
 from xtrain.dsl.schema.data import Dataset
+from xtrain.dsl.schema.data_components import row_link
 from xtrain.dsl.schema.setting import Auto, is_unspoken, settings_of
-from xtrain.dsl.schema.sources import Source
 from xtrain.dsl.spec import Spec
-from xtrain.dsl.spec_text import value_text
-from xtrain.planner.architecture import Architecture
-from xtrain.planner.data.chain import resolve_chain
-from xtrain.planner.data.source_args import reads
-from xtrain.planner.graph.alerts import alert_reasons
-from xtrain.planner.graph.timeline import Schedule
-from xtrain.planner.plan import Provenance
+from xtrain.plan.architecture import Architecture
+from xtrain.plan.data import reads, resolve_chain
+from xtrain.plan.plan import Provenance
+from xtrain.plan.views import spell
+from xtrain.planner.graph.timeline import Schedule, alert_reasons
 from xtrain.planner.resolved import SMALL_PRODUCT, Resolved, resolve_align, resolve_save
-from xtrain.planner.units import bytes_text, plural
+from xtrain.text.units import bytes_text, plural
 
 AXIS_BLOCKS = ("tp", "ep", "fsdp", "pp", "cp")
 
@@ -160,40 +157,6 @@ def _entry(spec: Spec, path: str, value: Any) -> Provenance:
         return Provenance(path=path, value=spell(value), origin="default")
     place = str(origin.span) if origin.span else ""
     return Provenance(path=path, value=spell(value), origin=origin.kind, place=place)
-
-
-def spell(value: Any) -> str:
-    """A value as `--set` takes it: as a spec writes it, but for texts, which have no quotes, and without defaults of a
-    call."""
-    match value:
-        case float():
-            short = f"{value:g}"
-            return short if float(short) == value else repr(value)
-        case str() if not isinstance(value, Auto):
-            return value
-        case tuple() if value and all(isinstance(item, Component) for item in value):
-            return " -> ".join(spell(item) for item in value)
-        case UserComponent():
-            return value_text(value)
-        case Source():
-            return _spell_source(value)
-        case Link():
-            return value.written
-        case Component():
-            return value.kind
-    return value_text(value)
-
-
-def _spell_source(value: Source) -> str:
-    """`jsonl(data/*.jsonl)`, `synthetic(length = 64)`: patterns or name, and what is not left at its default."""
-    label = label_of(type(value))
-    first = getattr(value, label.name) if label is not None else ()
-    arguments = [spell(each) for each in (first if isinstance(first, tuple) else (first,))]
-    for setting, (attribute, _) in settings_of(type(value)).items():
-        given = getattr(value, attribute.name)
-        if given != attribute.default:
-            arguments.append(f"{setting} = {spell(given)}")
-    return f"{value.kind}({', '.join(arguments)})" if arguments else value.kind
 
 
 def derived_provenance(run: Resolved, shape_reasons: dict[str, str], schedule: Schedule) -> list[Provenance]:

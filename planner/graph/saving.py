@@ -1,23 +1,210 @@
-"""Where a run begins and how its state is saved: the nodes of `checkpoint { … }`, and the rules for it."""
+"""Nodes and rules of saved state: start, checkpoints, averaged weights, and reactions to not finite steps."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
+from attrs import frozen
+
 from xtrain.dsl.diagnostics.suggest import did_you_mean
+from xtrain.dsl.schema.actions import Action, stopping
 from xtrain.dsl.schema.actions import Tick as TickSpec
 from xtrain.dsl.spec import Spec
-from xtrain.planner.canonical import portable
-from xtrain.planner.data.loss_rules import is_measured
-from xtrain.planner.findings import Findings
-from xtrain.planner.graph.builder import Builder
-from xtrain.planner.graph.nonfinite import on_nan
+from xtrain.plan.amounts import actions_on, counted, only_informs
+from xtrain.plan.arithmetic import Arithmetic
+from xtrain.plan.canonical import portable
+from xtrain.plan.estimates import Estimates
+from xtrain.plan.findings import Findings
+from xtrain.plan.graph import Builder
+from xtrain.plan.mesh import AXES
+from xtrain.plan.parameters import weight_bytes
+from xtrain.plan.plan import Plan
+from xtrain.plan.timeline import is_due, steps_due, times_due
+from xtrain.planner.data.training import is_measured
+from xtrain.planner.derive.layout import device_kind
 from xtrain.planner.graph.timeline import Schedule, recurring
-from xtrain.planner.mesh.cluster import device_kind
-from xtrain.planner.mesh.mesh import AXES
-from xtrain.planner.plan import Estimates
 from xtrain.planner.resolved import Resolved
-from xtrain.planner.schedule.arithmetic import Arithmetic
-from xtrain.planner.schedule.counts import is_due, steps_due, times_due
-from xtrain.planner.units import bytes_text, count_text, plural
+from xtrain.text.units import bytes_text, count_text, plural
+
+FORMS: Final = "write `on nan(10) skip`, `on nan(3) rollback` or `on nan stop`"
+
+
+@frozen
+class OnNan:
+    """limit: the `limit`-th bad step in a row brings about the action; those before it are left out."""
+
+    limit: int
+    action: Action
+
+    @property
+    def bears(self) -> bool:
+        """Whether the run goes on after a bad step."""
+        return self.limit > 1
+
+
+def on_nan(spec: Spec) -> OnNan:
+    """What a spec that has passed `check_nan` says, or the default: the first bad step ends the run."""
+    action = next(iter(_deciding(actions_on(spec.events, "nan"))), stopping())
+    assert action.nan_limit is not None
+    deciding = (event for event in spec.events if event.event == "nan" and not only_informs(event.actions))
+    count = next((event.count for event in deciding), None)
+    return OnNan(action.nan_limit if count is None else count, action)
+
+
+def _deciding(actions: Sequence[Action]) -> list[Action]:
+    return [action for action in actions if action.nan_limit is not None]
+
+
+def bad_step_text(policy: OnNan) -> str:
+    """What `step.check_finite` does, in a line."""
+    bad = "loss or gradient norm is not a number"
+    if policy.action.goes_back:
+        end = "goes back to a checkpoint"
+        return f"leave the step out if {bad}; the {_nth(policy.limit)} in a row {end}" if policy.bears else (
+            f"go back to a checkpoint if {bad}, before it reaches the weights"
+        )  # fmt: skip
+    if policy.bears:
+        return f"leave the step out if {bad}; the {_nth(policy.limit)} in a row ends the run"
+    return f"stop if {bad}, before it reaches the weights"
+
+
+def _nth(number: int) -> str:
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th") if number % 100 not in (11, 12, 13) else "th"
+    return f"{number}{ending}"
+
+
+# Rules ----------------------------------------------------------------------------------------------------------------
+
+
+def check_nan(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findings) -> None:
+    """One thing is done about bad steps, at their own event; who goes back needs something to go back to."""
+    for path, actions in _elsewhere(spec):
+        wrong = next((action for action in actions if action.only_nan), None)
+        if wrong is not None:
+            name = wrong.kind
+            message = f"{name} concerns non-finite steps, and is only allowed after `on nan`"
+            found.fail(f"schedule.{path}.nan", "X612", path, message, f"write `on nan(3) {name}`")
+    places = [f"on.{number}" for number, event in enumerate(spec.events) if event.event == "nan"]
+    if not places:
+        return
+    path, actions = places[-1], actions_on(spec.events, "nan")
+    if (wrong := _wrong(actions)) is not None:
+        found.fail("schedule.nan", "X612", path, *wrong)
+        return
+    policy = on_nan(spec)
+    if policy.action.skips and not policy.bears:
+        message = f"on nan(1) {policy.action.kind}: the first bad step would end the run, and no step would be skipped"
+        found.fail("schedule.nan", "X612", path, message, "write `on nan(2) skip` or more, or `on nan stop`")
+        return
+    if late := [count for count in schedule.bad_steps if count is not None and count > policy.limit]:
+        message = f"on nan({late[0]}) notify never happens: {bad_step_text(policy)}"
+        found.fail("schedule.nan", "X612", path, message, f"write `on nan({policy.limit}) notify(…)`, or fewer")
+        return
+    found.passed("schedule.nan", bad_step_text(policy))
+    if policy.action.goes_back:
+        _check_rollback(spec, schedule, batch, path, found)
+
+
+def _elsewhere(spec: Spec) -> list[tuple[str, tuple[Action, ...]]]:
+    """Actions of ticks and of other events, with where they stand."""
+    ticks = [(f"every.{number}", tick.actions) for number, tick in enumerate(spec.ticks)]
+    return ticks + [(f"on.{number}", each.actions) for number, each in enumerate(spec.events) if each.event != "nan"]
+
+
+def _wrong(actions: tuple[Action, ...]) -> tuple[str, str] | None:
+    """(message, hint) if not exactly one thing is done; who is told beside it is another matter."""
+    if actions and only_informs(actions):
+        return None
+    actions = tuple(action for action in actions if not action.informs)
+    if any(action.saves for action in actions):
+        message = "on nan has `checkpoint`: the weights may be damaged, and `latest` would name them"
+        return message, f"remove `checkpoint`; the last good checkpoint stays the latest. {FORMS.capitalize()}"
+    deciding = _deciding(actions)
+    if not deciding:
+        return "on nan lacks skip, rollback or stop", FORMS
+    if other := next((action.kind for action in actions if action not in deciding), None):
+        return f"on nan has `{other}`, which does nothing about a bad step", f"remove `{other}`"
+    if len(actions) > 1:
+        return "on nan has exactly one of skip, rollback and stop; bad steps are reported in any case", FORMS
+    return None
+
+
+def _check_rollback(spec: Spec, schedule: Schedule, batch: Arithmetic, path: str, found: Findings) -> None:
+    rule = "checkpoint.rollback"
+    if not spec.checkpoint.enabled:
+        message = "on nan rollback needs a checkpoint, and with checkpoint.enabled = false none is saved"
+        found.fail(rule, "X613", path, message, "set checkpoint.enabled = true, or write `on nan(10) skip`")
+    elif not saves_periodically(schedule, batch):
+        message = "on nan rollback needs a checkpoint, and none is saved during the run"
+        found.warn(
+            rule,
+            "W604",
+            path,
+            message,
+            "add a tick that comes before the end of the run, such as `every 500 steps checkpoint`",
+        )
+    elif spec.checkpoint.keep == 1:
+        message = "on nan rollback has only one checkpoint to go back to: if that is affected, there is no older one"
+        found.warn(rule, "W604", path, message, "set checkpoint.keep = 2 or more")
+    else:
+        found.passed(rule, "checkpoints are saved during the run, and more than one is kept")
+
+
+def saves_periodically(schedule: Schedule, batch: Arithmetic) -> bool:
+    """Whether a checkpoint is saved that the run does not end with."""
+    for tick in schedule.ticks:
+        every = counted(tick.every, batch)
+        late = every is not None and every.unit == "steps" and batch.steps is not None and every.value >= batch.steps
+        if any(a.saves for a in tick.actions) and not any(a.stops for a in tick.actions) and not late:
+            return True
+    return False
+
+
+def add_average(graph: Builder, run: Resolved, model: str) -> list[tuple[str, str]]:
+    """The node that makes the averages, and what is taken from it; nothing where the spec keeps none."""
+    ema = run.spec.ema
+    if ema is None:
+        return []
+    args: dict[str, Any] = {
+        "decay": ema.decay,
+        "every": ema.every,
+        "format": run.formats.averages,
+        "eval": ema.eval,
+        "publish": ema.publish,
+    }
+    size = bytes_text(weight_bytes(run.saved, run.formats.averages, run.formats.frozen, run.cuts.base))
+    wider = "" if run.formats.averages == run.formats.params else f", as {run.formats.params} would round updates away"
+    does = f"begin an average of the weights, cut over ranks as they are: {size} in {run.formats.averages}{wider}"
+    if ema.publish:
+        does += "; it is what is published"
+    return [(graph.add("setup", "setup.ema", does, args=args, after=((model, "model"),)), "averages")]
+
+
+def check_average(spec: Spec, batch: Arithmetic, found: Findings) -> None:
+    """An average should take in something before the run ends."""
+    if spec.ema is None or batch.steps is None:
+        return
+    every, steps = spec.ema.every, batch.steps
+    if every > steps:
+        message = (
+            f"every {every:,} steps is never reached: the run has {steps:,} steps, and the average is never updated"
+        )
+        found.warn("ema.every", "W605", "ema.every", message, f"use {steps} or fewer")
+    else:
+        found.passed("ema.every", f"the average has {plural(steps // every, 'update')}")
+
+
+def update_text(run: Resolved) -> str:
+    """What `step.ema` does."""
+    ema = run.spec.ema
+    assert ema is not None
+    often = "" if ema.every == 1 else f"after every {plural(ema.every, 'step')}, "
+    return f"{often}move the averaged weights towards the new ones; {ema.decay:g} of the average stays"
+
+
+def average_args(plan: Plan) -> dict[str, Any] | None:
+    """The arguments of the average of a plan; None where it keeps none."""
+    return next((node.args for node in plan.nodes if node.op == "setup.ema"), None)
+
 
 # What a run that saves nothing does without.
 OF_WRITING: Final = ("backend", "mode", "overlap", "keep", "best", "best_is", "model", "failures")

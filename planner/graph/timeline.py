@@ -1,25 +1,232 @@
-"""When things happen besides training: ticks with how often they fire, triggers to events, and their defaults."""
+"""Timeline of a plan: how often ticks fire, reactions to events, alerts, and the order of actions within a step.
 
+Within a step, records are written before a state is saved: a saved state can then be the best, and a run that dies
+right after a save has lost no record of the steps that the checkpoint holds.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
 from math import ceil
-from typing import Final
+from typing import Any, Final
 
 from attrs import asdict, evolve, frozen
 
 from xtrain.dsl.evaluation.values import quantity_text
-from xtrain.dsl.quantity import Quantity
-from xtrain.dsl.schema.actions import LIMITS, SIGNALS, Action, EventName, by_default, saving, stopping
+from xtrain.dsl.schema.actions import LIMITS, SIGNALS, Action, EventName, Tick, by_default, saving, stopping
 from xtrain.dsl.schema.actions import Tick as TickSpec
-from xtrain.dsl.schema.experiment import Launch
+from xtrain.dsl.schema.run import Launch
+from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
-from xtrain.planner.findings import Findings
-from xtrain.planner.graph.actions import ActionNodes
-from xtrain.planner.graph.alerts import ALERTS
-from xtrain.planner.plan import PlanPhase, PlanTick, Timeline, Trigger
-from xtrain.planner.schedule.arithmetic import Arithmetic
-from xtrain.planner.schedule.counts import next_due, times_due, with_counts
-from xtrain.planner.schedule.horizon import stretches
-from xtrain.planner.schedule.order import in_order
-from xtrain.planner.schedule.stops import actions_on, counted, limit_args, occurs, only_informs, uncounted
+from xtrain.dsl.values import Quantity
+from xtrain.plan.amounts import actions_on, counted, limit_args, misplaced, occurs, only_informs, uncounted
+from xtrain.plan.arithmetic import Arithmetic
+from xtrain.plan.canonical import DATA, text, whole_numbers
+from xtrain.plan.estimates import Estimates
+from xtrain.plan.findings import Findings
+from xtrain.plan.graph import ALERTS, ActionPlace, Builder
+from xtrain.plan.parameters import weight_bytes
+from xtrain.plan.plan import NodeKind, PlanPhase, PlanTick, Timeline, Trigger
+from xtrain.plan.timeline import next_due, stretches, times_due, with_counts
+from xtrain.planner.derive.layout import device_kind
+from xtrain.planner.resolved import Resolved
+from xtrain.text.units import bytes_text, seconds_text
+
+
+class ActionNodes:
+    """Adds a node at the first mention of an action, and gives its id again at each further one."""
+
+    def __init__(self, graph: Builder, run: Resolved, after: str) -> None:
+        self._graph = graph
+        self._run = run
+        self._after = after
+        self._known: dict[tuple[str, str], str] = {}  # name without a number and arguments → id
+        self._numbers = Counter[str]()
+        self._ids: set[str] = set()
+
+    def add(self, action: Action, event: str = "", *, stops: bool = False) -> str:
+        """The id of the node of an action that has one: `tick.eval.web`, or on an event `event.finish.eval.web`.
+
+        stops: the run stops behind it.
+        """
+        node = action.node(self._run, ActionPlace(event=event, stops=stops))
+        name = node.name or node.op
+        if event:
+            name = f"event.{event}.{name.partition('.')[2]}"
+        same = (name, text(whole_numbers(node.args), DATA))
+        if same not in self._known:
+            id = name
+            while id in self._ids:
+                self._numbers[name] += 1
+                id = f"{name}.{self._numbers[name] + 1}"
+            self._ids.add(id)
+            self._known[same] = id
+            kind: NodeKind = "event" if event else "tick"
+            self._graph.add(kind, node.op, node.does, id=id, args=node.args, after=(self._after, *node.after))
+        return self._known[same]
+
+    def add_own(self, name: str, event: str, does: str, args: dict[str, Any] | None = None) -> str:
+        """A node that no action of the language stands for."""
+        id = f"event.{event}.{name}"
+        return self._graph.add("event", f"event.{name}", does, id=id, args=args, after=(self._after,))
+
+    def add_model(self, event: str) -> str:
+        """The node that saves weights alone."""
+        run, ema = self._run, self._run.spec.ema
+        averaged = ema is not None and ema.publish
+        form = run.formats.averages if averaged else run.formats.params
+        size = weight_bytes(run.inventory, form, run.formats.frozen, run.cuts.base)
+        does = f"save the {'averaged ' if averaged else ''}weights alone, for publishing: {bytes_text(size)}"
+        return self._graph.add("event", "tick.model", does, id=f"event.{event}.model", after=(self._after,))
+
+
+# Steps whose median the loss and the time of a step are held against.
+WINDOW: Final = 100
+# A share of a file system asks for no more than room for so many checkpoints, or for so many bytes if that is more: 5 %
+# of a petabyte are no news.
+CHECKPOINTS: Final = 10
+AMPLE_BYTES: Final = 100 * 2**30
+# Seconds without progress after which ranks are named, unless they are given up before.
+STALLED: Final = 60.0
+
+
+def stalled_seconds(spec: Spec) -> float | None:
+    """After how long without progress ranks are named; None: never."""
+    chosen, stuck = spec.alerts.stalled, spec.fault_tolerance.stuck
+    if isinstance(chosen, Auto):
+        return STALLED if stuck is None else min(STALLED, float(stuck.value) / 2)
+    return None if chosen is None else float(chosen.value)
+
+
+def alert_reasons(spec: Spec) -> dict[str, tuple[Any, str]]:
+    """What was derived, and why, by path."""
+    if not isinstance(spec.alerts.stalled, Auto):
+        return {}
+    seconds = stalled_seconds(spec)
+    assert seconds is not None
+    why = "before `stuck` ends the run" if seconds == STALLED else "half of fault_tolerance.stuck"
+    return {"alerts.stalled": (Quantity(seconds, "seconds"), why)}
+
+
+def alert_args(spec: Spec, estimates: Estimates) -> dict[str, Any]:
+    """Thresholds: shares from 0 to 1, bytes, seconds, steps; None for what nothing is raised about."""
+    alerts = spec.alerts
+    disk = alerts.disk
+    by_share = disk is not None and disk.unit == "%"
+    room = CHECKPOINTS * estimates.checkpoint_bytes if spec.checkpoint.enabled else 0
+    return {
+        "window": WINDOW,
+        "loss_spike": alerts.loss_spike,
+        "slow": alerts.slow,
+        "starvation": None if alerts.starvation is None else alerts.starvation.fraction,
+        "memory": None if alerts.memory is None or device_kind(spec) == "cpu" else alerts.memory.fraction,
+        "disk_share": disk.fraction if disk is not None and by_share else None,
+        "disk_most_bytes": max(room, AMPLE_BYTES) if by_share else None,
+        "disk_bytes": int(disk.value) if disk is not None and disk.unit == "bytes" else None,
+        "checkpoint_bytes": estimates.checkpoint_bytes if disk is not None and spec.checkpoint.enabled else None,
+        "stalled_seconds": stalled_seconds(spec),
+    }
+
+
+def alert_text(spec: Spec, args: dict[str, Any]) -> str:
+    """What is raised an alert about, in a line."""
+    window = f"the median of {args['window']} steps"
+    found = ["a loss or norm that is no number"]
+    if args["loss_spike"] is not None:
+        found.append(f"a loss {args['loss_spike']:g} deviations above {window}")
+    if args["slow"] is not None:
+        found.append(f"5 steps that take {args['slow']:g} times {window}")
+    if args["starvation"] is not None:
+        found.append(f"{args['starvation']:.0%} of steps spent waiting for rows")
+    if args["memory"] is not None:
+        on_gpu = "" if device_kind(spec) == "cuda" else " on a GPU"
+        found.append(f"{args['memory']:.0%} of the planned memory{on_gpu}")
+    if args["disk_share"] is not None:
+        most = bytes_text(args["disk_most_bytes"])
+        found.append(f"less than {args['disk_share']:.0%} of the disk free, or {most} if that is less")
+    if args["disk_bytes"] is not None:
+        found.append(f"less than {bytes_text(args['disk_bytes'])} of the disk free")
+    if args["checkpoint_bytes"] is not None:
+        found.append(f"no room for a checkpoint of {bytes_text(args['checkpoint_bytes'])}")
+    if args["stalled_seconds"] is not None:
+        found.append(f"no progress for {seconds_text(args['stalled_seconds'])}")
+    return f"raise an alert about {', '.join(found)}"
+
+
+def acts_together(spec: Spec) -> bool:
+    """Whether ranks do anything together because of an alert, and so have to hear of it."""
+    actions = (action for event in spec.events if event.event in ALERTS for action in event.actions)
+    return not all(action.informs for action in actions)
+
+
+def check_alerts(spec: Spec, found: Findings) -> None:
+    """What is declared for an alert must be able to occur, and be something that ranks can still do together."""
+    declared = {name: actions_on(spec.events, name) for name in ALERTS}
+    informing = {name for name, actions in declared.items() if only_informs(actions)}
+    misplacements = {name: misplaced(name, actions) for name, actions in declared.items()}
+    for number, event in enumerate(spec.events):
+        name, path, rule = event.event, f"on.{number}", f"schedule.alert.{number}"
+        if name not in ALERTS:
+            continue
+        if getattr(spec.alerts, name) is None:
+            message = f"on {name} can never occur: alerts.{name} is none"
+            found.fail(rule, "X610", path, message, "remove that setting, or remove the trigger")
+        elif name == "memory" and device_kind(spec) == "cpu":
+            message = "on memory can never occur: on a CPU there is no planned memory to compare with"
+            found.fail(rule, "X610", path, message, "remove the trigger")
+        elif name == "stalled" and name not in informing:
+            message = "on stalled has other actions than notify, which need all ranks, and stalled ranks do not respond"
+            hint = 'write `on stalled notify("…")`; fault_tolerance.stuck ends such a run'
+            found.fail(rule, "X617", path, message, hint)
+        elif (wrong := misplacements[name]) is not None:
+            found.fail(rule, "X611", path, *wrong)
+        else:
+            found.passed(rule, f"{name} can occur, and all of its actions are possible")
+    chosen, stuck = spec.alerts.stalled, spec.fault_tolerance.stuck
+    if not isinstance(chosen, Quantity) or stuck is None:
+        return
+    if chosen.value < stuck.value:
+        found.passed("alerts.stalled", f"raised {seconds_text(stuck.value - chosen.value)} before the run is ended")
+        return
+    message = f"stalled {chosen} is never raised: after {seconds_text(stuck.value)} without progress the run is ended"
+    hint = "use less than fault_tolerance.stuck, or remove the setting"
+    found.warn("alerts.stalled", "W607", "alerts.stalled", message, hint)
+
+
+def in_order(ticks: Iterable[Tick]) -> list[Tick]:
+    """Evaluations first, so that the log has their losses, then logs, then checkpoints; else in the order of the spec.
+
+    Where several ticks save, the first save in a step is the one that counts: what they do before it is then a tick of
+    its own, with the same period.
+    """
+    found = [evolve(tick, actions=_records_first(tick.actions)) for tick in ticks]
+    if sum(map(_saves, found)) > 1:
+        found = [part for tick in found for part in (_parts(tick) if _saves(tick) else (tick,))]
+    return sorted(found, key=_turn)
+
+
+def _records_first(actions: tuple[Action, ...]) -> tuple[Action, ...]:
+    """The actions with those that leave records of the state moved from behind the first save to right before it."""
+    at = next((place for place, action in enumerate(actions) if action.saves), len(actions))
+    behind = actions[at:]
+    late = tuple(action for action in behind if action.records)
+    return (*actions[:at], *late, *(action for action in behind if not action.records))
+
+
+def _parts(tick: Tick) -> tuple[Tick, ...]:
+    """A tick that saves as two: what it does before, if anything, and the rest; the run stops behind the rest."""
+    at = next(place for place, action in enumerate(tick.actions) if action.saves)
+    before = tuple(action for action in tick.actions[:at] if not action.stops)
+    stops = tuple(action for action in tick.actions[:at] if action.stops)
+    rest = (*tick.actions[at:], *stops)
+    return (evolve(tick, actions=before), evolve(tick, actions=rest)) if before else (tick,)
+
+
+def _saves(tick: Tick) -> bool:
+    return any(action.saves for action in tick.actions)
+
+
+def _turn(tick: Tick) -> int:
+    return max(action.turn for action in tick.actions)
 
 
 @frozen(kw_only=True)

@@ -1,8 +1,9 @@
-"""`fault_tolerance.elastic`: the world sizes on which the run may continue, each with the same rows in every step.
+"""`fault_tolerance.elastic`: the world sizes on which a run may continue, each with the same rows in every step.
 
 The axis that is `auto`, fsdp, takes what a world leaves it; the other axes stay. Fewer data ranks take more
-microbatches for the same rows, and so learn the same. Rows of a step are those of the ranks `launch` declares, else of
-the largest world in the range that works as the spec is written: they do not depend on the world a plan is made for.
+microbatches for the same rows, and so learn the same. Rows of a step are those of the ranks that `launch` declares,
+else of the largest world in the range that works as the spec is written: they do not depend on the world that a plan
+is made for.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,18 +12,18 @@ from typing import Final
 
 from attrs import evolve, field, frozen
 
-from xtrain.dsl.interval import Interval
 from xtrain.dsl.schema.setting import AUTO, Auto
 from xtrain.dsl.spec import Spec
+from xtrain.dsl.values import Interval
+from xtrain.plan.arithmetic import Arithmetic
+from xtrain.plan.plan import PlanPhase, RefusedWorlds
+from xtrain.planner.derive.layout import Layout
+from xtrain.planner.derive.model import Shape
+from xtrain.planner.derive.pipeline import StageAssignment
 from xtrain.planner.graph.timeline import Schedule
-from xtrain.planner.mesh.layout import Layout
-from xtrain.planner.mesh.pipeline import StageAssignment
-from xtrain.planner.model.derive import Shape
-from xtrain.planner.plan import PlanPhase, RefusedWorlds
-from xtrain.planner.rules.live_teacher import FittedTeacher
+from xtrain.planner.rules.layout import FittedTeacher
 from xtrain.planner.rules.rule_inputs import Verdicts
-from xtrain.planner.schedule.arithmetic import Arithmetic
-from xtrain.planner.units import plural
+from xtrain.text.units import plural
 
 Validate = Callable[[Spec, int, Verdicts], "ValidatedSpec | None"]
 

@@ -1,7 +1,7 @@
-"""What each rule rests on: a rule has a verdict only if all settings are known that could change it.
+"""Inputs of rules: a rule has a verdict only if all settings are known that could change it.
 
-With one setting unknown, because its own mistake has been reported, an error that only follows from what stands in
-for it would send the user after a mistake nobody made.
+A setting with a mistake of its own is unknown. An error that only follows from its stand-in value would send the user
+after a mistake that nobody made.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from typing import Final
 from xtrain.dsl.schema.data import Dataset
 from xtrain.dsl.schema.setting import Auto, settings_of
 from xtrain.dsl.spec import Spec
-from xtrain.planner.findings import Findings
+from xtrain.plan.findings import Findings
 
 # What says how the records of a dataset are read; and the datasets that ticks and events name.
 _RECORDS: Final = tuple(f"dataset.{{}}.{name}" for name in settings_of(Dataset) if name != "bad_records")

@@ -1,45 +1,60 @@
-"""Every rule of the planner on a spec, without making a plan of it."""
+"""All rules on a spec, checked without making a plan, and again once its data is counted."""
 
 from functools import partial
 
 from attrs import evolve
 
-from xtrain.dsl.diagnostics.diagnostic import Diagnostics
-from xtrain.dsl.spec import Spec
-from xtrain.planner.data.data_rules import check_data
-from xtrain.planner.data.rollout_rules import check_replay
-from xtrain.planner.graph.alerts import check_alerts
-from xtrain.planner.graph.averaging import check_average
-from xtrain.planner.graph.nonfinite import check_nan
-from xtrain.planner.graph.saving import check_backend, check_saving
-from xtrain.planner.graph.spans import check_profiles
-from xtrain.planner.graph.timeline import NOTHING_SCHEDULED, check_ticks, fill_schedule
-from xtrain.planner.graph.trackers import check_trackers
-from xtrain.planner.mesh.layout import build_layout
-from xtrain.planner.mesh.pipeline import assign_stages, check_microbatches
-from xtrain.planner.model.derive import derive_architecture
-from xtrain.planner.model.scorer import read_scorer
-from xtrain.planner.model.teacher import check_teacher
-from xtrain.planner.rules.base_rules import check_base
-from xtrain.planner.rules.beginning import check_beginning, resumed_batch
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText
+from xtrain.dsl.load import load_spec
+from xtrain.dsl.spec import Origin, Spec
+from xtrain.plan.amounts import build_phases, check_events, check_stops
+from xtrain.plan.architecture import Architecture
+from xtrain.plan.arithmetic import Counts, derive_arithmetic
+from xtrain.plan.findings import Findings
+from xtrain.plan.graph import check_trackers
+from xtrain.plan.groups import written_optimizers
+from xtrain.plan.learning_rate import check_schedule
+from xtrain.plan.plan import Plan
+from xtrain.planner.data.rules import check_data
+from xtrain.planner.data.training import check_replay
+from xtrain.planner.derive.further_models import check_teacher, read_scorer
+from xtrain.planner.derive.layout import Layout, build_layout
+from xtrain.planner.derive.model import derive_architecture
+from xtrain.planner.derive.pipeline import assign_stages, check_microbatches
+from xtrain.planner.derive.serving import architecture_with_slots, as_training, check_server, with_slots
+from xtrain.planner.graph.saving import check_average, check_backend, check_nan, check_saving
+from xtrain.planner.graph.timeline import NOTHING_SCHEDULED, check_alerts, check_ticks, fill_schedule
 from xtrain.planner.rules.elastic import Elastic, ValidatedSpec, settle_worlds
-from xtrain.planner.rules.fp8_rules import check_fp8
-from xtrain.planner.rules.further_rules import check_further
-from xtrain.planner.rules.idle_rules import check_idle, check_idle_accumulation
-from xtrain.planner.rules.launcher_rules import check_launcher
-from xtrain.planner.rules.live_teacher import fit_teacher
-from xtrain.planner.rules.module_rules import check_modules
-from xtrain.planner.rules.optimizer_rules import check_loss, check_optimizer
-from xtrain.planner.rules.phase_rules import check_phases
+from xtrain.planner.rules.idle import check_idle, check_idle_accumulation
+from xtrain.planner.rules.layout import check_further, check_stack, check_topology, fit_teacher
+from xtrain.planner.rules.modules import check_base, check_fp8, check_modules
 from xtrain.planner.rules.rule_inputs import Verdicts
-from xtrain.planner.rules.stack_rules import check_stack
-from xtrain.planner.rules.topology import check_topology
-from xtrain.planner.schedule.arithmetic import Counts, derive_arithmetic
-from xtrain.planner.schedule.learning_rate import check_schedule
-from xtrain.planner.schedule.mixing import build_phases
-from xtrain.planner.schedule.stops import check_events, check_stops
-from xtrain.planner.serving.rules import check_server
-from xtrain.planner.serving.slots import architecture_with_slots, as_training, with_slots
+from xtrain.planner.rules.schedule import check_beginning, check_phases, check_profiles, resumed_batch
+
+
+def check_launcher(spec: Spec, found: Findings) -> None:
+    """Report settings of the launcher that do not go together; each launcher knows its own."""
+    if spec.launcher is None:
+        return
+    for name, what, hint in spec.launcher.mistakes(spec):
+        message = f"launcher.{name}: {what}"
+        found.fail(f"launcher.{name}", "X460", f"launcher.{name}", message, hint)
+
+
+def check_optimizer(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -> None:
+    """Report what an optimizer cannot be combined with."""
+    for group, chosen in written_optimizers(spec).items():
+        for each in chosen.conflicts(spec, arch, layout):
+            path = f"{group}optimizer.{each.setting}"
+            rule = f"{group}settings" if group else path
+            found.fail(rule, "X437", path, each.message, each.hint)
+
+
+def check_loss(spec: Spec, found: Findings) -> None:
+    """Report what settings of the loss cannot be combined."""
+    for each in spec.loss.conflicts():
+        path = f"loss.{each.setting}"
+        found.fail(path, "X439", path, each.message, each.hint)
 
 
 def check_spec(spec: Spec, world: int | None = None, unknown_settings: frozenset[str] = frozenset()) -> Diagnostics:
@@ -133,3 +148,44 @@ def _validate_server(spec: Spec, world: int | None, found: Verdicts) -> Validate
     shape = evolve(shape, architecture=architecture_with_slots(arch, spec.serve.adapters))
     elastic = Elastic(spec=with_slots(spec), world=world)
     return ValidatedSpec(shape, layout, staging, batch, (), NOTHING_SCHEDULED, elastic)
+
+
+class Unreadable(Exception):
+    """The spec that a plan carries cannot be loaded here; says why."""
+
+
+def check_counted(plan: Plan, counts: Counts) -> Diagnostics:
+    """What the rules say with the data counted and have not said of the plan yet, with the places in the user's spec.
+
+    Raises Unreadable.
+    """
+    name = f"{plan.spec} (as planned)"
+    loaded = load_spec(name, (), {name: plan.spec_text})
+    if loaded.spec is None:
+        raise Unreadable(loaded.diagnostics.errors[0].message)
+    found = Verdicts(_placed(loaded.spec, plan))
+    validate(found.spec, plan.mesh.world_size, found, counts)
+    said = {(check.code, check.evidence) for check in plan.checks}
+    new = Diagnostics()
+    new.extend(each for each in found.diagnostics if (each.code, f"{each.message}; {each.hint}") not in said)
+    return new
+
+
+def _placed(spec: Spec, plan: Plan) -> Spec:
+    """The spec that a plan carries, each value at the place that the plan says it came from."""
+    places = {}
+    for entry in plan.provenance:
+        path, _, column = entry.place.rpartition(":")
+        path, _, line = path.rpartition(":")
+        if line.isdecimal() and column.isdecimal():
+            places[entry.path] = (path, int(line), int(column))
+    origins = {}
+    for path in {path for path, *_ in places.values()}:
+        own = {name: place[1:] for name, place in places.items() if place[0] == path}
+        # Of the file, which may have changed, no more is known than the places: its lines are blank.
+        wide = max(column for _, column in own.values())
+        source = SourceText(path, f"{' ' * wide}\n" * max(line for line, _ in own.values()))
+        for name, (line, column) in own.items():
+            at = source.line_start(line) + column - 1
+            origins[name] = Origin("text", source.span(at, at))
+    return evolve(spec, origins=origins)

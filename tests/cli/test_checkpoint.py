@@ -7,11 +7,10 @@ import pytest
 from small_checkpoints import save, save_model
 
 from xtrain.cli.main import main
-from xtrain.runtime.checkpoint.backend import Backend
-from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.checkpoint.publish import Publisher
-from xtrain.runtime.checkpoint.sidecar import TENSORS
-from xtrain.runtime.files.locks import LAUNCHER_LOCK, hold
+from xtrain.runtime.base.locks import LAUNCHER_LOCK, hold
+from xtrain.runtime.store.checkpoints import TENSORS, CheckpointFolder
+from xtrain.runtime.store.publication import Publisher
+from xtrain.runtime.store.writing import Backend
 
 
 @pytest.fixture(params=["dcp", "file"])

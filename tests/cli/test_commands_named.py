@@ -7,12 +7,13 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from rooms import ROOMS
 
 from xtrain.cli.main import VERBS
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("specs/*.xtrain"))]
-CODE = [path for room in ("dsl", "planner", "runtime", "tui", "cli") for path in sorted((ROOT / room).rglob("*.py"))]
+CODE = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 # In backticks, or a line of a block of code.
 NAMED = re.compile(r"`(xtrain [^`\n]+)`|^(?:\$ |# +)?(xtrain [a-z]+ [^\n]*)$", re.MULTILINE)
 

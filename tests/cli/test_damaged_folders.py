@@ -16,7 +16,7 @@ from attrs import frozen
 from model_folders import QUERY, Folder, safetensors, shapes
 
 from xtrain.cli.main import main
-from xtrain.runtime.control.signals import stop_signals
+from xtrain.runtime.observe.stopping import stop_signals
 
 LLAMA = shapes()
 OTHERS = {name: shape for name, shape in LLAMA.items() if name != QUERY}

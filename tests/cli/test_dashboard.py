@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from attrs import frozen
 
-from xtrain.cli import dashboard
-from xtrain.cli.dashboard import Dashboard
+from xtrain.cli import following as dashboard
+from xtrain.cli.following import Dashboard
 
 
 @frozen

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from xtrain.cli.main import main
-from xtrain.runtime.data.tokenising import pool as tokenise_pool
-from xtrain.runtime.data.tokenising import tokenise
+from xtrain.runtime.feed.tokenizing import tokenize as tokenise
+from xtrain.runtime.feed.tokenizing import workers as tokenise_pool
 
 SPEC = """
 experiment built { budget = 4 steps, seed = 3 }
@@ -48,7 +48,7 @@ def test_all_that_a_run_reads_is_built_once(spec: str, capsys, monkeypatch: pyte
     assert others["rows"] == {"training": 0, "hold-out": 1} and words["rows"]["training"] == 12
     assert json.loads(Path(words["bad_records_file"]).read_text())["origin"].endswith("2.jsonl:1")
     assert words["covers"]["source"] == "jsonl" and Path(words["folder"]).name == words["key"]
-    monkeypatch.setattr("xtrain.runtime.data.loading.prepared.pack_rows", None)
+    monkeypatch.setattr("xtrain.runtime.feed.prepared.pack_rows", None)
     assert main(["data", "stats", spec]) == 0  # nobody packs them anew
     capsys.readouterr()
     assert main(["data", "build", spec, "--json", "--dataset", "words", "--jobs", "1"]) == 0

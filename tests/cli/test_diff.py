@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from xtrain.cli.main import main
-from xtrain.planner.compare.plan_origin import signed
-from xtrain.planner.graph.checkpoint_names import STATE
+from xtrain.plan.checkpoints import STATE
+from xtrain.plan.serialise import dumps, signed
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.serialise import dumps
 
 ROOT = Path(__file__).parents[2]
 SPEC = "quickstart.xtrain"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.load import plan_from_spec
+from xtrain.planner.review.resumable import resumable
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -7,8 +7,8 @@ from small_runs import drawn, make_run, plan_of, save
 
 from xtrain.cli.export import file_size
 from xtrain.cli.main import main
-from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.checkpoint.publish import Publisher
+from xtrain.runtime.store.checkpoints import CheckpointFolder
+from xtrain.runtime.store.publication import Publisher
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_a_run_that_saves_and_removes_meanwhile_leaves_what_is_exported(run: Pat
         save(plan, run, drawn(plan), step=30)
         assert Publisher(folder).retain(1) == []
 
-    monkeypatch.setattr("xtrain.runtime.export.checkpoint.check_sound", check_sound)
+    monkeypatch.setattr("xtrain.runtime.store.adapter_export.check_sound", check_sound)
     assert main(["export", str(run), "--to", str(tmp_path / "out"), *options]) == 0
     assert [path.name for path in Publisher(folder).retain(1)] == ["ckpt-s000000000020"]
 

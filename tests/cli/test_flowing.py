@@ -2,9 +2,9 @@
 
 import pytest
 
-from xtrain.cli.flowing import TextPart, flow, plain, width
-from xtrain.planner.report.text import Page
-from xtrain.planner.units import WIDTH
+from xtrain.text.flow import TextPart, flow, plain, width
+from xtrain.text.page import Page
+from xtrain.text.units import WIDTH
 
 
 def flowed(*parts: TextPart, columns: int, color: bool = False, first: str = "", rest: str = "") -> list[str]:

@@ -11,8 +11,8 @@ from small_runs import save as save_weights
 from xtrain.cli.generate import as_json, as_text
 from xtrain.cli.main import main
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
-from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.generation.continuation import Continuation, TextEnds
+from xtrain.runtime.nn.texts import Continuation, TextEnds
+from xtrain.runtime.store.checkpoints import CheckpointFolder
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from rooms import ROOMS
 from structure import PAGE, drawing, page_with
 
 from xtrain.cli.main import VERBS
@@ -87,7 +88,7 @@ def test_the_page_draws_the_folders_as_they_are():
 
 def test_no_two_classes_share_a_name():
     names = Counter[str]()
-    for room in ("api", "cli", "client", "components", "dsl", "lsp", "planner", "records", "runtime", "server", "tui"):
+    for room in ROOMS:
         for path in (ROOT / room).rglob("*.py"):
             names.update(re.findall(r"^ *class (\w+)[(:\[]", path.read_text(), re.MULTILINE))
     assert len(names) > 800 and [name for name, count in names.items() if count > 1] == []

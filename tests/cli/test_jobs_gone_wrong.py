@@ -15,12 +15,12 @@ from attrs import evolve
 from launching import commands, submitted, taken_to
 
 from xtrain.cli.main import main
-from xtrain.cli.sweep_lines import SweepLines
+from xtrain.cli.run_sweep import SweepLines
+from xtrain.plan.serialise import dumps, plan_id
 from xtrain.planner.load import plan_from_path
-from xtrain.planner.serialise import dumps, plan_id
-from xtrain.records.sweep_events import SweepEndEvent
-from xtrain.runtime.launch import outside_commands
-from xtrain.runtime.launch.jobs import job_folder, read_job
+from xtrain.records.sweep import SweepEndEvent
+from xtrain.runtime.jobs.submitted import job_folder, read_job
+from xtrain.runtime.observe import stopping as outside_commands
 
 
 @pytest.fixture

@@ -23,11 +23,11 @@ import pytest
 from launching import LAUNCHES, commands, submitted, taken_to
 
 from xtrain.cli.main import main
-from xtrain.planner.graph.launcher_args import launcher_args, launcher_of
+from xtrain.plan.graph import launcher_args, launcher_of
 from xtrain.planner.load import plan_from_path
-from xtrain.planner.rules import stack_rules
-from xtrain.runtime.files.locks import LAUNCHER_LOCK, hold
-from xtrain.runtime.launch.jobs import job_folder, read_job
+from xtrain.planner.rules import layout as stack_rules
+from xtrain.runtime.base.locks import LAUNCHER_LOCK, hold
+from xtrain.runtime.jobs.submitted import job_folder, read_job
 
 SPECS = sorted(path.name for path in LAUNCHES.glob("*.xtrain"))
 JOBSET = Path(__file__).parents[1] / "support" / "jobset_schema.json"
@@ -382,7 +382,7 @@ def test_a_launcher_is_the_same_in_its_plan(spec, monkeypatch, tmp_path):
 
 
 def shown(plan) -> str:
-    from xtrain.planner.report.render import render
+    from xtrain.planner.review.page import render
 
     return render(plan)
 

@@ -3,9 +3,9 @@
 import pytest
 from attrs import evolve
 
-from xtrain.cli.own_code import say_own_code
+from xtrain.cli.verb import say_own_code
+from xtrain.plan.serialise import PlanError, from_json, plan_id, to_json
 from xtrain.planner.load import plan_from_text
-from xtrain.planner.serialise import PlanError, from_json, plan_id, to_json
 
 SPEC = """experiment small { budget = 4 steps }
 model llama { dim = 32, layers = 1, heads = 2, kv_heads = 1, ffn = 48 }

@@ -4,10 +4,8 @@ mark that its types are for others too."""
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-ROOMS = ("api", "cli", "client", "components", "dsl", "lsp", "planner", "records", "runtime", "server", "tui")
+from rooms import ROOMS, ROOT
 
 
 def test_the_wheel_holds_every_module_and_all_data(tmp_path):

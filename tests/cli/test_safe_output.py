@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from xtrain.cli.main import main
-from xtrain.cli.safe_output import SafeOutput, drawn_on, harmless, safe_output
+from xtrain.text.printing import SafeOutput, drawn_on, harmless, safe_output
 
 
 @pytest.mark.parametrize(

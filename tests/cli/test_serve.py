@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from xtrain.cli.main import main
-from xtrain.cli.refused import Refused
 from xtrain.cli.serve import _made_key, _repair
+from xtrain.cli.verb import Refused
 from xtrain.server.store import Store
 
 SPEC = Path(__file__).parents[2] / "specs" / "serve_cpu.xtrain"

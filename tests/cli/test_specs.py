@@ -13,7 +13,7 @@ import pytest
 from commands import xtrain
 
 from xtrain.cli.run import _print_notes
-from xtrain.runtime.checkpoint.sources import FINISHED
+from xtrain.runtime.store.beginning import FINISHED
 
 ROOT = Path(__file__).parents[2]
 SPECS = sorted((ROOT / "specs").glob("*.xtrain"))

@@ -20,9 +20,8 @@ from model_folders import Folder
 from small_runs import drawn, make_run, plan_of, save
 
 from xtrain.cli.main import main
-from xtrain.planner.serialise import plan_id, to_json
-from xtrain.runtime.checkpoint.checksums import file_checksums
-from xtrain.runtime.checkpoint.sidecar import read_sidecar, write_sidecar
+from xtrain.plan.serialise import plan_id, to_json
+from xtrain.runtime.store.checkpoints import file_checksums, read_sidecar, write_sidecar
 
 SPEC = (Path(__file__).parents[2] / "specs" / "quickstart.xtrain").read_text(encoding="utf-8")
 SECONDS, MORE_BYTES = 10, 2**30
@@ -180,7 +179,7 @@ def plan(change: Callable[[dict[str, Any]], Any], *, sealed: bool = False) -> Ch
     def do_sealed(folder: Path) -> None:
         from attrs import evolve
 
-        from xtrain.planner.load import load_plan
+        from xtrain.plan.serialise import load_plan
 
         found = load_plan(folder / "run" / "plan.json")
         content: dict[str, Any] = {}

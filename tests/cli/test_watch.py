@@ -10,12 +10,12 @@ from made_runs import made_run
 
 from xtrain.cli.control import COMMANDS
 from xtrain.cli.main import main
-from xtrain.records.control_words import ControlWord
+from xtrain.records.names import ControlWord
 from xtrain.tui.board import opening, terminal
+from xtrain.tui.board.actions import Answer, answers, command_line
 from xtrain.tui.board.app import BoardApp
-from xtrain.tui.board.asking import Answer, answers, command_line
-from xtrain.tui.board.keys import _ACTIONS, sign
-from xtrain.tui.board.screens import SCREENS, pane_classes
+from xtrain.tui.board.help import _ACTIONS, sign
+from xtrain.tui.board.terminal import SCREENS, pane_classes
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,7 +107,7 @@ def test_a_run_without_a_terminal_opens_no_dashboard(capsys, monkeypatch):
     # The first of ranks that another launcher has started; the others say nothing. With one there is none to send away.
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("xtrain.runtime.outcome.exit_process", lambda code: None)
+    monkeypatch.setattr("xtrain.runtime.base.errors.exit_process", lambda code: None)
     assert main(["run", "specs/two_ranks_cpu.xtrain", "--ui", "tui"]) == 2
     assert "one rank of several" in capsys.readouterr().err
 

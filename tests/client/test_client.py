@@ -28,7 +28,7 @@ from xtrain.client import (
     TrainingRow,
 )
 from xtrain.client.http import HttpClient
-from xtrain.server.limits import ServerLimits
+from xtrain.server.access import ServerLimits
 
 
 @pytest.fixture

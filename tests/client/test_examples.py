@@ -10,7 +10,7 @@ from listening import KEY, listening
 from served import served, server_plan
 
 from xtrain.client import Server
-from xtrain.server.engine import Engine
+from xtrain.server.engine_interface import Engine
 
 pytestmark = pytest.mark.distributed
 

@@ -18,7 +18,7 @@ def make(parameters: list[Tensor], experts: tuple[int, ...] = (), **options) -> 
 @pytest.mark.parametrize("at_once", [4, 2**24])
 def test_it_is_that_of_torch(monkeypatch, at_once: int):
     """A wide matrix, a tall one and a vector, ten steps in fp64, with large gradients among them."""
-    monkeypatch.setattr("xtrain.planner.update_work.AT_ONCE", at_once)
+    monkeypatch.setattr("xtrain.plan.groups.ELEMENTS_AT_ONCE", at_once)
     generator = torch.Generator().manual_seed(1)
     ours = [nn.Parameter(torch.randn(*s, generator=generator, dtype=torch.float64)) for s in ((4, 7), (9, 3), (5,))]
     theirs = [nn.Parameter(each.detach().clone()) for each in ours]

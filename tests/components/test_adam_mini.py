@@ -87,7 +87,7 @@ def summary(parameter: Tensor) -> tuple[float, float]:
 @pytest.mark.parametrize("at_once", [16, 2**24])
 def test_it_is_that_of_its_authors(monkeypatch, at_once: int):
     """Ten steps in fp64: heads, rows, whole vectors and biases."""
-    monkeypatch.setattr("xtrain.planner.update_work.AT_ONCE", at_once)
+    monkeypatch.setattr("xtrain.plan.groups.ELEMENTS_AT_ONCE", at_once)
     ours = weights()
     optimizer = make(ours)
     train(optimizer, ours)

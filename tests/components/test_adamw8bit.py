@@ -66,7 +66,7 @@ WEIGHTS = (
 
 def test_steps_are_those_of_torchao_to_the_last_bit(monkeypatch):
     """Its function of one parameter, not compiled: compilers round some sums once where it rounds them twice."""
-    monkeypatch.setattr("xtrain.planner.update_work.AT_ONCE", 1024)
+    monkeypatch.setattr("xtrain.plan.groups.ELEMENTS_AT_ONCE", 1024)
     ours = nn.Parameter(gradient(11))
     optimizer, start = make(ours, 256, ["w"]), ours.detach().clone()
     for step in range(10):

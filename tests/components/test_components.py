@@ -13,30 +13,26 @@ from types import SimpleNamespace
 import attrs
 import pytest
 from other_packages import OTHER_STACKS
+from rooms import ROOMS
 
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.metric import Metric
 from xtrain.dsl.schema import component
 from xtrain.dsl.schema.actions import ACTIONS, Action, action_of
-from xtrain.dsl.schema.bases import BASES
 from xtrain.dsl.schema.cluster import CLUSTERS
-from xtrain.dsl.schema.collators import LINKS
 from xtrain.dsl.schema.component import Component, Offer, Registry, named, variants
-from xtrain.dsl.schema.fp8 import RECIPES
-from xtrain.dsl.schema.log import TRACKERS, Tracker
+from xtrain.dsl.schema.data_components import LINKS, PACKINGS, SOURCES, TOKENIZERS
 from xtrain.dsl.schema.losses import LOSSES
 from xtrain.dsl.schema.model import FAMILIES
-from xtrain.dsl.schema.optimizers import OPTIMIZERS, Optimizer, learning_rate
-from xtrain.dsl.schema.packings import PACKINGS
-from xtrain.dsl.schema.schedules import SCHEDULERS
+from xtrain.dsl.schema.optimizers import OPTIMIZERS, SCHEDULERS, Optimizer, learning_rate
+from xtrain.dsl.schema.parallel import STACKS, stack_of_node
+from xtrain.dsl.schema.precision import BASES, RECIPES
+from xtrain.dsl.schema.run import TRACKERS, Tracker
 from xtrain.dsl.schema.setting import settings_of
-from xtrain.dsl.schema.sources import SOURCES
-from xtrain.dsl.schema.stacks import STACKS, stack_of_node
 from xtrain.dsl.schema.sweep import METHODS, Sweep
-from xtrain.dsl.schema.tokenizers import TOKENIZERS
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.ops import code_of
-from xtrain.runtime.sweep.suggesting import check_method
+from xtrain.dsl.values import Metric
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.ops import code_of
+from xtrain.runtime.jobs.sweep import check_method
 
 ROOT = Path(__file__).parents[2]
 REGISTRIES: tuple[Registry, ...] = (
@@ -44,9 +40,9 @@ REGISTRIES: tuple[Registry, ...] = (
     BASES, RECIPES,
 )  # fmt: skip
 # Texts for people, with examples; and what drivers call devices.
-TEXTS = ("vocabulary.py", "blocks.py", "synonyms.py", "devices.py")
+TEXTS = ("vocabulary.py", "blocks.py", "synonyms.py", "device.py")
 # What reads the checkpoints that DeepSpeed's own engine writes, whatever stack a run has.
-OF_ENGINES = ("zero_files.py", "convert.py", "checkpoint.py")
+OF_ENGINES = ("deepspeed_import.py", "checkpoint.py")
 # Words of other things too: forms of a curve, of records, units, axes of a mesh, devices, the block of axes.
 COMMON = (
     "constant", "cosine", "linear", "text", "tokens", "shard", "cpu", "other", "none", "bytes", "folder", "parallel",
@@ -56,55 +52,55 @@ ALL = [pytest.param(registry, name, id=f"{registry.word} {name}") for registry i
 # Files of dsl, planner and runtime in which the name of an action is that of another thing. In the dashboard and the
 # command line they are words of `xtrain control`, verbs and kinds of events, which are named as what they are of.
 BLOCKS = ("planner/graph/provenance.py",)  # `checkpoint { … }`, `log { … }`
-COMMANDS = ("planner/graph/graph.py", "runtime/control/inbox.py", "runtime/control/commands.py",
-            "runtime/launch/failure_cause.py")  # of `xtrain control`  # fmt: skip
+COMMANDS = ("planner/graph/graph.py", "runtime/loop/commands.py", "runtime/loop/commands.py",
+            "runtime/jobs/launch.py")  # of `xtrain control`  # fmt: skip
 OTHER_THINGS = {
-    "fp8": ("planner/mesh/hardware_specs.py", "dsl/schema/precision.py"),  # a format of products
-    "int8": ("runtime/data/sources/token_files.py",),  # a type of arrays
+    "fp8": ("plan/hardware.py", "dsl/schema/precision.py"),  # a format of products
+    "int8": ("runtime/feed/sources/token_files.py",),  # a type of arrays
     "ddp": ("dsl/starter.py",),  # a starter
-    "cross_entropy": ("runtime/tracing/repeats.py",),  # a field of a step
-    "adamw": ("planner/serving/slots.py",),  # the update that clients of a server ask for
+    "cross_entropy": ("runtime/inspect/repeats.py",),  # a field of a step
+    "adamw": ("planner/derive/serving.py",),  # the update that clients of a server ask for
     "export": (  # a request to a server
-        "planner/serving/graph.py",
-        "planner/compare/resumable_rules.py",
-        "runtime/serving/engine.py",
+        "planner/graph/server.py",
+        "planner/review/resuming_rules.py",
+        "server/engine/started.py",
     ),
-    "log": (*BLOCKS, "dsl/checking/dimensions.py"),
+    "log": (*BLOCKS, "dsl/checking/convert.py"),
     "checkpoint": (
         *BLOCKS,
-        "planner/report/render_training.py",  # of estimates: the bytes of one
-        "planner/compare/diff.py",
+        "planner/review/training.py",  # of estimates: the bytes of one
+        "planner/review/diff.py",
         "planner/identity.py",  # what a run begins with
-        "runtime/run_directory/other_runs.py",
-        "runtime/checkpoint/sources.py",
+        "runtime/store/earlier_runs.py",
+        "runtime/store/beginning.py",
     ),
     "eval": (
         *COMMANDS,
-        "dsl/user_parts/types.py",  # the mode of `ast.parse`
-        "planner/graph/averaging.py",  # `ema { eval = … }`
-        "planner/compare/resumable_rules.py",
-        "runtime/training/ema.py",
-        "runtime/checkpoint/chosen_weights.py",
+        "dsl/user_parts/files.py",  # the mode of `ast.parse`
+        "planner/graph/saving.py",  # `ema { eval = … }`
+        "planner/review/resuming_rules.py",
+        "runtime/nn/averages.py",
+        "runtime/store/base_weights.py",
     ),
-    "notify": ("runtime/monitoring/notify.py",),  # the name of a thread
+    "notify": ("runtime/loop/alerts.py",),  # the name of a thread
     "profile": (
         *COMMANDS,
         "dsl/checking/name_errors.py",  # a block of other trainers
-        "runtime/profiling/places.py",  # a folder of the run
-        "runtime/profiling/profile.py",  # what is under way, one of each at a time
+        "runtime/loop/memory_report.py",  # a folder of the run
+        "runtime/inspect/profile.py",  # what is under way, one of each at a time
     ),
-    "memory_snapshot": ("runtime/profiling/snapshot.py",),
+    "memory_snapshot": ("runtime/inspect/memory_snapshot.py",),
     "skip": (  # `oversized`
         "dsl/schema/data.py",
-        "planner/graph/data_nodes.py",
-        "runtime/data/packing/pack.py",
-        "runtime/data/packing/rows.py",
+        "planner/graph/data.py",
+        "runtime/feed/packing/rows.py",
+        "runtime/feed/packing/rows.py",
     ),
     "stop": (
         *COMMANDS,
-        "planner/report/render_training.py",  # the field of a tick and a trigger
-        "planner/compare/diff_values.py",
-        "runtime/serving/ranks.py",  # a message between ranks of a server
+        "planner/review/training.py",  # the field of a tick and a trigger
+        "plan/views.py",
+        "server/engine/ranks.py",  # a message between ranks of a server
     ),
 }  # fmt: skip
 
@@ -125,8 +121,12 @@ def test_each_is_one_file_with_the_name_of_the_component():
 @cache
 def sources() -> dict[str, str]:
     """Path → text of every file of the rooms that use components."""
-    rooms = ("dsl", "planner", "runtime", "tui", "cli", "records")
-    return {str(path.relative_to(ROOT)): path.read_text() for room in rooms for path in (ROOT / room).rglob("*.py")}
+    return {
+        str(path.relative_to(ROOT)): path.read_text()
+        for room in ROOMS
+        if room != "components"
+        for path in (ROOT / room).rglob("*.py")
+    }
 
 
 @cache
@@ -265,10 +265,10 @@ def test_a_package_that_is_loaded_within_an_import_is_loaded_again(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "first", ["dsl.load", "dsl.spec", "planner.resolved", "planner.costs.fsdp_traffic", "components.collators.pack"]
+    "first", ["dsl.load", "dsl.spec", "planner.resolved", "planner.costs.traffic", "components.collators.pack"]
 )
 def test_an_installed_package_with_stacks_is_loaded_whatever_is_imported_first(first):
-    code = f"import xtrain.{first}\nfrom xtrain.dsl.schema.stacks import STACKS\n"
+    code = f"import xtrain.{first}\nfrom xtrain.dsl.schema.parallel import STACKS\n"
     code += "from xtrain.dsl.schema.component import Registry\nprint(sorted(STACKS), Registry.faults)"
     environment = {**os.environ, "PYTHONPATH": str(OTHER_STACKS)}
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, env=environment)

@@ -10,10 +10,9 @@ from attrs import evolve
 
 from xtrain.components.losses.distill import Distill
 from xtrain.dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
-from xtrain.runtime.generation.teaching import largest
-from xtrain.runtime.models.distillation import Distillation, distillation_losses, divergence
-from xtrain.runtime.models.loss import IGNORE, Head
-from xtrain.runtime.models.whole_distillation import Taught, live_losses
+from xtrain.runtime.nn.distillation import Distillation, Taught, distillation_losses, divergence, live_losses
+from xtrain.runtime.nn.loss import IGNORE, Head
+from xtrain.runtime.sampling.teaching import largest
 
 T, V, D = 11, 19, 7
 VECTORS = json.loads((Path(__file__).parents[1] / "support" / "loss_vectors.json").read_text())["gkd"]

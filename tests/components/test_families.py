@@ -16,27 +16,27 @@ import torch.nn.functional as F
 from agreement import hold_against_the_trace
 from torch.utils.flop_counter import FlopCounterMode
 
+from xtrain.blocks.op_trace import OpTrace
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.model import FAMILIES, expert_families
 from xtrain.dsl.schema.setting import settings_of
-from xtrain.planner.architecture import Architecture, parameters
+from xtrain.plan.architecture import Architecture, parameters
+from xtrain.plan.checkpoints import checkpoint_contents, weight_mismatches
+from xtrain.plan.mesh import DIMENSION, tensor_rules
+from xtrain.plan.parameters import block_matmul_parameters
+from xtrain.plan.plan import Plan
+from xtrain.plan.serialise import dumps, from_json
 from xtrain.planner.compile import compile_plan
 from xtrain.planner.costs import memory
 from xtrain.planner.costs.block_trace import block_trace
-from xtrain.planner.costs.op_trace import OpTrace
-from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, weight_mismatches
-from xtrain.planner.mesh.sharding import DIMENSION, tensor_rules
-from xtrain.planner.model.inventory import block_matmul_parameters
-from xtrain.planner.plan import Plan
-from xtrain.planner.serialise import dumps, from_json
-from xtrain.runtime.models.attention import KERNELS
-from xtrain.runtime.models.block import DecoderBlock
-from xtrain.runtime.models.document_layout import DocumentLayout
-from xtrain.runtime.models.layers import RMSNorm, Rotation
-from xtrain.runtime.models.loss import Head
-from xtrain.runtime.models.transformer import StageSpan, Transformer
-from xtrain.runtime.models.weights import initial_values, initials
-from xtrain.runtime.parallel.axes import Axes
+from xtrain.runtime.nn.attention import KERNELS
+from xtrain.runtime.nn.axes import Axes
+from xtrain.runtime.nn.batch import DocumentLayout
+from xtrain.runtime.nn.block import DecoderBlock
+from xtrain.runtime.nn.layers import RMSNorm, Rotation
+from xtrain.runtime.nn.loss import Head
+from xtrain.runtime.nn.transformer import StageSpan, Transformer
+from xtrain.runtime.nn.weights import initial_values, initials
 
 # A setting with which layers differ → settings of a model of two kinds of layers.
 MIXED = {

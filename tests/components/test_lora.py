@@ -10,10 +10,9 @@ from small_runs import plan_of
 from torch import Tensor
 
 from xtrain.components.adapters.lora_torch import LoraLinear, first_values
-from xtrain.planner.architecture import ParameterSpec
-from xtrain.runtime.models.dropout import Dropout, token_keys
-from xtrain.runtime.models.moe import MoE
-from xtrain.runtime.models.splitmix import splitmix64
+from xtrain.plan.architecture import ParameterSpec
+from xtrain.runtime.nn.layers import Dropout, splitmix64, token_keys
+from xtrain.runtime.nn.moe import MoE
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from xtrain.components.adapters.lora_torch import LoraLinear
 from xtrain.components.optimizers.adamw_torch import LocalAdamW
-from xtrain.runtime.models.dropout import Dropout, token_keys
+from xtrain.runtime.nn.layers import Dropout, token_keys
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LATENT = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]

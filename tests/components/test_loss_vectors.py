@@ -15,11 +15,11 @@ from xtrain.components.losses import cispo_torch, cpo_torch, dpo_torch, gspo_tor
 from xtrain.components.losses.importance_sampling_torch import weighted
 from xtrain.components.losses.policy_torch import clipped, of_tokens
 from xtrain.dsl.schema.losses import ADVANTAGES, OLD, REF
-from xtrain.runtime.data.collate.units import Units
-from xtrain.runtime.models.loss import IGNORE, Head, token_losses
-from xtrain.runtime.models.unit_losses import UnitTerm, unit_losses
-from xtrain.runtime.parallel.axes import Axes
-from xtrain.runtime.reference.mismatched import ReferencePoint
+from xtrain.runtime.feed.microbatch import Units
+from xtrain.runtime.nn.axes import Axes
+from xtrain.runtime.nn.loss import IGNORE, Head, token_losses
+from xtrain.runtime.nn.unit_losses import UnitTerm, unit_losses
+from xtrain.runtime.sampling.reference_weights import ReferencePoint
 
 VECTORS = json.loads((Path(__file__).parents[1] / "support" / "loss_vectors.json").read_text())
 V = 5

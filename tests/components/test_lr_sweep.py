@@ -14,14 +14,14 @@ from xtrain.cli.main import main
 from xtrain.components.actions.lr_sweep import RunningAverage, result, suggestions, swept
 from xtrain.components.actions.lr_sweep_torch import sweep
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.schema.schedules import SCHEDULERS
+from xtrain.dsl.schema.optimizers import SCHEDULERS
 from xtrain.dsl.spec_text import resolved_text
 from xtrain.planner.compile import compile_plan
-from xtrain.records.paths import LR_SWEEP_FILE
-from xtrain.runtime.state import Progress
-from xtrain.runtime.step_state import Step
+from xtrain.records.names import LR_SWEEP_FILE
+from xtrain.runtime.base.state import Progress
+from xtrain.runtime.nn.batch import Step
 from xtrain.tui.curves.canvas import ASCII
-from xtrain.tui.pages.lr_sweep_page import lr_sweep_page
+from xtrain.tui.pages.sweeps import lr_sweep_page
 
 SPEC = """
 experiment tiny { seed = 1, budget = 2 epochs }

@@ -10,12 +10,11 @@ from attrs import evolve
 from xtrain.components.collators.pack_torch import pack
 from xtrain.components.losses.bradley_terry_torch import ranked
 from xtrain.components.losses.regression_torch import squared
-from xtrain.runtime.data.collate.microbatch_rows import join_rows, split_rows
-from xtrain.runtime.data.collate.samples import Sample, Samples
-from xtrain.runtime.data.collate.units import Units
-from xtrain.runtime.data.collate.zigzag import local_part
-from xtrain.runtime.models.reward_losses import reward_losses, rewards, row_losses
-from xtrain.runtime.parallel.axes import Axes
+from xtrain.runtime.feed.collate import local_part
+from xtrain.runtime.feed.microbatch import Sample, Samples, Units
+from xtrain.runtime.feed.user_collators import join_rows, split_rows
+from xtrain.runtime.nn.axes import Axes
+from xtrain.runtime.nn.unit_losses import reward_losses, rewards, row_losses
 
 VECTORS = json.loads((Path(__file__).parents[1] / "support" / "loss_vectors.json").read_text())["reward"]
 TERMS = {"plain": ranked(), "margin": ranked(margin=True), "centred": ranked(margin=True, centre=0.01)}

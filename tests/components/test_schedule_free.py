@@ -45,7 +45,7 @@ def test_three_steps_are_those_of_the_package():
 
 def test_with_a_warm_up_it_is_the_formula(monkeypatch):
     """Shares in proportion to the square of the largest rate so far, whose sum is in fp32: they are right to 6e-8."""
-    monkeypatch.setattr("xtrain.planner.update_work.AT_ONCE", 4)
+    monkeypatch.setattr("xtrain.plan.groups.ELEMENTS_AT_ONCE", 4)
     generator = torch.Generator().manual_seed(1)
     weight = nn.Parameter(torch.randn(5, 3, generator=generator, dtype=torch.float64))
     optimizer = ScheduleFreeOptimizer([{"params": [weight], "weight_decay": 0.1}], 0.01, (0.9, 0.95), 1e-8)

@@ -3,7 +3,7 @@
 
 import pytest
 
-from xtrain.dsl.schema.schedules import SCHEDULERS
+from xtrain.dsl.schema.optimizers import SCHEDULERS
 
 
 @pytest.mark.parametrize("warmup", [0, 7])
@@ -37,7 +37,7 @@ def test_a_power_of_one_is_the_straight_line():
 
 
 def test_what_a_plan_says_of_them(tmp_path):
-    from xtrain.planner.report.render_training import breakpoints
+    from xtrain.planner.review.training import breakpoints
 
     length = {"steps": 10}
     args = {"kind": "inverse_sqrt", "lr": 1.0, "steps": 90, "warmup": length, "timescale": None}

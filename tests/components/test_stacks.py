@@ -13,14 +13,14 @@ from attrs import evolve
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.reference.json_schema import json_schema
 from xtrain.dsl.reference.reference import pages
-from xtrain.dsl.schema.stacks import STACKS
-from xtrain.planner.compare.resumable import resumable
+from xtrain.dsl.schema.parallel import STACKS
+from xtrain.plan.mesh import local_shapes
+from xtrain.plan.plan import Plan
+from xtrain.plan.serialise import dumps, from_json
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.mesh.placement import local_shapes
-from xtrain.planner.plan import Plan
-from xtrain.planner.report.capabilities import capabilities
+from xtrain.planner.review.capabilities import capabilities
+from xtrain.planner.review.resumable import resumable
 from xtrain.planner.rules.validate import check_spec
-from xtrain.planner.serialise import dumps, from_json
 
 SPEC = """
 experiment tiny {{ seed = 1, budget = 100 steps }}

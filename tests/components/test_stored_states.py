@@ -7,9 +7,8 @@ from torch import Tensor, nn
 from xtrain.components.optimizers.adamw_torch import LocalAdamW
 from xtrain.components.optimizers.lion_torch import LionOptimizer
 from xtrain.components.optimizers.sgd_torch import LocalSGD
-from xtrain.runtime.state import Progress
-from xtrain.runtime.training.local_optimizer import LocalOptimizer, Storage
-from xtrain.runtime.training.stochastic_rounding import StochasticRounding, random_bits, rounded
+from xtrain.runtime.base.state import Progress
+from xtrain.runtime.nn.optimizer import LocalOptimizer, StochasticRounding, Storage, random_bits, rounded
 
 MAKES = {
     "adamw": lambda groups, storage: LocalAdamW(groups, 0.1, (0.9, 0.95), 1e-8, storage),
@@ -25,7 +24,7 @@ def gradients(steps: int, *shape: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", MAKES)
 def test_moments_in_bf16_are_rounded_after_an_update_in_fp32(name: str, monkeypatch):
-    monkeypatch.setattr("xtrain.planner.update_work.AT_ONCE", 8)  # two rows at a time, and one that is left
+    monkeypatch.setattr("xtrain.plan.groups.ELEMENTS_AT_ONCE", 8)  # two rows at a time, and one that is left
     start = gradients(1, 5, 4)[0]
     ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
     stored = MAKES[name]([{"params": [ours], "weight_decay": 0.1}], Storage("bf16"))
@@ -68,7 +67,7 @@ def test_small_updates_count_where_weights_are_rounded_at_random(name: str, monk
     are lost. What is drawn does not depend on how many rows are updated at once."""
     moved = {}
     for rows in (3, 2**24):
-        monkeypatch.setattr("xtrain.planner.update_work.AT_ONCE", rows)
+        monkeypatch.setattr("xtrain.plan.groups.ELEMENTS_AT_ONCE", rows)
         weight, progress = nn.Parameter(torch.ones(8, 64, dtype=torch.bfloat16)), Progress()
         storage = Storage("", StochasticRounding([("w", weight)], 1, progress))
         lost = nn.Parameter(torch.ones(8, 64, dtype=torch.bfloat16))

@@ -11,13 +11,13 @@ from projects import Project, curve, events, records
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from xtrain.components.trackers.tensorboard_run import TensorBoardWriter
-from xtrain.planner import installed_packages
+from xtrain.plan import hardware as installed_packages
 from xtrain.planner.load import plan_from_spec
 from xtrain.records.metrics import StepMetrics
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.executor import Executor
-from xtrain.runtime.launch.preflight import check_machine
-from xtrain.runtime.reporting.sink import RecordSink
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.loop.executor import Executor
+from xtrain.runtime.loop.preflight import check_machine
+from xtrain.runtime.observe.records import RecordSink
 
 
 def read(folder: Path) -> EventAccumulator:
@@ -113,7 +113,7 @@ def test_a_missing_package_is_reported_before_anything_is_begun(tmp_path, monkey
     block = {"tensorboard": "tensorboard = true", "wandb": 'wandb { project = "p" }'}[package]
     plan = plan_from_spec(tmp_path / Project(tmp_path).spec(more=f"log {{ {block} }}")).plan
     assert plan is not None
-    monkeypatch.setattr("xtrain.runtime.launch.preflight.find_devices", lambda *_: pytest.fail("devices were touched"))
+    monkeypatch.setattr("xtrain.runtime.loop.preflight.find_devices", lambda *_: pytest.fail("devices were touched"))
     with pytest.raises(
         EnvironmentFault, match=rf"needs the package {package}.*pip install 'xtrain\[{package}\]'"
     ) as raised:

@@ -14,15 +14,15 @@ from projects import Project, curve, events, records
 
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.component import Registry
-from xtrain.dsl.schema.log import TRACKERS
-from xtrain.dsl.spec_json import spec_json
-from xtrain.planner.compare.resumable import resumable
+from xtrain.dsl.schema.run import TRACKERS
+from xtrain.dsl.spec_text import spec_json
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.report.render import render
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.executor import Executor
-from xtrain.runtime.launch.preflight import check_machine
-from xtrain.runtime.reporting.packages import check_packages
+from xtrain.planner.review.page import render
+from xtrain.planner.review.resumable import resumable
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.packages import check_packages
+from xtrain.runtime.loop.executor import Executor
+from xtrain.runtime.loop.preflight import check_machine
 
 EVAL = "every 2 steps eval lines { batches = 1 }"
 
@@ -144,7 +144,7 @@ def test_a_package_whose_module_cannot_be_imported_is_reported_before_anything_i
     (tmp_path / "broken_package_run.py").write_text("import no_such_module")
     monkeypatch.syspath_prepend(tmp_path)
     plan = planned(tmp_path, "log { broken {} }")
-    monkeypatch.setattr("xtrain.runtime.launch.preflight.find_devices", lambda *_: pytest.fail("devices were touched"))
+    monkeypatch.setattr("xtrain.runtime.loop.preflight.find_devices", lambda *_: pytest.fail("devices were touched"))
     with pytest.raises(EnvironmentFault) as raised:
         check_machine(plan, 1)
     assert (raised.value.code, str(raised.value)) == (

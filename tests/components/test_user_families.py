@@ -10,23 +10,23 @@ import pytest
 import torch
 from agreement import hold_against_the_trace
 
+from xtrain.blocks.layer_reader import FUNCTIONAL, METHODS
+from xtrain.blocks.user_layer import is_reserved
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.reference.own_functions import own_functions
-from xtrain.planner.blocks.layer_reader import FUNCTIONAL, METHODS
-from xtrain.planner.blocks.user_layer import is_reserved
+from xtrain.dsl.reference.text import own_functions
+from xtrain.plan.checkpoints import checkpoint_contents, weight_mismatches
+from xtrain.plan.data import own_modules
+from xtrain.plan.plan import Plan
+from xtrain.plan.serialise import dumps, from_json
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.data.chain import own_modules
-from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, weight_mismatches
 from xtrain.planner.load import check_from_spec
-from xtrain.planner.plan import Plan
-from xtrain.planner.report.render import render
-from xtrain.planner.serialise import dumps, from_json
-from xtrain.runtime.data.user_parts import PartChanged, PartFailed, UserPart
-from xtrain.runtime.models.attention import KERNELS
-from xtrain.runtime.models.block import DecoderBlock
-from xtrain.runtime.models.own_layer import OwnLayer
-from xtrain.runtime.parallel.axes import Axes
+from xtrain.planner.review.page import render
+from xtrain.runtime.base.user_parts import PartChanged, PartFailed, UserPart
+from xtrain.runtime.nn.attention import KERNELS
+from xtrain.runtime.nn.axes import Axes
+from xtrain.runtime.nn.block import DecoderBlock
+from xtrain.runtime.nn.layers import OwnLayer
 
 OWN = Path(__file__).parents[1] / "support" / "own_families" / "parts.py"
 SIZES = {"dim": 64, "layers": 2, "heads": 8, "kv_heads": 4}
@@ -147,7 +147,7 @@ WRONG = [
     (block('SwiGLULayer("train")'), "X223", "cannot be called `train`", "another", "train"),
     (block('SwiGLULayer("_modules")'), "X223", "cannot be called `_modules`", "another", "_modules"),
     (
-        block('Layer("mlp")') + "\nfrom xtrain.planner.blocks.block import Layer",
+        block('Layer("mlp")') + "\nfrom xtrain.blocks.block import Layer",
         "X223",
         "`Layer` cannot be called",
         "",

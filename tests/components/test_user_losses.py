@@ -7,7 +7,7 @@ import torch
 
 from xtrain.components.losses.user_part_torch import build_user_loss
 from xtrain.dsl.user_parts.files import find_module, module_digest
-from xtrain.runtime.data.user_parts import PartFailed
+from xtrain.runtime.base.user_parts import PartFailed
 
 HEAD = "import torch\nfrom xtrain import loss\n@loss\n"
 DEF = "def own(logprob_T, gamma=2.0):\n    "

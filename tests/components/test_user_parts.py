@@ -9,9 +9,9 @@ from torch import nn
 from xtrain.components.optimizers.user_part_torch import build_user_optimizer
 from xtrain.components.schedules.user_part_torch import build_user_schedule
 from xtrain.dsl.user_parts.files import find_module, module_digest
-from xtrain.planner.schedule.arithmetic import Arithmetic
-from xtrain.planner.schedule.step_sizes import StepSizes
-from xtrain.runtime.data.user_parts import PartChanged, PartFailed
+from xtrain.plan.arithmetic import Arithmetic
+from xtrain.plan.step_sizes import StepSizes
+from xtrain.runtime.base.user_parts import PartChanged, PartFailed
 
 HEAD = "import torch\nfrom xtrain import optimizer, schedule\n"
 MOMENTUM = """

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.runtime.data.user_parts import PartFailed
-from xtrain.runtime.generation.trained import alone
-from xtrain.runtime.ops import op_of
-from xtrain.runtime.rollout.groups import Completion, Prompt, SampledGroup
+from xtrain.runtime.base.ops import op_of
+from xtrain.runtime.base.user_parts import PartFailed
+from xtrain.runtime.nn.batch import Completion, Prompt, SampledGroup
+from xtrain.runtime.sampling.trained_run import alone
 
 SPEC = """use "mine.py"
 experiment scored { seed = 1, budget = 4 steps }

@@ -10,7 +10,7 @@ import torch
 from projects import Project
 from small_checkpoints import save
 
-from xtrain.runtime.checkpoint.layout import CheckpointFolder
+from xtrain.runtime.store.checkpoints import CheckpointFolder
 
 pytestmark = pytest.mark.distributed
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -6,8 +6,8 @@ import torch.distributed.checkpoint as dcp
 from projects import Project, curve, events, worst
 from torch.distributed.checkpoint import FileSystemReader
 
-from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.models.tensors import quiet_alone
+from xtrain.runtime.nn.weights import quiet_alone
+from xtrain.runtime.store.checkpoints import CheckpointFolder
 
 pytestmark = pytest.mark.distributed
 

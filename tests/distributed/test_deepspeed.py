@@ -305,7 +305,7 @@ def test_in_files_it_trains_as_in_memory(lab: Laboratory, request, topology: Top
 def test_files_that_could_not_be_read_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Where libaio is missing, and where a build that was killed has left a lock, which DeepSpeed would wait for."""
     from xtrain.components.stacks.deepspeed_run import check_files
-    from xtrain.runtime.errors import EnvironmentFault
+    from xtrain.runtime.base.errors import EnvironmentFault
 
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))

@@ -7,7 +7,7 @@ from forked_ranks import Mutation
 from topologies import Topology
 from trials import Laboratory
 
-from xtrain.planner.costs.disk import disk_of
+from xtrain.planner.costs.run import disk_of
 
 pytestmark = pytest.mark.distributed
 SLOW = pytest.mark.slow

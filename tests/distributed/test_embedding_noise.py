@@ -8,8 +8,7 @@ from attrs import evolve
 from topologies import ZBV, Topology
 from trials import TOLERANCE, Laboratory, gaps
 
-from xtrain.runtime.models.dropout import token_keys
-from xtrain.runtime.models.embedding_noise import EmbeddingNoise
+from xtrain.runtime.nn.layers import EmbeddingNoise, token_keys
 
 pytestmark = pytest.mark.distributed
 

@@ -8,8 +8,8 @@ import pytest
 from forking import ForkedCommand
 
 from xtrain.cli.main import main
-from xtrain.runtime.checkpoint.sources import find, find_named
-from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.store.beginning import find, find_named
 
 pytestmark = pytest.mark.distributed
 

@@ -12,8 +12,8 @@ from projects import events
 from topologies import BY_NAME, Topology
 from trials import Laboratory
 
-from xtrain.planner.plan import Plan
-from xtrain.runtime.files.lines import trim_after
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.json_lines import trim_after
 
 pytestmark = pytest.mark.distributed
 

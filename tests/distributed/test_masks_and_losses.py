@@ -10,10 +10,10 @@ from projects import events, records
 from topologies import BY_NAME, ELSEWHERE, Topology
 from trials import TOLERANCE, Trial, gaps
 
-from xtrain.planner.plan import Plan
-from xtrain.runtime.data.loading.prepared import prepared_from
-from xtrain.runtime.data.loading.training_rows import curriculum_of
-from xtrain.runtime.data.look import data_nodes, rows_from, tokenizer_of
+from xtrain.plan.plan import Plan
+from xtrain.runtime.feed.curriculum import curriculum_of
+from xtrain.runtime.feed.dataset_view import data_nodes, rows_from, tokenizer_of
+from xtrain.runtime.feed.prepared import prepared_from
 
 pytestmark = pytest.mark.distributed
 

@@ -11,7 +11,7 @@ from traces import plan_of
 from trials import Laboratory
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.runtime.parallel.collectives import Exchange
+from xtrain.runtime.base.collectives import Exchange
 
 pytestmark = pytest.mark.distributed
 

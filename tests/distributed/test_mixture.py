@@ -10,11 +10,10 @@ from projects import events, records
 from topologies import FLAT, SHALLOW, Topology
 from trials import TOLERANCE, Laboratory, gaps
 
-from xtrain.planner.plan import Plan
-from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.data.loading.curriculum import Curriculum
-from xtrain.runtime.data.loading.training_rows import curriculum_of
-from xtrain.runtime.data.look import rows_from
+from xtrain.plan.plan import Plan
+from xtrain.runtime.feed.curriculum import Curriculum, curriculum_of
+from xtrain.runtime.feed.dataset_view import rows_from
+from xtrain.runtime.store.checkpoints import CheckpointFolder
 
 pytestmark = pytest.mark.distributed
 

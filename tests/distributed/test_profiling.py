@@ -11,7 +11,7 @@ from projects import events
 from topologies import BY_NAME, Topology
 from trials import Laboratory
 
-from xtrain.planner.plan import Plan
+from xtrain.plan.plan import Plan
 
 pytestmark = pytest.mark.distributed
 

@@ -13,9 +13,9 @@ from topologies import SCHEDULES, ZBV, Topology
 from trials import TOLERANCE, Laboratory, Trial, gaps
 
 from xtrain.cli.main import main
-from xtrain.dsl.schema.bases import BASES
+from xtrain.dsl.schema.precision import BASES
 from xtrain.planner.load import plan_from_spec
-from xtrain.runtime.models.quantised import QuantisedMatrix
+from xtrain.runtime.nn.number_formats import QuantisedMatrix
 
 pytestmark = pytest.mark.distributed
 

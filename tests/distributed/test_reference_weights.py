@@ -15,9 +15,9 @@ from reference_models import make
 from safetensors.torch import load_file, save_file
 from trials import Laboratory
 
+from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.plan import Plan
-from xtrain.runtime.data.stores.store import TokenStore, open_store
+from xtrain.runtime.feed.token_store import TokenStore, open_store
 
 pytestmark = pytest.mark.distributed
 

@@ -9,8 +9,8 @@ from projects import events
 from topologies import FLAT, Topology
 from trials import Laboratory
 
-from xtrain.planner.plan import Plan
-from xtrain.runtime.checkpoint.layout import CheckpointFolder
+from xtrain.plan.plan import Plan
+from xtrain.runtime.store.checkpoints import CheckpointFolder
 
 pytestmark = pytest.mark.distributed
 

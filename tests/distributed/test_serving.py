@@ -10,10 +10,10 @@ import pytest
 from served import server_plan
 
 from xtrain.records.events import events_since
-from xtrain.records.start_events import SetupDoneEvent
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.serving.started import StartedEngine, StartedRanks
-from xtrain.server.engine import Adam, AdapterSettings, Datum, EngineLost, Pass, UserError
+from xtrain.records.training_events import SetupDoneEvent
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.server.engine.started import StartedEngine, StartedRanks
+from xtrain.server.engine_interface import Adam, AdapterSettings, Datum, EngineLost, Pass, UserError
 
 pytestmark = pytest.mark.distributed
 

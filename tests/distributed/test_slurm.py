@@ -16,7 +16,7 @@ from random import Random
 import pytest
 import slurm
 
-from xtrain.records.sweep_state import SweepState
+from xtrain.records.sweep import SweepState
 
 pytestmark = [
     pytest.mark.slow,

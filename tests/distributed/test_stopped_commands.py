@@ -11,7 +11,7 @@ from commands import xtrain
 from live_runs import gone, slow_set_up, wait_for_slow_set_up, wait_for_step, workers
 from projects import Project, curve, events, records
 
-from xtrain.runtime.launch.leftovers import ranks_of
+from xtrain.runtime.jobs.launch import ranks_of
 
 pytestmark = pytest.mark.distributed
 

@@ -26,7 +26,7 @@ import os
 if os.environ.get("RANK") == "1":
     from functools import wraps
     from attrs import evolve
-    from xtrain.runtime.ops import OPS, load_ops
+    from xtrain.runtime.base.ops import OPS, load_ops
     load_ops()
     scheduler = OPS["setup.scheduler"]
     @wraps(scheduler.function)

@@ -11,7 +11,7 @@ from topologies import SCHEDULES, Topology
 from trials import TOLERANCE, Laboratory, Trial
 
 from xtrain.cli.main import main
-from xtrain.planner.plan import Plan
+from xtrain.plan.plan import Plan
 
 pytestmark = pytest.mark.distributed
 

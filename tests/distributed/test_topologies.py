@@ -101,9 +101,9 @@ def test_rows_are_unevenly_filled(lab):
     """The table would prove nothing of the normalisation if all ranks had as many valid tokens."""
     from xtrain.components.packings.sequential_run import pack as pack_sequential
     from xtrain.components.tokenizers.bytes_run import ByteTokenizer
-    from xtrain.runtime.data.documents.encoder import DocumentEncoder
-    from xtrain.runtime.data.sources.source import open_source
-    from xtrain.runtime.data.tokenising.build import build_store
+    from xtrain.runtime.feed.documents import DocumentEncoder
+    from xtrain.runtime.feed.prepared import build_store
+    from xtrain.runtime.feed.sources.source import open_source
 
     lab.alone(Topology().trial("fp64", shallow=True))
     reads = {"form": "text", "text": "text"}

@@ -237,6 +237,6 @@ def meeting_places(run: GroupRun) -> list[int]:
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words = (process / "cmdline").read_bytes().split(b"\0")
-            if words[3:5] == [b"xtrain.runtime.launch.meeting_place", str(run.process.pid).encode()]:
+            if words[3:5] == [b"xtrain.runtime.jobs.meeting_place", str(run.process.pid).encode()]:
                 found.append(int(process.name))
     return found

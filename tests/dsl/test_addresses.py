@@ -2,11 +2,11 @@
 
 import pytest
 
-from xtrain.dsl.overrides.addresses import of_ticks
-from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.checking.overrides import of_ticks
+from xtrain.dsl.values import Quantity
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.report.show_node import show_nodes
-from xtrain.planner.report.show_why import show_why
+from xtrain.planner.review.show import show_nodes
+from xtrain.planner.review.why import show_why
 
 # Behind the good spec, which has `every 1 step log`, `every 200 steps eval stdlib … then generate …` and
 # `every 300 steps checkpoint`, `on finish eval stdlib … then generate …` and `on sigterm checkpoint then stop`.

@@ -11,13 +11,11 @@ from examples import drawn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtrain.dsl import blocks
 from xtrain.dsl.autofix import PASSES, apply_fixes, fixable
-from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Fix
-from xtrain.dsl.diagnostics.fixes import without
-from xtrain.dsl.diagnostics.source import SourceText
-from xtrain.dsl.diagnostics.suggest import certain
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Fix, SourceText
+from xtrain.dsl.diagnostics.suggest import certain, without
 from xtrain.dsl.load import load_spec
+from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.dsl.syntax.lexer import tokenize
 from xtrain.planner.load import check_from_spec

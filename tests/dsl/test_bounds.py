@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.dsl.diagnostics.diagnostic import MOST_ERRORS, MOST_SHOWN, Diagnostics, SpecErrors
-from xtrain.dsl.diagnostics.source import SourceText
-from xtrain.dsl.evaluation.includes import LARGEST
+from xtrain.dsl.diagnostics.diagnostic import MOST_ERRORS, MOST_SHOWN, Diagnostics, SourceText, SpecErrors
+from xtrain.dsl.evaluation.statements import LARGEST
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.syntax.format import format_source
 from xtrain.dsl.syntax.parser import MOST_TOKENS, parse_file

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from each import each
+from rooms import ROOMS
 
 from xtrain.dsl.diagnostics.codes import CODES, near
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("dsl", "planner", "runtime", "tui", "cli")
 EMITTED = {
     code
     for room in ROOMS

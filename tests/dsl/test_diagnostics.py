@@ -2,8 +2,7 @@
 
 import json
 
-from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, Fix, render
-from xtrain.dsl.diagnostics.source import SourceText
+from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, Fix, SourceText, render
 
 
 def test_the_format_of_the_definition():

@@ -6,25 +6,23 @@ from pathlib import Path
 import pytest
 from each import each
 
-from xtrain.dsl import blocks
 from xtrain.dsl.diagnostics.codes import CODES
 from xtrain.dsl.evaluation.evaluate import FUNCTIONS
-from xtrain.dsl.quantity import UNITS
-from xtrain.dsl.reference.markdown import markdown
 from xtrain.dsl.reference.reference import every_page
+from xtrain.dsl.reference.text import markdown
 from xtrain.dsl.reference.vocabulary import CONSTANTS as CONSTANTS_SAID
 from xtrain.dsl.reference.vocabulary import EVENTS
 from xtrain.dsl.reference.vocabulary import FUNCTIONS as FUNCTIONS_SAID
 from xtrain.dsl.reference.vocabulary import MULTIPLIERS as MULTIPLIERS_SAID
 from xtrain.dsl.reference.vocabulary import STATEMENTS as STATEMENTS_SAID
 from xtrain.dsl.reference.vocabulary import UNITS as UNITS_SAID
-from xtrain.dsl.schema import later
-from xtrain.dsl.schema.collators import LINKS
+from xtrain.dsl.schema import blocks, later
 from xtrain.dsl.schema.component import registry_of
+from xtrain.dsl.schema.data_components import LINKS, SOURCES
 from xtrain.dsl.schema.setting import open_setting, settings_of
-from xtrain.dsl.schema.sources import SOURCES
-from xtrain.dsl.syntax.numbers import MULTIPLIERS
-from xtrain.dsl.syntax.tokens import CONSTANTS, STATEMENTS
+from xtrain.dsl.syntax.lexer import MULTIPLIERS
+from xtrain.dsl.syntax.tree import CONSTANTS, STATEMENTS
+from xtrain.dsl.values import UNITS
 
 DOCS = Path(__file__).parents[2] / "docs"
 REFERENCE = (DOCS / "reference.md").read_text(encoding="utf-8")

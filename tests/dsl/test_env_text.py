@@ -6,29 +6,27 @@ from typing import get_args
 
 import pytest
 
-from xtrain.dsl import blocks
 from xtrain.dsl.checking.context import Context
 from xtrain.dsl.checking.convert import convert, settled
-from xtrain.dsl.diagnostics.source import SourceText, Span
-from xtrain.dsl.env_text import EnvText, HiddenText, Variable, filled, hidden, masked, value_of, variables_in
+from xtrain.dsl.diagnostics.diagnostic import SourceText, Span
 from xtrain.dsl.evaluation.values import Value
 from xtrain.dsl.load import load_spec
+from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.actions import ACTIONS
-from xtrain.dsl.schema.collators import LINKS
-from xtrain.dsl.schema.log import TRACKERS
+from xtrain.dsl.schema.data_components import LINKS, SOURCES
+from xtrain.dsl.schema.run import TRACKERS
 from xtrain.dsl.schema.setting import Setting, settings_of
-from xtrain.dsl.schema.sources import SOURCES
-from xtrain.planner.compare.diff import compare_plans
+from xtrain.dsl.values import EnvText, HiddenText, Variable, filled, hidden, masked, value_of, variables_in
+from xtrain.plan.serialise import dumps, from_json
 from xtrain.planner.load import plan_from_text
-from xtrain.planner.report.render import render
-from xtrain.planner.report.render_diff import render_diff
-from xtrain.planner.serialise import dumps, from_json
-from xtrain.records.run_events import FailureEvent
-from xtrain.runtime.data.user_parts import part_of, user_source
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.ops import Op
-from xtrain.runtime.reporting.packages import package_faults
-from xtrain.runtime.reporting.records import Records
+from xtrain.planner.review.diff import compare_plans, render_diff
+from xtrain.planner.review.page import render
+from xtrain.records.events import FailureEvent
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.ops import Op
+from xtrain.runtime.base.packages import package_faults
+from xtrain.runtime.base.user_parts import part_of, user_source
+from xtrain.runtime.observe.records import Records
 
 SPEC = """experiment small { budget = 4 steps }
 model llama { dim = 32, layers = 1, heads = 2, kv_heads = 1, ffn = 48 }

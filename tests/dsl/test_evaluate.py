@@ -2,11 +2,10 @@
 
 import pytest
 
-from xtrain.dsl.diagnostics.diagnostic import Diagnostics
-from xtrain.dsl.diagnostics.source import SourceText
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText
 from xtrain.dsl.evaluation.evaluate import Evaluator, Names
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.syntax.parser import parse_expression
+from xtrain.dsl.values import Quantity
 
 
 def evaluate(text):

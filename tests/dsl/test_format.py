@@ -9,8 +9,7 @@ from examples import drawn
 from hypothesis import HealthCheck, assume, given
 from spec_texts import spec_texts, write
 
-from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SpecErrors
-from xtrain.dsl.diagnostics.source import SourceText
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, SpecErrors
 from xtrain.dsl.syntax.format import FormatFault, comments, format_source, same
 from xtrain.dsl.syntax.lexer import tokenize
 from xtrain.dsl.syntax.parser import parse_file

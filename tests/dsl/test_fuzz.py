@@ -8,8 +8,7 @@ from examples import drawn
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from xtrain.dsl.diagnostics.diagnostic import Diagnostics, render
-from xtrain.dsl.diagnostics.source import SourceText
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, render
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.syntax.format import format_source
 from xtrain.dsl.syntax.lexer import tokenize

@@ -14,7 +14,7 @@ import pytest
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
 from xtrain.dsl.load import load_spec
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.rules import stack_rules
+from xtrain.planner.rules import layout as stack_rules
 
 GALLERY = Path(__file__).parent / "gallery"
 RIGHT = "# right:"

@@ -3,11 +3,10 @@
 import attrs
 import pytest
 
-from xtrain.dsl.diagnostics.diagnostic import Diagnostics
-from xtrain.dsl.diagnostics.source import SourceText, Span
-from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, Span
 from xtrain.dsl.syntax import tree as s
 from xtrain.dsl.syntax.parser import parse_expression, parse_file
+from xtrain.dsl.values import Quantity
 
 NOWHERE = Span(SourceText("", ""), 0, 0)
 

@@ -2,10 +2,10 @@
 
 import re
 
-from xtrain.dsl.interval import Interval
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.reference.json_schema import json_schema
-from xtrain.dsl.spec_json import spec_json
+from xtrain.dsl.spec_text import spec_json
+from xtrain.dsl.values import Interval
 
 
 def test_a_range_of_constants_is_that_of_their_values(load):

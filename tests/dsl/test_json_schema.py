@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from xtrain.dsl import blocks
 from xtrain.dsl.evaluation.values import quantity_text
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.reference.json_schema import DIALECT, json_schema
 from xtrain.dsl.reference.reference import every_page
+from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.setting import settings_of, spelled
-from xtrain.dsl.spec_json import spec_json, value_json
+from xtrain.dsl.spec_text import spec_json, value_json
+from xtrain.dsl.values import Quantity
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(__file__).parent / "data"

@@ -7,8 +7,8 @@ import pytest
 
 from xtrain.dsl.diagnostics.diagnostic import SpecErrors
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.setting import AUTO
+from xtrain.dsl.values import Quantity
 
 BASE = (Path(__file__).parent / "data" / "quickstart.xtrain").read_text(encoding="utf-8")
 

@@ -5,12 +5,12 @@ import pytest
 from xtrain.components.sources.huggingface import HuggingFace
 from xtrain.components.sources.synthetic import Synthetic
 from xtrain.components.sources.tokens import Tokens
-from xtrain.dsl.diagnostics.source import SourceText
+from xtrain.dsl.diagnostics.diagnostic import SourceText
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.data import Mixture, Phase
 from xtrain.dsl.schema.setting import AUTO
 from xtrain.dsl.syntax.format import format_source
+from xtrain.dsl.values import Quantity
 
 TWO = "dataset web { source = synthetic() }\ndataset code { source = synthetic() }\n"
 

@@ -4,10 +4,9 @@ import pytest
 
 from xtrain.components.actions.checkpoint import CheckpointAction
 from xtrain.components.actions.notify import Notify
-from xtrain.dsl.diagnostics.fixes import Fix
+from xtrain.dsl.diagnostics.suggest import Fix
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.spec_json import spec_json
-from xtrain.dsl.spec_text import resolved_text
+from xtrain.dsl.spec_text import resolved_text, spec_json
 
 
 @pytest.mark.parametrize(

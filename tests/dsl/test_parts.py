@@ -9,7 +9,7 @@ import pytest
 
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.component import UserComponent
-from xtrain.dsl.spec_json import spec_json
+from xtrain.dsl.spec_text import spec_json
 from xtrain.dsl.user_parts.files import ModuleMissing, find_module, module_digest
 
 PARTS = '''\

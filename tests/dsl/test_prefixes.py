@@ -7,7 +7,7 @@ import pytest
 
 from xtrain.dsl.autofix import apply_fixes
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SpecErrors, render
-from xtrain.dsl.evaluation.includes import read_source
+from xtrain.dsl.evaluation.statements import read_source
 from xtrain.dsl.syntax.format import format_source
 from xtrain.planner.load import check_from_spec
 

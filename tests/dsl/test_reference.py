@@ -8,10 +8,9 @@ import pytest
 from each import each
 
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.reference import topics
+from xtrain.dsl.reference import text as topics
 from xtrain.dsl.reference.reference import Field, ReferencePage, every_page
-from xtrain.dsl.reference.text import ReferenceText
-from xtrain.dsl.reference.topics import TopicWord, find, near, words
+from xtrain.dsl.reference.text import ReferenceText, TopicWord, find, near, words
 from xtrain.dsl.schema.model import FAMILIES
 from xtrain.dsl.schema.setting import (
     Range,

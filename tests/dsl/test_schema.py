@@ -9,15 +9,14 @@ from typing import Any, Literal, Union, get_args, get_origin
 import attrs
 from each import each
 
-from xtrain.dsl import blocks, schema
-from xtrain.dsl.quantity import UNITS, Quantity
-from xtrain.dsl.schema import later, parallel
-from xtrain.dsl.schema.collators import LINKS
+from xtrain.dsl import schema
+from xtrain.dsl.schema import blocks, later, parallel
 from xtrain.dsl.schema.component import variants
+from xtrain.dsl.schema.data_components import LINKS, SOURCES
 from xtrain.dsl.schema.losses import LOSSES
 from xtrain.dsl.schema.setting import Auto, settings_of
-from xtrain.dsl.schema.sources import SOURCES
 from xtrain.dsl.spec import Spec
+from xtrain.dsl.values import UNITS, Quantity
 
 
 def classes_of(annotation: Any) -> Iterator[type]:

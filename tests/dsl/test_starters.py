@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from xtrain.components.sources.python_stdlib import PythonStdlib
-from xtrain.dsl.diagnostics.diagnostic import Diagnostics
-from xtrain.dsl.diagnostics.source import SourceText
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.starter import name_problem, near_starter, starters
 from xtrain.dsl.syntax.format import comments, format_source

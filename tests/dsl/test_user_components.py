@@ -8,12 +8,12 @@ from state_bytes import state_bytes
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.quantity import Quantity
-from xtrain.dsl.reference.own_functions import own_functions
-from xtrain.dsl.spec_json import spec_json
-from xtrain.planner.graph.checkpoint_fit import checkpoint_contents
+from xtrain.dsl.reference.text import own_functions
+from xtrain.dsl.spec_text import spec_json
+from xtrain.dsl.values import Quantity
+from xtrain.plan.checkpoints import checkpoint_contents
 from xtrain.planner.load import plan_from_path
-from xtrain.planner.report.render import render
+from xtrain.planner.review.page import render
 
 PARTS = '''\
 from typing import Literal

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from xtrain.dsl.load import load_spec
-from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.load import plan_from_path
+from xtrain.planner.review.resumable import resumable
 
 PARTS = '''\
 from xtrain import loss, schedule

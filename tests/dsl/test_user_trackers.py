@@ -9,11 +9,11 @@ import pytest
 
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.reference.json_schema import json_schema
-from xtrain.dsl.reference.own_functions import own_functions
-from xtrain.dsl.spec_json import spec_json
-from xtrain.planner.compare.resumable import resumable
+from xtrain.dsl.reference.text import own_functions
+from xtrain.dsl.spec_text import spec_json
 from xtrain.planner.load import plan_from_path
-from xtrain.planner.report.render import render
+from xtrain.planner.review.page import render
+from xtrain.planner.review.resumable import resumable
 
 PARTS = '''\
 from xtrain import optimizer, tracker

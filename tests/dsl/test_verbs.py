@@ -87,15 +87,7 @@ from xtrain.dsl.syntax import format
 from xtrain.cli import check
 load_spec({str(DATA / "every_form.xtrain")!r}).resolved_text()
 heavy = {{"torch", "numba", "numpy", "textual", "networkx", "rich"}} & set(sys.modules)
-# Of the planner only what components are written with.
 rooms = [name for name in sys.modules if name.startswith(("xtrain.planner.", "xtrain.runtime", "xtrain.tui"))]
-made_of = {{"schedule", "schedule.closed_form", "graph", "graph.action_node", "graph.recorded_ranks", "units"}}
-made_of |= {{"architecture", "costs", "costs.op_trace", "blocks", "data", "data.file_source", "canonical"}}
-made_of |= {{f"blocks.{{name}}" for name in ("block", "attention", "experts", "feed_forward", "further", "norm")}}
-made_of |= {{f"blocks.{{name}}" for name in ("latent_attention", "user_layer", "layer_reader")}}
-made_of |= {{"mesh", "mesh.hardware_specs", "weights", "weights.stored", "weights.config_file", "weights.files"}}
-made_of |= {{"model", "model.cache", "data.source_args", "attention_kernels"}}
-rooms = set(rooms) - {{f"xtrain.planner.{{name}}" for name in made_of}}
 assert not heavy and not rooms, (heavy, rooms)
 """
     done = _run(code)

@@ -10,9 +10,9 @@ import pytest
 from editor import Editor
 from lsprotocol import types as t
 
-from xtrain.dsl.diagnostics.source import SourceText
-from xtrain.lsp.highlight import KINDS
-from xtrain.lsp.positions import Positions
+from xtrain.dsl.diagnostics.diagnostic import SourceText
+from xtrain.lsp.names import KINDS
+from xtrain.lsp.spec_server import Positions
 from xtrain.planner.load import check_from_spec
 
 ROOT = Path(__file__).parents[2]

@@ -14,15 +14,13 @@ from lark import Lark, UnexpectedInput
 from lark import logger as lark_logger
 from pygments.token import Error, Text, Token
 
-from xtrain.dsl import blocks
-from xtrain.dsl.evaluation.functions import FUNCTIONS
-from xtrain.dsl.quantity import UNITS
+from xtrain.dsl.evaluation.evaluate import FUNCTIONS
 from xtrain.dsl.reference.reference import every_page
-from xtrain.dsl.schema.collators import LINKS
-from xtrain.dsl.schema.sources import SOURCES
-from xtrain.dsl.syntax.tokens import CONSTANTS, STATEMENTS
-from xtrain.lsp.lexemes import lexemes
-from xtrain.lsp.pygments_lexer import SpecLexer
+from xtrain.dsl.schema import blocks
+from xtrain.dsl.schema.data_components import LINKS, SOURCES
+from xtrain.dsl.syntax.tree import CONSTANTS, STATEMENTS
+from xtrain.dsl.values import UNITS
+from xtrain.lsp.pygments_lexer import SpecLexer, lexemes
 
 ROOT = Path(__file__).parents[2]
 EXTENSION = ROOT / "editors" / "vscode"

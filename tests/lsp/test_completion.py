@@ -5,7 +5,7 @@ from pathlib import Path
 import called_curves
 import pytest
 
-from xtrain.dsl import blocks
+from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.model import Model
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.lsp.analysis import OpenSpecs

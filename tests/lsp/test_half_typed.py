@@ -6,16 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.dsl import blocks
+from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.setting import settings_of
-from xtrain.lsp.analysis import Analysis, OpenSpecs
+from xtrain.lsp.analysis import Analysis, OpenSpecs, corrections, symbols
 from xtrain.lsp.completion import complete
-from xtrain.lsp.derived import hints
-from xtrain.lsp.fixes import corrections
-from xtrain.lsp.highlight import colored
-from xtrain.lsp.hover import hover
-from xtrain.lsp.names import RenameRefused, definitions, occurrences, references, rename
-from xtrain.lsp.symbols import symbols
+from xtrain.lsp.hover import hints, hover
+from xtrain.lsp.names import RenameRefused, colored, definitions, occurrences, references, rename
 
 ROOT = Path(__file__).parents[2]
 FILES = [*sorted((ROOT / "specs").glob("*.xtrain")), *sorted((ROOT / "dsl" / "starters").glob("*.xtrain"))]

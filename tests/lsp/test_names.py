@@ -164,7 +164,7 @@ def test_what_a_sweep_varies_has_names_too(tmp_path: Path):
 
 
 def test_a_text_of_blocks_without_end_has_no_names_and_no_outline(tmp_path: Path):
-    from xtrain.lsp.symbols import symbols
+    from xtrain.lsp.analysis import symbols
 
     path = tmp_path / "deep.xtrain"
     path.write_text("model qwen3 {" * 2000)

@@ -6,17 +6,13 @@ from pathlib import Path
 import pytest
 
 from xtrain.cli.main import main
-from xtrain.dsl import blocks
-from xtrain.dsl.diagnostics.source import SourceText
+from xtrain.dsl.diagnostics.diagnostic import SourceText
 from xtrain.dsl.reference.vocabulary import EVENTS
-from xtrain.lsp.analysis import Analysis, OpenSpecs
-from xtrain.lsp.derived import hints
-from xtrain.lsp.figures import FIGURES, cost
-from xtrain.lsp.fixes import all_corrections, corrections
-from xtrain.lsp.highlight import KINDS, colored
-from xtrain.lsp.hover import hover
-from xtrain.lsp.positions import Positions, TextPosition
-from xtrain.lsp.symbols import symbols
+from xtrain.dsl.schema import blocks
+from xtrain.lsp.analysis import Analysis, OpenSpecs, all_corrections, corrections, symbols
+from xtrain.lsp.hover import FIGURES, cost, hints, hover
+from xtrain.lsp.names import KINDS, colored
+from xtrain.lsp.spec_server import Positions, TextPosition
 
 ROOT = Path(__file__).parents[2]
 LLAMA = ROOT / "specs" / "llama_8b_64gpu.xtrain"

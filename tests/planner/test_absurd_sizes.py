@@ -10,8 +10,8 @@ import pytest
 
 from xtrain.cli.main import main
 from xtrain.planner.load import plan_from_text
-from xtrain.planner.report.capabilities import _settings
-from xtrain.planner.report.render import render
+from xtrain.planner.review.capabilities import _settings
+from xtrain.planner.review.page import render
 
 BASE = {
     "experiment": "experiment tiny { seed = 1, budget = 1000 steps }",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, mismatches
+from xtrain.plan.checkpoints import checkpoint_contents, mismatches
 
 MODEL = "model qwen3 { dim = 128, layers = 2, heads = 4, kv_heads = 2, ffn = 192, vocab = 300, tie_embeddings = false }"
 BLOCK = "optimizer adamw8bit {{ lr = 1e-3{more} }}"

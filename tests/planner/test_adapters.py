@@ -5,11 +5,11 @@ from agreement import hold_against_the_trace
 from topologies import SCHEDULES, TIED, ZBV, Topology
 from traces import plan_of
 
-from xtrain.planner.compare.resumable import resumable
-from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, mismatches
-from xtrain.planner.model.module_names import adapters_of, modules_of
-from xtrain.planner.report.render import render
-from xtrain.planner.serialise import dumps, from_json, to_json
+from xtrain.plan.checkpoints import checkpoint_contents, mismatches
+from xtrain.plan.serialise import dumps, from_json, to_json
+from xtrain.planner.graph.model import adapters_of, modules_of
+from xtrain.planner.review.page import render
+from xtrain.planner.review.resumable import resumable
 
 SHAPE = "model llama { dim = 64, layers = 4, heads = 8, kv_heads = 4, ffn = 192 }"
 BATCH = "batch { sequence = 256, micro = 2 }"

@@ -13,9 +13,9 @@ from numbered_rows import CHAIN, PARTS
 from teachers import make_sparse_teacher, make_teacher
 from topologies import BY_NAME, TOPOLOGIES, Topology
 
+from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.plan import Plan
-from xtrain.runtime.tracing.trace import trace_plan
+from xtrain.runtime.inspect.trace import trace_plan
 
 SPECS = Path(__file__).parents[2] / "specs"
 

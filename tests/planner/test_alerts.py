@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.plan import Plan
-from xtrain.planner.report.render import render
+from xtrain.planner.review.page import render
 
 SPECS = Path(__file__).parents[2] / "specs"
 OFF = "alerts { loss_spike = none, slow = none, starvation = none, memory = none, disk = none, stalled = none }"

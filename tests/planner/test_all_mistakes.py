@@ -14,8 +14,7 @@ from examples import drawn
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
-from xtrain.dsl.diagnostics.diagnostic import Diagnostics
-from xtrain.dsl.diagnostics.source import SourceText
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.syntax.lexer import tokenize
 from xtrain.planner.load import check_from_spec, plan_from_spec

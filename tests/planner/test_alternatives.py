@@ -6,11 +6,9 @@ import pytest
 
 from xtrain.cli.main import main
 from xtrain.dsl.load import load_spec
-from xtrain.planner.compare.alternatives import compare, split
-from xtrain.planner.compare.fit import Unsearchable, search
 from xtrain.planner.compile import compile_plan
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.report.render_alternatives import render_alternatives, render_fit
+from xtrain.planner.review.alternatives import Unsearchable, compare, render_alternatives, render_fit, search, split
 
 from .conftest import spec_text
 

@@ -4,8 +4,8 @@ import pytest
 
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.spec_text import resolved_text
-from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.compile import compile_plan
+from xtrain.planner.review.resumable import resumable
 
 from .conftest import spec_text
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from xtrain.dsl.load import load_spec
-from xtrain.planner.compare.resumable import resumable
+from xtrain.plan.plan import Plan
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.plan import Plan
+from xtrain.planner.review.resumable import resumable
 
 QUICKSTART = Path(__file__).parents[2] / "specs/quickstart.xtrain"
 LOOKED_AT = 'every 10 steps eval code\non finish generate { prompts = ["a"] }'

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
 from xtrain.dsl.load import load_spec
-from xtrain.planner.compare.resumable import resumable
+from xtrain.plan.arithmetic import arithmetic_of
+from xtrain.plan.serialise import from_json, to_json
+from xtrain.plan.step_sizes import StepSizes
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.report.render import render
-from xtrain.planner.schedule.arithmetic import arithmetic_of
-from xtrain.planner.schedule.step_sizes import StepSizes
-from xtrain.planner.serialise import from_json, to_json
+from xtrain.planner.review.page import render
+from xtrain.planner.review.resumable import resumable
 
 from .conftest import spec_text
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.planner.rules.beginning import begins_at
+from xtrain.planner.rules.schedule import begins_at
 
 
 @pytest.fixture

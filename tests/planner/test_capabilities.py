@@ -2,14 +2,14 @@
 
 import pytest
 
-from xtrain.dsl import blocks
 from xtrain.dsl.diagnostics.codes import CODES
 from xtrain.dsl.load import load_spec
+from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.component import Registry, registry_of
-from xtrain.dsl.schema.log import TRACKERS
-from xtrain.dsl.schema.stacks import STACKS
-from xtrain.planner.report import capabilities as page
+from xtrain.dsl.schema.parallel import STACKS
+from xtrain.dsl.schema.run import TRACKERS
+from xtrain.planner.review import capabilities as page
 
 REGISTRIES = [registry for block in blocks.KINDS.values() if (registry := registry_of(block)) is not None]
 

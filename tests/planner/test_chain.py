@@ -2,11 +2,10 @@
 
 import pytest
 
-from xtrain.planner.compare.drift import find_drift
-from xtrain.planner.compare.plan_origin import signed
-from xtrain.planner.compare.resumable import resumable
+from xtrain.plan.serialise import from_json, signed, to_json
 from xtrain.planner.load import plan_from_path
-from xtrain.planner.serialise import from_json, to_json
+from xtrain.planner.review.changes import find_drift
+from xtrain.planner.review.resumable import resumable
 
 PARTS = '''
 from xtrain import collator, source
@@ -174,7 +173,7 @@ def test_drift_names_the_code_that_has_changed(own, tmp_path, monkeypatch):
 
 
 def test_links_that_change_documents_are_in_the_plan(make_plan):
-    from xtrain.planner.compare.resumable import resumable
+    from xtrain.planner.review.resumable import resumable
 
     def chain(*links: str) -> str:
         return " -> ".join(["collate = to_tensor", "flatten", *links, "shift_tokens", "pack"])

@@ -1,6 +1,6 @@
 """Clipping and cautious weight decay in a plan: nodes, words, and going on with other settings."""
 
-from xtrain.planner.compare.resumable import resumable
+from xtrain.planner.review.resumable import resumable
 
 ALL = "optimizer adamw {{ lr = 1e-3, clip = {}, clip_spikes = 2.5, clip_value = 0.1, cautious_decay = true }}"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from xtrain.planner.costs.headroom import TIGHT
-from xtrain.planner.rules.remedies import Change, fullest
+from xtrain.plan.views import TIGHT
+from xtrain.planner.rules.costs import Change, fullest
 
 BIG = "model llama { dim = 4Ki, layers = 8, heads = 32, kv_heads = 8, ffn = 14Ki, vocab = 128k }"
 ROW = "batch { sequence = 8Ki, micro = 2, accumulate = 4 }"

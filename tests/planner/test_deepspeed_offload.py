@@ -9,17 +9,17 @@ import pytest
 from attrs import evolve
 
 from xtrain.dsl.load import load_spec
-from xtrain.planner.compare.resumable import resumable
+from xtrain.plan.estimates import Memory
+from xtrain.plan.plan import Plan
+from xtrain.plan.serialise import dumps, from_json
 from xtrain.planner.compile import Compiled, compile_plan
-from xtrain.planner.plan import Memory, Plan
-from xtrain.planner.rules import stack_rules
+from xtrain.planner.review.resumable import resumable
+from xtrain.planner.rules import layout as stack_rules
 from xtrain.planner.rules.validate import check_spec
-from xtrain.planner.serialise import dumps, from_json
-from xtrain.runtime.doctor import checks
-from xtrain.runtime.doctor.disk import DiskFacts
-from xtrain.runtime.doctor.machine import MachineFacts
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.state import Rank
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.inspect import doctor as checks
+from xtrain.runtime.inspect.machine import DiskFacts, MachineFacts
 
 SPEC = """
 experiment tiny {{ seed = 1, budget = 100 steps }}

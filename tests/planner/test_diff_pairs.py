@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from attrs import frozen
 
-from xtrain.planner.compare.diff import compare_plans, to_json
+from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.plan import Plan
-from xtrain.planner.report.render_diff import render_diff
+from xtrain.planner.review.diff import compare_plans, render_diff, to_json
 
 FOLDER = Path(__file__).parent / "diff_pairs"
 

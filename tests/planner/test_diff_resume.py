@@ -11,12 +11,12 @@ from projects import events
 from topologies import SHALLOW
 from trials import TOLERANCE, Laboratory, Trial
 
-from xtrain.planner.compare.resumable import resumable
-from xtrain.planner.plan import Plan
-from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.checkpoint.model_check import check_model
-from xtrain.runtime.errors import ResumeRefused
-from xtrain.runtime.run_directory.workspace import open_workspace
+from xtrain.plan.plan import Plan
+from xtrain.planner.review.resumable import resumable
+from xtrain.runtime.base.errors import ResumeRefused
+from xtrain.runtime.store.beginning import check_model
+from xtrain.runtime.store.checkpoints import CheckpointFolder
+from xtrain.runtime.store.run_directory import open_workspace
 
 pytestmark = pytest.mark.distributed
 

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from xtrain.planner.compare.diff import compare_plans, to_json
-from xtrain.planner.compare.diff_values import GROUPS, changed_values, group_of, recurring
-from xtrain.planner.compare.resumable import resumable
-from xtrain.planner.compare.resumable_rules import OUTSIDE, rules_of
-from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, mismatches, tensor_difference
+from xtrain.plan.checkpoints import checkpoint_contents, mismatches, tensor_difference
+from xtrain.plan.estimates import Memory, Traffic
+from xtrain.plan.plan import Plan
+from xtrain.plan.views import GROUPS, changed_values, group_of, recurring
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.plan import Memory, Plan, Traffic
-from xtrain.planner.report.render_diff import render_diff
+from xtrain.planner.review.diff import compare_plans, render_diff, to_json
+from xtrain.planner.review.resumable import resumable
+from xtrain.planner.review.resuming_rules import OUTSIDE, rules_of
 
 ROOT = Path(__file__).parents[2]
 SPECS = sorted((ROOT / "specs").glob("*.xtrain"))
@@ -37,7 +37,7 @@ MORE = {
 def every_argument_has_a_row(plan: Plan) -> None:
     for node in plan.nodes:
         if not node.op.startswith(OUTSIDE):
-            where = "say in planner/compare/resumable_rules.py what"
+            where = "say in planner/review/resuming_rules.py what"
             rules = rules_of(node.op, node.args)
             assert rules is not None, f"{where} {node.op} means for a checkpoint"
             missing = node.args.keys() - rules.keys()

@@ -8,8 +8,8 @@ import pytest
 from model_folders import CONFIG, safetensors, shapes
 from teachers import make_teacher
 
-from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.load import plan_from_path
+from xtrain.planner.review.resumable import resumable
 
 from .conftest import spec_text
 

@@ -8,11 +8,10 @@ import pytest
 from attrs import evolve
 
 from xtrain.cli.main import main
-from xtrain.planner.compare.drift import accepted, find_drift, plan_command
-from xtrain.planner.compare.plan_origin import ROOMS, signed, source_fingerprint
-from xtrain.planner.load import load_plan, plan_from_spec, plan_from_text
-from xtrain.planner.plan import Plan
-from xtrain.planner.serialise import dumps, from_json
+from xtrain.plan.plan import Plan
+from xtrain.plan.serialise import ROOMS, dumps, from_json, load_plan, signed, source_fingerprint
+from xtrain.planner.load import plan_from_spec, plan_from_text
+from xtrain.planner.review.changes import accepted, find_drift, plan_command
 
 ROOT = Path(__file__).parents[2]
 SETS = ("optimizer.lr=5e-4", "experiment.name=other")

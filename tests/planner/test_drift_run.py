@@ -8,11 +8,10 @@ from attrs import evolve
 
 import xtrain.cli.run as verb
 from xtrain.cli.main import main
-from xtrain.planner.compare.plan_origin import signed
-from xtrain.planner.load import load_plan, plan_from_spec
-from xtrain.planner.serialise import dumps
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.launch.preflight import Devices, check_devices, check_world, find_devices
+from xtrain.plan.serialise import dumps, load_plan, signed
+from xtrain.planner.load import plan_from_spec
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.loop.preflight import Devices, check_devices, check_world, find_devices
 
 GIB = 2**30
 

@@ -5,9 +5,9 @@ import time
 import pytest
 from attrs import evolve
 
+from xtrain.plan.serialise import PlanError, dumps, from_json, plan_id, to_json
 from xtrain.planner.load import check_from_spec, plan_from_path, plan_from_text
-from xtrain.planner.report.render import render
-from xtrain.planner.serialise import PlanError, dumps, from_json, plan_id, to_json
+from xtrain.planner.review.page import render
 
 SPEC = """
 experiment tiny {{ seed = 3, budget = 60 steps }}

@@ -7,11 +7,10 @@ import pytest
 from attrs import evolve
 
 from xtrain.dsl.schema.parallel import Cp, Parallel
-from xtrain.planner.architecture import Architecture, ParameterSpec
-from xtrain.planner.mesh.mesh import build_mesh
-from xtrain.planner.mesh.sharding import Cuts, cuts_of, fits, tensor_rules
-from xtrain.planner.mesh.stages import balance, balance_unequal, pipeline_of, stages_of_rank
-from xtrain.planner.model.inventory import count_parameters, flops_per_token, matmul_parameters
+from xtrain.plan.architecture import Architecture, ParameterSpec
+from xtrain.plan.mesh import Cuts, build_mesh, cuts_of, fits, tensor_rules
+from xtrain.plan.parameters import count_parameters, flops_per_token, matmul_parameters
+from xtrain.plan.pipeline import balance, balance_unequal, pipeline_of, stages_of_rank
 
 COMMON = {"rope_theta": 1e4, "norm_eps": 1e-6, "init_std": 0.02}
 LLAMA_8B = Architecture(

@@ -17,12 +17,11 @@ from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.data import Batch, Dataset, Mixture, Phase
 from xtrain.dsl.schema.setting import AUTO, Auto, Role
 from xtrain.dsl.spec import Spec
+from xtrain.plan.plan import Plan
 from xtrain.planner import compile
-from xtrain.planner.compare.diff import compare_plans
-from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.plan import Plan
-from xtrain.planner.report.render_diff import render_diff
+from xtrain.planner.review.diff import compare_plans, render_diff
+from xtrain.planner.review.resumable import resumable
 
 from .conftest import spec_text
 

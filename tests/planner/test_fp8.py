@@ -5,9 +5,9 @@ from agreement import hold_against_the_trace
 from topologies import Topology
 from traces import plan_of
 
-from xtrain.planner.compare.resumable import resumable
-from xtrain.planner.report.render import render
-from xtrain.planner.serialise import dumps, from_json, to_json
+from xtrain.plan.serialise import dumps, from_json, to_json
+from xtrain.planner.review.page import render
+from xtrain.planner.review.resumable import resumable
 
 WIDE = ("model.dim=64", "model.ffn=128", "batch.sequence=128")
 

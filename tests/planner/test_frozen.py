@@ -5,11 +5,11 @@ from agreement import hold_against_the_trace
 from topologies import SCHEDULES, TIED, ZBV, Topology
 from traces import plan_of
 
-from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, mismatches
-from xtrain.planner.model.frozen import covers
-from xtrain.planner.model.module_names import modules_of
-from xtrain.planner.report.render import render
-from xtrain.planner.serialise import dumps, from_json, to_json
+from xtrain.plan.checkpoints import checkpoint_contents, mismatches
+from xtrain.plan.parameters import covers
+from xtrain.plan.serialise import dumps, from_json, to_json
+from xtrain.planner.graph.model import modules_of
+from xtrain.planner.review.page import render
 
 SHAPE = "model llama {{ dim = 64, layers = 4, heads = 8, kv_heads = 4, ffn = 192{frozen} }}"
 BATCH = "batch { sequence = 256, micro = 2 }"

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.planner.blocks.further import JOIN
-from xtrain.planner.compare.resumable import resumable
+from xtrain.blocks.block import JOIN
+from xtrain.plan.parameters import training_work
+from xtrain.plan.plan import Plan
+from xtrain.plan.serialise import dumps, from_json
 from xtrain.planner.compile import Compiled
 from xtrain.planner.load import plan_from_text
-from xtrain.planner.model.inventory import training_work
-from xtrain.planner.plan import Plan
-from xtrain.planner.report.render import render
-from xtrain.planner.serialise import dumps, from_json
+from xtrain.planner.review.page import render
+from xtrain.planner.review.resumable import resumable
 
 SPEC = """experiment tiny {{ seed = 1, budget = 8 steps }}
 model llama {{ dim = 64, layers = 3, heads = 4, ffn = 96 {model} }}
@@ -63,7 +63,7 @@ def test_operations_are_those_of_a_block_a_projection_and_the_head_again():
 
 
 def _none():
-    from xtrain.planner.model.inventory import BackwardLess
+    from xtrain.plan.parameters import BackwardLess
 
     return BackwardLess()
 

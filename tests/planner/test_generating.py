@@ -2,7 +2,7 @@
 
 import pytest
 
-from xtrain.planner.units import bytes_text
+from xtrain.text.units import bytes_text
 
 PROMPTS = '["def ", "grüß dich"]'  # the longest has 11 bytes
 MODEL = "model qwen3 { dim = 64, layers = 5, heads = 8, kv_heads = 4, head_dim = 12 }"

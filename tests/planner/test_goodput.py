@@ -4,9 +4,9 @@ from math import inf, isclose
 
 import pytest
 
-from xtrain.planner.costs.goodput import Faults, goodput_of
+from xtrain.planner.costs.run import Faults, goodput_of
 from xtrain.planner.load import plan_from_text
-from xtrain.planner.report.render import render
+from xtrain.planner.review.page import render
 
 SPEC = """
 experiment failing {{ budget = 200k steps }}

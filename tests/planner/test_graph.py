@@ -5,10 +5,10 @@ from itertools import pairwise
 import networkx
 import pytest
 
-from xtrain.planner.attention_kernels import kernel_on
-from xtrain.planner.compare.resumable import resumable
-from xtrain.planner.graph.builder import GraphError, check_graph
-from xtrain.planner.plan import Edge, Node
+from xtrain.plan.graph import GraphError, check_graph
+from xtrain.plan.hardware import kernel_on
+from xtrain.plan.plan import Edge, Node
+from xtrain.planner.review.resumable import resumable
 
 MOE = "model qwen3_moe { dim = 64, layers = 4, heads = 8, kv_heads = 4, experts = 8 }"
 TIED = "model llama { dim = 64, layers = 4, heads = 8, kv_heads = 4, tie_embeddings = true }"
@@ -489,7 +489,7 @@ def test_when_gradients_are_summed(make_plan):
 
 
 def test_noise_on_embeddings_is_a_node_that_runs_without_it_lack(make_plan):
-    from xtrain.planner.compare.resumable import resumable
+    from xtrain.planner.review.resumable import resumable
 
     plain = make_plan()
     noisy = make_plan(batch="batch { sequence = 256, accumulate = 4, neftune = 5 }")

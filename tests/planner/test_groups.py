@@ -5,11 +5,11 @@ from agreement import hold_against_the_trace
 from topologies import Topology
 from traces import plan_of
 
-from xtrain.planner.compare.resumable import resumable
-from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, mismatches
-from xtrain.planner.model.groups import ParameterGroups
-from xtrain.planner.report.render import render
-from xtrain.planner.serialise import from_json, to_json
+from xtrain.plan.checkpoints import checkpoint_contents, mismatches
+from xtrain.plan.groups import ParameterGroups
+from xtrain.plan.serialise import from_json, to_json
+from xtrain.planner.review.page import render
+from xtrain.planner.review.resumable import resumable
 
 SHAPE = "model llama { dim = 64, layers = 4, heads = 8, kv_heads = 4, ffn = 192 }"
 TABLE, BLOCK = 258 * 64, 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 192 + 2 * 64

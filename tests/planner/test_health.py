@@ -3,8 +3,8 @@
 import pytest
 
 from xtrain.dsl.load import load_spec
-from xtrain.planner.compare.resumable import resumable
-from xtrain.planner.report.render import render
+from xtrain.planner.review.page import render
+from xtrain.planner.review.resumable import resumable
 
 from .conftest import spec_text
 

@@ -10,15 +10,23 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from xtrain.dsl.load import load_spec
+from xtrain.plan.arithmetic import Arithmetic, Counts
+from xtrain.plan.plan import Counted, PlanPhase, PlanTick, Timeline, Uncounted
+from xtrain.plan.serialise import from_json, plan_id, to_json
+from xtrain.plan.step_sizes import StepSizes
+from xtrain.plan.timeline import (
+    counted_rate,
+    counted_timeline,
+    is_due,
+    known_timeline,
+    next_due,
+    passes,
+    times_due,
+    waits,
+)
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.plan import Counted, PlanPhase, PlanTick, Timeline, Uncounted
-from xtrain.planner.report.render import render
-from xtrain.planner.rules.counted_rules import check_counted
-from xtrain.planner.schedule.arithmetic import Arithmetic, Counts
-from xtrain.planner.schedule.counts import is_due, next_due, passes, times_due
-from xtrain.planner.schedule.horizon import counted_rate, counted_timeline, known_timeline, waits
-from xtrain.planner.schedule.step_sizes import StepSizes
-from xtrain.planner.serialise import from_json, plan_id, to_json
+from xtrain.planner.review.page import render
+from xtrain.planner.rules.validate import check_counted
 
 from .conftest import spec_text
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from xtrain.dsl.load import load_spec
-from xtrain.planner.canonical import PLAN, digest, whole_numbers
+from xtrain.plan.canonical import DIGEST_BYTES, PLAN, digest, fingerprint, whole_numbers
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.identity import DIGEST_BYTES, fingerprint
 from xtrain.planner.load import plan_from_spec
 
 BASE = {"batch": "batch { sequence = 256, rows = 8 }", "parallel": "parallel { fsdp auto }"}

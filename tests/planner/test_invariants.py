@@ -11,22 +11,19 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.dsl.schema.model import FAMILIES, expert_families
-from xtrain.dsl.schema.parallel import Cp, Ep, Fsdp, Parallel, Pp, Tp
-from xtrain.dsl.schema.stacks import STACKS
+from xtrain.dsl.schema.parallel import STACKS, Cp, Ep, Fsdp, Parallel, Pp, Tp
+from xtrain.dsl.values import Quantity
+from xtrain.plan.estimates import Memory
+from xtrain.plan.mesh import fits, groups, local_shapes
+from xtrain.plan.serialise import dumps, from_json, plan_id, to_json
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.mesh.mesh import groups
-from xtrain.planner.mesh.placement import local_shapes
-from xtrain.planner.mesh.sharding import fits
-from xtrain.planner.plan import Memory
-from xtrain.planner.report.render import render
-from xtrain.planner.report.show_rank import show_rank
-from xtrain.planner.report.text import LONGEST
-from xtrain.planner.serialise import dumps, from_json, plan_id, to_json
-from xtrain.planner.units import WIDTH
+from xtrain.planner.review.page import render
+from xtrain.planner.review.show import show_rank
+from xtrain.text.page import LONGEST
+from xtrain.text.units import WIDTH
 
 POWERS = (1, 2, 4, 8)
 LARGEST = (1, 8, 64, 64, 512, 4096, 65536)  # ranks of a world; most are small, as each rank of those is looked at
@@ -52,7 +49,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def known_ops():
-    from xtrain.runtime.ops import CALLED_AFTER, COMPONENTS, load_ops, op_named
+    from xtrain.runtime.base.ops import CALLED_AFTER, COMPONENTS, load_ops, op_named
 
     for name, kind in ACTIONS.items():
         if not (kind.stops or kind.skips):  # which have no node

@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from xtrain.dsl.load import load_spec
+from xtrain.plan.arithmetic import Arithmetic
+from xtrain.plan.learning_rate import learning_rate
+from xtrain.plan.plan import Counted, Plan
+from xtrain.plan.step_sizes import StepSizes, past_of, sizes_of
+from xtrain.plan.timeline import is_due, known_arithmetic, known_timeline, next_due, resumed_plan
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.plan import Counted, Plan
-from xtrain.planner.schedule.arithmetic import Arithmetic
-from xtrain.planner.schedule.counts import is_due, next_due
-from xtrain.planner.schedule.horizon import known_arithmetic, known_timeline, resumed_plan
-from xtrain.planner.schedule.learning_curve import learning_rate
-from xtrain.planner.schedule.step_sizes import StepSizes, past_of, sizes_of
 
 STOP = 8
 UNITS = {"steps": 1, "tokens": 64, "epochs": 0.1}  # what a step of 4 rows is

@@ -2,8 +2,8 @@
 
 import pytest
 
-from xtrain.planner.compare.resumable import resumable
-from xtrain.planner.report.render import render
+from xtrain.planner.review.page import render
+from xtrain.planner.review.resumable import resumable
 
 TENSORBOARD, WANDB = "setup.log.tensorboard", "setup.log.wandb"
 

@@ -3,9 +3,9 @@
 import pytest
 
 from xtrain.dsl.load import load_spec
-from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.load import plan_from_path
-from xtrain.planner.report.show_why import show_why
+from xtrain.planner.review.resumable import resumable
+from xtrain.planner.review.why import show_why
 
 from .conftest import spec_text
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtrain.planner.mesh.context import choose_ulysses
-from xtrain.planner.mesh.mesh import AXES, build_mesh, groups, own_group
+from xtrain.plan.mesh import AXES, build_mesh, groups, own_group
+from xtrain.planner.derive.layout import choose_ulysses
 
 SMALL = st.fixed_dictionaries({axis: st.sampled_from((1, 2, 3, 4)) for axis in AXES}).filter(
     lambda sizes: prod(sizes.values()) <= 96

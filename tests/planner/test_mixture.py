@@ -9,19 +9,18 @@ from hypothesis import strategies as st
 
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.data import TEMPLATES
-from xtrain.planner.compare.resumable import resumable
+from xtrain.plan.amounts import shares
+from xtrain.plan.learning_rate import first_step, in_order, learning_rate, phase_at
+from xtrain.plan.plan import PlanPhase
+from xtrain.plan.serialise import dumps, from_json
+from xtrain.plan.timeline import known_arithmetic
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.plan import PlanPhase
-from xtrain.planner.report.render import render
-from xtrain.planner.report.render_phases import phase_rows
+from xtrain.planner.review.page import render
+from xtrain.planner.review.resumable import resumable
+from xtrain.planner.review.training import phase_rows
 from xtrain.planner.rules.validate import check_spec
-from xtrain.planner.schedule.horizon import known_arithmetic
-from xtrain.planner.schedule.learning_curve import learning_rate
-from xtrain.planner.schedule.mixing import shares
-from xtrain.planner.schedule.phases import first_step, in_order, phase_at
-from xtrain.planner.serialise import dumps, from_json
-from xtrain.runtime.data.documents import chat_builtin
-from xtrain.runtime.data.loading.curriculum import Curriculum
+from xtrain.runtime.feed.chat import template as chat_builtin
+from xtrain.runtime.feed.curriculum import Curriculum
 
 from .conftest import spec_text
 

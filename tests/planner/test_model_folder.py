@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from model_folders import CONFIG, QUERY, Folder, safetensors, shapes
 
+from xtrain.blocks.attention import LatentAttentionLayer
 from xtrain.components.families.deepseek_v3 import DeepseekV3
 from xtrain.dsl.schema.model import FAMILIES
-from xtrain.planner.architecture import buffers, parameters
-from xtrain.planner.blocks.latent_attention import LatentAttentionLayer
+from xtrain.plan.architecture import buffers, parameters
+from xtrain.plan.checkpoints import checkpoint_contents, weight_mismatches
+from xtrain.plan.serialise import dumps, from_json
 from xtrain.planner.compile import Compiled
-from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, weight_mismatches
 from xtrain.planner.load import plan_from_text
-from xtrain.planner.report.render import render
-from xtrain.planner.serialise import dumps, from_json
-from xtrain.runtime.checkpoint.model_folder import planned_files
+from xtrain.planner.review.page import render
+from xtrain.runtime.store.beginning import planned_files
 
 EXPERTS = {
     "architectures": ["Qwen3MoeForCausalLM"],

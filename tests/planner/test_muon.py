@@ -1,6 +1,6 @@
 """`optimizer muon` in a plan: which parameters it makes orthogonal, what it keeps of the others, and resuming."""
 
-from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, mismatches
+from xtrain.plan.checkpoints import checkpoint_contents, mismatches
 
 DENSE = "model qwen3 { dim = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 64, tie_embeddings = false }"
 EXPERTS = (

@@ -7,12 +7,12 @@ import attrs
 import pytest
 from every_setting import alternatives, at, places, replaced
 
-from xtrain.dsl.blocks import label_of
-from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.blocks import label_of
 from xtrain.dsl.schema.setting import AUTO
 from xtrain.dsl.spec import Origin, Spec
+from xtrain.dsl.values import Quantity
+from xtrain.plan.plan import Plan
 from xtrain.planner.compile import Compiled, compile_plan
-from xtrain.planner.plan import Plan
 
 MOE = "model qwen3_moe { dim = 64, layers = 4, heads = 8, kv_heads = 4, experts = 8, expert_ffn = 32 }"
 WHOLE = MOE.replace(" }", ", experts_per_token = 8 }")

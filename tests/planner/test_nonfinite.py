@@ -2,8 +2,8 @@
 
 import pytest
 
-from xtrain.planner.plan import Plan
-from xtrain.planner.report.render import render
+from xtrain.plan.plan import Plan
+from xtrain.planner.review.page import render
 
 SAVED = "every 10 steps checkpoint"
 

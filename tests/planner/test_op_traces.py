@@ -5,11 +5,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from xtrain.blocks.op_trace import MATMUL, CollectiveCall, FsdpUnit, OpTrace, TracedTensor
 from xtrain.planner.costs.block_trace import TP
 from xtrain.planner.costs.block_trace import _multiply_meanwhile as multiply_meanwhile
-from xtrain.planner.costs.frozen_trace import without_frozen
-from xtrain.planner.costs.memory_simulator import Handling, Recompute, backward, bytes_for_backward, forward, second_run
-from xtrain.planner.costs.op_trace import MATMUL, CollectiveCall, FsdpUnit, OpTrace, TracedTensor
+from xtrain.planner.costs.memory_simulator import (
+    Handling,
+    Recompute,
+    backward,
+    bytes_for_backward,
+    forward,
+    second_run,
+    without_frozen,
+)
 
 SHAPE = "model llama {{ dim = 64, layers = {layers}, heads = 8, kv_heads = 4, ffn = 192 }}"
 TOKENS, DIM, HEADS, KEYS, FFN, VOCAB = 2 * 256, 64, 8, 4, 192, 258

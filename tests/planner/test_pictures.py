@@ -7,9 +7,9 @@ import pytest
 from attrs import evolve
 from lark import Lark
 
+from xtrain.plan.plan import Edge, Node
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.plan import Edge, Node
-from xtrain.planner.report.pictures import GROUPS, dot, mermaid
+from xtrain.planner.review.show import GROUPS, dot, mermaid
 
 SPECS = sorted((Path(__file__).parents[2] / "specs").glob("*.xtrain"))
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.distributed.pipelining import schedules
 
-from xtrain.planner.costs.bubble import bubble, waiting
-from xtrain.planner.costs.pipeline_order import PipelineAction, gathered_stages, order
-from xtrain.planner.mesh.stages import pipeline_of, stages_of_rank
+from xtrain.plan.pipeline import PipelineAction, gathered_stages, order, pipeline_of, stages_of_rank
+from xtrain.planner.costs.estimates import bubble, waiting
 
 LOOPED = {
     "interleaved_1f1b": schedules.ScheduleInterleaved1F1B,

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from state_bytes import state_bytes
 
 from xtrain.dsl.load import load_spec
+from xtrain.plan.mesh import local_shapes, piece
+from xtrain.plan.serialise import dumps, from_json
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.mesh.placement import local_shapes
-from xtrain.planner.mesh.sharding import piece
-from xtrain.planner.serialise import dumps, from_json
 
 from .conftest import spec_text
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from xtrain.dsl.load import load_spec
-from xtrain.planner.graph.provenance import spell
+from xtrain.plan.views import spell
 from xtrain.planner.load import plan_from_path
 
 ROOT = Path(__file__).parents[2]

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xtrain.dsl.schema.setting import AUTO
-from xtrain.planner.graph.recorded_ranks import recorded_ranks
-from xtrain.planner.graph.spans import ProfiledSteps, meeting
-from xtrain.planner.report.render import render
+from xtrain.plan.graph import recorded_ranks
+from xtrain.planner.review.page import render
+from xtrain.planner.rules.schedule import ProfiledSteps, meeting
 
 CUDA = "launch { device = cuda }"
 

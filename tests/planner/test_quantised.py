@@ -5,11 +5,11 @@ from agreement import hold_against_the_trace
 from topologies import Topology
 from traces import is_as_planned, plan_of
 
-from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, mismatches, weight_mismatches
+from xtrain.plan.checkpoints import checkpoint_contents, mismatches, weight_mismatches
+from xtrain.plan.serialise import dumps, from_json, to_json
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.report.render import render
-from xtrain.planner.serialise import dumps, from_json, to_json
-from xtrain.runtime.tracing.trace import trace_plan
+from xtrain.planner.review.page import render
+from xtrain.runtime.inspect.trace import trace_plan
 
 SHAPE = "model llama { dim = 128, layers = 2, heads = 8, kv_heads = 4, ffn = 256, frozen = [%s] }"
 PART = SHAPE % '"embed_tokens", "layers.*.self_attn", "layers.1.mlp", "norm"'

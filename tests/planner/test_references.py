@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from model_folders import CONFIG, safetensors, shapes
 
-from xtrain.planner.compare.resumable import resumable
+from xtrain.plan.plan import Plan
 from xtrain.planner.compile import compile_plan
 from xtrain.planner.load import plan_from_path
-from xtrain.planner.plan import Plan
-from xtrain.planner.report.render import render
+from xtrain.planner.review.page import render
+from xtrain.planner.review.resumable import resumable
 
 from .conftest import spec_text
 from .test_losses import PAIRS, SAMPLED

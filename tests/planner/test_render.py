@@ -10,19 +10,20 @@ import pytest
 from attrs import evolve
 
 from xtrain.dsl.diagnostics.diagnostic import shows_color
+from xtrain.plan.estimates import Memory, Remedy, Times, Traffic
+from xtrain.plan.plan import Check, Traced
+from xtrain.plan.views import headroom
 from xtrain.planner.compile import resolve
-from xtrain.planner.costs.disk import disk_of
-from xtrain.planner.costs.headroom import headroom
+from xtrain.planner.costs.run import disk_of
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.plan import Check, Memory, Remedy, Times, Traced, Traffic
-from xtrain.planner.report import render_head
-from xtrain.planner.report.render import PARTS, render, render_summary
-from xtrain.planner.report.render_training import breakpoints
-from xtrain.planner.report.text import LONGEST, Page, shorten
-from xtrain.planner.rules.remedies import changes_of
+from xtrain.planner.review import page as render_head
+from xtrain.planner.review.page import PARTS, render, render_summary
+from xtrain.planner.review.training import breakpoints
+from xtrain.planner.rules.costs import changes_of
 from xtrain.planner.rules.rule_inputs import Verdicts
 from xtrain.planner.rules.validate import validate
-from xtrain.planner.units import WIDTH, bytes_text, count_text, flops_text, plural, rate_text, seconds_text
+from xtrain.text.page import LONGEST, Page, shorten
+from xtrain.text.units import WIDTH, bytes_text, count_text, flops_text, plural, rate_text, seconds_text
 
 SPECS = sorted((Path(__file__).parents[2] / "specs").glob("*.xtrain"))
 ESCAPE = re.compile(r"\x1b\[\d+m")

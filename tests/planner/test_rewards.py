@@ -3,10 +3,10 @@
 import pytest
 from attrs import evolve
 
-from xtrain.planner.architecture import Architecture
-from xtrain.planner.compare.resumable import resumable
+from xtrain.plan.architecture import Architecture
+from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_text
-from xtrain.planner.plan import Plan
+from xtrain.planner.review.resumable import resumable
 
 SPEC = """experiment small {{ seed = 1, budget = 40 steps }}
 model {model}

@@ -6,14 +6,14 @@ import pytest
 from attrs import evolve, fields
 from every_setting import alternatives
 
-from xtrain.dsl.quantity import Quantity
-from xtrain.dsl.schema.rollout import Rollout
+from xtrain.dsl.schema.policy import Rollout
 from xtrain.dsl.schema.setting import Role
-from xtrain.planner.compare.resumable import resumable
+from xtrain.dsl.values import Quantity
+from xtrain.plan.timeline import counted_arithmetic, epoch_rows
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.report.render import render
-from xtrain.planner.schedule.horizon import counted_arithmetic, epoch_rows
-from xtrain.planner.units import bytes_text, seconds_text
+from xtrain.planner.review.page import render
+from xtrain.planner.review.resumable import resumable
+from xtrain.text.units import bytes_text, seconds_text
 
 BLOCKS = {
     "dataset": 'dataset code { source = jsonl("a/*.jsonl"), prompt = "q", response = "a", template = "plain"\n'

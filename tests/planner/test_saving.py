@@ -2,10 +2,10 @@
 
 import pytest
 
-from xtrain.dsl.metric import MeasuredNumber
-from xtrain.planner.costs.disk import disk_of
+from xtrain.dsl.values import MeasuredNumber
+from xtrain.planner.costs.run import disk_of
 from xtrain.planner.rules.validate import check_spec
-from xtrain.planner.units import bytes_text
+from xtrain.text.units import bytes_text
 
 SAVING = ("setup.checkpoint", "tick.checkpoint", "tick.model", "step.await_copy", "step.put_off_save")
 EVERY = "every 10 steps eval code\nevery 20 steps checkpoint"

@@ -3,7 +3,7 @@
 import pytest
 
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.mesh.pipeline import IN_ROUNDS
+from xtrain.planner.derive.pipeline import IN_ROUNDS
 
 SCHEDULES = {
     "1f1b": "Schedule1F1B",

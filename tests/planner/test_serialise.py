@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from xtrain.planner.load import load_plan, plan_from_path
-from xtrain.planner.serialise import PlanError, dumps, from_json, to_json
+from xtrain.plan.serialise import PlanError, dumps, from_json, load_plan, to_json
+from xtrain.planner.load import plan_from_path
 
 MOE = "model qwen3_moe { dim = 64, layers = 4, heads = 8, kv_heads = 4, experts = 8 }"
 

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.schema.serving import Serve
+from xtrain.dsl.schema.cluster import Serve
 from xtrain.dsl.schema.setting import settings_of
+from xtrain.plan.graph import PAGE, window_pages
+from xtrain.plan.plan import Plan
+from xtrain.plan.serialise import from_json, to_json
 from xtrain.planner.compile import Compiled
+from xtrain.planner.graph.server import MOST_ROWS, pages_of, slots_that_fit
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.plan import Plan
-from xtrain.planner.report.render import render
-from xtrain.planner.serialise import from_json, to_json
-from xtrain.planner.serving.fit import slots_that_fit
-from xtrain.planner.serving.pages import MOST_ROWS, PAGE, pages_of, window_pages
+from xtrain.planner.review.page import render
 
 SPEC = Path(__file__).parents[2] / "specs" / "serve_cpu.xtrain"
 

@@ -6,12 +6,10 @@ from math import prod
 import pytest
 from attrs import evolve
 
-from xtrain.planner.plan import Memory, Traffic
-from xtrain.planner.report.show_changes import changes
-from xtrain.planner.report.show_neighbour import find_slot, neighbours, replaced
-from xtrain.planner.report.show_node import NoSuchNode, find_nodes, show_nodes
-from xtrain.planner.report.show_rank import NoSuchRank, members, show_rank
-from xtrain.planner.report.show_why import NoSuchValue, show_why
+from xtrain.plan.estimates import Memory, Traffic
+from xtrain.planner.review.changes import changes
+from xtrain.planner.review.show import NoSuchNode, NoSuchRank, find_nodes, members, show_nodes, show_rank
+from xtrain.planner.review.why import NoSuchValue, find_slot, neighbours, replaced, show_why
 
 MOE = "model qwen3_moe { dim = 64, layers = 4, heads = 8, kv_heads = 4, experts = 8 }"
 EVERY_AXIS = "parallel { pp 2, fsdp 2 { replicate = 2 }, tp 2, cp 4 { ring = 2, ulysses = 2 }, ep 4 }"
@@ -61,7 +59,7 @@ def test_a_rank_says_what_it_holds(large, make_plan):
     text = words(show_rank(large, 45))
     found = re.search(r"PARAMETERS ([\d,]+) in (\d+) tensors", text)
     assert found is not None
-    from xtrain.planner.mesh.placement import local_shapes
+    from xtrain.plan.mesh import local_shapes
 
     local = local_shapes(large, 45)
     assert int(found[1].replace(",", "")) == sum(map(prod, local.values()))

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
+from xtrain.plan.estimates import Memory, Traffic
+from xtrain.plan.plan import Traced
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.plan import Memory, Traced, Traffic
-from xtrain.planner.report.agreement import agreement, ranks_to_trace, with_trace
-from xtrain.planner.report.render import render
-from xtrain.runtime.tracing.trace import trace_plan
+from xtrain.planner.review.costs import agreement, ranks_to_trace, with_trace
+from xtrain.planner.review.page import render
+from xtrain.runtime.inspect.trace import trace_plan
 
 SPECS = Path(__file__).parents[2] / "specs"
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from xtrain.cli.main import main
-from xtrain.planner.plan import Memory, Traced
-from xtrain.planner.report.text import LONGEST
+from xtrain.plan.estimates import Memory
+from xtrain.plan.plan import Traced
+from xtrain.text.page import LONGEST
 
 ROOT = Path(__file__).parents[2]
 SMALL = "specs/two_ranks_cpu.xtrain"
@@ -109,7 +110,7 @@ def test_views_of_a_saved_plan(plan, tmp_path):
 
 
 def test_a_trace_is_part_of_the_plan(plan, monkeypatch, tmp_path):
-    trace = pytest.importorskip("xtrain.runtime.tracing.trace")
+    trace = pytest.importorskip("xtrain.runtime.inspect.trace")
     seen = Traced(rank=0, pp=0, memory=Memory(parameters=1, gradients=2, optimizer=3), traffic=(), seconds=0.5)
     monkeypatch.setattr(trace, "trace_plan", lambda plan, ranks, tell: (seen,))
     status, out, _ = plan(SMALL, "--trace", "--out", tmp_path / "plan.json")
@@ -120,9 +121,9 @@ def test_a_trace_is_part_of_the_plan(plan, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("old_torch", [False, True])
 def test_a_plan_that_cannot_be_traced(plan, monkeypatch, old_torch):
-    trace = pytest.importorskip("xtrain.runtime.tracing.trace")
-    from xtrain.runtime.errors import EnvironmentFault
-    from xtrain.runtime.ops import PlanMismatch
+    trace = pytest.importorskip("xtrain.runtime.inspect.trace")
+    from xtrain.runtime.base.errors import EnvironmentFault
+    from xtrain.runtime.base.ops import PlanMismatch
 
     def refuse(plan, ranks, tell):
         message = "it is made for another version"

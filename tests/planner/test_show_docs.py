@@ -8,9 +8,9 @@ import attrs
 import pytest
 
 from xtrain.cli.main import main
-from xtrain.planner.plan import Memory
-from xtrain.planner.report.render import PARTS
-from xtrain.planner.report.render_memory import SHORT
+from xtrain.plan.estimates import Memory
+from xtrain.planner.review.costs import SHORT
+from xtrain.planner.review.page import PARTS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/plan.md").read_text(encoding="utf-8")

@@ -4,12 +4,11 @@ from math import isclose
 
 import pytest
 
-from xtrain.planner.costs import startup
-from xtrain.planner.costs.goodput import goodput_of, restart_of
-from xtrain.planner.costs.startup import startup_of
+from xtrain.plan.mesh import LAZY_FROM
+from xtrain.planner.costs import run as startup
+from xtrain.planner.costs.run import goodput_of, restart_of, startup_of
 from xtrain.planner.load import plan_from_text
-from xtrain.planner.mesh.mesh import LAZY_FROM
-from xtrain.planner.report.render import render
+from xtrain.planner.review.page import render
 
 SPEC = """
 experiment starting {{ budget = 200k steps }}

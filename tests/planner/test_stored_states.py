@@ -2,7 +2,7 @@
 
 import pytest
 
-from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, mismatches
+from xtrain.plan.checkpoints import checkpoint_contents, mismatches
 
 MODEL = "model qwen3 { dim = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 64, tie_embeddings = false }"
 HALVES = "precision { params = bf16 }"

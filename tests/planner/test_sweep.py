@@ -6,11 +6,11 @@ import pytest
 from sweeps import write_spec
 
 from xtrain.components.searches.random import drawn
-from xtrain.dsl.dimension import Between, Listed
 from xtrain.dsl.load import load_spec
+from xtrain.dsl.values import Between, Listed
+from xtrain.planner.compile_sweep import compile_sweep, corners
 from xtrain.planner.load import check_from_spec, plan_from_spec
-from xtrain.planner.report.render_sweep import render_sweep, share_trained
-from xtrain.planner.sweep.compile_sweep import compile_sweep, corners
+from xtrain.planner.review.sweep import render_sweep, share_trained
 
 
 @pytest.fixture(autouse=True)

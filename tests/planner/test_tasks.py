@@ -10,10 +10,10 @@ from topologies import SCHEDULES, Topology
 from traces import plan_of
 
 from xtrain.dsl.load import load_spec
-from xtrain.planner.compare.resumable import resumable
-from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, mismatches
-from xtrain.planner.report.render import render
-from xtrain.planner.serialise import dumps, from_json, to_json
+from xtrain.plan.checkpoints import checkpoint_contents, mismatches
+from xtrain.plan.serialise import dumps, from_json, to_json
+from xtrain.planner.review.page import render
+from xtrain.planner.review.resumable import resumable
 
 from .conftest import spec_text
 

@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 
 from xtrain.dsl.load import load_spec
-from xtrain.planner.compare.resumable import resumable
+from xtrain.plan.graph import groups_node, restarts_of
+from xtrain.plan.plan import Plan
 from xtrain.planner.compile import Compiled, compile_plan
-from xtrain.planner.graph.launcher_args import restarts_of
-from xtrain.planner.graph.replica_groups import groups_node
-from xtrain.planner.plan import Plan
-from xtrain.planner.rules import stack_rules
+from xtrain.planner.review.resumable import resumable
+from xtrain.planner.rules import layout as stack_rules
 from xtrain.planner.rules.validate import check_spec
-from xtrain.runtime.replica import plan_of_group
+from xtrain.runtime.base.process import plan_of_group
 
 SPEC = """
 experiment tiny {{ seed = 1, budget = 100 steps }}

@@ -173,7 +173,7 @@ def test_ticks_in_other_units(load, quantity, expected):
     """The planner lays out every unit, whichever the language offers."""
     from attrs import evolve
 
-    from xtrain.dsl.quantity import Quantity
+    from xtrain.dsl.values import Quantity
     from xtrain.planner.compile import compile_plan
 
     spec = load(every="every 10 steps eval code")

@@ -6,7 +6,7 @@ from math import prod
 
 import pytest
 
-from xtrain.planner.mesh.whole_matrices import MatrixCut, batches
+from xtrain.plan.mesh import MatrixCut, batches
 
 TP, FSDP = MatrixCut("tp", 2, 2), MatrixCut("fsdp", 3, 1)
 

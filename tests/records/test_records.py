@@ -13,17 +13,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xtrain.dsl.schema.actions import ACTIONS
-from xtrain.records.control import ControlRequest
-from xtrain.records.event import Event, UnknownEvent
-from xtrain.records.events import EVENT_TYPES, event_of, events_of
-from xtrain.records.heartbeat import WIDTH, Heartbeat, read_heartbeat
-from xtrain.records.lines import as_object, line_of, object_of, objects, objects_since, plain_value, read, read_all
+from xtrain.records.events import EVENT_TYPES, FailureEvent, RunEndEvent, WarningEvent, event_of, events_of
+from xtrain.records.lines import (
+    Event,
+    Record,
+    UnknownEvent,
+    as_object,
+    line_of,
+    object_of,
+    objects,
+    objects_since,
+    plain_value,
+    read,
+    read_all,
+)
 from xtrain.records.metrics import FREE_NAMES, RankMetrics, StepMetrics
-from xtrain.records.paths import EVENTS_FILE, METRICS_FILE, heartbeat_path, rank_lines_path
-from xtrain.records.record import Record
-from xtrain.records.run_events import FailureEvent, RunEndEvent, WarningEvent
-from xtrain.records.start_events import RunStartEvent
-from xtrain.records.step_events import CheckpointEvent, EvalEvent, GeneratedText, GenerateEvent
+from xtrain.records.names import EVENTS_FILE, METRICS_FILE, heartbeat_path, rank_lines_path
+from xtrain.records.status import WIDTH, ControlRequest, Heartbeat, read_heartbeat
+from xtrain.records.training_events import CheckpointEvent, EvalEvent, GeneratedText, GenerateEvent, RunStartEvent
 
 # The files of a run of six steps on two ranks, as they were written before records had types.
 BEFORE = Path(__file__).parent / "data" / "six_steps"

@@ -3,9 +3,8 @@
 import ast
 from pathlib import Path
 
-from xtrain.records.control_words import ControlState, ControlWord
-from xtrain.records.end_status import EndStatus
 from xtrain.records.events import EVENT_TYPES
+from xtrain.records.names import ControlState, ControlWord, EndStatus
 
 ROOT = Path(__file__).parents[2]
 # Words of other things too: verbs and folders, severities, what a rank or a run is like, columns, keys of plans.

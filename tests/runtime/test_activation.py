@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from towers import tower
 
-from xtrain.planner.architecture import Architecture
-from xtrain.runtime.models import recompute
-from xtrain.runtime.models.activation import compile_blocks, recompute_blocks, replay_routing
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.models.recompute import recomputing, remember
-from xtrain.runtime.ops import PlanMismatch
+from xtrain.plan.architecture import Architecture
+from xtrain.runtime.base.ops import PlanMismatch
+from xtrain.runtime.nn import recompute
+from xtrain.runtime.nn.build import compile_blocks, recompute_blocks, replay_routing
+from xtrain.runtime.nn.recompute import recomputing, remember
+from xtrain.runtime.nn.transformer import ModelParts
 
 RANK: Any = SimpleNamespace(coordinates={"pp": 0}, device=torch.device("cpu"))
 MOE = architecture(**ROUTERS["sigmoid, biased, with shared experts"])

@@ -14,13 +14,12 @@ from torch.distributed._symmetric_memory import _test_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.load import plan_from_spec
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.parallel.axes import TensorAxis
-from xtrain.runtime.parallel.tensor import column_parallel_input, row_parallel_output
-from xtrain.runtime.parallelize.async_tp import overlap_products
-from xtrain.runtime.state import Rank
+from xtrain.planner.review.resumable import resumable
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.nn.axes import TensorAxis, column_parallel_input, row_parallel_output
+from xtrain.runtime.nn.parallelize import overlap_products
 
 ASYNC = ("parallel.tp.overlap=true", "compile.mode=default", "launch.device=cuda")
 

@@ -9,14 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xtrain.planner.architecture import pairs_within
-from xtrain.runtime.models import blockwise
-from xtrain.runtime.models.attention import KERNELS, newest, with_block_masks
-from xtrain.runtime.models.blockwise import BlockLayout
-from xtrain.runtime.models.cache import KeyValueCache
-from xtrain.runtime.models.causal_blocks import causal_blocks
-from xtrain.runtime.models.document_layout import DocumentLayout
-from xtrain.runtime.parallel.attention_blocks import PLAIN, Scores
+from xtrain.plan.architecture import pairs_within
+from xtrain.runtime.nn import blockwise
+from xtrain.runtime.nn.attention import KERNELS, newest, with_block_masks
+from xtrain.runtime.nn.attention_blocks import PLAIN, Scores, causal_blocks
+from xtrain.runtime.nn.batch import DocumentLayout, KeyValueCache
+from xtrain.runtime.nn.blockwise import BlockLayout
 
 B, S, H, K, A = 3, 24, 4, 2, 8
 LENGTHS = [24, 5, 12, 7, 10, 13, 1]  # row 0: one document; row 1: three; row 2: three, the last a single position

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from xtrain.runtime.parallel import attention_blocks as blocks
+from xtrain.runtime.nn import attention_blocks as blocks
 
 N, H, A = 3, 4, 8
 SHAPES = [(6, 6, "causal"), (6, 6, "reversed"), (6, 6, "all"), (8, 4, "all"), (4, 8, "all"), (1, 1, "causal")]

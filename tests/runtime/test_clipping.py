@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from xtrain.runtime import step as training_step
-from xtrain.runtime.parallelize.gradients import squares_of
-from xtrain.runtime.state import NormStatistics, Progress
-from xtrain.runtime.step_state import Step
+from xtrain.runtime.base.state import NormStatistics, Progress
+from xtrain.runtime.loop import step as training_step
+from xtrain.runtime.nn.batch import Step
+from xtrain.runtime.nn.gradients import squares_of
 
 
 def as_published(norms: list[float], deviations: float, decay: float, first: int) -> list[float]:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from attrs import evolve
 
-from xtrain.runtime.generation.trained import alone
-from xtrain.runtime.rollout.completions import KeptCompletions, keep_completions, pack, unpacked
-from xtrain.runtime.rollout.groups import Completion, Prompt, SampledGroup
+from xtrain.runtime.nn.batch import Completion, Prompt, SampledGroup
+from xtrain.runtime.sampling.prompts import KeptCompletions, keep_completions, pack, unpacked
+from xtrain.runtime.sampling.trained_run import alone
 
 
 def prompt(place: int) -> Prompt:

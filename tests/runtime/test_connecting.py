@@ -1,4 +1,4 @@
-"""What ranks ask of the store in which they meet: as planner/costs/startup.py counts it."""
+"""What ranks ask of the store in which they meet: as planner/costs/run.py counts it."""
 
 import importlib.util
 import os
@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from xtrain.planner.load import plan_from_text
-from xtrain.runtime.bootstrap import bootstrap
+from xtrain.runtime.loop.bootstrap import bootstrap
 
 SPEC = """
 experiment two { seed = 1, budget = 1 steps }
@@ -55,7 +55,7 @@ def test_a_rank_connects_as_the_plan_says(lazily, monkeypatch):
     store: Any = object()
     events: list[Any] = []
     records: Any = SimpleNamespace(event=events.append)
-    monkeypatch.setattr("xtrain.runtime.bootstrap._medium_is_exact", lambda: True)
+    monkeypatch.setattr("xtrain.runtime.loop.bootstrap._medium_is_exact", lambda: True)
     assert args["small_products"]  # so that another library is not taken, though it is exact
     bootstrap(plan, requests=SimpleNamespace(), records=records, store=store, **args)  # pyright: ignore[reportArgumentType]
     assert seen == ["1" if lazily else "0"]

@@ -5,16 +5,16 @@ import pytest
 import torch
 from torch import nn
 
-from xtrain.planner.plan import Node
-from xtrain.runtime.data.collate import collators
-from xtrain.runtime.data.packing.row_reader import RawRow
-from xtrain.runtime.input import feed  # noqa: F401  (registers its ops)
-from xtrain.runtime.models.attention import by_document
-from xtrain.runtime.models.block import Attention
-from xtrain.runtime.ops import PlanMismatch, op_of
-from xtrain.runtime.parallel.axes import Axes
-from xtrain.runtime.parallelize.context import ContextKernel, spread_attention
-from xtrain.runtime.state import Rank
+from xtrain.plan.plan import Node
+from xtrain.runtime.base.ops import PlanMismatch, op_of
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.feed import collate as collators
+from xtrain.runtime.feed import setup as feed  # noqa: F401  (registers its ops)
+from xtrain.runtime.feed.packing.stored_rows import RawRow
+from xtrain.runtime.nn.attention import by_document
+from xtrain.runtime.nn.axes import Axes
+from xtrain.runtime.nn.block import Attention
+from xtrain.runtime.nn.parallelize import ContextKernel, spread_attention
 
 
 def rank_at(**coordinates: int) -> Rank:

@@ -14,19 +14,18 @@ from hypothesis import strategies as st
 from xtrain.components.actions import checkpoint_torch
 from xtrain.components.actions import profile_torch as profiling_ops
 from xtrain.dsl.load import load_spec
+from xtrain.plan.arithmetic import arithmetic_of
+from xtrain.plan.plan import Counted, Plan, PlanTick
+from xtrain.plan.step_sizes import StepSizes
+from xtrain.plan.timeline import MOST_LOOKED_AT, as_known, count_node, count_saves, known_arithmetic, steps_due
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.plan import Counted, Plan, PlanTick
-from xtrain.planner.report.render import render
-from xtrain.planner.schedule.arithmetic import arithmetic_of
-from xtrain.planner.schedule.counts import MOST_LOOKED_AT, count_node, count_saves, steps_due
-from xtrain.planner.schedule.horizon import as_known, known_arithmetic
-from xtrain.planner.schedule.step_sizes import StepSizes
-from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.checkpoint.saver import Saver
-from xtrain.runtime.execution.node_calls import NodeCalls
-from xtrain.runtime.executor import Executor
-from xtrain.runtime.profiling.profile import Profile
-from xtrain.runtime.step_state import Step
+from xtrain.planner.review.page import render
+from xtrain.runtime.inspect.profile import Profile
+from xtrain.runtime.loop.executor import Executor
+from xtrain.runtime.loop.node_calls import NodeCalls
+from xtrain.runtime.nn.batch import Step
+from xtrain.runtime.store.checkpoints import CheckpointFolder
+from xtrain.runtime.store.saver import Saver
 
 SPEC = """
 experiment counted {{ budget = {steps} steps }}

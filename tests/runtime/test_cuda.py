@@ -6,9 +6,9 @@ import sys
 import pytest
 import torch
 
-from xtrain.runtime.models.attention import KERNELS, with_block_masks
-from xtrain.runtime.models.document_layout import DocumentLayout
-from xtrain.runtime.parallel.attention_blocks import PLAIN
+from xtrain.runtime.nn.attention import KERNELS, with_block_masks
+from xtrain.runtime.nn.attention_blocks import PLAIN
+from xtrain.runtime.nn.batch import DocumentLayout
 
 pytestmark = pytest.mark.gpu
 

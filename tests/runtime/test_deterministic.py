@@ -5,9 +5,9 @@ import os
 import pytest
 import torch
 
-from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.load import plan_from_text
-from xtrain.runtime.executor import Executor
+from xtrain.planner.review.resumable import resumable
+from xtrain.runtime.loop.executor import Executor
 
 SPEC = """
 experiment same {{ seed = 1, budget = 3 steps }}

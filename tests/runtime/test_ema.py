@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from xtrain.runtime.training.ema import Weights, keep_average, share_of, trade_halves
+from xtrain.runtime.nn.averages import Weights, keep_average, share_of, trade_halves
 
 
 class Toy(nn.Module):

@@ -20,16 +20,16 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.utils._python_dispatch import TorchDispatchMode
 from towers import tower
 
-from xtrain.planner.architecture import Architecture
-from xtrain.runtime.models.activation import recompute_blocks, replay_routing
-from xtrain.runtime.models.moe import MoE
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.ops import PlanMismatch
-from xtrain.runtime.parallel.axes import Axes, TensorAxis
-from xtrain.runtime.parallel.mesh import Meshes
-from xtrain.runtime.parallelize import fsdp
-from xtrain.runtime.parallelize.experts import shard_experts, spread_experts
-from xtrain.runtime.training.router_step import RouterCounts, balance
+from xtrain.plan.architecture import Architecture
+from xtrain.runtime.base.mesh import Meshes
+from xtrain.runtime.base.ops import PlanMismatch
+from xtrain.runtime.loop.metrics import RouterCounts, balance
+from xtrain.runtime.nn import parallelize as fsdp
+from xtrain.runtime.nn.axes import Axes, TensorAxis
+from xtrain.runtime.nn.build import recompute_blocks, replay_routing
+from xtrain.runtime.nn.moe import MoE
+from xtrain.runtime.nn.parallelize import shard_experts, spread_experts
+from xtrain.runtime.nn.transformer import ModelParts
 
 pytestmark = pytest.mark.distributed
 

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 from faulty_disk import FaultyDisk
 
-from xtrain.runtime import worker
-from xtrain.runtime.control import signals
-from xtrain.runtime.control.signals import StopRequests
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.files import lines
-from xtrain.runtime.monitoring.failing import report_deadline, report_failure
-from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.base import json_lines as lines
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.loop import worker
+from xtrain.runtime.observe import stopping as signals
+from xtrain.runtime.observe.records import Records
+from xtrain.runtime.observe.stopping import StopRequests, report_deadline, report_failure
 
 FULL = Path("/dev/full")
 

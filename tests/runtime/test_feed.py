@@ -15,31 +15,28 @@ from xtrain.components.collators.pack_torch import pack
 from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.components.packings.sequential_run import pack as pack_sequential
+from xtrain.plan.arithmetic import Arithmetic
+from xtrain.plan.mesh import AXES
+from xtrain.plan.plan import PlanPhase, Timeline
+from xtrain.plan.step_sizes import StepSizes
+from xtrain.plan.timeline import counted_timeline
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.mesh.mesh import AXES
-from xtrain.planner.plan import PlanPhase, Timeline
-from xtrain.planner.schedule.arithmetic import Arithmetic
-from xtrain.planner.schedule.horizon import counted_timeline
-from xtrain.planner.schedule.step_sizes import StepSizes
-from xtrain.records.event import Event
 from xtrain.records.events import event_of
-from xtrain.records.lines import objects_since
-from xtrain.records.start_events import DataEvent, TokeniseEvent
-from xtrain.runtime.data.collate.collators import compose
-from xtrain.runtime.data.documents.tokenizers import load_tokenizer
-from xtrain.runtime.data.loading.curriculum import Curriculum
-from xtrain.runtime.data.loading.loader import RowLoader
-from xtrain.runtime.data.loading.training_rows import TrainingRows
-from xtrain.runtime.data.packing.row_reader import RowReader
-from xtrain.runtime.data.records.bad_records import BadRecordReport
-from xtrain.runtime.data.stores.store import TokenStore
-from xtrain.runtime.input import feed as feed_module
-from xtrain.runtime.input.feed import Feed, report_rows
-from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
-from xtrain.runtime.monitoring.waiting import first_of_machine
-from xtrain.runtime.ops import OPS
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Rank
+from xtrain.records.lines import Event, objects_since
+from xtrain.records.training_events import DataEvent, TokeniseEvent
+from xtrain.runtime.base.ops import OPS
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.feed import setup as feed_module
+from xtrain.runtime.feed.collate import compose
+from xtrain.runtime.feed.curriculum import Curriculum, TrainingRows
+from xtrain.runtime.feed.loader import RowLoader
+from xtrain.runtime.feed.packing.stored_rows import RowReader
+from xtrain.runtime.feed.records import BadRecordReport
+from xtrain.runtime.feed.setup import Feed, report_rows
+from xtrain.runtime.feed.token_store import TokenStore
+from xtrain.runtime.feed.tokenizers import load_tokenizer
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter, first_of_machine
+from xtrain.runtime.observe.records import Records
 
 
 def rank_of(number: int, world: int, local: int) -> Rank:

@@ -21,7 +21,7 @@ import os
 from pathlib import Path
 import torch
 from xtrain.planner.load import plan_from_spec
-from xtrain.runtime.executor import Executor
+from xtrain.runtime.loop.executor import Executor
 plan = plan_from_spec(Path("first.xtrain")).plan
 Executor(plan, Path("run"), rank=0)._set_up(0.0)
 x = (torch.arange(1 << 17) % 257).double()

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from xtrain.dsl.schema.fp8 import RECIPES
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.models import fp8
-from xtrain.runtime.models.fp8 import Fp8Matrix
-from xtrain.runtime.models.layers import Linear
-from xtrain.runtime.models.recompute import SAVED, RecomputeFunction
-from xtrain.runtime.models.set_fp8 import check_device
-from xtrain.runtime.parallel.axes import Axes
+from xtrain.dsl.schema.precision import RECIPES
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.nn import number_formats as fp8
+from xtrain.runtime.nn.axes import Axes
+from xtrain.runtime.nn.build import check_device
+from xtrain.runtime.nn.layers import Linear
+from xtrain.runtime.nn.number_formats import Fp8Matrix
+from xtrain.runtime.nn.recompute import SAVED, RecomputeFunction
 
 RECIPE_NAMES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 

@@ -17,11 +17,11 @@ from torch import Tensor
 from xtrain.cli.main import main
 from xtrain.components.collators.pack_torch import pack
 from xtrain.dsl.schema.losses import LATER, LATER_LABELS
+from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_text
-from xtrain.planner.plan import Plan
-from xtrain.runtime.data.collate.samples import Sample, Samples
-from xtrain.runtime.generation.trained import alone, whole_model
-from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.feed.microbatch import Sample, Samples
+from xtrain.runtime.nn.batch import ModelBatch
+from xtrain.runtime.sampling.trained_run import alone, whole_model
 
 DIM, HEADS, WIDTH, LAYERS, MODULES, WEIGHT, THETA = 24, 2, 6, 2, 2, 0.7, 500.0
 SPEC = f"""experiment small {{{{ seed = 1, budget = 3 steps }}}}

@@ -7,14 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from xtrain.dsl.schema.rope import Rope
-from xtrain.planner.architecture import RotaryAngles
+from xtrain.dsl.schema.model_config import Rope
+from xtrain.plan.architecture import RotaryAngles
 from xtrain.planner.load import plan_from_spec
-from xtrain.runtime.executor import Executor
-from xtrain.runtime.models import fused
-from xtrain.runtime.models.fused import Fusible, normed_and_turned, silu_times, turned
-from xtrain.runtime.models.layers import Rotation
-from xtrain.runtime.models.rms_norm import rms_norm
+from xtrain.runtime.loop.executor import Executor
+from xtrain.runtime.nn import fused
+from xtrain.runtime.nn.fused import Fusible, normed_and_turned, rms_norm, silu_times, turned
+from xtrain.runtime.nn.layers import Rotation
 
 CLOSE = {torch.float64: 1e-13, torch.float32: 2e-6}
 B, S, H, A, D = 3, 70, 2, 8, 24

@@ -11,8 +11,8 @@ from xtrain.components.actions.generate_torch import generate
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.dsl.schema.model import FAMILIES, expert_families
 from xtrain.dsl.schema.setting import settings_of
-from xtrain.runtime.generation.sampling import NO_TOKEN, Draws, Sampling
-from xtrain.runtime.generation.text_generator import LogitsNotFinite, Prompts
+from xtrain.runtime.nn.texts import NO_TOKEN, Draws, Sampling
+from xtrain.runtime.sampling.text_generator import LogitsNotFinite, Prompts
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = [[256, *b"def f"], [256, *b"a"], [256, *b"while true:"]]

@@ -7,9 +7,9 @@ from attrs import evolve
 from loss_inputs import head
 from torch import Tensor
 
-from xtrain.runtime.models.head_product import HeadFactors
-from xtrain.runtime.models.loss import IGNORE, Term, token_losses, whole_logits
-from xtrain.runtime.models.token_statistics import token_statistics
+from xtrain.runtime.nn.head_product import HeadFactors
+from xtrain.runtime.nn.loss import IGNORE, Term, token_losses, whole_logits
+from xtrain.runtime.nn.unit_losses import token_statistics
 
 T, D, V, R = 23, 8, 37, 3
 SPANS = ((0, 9, 2.0), (9, 9, 1.0), (9, 20, 0.5))  # tokens behind the last go through none

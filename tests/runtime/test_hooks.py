@@ -10,13 +10,12 @@ from projects import Project
 from torch import nn
 
 from xtrain.dsl.user_parts.files import find_module, module_digest
-from xtrain.dsl.user_parts.places import PLACES
-from xtrain.runtime.data.part_decorators import hook
-from xtrain.runtime.data.user_parts import PartFailed
-from xtrain.runtime.hooks.bodies import user_body
-from xtrain.runtime.hooks.calls import event_hook
-from xtrain.runtime.state import Progress
-from xtrain.runtime.step_state import Step
+from xtrain.dsl.user_parts.kinds import PLACES
+from xtrain.runtime.base.part_decorators import hook
+from xtrain.runtime.base.state import Progress
+from xtrain.runtime.base.user_parts import PartFailed
+from xtrain.runtime.loop.hooks import event_hook, user_body
+from xtrain.runtime.nn.batch import Step
 
 HEAD = "import torch\nfrom xtrain import hook\n"
 SPEC = """

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.runtime.executor import Executor
-from xtrain.runtime.parallel.side_stream import beside
+from xtrain.runtime.loop.agreement import beside
+from xtrain.runtime.loop.executor import Executor
 
 ASKING = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__contains__")
 MODELS = {
@@ -21,14 +21,13 @@ MODELS = {
 }
 ROOT = Path(sys.modules["xtrain"].__file__ or "").parent
 # What passes a question on.
-THROUGH = ("runtime/parallel/fake.py",)
+THROUGH = ("runtime/base/device.py",)
 # Kernels of a CPU alone, which are shown where numbers lie in its memory.
-OF_CPU = {("runtime/models/fused.py", "numpy")}
+OF_CPU = {("runtime/nn/fused.py", "numpy")}
 # What lies in the memory of the host on any device, of a microbatch.
 OF_HOST = {
-    ("runtime/models/document_layout.py", "tolist"): 1,
-    ("runtime/data/collate/batch.py", "tolist"): 1,
-    ("runtime/data/collate/documents.py", "tolist"): 2,
+    ("runtime/nn/batch.py", "tolist"): 1,
+    ("runtime/feed/microbatch.py", "tolist"): 3,
 }
 
 
@@ -94,12 +93,12 @@ def test_a_step_asks_its_device_once(model, clip, tmp_path, monkeypatch):
     each = {key: (more[key] - fewer[key]) / 3 for key in more | fewer if more[key] != fewer[key] and key not in OF_CPU}
     expected = {
         **{key: 2 * count for key, count in OF_HOST.items()},
-        ("runtime/parallelize/gradients.py", "tolist"): 1,  # norm and loss, before the update
+        ("runtime/nn/gradients.py", "tolist"): 1,  # norm and loss, before the update
     }
     if model == "experts":
         expected |= {
-            ("runtime/training/router_step.py", "tolist"): 1,  # of a record
-            ("runtime/models/moe.py", "tolist"): 2 * 2,  # rows of each expert, which one kernel for all needs not
+            ("runtime/loop/metrics.py", "tolist"): 1,  # of a record
+            ("runtime/nn/moe.py", "tolist"): 2 * 2,  # rows of each expert, which one kernel for all needs not
         }
     assert each == expected
 

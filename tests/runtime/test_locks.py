@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.files import locks
-from xtrain.runtime.files.locks import LAUNCHER_LOCK, hold
+from xtrain.runtime.base import locks
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.locks import LAUNCHER_LOCK, hold
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from attrs import evolve
 from loss_inputs import T, head, inputs
 from ranks import on_ranks
 
-from xtrain.runtime.models.loss import IGNORE, token_losses
-from xtrain.runtime.models.loss import whole_logits as whole_logits_of
-from xtrain.runtime.parallel.axes import TensorAxis
-from xtrain.runtime.parallel.collectives import shared
+from xtrain.runtime.base.collectives import shared
+from xtrain.runtime.nn.axes import TensorAxis
+from xtrain.runtime.nn.loss import IGNORE, token_losses
+from xtrain.runtime.nn.loss import whole_logits as whole_logits_of
 
 CASES = [(0.0, None), (0.3, None), (0.3, 1.5)]
 

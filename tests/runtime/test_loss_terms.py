@@ -8,9 +8,9 @@ from loss_inputs import T, V, head, inputs
 from ranks import on_ranks
 
 from xtrain.components.losses.cross_entropy_torch import cross_entropy
-from xtrain.runtime.models.loss import IGNORE, Term, token_losses
-from xtrain.runtime.parallel.axes import TensorAxis
-from xtrain.runtime.parallel.collectives import shared
+from xtrain.runtime.base.collectives import shared
+from xtrain.runtime.nn.axes import TensorAxis
+from xtrain.runtime.nn.loss import IGNORE, Term, token_losses
 
 SMOOTHING = 0.2
 Z = 0.3

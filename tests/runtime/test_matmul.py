@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from xtrain.runtime.bootstrap import set_matmul
+from xtrain.runtime.loop.bootstrap import set_matmul
 
 CPU = torch.device("cpu")
 ROUNDS = {

@@ -12,10 +12,10 @@ from mixtures import CLAMPED, PLAIN, ROUTERS, architecture, fill, mixture, token
 from torch import Tensor
 from towers import tower
 
-from xtrain.planner.blocks.experts import ExpertsLayer
-from xtrain.runtime.models.moe import ExpertWeights, MoE, can_group, grouped, one_by_one
-from xtrain.runtime.parallel.axes import Axes
-from xtrain.runtime.training.router_step import RouterMetrics, balance
+from xtrain.blocks.feed_forward import ExpertsLayer
+from xtrain.runtime.loop.metrics import RouterMetrics, balance
+from xtrain.runtime.nn.axes import Axes
+from xtrain.runtime.nn.moe import ExpertWeights, MoE, can_group, grouped, one_by_one
 
 ROWS = 5
 

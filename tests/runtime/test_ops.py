@@ -2,10 +2,10 @@
 
 import pytest
 
-from xtrain.planner.architecture import Architecture
-from xtrain.planner.compare.resumable_rules import RULES
-from xtrain.planner.plan import Node
-from xtrain.runtime.ops import COMPONENTS, Op, PlanMismatch, load_ops, op_named
+from xtrain.plan.architecture import Architecture
+from xtrain.plan.plan import Node
+from xtrain.planner.review.resuming_rules import RULES
+from xtrain.runtime.base.ops import COMPONENTS, Op, PlanMismatch, load_ops, op_named
 
 
 def make(model: str, size: int, factor: float = 2.0) -> str:

@@ -9,10 +9,10 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 
 from xtrain.planner.load import plan_from_text
-from xtrain.runtime.parallel.fake import FakeDevice
-from xtrain.runtime.tracing import program
-from xtrain.runtime.tracing.own_pieces import Pieces, own_pieces
-from xtrain.runtime.tracing.trace import trace_rank
+from xtrain.runtime.base.device import FakeDevice
+from xtrain.runtime.inspect import trace as program
+from xtrain.runtime.inspect.observer import Pieces, own_pieces
+from xtrain.runtime.inspect.trace import trace_rank
 
 # 64 ranks with two experts each, which 32 ranks share: they are cut behind their first dim.
 EXPERTS = """

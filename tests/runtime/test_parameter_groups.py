@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from xtrain.components.optimizers.lion_torch import LionOptimizer
 from xtrain.dsl.load import load_spec
+from xtrain.plan.plan import Plan
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.plan import Plan
-from xtrain.runtime.models.tensors import optimizer_tensors
-from xtrain.runtime.ops import PlanMismatch, load_ops, op_of
-from xtrain.runtime.state import Progress
-from xtrain.runtime.step_state import Step
-from xtrain.runtime.training.optimizer import set_group
+from xtrain.runtime.base.ops import PlanMismatch, load_ops, op_of
+from xtrain.runtime.base.state import Progress
+from xtrain.runtime.nn.batch import Step
+from xtrain.runtime.nn.optimizer import set_group
+from xtrain.runtime.nn.weights import optimizer_tensors
 
 SPEC = """
 experiment groups { budget = 10 steps }

@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.reporting import packages
-from xtrain.runtime.reporting.packages import check_schedule, package_faults
+from xtrain.runtime.base import packages
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.packages import check_schedule, package_faults
 
 
 @pytest.mark.parametrize("schedule", ["zero_bubble", "zbv"])

@@ -14,21 +14,19 @@ from small_checkpoints import save
 
 from xtrain.cli import rewrite
 from xtrain.components.packings.sequential_run import pack
-from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.checkpoint.publish import Publisher
-from xtrain.runtime.checkpoint.rollback_state import RollbackState, read_rollback
-from xtrain.runtime.data.packing.rows_cache import cached_rows, open_rows
-from xtrain.runtime.data.packing.split import FILES, cached_split
-from xtrain.runtime.data.records.bad_records import BadRecordReport
-from xtrain.runtime.data.stores.durable import replace_file
-from xtrain.runtime.data.stores.store import TokenStore
-from xtrain.runtime.data.tokenising import tokenise
-from xtrain.runtime.data.tokenising.build import build_store
-from xtrain.runtime.data.tokenising.claims import CLAIM
-from xtrain.runtime.export.new_folder import new_folder
-from xtrain.runtime.files import durable
-from xtrain.runtime.files.lines import add_to_last, trim_after
-from xtrain.runtime.reference.column import ColumnWriter, open_column, write_column
+from xtrain.runtime.base import files as durable
+from xtrain.runtime.base.files import replace_file
+from xtrain.runtime.base.json_lines import add_to_last, trim_after
+from xtrain.runtime.feed.packing.stored_rows import FILES, cached_rows, cached_split, open_rows
+from xtrain.runtime.feed.prepared import build_store
+from xtrain.runtime.feed.records import BadRecordReport
+from xtrain.runtime.feed.token_store import TokenStore
+from xtrain.runtime.feed.tokenizing import tokenize as tokenise
+from xtrain.runtime.feed.tokenizing.tokenize import CLAIM
+from xtrain.runtime.sampling.reference_column import ColumnWriter, open_column, write_column
+from xtrain.runtime.store.checkpoints import CheckpointFolder
+from xtrain.runtime.store.export_folder import new_folder
+from xtrain.runtime.store.publication import Publisher, RollbackState, read_rollback
 
 
 class Publication(NamedTuple):

@@ -1,6 +1,6 @@
 """How far a run has come, put back from what a checkpoint keeps."""
 
-from xtrain.runtime.state import Progress
+from xtrain.runtime.base.state import Progress
 
 
 def test_what_was_measured_after_the_step_of_a_checkpoint_is_known_again() -> None:

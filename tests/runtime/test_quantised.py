@@ -5,11 +5,11 @@ import pytest
 import torch
 from quantised_vectors import BLOCKS, SHAPES, digest, key, numbers, vectors
 
-from xtrain.dsl.schema.bases import BASES, Base
-from xtrain.runtime.models import quantised
-from xtrain.runtime.models.layers import Linear
-from xtrain.runtime.models.quantised import QuantisedMatrix
-from xtrain.runtime.models.recompute import SAVED, RecomputeFunction
+from xtrain.dsl.schema.precision import BASES, Base
+from xtrain.runtime.nn import number_formats as quantised
+from xtrain.runtime.nn.layers import Linear
+from xtrain.runtime.nn.number_formats import QuantisedMatrix
+from xtrain.runtime.nn.recompute import SAVED, RecomputeFunction
 
 
 def whole(base: Base, shape: tuple[int, ...]) -> QuantisedMatrix:

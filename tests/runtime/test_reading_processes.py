@@ -20,25 +20,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
+from xtrain.plan.arithmetic import arithmetic_of
+from xtrain.plan.learning_rate import learning_rate
+from xtrain.plan.mesh import AXES
+from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_text
-from xtrain.planner.mesh.mesh import AXES
-from xtrain.planner.plan import Plan
-from xtrain.planner.schedule.arithmetic import arithmetic_of
-from xtrain.planner.schedule.learning_curve import learning_rate
-from xtrain.runtime.data.collate.batch import Microbatch
-from xtrain.runtime.data.collate.collators import Stage
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.loading.loader import RowLoader
-from xtrain.runtime.data.loading.prepared import prepared_from
-from xtrain.runtime.data.loading.training_rows import TrainingRows, curriculum_of
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.input import reading_processes
-from xtrain.runtime.input.feed import Feed, ahead_of
-from xtrain.runtime.input.reading_messages import receive_answer, send_answer, send_failure
-from xtrain.runtime.input.reading_process import chain_of, read_recipe, serve
-from xtrain.runtime.input.reading_processes import ReaderProcess, ReaderProcesses, mapped_from
-from xtrain.runtime.state import Rank
-from xtrain.runtime.training.scheduler import build_schedule
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.feed import reading_ahead as reading_processes
+from xtrain.runtime.feed.collate import Stage
+from xtrain.runtime.feed.curriculum import TrainingRows, curriculum_of
+from xtrain.runtime.feed.loader import RowLoader
+from xtrain.runtime.feed.microbatch import Microbatch
+from xtrain.runtime.feed.prepared import prepared_from
+from xtrain.runtime.feed.reading_ahead import (
+    ReaderProcess,
+    ReaderProcesses,
+    mapped_from,
+    receive_answer,
+    send_answer,
+    send_failure,
+)
+from xtrain.runtime.feed.reading_process import chain_of, read_recipe, serve
+from xtrain.runtime.feed.setup import Feed, ahead_of
+from xtrain.runtime.nn.optimizer import build_schedule
 
 SPEC = """
 experiment reading {{ seed = 3, budget = 60 steps }}
@@ -328,7 +334,7 @@ def test_an_error_of_a_step_is_raised_and_the_process_goes_on(plan, loader, monk
 
     broken = evolve(loader.collate, stages=(Stage(name="x", takes="", gives="", function=fail),))
     ours, theirs = Pipe()
-    monkeypatch.setattr("xtrain.runtime.input.reading_process.chain_of", lambda plan, rank: broken)
+    monkeypatch.setattr("xtrain.runtime.feed.reading_process.chain_of", lambda plan, rank: broken)
     thread = threading.Thread(target=_until_closed, args=(theirs,), daemon=True)
     thread.start()
     ours.send_bytes(processes(plan, loader, 1, [])._recipe())

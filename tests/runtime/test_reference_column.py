@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.reference import shared
-from xtrain.runtime.reference.column import ColumnWriter, column_key, open_column, write_column
-from xtrain.runtime.reference.shared import SharedColumn
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.sampling import reference_column as shared
+from xtrain.runtime.sampling.reference_column import ColumnWriter, SharedColumn, column_key, open_column, write_column
 
 PLACES, NUMBERS = np.array([[1, -1, 4]]), np.array([[-0.5, -9.0, -2.0]])
 

@@ -15,10 +15,10 @@ from xtrain.components.collators.pack_torch import pack
 from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.dsl.schema.losses import MISMATCHED, REF
-from xtrain.runtime.data.collate.collators import compose
-from xtrain.runtime.data.packing.row_reader import RawRow, mismatched
-from xtrain.runtime.models.tensors import model_tensors
-from xtrain.runtime.reference.mismatched import PointEstimate, exchanged_rows
+from xtrain.runtime.feed.collate import compose
+from xtrain.runtime.feed.packing.stored_rows import RawRow, mismatched
+from xtrain.runtime.nn.weights import model_tensors
+from xtrain.runtime.sampling.reference_weights import PointEstimate, exchanged_rows
 
 TRL = json.loads((Path(__file__).parents[1] / "support" / "loss_vectors.json").read_text())["kto_estimated"]
 DOCUMENTS = [([256, 10, 11], [20, 21, 22, 257]), ([256, 12], [30, 257]), ([256, 13, 14, 15], [40, 41, 257])]

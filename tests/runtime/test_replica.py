@@ -8,18 +8,18 @@ import torch
 
 from xtrain.components.stacks.torchft import BUCKET, bucket_sizes
 from xtrain.components.stacks.torchft_quorum_torch import buckets_of
+from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.plan import Plan
-from xtrain.planner.rules import stack_rules
+from xtrain.planner.rules import layout as stack_rules
+from xtrain.records.events import WarningEvent
 from xtrain.records.metrics import StepMetrics
-from xtrain.records.run_events import WarningEvent
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.launch.preflight import check_groups
-from xtrain.runtime.ops import PlanMismatch
-from xtrain.runtime.replica import GROUP, START, ReplicaGroup, group_of_rank, plan_of_group
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Rank
-from xtrain.runtime.tracing.trace import trace_plan
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.ops import PlanMismatch
+from xtrain.runtime.base.process import GROUP, START, ReplicaGroup, group_of_rank, plan_of_group
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.inspect.trace import trace_plan
+from xtrain.runtime.loop.preflight import check_groups
+from xtrain.runtime.observe.records import Records
 
 SPEC = """
 experiment tiny { seed = 1, budget = 9 steps }

@@ -5,8 +5,8 @@ import torch
 from context_ranks import CASES, WORLD, Case, measure, microbatch
 from ranks import on_ranks
 
-from xtrain.runtime.models.blockwise import BlockLayout
-from xtrain.runtime.models.document_layout import DocumentLayout
+from xtrain.runtime.nn.batch import DocumentLayout
+from xtrain.runtime.nn.blockwise import BlockLayout
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "bfloat16": 2e-2}
 
@@ -52,7 +52,7 @@ def test_rows_in_order_are_not_moved():
 
 
 def test_all_layers_share_a_layout_that_goes_with_its_microbatch():
-    from xtrain.runtime.models.blockwise import _LAYOUTS
+    from xtrain.runtime.nn.blockwise import _LAYOUTS
 
     packing = packing_of(Case(name="", ring=2))
     assert BlockLayout.of(packing, 2) is BlockLayout.of(packing, 2)

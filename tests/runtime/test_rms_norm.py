@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import gradcheck
 
-from xtrain.runtime.models.rms_norm import rms_norm
+from xtrain.runtime.nn.fused import rms_norm
 
 EPS = 1e-5
 

@@ -18,20 +18,16 @@ from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.components.packings.single_run import pack as pack_single
 from xtrain.components.rewards.exact_answer_torch import answer_in, equal, score
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
-from xtrain.runtime.data.collate.collators import compose
-from xtrain.runtime.data.collate.samples import IGNORE_INDEX
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.generation.continuation import TextEnds
-from xtrain.runtime.generation.sampling import Sampling
-from xtrain.runtime.generation.text_generator import LogitsNotFinite
-from xtrain.runtime.generation.trained import alone
-from xtrain.runtime.models.router import ExpertRouter
-from xtrain.runtime.rollout.groups import Completion, Prompt, SampledGroup, advantages_of
-from xtrain.runtime.rollout.nodes import compare, summed
-from xtrain.runtime.rollout.prompts import check_prompts, last_run, prompt_lengths
-from xtrain.runtime.rollout.row_ranks import RowRanks
-from xtrain.runtime.rollout.sampler import Sampler
-from xtrain.runtime.step_state import Step
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.collate import compose
+from xtrain.runtime.feed.microbatch import IGNORE_INDEX
+from xtrain.runtime.nn.batch import Completion, Prompt, SampledGroup, Step, advantages_of
+from xtrain.runtime.nn.router import ExpertRouter
+from xtrain.runtime.nn.texts import Sampling, TextEnds
+from xtrain.runtime.sampling.prompts import check_prompts, last_run, prompt_lengths
+from xtrain.runtime.sampling.rollout import RowRanks, Sampler, compare, summed
+from xtrain.runtime.sampling.text_generator import LogitsNotFinite
+from xtrain.runtime.sampling.trained_run import alone
 
 PROMPTS = [[256, *b"def f"], [256, *b"a"], [256, *b"while true:"]]
 

@@ -6,14 +6,12 @@ import pytest
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
-from xtrain.runtime.data.documents.chat_builtin import TEMPLATES
-from xtrain.runtime.data.documents.chat_template import ChatTemplate, load_template
-from xtrain.runtime.data.documents.encoder import DocumentEncoder
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.records.records import SourceRecord
-from xtrain.runtime.generation.chat import Chat
-from xtrain.runtime.generation.continuation import Continuation, TextEnds
-from xtrain.runtime.generation.text_generator import prompt_tokens
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.chat.template import TEMPLATES, ChatTemplate, load_template
+from xtrain.runtime.feed.documents import DocumentEncoder
+from xtrain.runtime.feed.records import SourceRecord
+from xtrain.runtime.nn.texts import Chat, Continuation, TextEnds
+from xtrain.runtime.sampling.text_generator import prompt_tokens
 
 
 class WithoutBos(ByteTokenizer):

@@ -5,10 +5,10 @@ from fractions import Fraction
 import pytest
 from attrs import evolve
 
-from xtrain.planner.plan import PlanPhase
-from xtrain.planner.schedule.arithmetic import Arithmetic
-from xtrain.planner.schedule.closed_form import SHAPES, closed_form
-from xtrain.runtime.training.scheduler import build_schedule
+from xtrain.plan.arithmetic import Arithmetic
+from xtrain.plan.learning_rate import SHAPES, closed_form
+from xtrain.plan.plan import PlanPhase
+from xtrain.runtime.nn.optimizer import build_schedule
 
 COSINE = [.25, .5, .75, 1, .9914, .9657, .9242, .8682, .8, .7222, .6378, .55, .4622, .3778, .3, .2318, .1758, .1343, .1086, .1]  # noqa: E501  # fmt: skip
 

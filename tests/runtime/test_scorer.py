@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from xtrain.plan.plan import Plan
+from xtrain.plan.weight_files import read_weight_files
 from xtrain.planner.load import plan_from_text
-from xtrain.planner.plan import Plan
-from xtrain.planner.weights.files import read_weight_files
-from xtrain.runtime.checkpoint.model_folder import check_folder
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.generation.trained import alone
-from xtrain.runtime.ops import op_of
-from xtrain.runtime.rollout.groups import Completion, Prompt, SampledGroup
-from xtrain.runtime.rollout.scorer import Scorer
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.ops import op_of
+from xtrain.runtime.nn.batch import Completion, Prompt, SampledGroup
+from xtrain.runtime.sampling.scoring import Scorer
+from xtrain.runtime.sampling.trained_run import alone
+from xtrain.runtime.store.beginning import check_folder
 
 SPEC = """experiment scored {{ seed = 1, budget = 4 steps }}
 model llama {{ dim = 32, layers = 1, heads = 4, ffn = 48 }}

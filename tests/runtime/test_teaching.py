@@ -10,13 +10,12 @@ from teachers import make_teacher, taught
 
 from xtrain.dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
 from xtrain.planner.load import plan_from_path
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.loading.prepared import prepared_from
-from xtrain.runtime.data.look import data_nodes, tokenizer_of
-from xtrain.runtime.data.packing.pack import pack_rows
-from xtrain.runtime.data.stores.taught import TaughtEntry
-from xtrain.runtime.generation.teaching_ranks import Lesson
-from xtrain.runtime.input.teacher import read_teacher
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.dataset_view import data_nodes, tokenizer_of
+from xtrain.runtime.feed.packing.rows import pack_rows
+from xtrain.runtime.feed.prepared import prepared_from
+from xtrain.runtime.feed.teacher import TaughtEntry, read_teacher
+from xtrain.runtime.sampling.teaching import Lesson
 
 SPEC = """experiment student {{ seed = 1, budget = 4 steps }}
 model qwen3 {{ dim = 16, layers = 1, heads = 2 }}
@@ -135,7 +134,7 @@ def columns_of(plan):
 
 
 def test_a_command_that_ends_early_leaves_no_entry_and_is_gone_on_with(folder, monkeypatch):
-    from xtrain.runtime.generation import teaching
+    from xtrain.runtime.sampling import teaching
 
     plan = plan_of(folder)
     taught(plan, folder)

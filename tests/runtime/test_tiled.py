@@ -10,12 +10,12 @@ from torch import Tensor
 from towers import tower
 
 from xtrain.components.adapters.lora_torch import LoraLinear
-from xtrain.planner.architecture import Architecture
-from xtrain.runtime.models.activation import compile_blocks, recompute_blocks, tile_layers
-from xtrain.runtime.models.layers import SwiGLU
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.ops import PlanMismatch
-from xtrain.runtime.parallel.axes import Axes
+from xtrain.plan.architecture import Architecture
+from xtrain.runtime.base.ops import PlanMismatch
+from xtrain.runtime.nn.axes import Axes
+from xtrain.runtime.nn.build import compile_blocks, recompute_blocks, tile_layers
+from xtrain.runtime.nn.layers import SwiGLU
+from xtrain.runtime.nn.transformer import ModelParts
 
 MATRIX: Any = SimpleNamespace(rank=2, scale=0.5, by_input=False, pissa=False)
 RANK: Any = SimpleNamespace(coordinates={"pp": 0}, device=torch.device("cpu"))

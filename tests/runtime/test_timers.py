@@ -2,8 +2,8 @@
 
 import pytest
 
-from xtrain.runtime import timers
-from xtrain.runtime.timers import Clocks
+from xtrain.runtime.base import state as timers
+from xtrain.runtime.base.state import Clocks
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from attrs import evolve
 from loss_inputs import T, V, head, inputs
 from ranks import on_ranks
 
-from xtrain.runtime.models.loss import IGNORE
-from xtrain.runtime.models.token_statistics import token_statistics
-from xtrain.runtime.parallel.axes import TensorAxis
-from xtrain.runtime.parallel.collectives import shared
+from xtrain.runtime.base.collectives import shared
+from xtrain.runtime.nn.axes import TensorAxis
+from xtrain.runtime.nn.loss import IGNORE
+from xtrain.runtime.nn.unit_losses import token_statistics
 
 READS = ("mean_logprob_T", "entropy_T", "lse_T")
 

@@ -15,14 +15,14 @@ from traces import calls, is_as_planned, plan_of
 
 from xtrain import components
 from xtrain.planner.load import plan_from_path
-from xtrain.runtime.execution.node_order import topological
-from xtrain.runtime.models.batch import ModelBatch
-from xtrain.runtime.ops import OPS, load_ops, op_of
-from xtrain.runtime.parallelize import outline
-from xtrain.runtime.state import Rank
-from xtrain.runtime.tracing import program, trace
-from xtrain.runtime.tracing.program import full_rows
-from xtrain.runtime.tracing.trace import trace_plan
+from xtrain.runtime.base.ops import OPS, load_ops, op_of
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.inspect import trace
+from xtrain.runtime.inspect import trace as program
+from xtrain.runtime.inspect.trace import full_rows, trace_plan
+from xtrain.runtime.loop.node_calls import topological
+from xtrain.runtime.nn import pipeline as outline
+from xtrain.runtime.nn.batch import ModelBatch
 
 # Beside the layouts of tests/planner/test_agreement.py, of which the same is tested.
 QUICK = ("replicate 2 · fsdp 2 (dense)",)

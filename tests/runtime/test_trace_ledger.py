@@ -2,9 +2,9 @@
 
 import torch
 
-from xtrain.runtime.parallel.dispatch import even
-from xtrain.runtime.parallel.fake import FakeDevice, capability, device_type, numbers
-from xtrain.runtime.tracing.ledger import Ledger, bytes_of, pieces
+from xtrain.runtime.base.device import FakeDevice, capability, device_type, numbers
+from xtrain.runtime.inspect.ledger import Ledger, bytes_of, pieces
+from xtrain.runtime.nn.router import even
 
 
 def new_tensor(ledger, *shape):

@@ -7,11 +7,12 @@ from attrs import fields
 from topologies import SCHEDULES, Topology
 from traces import plan_of
 
-from xtrain.planner.mesh.pipeline import SINGLE
-from xtrain.planner.plan import Memory
-from xtrain.runtime.ops import load_ops
-from xtrain.runtime.tracing import program, repeats, trace
-from xtrain.runtime.tracing.repeats import NotAlike, Shared, StageRepeats
+from xtrain.plan.estimates import Memory
+from xtrain.plan.pipeline import SINGLE
+from xtrain.runtime.base.ops import load_ops
+from xtrain.runtime.inspect import repeats, trace
+from xtrain.runtime.inspect import trace as program
+from xtrain.runtime.inspect.repeats import NotAlike, Shared, StageRepeats
 
 # What the recorded sums of microbatches that were not run would take, which is all that may be different.
 SUMS = 64

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from xtrain.dsl.user_parts.files import find_module, module_digest
-from xtrain.planner.compare.diff_sides import open_sides
+from xtrain.plan.serialise import to_json
 from xtrain.planner.load import plan_from_path
-from xtrain.planner.serialise import to_json
-from xtrain.runtime.data.user_parts import PartChanged, PartFailed, part_of, parts_to_copy, user_source
+from xtrain.planner.review.changes import open_sides
+from xtrain.runtime.base.user_parts import PartChanged, PartFailed, part_of, parts_to_copy, user_source
 
 HEAD = "from xtrain import source\n"
 SPEC = """
@@ -114,7 +114,7 @@ def test_a_module_is_loaded_once_a_process(tmp_path, monkeypatch):
 def test_a_source_needs_no_torch(tmp_path):
     write(tmp_path, "@source\ndef f(): yield 'x'\n")
     code = (
-        "import sys; from pathlib import Path; from xtrain.runtime.data.user_parts import user_source\n"
+        "import sys; from pathlib import Path; from xtrain.runtime.base.user_parts import user_source\n"
         f"print(list(user_source({options(tmp_path)!r}, Path({str(tmp_path)!r}))), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

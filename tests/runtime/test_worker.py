@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from xtrain.plan.serialise import dumps
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.serialise import dumps
-from xtrain.runtime.control.signals import EVENTS, stop_signals
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.files.locks import WORKER_LOCK, hold
-from xtrain.runtime.launch.cause import FILE, write_cause
-from xtrain.runtime.run_directory.saved_plan import planned
-from xtrain.runtime.worker import run_rank
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.locks import WORKER_LOCK, hold
+from xtrain.runtime.base.process import FILE, write_cause
+from xtrain.runtime.loop.worker import run_rank
+from xtrain.runtime.observe.provenance import planned
+from xtrain.runtime.observe.stopping import EVENTS, stop_signals
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,7 +51,7 @@ def test_a_terminal_that_is_closed_stops_nothing_under_nohup(handlers):
 def test_a_signal_before_training_is_answered_although_the_main_thread_runs_no_python(tmp_path):
     script = (
         "import os, signal, subprocess, sys, time\n"
-        "from xtrain.runtime.control.signals import answer_at_once\n"
+        "from xtrain.runtime.observe.stopping import answer_at_once\n"
         "answer_at_once(lambda number: os._exit(100 + number))\n"
         "subprocess.Popen(['sh', '-c', f'sleep 0.3; kill -TERM {os.getpid()}'])\n"
         "import ctypes\n"
@@ -64,7 +64,7 @@ def test_a_signal_before_training_is_answered_although_the_main_thread_runs_no_p
 
 
 def test_a_plan_that_is_not_the_one_of_this_start_is_not_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("xtrain.runtime.run_directory.saved_plan.PATIENCE", 0.1)
+    monkeypatch.setattr("xtrain.runtime.observe.provenance.PATIENCE", 0.1)
     plan = plan_from_spec(ROOT / "specs/two_ranks_cpu.xtrain", ()).plan
     assert plan is not None
     for text in (None, "{", dumps(plan)):  # nothing yet, half of it, that of an earlier start

@@ -19,8 +19,7 @@ import pytest
 from listening import listening
 from numpy_engine import NumpyEngine
 
-from xtrain.server.keys import OWNER, Keys
-from xtrain.server.limits import ServerLimits
+from xtrain.server.access import OWNER, Keys, ServerLimits
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (

@@ -12,8 +12,8 @@ from attrs import evolve
 from numpy_engine import NumpyEngine
 from server_client import MODEL, Client, Served, row
 
-from xtrain.server.engine import Capabilities
-from xtrain.server.limits import ServerLimits
+from xtrain.server.access import ServerLimits
+from xtrain.server.engine_interface import Capabilities
 
 
 @pytest.fixture

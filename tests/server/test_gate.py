@@ -9,12 +9,9 @@ import pytest
 import zstandard
 from server_client import KEY, Served
 
-from xtrain.server.bodies import unpacked
-from xtrain.server.json_wire import read_json_pass
-from xtrain.server.keys import OWNER, Keys
-from xtrain.server.limits import ServerLimits
-from xtrain.server.refusal import Refusal
-from xtrain.server.requests import CreateSession, OptimStep, SampleBody, read_json
+from xtrain.server.access import OWNER, Keys, ServerLimits
+from xtrain.server.app import unpacked
+from xtrain.server.json_wire import CreateSession, OptimStep, Refusal, SampleBody, read_json, read_json_pass
 
 PAGE = "https://lab.example"
 

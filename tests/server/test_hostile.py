@@ -12,8 +12,8 @@ from hostile import ELSEWHERE, Asked, by_hand, drawn, wrong_messages
 from numpy_engine import NumpyEngine
 from server_client import MODEL, PROTOBUF, Served, row
 
-from xtrain.server.limits import ServerLimits
-from xtrain.server.protobuf import Writer
+from xtrain.server.access import ServerLimits
+from xtrain.server.messages import Writer
 
 STATUSES = {200, 400, 404, 410, 413, 415, 422, 429}
 

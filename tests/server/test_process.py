@@ -129,6 +129,6 @@ def test_a_certificate_that_cannot_be_used_is_said_before_anything_starts(tmp_pa
 
 
 def test_a_server_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xtrain.planner.installed_packages.find_spec", lambda name: None if name == "uvicorn" else name)
+    monkeypatch.setattr("xtrain.plan.hardware.find_spec", lambda name: None if name == "uvicorn" else name)
     with pytest.raises(CannotServe, match=r"uvicorn: pip install 'xtrain\[serve\]'"):
         check_serving(Address())

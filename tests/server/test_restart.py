@@ -16,12 +16,11 @@ from numpy_engine import NumpyEngine
 from server_client import MODEL, Client, Served, row, samples
 
 from xtrain.server import database
+from xtrain.server.access import Keys, ServerLimits
 from xtrain.server.database import Database
-from xtrain.server.engine import Adam, AdapterSettings, Capabilities, EngineLost, Pass, PassResult, UserError
-from xtrain.server.entries import Accepted
-from xtrain.server.keys import Keys
-from xtrain.server.limits import ServerLimits
+from xtrain.server.engine_interface import Adam, AdapterSettings, Capabilities, EngineLost, Pass, PassResult, UserError
 from xtrain.server.serving import Address, CannotServe, serve
+from xtrain.server.state import Accepted
 from xtrain.server.store import Store
 
 LIMITS = ServerLimits(poll=5.0, snapshot_steps=5)

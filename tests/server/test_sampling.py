@@ -9,8 +9,8 @@ import pytest
 from numpy_engine import NumpyEngine
 from server_client import MODEL, Client, Served, datum, row, samples
 
-from xtrain.server.engine import SampleQueue
-from xtrain.server.limits import ServerLimits
+from xtrain.server.access import ServerLimits
+from xtrain.server.engine_interface import SampleQueue
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from numpy_engine import NumpyEngine
 from server_client import Served, outputs, row
 
-from xtrain.records.server_status import SERVER_FILE, ServerStatus
+from xtrain.records.status import SERVER_FILE, ServerStatus
 
 
 class Held(NumpyEngine):

@@ -19,13 +19,22 @@ from numpy_engine import NumpyEngine
 from server_client import Client, Served, row
 
 from xtrain.server import database
+from xtrain.server.access import Keys, ServerLimits
 from xtrain.server.database import Database, Rows, StoreFailed, create, examine
-from xtrain.server.entries import Accepted, Done, FolderEntry, ModelEntry, Removed, SavedEntry, Session, encoded, key_of
-from xtrain.server.keys import Keys
-from xtrain.server.limits import ServerLimits
-from xtrain.server.old_journal import ChangedEntry, OldDone
+from xtrain.server.loading import ChangedEntry, OldDone
 from xtrain.server.serving import Address, CannotServe, serve
-from xtrain.server.state import QueuedWork
+from xtrain.server.state import (
+    Accepted,
+    Done,
+    FolderEntry,
+    ModelEntry,
+    QueuedWork,
+    Removed,
+    SavedEntry,
+    Session,
+    encoded,
+    key_of,
+)
 from xtrain.server.store import ASIDE, Store, StoreDamaged, StoreInUse, repair
 
 

@@ -10,7 +10,7 @@ import pytest
 from numpy_engine import NumpyEngine
 from server_client import Client, Served, datum, outputs, row
 
-from xtrain.server.engine import IGNORED, Adam, Datum, Pass, PassResult, UserError
+from xtrain.server.engine_interface import IGNORED, Adam, Datum, Pass, PassResult, UserError
 
 
 @pytest.fixture

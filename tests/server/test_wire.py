@@ -13,12 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server_client import KEY, MODEL, PROTOBUF, Client, Served, datum, outputs, row
 
-from xtrain.server.engine import Candidates, DrawnSample, PassResult, SampleResult
-from xtrain.server.keys import Keys
-from xtrain.server.limits import ServerLimits
-from xtrain.server.messages import forward_backward_output, read_forward_backward, sample_response
-from xtrain.server.protobuf import MOST_FIELDS, Malformed, ProtoField, ProtoMessage, Writer, read
-from xtrain.server.tensors import read_tensor
+from xtrain.server.access import Keys, ServerLimits
+from xtrain.server.engine_interface import Candidates, DrawnSample, PassResult, SampleResult
+from xtrain.server.messages import (
+    MOST_FIELDS,
+    Malformed,
+    ProtoField,
+    ProtoMessage,
+    Writer,
+    forward_backward_output,
+    read,
+    read_forward_backward,
+    read_tensor,
+    sample_response,
+)
 
 JSON_PASS = b'{"model_id": "a:train:0", "seq_id": 1, "rows": [{"targets": [1], %s}]}'
 JSON_ZSTD = {"content-type": "application/json", "content-encoding": "zstd"}

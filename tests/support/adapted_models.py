@@ -9,13 +9,12 @@ import torch.nn.functional as F
 from small_runs import plan_of, read
 from torch import Tensor, nn
 
-from xtrain.planner.plan import Plan
-from xtrain.runtime.models.batch import ModelBatch
-from xtrain.runtime.models.build import DTYPES
-from xtrain.runtime.models.document_layout import DocumentLayout
-from xtrain.runtime.models.loss import Head
-from xtrain.runtime.models.transformer import StageSpan, Transformer
-from xtrain.runtime.parallel.axes import Axes
+from xtrain.plan.plan import Plan
+from xtrain.runtime.nn.axes import Axes
+from xtrain.runtime.nn.batch import DocumentLayout, ModelBatch
+from xtrain.runtime.nn.build import DTYPES
+from xtrain.runtime.nn.loss import Head
+from xtrain.runtime.nn.transformer import StageSpan, Transformer
 
 
 def adapted(folder: Path, settings: str, params: str = "fp64") -> tuple[Plan, dict[str, Tensor]]:

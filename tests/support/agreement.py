@@ -3,9 +3,10 @@
 import pytest
 from traces import is_as_planned
 
-from xtrain.planner.plan import Memory, Plan, RankClass, Traced
-from xtrain.planner.report.agreement import sums_of_groups
-from xtrain.runtime.tracing.trace import trace_plan
+from xtrain.plan.estimates import Memory, RankClass
+from xtrain.plan.plan import Plan, Traced
+from xtrain.planner.review.costs import sums_of_groups
+from xtrain.runtime.inspect.trace import trace_plan
 
 EXACT = ("parameters", "gradients", "optimizer", "unsharded", "loss")
 ACTIVATIONS = 0.015  # single numbers that are alive for long; gradients that a split backward has still to send

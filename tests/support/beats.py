@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from xtrain.records.heartbeat import Heartbeat
+from xtrain.records.status import Heartbeat
 
 
 def reading(rank: int = 1, **given: Any) -> Heartbeat:

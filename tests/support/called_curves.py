@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 from attrs import frozen
 
-from xtrain.dsl import blocks
+from xtrain.dsl.schema import blocks
 from xtrain.dsl.schema.component import Component, Registry
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, setting
 

@@ -16,12 +16,12 @@ from typing import Any
 from read_records import typed
 from rich.console import Console
 
+from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_path
-from xtrain.planner.plan import Plan
-from xtrain.planner.report.render import render_summary
-from xtrain.runtime.execution.node_order import topological
-from xtrain.tui.lines.console import ConsoleView
-from xtrain.tui.lines.progress_line import progress_line
+from xtrain.planner.review.page import render_summary
+from xtrain.runtime.loop.node_calls import topological
+from xtrain.tui.lines.lasting import progress_line
+from xtrain.tui.lines.view import ConsoleView
 from xtrain.tui.state import RunState, reduce
 
 ROOT = Path(__file__).parents[2]

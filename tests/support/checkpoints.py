@@ -7,9 +7,8 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.checkpoint.sidecar import TENSORS, read_sidecar
-from xtrain.runtime.models.tensors import quiet_alone
+from xtrain.runtime.nn.weights import quiet_alone
+from xtrain.runtime.store.checkpoints import TENSORS, CheckpointFolder, read_sidecar
 
 
 def tensors(path: Path) -> dict[str, torch.Tensor]:

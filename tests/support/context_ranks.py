@@ -11,13 +11,13 @@ from attrs import evolve, frozen
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from xtrain.runtime.data.collate.batch import Microbatch, whole_positions
-from xtrain.runtime.data.collate.zigzag import local_positions
-from xtrain.runtime.models.attention import by_document, masked
-from xtrain.runtime.models.document_layout import DocumentLayout
-from xtrain.runtime.parallel.attention_blocks import PLAIN, Scores
-from xtrain.runtime.parallel.axes import Axes
-from xtrain.runtime.parallelize.context import ContextKernel
+from xtrain.runtime.feed.collate import local_positions
+from xtrain.runtime.feed.microbatch import Microbatch, whole_positions
+from xtrain.runtime.nn.attention import by_document, masked
+from xtrain.runtime.nn.attention_blocks import PLAIN, Scores
+from xtrain.runtime.nn.axes import Axes
+from xtrain.runtime.nn.batch import DocumentLayout
+from xtrain.runtime.nn.parallelize import ContextKernel
 
 WORLD = 4
 UNEVEN = ((12,), (1, 5, 1, 4, 1), (3, 7, 2))

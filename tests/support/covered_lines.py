@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from coverage import Coverage, CoveragePlugin
 from coverage.numbits import numbits_to_nums
+from rooms import ROOMS
 
 if TYPE_CHECKING:
     import pytest
 
-ROOMS = ("api", "cli", "client", "components", "dsl", "lsp", "planner", "records", "runtime", "server", "tui")
 FOLDER = "XTRAIN_COVERED"  # environment variable: where data and notes are written
 # Tests of all that a room says, which notice most of what changes it. They follow the first few of the others.
 PLANS = ("tests/planner/test_golden.py::test_a_plan_is_as_it_was_looked_at",)

@@ -9,11 +9,9 @@ import attrs
 
 from xtrain.components.sources.jsonl import JsonLines
 from xtrain.components.sources.text import Text
-from xtrain.dsl.blocks import choices_of, is_block
-from xtrain.dsl.interval import Interval
-from xtrain.dsl.metric import MeasuredNumber, Metric
-from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.blocks import choices_of, is_block
 from xtrain.dsl.schema.setting import Auto, attributes_of, settings_of
+from xtrain.dsl.values import Interval, MeasuredNumber, Metric, Quantity
 
 
 def label_of(value: Any) -> str:

@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
-from xtrain.planner.plan import Plan
-from xtrain.runtime.executor import Executor
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.training.ema import WeightAverages
+from xtrain.plan.plan import Plan
+from xtrain.runtime.loop.executor import Executor
+from xtrain.runtime.nn.averages import WeightAverages
+from xtrain.runtime.nn.transformer import ModelParts
 
 
 class Observed(Executor):

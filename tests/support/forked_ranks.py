@@ -18,8 +18,8 @@ import numpy as np
 from attrs import frozen
 from projects import curve, events, records
 
-from xtrain.planner.plan import Plan
-from xtrain.planner.serialise import to_json
+from xtrain.plan.plan import Plan
+from xtrain.plan.serialise import to_json
 
 TIMEOUT = 60.0
 

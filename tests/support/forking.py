@@ -29,17 +29,17 @@ from rank_forker import die_with, preload
 # Bytes that the command line and the environment of a forked process may have.
 COMMAND_BYTES, ENVIRONMENT_BYTES = 4096, 65536
 LAUNCHERS = (
-    "xtrain.cli.dashboard",
+    "xtrain.cli.following",
     "xtrain.cli.run",
     "xtrain.cli.started",
-    "xtrain.runtime.launch.launch",
-    "xtrain.runtime.launch.leftovers",
-    "xtrain.runtime.launch.preflight",
-    "xtrain.runtime.launch.replica_groups",
-    "xtrain.runtime.launch.restarts",
-    "xtrain.runtime.launch.worlds",
-    "xtrain.runtime.run_directory.workspace",
-    "xtrain.planner.report.render",
+    "xtrain.runtime.jobs.launch",
+    "xtrain.runtime.jobs.launch",
+    "xtrain.runtime.loop.preflight",
+    "xtrain.runtime.jobs.replica_groups",
+    "xtrain.runtime.jobs.restarts",
+    "xtrain.runtime.jobs.worlds",
+    "xtrain.runtime.store.run_directory",
+    "xtrain.planner.review.page",
     "xtrain.tui.lines.view",
     "torch.distributed.elastic.multiprocessing",
     "torch.distributed.launcher.api",
@@ -227,8 +227,8 @@ def run(module: str) -> int:
     vars(dynamic_rendezvous)["get_method_name"] = lambda: ""
     if module == "xtrain":
         from xtrain.cli.main import main
-        from xtrain.runtime.launch import meeting_place, replica_groups
-        from xtrain.runtime.sweep import trial_launcher
+        from xtrain.runtime.jobs import meeting_place, replica_groups
+        from xtrain.runtime.jobs import trials as trial_launcher
 
         vars(trial_launcher)["Popen"] = ForkedRank
         vars(replica_groups)["Popen"] = vars(meeting_place)["Popen"] = ForkedRank
@@ -238,12 +238,12 @@ def run(module: str) -> int:
 
         torchrun()
         return 0
-    if module == "xtrain.runtime.launch.meeting_place":
-        from xtrain.runtime.launch import meeting_place
+    if module == "xtrain.runtime.jobs.meeting_place":
+        from xtrain.runtime.jobs import meeting_place
 
         meeting_place.main()
         return 0
-    from xtrain.runtime import worker
+    from xtrain.runtime.loop import worker
 
     assert module == worker.__name__, module
     worker.main()

@@ -24,16 +24,17 @@ from pathlib import Path
 from instrument import install
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("dsl", "planner")
+ROOMS = ("blocks", "dsl", "plan", "planner")
 # What reads Python files of users and folders of models, to which texts alone do not come.
 OF_FILES = (
-    "dsl.user_parts",
+    "blocks.layer_reader",
+    "blocks.user_layer",
     "dsl.checking.config_json",
     "dsl.checking.model_folder",
-    "planner.blocks.layer_reader",
-    "planner.blocks.user_layer",
-    "planner.data.tokenizer_folder",
-    "planner.weights",
+    "dsl.user_parts",
+    "plan.data",
+    "plan.weight_files",
+    "plan.weight_layout",
 )
 SLOWEST = 20  # seconds that one text may take
 FRAGMENTS = (
@@ -76,15 +77,14 @@ def make_target(parts: dict[str, Text]) -> Callable[[Text, bool], None]:
     """A function that puts one text through everything; whatever it raises is a finding. The flag asks for fixes."""
     from xtrain.dsl.autofix import apply_fixes
     from xtrain.dsl.diagnostics.codes import CODES
-    from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SpecErrors, render
-    from xtrain.dsl.diagnostics.source import SourceText
+    from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, SpecErrors, render
     from xtrain.dsl.load import load_spec
-    from xtrain.dsl.spec_json import spec_json
+    from xtrain.dsl.spec_text import spec_json
     from xtrain.dsl.syntax.format import format_source
     from xtrain.dsl.syntax.parser import parse_file
+    from xtrain.plan.serialise import dumps, from_json
     from xtrain.planner.load import check_from_spec, plan_from_loaded
     from xtrain.planner.rules.validate import check_spec
-    from xtrain.planner.serialise import dumps, from_json
 
     def sets(text: Text) -> list[str]:
         """Overrides, which a text may have in its comments, as those of the gallery do."""
@@ -155,8 +155,8 @@ class Mutator:
     def __init__(self, dice: random.Random) -> None:
         from spec_texts import write
 
-        from xtrain.dsl import blocks
         from xtrain.dsl.reference.reference import every_page
+        from xtrain.dsl.schema import blocks
 
         self.dice, self.write = dice, write
         words = [field.name for page in every_page() for field in page.fields]
@@ -376,7 +376,7 @@ def _atheris(seconds: float) -> int:
     """libFuzzer's mutations instead of ours; it ends the process at the first finding."""
     import atheris
 
-    with atheris.instrument_imports(include=["xtrain.dsl", "xtrain.planner"]):
+    with atheris.instrument_imports(include=[f"xtrain.{room}" for room in ROOMS]):
         target = make_target({"part.xtrain": "param shared = 4\n"})
     with tempfile.TemporaryDirectory() as folder:
         for number, text in enumerate(seeds()):

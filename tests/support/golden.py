@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from xtrain import __version__
+from xtrain.plan.serialise import to_json
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.report.render import render
-from xtrain.planner.serialise import to_json
+from xtrain.planner.review.page import render
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/planner/golden"

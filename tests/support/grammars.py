@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from xtrain.lsp.lexemes import NUMBER, Lexeme, lexemes, word_lists
+from xtrain.lsp.pygments_lexer import NUMBER, Lexeme, lexemes, word_lists
 
 ROOT = Path(__file__).parents[2]
 VSCODE = ROOT / "editors" / "vscode"

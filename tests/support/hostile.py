@@ -11,7 +11,7 @@ import numpy as np
 from attrs import frozen
 from server_client import MODEL, PROTOBUF, Client, datum, row
 
-from xtrain.server.protobuf import Writer
+from xtrain.server.messages import Writer
 
 MISSING: Final = object()
 HUGE: Final = json.loads("1" + "0" * 400)

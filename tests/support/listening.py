@@ -7,10 +7,9 @@ from pathlib import Path
 
 import uvicorn
 
+from xtrain.server.access import Keys, ServerLimits
 from xtrain.server.app import app_of
-from xtrain.server.engine import Engine
-from xtrain.server.keys import Keys
-from xtrain.server.limits import ServerLimits
+from xtrain.server.engine_interface import Engine
 from xtrain.server.server import TrainingServer
 
 KEY = "tml-test"

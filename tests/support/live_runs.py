@@ -29,7 +29,7 @@ def slow_set_up(project: Project) -> None:
         "    import importlib.abc, sys\n"
         "    class Finder(importlib.abc.MetaPathFinder):\n"
         "        def find_spec(self, name, path, target=None):\n"
-        "            if name == 'xtrain.runtime.training.scheduler':\n"
+        "            if name == 'xtrain.runtime.nn.optimizer':\n"
         "                open('waiting', 'w').close()\n"
         "                time.sleep(400)\n"
         "    sys.meta_path.insert(0, Finder())\n"
@@ -54,7 +54,7 @@ def workers(directory: Path) -> list[int]:
                 here = (process / "cwd").resolve()
             except (OSError, IndexError):
                 continue
-            if running and "xtrain.runtime.worker" in command and here / command[-3] == directory:
+            if running and "xtrain.runtime.loop.worker" in command and here / command[-3] == directory:
                 found.append(int(process.name))
     return found
 

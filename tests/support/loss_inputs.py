@@ -2,7 +2,7 @@
 
 import torch
 
-from xtrain.runtime.models.loss import IGNORE, Head
+from xtrain.runtime.nn.loss import IGNORE, Head
 
 T, D, V = 37, 16, 50
 

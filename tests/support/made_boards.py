@@ -7,13 +7,12 @@ from typing import Any
 from attrs import evolve
 from read_records import events, reduce_all
 
-from xtrain.records.heartbeat import Heartbeat
 from xtrain.records.metrics import RankMetrics
+from xtrain.records.status import Heartbeat
 from xtrain.tui.model.board import Board
 from xtrain.tui.model.event_log import EventLog, LogEntry
-from xtrain.tui.model.life import Life
+from xtrain.tui.model.life import Life, OneRank, Ranks
 from xtrain.tui.model.planned import Planned, planned
-from xtrain.tui.model.ranks import OneRank, Ranks
 from xtrain.tui.state import RunState
 
 Record = dict[str, Any]

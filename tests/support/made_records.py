@@ -3,11 +3,10 @@
 import time
 from typing import Any
 
-from xtrain.records.event import Event
 from xtrain.records.events import event_of
-from xtrain.records.lines import read
+from xtrain.records.lines import Event, read
 from xtrain.records.metrics import StepMetrics
-from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.observe.records import Records
 
 
 def event(name: str, step: int, **fields: Any) -> Event:

@@ -39,8 +39,8 @@ TRIALS, RUNGS = 10, (8, 24, 72)  # of `made_sweep`
 @cache
 def plan_text(shape: Shape = "dense", steps: int | None = None) -> str:
     """plan.json of a shape, as a run keeps it; steps: the budget, where it is not the spec's own."""
+    from xtrain.plan.serialise import to_json
     from xtrain.planner.load import plan_from_spec
-    from xtrain.planner.serialise import to_json
 
     spec, world = SHAPES[shape]
     sets = () if steps is None else (f"experiment.budget={steps} steps",)

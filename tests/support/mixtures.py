@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xtrain.planner.architecture import Architecture
-from xtrain.planner.blocks.experts import ExpertsLayer
-from xtrain.runtime.models.moe import MoE
-from xtrain.runtime.parallel.axes import Axes
+from xtrain.blocks.feed_forward import ExpertsLayer
+from xtrain.plan.architecture import Architecture
+from xtrain.runtime.nn.axes import Axes
+from xtrain.runtime.nn.moe import MoE
 
 ROUTERS: dict[str, dict[str, Any]] = {
     "softmax": {},

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from xtrain.server.engine import (
+from xtrain.server.engine_interface import (
     IGNORED,
     Adam,
     AdapterSettings,

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from xtrain.dsl.schema.component import Registry
-from xtrain.dsl.schema.log import TRACKERS
 from xtrain.dsl.schema.model import FAMILIES
-from xtrain.dsl.schema.stacks import STACKS
+from xtrain.dsl.schema.parallel import STACKS
+from xtrain.dsl.schema.run import TRACKERS
 
 OTHER_PACKAGE = Path(__file__).with_name("other_package")
 OTHER_STACKS = Path(__file__).with_name("package_with_stacks")

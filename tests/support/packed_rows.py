@@ -5,7 +5,7 @@ from math import ceil
 
 import numpy as np
 
-from xtrain.runtime.data.packing.rows import Rows
+from xtrain.runtime.feed.packing.rows import Rows
 
 Segment = tuple[int, int, int]
 

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 from textual.app import App
 from textual.pilot import Pilot
 
-from xtrain.tui.board.pane import Pane
-from xtrain.tui.board.sheet import Sheet
+from xtrain.tui.board.pane import Pane, Sheet
 from xtrain.tui.model.board import Board
 
 PaneT = TypeVar("PaneT", bound=Pane)

@@ -21,11 +21,11 @@ from reference_models import CONFIGS
 
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.model import FAMILIES
-from xtrain.planner.architecture import buffers
-from xtrain.planner.findings import Findings
-from xtrain.planner.model.derive import derive_architecture
-from xtrain.planner.model.inventory import count_parameters
-from xtrain.planner.plan import Parameters
+from xtrain.plan.architecture import buffers
+from xtrain.plan.estimates import Parameters
+from xtrain.plan.findings import Findings
+from xtrain.plan.parameters import count_parameters
+from xtrain.planner.derive.model import derive_architecture
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "families.md"
 BLOCK: Final = re.compile(r"(?P<begin><!-- models (?P<name>\w+), [^>]*-->\n).*?(?P<end><!-- end -->)", re.DOTALL)

@@ -22,12 +22,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from conversation_shapes import SHAPES, Shape, word_faults, words
 
-from xtrain.runtime.data.documents.chat_environment import TODAY
-from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
-from xtrain.runtime.data.documents.tokenizers import TextTokenizer, load_tokenizer
-from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import Reads, SourceRecord, Unusable
-from xtrain.runtime.data.sources.fields import taker
+from xtrain.runtime.feed.chat.template import TODAY
+from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument
+from xtrain.runtime.feed.records import BadRecord, Reads, SourceRecord, Unusable
+from xtrain.runtime.feed.sources.fields import taker
+from xtrain.runtime.feed.tokenizers import TextTokenizer, load_tokenizer
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 BEGIN, END = "<!-- published templates: begin -->", "<!-- published templates: end -->"

@@ -11,8 +11,8 @@ from typing import Any
 
 from rank_mutations import MUTATIONS, StepCall, mutation, rebind
 
-from xtrain.runtime.monitoring import poller as poller
-from xtrain.runtime.step_state import Step
+from xtrain.runtime.nn.batch import Step
+from xtrain.runtime.observe import watch as poller
 
 # Where something may happen, by the name that tests give it.
 PLACES = {"agree": "step.agree", "optimizer": "step.optimizer", "eval": "tick.eval", "save": "tick.checkpoint"}

@@ -12,10 +12,9 @@ import pytest
 from projects import records
 from rank_mutations import rebind
 
-from xtrain.planner.plan import Plan
-from xtrain.runtime.data.collate.batch import Microbatch
-from xtrain.runtime.data.collate.samples import IGNORE_INDEX
-from xtrain.runtime.step_state import Step
+from xtrain.plan.plan import Plan
+from xtrain.runtime.feed.microbatch import IGNORE_INDEX, Microbatch
+from xtrain.runtime.nn.batch import Step
 
 NAMES = ("valid_tokens", "tokens", "pairs", "laid_pairs", "positions")
 

@@ -27,11 +27,11 @@ from typing import Any
 PRELOADED = (
     "xtrain.components.sources.jsonl_run",
     "xtrain.components.tokenizers.bytes_run",
-    "xtrain.planner.serialise",
-    "xtrain.runtime.data.documents.chat_messages",
-    "xtrain.runtime.data.sources.fields",
-    "xtrain.runtime.data.sources.opening",
-    "xtrain.runtime.executor",
+    "xtrain.plan.serialise",
+    "xtrain.runtime.feed.chat.messages",
+    "xtrain.runtime.feed.sources.fields",
+    "xtrain.runtime.feed.sources.files",
+    "xtrain.runtime.loop.executor",
     "torch.distributed.checkpoint",
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp",
@@ -113,7 +113,7 @@ def serve(job: dict[str, Any], keeper: StoreKeeper) -> dict[str, Any]:
     """Fork the ranks of a job, and wait until all have ended, one has failed or time is out."""
     from forked_rank import run
 
-    from xtrain.planner.serialise import from_json
+    from xtrain.plan.serialise import from_json
 
     world, directory = job["world"], Path(job["directory"])
     plan = from_json(json.loads((directory / "plan.json").read_text()))
@@ -188,7 +188,7 @@ def preload(*more: str) -> None:
     """more: modules, beside those that every rank imports."""
     import importlib
 
-    from xtrain.runtime.provenance.metadata import versions
+    from xtrain.runtime.observe.provenance import versions
 
     gc.disable()  # until all is there: hardly any of it is garbage
     for module in (*PRELOADED, *more):
@@ -211,7 +211,7 @@ def preload(*more: str) -> None:
 
 def load_for_ranks() -> None:
     """What every rank loads on its way to the first step."""
-    from xtrain.runtime.ops import load_ops
+    from xtrain.runtime.base.ops import load_ops
 
     load_ops()
     load_components()
@@ -244,10 +244,10 @@ def feed_once() -> None:
     from xtrain.components.collators.shift_tokens_torch import shift_tokens
     from xtrain.components.collators.to_tensor_torch import to_tensor
     from xtrain.components.packings.sequential_run import pack as pack_sequential
-    from xtrain.runtime.data.collate.collators import compose
-    from xtrain.runtime.data.loading.feeding import RowFeeder
-    from xtrain.runtime.data.records.bad_records import BadRecordReport
-    from xtrain.runtime.data.stores.store import TokenStore
+    from xtrain.runtime.feed.collate import compose
+    from xtrain.runtime.feed.loader import RowFeeder
+    from xtrain.runtime.feed.records import BadRecordReport
+    from xtrain.runtime.feed.token_store import TokenStore
 
     tokens, offsets = np.arange(6, dtype=np.uint16), np.array([0, 6])
     rows = pack_sequential(np.diff(offsets), 8, "split")
@@ -263,11 +263,10 @@ def load_kernels() -> None:
     """Compute with the fused kernels in both of their formats: numba takes milliseconds to read each of them."""
     import torch
 
-    from xtrain.dsl.schema.rope import Rope
-    from xtrain.planner.architecture import RotaryAngles
-    from xtrain.runtime.models.fused import normed_and_turned, silu_times, turned
-    from xtrain.runtime.models.layers import Rotation
-    from xtrain.runtime.models.rms_norm import rms_norm
+    from xtrain.dsl.schema.model_config import Rope
+    from xtrain.plan.architecture import RotaryAngles
+    from xtrain.runtime.nn.fused import normed_and_turned, rms_norm, silu_times, turned
+    from xtrain.runtime.nn.layers import Rotation
 
     for dtype in (torch.float32, torch.float64):
         x_BSHA, weight_A = (torch.ones(shape, dtype=dtype, requires_grad=True) for shape in ((1, 2, 2, 4), (4,)))
@@ -289,8 +288,7 @@ def train_once() -> None:
     from trials import Trial
 
     from xtrain.planner.load import plan_from_text
-    from xtrain.runtime.tracing.program import Program
-    from xtrain.runtime.tracing.trace import fake_world
+    from xtrain.runtime.inspect.trace import Program, fake_world
 
     class RealProgram(Program):
         """Its tensors have values."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from rank_mutations import StepCall, mutation, rebind
 
-from xtrain.runtime.step_state import Step
+from xtrain.runtime.nn.batch import Step
 
 
 def _here(rank: int) -> bool:
@@ -89,7 +89,7 @@ def slow_evaluation(seconds: float) -> None:
 @mutation
 def slow_setup(seconds: float) -> None:
     """The first rank alone prepares the data for a long time, and is slow in its first step."""
-    from xtrain.runtime.input import feed
+    from xtrain.runtime.feed import setup as feed
 
     original = feed.prepared_from
 

@@ -13,12 +13,13 @@ import torch
 import torch.distributed as dist
 from attrs import evolve
 
-from xtrain.runtime.models import tasks
-from xtrain.runtime.ops import OPS, load_ops, op_named
-from xtrain.runtime.parallel.tensor import local
-from xtrain.runtime.parallelize import fsdp, gradients
-from xtrain.runtime.step_state import Step, StepCall
-from xtrain.runtime.training import task_gradients
+from xtrain.runtime.base.ops import OPS, load_ops, op_named
+from xtrain.runtime.nn import adapters as tasks
+from xtrain.runtime.nn import gradients
+from xtrain.runtime.nn import gradients as task_gradients
+from xtrain.runtime.nn import parallelize as fsdp
+from xtrain.runtime.nn.axes import local
+from xtrain.runtime.nn.batch import Step, StepCall
 
 MUTATIONS: dict[str, Callable[..., None]] = {}
 
@@ -71,7 +72,7 @@ def own_tokens() -> None:
 @mutation
 def own_sums() -> None:
     """A context-parallel rank takes the sums over its own positions for those of whole sequences."""
-    from xtrain.runtime.models import unit_losses
+    from xtrain.runtime.nn import unit_losses
 
     vars(unit_losses)["total"] = lambda sums, group: sums
 
@@ -79,7 +80,7 @@ def own_sums() -> None:
 @mutation
 def own_rewards() -> None:
     """A rank of a row takes the rewards of the last tokens that it has for those of all of them."""
-    from xtrain.runtime.models import reward_losses
+    from xtrain.runtime.nn import unit_losses as reward_losses
 
     vars(reward_losses)["total"] = lambda rewards, group: rewards
 
@@ -87,7 +88,7 @@ def own_rewards() -> None:
 @mutation
 def token_before() -> None:
     """Rewards are read one position too early, where a rank has that."""
-    from xtrain.runtime.data.collate.units import Units
+    from xtrain.runtime.feed.microbatch import Units
 
     original = Units.at
     Units.at = lambda self, index_BS: evolve(
@@ -98,7 +99,7 @@ def token_before() -> None:
 @mutation
 def own_rest() -> None:
     """A rank takes what its piece of the vocabulary has beside the stored tokens for all that there is beside them."""
-    from xtrain.runtime.models import distillation
+    from xtrain.runtime.nn import distillation
 
     original = distillation.all_reduce
 
@@ -114,7 +115,7 @@ def own_rest() -> None:
 @mutation
 def own_divergence() -> None:
     """A rank takes the divergence over its piece of the vocabulary for that over all of it."""
-    from xtrain.runtime.models import whole_distillation
+    from xtrain.runtime.nn import distillation as whole_distillation
 
     original = whole_distillation.all_reduce
 
@@ -127,7 +128,7 @@ def own_divergence() -> None:
 @mutation
 def numbers_without_labels() -> None:
     """What stands where no loss is taken counts too, as a prompt that the reference has judged."""
-    from xtrain.runtime.models import transformer, unit_losses
+    from xtrain.runtime.nn import transformer, unit_losses
 
     original = unit_losses.unit_losses
 
@@ -151,7 +152,7 @@ def numbers_without_labels() -> None:
 @mutation
 def mean_of_microbatch() -> None:
     """The tokens of a sequence are weighed by the mean length of the microbatch instead of its own."""
-    from xtrain.runtime.models.batch import SHARE, ModelBatch
+    from xtrain.runtime.nn.batch import SHARE, ModelBatch
 
     original = ModelBatch.numbers
 
@@ -165,7 +166,7 @@ def mean_of_microbatch() -> None:
 @mutation
 def draws_of_a_rank() -> None:
     """What completions are drawn by depends on the rank too."""
-    from xtrain.runtime.rollout import sampler
+    from xtrain.runtime.sampling import rollout as sampler
 
     original = sampler.Random
     vars(sampler)["Random"] = lambda key: original(f"{key} {os.environ['RANK']}")
@@ -174,7 +175,7 @@ def draws_of_a_rank() -> None:
 @mutation
 def other_experts() -> None:
     """What is recorded is not the expert that a token was sent to, but the next one."""
-    from xtrain.runtime.rollout import sampler
+    from xtrain.runtime.sampling import rollout as sampler
 
     original = sampler._of_rows
     experts = 8  # of the model of trials
@@ -188,7 +189,7 @@ def other_experts() -> None:
 @mutation
 def unshared_scores() -> None:
     """A rank that has not scored the completions of its rows takes their rewards for 0."""
-    from xtrain.runtime.rollout.row_ranks import RowRanks
+    from xtrain.runtime.sampling.rollout import RowRanks
 
     original = RowRanks.share
 
@@ -201,7 +202,7 @@ def unshared_scores() -> None:
 @mutation
 def cut_pairs() -> None:
     """A rank has the first side of every pair alone, as if the other lay on another rank."""
-    from xtrain.runtime.models import transformer, unit_losses
+    from xtrain.runtime.nn import transformer, unit_losses
 
     original = unit_losses.unit_losses
 
@@ -240,7 +241,7 @@ def divide_experts(by: int) -> None:
 @mutation
 def own_summands() -> None:
     """Weights that tensor-parallel ranks use for their parts of the work keep their summand of the gradient."""
-    from xtrain.runtime.models import layers, router
+    from xtrain.runtime.nn import layers, router
 
     for module in (layers, router):
         vars(module)["local"] = lambda parameter, partial=False: local(parameter)
@@ -249,7 +250,7 @@ def own_summands() -> None:
 @mutation
 def own_statistics() -> None:
     """The balance loss takes the counts of this rank's positions for those of the whole row."""
-    from xtrain.runtime.models import router
+    from xtrain.runtime.nn import router
 
     vars(router)["all_reduce"] = lambda counts, group: counts
 
@@ -257,7 +258,7 @@ def own_statistics() -> None:
 @mutation
 def own_pieces() -> None:
     """Muon makes the piece of a matrix orthogonal that a rank has, by itself."""
-    from xtrain.runtime.parallel.whole_matrices import WholeMatrices
+    from xtrain.runtime.nn.whole_matrices import WholeMatrices
 
     def apply(self: WholeMatrices, pieces: Callable[..., Any], compute: Callable[..., Any]) -> Any:
         for stack in (stack for batch in self.batches for stack in batch.stacks):
@@ -269,7 +270,7 @@ def own_pieces() -> None:
 @mutation
 def own_means() -> None:
     """An optimizer takes sums over the pieces of a rank for those over whole parameters."""
-    from xtrain.runtime.training.sums_over_pieces import SumsOverPieces
+    from xtrain.runtime.nn.whole_matrices import SumsOverPieces
 
     SumsOverPieces.sum_up = lambda self, wanted: None
 
@@ -277,7 +278,7 @@ def own_means() -> None:
 @mutation
 def own_places() -> None:
     """Weights are rounded as if the piece of a rank began where the whole parameter does."""
-    from xtrain.runtime.training import stochastic_rounding
+    from xtrain.runtime.nn import optimizer as stochastic_rounding
 
     vars(stochastic_rounding)["start_of"] = lambda parameter: (0,) * parameter.dim()
 
@@ -309,7 +310,7 @@ def clip_per_stage(stages: int) -> None:
 @mutation
 def shard_over(axis: str) -> None:
     """Parameters are sharded, and their gradients summed, over another axis of the mesh."""
-    from xtrain.runtime.parallel.mesh import Meshes
+    from xtrain.runtime.base.mesh import Meshes
 
     setattr(Meshes, "fsdp", property(lambda meshes: meshes.dense[axis]))  # noqa: B010
 
@@ -380,7 +381,7 @@ def next_task() -> None:
 @mutation
 def empty_reference() -> None:
     """A reference gives every label a log-probability of 0."""
-    from xtrain.runtime.reference.compute import RowsForward
+    from xtrain.runtime.sampling.reference_column import RowsForward
 
     gathered = RowsForward._gathered
     vars_of(RowsForward, _gathered=lambda self, *given: 0 * gathered(self, *given))
@@ -389,7 +390,7 @@ def empty_reference() -> None:
 @mutation
 def own_rows_of_reference() -> None:
     """Of a reference the first rank writes what it has computed by itself."""
-    from xtrain.runtime.reference.compute import RowsForward
+    from xtrain.runtime.sampling.reference_column import RowsForward
 
     gathered = RowsForward._gathered
 
@@ -402,7 +403,7 @@ def own_rows_of_reference() -> None:
 @mutation
 def trained_reference() -> None:
     """A reference has the weights that the model has, whatever it should begin with."""
-    from xtrain.runtime.reference.weights import ReferenceWeights
+    from xtrain.runtime.sampling.reference_weights import ReferenceWeights
 
     vars_of(ReferenceWeights, _begin=lambda self, ops: None)
 
@@ -416,6 +417,6 @@ def vars_of(kind: type, **methods: Any) -> None:
 @mutation
 def own_scales() -> None:
     """A rank scales what it multiplies in fp8 by its own largest number."""
-    from xtrain.runtime.models import fp8
+    from xtrain.runtime.nn import number_formats as fp8
 
     vars(fp8)["_over"] = lambda largest, groups: largest

@@ -8,8 +8,8 @@ import torch
 from rank_mutations import StepCall, mutation, rebind
 from torch import Tensor
 
-from xtrain.runtime.data.loading.loader import RowLoader, StepRows
-from xtrain.runtime.step_state import SkipStep, Step
+from xtrain.runtime.feed.loader import RowLoader, StepRows
+from xtrain.runtime.nn.batch import SkipStep, Step
 
 LEARNING = ("step.forward_backward", "step.pipeline")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rank_mutations import mutation
 
-from xtrain.runtime.data.collate.batch import Microbatch
-from xtrain.runtime.input.feed import Feed
+from xtrain.runtime.feed.microbatch import Microbatch
+from xtrain.runtime.feed.setup import Feed
 
 
 @mutation

@@ -15,10 +15,10 @@ from attrs import asdict, evolve
 from rank_mutations import StepCall, mutation, rebind
 from torch import Tensor
 
-from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.ops import OPS, load_ops
-from xtrain.runtime.step_state import Step
-from xtrain.runtime.training import random_streams as streams
+from xtrain.runtime.base import device as streams
+from xtrain.runtime.base.ops import OPS, load_ops
+from xtrain.runtime.nn.batch import Step
+from xtrain.runtime.store.checkpoints import CheckpointFolder
 
 
 @mutation

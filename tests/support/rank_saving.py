@@ -11,8 +11,9 @@ from typing import Any
 from faulty_disk import CHANGES
 from rank_mutations import mutation
 
-from xtrain.runtime.checkpoint import staging, writer
-from xtrain.runtime.files import durable
+from xtrain.runtime.base import files as durable
+from xtrain.runtime.store import saver as staging
+from xtrain.runtime.store import writing as writer
 
 
 @mutation

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from rank_forker import die_with, load_for_ranks
 from torch.multiprocessing import start_processes  # pyright: ignore[reportAttributeAccessIssue]
 
-from xtrain.runtime.outcome import exit_process
+from xtrain.runtime.base.errors import exit_process
 
 # Seconds after which ranks that wait for each other say where, and end.
 PATIENCE = 120.0

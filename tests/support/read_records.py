@@ -3,11 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
-from xtrain.records.event import Event
 from xtrain.records.events import event_of
-from xtrain.records.lines import read
+from xtrain.records.lines import Event, Record, read
 from xtrain.records.metrics import StepMetrics
-from xtrain.records.record import Record
 from xtrain.tui import event_text as event_texts
 from xtrain.tui import state
 

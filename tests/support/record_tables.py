@@ -16,11 +16,10 @@ import msgspec
 
 from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.losses import LOSSES
-from xtrain.dsl.schema.rollout import METRICS as ROLLOUT
+from xtrain.dsl.schema.policy import METRICS as ROLLOUT
 from xtrain.records.events import EVENT_TYPES
-from xtrain.records.heartbeat import Heartbeat
 from xtrain.records.metrics import FREE_NAMES, RankMetrics, StepMetrics
-from xtrain.records.server_status import ServedModel, ServerStatus
+from xtrain.records.status import Heartbeat, ServedModel, ServerStatus
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 WORDS: Final = {int: "integer", float: "number", str: "text", bool: "true, false", list: "list", dict: "map"}

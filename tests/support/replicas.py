@@ -25,8 +25,8 @@ SAVES = "every 4 steps checkpoint\ncheckpoint { mode = sync, keep = none, model 
 SITE = """
 import os, signal, time
 if "XTRAIN_GROUP" in os.environ:
-    from xtrain.runtime.input.feed import Feed
-    from xtrain.runtime.ops import OPS, load_ops, op_named
+    from xtrain.runtime.feed.setup import Feed
+    from xtrain.runtime.base.ops import OPS, load_ops, op_named
     from attrs import evolve
     if os.environ["XTRAIN_GROUP_START"] != "0":
         time.sleep(float(os.environ.get("TEST_RETURNS", "0")))

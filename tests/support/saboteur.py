@@ -62,9 +62,9 @@ AT_SETUP = """
         raise RuntimeError("this rank does not come up")
 """
 PLACES = {
-    AT_STEP: "xtrain.runtime.state",
-    AT_SAVE: "xtrain.runtime.checkpoint.backend",
-    AT_SETUP: "xtrain.runtime.training.scheduler",
+    AT_STEP: "xtrain.runtime.base.state",
+    AT_SAVE: "xtrain.runtime.store.writing",
+    AT_SETUP: "xtrain.runtime.nn.optimizer",
 }
 
 

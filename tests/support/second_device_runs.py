@@ -15,10 +15,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from gpu_specs import every_spec, spec_text
 from second_device import NAME, register
 
+from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_text
-from xtrain.planner.plan import Plan
-from xtrain.runtime import bootstrap
-from xtrain.runtime.executor import Executor
+from xtrain.runtime.loop import bootstrap
+from xtrain.runtime.loop.executor import Executor
 
 
 def smaller(text: str) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from ranks import on_ranks
 
+from xtrain.plan.plan import Plan
+from xtrain.plan.serialise import from_json, to_json
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.plan import Plan
-from xtrain.planner.serialise import from_json, to_json
 
 SPEC = """
 experiment served {{ seed = 3 }}
@@ -47,11 +47,11 @@ def served(plan: Plan, script: Script, folder: Path, *args: Any) -> Any:
 
 
 def _serve(rank: int, world: int, text: str, script: Script, folder: Path, args: tuple[Any, ...]) -> Any:
-    from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
-    from xtrain.runtime.reporting.records import Records
-    from xtrain.runtime.serving.engine import RanksEngine
-    from xtrain.runtime.serving.setting_up import set_up
-    from xtrain.runtime.state import Progress, Rank
+    from xtrain.runtime.base.state import Progress, Rank
+    from xtrain.runtime.observe.heartbeat import HeartbeatWriter
+    from xtrain.runtime.observe.records import Records
+    from xtrain.server.engine.ranks import set_up
+    from xtrain.server.engine.started import RanksEngine
 
     plan = from_json(json.loads(text))
     os.chdir(folder)

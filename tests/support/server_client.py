@@ -9,10 +9,9 @@ import numpy as np
 from numpy_engine import NumpyEngine
 from starlette.testclient import TestClient
 
+from xtrain.server.access import Keys, ServerLimits
 from xtrain.server.app import app_of
-from xtrain.server.keys import Keys
-from xtrain.server.limits import ServerLimits
-from xtrain.server.protobuf import ProtoField, ProtoMessage, Writer, read
+from xtrain.server.messages import ProtoField, ProtoMessage, Writer, read
 from xtrain.server.server import TrainingServer
 
 KEY = "tml-test"

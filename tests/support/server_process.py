@@ -13,8 +13,8 @@ PROGRAM = """
 import json, logging, sys
 from pathlib import Path
 from numpy_engine import NumpyEngine
-from xtrain.server.keys import Keys
-from xtrain.server.limits import ServerLimits
+from xtrain.server.access import Keys
+from xtrain.server.access import ServerLimits
 from xtrain.server.serving import Address, serve
 folder, limits, files = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
 logging.basicConfig(level="INFO")

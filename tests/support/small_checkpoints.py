@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-from xtrain.runtime.checkpoint.backend import Backend
-from xtrain.runtime.checkpoint.checksums import file_checksums
-from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.checkpoint.publish import Publisher
-from xtrain.runtime.checkpoint.sidecar import TENSORS
-from xtrain.runtime.files import durable
+from xtrain.runtime.base import files as durable
+from xtrain.runtime.store.checkpoints import TENSORS, CheckpointFolder, file_checksums
+from xtrain.runtime.store.publication import Publisher
+from xtrain.runtime.store.writing import Backend
 
 
 def save(

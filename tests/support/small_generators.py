@@ -7,13 +7,13 @@ import torch
 from reference_models import CONFIGS, in_our_names, make
 from torch import Tensor
 
+from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_text
-from xtrain.planner.plan import Plan
-from xtrain.runtime.generation.text_generator import TextGenerator
-from xtrain.runtime.generation.trained import alone, whole_model
-from xtrain.runtime.models.batch import ModelBatch
-from xtrain.runtime.models.loss import whole_logits
-from xtrain.runtime.models.tensors import model_tensors
+from xtrain.runtime.nn.batch import ModelBatch
+from xtrain.runtime.nn.loss import whole_logits
+from xtrain.runtime.nn.weights import model_tensors
+from xtrain.runtime.sampling.text_generator import TextGenerator
+from xtrain.runtime.sampling.trained_run import alone, whole_model
 
 SPEC = """
 experiment tiny {{ seed = 1, budget = 1 steps }}
@@ -75,7 +75,7 @@ def recomputed_logits(author: TextGenerator, ids: list[int]) -> Tensor:
 
 
 def _whole(ids: list[int]) -> Any:
-    from xtrain.runtime.data.collate.batch import Microbatch
+    from xtrain.runtime.feed.microbatch import Microbatch
 
     tokens_BS = torch.tensor([ids])
     return Microbatch(

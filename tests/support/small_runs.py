@@ -7,18 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xtrain.planner.architecture import buffers
-from xtrain.planner.graph.checkpoint_fit import checkpoint_contents
+from xtrain.plan.architecture import buffers
+from xtrain.plan.checkpoints import checkpoint_contents
+from xtrain.plan.plan import Plan
+from xtrain.plan.serialise import to_json
 from xtrain.planner.load import plan_from_text
-from xtrain.planner.plan import Plan
-from xtrain.planner.serialise import to_json
-from xtrain.runtime.checkpoint.backend import Backend, write_tensors
-from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.checkpoint.model_folder import planned_files
-from xtrain.runtime.checkpoint.publish import Publisher, partial_of
-from xtrain.runtime.checkpoint.stored_weights import WeightReader
-from xtrain.runtime.models.build import DTYPES
-from xtrain.runtime.parallel.collective_errors import CollectiveErrors
+from xtrain.runtime.base.mesh import CollectiveErrors
+from xtrain.runtime.nn.build import DTYPES
+from xtrain.runtime.store.beginning import planned_files
+from xtrain.runtime.store.checkpoints import CheckpointFolder
+from xtrain.runtime.store.publication import Publisher, partial_of
+from xtrain.runtime.store.stored_weights import WeightReader
+from xtrain.runtime.store.writing import Backend, write_tensors
 
 SPEC = """experiment small {{ seed = 1, budget = 40 steps }}
 model {model}

@@ -12,19 +12,18 @@ from attrs import frozen
 from checkpoints import tensors
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.runtime.checkpoint import full_state, writer
-from xtrain.runtime.checkpoint.file_saver import FileSaver
-from xtrain.runtime.checkpoint.file_snapshots import Snapshots
-from xtrain.runtime.checkpoint.full_state import FullState
-from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.checkpoint.one_file import writer as file_writer
-from xtrain.runtime.checkpoint.publish import Publisher
-from xtrain.runtime.checkpoint.saver import Saver
-from xtrain.runtime.checkpoint.staging import HostCopy
-from xtrain.runtime.checkpoint.transaction import Transaction
-from xtrain.runtime.parallel.collective_errors import CollectiveErrors
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress
+from xtrain.runtime.base.mesh import CollectiveErrors
+from xtrain.runtime.base.state import Progress
+from xtrain.runtime.observe.records import Records
+from xtrain.runtime.store import full_state
+from xtrain.runtime.store import writing as file_writer
+from xtrain.runtime.store import writing as writer
+from xtrain.runtime.store.checkpoints import CheckpointFolder
+from xtrain.runtime.store.file_saver import FileSaver, Snapshots
+from xtrain.runtime.store.full_state import FullState
+from xtrain.runtime.store.publication import Publisher
+from xtrain.runtime.store.saver import HostCopy, Saver
+from xtrain.runtime.store.writing import Transaction
 
 QUICKSTART = Path(__file__).parents[2] / "specs/quickstart.xtrain"
 METRIC = "eval/web/loss"

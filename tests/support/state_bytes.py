@@ -2,11 +2,11 @@
 
 from math import prod
 
-from xtrain.planner.mesh.placement import base_of_plan, local_shapes
-from xtrain.planner.model.groups import ParameterGroups
-from xtrain.planner.model.inventory import beside_bytes
-from xtrain.planner.plan import Plan
-from xtrain.planner.units import BYTES
+from xtrain.plan.groups import ParameterGroups
+from xtrain.plan.mesh import base_of_plan, local_shapes
+from xtrain.plan.parameters import beside_bytes
+from xtrain.plan.plan import Plan
+from xtrain.text.units import BYTES
 
 
 def state_bytes(plan: Plan, rank: int) -> int:

@@ -9,7 +9,11 @@ from pathlib import Path
 import grimp
 import networkx
 
-ROOMS = ("cli", "api", "lsp", "client", "components", "tui", "runtime", "server", "planner", "dsl", "records")
+# In the order of the pictures.
+ROOMS = (
+    *("cli", "api", "lsp", "client", "components", "tui", "server", "runtime", "planner", "blocks", "plan", "dsl"),
+    *("records", "text"),
+)
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 BEGIN, END = "<!-- drawing: begin -->\n", "<!-- drawing: end -->\n"
 

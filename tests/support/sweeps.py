@@ -12,16 +12,15 @@ from attrs import define, field
 
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.sweep import Point
+from xtrain.plan.plan import Plan
+from xtrain.plan.serialise import load_plan
 from xtrain.planner.compile import Compiled
-from xtrain.planner.load import load_plan
-from xtrain.planner.plan import Plan
-from xtrain.planner.sweep.compile_sweep import Trials, compile_sweep
-from xtrain.planner.sweep.sweep_plan import SweepPlan
-from xtrain.records.event import Event
-from xtrain.records.run_events import FailureEvent
-from xtrain.runtime.files.lines import JsonLinesFile
-from xtrain.runtime.sweep.driver import SweepDriver
-from xtrain.runtime.sweep.trial_launcher import TrialStart
+from xtrain.planner.compile_sweep import SweepPlan, Trials, compile_sweep
+from xtrain.records.events import FailureEvent
+from xtrain.records.lines import Event
+from xtrain.runtime.base.json_lines import JsonLinesFile
+from xtrain.runtime.jobs.sweep import SweepDriver
+from xtrain.runtime.jobs.trials import TrialStart
 
 SPEC = """
 experiment tiny {{ budget = {steps} steps }}

@@ -10,8 +10,8 @@ import torch
 from model_folders import CONFIG, shapes
 from safetensors.torch import load_file, save_file
 
-from xtrain.cli.data_teach import teach
-from xtrain.planner.plan import Plan
+from xtrain.cli.data import teach
+from xtrain.plan.plan import Plan
 
 
 def make_teacher(folder: Path, vocab: int, *, seed: int = 5, deviation: float = 0.5, **changed: Any) -> Path:

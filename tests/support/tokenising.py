@@ -20,13 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
-from xtrain.runtime.data.documents.encoder import TokenDocument
-from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.sources.source import DataSource, open_source
-from xtrain.runtime.data.stores import digests
-from xtrain.runtime.data.tokenising import claims as tokenise_claims
-from xtrain.runtime.data.tokenising import tokenise
-from xtrain.runtime.data.tokenising.build import build_store
+from xtrain.runtime.feed import digests
+from xtrain.runtime.feed.documents import TokenDocument
+from xtrain.runtime.feed.prepared import build_store
+from xtrain.runtime.feed.records import BadRecord
+from xtrain.runtime.feed.sources.source import DataSource, open_source
+from xtrain.runtime.feed.tokenizing import tokenize as tokenise
+from xtrain.runtime.feed.tokenizing import tokenize as tokenise_claims
 
 # Small files that a killed process leaves, which are swept when they are old.
 LITTER = (".partial-", ".claim-", "files.json")

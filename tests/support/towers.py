@@ -6,13 +6,13 @@ import torch
 from mixtures import fill
 from torch import Tensor, nn
 
-from xtrain.planner.architecture import Architecture
-from xtrain.runtime.models.attention import KERNELS
-from xtrain.runtime.models.block import DecoderBlock
-from xtrain.runtime.models.document_layout import DocumentLayout
-from xtrain.runtime.models.layers import Rotation
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.parallel.axes import Axes
+from xtrain.plan.architecture import Architecture
+from xtrain.runtime.nn.attention import KERNELS
+from xtrain.runtime.nn.axes import Axes
+from xtrain.runtime.nn.batch import DocumentLayout
+from xtrain.runtime.nn.block import DecoderBlock
+from xtrain.runtime.nn.layers import Rotation
+from xtrain.runtime.nn.transformer import ModelParts
 
 
 class Tower(nn.Module):

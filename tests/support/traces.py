@@ -7,10 +7,10 @@ from state_bytes import scale_bytes, state_bytes
 from topologies import Topology
 from trials import NoPlan, Trial
 
+from xtrain.plan.mesh import local_shapes
+from xtrain.plan.plan import Plan, Traced
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.mesh.placement import local_shapes
-from xtrain.planner.plan import Plan, Traced
-from xtrain.planner.units import BYTES
+from xtrain.text.units import BYTES
 
 
 def plan_of(

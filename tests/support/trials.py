@@ -13,8 +13,8 @@ import numpy as np
 from attrs import evolve, field, frozen
 from forked_ranks import TIMEOUT, ForkedRanks, Mutation, Outcome
 
+from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.plan import Plan
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}
 
@@ -283,7 +283,7 @@ def stray_shapes(plan: Plan, outcome: Outcome) -> list[str]:
     """What ranks hold otherwise than `planner.placement` says, in words."""
     from state_bytes import state_bytes
 
-    from xtrain.planner.mesh.placement import local_shapes
+    from xtrain.plan.mesh import local_shapes
 
     found = []
     for rank, shapes in enumerate(outcome.shapes):

@@ -65,7 +65,7 @@ def try_layout(lab: Laboratory, arguments: argparse.Namespace) -> bool:
     limit = TOLERANCE[trial.params]
     for name, gap in sorted(found.tensors.items(), key=lambda item: -item[1])[:12]:
         print(f"  {gap:.1e} {name}{'' if gap <= limit else '  <<<'}")
-    stray = stray_shapes(plan, outcome) if find_spec("xtrain.planner.mesh.placement") else []
+    stray = stray_shapes(plan, outcome) if find_spec("xtrain.plan.mesh") else []
     print("\n".join(stray[:20]) or "every rank holds what was planned")
     return found.worst <= limit and not stray
 

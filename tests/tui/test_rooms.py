@@ -39,6 +39,6 @@ def test_what_a_room_loads(room, unknown):
 
 
 def test_what_the_command_line_and_the_launcher_ask_loads_no_textual():
-    names = ["xtrain.tui.board.screens", "xtrain.tui.board.terminal", "xtrain.cli.watch", "xtrain.cli.dashboard"]
+    names = ["xtrain.tui.board.terminal", "xtrain.tui.board.terminal", "xtrain.cli.watch", "xtrain.cli.following"]
     loaded = set(subprocess.run([sys.executable, "-c", PROBE, *names], capture_output=True, text=True).stdout.split())
     assert "xtrain.tui" in loaded and not loaded & {"textual", "numpy", "rich", "torch"}

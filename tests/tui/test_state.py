@@ -14,8 +14,8 @@ from read_records import reduce, reduce_all, typed
 from xtrain.records.lines import objects
 from xtrain.records.metrics import StepMetrics
 from xtrain.tui import state as module
-from xtrain.tui.history import MAX_POINTS
-from xtrain.tui.lines.next_steps import going_on, outcome
+from xtrain.tui.feed import MAX_POINTS
+from xtrain.tui.lines.plain import going_on, outcome
 from xtrain.tui.state import MAX_TICKS, RunState
 
 

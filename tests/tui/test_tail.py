@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from read_records import typed
 
-from xtrain.records.event import Event
-from xtrain.records.lines import line_of
-from xtrain.tui.feed import RecordFeed
-from xtrain.tui.tail import Tail
+from xtrain.records.lines import Event, line_of
+from xtrain.tui.feed import RecordFeed, Tail
 
 
 def add(path: Path, data: bytes) -> None:
@@ -139,7 +137,7 @@ def test_what_is_left_of_a_file_that_was_cut_is_not_read_again(tmp_path: Path, o
 
 
 def test_a_line_without_end_is_passed_over_with_what_follows(tmp_path, monkeypatch):
-    monkeypatch.setattr("xtrain.tui.tail.LONGEST_LINE", 1000)
+    monkeypatch.setattr("xtrain.tui.feed.LONGEST_LINE", 1000)
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"a": 1}\n' + bytes(10_000))
     tail = Tail(path, chunk_bytes=100)

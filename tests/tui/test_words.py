@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtrain.tui.words import brief
+from xtrain.text.units import brief
 
 
 @pytest.mark.parametrize(

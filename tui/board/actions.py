@@ -1,14 +1,30 @@
-"""What a live run can be asked for: whether it can be now, and what will happen."""
+"""Control of a run from the dashboard: possible commands, questions before them, and their answers."""
 
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xtrain.records.control_words import ControlWord
+from attrs import frozen
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
+from textual.events import Key
+from textual.screen import ModalScreen
+from textual.widgets import Button, Static
+
+from xtrain.records.events import ControlEvent, event_of
+from xtrain.records.lines import object_of
+from xtrain.records.names import ControlState, ControlWord
+from xtrain.text.units import count, printable, size
 from xtrain.tui.board.head import name_of
-from xtrain.tui.words import count, printable, size
 
 if TYPE_CHECKING:
     from xtrain.tui.model.board import Board
     from xtrain.tui.model.planned import PlannedCommand
+
 
 # Steps that a profile has unless the reader says otherwise, and most that a run takes.
 PROFILED = 3
@@ -118,3 +134,200 @@ def datasets(board: "Board") -> list[tuple[str, str]]:
         amount = f"{count(rows)} rows" if isinstance(rows, int) else "its held-out part"
         found.append((command.name.partition(" ")[2], amount))
     return found
+
+
+@frozen
+class Choice:
+    """Answer of a question: its value, its key, and its label."""
+
+    value: str
+    key: str
+    label: str
+
+
+NO = Choice("", "n", "No")
+
+
+class Question(ModalScreen[str]):
+    """Modal question; the result is the value of a choice, "" for no.
+
+    choices: the first one has the focus. number: also ask for a whole number from 1 to `most`, which is then the
+    result.
+    """
+
+    DEFAULT_CSS = """
+    Question { align: center middle; background: $background 60%; }
+    Question > ToastRack { display: none; }
+    Question > Vertical {
+        width: 72; max-width: 96%; height: auto; max-height: 96%;
+        background: $surface; border: round $primary; padding: 0 1;
+    }
+    Question #asked { text-style: bold; width: 1fr; height: auto; }
+    Question #said { height: auto; max-height: 14; }
+    Question.short #said { max-height: 7; }
+    Question.tiny #said { max-height: 5; }
+    Question.tiny #amount, Question.tiny #choices { margin-top: 0; }
+    Question #said Static { width: 1fr; height: auto; }
+    Question #amount { width: 1fr; height: 1; margin-top: 1; }
+    Question #choices { height: 1; width: 1fr; margin-top: 1; }
+    Question Button { min-width: 6; width: auto; margin-right: 1; }
+    Question Button:focus { text-style: bold reverse; }
+    """
+    HORIZONTAL_BREAKPOINTS = [(0, "narrow"), (80, "wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "tiny"), (16, "short"), (30, "tall")]  # noqa: RUF012
+    BINDINGS = [  # noqa: RUF012
+        Binding("escape", "choose('')", "no", show=False),
+        Binding("left", "app.focus_previous", "previous answer", show=False),
+        Binding("right", "app.focus_next", "next answer", show=False),
+        Binding("up", "scroll(-1)", "up", show=False),
+        Binding("down", "scroll(1)", "down", show=False),
+    ]
+
+    def __init__(
+        self, asked: str, said: Sequence[str], choices: Sequence[Choice], *, number: int | None = None, most: int = 0
+    ) -> None:
+        super().__init__()
+        self._asked, self._said, self._choices, self._most = asked, said, choices, most
+        self._typed = None if number is None else str(number)
+        self._untouched = True
+        self._wrong = False
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield Static(Content(self._asked), id="asked")
+            with VerticalScroll(id="said", can_focus=False):
+                yield Static(Content("\n".join(self._said)))
+            if self._typed is not None:
+                yield Static(self._amount(), id="amount")
+            with Horizontal(id="choices"):
+                for choice in self._choices:
+                    label = Content(f"{choice.label} ({choice.key})")
+                    yield Button(label, name=choice.value, compact=True, id=f"choice-{choice.key}")
+
+    def on_mount(self) -> None:
+        self.query_one(f"#choice-{self._choices[0].key}").focus()
+
+    def on_key(self, event: Key) -> None:
+        """Handle the keys of the choices, and the digits of the number."""
+        for choice in self._choices:
+            if event.key == choice.key:
+                event.stop()
+                self.action_choose(choice.value)
+                return
+        if self._typed is None:
+            return
+        if event.character and event.character in "0123456789":
+            self._typed = (event.character if self._untouched else self._typed + event.character)[:4]
+        elif event.key == "backspace":
+            self._typed = self._typed[:-1]
+        else:
+            return
+        event.stop()
+        self._untouched = self._wrong = False
+        self.query_one("#amount", Static).update(self._amount())
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        self.action_choose(event.button.name or "")
+
+    def action_scroll(self, by: int) -> None:
+        """Scroll a text that does not fit."""
+        self.query_one("#said").scroll_relative(y=by, animate=False)
+
+    def action_choose(self, value: str) -> None:
+        """Answer, unless the requested number is invalid."""
+        if value and self._typed is not None:
+            if not 1 <= int(self._typed or 0) <= self._most:
+                self._wrong = True
+                self.query_one("#amount", Static).update(self._amount())
+                return
+            value = str(int(self._typed))
+        self.dismiss(value)
+
+    def _amount(self) -> Content:
+        figure = Content.styled(f" {self._typed or ' '} ", "reverse")
+        hint = f"  {'not a valid number: type one ' if self._wrong else 'type another one, '}from 1 to {self._most}"
+        return Content.assemble("Steps: ", figure, (hint, "$error" if self._wrong else "$text-muted"))
+
+
+# A dataset has one key: more than nine are for the command line.
+MOST_DATASETS = 9
+
+
+def which_dataset(board: "Board") -> Question | None:
+    """Return the question for the dataset to evaluate; None without a choice."""
+    known = datasets(board)[:MOST_DATASETS]
+    if len(known) < 2:
+        return None
+    said = [f"{place}: {name}, {amount}" for place, (name, amount) in enumerate(known, start=1)]
+    choices = [NO, *(Choice(name, str(place), name) for place, (name, _) in enumerate(known, start=1))]
+    return Question("Evaluate on which dataset?", said, choices)
+
+
+def confirm(board: "Board", action: ControlWord, dataset: str = "") -> Question:
+    """Return a question that states the consequences; for a profile, it also asks for a number."""
+    asked, said = question(board, action), consequences(board, action, dataset)
+    number = PROFILED if action == ControlWord.PROFILE else None
+    return Question(asked, said, [NO, Choice("yes", "y", "Yes")], number=number, most=MOST_PROFILED)
+
+
+class LeaveQuestion(Question):
+    """Question what to do with a run that was started together with this dashboard."""
+
+    def __init__(self, *, starting: bool) -> None:
+        saves = "the run has not started to train, and ends" if starting else "the run saves a checkpoint, then ends"
+        super().__init__(
+            "Leave the dashboard?",
+            [
+                "Leave: training continues in this terminal, with lines.",
+                f"Stop: {saves} with exit code 75.",
+                "Press Ctrl-C again to leave.",
+            ],
+            [Choice("", "n", "Stay"), Choice("leave", "l", "Leave"), Choice(ControlWord.STOP, "s", "Stop")],
+        )
+
+
+@frozen
+class Answer:
+    """Answer to a command. state: `accepted`, `done`, `refused`, or `unheard` if no run was there to answer."""
+
+    state: str
+    detail: str
+    step: int | None = None
+
+
+def command_line(run: Path, word: str, argument: str = "") -> list[str]:
+    """Return the arguments of the `xtrain control` command."""
+    given = [argument] if argument else []
+    return [sys.executable, "-P", "-m", "xtrain", "control", str(run.absolute()), word, *given, "--json"]
+
+
+def answers(arguments: list[str]) -> Iterator[Answer]:
+    """Run a command and yield its answers as they arrive; block until the last one.
+
+    The process has no terminal: neither Ctrl-C nor a closed window cancels the request.
+    """
+    try:
+        process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        yield Answer("unheard", f"xtrain control could not be started: {error.strerror}")
+        return
+    ended = False
+    assert process.stdout is not None and process.stderr is not None
+    with process:
+        for text in process.stdout:
+            said = event_of(object_of(text.encode()) or {})
+            if isinstance(said, ControlEvent):
+                ended = ended or said.state in (ControlState.DONE, ControlState.REFUSED)
+                yield Answer(said.state, printable(said.detail), said.step)
+        errors = process.stderr.read().strip()
+    if not ended:
+        last = errors.splitlines()[-1] if errors else f"xtrain control exited with code {process.returncode}"
+        yield Answer("unheard", printable(last.removeprefix("xtrain control: ")))

@@ -1,4 +1,4 @@
-"""The application: one run, its screens, and the keys that lead there."""
+"""The application: one run, its screens and their keys, themes, and ASCII signs for terminals without UTF-8."""
 
 import os
 import signal
@@ -7,36 +7,117 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from rich.cells import cell_len
+from rich.segment import Segment
 from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding
+from textual.color import Color
 from textual.events import Resize
 from textual.filter import LineFilter
 from textual.message import Message
 from textual.screen import Screen
+from textual.theme import Theme
 from textual.widgets import ContentSwitcher
 
-from xtrain.records.control_words import ControlState, ControlWord
-from xtrain.tui.board import fault
-from xtrain.tui.board.actions import datasets, is_starting, refusal, word_of
-from xtrain.tui.board.asking import answers, command_line
-from xtrain.tui.board.block import TextBlock
-from xtrain.tui.board.head import head, tabs, unread
-from xtrain.tui.board.help import HelpScreen, all_groups
-from xtrain.tui.board.keys import Key, app_keys, footer, keys_of
-from xtrain.tui.board.pane import Pane
-from xtrain.tui.board.pieces import Piece, line
-from xtrain.tui.board.plain_signs import PlainSigns
+from xtrain.records.names import ControlState, ControlWord
+from xtrain.text.units import printable
+from xtrain.tui.board import reading as fault
+from xtrain.tui.board.actions import (
+    LeaveQuestion,
+    answers,
+    command_line,
+    confirm,
+    datasets,
+    is_starting,
+    refusal,
+    which_dataset,
+    word_of,
+)
+from xtrain.tui.board.head import Piece, head, line, tabs, unread
+from xtrain.tui.board.help import HelpScreen, Key, all_groups, app_keys, footer, keys_of
+from xtrain.tui.board.pane import Pane, TextBlock
 from xtrain.tui.board.plot import terminal_glyphs
-from xtrain.tui.board.questions import LeaveQuestion, confirm, which_dataset
 from xtrain.tui.board.reading import BackgroundReader
-from xtrain.tui.board.screens import SCREENS, pane_classes
-from xtrain.tui.board.themes import THEMES, after
+from xtrain.tui.board.terminal import SCREENS, pane_classes
 from xtrain.tui.curves.canvas import UNICODE
-from xtrain.tui.words import printable
 
 if TYPE_CHECKING:
     from xtrain.tui.model.board import Board
+
+
+DARK = Theme(
+    name="dark",
+    primary="#7aa2f7",
+    secondary="#9d7cd8",
+    accent="#e0af68",
+    success="#73c991",
+    warning="#e5c07b",
+    error="#f7768e",
+    foreground="#d5d9e0",
+    background="#15171c",
+    surface="#1c1f26",
+    panel="#262a33",
+)
+LIGHT = Theme(
+    name="light",
+    primary="#0b57d0",
+    secondary="#6a3fb5",
+    accent="#8a5300",
+    success="#146c2e",
+    warning="#8a5300",
+    error="#b3261e",
+    foreground="#1b1c1f",
+    background="#fbfbfd",
+    surface="#f1f2f5",
+    panel="#e2e4ea",
+    dark=False,
+)
+# White on black, and one hue each for good and bad; nothing is dimmed.
+CONTRAST = Theme(
+    name="contrast",
+    primary="#ffffff",
+    secondary="#ffffff",
+    accent="#ffff00",
+    success="#00ff5f",
+    warning="#ffff00",
+    error="#ff5f5f",
+    foreground="#ffffff",
+    background="#000000",
+    surface="#000000",
+    panel="#262626",
+    text_alpha=1.0,
+)
+THEMES = (DARK, LIGHT, CONTRAST)
+
+
+def after(name: str) -> str:
+    """Return the name of the theme that follows `name`."""
+    names = [theme.name for theme in THEMES]
+    return names[(names.index(name) + 1) % len(names)] if name in names else names[0]
+
+
+_SIGNS = {
+    "█▉▊▋▌": "#", "░": ":", "▒": "=", "▓": "%", "▍▎▏▐": "|", "▀▔": "-", "▁▂▃▄▅▆▇": "_", "▶": "*", "▸›→": ">",
+    "◀◂‹←": "<", "▾▼↓": "v", "▴▲↑": "^", "─━═–—−": "-", "│┃║": "|", "╭╮╰╯┌┐└┘├┤┬┴┼╔╗╚╝": "+", "·": ".", "•": "-",
+    "…": "~", "×✗": "x", "✓": "+", "“”": '"', "‘’": "'", "µ": "u", "●○■□◆◇": "o",
+}  # fmt: skip
+_TABLE = str.maketrans({sign: plain for unicode, plain in _SIGNS.items() for sign in unicode})
+
+
+class PlainSigns(LineFilter):
+    """Line filter that leaves only ASCII on the screen, each sign as wide as before."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        return [Segment(in_ascii(text), style, control) for text, style, control in segments]
+
+
+def in_ascii(text: str) -> str:
+    if text.isascii():
+        return text
+    text = text.replace(" · ", " - ").translate(_TABLE)
+    return text if text.isascii() else "".join(sign if sign.isascii() else "?" * cell_len(sign) for sign in text)
+
 
 # Ages and clocks move on although nothing was written.
 CLOCK_SECONDS = 1.0

@@ -1,21 +1,62 @@
-"""The lines above the screens: which run, what it is doing and when it ends; and the screens there are."""
+"""Lines above the screens: the run, its state and its end; and the next phases and ticks."""
 
+import math
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from attrs import frozen
+from rich.cells import cell_len
 from textual.content import Content
 
-from xtrain.records.end_status import EndStatus
-from xtrain.records.server_status import ServerStatus
+from xtrain.records.names import EndStatus
+from xtrain.records.status import ServerStatus
+from xtrain.text.units import duration, printable
+from xtrain.text.units import regular_plural as plural
 from xtrain.tui.board.pane import Pane
-from xtrain.tui.board.pieces import Piece, line
-from xtrain.tui.model.ahead import last_step, seconds_left
+from xtrain.tui.model.board import last_step, next_step, seconds_left
 from xtrain.tui.pages.server_page import is_old
 from xtrain.tui.pages.sheet import left
-from xtrain.tui.words import duration, plural, printable
 
 if TYPE_CHECKING:
     from xtrain.tui.model.board import Board
+    from xtrain.tui.model.planned import Planned, PlannedTick, StepTokens
+
+
+@frozen
+class Piece:
+    """Part of a line. weight: of parts that do not all fit, those with the least weight are left out."""
+
+    text: str
+    style: str = ""
+    weight: int = 0
+    action: str = ""
+    """Action of the application that a click runs; empty: none."""
+
+    @property
+    def content(self) -> Content:
+        style = f"{self.style} @click={self.action}".strip() if self.action else self.style
+        return Content.styled(self.text, style)
+
+
+def line(pieces: Iterable[Piece], width: int, *, gap: str = "  ", margin: str = " ") -> Content:
+    """Return the pieces that fit in `width` columns, in their order."""
+    fitting = [piece for piece in pieces if piece.text]
+    while len(fitting) > 1 and _columns(fitting, gap, margin) > width:
+        # With equal weights, the last is dropped first.
+        fitting.pop(min(reversed(range(len(fitting))), key=lambda place: fitting[place].weight))
+    content = Content(margin) + Content(gap).join(piece.content for piece in fitting)
+    return content.truncate(max(1, width), ellipsis=True)
+
+
+def _columns(pieces: Sequence[Piece], gap: str, margin: str) -> int:
+    return cell_len(margin) + sum(cell_len(piece.text) for piece in pieces) + cell_len(gap) * (len(pieces) - 1)
+
+
+def stack(lines: Iterable[Content]) -> Content:
+    """Join lines from top to bottom."""
+    return Content("\n").join(lines)
+
 
 # In which style a word for the state of a run is shown; the word itself says it without any.
 _STYLES = {
@@ -144,3 +185,88 @@ def _short(cls: "type[Pane]") -> str:
 def _shortest(cls: "type[Pane]") -> str:
     """Return the label for a tab line on which all possible screens are present."""
     return cls.short[:3]
+
+
+@frozen
+class Next:
+    """Next event of a tick. in_steps: steps from now; None where the clock decides."""
+
+    what: str
+    in_steps: int | None
+    every_seconds: float | None = None
+
+
+def upcoming(board: "Board") -> list[Next]:
+    """Return the next event of each tick, nearest first; ticks by the clock come last."""
+    planned, step, last = board.planned, board.step, last_step(board)
+    if planned is None or board.life.over:
+        return []
+    found = [Next(_names(tick), _in_steps(tick, step, planned.step_tokens), tick.seconds) for tick in planned.ticks]
+    known = [each for each in found if each.in_steps is None or last is None or step + each.in_steps <= last]
+    if last is not None and last > step:
+        known += _at_last(planned, last, last - step, stops=last != steps_of(board))
+    return sorted(known, key=lambda each: math.inf if each.in_steps is None else each.in_steps)
+
+
+def _at_last(planned: "Planned", last: int, in_steps: int, *, stops: bool) -> list[Next]:
+    """Return the events after the last step of this start. stops: the run stops before its end."""
+    event = "stop_at" if stops else "finish"
+    if stops and any(tick.stop and next_step(tick, planned.step_tokens, last - 1) == last for tick in planned.ticks):
+        return []  # a tick that stops the run says so itself
+    found = next((trigger for trigger in planned.triggers if trigger.event == event), None)
+    if found is None and not stops:
+        return []
+    nodes = _of_nodes(found.nodes) if found else ""
+    return [Next(("the stop" if stops else "the end") + (f": {nodes}" if nodes else ""), in_steps)]
+
+
+def _in_steps(tick: "PlannedTick", step: int, tokens: "StepTokens | None") -> int | None:
+    at = next_step(tick, tokens, step)
+    return None if at is None else at - step
+
+
+def _names(tick: "PlannedTick") -> str:
+    return _of_nodes(tick.nodes) + (", then stop" if tick.stop else "")
+
+
+def _of_nodes(nodes: tuple[str, ...]) -> str:
+    names = [node.removeprefix("tick.").removeprefix("event.finish.").removeprefix("event.stop_at.") for node in nodes]
+    return printable(", ".join(names).replace(".", " "))
+
+
+def when(each: Next, seconds_per_step: float | None) -> str:
+    """Return `in 15 steps (8s)`, `every 10m00s`."""
+    if each.in_steps is None:
+        return f"every {duration(each.every_seconds)}"
+    about = "" if seconds_per_step is None else f" ({duration(each.in_steps * seconds_per_step)})"
+    return f"in {plural(each.in_steps, 'step')}{about}"
+
+
+@frozen
+class ScheduleSpan:
+    """Phase with its share of the run, from `begin` to `end`, both from 0 to 1. now: the run is in it."""
+
+    name: str
+    begin: float
+    end: float
+    now: bool
+
+
+def stretches(board: "Board") -> list[ScheduleSpan]:
+    """Return the phases of the run in order; empty while its length is unknown."""
+    planned, steps = board.planned, steps_of(board)
+    if planned is None or not steps:
+        return []
+    begins = [min(1.0, _begin(phase, steps)) for phase in planned.phases]
+    done = board.step / steps
+    ends = [*begins[1:], 1.0]
+    return [
+        ScheduleSpan(phase.name, begin, end, begin <= done < end or (done >= 1 and end == 1))
+        for phase, begin, end in zip(planned.phases, begins, ends, strict=True)
+    ]
+
+
+def _begin(phase, steps: int) -> float:
+    if phase.first is not None:
+        return phase.first / steps
+    return phase.fraction or 0.0

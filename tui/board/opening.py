@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from xtrain.tui.board import fault
+from xtrain.tui.board import reading as fault
 from xtrain.tui.board.app import BoardApp
 from xtrain.tui.board.terminal import Terminal
 

@@ -1,22 +1,320 @@
-"""The first screen: is the run healthy, on plan, and when does it end."""
+"""Overview screen: health of the run, figures against the plan, and the time left."""
 
+import math
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from attrs import frozen
 from textual.app import ComposeResult
 from textual.containers import Horizontal
+from textual.content import Content
 
-from xtrain.tui.board.block import TextBlock
-from xtrain.tui.board.overview_text import alerts, figure_lines, lower, verdict
-from xtrain.tui.board.pane import Pane
-from xtrain.tui.board.pieces import stack
+from xtrain.records.names import EndStatus
+from xtrain.text.units import UNKNOWN, brief, count, decimal, duration, printable, share, size
+from xtrain.text.units import regular_plural as plural
+from xtrain.tui.board.head import shortened, stack, steps_of, stretches, upcoming, when
+from xtrain.tui.board.pane import Pane, RefreshLimiter, TextBlock
 from xtrain.tui.board.plot import Line, Plot
-from xtrain.tui.board.refresh_limiter import RefreshLimiter
+from xtrain.tui.event_text import cause, failed
+from xtrain.tui.lines.plain import command_of_model, going_on, more_of_it, outcome, short_path, succeeded
+from xtrain.tui.pages.node_times import step_cost
+from xtrain.tui.pages.sheet import left, wrapped
 
 if TYPE_CHECKING:
-    from textual.content import Content
-
     from xtrain.tui.model.board import Board
+
+
+# Width of a figure's name.
+NAME_COLUMNS = 10
+
+
+def evaluated(board: "Board") -> list[tuple[str, str, int | None]]:
+    """Return the latest evaluation of each dataset: its name, its loss or accuracy, and the step."""
+    return [
+        (name, decimal(found.loss, 4) if found.acc is None else f"acc {share(found.acc)}", found.step)
+        for name, found in board.run.evaluations.items()
+    ]
+
+
+def figures(board: "Board") -> list[tuple[str, str]]:
+    """Return the most important figures, by name."""
+    last = board.series.last
+    cost = step_cost(last, None)
+    minimised = [("objective", decimal(last.objective, 4))] if last.objective not in (None, last.loss) else []
+    rewarded = [("reward", decimal(last.reward, 3))] if last.reward is not None else []
+    return [
+        ("loss", decimal(last.loss, 4)),
+        *minimised,
+        *rewarded,
+        _evaluation(board),
+        ("grad norm", decimal(last.grad_norm, 4)),
+        ("lr", _rate(last.lr)),
+        ("tokens/s", count(last.tokens_per_second)),
+        ("MFU", share(last.mfu)),
+        ("data wait", share(cost.share(cost.data))),
+        ("comm, most", share(cost.share(cost.communication))),
+    ]
+
+
+def _evaluation(board: "Board") -> tuple[str, str]:
+    """Return the held-out loss under the name of its dataset; with several datasets, only their number."""
+    found = evaluated(board)
+    if len(found) != 1:
+        return "eval loss", f"{len(found)} sets" if found else "–"
+    name, value, _ = found[0]
+    return shortened(f"eval {printable(name)}", NAME_COLUMNS), value
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+@frozen
+class FigureRow:
+    """One line of the comparison. off: actual value / planned value - 1; None where unknown."""
+
+    name: str
+    actual: str
+    planned: str
+    off: float | None = None
+
+
+def comparison(board: "Board") -> list[FigureRow]:
+    """Return actual next to planned values; `n/a` where the plan or the run does not know one."""
+    last, planned = board.series.last, board.planned
+    times = planned.times if planned else None
+    start = board.run.start
+    seconds, speed, memory, mfu = last.step_seconds, last.tokens_per_second, last.memory_bytes, last.mfu
+    tokens, steps = last.tokens, steps_of(board)
+    wanted_memory = planned.memory_bytes if planned else None
+    on_cpu = start is not None and start.device == "cpu"
+    return [
+        FigureRow("step time", brief(seconds), _between(times), _off(seconds, times.step if times else None)),
+        FigureRow(
+            "tokens/s", count(speed), count(times.tokens_per_second) if times and times.tokens_per_second else UNKNOWN,
+            _off(speed, times.tokens_per_second if times else None),
+        ),
+        # On a CPU, a process holds more than tensors (such as libraries), which the plan does not count.
+        FigureRow(
+            "memory, all" if on_cpu else "memory", size(memory), size(wanted_memory) if wanted_memory else UNKNOWN,
+            None if on_cpu else _off(memory, wanted_memory),
+        ),
+        FigureRow("MFU", share(mfu), share(times.mfu if times else None), _off(mfu, times.mfu if times else None)),
+        FigureRow("tokens", count(tokens), count(planned.tokens) if planned and planned.tokens else UNKNOWN),
+        FigureRow("steps", f"{board.step:,}", f"{steps:,}" if steps else UNKNOWN),
+        *_groups(board),
+    ]  # fmt: skip
+
+
+def _groups(board: "Board") -> list[FigureRow]:
+    """Return the replica groups that take part in steps, where there are several."""
+    found = board.run.replicas
+    if found is None:
+        return []
+    who, of = ", ".join(map(str, found.taking_part)), found.of
+    off = _off(float(len(found.taking_part)), float(of) if of else None)
+    return [FigureRow("groups in", who, UNKNOWN if of is None else f"{of}", off)]
+
+
+def _between(times) -> str:
+    if times is None or times.step is None:
+        return UNKNOWN
+    if times.fast is None or times.slow is None:
+        return brief(times.step)
+    return f"{brief(times.step)} ({brief(times.fast)} to {brief(times.slow)})"
+
+
+def _off(actual: float | None, planned: float | None) -> float | None:
+    if actual is None or not planned or not math.isfinite(actual):
+        return None
+    return actual / planned - 1
+
+
+# A figure with its name, and the columns between two of them.
+FIGURE_COLUMNS = 19
+# From this width on, the schedule is shown next to the comparison, else below it.
+BESIDE_COLUMNS = 76
+# A difference from the plan of so much is marked.
+OFF = 0.1
+_BAND: dict[str, str] = {
+    EndStatus.DONE: "$success",
+    EndStatus.COMPLETE: "$success",
+    EndStatus.STOPPED: "$warning",
+    EndStatus.INTERRUPTED: "$warning",
+}
+
+
+def verdict(board: "Board", width: int, *, tall: bool) -> list[Content]:
+    """Return how the run ended and what to do next; empty while it is running."""
+    if not board.life.over:
+        return []
+    style = f"bold reverse {_BAND.get(board.life.in_words, '$error')}"
+    band = [Content.styled(left(f" {text}", width), style) for text in wrapped(headline(board), width - 2)]
+    empty = [Content.styled(" " * width, style)] if tall else []
+    said = [Content(f" {text}") for advised in advice(board) for text in wrapped(advised, width - 2)]
+    return [*empty, *band, *empty, *said]
+
+
+def alerts(board: "Board", width: int, *, most: int) -> list[Content]:
+    """Return the raised alerts, newest first, one line each."""
+    in_headline = ("lost",) if board.life.state == "lost" else ()  # by the verdict, in larger letters
+    newest = sorted(
+        (alert for alert in board.alerts if alert.kind not in in_headline), key=lambda alert: -(alert.since or 0)
+    )
+    lines = []
+    for alert in newest[:most]:
+        ago = f"  {duration(board.now - alert.since)} ago" if alert.since else ""
+        text = f" ! {alert.kind.replace('_', ' ')}: {printable(alert.message)}{ago}"
+        lines.append(Content.styled(left(text, width).rstrip(), "bold $error"))
+    if len(newest) > most > 0:
+        lines[-1] = Content.styled(f" ! and {len(newest) - most + 1} more alerts: see Events", "bold $error")
+    return lines
+
+
+def figure_lines(board: "Board", width: int) -> list[Content]:
+    """Return the figures in as many columns as fit."""
+    cells = []
+    for name, value in figures(board):
+        cells.append(
+            Content.assemble((f" {name} ", "$text-muted"), (left(value, FIGURE_COLUMNS - len(name) - 2), "bold"))
+        )
+    columns = max(1, width // FIGURE_COLUMNS)
+    # As evenly as possible: eight figures are shown as four and four, not as seven and one.
+    rows = -(-len(cells) // columns)
+    columns = -(-len(cells) // rows)
+    wide = width // columns
+    rows_of = [cells[first : first + columns] for first in range(0, len(cells), columns)]
+    return [Content("").join(each.pad_right(wide - each.cell_length) for each in row) for row in rows_of]
+
+
+def lower(board: "Board", width: int, rows: int) -> list[Content]:
+    """Return the comparison with the plan and the next events, in at most `rows` lines."""
+    if width >= BESIDE_COLUMNS:
+        left = table(board, rows)
+        wide = max((line.cell_length for line in left), default=0) + 3
+        right = schedule(board, width - wide - 1, rows)
+        empty = Content("")
+        pairs = [
+            ((left[row] if row < len(left) else empty), (right[row] if row < len(right) else empty))
+            for row in range(max(len(left), len(right)))
+        ]
+        return [a.pad_right(max(0, wide - a.cell_length)) + b for a, b in pairs]
+    below = schedule(board, width - 1, max(1, min(4, rows - 4)))
+    above = [line.truncate(width, ellipsis=True) for line in table(board, rows - len(below))]
+    return [*above, *below]
+
+
+def table(board: "Board", rows: int) -> list[Content]:
+    """Return actual next to planned values, in at most `rows` lines; rows with unknown values are dropped first."""
+    known = comparison(board)
+    while len(known) > max(1, rows - 1):
+        unknown = next((row for row in reversed(known) if row.actual == row.planned), known[-1])
+        known = [row for row in known if row is not unknown]
+    name, actual = (max(len(getattr(row, key)) for row in known) for key in ("name", "actual"))
+    actual = max(actual, len("now"))
+    planned = max(len(row.planned) for row in known)
+    lines = [Content.styled(f" {'':{name}}  {'now':>{actual}}  planned", "$text-muted")]
+    for row in known:
+        off = "" if row.off is None else f"  {row.off:+.1%}"
+        far = row.off is not None and abs(row.off) >= OFF
+        lines.append(
+            Content.assemble(
+                (f" {row.name:{name}}  ", "$text-muted"),
+                (f"{row.actual:>{actual}}", "bold"),
+                f"  {row.planned:{planned}}",
+                (off, "bold $warning" if far else "$text-muted"),
+            )
+        )
+    return lines
+
+
+def schedule(board: "Board", width: int, rows: int) -> list[Content]:
+    """Return progress, next events, and the last checkpoint and evaluation, in at most `rows` lines; the most important
+    are kept."""
+    wanted: list[tuple[int, Content]] = []  # (weight, line), in the order in which they are shown
+    found = stretches(board)
+    if found:
+        wanted.append((1, _bar(board, width)))
+    if len(found) > 1:
+        wanted.append((2, _phases(found)))
+    pace = board.run.history.seconds_per_step
+    for place, each in enumerate([each for each in upcoming(board) if each.what != "log"][:3]):
+        wanted.append((6 - place, _said("next", f"{when(each, pace)}: {each.what}")))
+    wanted.append((5, _said("saved", _saved(board))))
+    for place, (name, value, step) in enumerate(evaluated(board)[-3:]):
+        at = "" if step is None else f" at step {step:,}"
+        wanted.append((4 - place, _said("eval", f"{printable(name)} {value}{at}")))
+    while len(wanted) > max(0, rows):
+        wanted.remove(min(reversed(wanted), key=lambda pair: pair[0]))
+    return [line.truncate(max(1, width), ellipsis=True) for _, line in wanted]
+
+
+def _said(name: str, text: str) -> Content:
+    return Content.assemble((f" {name:<5} ", "$text-muted"), text)
+
+
+def _saved(board: "Board") -> str:
+    saved = board.run.checkpoint
+    if saved is None:
+        return "nothing yet"
+    parts = [] if saved.step is None else [f"step {saved.step:,}"]
+    parts += [size(saved.bytes)] if saved.bytes is not None else []
+    parts += [f"{duration(board.now - saved.time)} ago"] if saved.time is not None else []
+    return ", ".join(parts)
+
+
+def _bar(board: "Board", width: int) -> Content:
+    steps = steps_of(board)
+    progress = min(1.0, board.step / steps) if steps else 0.0
+    said = f" {progress:.1%}"
+    wide = max(4, min(40, width - len(said) - 2))
+    full = round(progress * wide)
+    return Content.assemble(" ", ("█" * full, "$primary"), ("░" * (wide - full), "$text-muted"), said)
+
+
+def _phases(found: Sequence) -> Content:
+    parts: list[Content] = []
+    for stretch in found:
+        name = printable(stretch.name)
+        parts.append(Content.styled(f"[{name}]", "bold") if stretch.now else Content.styled(name, "$text-muted"))
+    return Content.assemble((" phase ", "$text-muted")) + Content(" › ").join(parts)
+
+
+def headline(board: "Board") -> str:
+    """Return one line on how the run ended."""
+    run, life = board.run, board.life
+    if life.state == "lost":
+        return f"LOST at step {board.step:,}: {life.why or 'its processes are gone'}"
+    why = outcome(run)
+    parts = [f"{life.in_words.upper()} after {plural(board.step, 'step')}{_time_taken(board)}"]
+    parts += [f"loss {decimal(run.loss, 4)}"] if run.loss is not None else []
+    parts += [why] if why else []
+    return printable(", ".join(parts))
+
+
+def _time_taken(board: "Board") -> str:
+    """Return ` in 4m02s`; for a resumed run, also the steps of this start."""
+    run = board.run
+    if run.end is None or run.end.seconds is None:
+        return ""
+    own = f", the last {board.step - run.first_step:,} of them" if 0 < run.first_step < board.step else ""
+    return f"{own} in {duration(run.end.seconds)}"
+
+
+def advice(board: "Board") -> list[str]:
+    """Return what to do next, the most helpful first."""
+    run, directory = board.run, board.directory
+    if succeeded(run):
+        purpose, *command = command_of_model(run, directory)
+        more = more_of_it(run)
+        return [f"{purpose}: {' '.join(command)}", *([more] if more else [])]
+    lines = [f"{failed(failure)}: {cause(failure)}" for failure in run.failures[:1]]
+    lines.append(going_on(run))
+    if run.status == EndStatus.FAILED or board.life.state == "lost":
+        lines.append(f"logs: {short_path(directory / 'logs')}")
+    return [printable(text) for text in lines]
+
 
 # Rows that a plot needs to say anything, and rows that leave space for bands and more alerts.
 PLOT_ROWS = 6

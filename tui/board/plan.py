@@ -1,4 +1,4 @@
-"""The Plan screen: the graph of the plan with the times of the run."""
+"""Plan and Ranks screens: the graph of the plan with times, and the mesh as a heat map."""
 
 from typing import TYPE_CHECKING
 
@@ -8,12 +8,24 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.widgets import Input
 
-from xtrain.tui.board.refresh_limiter import RefreshLimiter
-from xtrain.tui.board.rows_pane import SearchedPane
-from xtrain.tui.board.sheet import Sheet
+from xtrain.tui.board.pane import RefreshLimiter, RowsPane, SearchedPane, Sheet
 from xtrain.tui.pages import plan_view
-from xtrain.tui.pages.plan_facts import PlanFactRows, PlanFacts
-from xtrain.tui.pages.plan_view import PlanPage, PlanView, followed, moved, page
+from xtrain.tui.pages import rank_view as rank_keys
+from xtrain.tui.pages.plan_rows import PlanFactRows, PlanFacts
+from xtrain.tui.pages.plan_view import PlanPage, PlanView, followed, moved
+from xtrain.tui.pages.plan_view import page as plan_page
+from xtrain.tui.pages.rank_figures import RankFactRows, RankFacts
+from xtrain.tui.pages.rank_view import (
+    RankPage,
+    RankView,
+    at_cell,
+    next_figure,
+    reversed_order,
+    sorted_by_next,
+    to_trouble,
+    to_worst,
+)
+from xtrain.tui.pages.rank_view import page as ranks_page
 
 if TYPE_CHECKING:
     from xtrain.tui.model.board import Board
@@ -78,7 +90,7 @@ class PlanPane(SearchedPane[PlanView, PlanPage]):
         if self._known is None:
             sheet.draw([(("The run has no plan yet.", "dim"),)])
             return
-        self._page = page(self._known, self._view, width, height)
+        self._page = plan_page(self._known, self._view, width, height)
         self._view = self._page.view
         sheet.draw(self._page.rows)
 
@@ -115,3 +127,103 @@ class PlanPane(SearchedPane[PlanView, PlanPage]):
         place = event.y - 1 + self._view.top
         if 0 <= event.y - 1 < self._page.height and place < len(self._page.lines) and event.x < self._page.list_width:
             self._go(moved(self._page, place - self._page.chosen))
+
+
+class RanksPane(RowsPane[RankView, RankPage]):
+    """Ranks screen: one figure of every rank of the mesh, and stragglers in words."""
+
+    title = "Ranks"
+    short = "Ranks"
+    keys = rank_keys
+
+    BINDINGS = [  # noqa: RUF012
+        Binding("down,j", "do('moved', 1, 0)", "down", show=False),
+        Binding("up,k", "do('moved', -1, 0)", "up", show=False),
+        Binding("left,h", "do('moved', 0, -1)", "left", show=False),
+        Binding("right,l", "do('moved', 0, 1)", "right", show=False),
+        Binding("pagedown", "turn(1)", "page down", show=False),
+        Binding("pageup", "turn(-1)", "page up", show=False),
+        Binding("home", "do('moved', -1000000, -1000000)", "first", show=False),
+        Binding("end", "do('moved', 1000000, 1000000)", "last", show=False),
+        Binding("m", "figure(1)", "metric", tooltip="next metric: step time, own work, data wait, …"),
+        Binding("M", "figure(-1)", "previous metric", show=False),
+        Binding("v", "do('table')", "table", tooltip="all ranks as a table, or the map again"),
+        Binding("o", "sort", "sort", tooltip="sort the table by its next column"),
+        Binding("r", "reverse", "other way round", show=False, tooltip="sort the other way round"),
+        Binding("e", "experts", "experts", tooltip="the mesh of experts, and back"),
+        Binding("w", "worst", "worst", tooltip="to the rank with the highest value"),
+        Binding("g", "trouble", "trouble", tooltip="to the next rank with a problem"),
+        Binding("enter", "do('entered')", "in full", tooltip="the ranks of a cell, or a rank in full; and back"),
+        Binding("escape", "do('back')", "back", show=False),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(RankView(), id=id)
+        self._facts = RankFactRows()
+        self._sparing = RefreshLimiter()
+        self._known: RankFacts | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Sheet()
+
+    def show(self, board: "Board") -> None:
+        if self._sparing.due:
+            with self._sparing.spending():
+                self._known = self._facts.of(board)
+                self._draw()
+
+    def _draw(self) -> None:
+        sheet = self.query_one(Sheet)
+        width, height = sheet.content_size
+        if not width or not height:
+            return
+        if self._known is None:
+            self._page = None
+            sheet.draw([(("No rank has sent a heartbeat yet.", "dim"),)])
+            return
+        self._page = ranks_page(self._known, self._view, width, height)
+        self._view = self._page.view
+        sheet.draw(self._page.rows)
+
+    def action_figure(self, by: int) -> None:
+        """Show another figure in the map."""
+        if self._known:
+            self._go(next_figure(self._view, self._known, by))
+
+    def action_sort(self) -> None:
+        """Sort the table by its next column."""
+        if self._page and self._known and self._view.shows == "table":
+            self._go(sorted_by_next(self._page, self._known, self.query_one(Sheet).content_size.width))
+
+    def action_reverse(self) -> None:
+        """Reverse the order of the table."""
+        if self._page and self._known and self._view.shows == "table":
+            self._go(reversed_order(self._page, self._known))
+
+    def action_experts(self) -> None:
+        """Switch between the mesh and the experts' mesh."""
+        self._go(evolve(self._view, experts=not self._view.experts))
+
+    def action_worst(self) -> None:
+        """Move the cursor to the rank with the highest value of the shown figure."""
+        if self._known:
+            self._go(to_worst(self._view, self._known))
+
+    def action_trouble(self) -> None:
+        """Move to the next rank with a problem."""
+        if self._page and self._known:
+            self._go(to_trouble(self._page, self._known))
+
+    def on_click(self, event: events.Click) -> None:
+        """Move the cursor to the mouse."""
+        if self._page is None:
+            return
+        line, grid = event.y - self._page.first_row, self._page.grid
+        if self._view.shows == "table":
+            place = self._view.top + line
+            if 0 <= line < self._page.height and place < len(self._page.order):
+                self._go(evolve(self._view, rank=self._page.order[place]))
+        elif self._view.shows == "map" and grid is not None:
+            column = (event.x - grid.label_width - 1) // grid.cell_width
+            if 0 <= line < grid.num_rows and 0 <= column < grid.num_columns:
+                self._go(at_cell(self._page, line * grid.num_columns + column))

@@ -14,11 +14,8 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from xtrain.tui.curves.canvas import ASCII, UNICODE, Glyphs, Row
-from xtrain.tui.curves.curve import Curve, Line, next_point
-from xtrain.tui.curves.drawing import Drawing, Unit, draw, extent_of
-from xtrain.tui.curves.plot_head import head
-from xtrain.tui.curves.viewport import Viewport
+from xtrain.tui.curves.canvas import ASCII, UNICODE, Curve, Glyphs, Line, Row, Viewport, next_point
+from xtrain.tui.curves.drawing import Drawing, Unit, draw, extent_of, head
 
 __all__ = ["Line", "Plot", "terminal_glyphs"]
 

@@ -1,16 +1,44 @@
-"""The threads that read the files of runs, so that drawing and keys never wait for a file system."""
+"""Threads that read the files of runs, so that drawing never waits for a file system; and the file for faults."""
 
+import contextlib
+import os
+import tempfile
+import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event, Lock, Thread
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from xtrain.tui.board import fault
-
 if TYPE_CHECKING:
     from xtrain.tui.model.board import Board
     from xtrain.tui.model.reader import RunReader
+
+
+# A larger file is started over: an error that recurs four times a second must not fill a disk.
+MOST_BYTES = 1 << 20
+
+
+def log_path() -> Path:
+    """Return the path of the fault file in the user's state folder (XDG base directories)."""
+    state = os.environ.get("XDG_STATE_HOME")
+    home = Path(state) if state else Path("~/.local/state").expanduser()
+    return home / "xtrain" / "dashboard.log"
+
+
+def write(error: BaseException) -> Path | None:
+    """Add an error with its traceback; the file it went to, None if nothing could be written."""
+    text = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} pid {os.getpid()}\n{''.join(traceback.format_exception(error))}\n"
+    for path in (log_path(), Path(tempfile.gettempdir()) / f"xtrain-dashboard-{os.getuid()}.log"):
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            full = path.exists() and path.stat().st_size > MOST_BYTES
+            with path.open("w" if full else "a") as file:
+                file.write(text)
+            return path
+    return None
+
 
 POLL_SECONDS = 0.25
 # While a long run is being opened: most of a core, and still room to draw.
@@ -74,7 +102,7 @@ class BackgroundReader(Thread):
             try:
                 self.newest = reader.poll(OPENING_BUDGET_SECONDS if opening else BUDGET_SECONDS)
             except Exception as error:  # nothing that is read may end the view of it
-                self.fault = fault.write(error)
+                self.fault = write(error)
                 self.faults += 1
                 reader, opening, pause = RunReader(self._directory), False, self._pause_after_fault()
             else:
@@ -144,7 +172,7 @@ class ReadingOthers(Thread):
         try:
             board = reader.poll(OTHERS_BUDGET_SECONDS / among)
         except Exception as error:  # a run that cannot be read leaves the others
-            fault.write(error)
+            write(error)
             return False
         with self._lock:
             self._boards[path] = board

@@ -1,10 +1,15 @@
-"""The terminal: whether there is one to draw on, and giving it back whatever happens."""
+"""Terminal checks and the table of screens, both without textual, for commands that open the dashboard."""
 
 import contextlib
 import os
 import sys
 import termios
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from xtrain.tui.board.pane import Pane
+
 
 # Turn off what Textual turns on: mouse, focus and paste reports, the other keyboard protocol, the second screen.
 _BACK = (
@@ -61,3 +66,22 @@ class Terminal:
                 os.write(own, _BACK.encode())
             finally:
                 os.close(own)
+
+
+# Name (as of `--screen`) → its module and class.
+SCREENS = {
+    "overview": ("xtrain.tui.board.overview", "OverviewPane"),
+    "plan": ("xtrain.tui.board.plan", "PlanPane"),
+    "ranks": ("xtrain.tui.board.plan", "RanksPane"),
+    "experts": ("xtrain.tui.board.lists", "ExpertsPane"),
+    "datasets": ("xtrain.tui.board.lists", "DatasetsPane"),
+    "events": ("xtrain.tui.board.lists", "EventsPane"),
+    "compare": ("xtrain.tui.board.compare", "ComparePane"),
+    "server": ("xtrain.tui.board.lists", "ServerPane"),
+    "sweep": ("xtrain.tui.board.compare", "SweepPane"),
+}
+
+
+def pane_classes() -> "dict[str, type[Pane]]":
+    """Return every screen's class by its name."""
+    return {name: getattr(import_module(module), cls) for name, (module, cls) in SCREENS.items()}

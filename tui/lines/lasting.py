@@ -1,17 +1,19 @@
-"""What stays on the terminal above the moving line: start-up, and what happens between steps."""
+"""Parts of the live view: the progress line, lasting lines above it, and the closing panel."""
 
+import math
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
+from attrs import frozen
 from msgspec.structs import replace
-from rich.console import Console, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from xtrain.records.control_words import ControlState
-from xtrain.records.event import Event
-from xtrain.records.run_events import (
+from xtrain.records.events import (
     AlertEvent,
     ControlEvent,
     FailureEvent,
@@ -24,16 +26,11 @@ from xtrain.records.run_events import (
     StuckEvent,
     WarningEvent,
 )
-from xtrain.records.start_events import (
-    EstimateEvent,
-    RunStartEvent,
-    SetupBeginEvent,
-    SetupDoneEvent,
-    SetupEvent,
-    TokeniseEvent,
-)
-from xtrain.records.step_events import (
+from xtrain.records.lines import Event
+from xtrain.records.names import ControlState, EndStatus
+from xtrain.records.training_events import (
     CheckpointEvent,
+    EstimateEvent,
     EvalEvent,
     GeneratedText,
     GenerateEvent,
@@ -42,20 +39,174 @@ from xtrain.records.step_events import (
     PhaseEvent,
     ProfileEvent,
     RollbackEvent,
+    RunStartEvent,
+    SetupBeginEvent,
+    SetupDoneEvent,
+    SetupEvent,
     SkippedEvent,
+    TokeniseEvent,
 )
+from xtrain.text.units import count, decimal, duration, printable, size, took
+from xtrain.text.units import regular_plural as plural
 from xtrain.tui.event_text import cause, event_text, failed, quality
-from xtrain.tui.lines.next_steps import short_path
-from xtrain.tui.lines.progress_line import BarGlyphs, short_node
+from xtrain.tui.feed import Point
+from xtrain.tui.lines.plain import command_of_model, going_on, more_of_it, outcome, short_path, succeeded, wants_logs
 from xtrain.tui.state import RunState
-from xtrain.tui.words import count, plural, printable, size, took
+
+MIN_BAR, GOOD_BAR, MAX_BAR = 8, 20, 60
+# Parts of a higher rank are left out rather than make the bar shorter than a good one.
+LAST_ESSENTIAL_RANK = 4
+# Without a record for this many times the usual gap (and this many seconds), the line says how long it has been.
+QUIET_GAPS, QUIET_SECONDS = 5, 10
+
+
+@frozen(kw_only=True)
+class BarGlyphs:
+    """Characters of progress lines; done and remaining differ in shape, so that they can be distinguished without
+    color."""
+
+    spinner: str
+    done: str
+    to_do: str
+    tick: str
+    cross: str
+
+
+UNICODE = BarGlyphs(spinner="⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", done="━", to_do="─", tick="✓", cross="✗")
+ASCII = BarGlyphs(spinner="|/-\\", done="=", to_do="-", tick="+", cross="x")
+
+
+@frozen
+class _Part:
+    text: Text
+    rank: int
+    """Parts with the lowest ranks are kept when the line is narrow."""
+
+
+def progress_line(state: RunState, *, width: int, now: float, quiet: float, glyphs: BarGlyphs = UNICODE) -> Text:
+    """Return the line at unix time `now`, `quiet` seconds after the last record, in fewer than `width` cells."""
+    if state.failures:
+        return _spinning(f"{failed(state.failures[0])} failed, waiting for the others to end", quiet, now, glyphs)
+    if state.restarting:
+        return _spinning("restarting the ranks", quiet, now, glyphs)
+    if not state.history.origin:
+        return _waiting(state, now=now, quiet=quiet, glyphs=glyphs)
+    return _training(state, width=width, now=now, quiet=quiet, glyphs=glyphs)
+
+
+def _waiting(state: RunState, *, now: float, quiet: float, glyphs: BarGlyphs) -> Text:
+    """Return a spinner, what is running, and for how long."""
+    node = state.under_way
+    if node is not None:
+        what, since = short_node(node.node), node.began
+    elif state.seconds_left is not None:
+        what, since = (
+            f"training, about {duration(state.seconds_left)} left at step {state.step:,}",
+            state.setup_done_time,
+        )
+    elif state.setup_seconds is not None:
+        what, since = "waiting for the first step", state.setup_done_time
+    else:
+        what, since = ("starting" if state.start else "waiting for the run to begin"), None
+    # A clock that differs between machines must not show a start-up node as hours old or yet to come.
+    elapsed = quiet if since is None or not 0 <= now - since < 86400 else now - since
+    return _spinning(what, elapsed, now, glyphs)
+
+
+def _spinning(what: str, elapsed: float, now: float, glyphs: BarGlyphs) -> Text:
+    turn = int(now * 10) if math.isfinite(now * 10) else 0  # a clock that a record claims can be anything
+    spinner = glyphs.spinner[turn % len(glyphs.spinner)]
+    return Text.assemble(" ", (spinner, "cyan"), " ", (printable(what), "bold"), "  ", (duration(elapsed), "dim"))
+
+
+def _training(state: RunState, *, width: int, now: float, quiet: float, glyphs: BarGlyphs) -> Text:
+    parts = _parts(state, quiet=quiet)
+    # One blank for the cursor at the left, one unused column at the right.
+    room = width - 2 - MIN_BAR
+    fitting: list[_Part] = []
+    for part in sorted(parts, key=lambda part: part.rank):
+        cells = cell_len(part.text.plain) + 2
+        spare = 0 if part.rank <= LAST_ESSENTIAL_RANK else GOOD_BAR - MIN_BAR
+        if cells + spare > room:
+            break
+        room -= cells
+        fitting.append(part)
+    bar_width = min(MAX_BAR, MIN_BAR + room)
+    bar = _bar(state.progress, bar_width, glyphs) if state.progress is not None else _pulse(now, bar_width, glyphs)
+    shown = [part.text for part in parts if part in fitting]
+    return Text("  ").join([Text(" ").append_text(bar), *shown])
+
+
+def _parts(state: RunState, *, quiet: float) -> list[_Part]:
+    """Return all parts of a wide line, in order."""
+    last = state.history.last
+    steps = f"{state.steps:,}" if state.steps else ""
+    at = f"{state.step:,}"
+    parts = [
+        _Part(Text(f"{at:>{len(steps)}}/{steps}" if steps else f"step {at}", "bold"), 0),
+        _Part(_labelled("loss", decimal(last.loss, 4), 6), 1),
+    ]
+    if last.reward is not None:
+        parts.append(_Part(_labelled("reward", decimal(last.reward, 3), 5), 1))
+    if state.progress is not None:
+        parts.insert(1, _Part(Text(f"{state.progress:>4.0%}"), 5))
+    if state.epoch:
+        parts.append(_Part(Text(f"epoch {state.epoch}"), 4))
+    if last.lr is not None:
+        parts.append(_Part(_labelled("lr", f"{last.lr:.2e}", 8), 4))
+    if last.grad_norm is not None:
+        parts.append(_Part(_labelled("grad", decimal(last.grad_norm, 2), 4), 6))
+    if last.tokens_per_second is not None:
+        parts.append(_Part(Text(f"{count(last.tokens_per_second):>6} tok/s"), 3))
+    if last.mfu is not None:
+        parts.append(_Part(_labelled("mfu", f"{last.mfu:.0%}", 3), 7))
+    if last.memory_bytes:
+        parts.append(_Part(Text(size(last.memory_bytes)), 8))
+    if last.phase:
+        parts.append(_Part(Text(printable(last.phase), "dim"), 9))
+    if state.signal:
+        parts.append(_Part(Text(f"{printable(state.signal)}, stopping", "yellow"), 2))
+    elif quiet > max(QUIET_SECONDS, QUIET_GAPS * (state.history.gap or 0)):
+        parts.append(_Part(Text(f"no step for {duration(quiet)}", "yellow"), 2))
+    elif state.seconds_left is not None:
+        parts.append(_Part(Text(f"{duration(state.seconds_left):>6} left", "cyan"), 2))
+    elif state.history.seconds_per_step is not None:
+        parts.append(_Part(Text(f"{took(state.history.seconds_per_step)}/step", "cyan"), 2))
+    return parts
+
+
+def _labelled(label: str, value: str, width: int) -> Text:
+    """Return `label value`, the value padded so that the line does not move from step to step."""
+    return Text.assemble((f"{label} ", "dim"), f"{value:>{width}}")
+
+
+def _bar(progress: float, width: int, glyphs: BarGlyphs) -> Text:
+    done = int(progress * width)
+    return Text.assemble((glyphs.done * done, "cyan"), (glyphs.to_do * (width - done), "dim"))
+
+
+def _pulse(now: float, width: int, glyphs: BarGlyphs) -> Text:
+    """Return a block that moves back and forth: running, with an unknown end."""
+    block = max(2, width // 5)
+    way = width - block
+    at = int(now * 10) % (2 * way)
+    before = at if at <= way else 2 * way - at
+    return Text.assemble(
+        (glyphs.to_do * before, "dim"), (glyphs.done * block, "cyan"), (glyphs.to_do * (way - before), "dim")
+    )
+
+
+def short_node(node: str) -> str:
+    """Return a start-up node's id without `setup.`, which they all share."""
+    return node.removeprefix("setup.")
+
 
 # Text is read, not measured: wider boxes than this are hard to follow.
 MAX_BOX = 100
 MAX_SAMPLE_LINES = 12
 # The failure after stuck ranks reports their state, and the summary how the run ended.
 _NOT_DRAWN = (SetupBeginEvent, StuckEvent, RunEndEvent)
-_STYLES: dict[type[Event], str] = {
+_EVENT_STYLES: dict[type[Event], str] = {
     NonFiniteEvent: "bold red", NotifyEvent: "dim", TokeniseEvent: "dim",
     **dict.fromkeys((SignalEvent, StopEvent, SkippedEvent, WarningEvent), "yellow"),
     **dict.fromkeys((RollbackEvent, RestartEvent, ReplicaGroupEvent), "bold yellow"),
@@ -98,7 +249,7 @@ class PermanentLines:
 
     def _others(self, state: RunState, event: Event) -> Iterator[RenderableType]:
         """Yield the line of a log file, with its subject in bold."""
-        style = _STYLES.get(type(event), "green")
+        style = _EVENT_STYLES.get(type(event), "green")
         sign = ""
         match event:
             case AlertEvent() if event.state != "cleared":
@@ -183,3 +334,119 @@ class PermanentLines:
 
 def _step(event: Event) -> str:
     return "–" if event.step is None else f"{event.step:,}"
+
+
+MAX_TRACEBACK_LINES = 40
+_SPARKS = "▁▂▃▄▅▆▇█"
+_STATUS_STYLES: dict[str, str] = {
+    EndStatus.DONE: "green",
+    EndStatus.COMPLETE: "green",
+    EndStatus.STOPPED: "yellow",
+    EndStatus.INTERRUPTED: "yellow",
+}
+
+
+def summary(state: RunState, directory: Path, console: Console) -> Iterator[RenderableType]:
+    """Yield the traceback of the first failure if there is one, the panel, and the next command."""
+    width = min(console.width, MAX_BOX)
+    if state.failures:
+        yield _traceback(state, width)
+    style = _STATUS_STYLES.get(state.status, "red")
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(style="dim", no_wrap=True)
+    rows.add_column(overflow="fold")
+    for label, value in _rows(state, directory, sparks=not console.options.ascii_only):
+        rows.add_row(label, value)
+    title = Text(" · ").join(Text(printable(word)) for word in (state.status, outcome(state)) if word)
+    title.stylize(f"bold {style}", 0, len(state.status))
+    yield Text()
+    if more := more_of_it(state):
+        rows.add_row("more", Text(more))
+    yield Panel(rows, title=title, title_align="left", border_style=style, width=width)
+    yield _next(state, directory, console.width)
+
+
+def _rows(state: RunState, directory: Path, *, sparks: bool) -> Iterator[tuple[str, RenderableType]]:
+    last = state.history.last
+    yield "steps", Text(f"{state.step:,} of {state.steps:,}" if state.steps else f"{state.step:,}")
+    if state.loss is not None:
+        loss = Text(decimal(state.loss, 4), "bold")
+        if sparks and (curve := spark(state.history.points())):
+            loss.append(f"  {curve}", "not bold cyan")
+        yield "loss", loss
+    if state.evaluations:
+        yield "held out", _held_out(state)
+    if last.tokens is not None:
+        speed = state.history.tokens_per_second
+        rate = f"  {count(speed)} tok/s" if speed is not None else ""
+        yield "tokens", Text.assemble(count(last.tokens), (rate, "dim"))
+    if state.end and state.end.seconds is not None:
+        yield "time", Text(duration(state.end.seconds))
+    mishaps = (
+        (state.num_skipped, "skipped step"),
+        (state.num_nonfinite, "non-finite step"),
+        (state.num_rollbacks, "rollback"),
+        (state.num_restarts, "restart"),
+    )
+    if seen := [plural(number, noun) for number, noun in (*mishaps, (state.num_warnings, "warning")) if number]:
+        yield "note", Text(", ".join(seen), "yellow")
+    if state.under_way is not None and not state.failures:
+        yield "during", Text(printable(short_node(state.under_way.node)))
+    yield "run", Text(printable(short_path(directory)))
+    if wants_logs(state):
+        yield "logs", Text(printable(short_path(directory / "logs")))
+
+
+def _held_out(state: RunState) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(overflow="fold")
+    for evaluation in state.evaluations.values():
+        first, *others = quality(evaluation).split("  ")
+        measured = Text.assemble((first, "bold"), *(f"  {each}" for each in others))
+        if evaluation.step is not None and evaluation.step != state.step:
+            measured.append(f"  at step {evaluation.step:,}", "dim")
+        table.add_row(Text(printable(evaluation.dataset)), measured)
+    return table
+
+
+def _next(state: RunState, directory: Path, width: int) -> RenderableType:
+    """Return the next command, outside the panel, so that copying it includes no border."""
+    if not succeeded(state):
+        row = Table.grid(padding=(0, 2, 1, 0))
+        row.add_row(Text(" next", "dim"), Text(going_on(state)))
+        return row
+    _, command, rest = command_of_model(state, directory)
+    one_line = f"{command} {rest}"
+    if cell_len(one_line) + 7 >= width:
+        # Two lines that the shell reads as one; a longer path is left for the terminal to fold.
+        one_line = f"{command} \\\n           {rest}"
+    return Text.assemble((" next  ", "dim"), (one_line, "bold"), "\n", overflow="fold")
+
+
+def _traceback(state: RunState, width: int) -> RenderableType:
+    first, *others = state.failures
+    lines = printable(first.traceback.strip("\n")).split("\n")
+    shown: list[RenderableType] = []
+    if hidden := max(0, len(lines) - MAX_TRACEBACK_LINES):
+        shown.append(Text(f"… {plural(hidden, 'earlier line')} in events.jsonl", "dim"))
+    if first.traceback and first.code:  # of the user's own code: the place in one line
+        shown.append(Text(printable(cause(first)), overflow="fold"))
+    if first.traceback:
+        shown.append(Text("\n".join(lines[-MAX_TRACEBACK_LINES:]), overflow="fold"))
+    else:
+        shown.append(Text(printable(cause(first)), overflow="fold"))
+    if others:
+        who = ", ".join(failed(failure) for failure in others[:8]) + (", …" if len(others) > 8 else "")
+        shown.append(Text(f"failed as well: {who}", "dim"))
+    return Panel(Group(*shown), title=f"{failed(first)} failed", title_align="left", border_style="red", width=width)
+
+
+def spark(points: tuple[Point, ...], width: int = 24) -> str:
+    """Return the curve as `width` blocks, each the mean of its share of the points; empty for too few points."""
+    if len(points) < 4:
+        return ""
+    width = min(width, len(points))
+    edges = [index * len(points) // width for index in range(width + 1)]
+    means = [sum(loss for _, loss in points[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, span = min(means), max(means) - min(means)
+    return "".join(_SPARKS[int((mean - low) / span * 7.999) if span > 0 else 0] for mean in means)

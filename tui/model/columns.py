@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from xtrain.tui.words import number
+from xtrain.text.units import number
 
 FLOAT = np.float64
 _WORDS = frozenset({"nan", "inf", "-inf"})

@@ -10,16 +10,13 @@ from typing import Any
 
 from attrs import frozen
 
-from xtrain.records.end_status import EndStatus
-from xtrain.records.events import event_of
+from xtrain.records.events import FailureEvent, RunEndEvent, event_of
 from xtrain.records.lines import object_of, read
 from xtrain.records.metrics import StepMetrics
-from xtrain.records.paths import EVENTS_FILE, METRICS_FILE
-from xtrain.records.run_events import FailureEvent, RunEndEvent
+from xtrain.records.names import EVENTS_FILE, METRICS_FILE, EndStatus
 from xtrain.regular_files import open_regular
-from xtrain.tui.model.life import LAUNCHER_LOCK, QUIET_SECONDS, WORKER_LOCK
-from xtrain.tui.model.processes import is_folder, is_locked, is_shared
-from xtrain.tui.words import duration
+from xtrain.text.units import duration
+from xtrain.tui.model.life import LAUNCHER_LOCK, QUIET_SECONDS, WORKER_LOCK, is_folder, is_locked, is_shared
 
 # Words of a list of runs for how a run ended.
 ENDED = {

@@ -1,21 +1,226 @@
-"""Whether a run is alive, as far as its files show: a run that was killed says nothing of it.
+"""Liveness of a run and its ranks from files, processes and locks of this machine."""
 
-On this machine the locks of the run's directory say it at once: its launcher and its first rank each hold one for as
-long as they live, from before the first record on. Where other machines write to the file system as well, locks of
-theirs are not seen, and the lines of progress are what counts: they stand still, or they do not. The same where there
-are no locks.
-"""
-
+import fcntl
+import os
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import median_low
 from typing import Literal
 
-from attrs import frozen
+from attrs import field, frozen
 
-from xtrain.records.end_status import EndStatus
-from xtrain.tui.model.processes import is_folder, is_locked, is_shared, time_of
-from xtrain.tui.model.ranks import Ranks
+from xtrain.records.metrics import RankMetrics
+from xtrain.records.names import EndStatus
+from xtrain.records.status import Heartbeat
+from xtrain.regular_files import open_regular
 from xtrain.tui.state import RunState
+
+LOCKS = Path("/proc/locks")
+
+
+def is_running(pid: int, born: int) -> bool:
+    """Return True if that process of this machine exists and has not ended.
+
+    born: its start time in clock ticks, as process ids are reused; 0 where unknown.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return _answers(pid)
+    return fields[0] not in "ZX" and (not born or int(fields[19]) == born)
+
+
+def _answers(pid: int) -> bool:
+    """Return the result of `is_running` without /proc."""
+    if Path("/proc/self").exists():
+        return False
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def is_locked(path: Path, *, shared: bool) -> bool | None:
+    """Return True if a process holds the lock on a file; None where unknown, as when no such file can be read.
+
+    A lock that the kernel lists is not touched. An unlisted lock may belong to another container: only taking it for a
+    moment shows that. On a file system shared by machines (shared), this would affect all of them and prove little; the
+    result is None there.
+    """
+    try:
+        if is_listed(path):
+            return True
+        if shared:
+            return None
+        lock = open_regular(path)
+    except OSError:
+        return None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def time_of(path: Path) -> float | None:
+    """Return the time of the last change of a file, in seconds since 1970; for a held lock, the time it was taken."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def is_listed(path: Path) -> bool:
+    """Return True if the kernel lists a lock on a file, held by a process visible from here. Raises OSError."""
+    status = path.stat()
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    try:
+        lines = LOCKS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    # `7: FLOCK  ADVISORY  WRITE 13861 fe:00:3581860 0 EOF`; who waits for one has `->` after the number.
+    return any(fields[1:2] == ["FLOCK"] and place in fields[4:] for fields in map(str.split, lines))
+
+
+def is_folder(path: Path) -> bool:
+    """Return True if the path is a folder that can be read; an error counts as False."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def is_shared(path: Path) -> bool:
+    """Return True if a path is on a file system that other machines write to as well: their locks may not be visible
+    here."""
+    try:
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+        place = str(path.resolve())
+    except OSError:
+        return True
+    kinds = [fields[1:3] for line in mounts if len(fields := line.split()) > 2]
+    fitting = [(len(at), kind) for at, kind in kinds if place == at or place.startswith(at.rstrip("/") + "/")]
+    return max(fitting, default=(0, ""))[1] in SHARED
+
+
+SHARED = frozenset(
+    {
+        "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "9p", "virtiofs", "glusterfs", "afs",
+        "pvfs2", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.juicefs", "fuse.lustre", "fuse.s3fs",
+        "fuse.gcsfuse", "panfs", "wekafs", "vboxsf",
+    }
+)  # fmt: skip
+
+
+# Number of step times kept per rank.
+RING = 64
+# A rank is a straggler if it computes this much longer than the others, and by this multiple of their deviation.
+SLOWER = 0.10
+VARIATION = 5.0
+# The usual deviation of a normal distribution over the median one.
+_NORMAL = 1.4826
+
+Pulse = Literal["alive", "idle", "silent", "gone", "unknown"]
+
+
+@frozen(kw_only=True)
+class OneRank:
+    """State of one rank.
+
+    coordinates: its position on every axis of the mesh, empty without a plan. last: the newest line of its own file,
+    None without one; step: of that line. step_seconds, data_seconds, comm_seconds, memory_bytes: numbers of that line,
+    None where missing. busy_seconds: the part of a step without communication, the lower quartile over the newest
+    lines; None if several ranks do not report their communication time; busy_most: the upper quartile. recent: (step,
+    seconds per step), oldest first, at most RING. beat: its progress line, None without one of this start. pulse:
+    `alive`; `idle` (Python runs, but work makes no progress); `silent` (its line does not change); `gone` (its process
+    has ended); `unknown` (no line yet). seconds_silent: time since the line last changed, by the reader's clock.
+    """
+
+    rank: int
+    coordinates: Mapping[str, int] = field(factory=dict)
+    machine: int | None = None
+    last: RankMetrics | None = None
+    step: int | None = None
+    step_seconds: float | None = None
+    data_seconds: float | None = None
+    comm_seconds: float | None = None
+    busy_seconds: float | None = None
+    busy_most: float = 0.0
+    memory_bytes: float | None = None
+    node_seconds: Mapping[str, float] = field(factory=dict)
+    recent: tuple[tuple[int, float], ...] = ()
+    beat: Heartbeat | None = None
+    pulse: Pulse = "unknown"
+    seconds_silent: float = 0.0
+
+
+@frozen(kw_only=True)
+class Straggler:
+    """Rank that computes longer than the others. seconds: its own time; median: of the others that do the same work;
+    share: relative delay, 0.25 for a quarter."""
+
+    rank: int
+    seconds: float
+    median: float
+    share: float
+
+
+@frozen(kw_only=True)
+class Ranks:
+    """All ranks of the run, by number. world_size: the planned number. seconds_old: time of one read of all their
+    lines, if it is long."""
+
+    world_size: int = 0
+    all: tuple[OneRank, ...] = ()
+    seconds_old: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def __iter__(self) -> Iterator[OneRank]:
+        return iter(self.all)
+
+    def __getitem__(self, rank: int) -> OneRank:
+        return self.all[rank]
+
+    def stragglers(self) -> tuple[Straggler, ...]:
+        """Return the ranks that slow the others down, slowest first; empty where ranks are not `measured`.
+
+        All ranks take equally long for a step, as they wait for each other; they differ in the part without
+        communication. Ranks with the same pipeline coordinate do the same work and are compared. A rank is slow if its
+        quick steps exceed the (lower) median of its group by SLOWER of that median, and by VARIATION times the median
+        deviation, so that no slow rank can hide itself. They must also exceed the slow steps of the others: transient
+        load, such as other processes, makes some steps of any rank longer.
+        """
+        groups: dict[int, list[OneRank]] = {}
+        for each in self.all:
+            if each.busy_seconds is not None:
+                groups.setdefault(each.coordinates.get("pp", 0), []).append(each)
+        found = [slow for group in groups.values() for slow in _slow(group)]
+        return tuple(sorted(found, key=lambda slow: -slow.share))
+
+    @property
+    def measured(self) -> bool:
+        """True if slow ranks can be found: ranks must measure how long they wait for each other."""
+        return any(each.busy_seconds is not None for each in self.all)
+
+
+def _slow(group: list[OneRank]) -> Iterator[Straggler]:
+    if len(group) < 2:
+        return
+    times = [(each.rank, each.busy_seconds or 0.0) for each in group]
+    middle = median_low([seconds for _, seconds in times])
+    deviation = _NORMAL * median_low([abs(seconds - middle) for _, seconds in times])
+    limit = max(middle + max(SLOWER * middle, VARIATION * deviation), median_low([each.busy_most for each in group]))
+    for rank, seconds in times:
+        if middle > 0 and seconds > limit:
+            yield Straggler(rank=rank, seconds=seconds, median=middle, share=seconds / middle - 1)
+
 
 Phase = Literal["waiting", "starting", "training", "paused", "ended", "lost"]
 

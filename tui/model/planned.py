@@ -11,8 +11,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from attrs import NOTHING, evolve, field, fields, frozen
 
-from xtrain.records.start_events import HorizonEvent, HorizonTick
-from xtrain.tui.words import number, text
+from xtrain.records.training_events import HorizonEvent, HorizonTick
+from xtrain.text.units import number, text
 
 # Order in which a plan names axes (plan.json of a run has sorted keys). Others come last.
 AXES = ("pp", "replicate", "fsdp", "ring", "ulysses", "tp", "ep_replicate", "ep_fsdp", "ep")

@@ -1,9 +1,4 @@
-"""Reads what ranks report: the ends of `ranks/*.jsonl`, and the lines `ranks/*.beat`.
-
-There may be thousands of files. A poll looks at as many as its time allows, and the next one goes on behind them; the
-lines of progress are looked at about once a second. Clocks of other machines are never compared: a line that has moved
-between two looks is alive.
-"""
+"""Reader of `ranks/*.jsonl` and `ranks/*.beat`, and a watcher of whether somebody still writes them."""
 
 import os
 import socket
@@ -13,14 +8,14 @@ from typing import Any
 
 from attrs import define, evolve
 
-from xtrain.records.heartbeat import Heartbeat, read_heartbeat
 from xtrain.records.lines import objects, read_all
 from xtrain.records.metrics import RankMetrics
-from xtrain.records.paths import heartbeat_path, rank_lines_path
+from xtrain.records.names import heartbeat_path, rank_lines_path
+from xtrain.records.status import Heartbeat, read_heartbeat
 from xtrain.regular_files import open_regular
+from xtrain.tui.model.life import RING, LifeReader, OneRank, Pulse, Ranks, is_running
 from xtrain.tui.model.planned import Planned
-from xtrain.tui.model.processes import is_running
-from xtrain.tui.model.ranks import RING, OneRank, Pulse, Ranks
+from xtrain.tui.state import RunState
 
 # Bytes of the end of a rank's file that are read at first, and at most at a time.
 END = 32 << 10
@@ -234,3 +229,31 @@ def _quartiles(seconds: tuple[float, ...]) -> tuple[float | None, float]:
     if last + 1 < LEAST_BUSY:
         return (ordered[0] if ordered else None), float("inf")
     return ordered[last // 4], ordered[-1 - last // 4]
+
+
+WATCH_SECONDS = 0.25
+
+
+class RunWatcher:
+    """Watcher of the run in a directory, which looks at most four times a second."""
+
+    def __init__(self, directory: Path) -> None:
+        self._ranks = RankReader(directory)
+        self._life = LifeReader(directory)
+        self._looked = float("-inf")
+        self._why = ""
+
+    def why_over(self, state: RunState, newest: float | None) -> str:
+        """Return why nothing more will come although the run has not recorded its end; empty while it is running.
+
+        state: after all existing records; newest: time of the newest of them.
+        """
+        now = time.monotonic()
+        if now - self._looked >= WATCH_SECONDS:
+            self._looked = now
+            start = state.start
+            size = (start.world_size or 0) if start else 0
+            self._ranks.poll(size, None, state.attempt, now + WATCH_SECONDS)
+            life = self._life.look(state, self._ranks.ranks(), newest)
+            self._why = life.why if life.over else ""
+        return self._why

@@ -8,29 +8,24 @@ from typing import Final
 
 import msgspec
 
-from xtrain.records.event import Event
 from xtrain.records.events import events_of
-from xtrain.records.lines import objects, read_all
+from xtrain.records.lines import AnyRecord, Event, Record, objects, read_all
 from xtrain.records.metrics import StepMetrics
-from xtrain.records.paths import EVENTS_FILE, METRICS_FILE
-from xtrain.records.record import AnyRecord, Record
-from xtrain.records.server_status import SERVER_FILE, ServerStatus
-from xtrain.records.start_events import HorizonEvent
-from xtrain.records.sweep_events import SWEEP_FILE
-from xtrain.records.sweep_state import SweepState
+from xtrain.records.names import EVENTS_FILE, METRICS_FILE
+from xtrain.records.status import SERVER_FILE, ServerStatus
+from xtrain.records.sweep import SWEEP_FILE, SweepState
+from xtrain.records.training_events import HorizonEvent
 from xtrain.regular_files import MOST_JSON, read_regular
-from xtrain.tui.model.alerts import AlertTracker
-from xtrain.tui.model.board import BUDGET_SECONDS, Board
+from xtrain.tui.feed import Tail
+from xtrain.tui.model.board import BUDGET_SECONDS, AlertTracker, Board
 from xtrain.tui.model.columns import Values
 from xtrain.tui.model.event_log import EventReader
 from xtrain.tui.model.life import LifeReader
-from xtrain.tui.model.metrics import Metrics
+from xtrain.tui.model.metrics import Metrics, TrialCurves
 from xtrain.tui.model.planned import Planned, counted, planned
 from xtrain.tui.model.rank_reader import RankReader
 from xtrain.tui.model.series import LIMIT_BYTES, Series
-from xtrain.tui.model.trial_curves import TrialCurves
 from xtrain.tui.state import RunState, begun_again, reduce_all
-from xtrain.tui.tail import Tail
 
 # Bytes of events that are parsed at a time, and seconds that the first poll may take to read a run of usual length.
 EVENT_BYTES = 256 << 10

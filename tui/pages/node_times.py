@@ -7,7 +7,7 @@ from statistics import median
 from attrs import frozen
 
 from xtrain.records.metrics import StepMetrics
-from xtrain.records.step_events import (
+from xtrain.records.training_events import (
     CheckpointEvent,
     EvalEvent,
     GenerateEvent,
@@ -15,10 +15,10 @@ from xtrain.records.step_events import (
     ModelEvent,
     ProfileEvent,
 )
-from xtrain.tui.model.ahead import next_step
+from xtrain.tui.model.board import next_step
 from xtrain.tui.model.event_log import LogEntry
+from xtrain.tui.model.life import Ranks
 from xtrain.tui.model.planned import Planned, PlannedTick
-from xtrain.tui.model.ranks import Ranks
 from xtrain.tui.state import RunState
 
 

@@ -1,10 +1,25 @@
-"""The Plan screen's list: a heading for every kind of node, and one row a node with its times."""
+"""Graph of a plan as an outline in execution order, with the recorded times, as rows."""
 
-from attrs import frozen
+from collections.abc import Mapping
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
 
-from xtrain.tui.model.planned import PlannedNode
-from xtrain.tui.pages.plan_facts import PlanFacts
-from xtrain.tui.pages.plan_list import Line, ListSection
+from attrs import field, frozen
+
+from xtrain.text.units import brief, duration
+from xtrain.tui.model.planned import Planned, PlannedEdge, PlannedNode, PlannedTick
+from xtrain.tui.pages.node_times import (
+    Due,
+    StepCost,
+    StepTime,
+    StepTimes,
+    Took,
+    due,
+    last_times,
+    setup_times,
+    step_cost,
+    under_way,
+)
 from xtrain.tui.pages.sheet import (
     CURSOR,
     DONE,
@@ -22,7 +37,218 @@ from xtrain.tui.pages.sheet import (
     right,
     row,
 )
-from xtrain.tui.words import brief, duration
+
+if TYPE_CHECKING:
+    from xtrain.tui.model.board import Board
+
+
+# Kinds in execution order, and their titles.
+KINDS = {
+    "setup": "Set-up",
+    "collate": "Collate",
+    "step": "Step",
+    "tick": "Ticks",
+    "event": "Events and commands",
+    "shutdown": "Shutdown",
+}
+
+
+@frozen(kw_only=True)
+class ListSection:
+    """Heading of the nodes of one kind. folded: the nodes are not in the list."""
+
+    kind: str
+    title: str
+    nodes: int
+    shown: int
+    folded: bool
+
+
+@frozen(kw_only=True)
+class Outline:
+    """Outline of a plan: its nodes by kind in execution order, and their relations.
+
+    ticks: node → its ticks. when: event node → `on sigterm`, `asked: save`. before, after: node → the edges that end
+    and begin there.
+    """
+
+    nodes: Mapping[str, tuple[PlannedNode, ...]]
+    ticks: Mapping[str, tuple[PlannedTick, ...]] = field(factory=dict)
+    when: Mapping[str, tuple[str, ...]] = field(factory=dict)
+    before: Mapping[str, tuple[PlannedEdge, ...]] = field(factory=dict)
+    after: Mapping[str, tuple[PlannedEdge, ...]] = field(factory=dict)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """All nodes from top to bottom."""
+        return tuple(node.id for nodes in self.nodes.values() for node in nodes)
+
+
+Line = ListSection | PlannedNode
+
+
+def outline(plan: Planned) -> Outline:
+    """Arrange a plan."""
+    nodes: dict[str, list[PlannedNode]] = {kind: [] for kind in KINDS}
+    for node in execution_order(plan):
+        nodes.setdefault(node.kind, []).append(node)
+    ticks: dict[str, list[PlannedTick]] = {}
+    for tick in plan.ticks:
+        for node in dict.fromkeys(tick.nodes):
+            ticks.setdefault(node, []).append(tick)
+    when: dict[str, list[str]] = {}
+    for trigger in plan.triggers:
+        times = f" ({trigger.count} in a row)" if (trigger.count or 1) > 1 else ""
+        for node in dict.fromkeys(trigger.nodes):
+            when.setdefault(node, []).append(f"on {trigger.event}{times}")
+    for command in plan.commands:
+        for node in dict.fromkeys(command.nodes):
+            when.setdefault(node, []).append(f"asked: {command.name}")
+    before: dict[str, list[PlannedEdge]] = {}
+    after: dict[str, list[PlannedEdge]] = {}
+    for edge in plan.edges:
+        before.setdefault(edge.after, []).append(edge)
+        after.setdefault(edge.before, []).append(edge)
+    return Outline(
+        nodes={kind: tuple(found) for kind, found in nodes.items() if found},
+        ticks={node: tuple(found) for node, found in ticks.items()},
+        when={node: tuple(found) for node, found in when.items()},
+        before={node: tuple(found) for node, found in before.items()},
+        after={node: tuple(found) for node, found in after.items()},
+    )
+
+
+def execution_order(plan: Planned) -> list[PlannedNode]:
+    """Return nodes in an order that respects every edge, else in the plan's order; nodes of a cycle, which no plan has,
+    come last."""
+    place = {node.id: number for number, node in enumerate(plan.nodes)}
+    waits = dict.fromkeys(place, 0)
+    followers: dict[str, list[str]] = {}
+    for edge in plan.edges:
+        if edge.before in place and edge.after in place:
+            waits[edge.after] += 1
+            followers.setdefault(edge.before, []).append(edge.after)
+    ready = [place[node] for node, number in waits.items() if not number]
+    heapify(ready)
+    order: list[PlannedNode] = []
+    while ready:
+        node = plan.nodes[heappop(ready)]
+        order.append(node)
+        for after in followers.get(node.id, ()):
+            waits[after] -= 1
+            if not waits[after]:
+                heappush(ready, place[after])
+    done = {node.id for node in order}
+    return order + [node for node in plan.nodes if node.id not in done]
+
+
+def lines(arranged: Outline, *, query: str = "", folded: frozenset[str] = frozenset()) -> list[Line]:
+    """Return headings and nodes from top to bottom. query: only nodes that contain all of its words; sections are then
+    unfolded, and those without such a node left out."""
+    words = query.casefold().split()
+    found: list[Line] = []
+    for kind, nodes in arranged.nodes.items():
+        matching = [node for node in nodes if _matches(node, arranged, words)] if words else list(nodes)
+        if words and not matching:
+            continue
+        hidden = kind in folded and not words
+        found.append(
+            ListSection(kind=kind, title=KINDS.get(kind, kind), nodes=len(nodes), shown=len(matching), folded=hidden)
+        )
+        if not hidden:
+            found += matching
+    return found
+
+
+def _matches(node: PlannedNode, arranged: Outline, words: list[str]) -> bool:
+    about = (node.id, node.kind, node.op, node.does, *node.axes, *arranged.when.get(node.id, ()))
+    whole = "\n".join(about).casefold()
+    return all(word in whole for word in words)
+
+
+@frozen(kw_only=True)
+class PlanFacts:
+    """Facts of the Plan screen. setup, last: node → its duration (in this start; last execution). step: node → its
+    seconds in a step. now_in: node → the ranks that are running it. ended: finished optimizer steps; pace: seconds
+    per step; now: seconds since 1970. ranks: their number; over: the run has ended."""
+
+    plan: Planned
+    arranged: Outline
+    setup: Mapping[str, Took] = field(factory=dict)
+    setup_seconds: float | None = None
+    step: Mapping[str, StepTime] = field(factory=dict)
+    last: Mapping[str, Took] = field(factory=dict)
+    now_in: Mapping[str, tuple[int, ...]] = field(factory=dict)
+    cost: StepCost = field(factory=StepCost)
+    ended: int = 0
+    steps: int | None = None
+    pace: float | None = None
+    now: float = 0.0
+    ranks: int = 0
+    over: bool = False
+
+    def next_due(self, node: str) -> tuple[PlannedTick, Due] | None:
+        """Return the next tick of a node and its due time; ticks with unknown times come last. None for a node without
+        a tick."""
+        found = [
+            (tick, due(tick, self.plan, step=self.ended, pace=self.pace)) for tick in self.arranged.ticks.get(node, ())
+        ]
+
+        def far(pair: tuple[PlannedTick, Due]) -> float:
+            return float("inf") if pair[1].over else 1e18 if pair[1].step is None else pair[1].step
+
+        return min(found, key=far, default=None)
+
+    def took(self, node: str) -> Took | None:
+        """Return the duration of a set-up node or tick."""
+        return self.setup.get(node) or self.last.get(node)
+
+    def share(self, node: str) -> float | None:
+        """Return a node's share of the step, or of the set-up, that it is part of."""
+        if node in self.step:
+            return self.step[node].share
+        took = self.setup.get(node)
+        if took is None or took.seconds is None:
+            return None
+        whole = sum(each.seconds for each in self.setup.values() if each.seconds is not None)
+        return took.seconds / whole if whole else None
+
+
+class PlanFactRows:
+    """Cached facts of a board; expensive ones are computed again only after a change."""
+
+    def __init__(self) -> None:
+        self._times = StepTimes()
+        self._arranged: tuple[Planned, Outline] | None = None
+        self._last: tuple[int, Mapping[str, Took]] = (-1, {})
+
+    def of(self, board: "Board") -> PlanFacts | None:
+        """Return the facts of `board`; None without a plan."""
+        plan = board.planned
+        if plan is None:
+            return None
+        if self._arranged is None or self._arranged[0] is not plan:
+            self._arranged = plan, outline(plan)
+        if self._last[0] != board.events.version:
+            self._last = board.events.version, last_times(board.events.entries)
+        over = board.life.over
+        return PlanFacts(
+            plan=plan,
+            arranged=self._arranged[1],
+            setup=setup_times(board.run),
+            setup_seconds=board.run.setup_seconds,
+            step=self._times.of(board.ranks),
+            last=self._last[1],
+            now_in={} if over else under_way(board.ranks),
+            cost=step_cost(board.series.last, plan),
+            ended=board.step,
+            steps=board.run.steps or plan.steps,
+            pace=None if over else board.run.history.seconds_per_step,
+            now=board.now,
+            ranks=len(board.ranks) or plan.world_size,
+            over=over,
+        )
+
 
 TIME = 8
 SHARE = 5

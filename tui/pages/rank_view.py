@@ -1,19 +1,181 @@
-"""The Ranks screen as rows of text for a size, and what keys do to it."""
+"""Ranks screen as rows, one rank in full, and keys."""
 
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
 from attrs import evolve, field, frozen
 
-from xtrain.tui.pages.heat import Heat, heat
-from xtrain.tui.pages.mesh_grid import Grid, lay_out
-from xtrain.tui.pages.rank_detail import rank_rows
-from xtrain.tui.pages.rank_facts import RankFacts
-from xtrain.tui.pages.rank_figures import FIGURES, MEMORY
-from xtrain.tui.pages.rank_map import legend_rows, map_rows
-from xtrain.tui.pages.rank_states import FINE, OVER, SILENT, SLOW
-from xtrain.tui.pages.rank_table import COLUMNS, columns, ordered, table_head, table_row
-from xtrain.tui.pages.sheet import CUT, Row, beside, block, clipped, cut, fit, joined, row, scrolled, window, wrapped
+from xtrain.records.metrics import RankMetrics
+from xtrain.text.units import brief, size
+from xtrain.tui.model.life import OneRank
+from xtrain.tui.pages.rank_figures import (
+    COMMUNICATION,
+    DATA,
+    FIGURES,
+    FINE,
+    MEMORY,
+    OVER,
+    PROGRESS,
+    SILENT,
+    SLOW,
+    STEP,
+    WORDS,
+    WORK,
+    Heat,
+    RankFacts,
+    expected,
+    heat,
+    seconds_ago,
+)
+from xtrain.tui.pages.rank_map import (
+    COLUMNS,
+    Grid,
+    columns,
+    lay_out,
+    legend_rows,
+    map_rows,
+    ordered,
+    table_head,
+    table_row,
+)
+from xtrain.tui.pages.sheet import (
+    CUT,
+    Row,
+    beside,
+    block,
+    clipped,
+    cut,
+    fit,
+    joined,
+    left,
+    right,
+    row,
+    rule,
+    scrolled,
+    window,
+    wrapped,
+)
+
+LABEL = 9
+# Nodes that take less than this share of a rank's step say nothing of why it is slow.
+SMALL = 0.001
+
+
+def rank_rows(rank: OneRank, facts: RankFacts, width: int) -> list[Row]:
+    """Return everything known about a rank, in as many rows as needed."""
+    state = int(facts.states.of[rank.rank])
+    rows = [rule(f"rank {rank.rank:,}", width, WORDS[state])]
+    for label, text, style in (
+        *_where(rank, facts),
+        *_now(rank, facts),
+        *_figures(rank, facts),
+        *_stuck(rank, facts),
+    ):
+        for line_number, line in enumerate(wrapped(text, max(1, width - LABEL))):
+            rows.append(row((left("" if line_number else label, LABEL), "dim"), (line, style)))
+    rows += _nodes(rank, facts, width)
+    return [fit(each, width) for each in rows]
+
+
+def _where(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
+    places = [f"{name} {rank.coordinates[name]}" for name in facts.real if name in rank.coordinates]
+    if facts.experts:
+        expert = [
+            f"{axis.name} {rank.rank // axis.stride % axis.size}"
+            for axis in facts.expert_axes
+            if axis.size > 1 and axis.name not in facts.real
+        ]
+        places += [f"({', '.join(expert)})"] if expert else []
+    if places:
+        yield "place", joined(places), ""
+    host = [f"host {rank.beat.host}", f"process {rank.beat.pid}"] if rank.beat else []
+    if host or rank.machine is not None:
+        machine = f"machine {rank.machine}" if rank.machine is not None else ""
+        yield "runs on", joined([*host, machine]), ""
+
+
+def _now(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
+    beat = rank.beat
+    if beat is not None:
+        step = f"step {beat.step:,}" if beat.step else "set-up"
+        yield "last" if facts.over else "now", f"{step}, {beat.node or 'no node yet'}, {beat.marks:,} marks", ""
+    if beat is not None and not facts.over:
+        old = PROGRESS.of(rank) or 0.0
+        if old >= 2 or beat.place:
+            at = f", at {beat.place}" if beat.place else ""
+            lasting = ", which may take long" if beat.lasting else ""
+            yield "still", f"for {seconds_ago(old)}{lasting}{at}", "warn" if old >= 10 and not beat.lasting else ""
+        if rank.seconds_silent >= 2:
+            yield "silent", f"no heartbeat for {seconds_ago(rank.seconds_silent)}", "warn"
+        if beat.debugger:
+            yield "debugger", "a Python debugger has stopped it", "warn"
+
+
+def _figures(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
+    for figure, label in ((STEP, "step"), (WORK, "own work"), (DATA, "data"), (COMMUNICATION, "comm")):
+        value, median = figure.of(rank), facts.figure(figure).median
+        if value is None:
+            continue
+        against = "" if len(facts.ranks) == 1 or median is None else f", median {figure.words(median)}"
+        more = f", {signed(value / median - 1)}" if against and median and figure in (STEP, WORK) else ""
+        more += " (newest records)" if figure is WORK else ""
+        slow = figure is WORK and rank.rank in facts.states.slow
+        yield label, f"{figure.words(value)}{against}{more}", "warn" if slow else ""
+    if rank.memory_bytes is not None:
+        plan = expected(rank, facts.memory)
+        share = f", {rank.memory_bytes / plan:.0%} of the planned {size(plan)}" if plan else ""
+        yield "memory", f"{size(rank.memory_bytes)}{share}", "bad" if plan and rank.memory_bytes > plan else ""
+    if now := _memory_now(rank.last):
+        yield "", ", ".join(now), ""
+    if rank.step is not None:
+        yield "reported", f"all this after step {rank.step:,}", ""
+
+
+def _memory_now(last: RankMetrics | None) -> list[str]:
+    """Return the memory figures in the rank's newest line."""
+    if last is None:
+        return []
+    memory = ((last.allocated_bytes, "allocated"), (last.reserved_bytes, "reserved"), (last.resident_bytes, "resident"))
+    now = [f"{size(value)} {name}" for value, name in memory if value is not None]
+    return [*now, *([f"{last.retries:,} allocation retries"] if last.retries else [])]
+
+
+def signed(share: float) -> str:
+    """Return `+31%`, `-4%`, `0%`."""
+    return f"{share:+.0%}" if abs(share) >= 0.005 else "0%"
+
+
+def _stuck(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
+    if (said := facts.states.failed.get(rank.rank)) is not None:
+        yield "failed", said, "bad"
+    if (blame := facts.states.blamed.get(rank.rank)) is not None:
+        since = f" for {seconds_ago(blame.seconds)}" if blame.seconds is not None else ""
+        at = f" at {blame.place}" if blame.place else ""
+        yield "blamed", f"{blame.state or 'stuck'} in {blame.node}{at}{since}", "bad"
+
+
+def _nodes(rank: OneRank, facts: RankFacts, width: int) -> Iterator[Row]:
+    """Yield the nodes of a step, longest first: this rank next to the median rank."""
+    whole = sum(rank.node_seconds.values())
+    shown = sorted(rank.node_seconds.items(), key=lambda pair: -pair[1])
+    shown = [(node, seconds) for node, seconds in shown if seconds >= SMALL * whole]
+    if not shown:
+        return
+    alone = len(facts.ranks) == 1
+    yield rule("nodes of a step" if alone else "nodes of a step, against the median rank", width)
+    name = min(max(len(node) for node, _ in shown), max(10, width - 26))
+    for node, seconds in shown:
+        spans = [left(node, name), " ", right(brief(seconds), 8)]
+        times = facts.times.get(node)
+        if times is not None and not alone:
+            more = seconds / times.median - 1 if times.median else 0.0
+            sure = abs(more) >= 0.1 and abs(seconds - times.median) >= 0.02 * whole
+            spans += [f" {right(brief(times.median), 8)}"]
+            yield row(*spans, (f" {right(signed(more), 6)}", "warn" if sure and more > 0 else "dim"))
+        else:
+            yield row(*spans)
+
 
 # From this width, map and details are side by side; below it, from this height, one above the other.
 SIDE_BY_SIDE = 104
@@ -199,3 +361,101 @@ def _full(facts: RankFacts, view: RankView, width: int, height: int) -> RankPage
     drawn, scroll, most = scrolled(rows, view.scroll, width, height)
     view = evolve(view, scroll=scroll)
     return RankPage(rows=drawn, view=view, rank=view.rank, height=height - 1, most_scroll=most)
+
+
+def moved(page: RankPage, down: int, right: int = 0) -> RankView:
+    """Move the cursor by cells or by lines of the table, or scroll the rank's page."""
+    view = page.view
+    if view.shows == "rank":
+        return evolve(view, scroll=max(0, min(view.scroll + down, page.most_scroll)))
+    if view.shows == "table":
+        place = page.order.index(view.rank)
+        return evolve(view, rank=page.order[max(0, min(place + down, len(page.order) - 1))])
+    grid = page.grid
+    assert grid is not None
+    line, column = divmod(int(grid.cell_of[view.rank]), grid.num_columns)
+    line = max(0, min(line + down, grid.num_rows - 1))
+    column = max(0, min(column + right, grid.num_columns - 1))
+    return at_cell(page, line * grid.num_columns + column)
+
+
+def at_cell(page: RankPage, cell: int) -> RankView:
+    """Move the cursor to a cell of the map."""
+    assert page.grid is not None
+    ranks = page.grid.ranks(cell)
+    return evolve(page.view, rank=int(ranks[0])) if len(ranks) else page.view
+
+
+def next_figure(view: RankView, facts: RankFacts, by: int) -> RankView:
+    """Switch to the next figure that any rank has reported."""
+    for number in range(1, len(FIGURES) + 1):
+        place = (view.figure + by * number) % len(FIGURES)
+        if not np.isnan(facts.figure(FIGURES[place]).values).all():
+            return evolve(view, figure=place, shows="map", only=())
+    return view
+
+
+def entered(page: RankPage) -> RankView:
+    """Handle Enter: show a cell's ranks as a table, or one rank in full, or return from there."""
+    view = page.view
+    if view.shows == "rank":
+        return back(page)
+    if view.shows == "map" and page.grid is not None:
+        ranks = page.grid.ranks(int(page.grid.cell_of[view.rank]))
+        if len(ranks) > 1:
+            only = tuple(int(rank) for rank in ranks)
+            return evolve(view, shows="table", only=only, rank=page.rank, top=0)
+    return evolve(view, shows="rank", back=view.shows, rank=page.rank, scroll=0)
+
+
+def back(page: RankPage) -> RankView:
+    """Handle Escape: return from a rank's page to where it was opened, from a table to the map."""
+    view = page.view
+    if view.shows == "rank":
+        return evolve(view, shows=view.back, scroll=0)
+    return evolve(view, shows="map", only=())
+
+
+def table(page: RankPage) -> RankView:
+    """Switch between the table of all ranks and the map."""
+    view = page.view
+    if view.shows == "table":
+        return evolve(view, shows="map", only=())
+    return evolve(view, shows="table", only=(), rank=page.rank, top=0)
+
+
+def sorted_by_next(page: RankPage, facts: RankFacts, width: int) -> RankView:
+    """Sort the table by its next column; numbers and states in descending order."""
+    keys = [column.key for column in columns(facts, width) if column.figure or column.key in ("rank", "state")]
+    place = keys.index(page.view.sort) if page.view.sort in keys else -1
+    key = keys[(place + 1) % len(keys)]
+    return _resorted(evolve(page.view, sort=key, most_first=key != "rank"), facts)
+
+
+def reversed_order(page: RankPage, facts: RankFacts) -> RankView:
+    """Reverse the order of the table."""
+    return _resorted(evolve(page.view, most_first=not page.view.most_first), facts)
+
+
+def _resorted(view: RankView, facts: RankFacts) -> RankView:
+    """Move the cursor to the first rank of the new order."""
+    order = ordered(facts, view.only or range(len(facts.ranks)), view.sort, most_first=view.most_first)
+    return evolve(view, rank=order[0], top=0)
+
+
+def to_worst(view: RankView, facts: RankFacts) -> RankView:
+    """Return the view with the cursor on the rank with the highest value."""
+    values = facts.figure(FIGURES[view.figure]).values
+    if np.isnan(values).all():
+        return view
+    return evolve(view, rank=int(np.nanargmax(values)), only=(), shows="map" if view.shows == "rank" else view.shows)
+
+
+def to_trouble(page: RankPage, facts: RankFacts) -> RankView:
+    """Move the cursor to the next rank with a problem, the worst first, and around."""
+    found = facts.states.troubled()
+    if not found:
+        return page.view
+    place = found.index(page.rank) if page.rank in found else -1
+    shows = "map" if page.view.shows == "rank" else page.view.shows
+    return evolve(page.view, rank=found[(place + 1) % len(found)], only=(), shows=shows)

@@ -4,10 +4,24 @@ from collections.abc import Callable
 
 from attrs import frozen
 
-from xtrain.records.server_status import ServedModel, ServerStatus
-from xtrain.tui.pages.list_page import ListPage, ListView
-from xtrain.tui.pages.sheet import Row, bar, block, fit, joined, left, restyled, right, row, rule, wrapped
-from xtrain.tui.words import brief, count, decimal, duration, plural
+from xtrain.records.status import ServedModel, ServerStatus
+from xtrain.text.units import brief, count, decimal, duration
+from xtrain.text.units import regular_plural as plural
+from xtrain.tui.pages.sheet import (
+    ListPage,
+    ListView,
+    Row,
+    bar,
+    block,
+    fit,
+    joined,
+    left,
+    restyled,
+    right,
+    row,
+    rule,
+    wrapped,
+)
 
 # A status that is older than this is not renewed any more.
 OLD_SECONDS = 10.0

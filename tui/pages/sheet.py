@@ -1,14 +1,11 @@
-"""Rows of text with styles, cut and padded to terminal cells: what screens are made of before anything draws them.
-
-A span is a text and the name of its style, a row is spans side by side. Names: `dim`, `bold`, `title`, `good`, `warn`,
-`bad`, `mark`, `bar`, `cursor`, `heat0` … `heat9`, several with a blank between; the empty name is plain text.
-"""
+"""Rows of styled text, cut and padded to terminal cells, and lists with a cursor."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from attrs import frozen
 from rich.cells import cell_len, set_cell_size
 
-from xtrain.tui.words import printable
+from xtrain.text.units import printable
 
 Span = tuple[str, str]
 Row = tuple[Span, ...]
@@ -163,3 +160,31 @@ def scrolled(rows: Sequence[Row], scroll: int, width: int, height: int) -> tuple
     scroll = min(scroll, most)
     foot = "esc: back" + (f"  {DOT} {most - scroll} more below" if scroll < most else "")
     return [*block(rows[scroll:], width, height - 1), fit(row((foot, "dim")), width)], scroll, most
+
+
+@frozen(kw_only=True)
+class ListView:
+    """The reader's choices. place: index of the row under the cursor; top: the first visible row."""
+
+    place: int = 0
+    top: int = 0
+
+    def within(self, count: int, height: int) -> "ListView":
+        """Return the view limited to `count` items and `height` rows."""
+        place = max(0, min(count - 1, self.place))
+        return ListView(place=place, top=window(count, height, self.top, place))
+
+
+@frozen(kw_only=True)
+class ListPage:
+    """Drawn rows. rows: at most as many as requested; count: number of items; height: visible rows of items."""
+
+    rows: tuple[Row, ...]
+    view: ListView
+    count: int
+    height: int
+
+
+def moved(page: ListPage, by: int) -> ListView:
+    """Move the cursor by some rows."""
+    return ListView(place=max(0, min(page.count - 1, page.view.place + by)), top=page.view.top)

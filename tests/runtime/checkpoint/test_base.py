@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from xtrain.runtime.checkpoint import base
-from xtrain.runtime.checkpoint.base import digest_of, piece_of
+from xtrain.runtime.store import base_weights as base
+from xtrain.runtime.store.base_weights import digest_of, piece_of
 
 SHAPES = ((7,), (6, 10), (3, 4, 5), (300, 1000))
 

@@ -3,8 +3,8 @@
 import pytest
 from small_checkpoints import save, save_model
 
-from xtrain.runtime.checkpoint.chosen_weights import evaluated, prefix, published
-from xtrain.runtime.checkpoint.layout import CheckpointEntry, CheckpointFolder
+from xtrain.runtime.store.base_weights import evaluated, prefix, published
+from xtrain.runtime.store.checkpoints import CheckpointEntry, CheckpointFolder
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import torch
 from attrs import evolve
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.runtime.checkpoint import full_state
-from xtrain.runtime.checkpoint.full_state import ORDER, FullState
-from xtrain.runtime.state import Progress
-from xtrain.runtime.training import random_streams as streams
+from xtrain.runtime.base import device as streams
+from xtrain.runtime.base.state import Progress
+from xtrain.runtime.store import full_state
+from xtrain.runtime.store.full_state import ORDER, FullState
 
 QUICKSTART = Path(__file__).parents[3] / "specs/quickstart.xtrain"
 CPU = torch.device("cpu")

@@ -9,15 +9,14 @@ import pytest
 from faulty_disk import FULL, Death, FaultyDisk, no_links
 from small_checkpoints import save, save_model
 
-from xtrain.planner.graph.checkpoint_names import POINTERS
-from xtrain.runtime.checkpoint.backend import Backend
-from xtrain.runtime.checkpoint.layout import CheckpointEntry, CheckpointFolder
-from xtrain.runtime.checkpoint.publish import Publisher
-from xtrain.runtime.checkpoint.sidecar import TENSORS, flaws
-from xtrain.runtime.checkpoint.sources import find, find_to_read
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.files import durable
-from xtrain.runtime.files.locks import hold_for_reading
+from xtrain.plan.checkpoints import POINTERS
+from xtrain.runtime.base import files as durable
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.locks import hold_for_reading
+from xtrain.runtime.store.beginning import find, find_to_read
+from xtrain.runtime.store.checkpoints import TENSORS, CheckpointEntry, CheckpointFolder, flaws
+from xtrain.runtime.store.publication import Publisher
+from xtrain.runtime.store.writing import Backend
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,9 @@ import pytest
 import torch
 from faulty_disk import FULL, Death, FaultyDisk
 
-from xtrain.runtime.checkpoint.backend import read_tensors
-from xtrain.runtime.checkpoint.one_file.writer import write_file
-from xtrain.runtime.checkpoint.sidecar import TENSORS
-from xtrain.runtime.files import durable
+from xtrain.runtime.base import files as durable
+from xtrain.runtime.store.checkpoints import TENSORS
+from xtrain.runtime.store.writing import read_tensors, write_file
 
 
 @pytest.fixture

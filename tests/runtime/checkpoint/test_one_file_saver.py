@@ -7,9 +7,8 @@ import torch
 from attrs import define, field
 from small_savers import METRIC, Disk, Makes, events, only_tensor, values
 
-from xtrain.runtime.checkpoint.file_queue import SaveQueue
-from xtrain.runtime.checkpoint.file_snapshots import Snapshots
-from xtrain.runtime.errors import StorageFailed
+from xtrain.runtime.base.errors import StorageFailed
+from xtrain.runtime.store.file_saver import SaveQueue, Snapshots
 
 
 @pytest.fixture

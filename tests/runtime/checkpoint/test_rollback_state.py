@@ -7,11 +7,11 @@ from faulty_disk import Death, FaultyDisk
 from small_checkpoints import save
 
 from xtrain.components.actions.rollback_torch import _target as target_of
-from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.checkpoint.rollback_state import RollbackState, finish_rollback, onward, read_rollback, seal_of
-from xtrain.runtime.errors import ResumeRefused
-from xtrain.runtime.files import durable
-from xtrain.runtime.state import BadSteps, Progress
+from xtrain.runtime.base import files as durable
+from xtrain.runtime.base.errors import ResumeRefused
+from xtrain.runtime.base.state import BadSteps, Progress
+from xtrain.runtime.store.checkpoints import CheckpointFolder
+from xtrain.runtime.store.publication import RollbackState, finish_rollback, onward, read_rollback, seal_of
 
 LOADER = {"step": 2, "rows": 48}
 CHANGES = 19  # of files, until it has gone back

@@ -8,11 +8,10 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from xtrain.runtime.checkpoint import writer
-from xtrain.runtime.checkpoint.backend import read_tensors, write_tensors
-from xtrain.runtime.checkpoint.save_planner import CachedSavePlanner
-from xtrain.runtime.errors import StorageFailed
-from xtrain.runtime.parallel.collective_errors import CollectiveErrors
+from xtrain.runtime.base.errors import StorageFailed
+from xtrain.runtime.base.mesh import CollectiveErrors
+from xtrain.runtime.store import writing as writer
+from xtrain.runtime.store.writing import CachedSavePlanner, read_tensors, write_tensors
 
 
 def saves(rank, world, folder):

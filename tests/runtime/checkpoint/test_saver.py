@@ -8,10 +8,10 @@ from checkpoints import tensors
 from small_savers import METRIC, Disk, Makes, events, only_tensor, values
 
 from xtrain.components.actions import checkpoint_torch
-from xtrain.runtime.checkpoint import ops
-from xtrain.runtime.errors import StorageFailed
-from xtrain.runtime.step_state import Step
-from xtrain.runtime.timers import Clocks
+from xtrain.runtime.base.errors import StorageFailed
+from xtrain.runtime.base.state import Clocks
+from xtrain.runtime.loop import checkpointing as ops
+from xtrain.runtime.nn.batch import Step
 
 
 @pytest.fixture

@@ -15,10 +15,9 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from xtrain.runtime.checkpoint.backend import read_tensors
-from xtrain.runtime.checkpoint.shard_reader import ShardReader, reader_of
-from xtrain.runtime.checkpoint.whole_tensors import WholeTensors
-from xtrain.runtime.errors import StorageFailed
+from xtrain.runtime.base.errors import StorageFailed
+from xtrain.runtime.store.reading import ShardReader, WholeTensors, reader_of
+from xtrain.runtime.store.writing import read_tensors
 
 TENSORS = {
     "a": torch.arange(6.0).view(2, 3),

@@ -9,15 +9,15 @@ from attrs import evolve
 from small_checkpoints import save, save_model
 
 from xtrain.cli.run import _print_notes
-from xtrain.planner.compare.plan_origin import signed
-from xtrain.planner.graph.checkpoint_fit import checkpoint_contents
+from xtrain.plan.checkpoints import checkpoint_contents
+from xtrain.plan.plan import Plan
+from xtrain.plan.serialise import signed
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.plan import Plan
-from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.checkpoint.sources import begun_from, check_left, find, find_named, has_finished, starting_point
-from xtrain.runtime.errors import EnvironmentFault, NothingLeft, ResumeRefused
-from xtrain.runtime.provenance.code import CodeUnread
-from xtrain.runtime.run_directory.workspace import RunDirectory, locate, open_workspace
+from xtrain.runtime.base.errors import EnvironmentFault, NothingLeft, ResumeRefused
+from xtrain.runtime.observe.provenance import CodeUnread
+from xtrain.runtime.store.beginning import begun_from, check_left, find, find_named, has_finished, starting_point
+from xtrain.runtime.store.checkpoints import CheckpointFolder
+from xtrain.runtime.store.run_directory import RunDirectory, locate, open_workspace
 
 ROOT = Path(__file__).parents[3]
 

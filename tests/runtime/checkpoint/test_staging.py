@@ -7,8 +7,8 @@ from projects import Project
 from torch.distributed.checkpoint.staging import DefaultStager
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.runtime.checkpoint.staging import HostCopy
-from xtrain.runtime.executor import Executor
+from xtrain.runtime.loop.executor import Executor
+from xtrain.runtime.store.saver import HostCopy
 
 
 def test_buffers_that_were_prepared_are_those_of_every_save():

@@ -9,12 +9,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from xtrain.planner.weights.files import read_weight_files
-from xtrain.planner.weights.fit import Assignment
-from xtrain.planner.weights.stored import StoredPart
-from xtrain.runtime.checkpoint import stored_weights
-from xtrain.runtime.checkpoint.stored_weights import WeightReader, runs
-from xtrain.runtime.models.build import DTYPES
+from xtrain.plan.weight_files import StoredPart, read_weight_files
+from xtrain.plan.weight_layout import Assignment
+from xtrain.runtime.nn.build import DTYPES
+from xtrain.runtime.store import stored_weights
+from xtrain.runtime.store.stored_weights import WeightReader, runs
 
 STORED = {
     "vector": torch.randn(29),

@@ -10,14 +10,12 @@ import pytest
 
 from xtrain.cli.main import main
 from xtrain.components.actions.requeue_torch import ask_slurm
-from xtrain.planner.plan import Command
-from xtrain.runtime.control import asking
-from xtrain.runtime.control.commands import Control
-from xtrain.runtime.control.inbox import Inbox
-from xtrain.runtime.monitoring.poller import Poller
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress
-from xtrain.runtime.timers import Clocks
+from xtrain.plan.plan import Command
+from xtrain.runtime.base.state import Clocks, Progress
+from xtrain.runtime.jobs import runs as asking
+from xtrain.runtime.loop.commands import Control, Inbox
+from xtrain.runtime.observe.records import Records
+from xtrain.runtime.observe.watch import Poller
 
 COMMANDS = (
     Command(name="stop", nodes=("event.control.checkpoint",), stop=True),
@@ -175,7 +173,7 @@ def test_a_command_that_cannot_be_removed_is_done_once(run, monkeypatch):
 
 
 def test_a_check_that_fails_is_reported_once_and_the_next_one_follows(monkeypatch):
-    monkeypatch.setattr("xtrain.runtime.monitoring.poller.SECONDS", 0.01)
+    monkeypatch.setattr("xtrain.runtime.observe.watch.SECONDS", 0.01)
     reports, looks = [], []
 
     def look():
@@ -226,7 +224,7 @@ def test_why_slurm_was_not_asked_is_said(tmp_path, monkeypatch):
 @pytest.fixture
 def live(run, monkeypatch):
     """A run that answers as long as the test lasts: its lock is held, and its inbox is looked into."""
-    monkeypatch.setattr("xtrain.runtime.control.asking.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("xtrain.runtime.jobs.runs.LOOK_SECONDS", 0.01)
     (run.folder / "plan.json").write_text("{}")
     lock = (run.folder / asking.WORKER_LOCK).open("a")
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -262,7 +260,7 @@ def test_a_command_is_given_by_the_newest_live_run_below_a_root(live, capsys):
 
 
 def test_where_nobody_answers_nothing_is_left_behind(run, capsys, monkeypatch):
-    monkeypatch.setattr("xtrain.runtime.control.asking.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("xtrain.runtime.jobs.runs.LOOK_SECONDS", 0.01)
     assert main(["control", str(run.folder / "nothing"), "save"]) == 3
     assert "nothing or below it" in capsys.readouterr().err
     (run.folder / "plan.json").write_text("{}")
@@ -279,7 +277,7 @@ def test_where_nobody_answers_nothing_is_left_behind(run, capsys, monkeypatch):
 
 
 def test_ranks_that_are_about_to_start_are_waited_for(run, monkeypatch):
-    monkeypatch.setattr("xtrain.runtime.control.asking.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("xtrain.runtime.jobs.runs.LOOK_SECONDS", 0.01)
     (run.folder / "plan.json").write_text("{}")
     with (run.folder / asking.LAUNCHER_LOCK).open("a") as launcher, (run.folder / asking.WORKER_LOCK).open("a") as rank:
         fcntl.flock(launcher, fcntl.LOCK_EX)

@@ -12,17 +12,16 @@ from typing import Any
 import pytest
 from made_records import event
 
-from xtrain.records.event import Event
+from xtrain.records.lines import Event
 from xtrain.records.metrics import StepMetrics
-from xtrain.runtime.control import signals
-from xtrain.runtime.control.agreement import Limits
-from xtrain.runtime.control.signals import StopRequests
-from xtrain.runtime.monitoring.notify import Message, Notifier
-from xtrain.runtime.provenance.start import BEGAN
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.reporting.sink import RecordSink
-from xtrain.runtime.shutdown import drain, report_end
-from xtrain.runtime.state import Progress
+from xtrain.runtime.base.process import BEGAN
+from xtrain.runtime.base.state import Progress
+from xtrain.runtime.loop.agreement import Limits
+from xtrain.runtime.loop.alerts import Message, Notifier
+from xtrain.runtime.loop.executor import drain, report_end
+from xtrain.runtime.observe import stopping as signals
+from xtrain.runtime.observe.records import Records, RecordSink
+from xtrain.runtime.observe.stopping import StopRequests
 
 
 class Saver:
@@ -131,7 +130,7 @@ def test_what_is_said_of_a_rank_that_does_not_leave(ended, answered, what):
 
 WAITS = """
 import hashlib, sys
-from xtrain.runtime.control.signals import StopRequests
+from xtrain.runtime.observe.stopping import StopRequests
 StopRequests(deadline_seconds=300.0, report=print).listen()
 print("listens", flush=True)
 hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # holds the main thread up as a collective does

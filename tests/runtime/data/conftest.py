@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from xtrain.runtime.data.records.bad_records import BadRecordReport
-from xtrain.runtime.data.stores.store import TokenStore
+from xtrain.runtime.feed.records import BadRecordReport
+from xtrain.runtime.feed.token_store import TokenStore
 
 MakeStore = Callable[[list[int]], TokenStore]
 

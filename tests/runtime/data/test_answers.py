@@ -13,26 +13,23 @@ from xtrain.components.collators.flatten_torch import flatten
 from xtrain.components.collators.pack_torch import pack
 from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
-from xtrain.runtime.data.collate.collators import compose
-from xtrain.runtime.data.collate.samples import Samples
-from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
-from xtrain.runtime.data.documents.tokenizers import TextTokenizer, load_tokenizer
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.loading.dealing import row_costs
-from xtrain.runtime.data.loading.feeding import RowFeeder
-from xtrain.runtime.data.loading.training_rows import TrainingRows
-from xtrain.runtime.data.packing.pack import pack_rows
-from xtrain.runtime.data.packing.pairs import cut_sides, pack_pairs, sides_of
-from xtrain.runtime.data.packing.row_reader import RowReader
-from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import Reads, TokenIds, Unusable
-from xtrain.runtime.data.sources.fields import taker
-from xtrain.runtime.data.sources.numbers import token_ids
-from xtrain.runtime.data.sources.source import open_source
-from xtrain.runtime.data.stores.store import TokenStore, open_store
-from xtrain.runtime.data.tokenising.build import build_store
-from xtrain.runtime.data.tokenising.store_writer import StoreWriter
-from xtrain.runtime.data.tokenising.worker import encode_unit
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.collate import compose
+from xtrain.runtime.feed.curriculum import TrainingRows
+from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument
+from xtrain.runtime.feed.loader import RowFeeder
+from xtrain.runtime.feed.microbatch import Samples
+from xtrain.runtime.feed.packing.rows import cut_sides, pack_pairs, pack_rows, sides_of
+from xtrain.runtime.feed.packing.stored_rows import RowReader
+from xtrain.runtime.feed.prepared import build_store
+from xtrain.runtime.feed.records import BadRecord, Reads, TokenIds, Unusable
+from xtrain.runtime.feed.row_kernels import row_costs
+from xtrain.runtime.feed.sources.fields import taker, token_ids
+from xtrain.runtime.feed.sources.source import open_source
+from xtrain.runtime.feed.token_store import TokenStore, open_store
+from xtrain.runtime.feed.tokenizers import TextTokenizer, load_tokenizer
+from xtrain.runtime.feed.tokenizing.store_writer import StoreWriter
+from xtrain.runtime.feed.tokenizing.workers import encode_unit
 
 PAIRS = {"form": "preference", "prompt": "prompt", "chosen": "chosen", "rejected": "rejected", "template": "chatml"}
 INSIDE = PAIRS | {"prompt": None}

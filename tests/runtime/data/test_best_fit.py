@@ -7,8 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_rows import plain_best_fit_decreasing
 
-from xtrain.runtime.data.packing.best_fit import EACH, EARLIER, FIRST, ROWS, fit, open_rows
-from xtrain.runtime.data.packing.rooms import add_room, least_room, no_rooms, remove_room
+from xtrain.runtime.feed.packing.best_fit import (
+    EACH,
+    EARLIER,
+    FIRST,
+    ROWS,
+    add_room,
+    fit,
+    least_room,
+    no_rooms,
+    open_rows,
+    remove_room,
+)
 
 
 @given(st.integers(1, 9000), st.data())

@@ -14,11 +14,10 @@ from tokenizers.pre_tokenizers import Split
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
-from xtrain.runtime.data.documents.chat_builtin import TEMPLATES
-from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import SourceRecord
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.chat.template import TEMPLATES
+from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument
+from xtrain.runtime.feed.records import BadRecord, SourceRecord
 
 SPECIAL = [
     "<|begin_of_text|>",
@@ -335,6 +334,6 @@ def test_templates_that_are_not_there(chat_tokenizer: MakeTokenizer, tmp_path: P
 
 
 def test_a_conversation_of_endless_text_is_reported(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("xtrain.runtime.data.documents.chat_writer.LONGEST_CONVERSATION", 100)
+    monkeypatch.setattr("xtrain.runtime.feed.chat.writer.LONGEST_CONVERSATION", 100)
     found = encode([TALK[1], {"role": "assistant", "content": "a" * 100}], ByteTokenizer(), template="chatml")
     assert found == BadRecord(origin="here", reason="a conversation of more than 100 characters")

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
-from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
-from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import Reads, SourceRecord, Unusable
-from xtrain.runtime.data.sources.fields import taker
+from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument
+from xtrain.runtime.feed.records import BadRecord, Reads, SourceRecord, Unusable
+from xtrain.runtime.feed.sources.fields import taker
 
 # Roles that it does not know are left out, as are reasoning of earlier turns and text beside a call.
 PARTIAL = """
@@ -161,7 +160,7 @@ def test_weights_as_openai_has_them(tmp_path: Path):
 
 
 def test_template_arguments_are_given_and_have_to_be_read(tmp_path: Path):
-    from xtrain.runtime.data.errors import DataError
+    from xtrain.runtime.base.data_errors import DataError
 
     text = PARTIAL + "{%- if thinking_budget is defined %}{{ thinking_budget }}{% endif %}"
     found = encoded([Q, A], text, tmp_path, template_arguments={"thinking_budget": 7})

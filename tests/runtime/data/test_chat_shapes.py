@@ -9,10 +9,10 @@ from conversation_shapes import SHAPES, Shape, word_faults
 from published_templates import SKIP, Comparison, folder, table
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
-from xtrain.runtime.data.documents.chat_template import ChatTemplate
-from xtrain.runtime.data.documents.chat_turns import Turns
-from xtrain.runtime.data.documents.chat_writer import ConversationWriter
-from xtrain.runtime.data.records.records import Conversation, Reads
+from xtrain.runtime.feed.chat.template import ChatTemplate
+from xtrain.runtime.feed.chat.turns import Turns
+from xtrain.runtime.feed.chat.writer import ConversationWriter
+from xtrain.runtime.feed.records import Conversation, Reads
 
 FOLDER = Path(__file__).parent / "chat_templates"
 TEMPLATES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.jinja"))}
@@ -109,7 +109,7 @@ def test_turns_of_long_conversations_are_placed_without_writing_each_beginning(
     monkeypatch.setattr(ChatTemplate, "render", render)
     reserved = re.compile(r"<[|]?[a-zA-Z]+[|]?>|</s>|\[/?[A-Z]+\]")
     found, few = Turns(template(name, shape), shape.messages, reserved).spans(), written
-    monkeypatch.setattr("xtrain.runtime.data.documents.chat_turns.ALIKE", 10**9)
+    monkeypatch.setattr("xtrain.runtime.feed.chat.turns.ALIKE", 10**9)
     each = Turns(template(name, shape), shape.messages, reserved)
     assert found == each.spans() and len(found) >= len(each.spoken)
     assert few < 100 <= len(each.spoken) < written - few

@@ -8,8 +8,8 @@ from examples import drawn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtrain.runtime.data.documents.chat_environment import compiled, tracing
-from xtrain.runtime.data.documents.chat_trace import TracedText, plain, runs_of, traced
+from xtrain.runtime.feed.chat.template import compiled, tracing
+from xtrain.runtime.feed.chat.traced_text import TracedText, plain, runs_of, traced
 
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda a, b: "<" + a + "|" + b + ">",

@@ -8,11 +8,10 @@ from examples import drawn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtrain.runtime.data.documents.chat_builtin import TEMPLATES
-from xtrain.runtime.data.documents.chat_messages import conversation
-from xtrain.runtime.data.documents.chat_template import ChatTemplate, TemplateRefusal
-from xtrain.runtime.data.documents.chat_turns import Turns
-from xtrain.runtime.data.records.records import Message, Unusable
+from xtrain.runtime.feed.chat.messages import conversation
+from xtrain.runtime.feed.chat.template import TEMPLATES, ChatTemplate, TemplateRefusal
+from xtrain.runtime.feed.chat.turns import Turns
+from xtrain.runtime.feed.records import Message, Unusable
 
 # Reasoning stays in the answer to the last question only, and every last answer gets a block for it.
 THINKING = """
@@ -370,7 +369,7 @@ def test_conversations_in_one_form_or_the_reason_why_not(value: object, expected
 def test_templates_beside_a_tokenizer(tmp_path: Path):
     import json
 
-    from xtrain.planner.data.tokenizer_folder import TokenizerUnreadable, find_chat_template
+    from xtrain.plan.data import TokenizerUnreadable, find_chat_template
 
     assert find_chat_template(tmp_path) is None
     config = tmp_path / "tokenizer_config.json"

@@ -14,13 +14,12 @@ from xtrain.components.collators.flatten_torch import flatten
 from xtrain.components.collators.pack_torch import pack
 from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
-from xtrain.dsl.schema.collators import TOKEN_SAMPLES
-from xtrain.planner.rules.topology import LONGEST_PADDING
-from xtrain.runtime.data.collate.batch import Microbatch
-from xtrain.runtime.data.collate.collators import Stage, compose
-from xtrain.runtime.data.collate.samples import IGNORE_INDEX, Samples
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.packing.row_reader import UNKNOWN, RawRow
+from xtrain.dsl.schema.data_components import TOKEN_SAMPLES
+from xtrain.plan.arithmetic import LONGEST_PADDING
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.collate import Stage, compose
+from xtrain.runtime.feed.microbatch import IGNORE_INDEX, Microbatch, Samples
+from xtrain.runtime.feed.packing.stored_rows import UNKNOWN, RawRow
 
 
 def collate(rows: list[list[list[int]]], capacity: int, align: int = 1) -> Microbatch:

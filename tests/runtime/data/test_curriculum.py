@@ -9,13 +9,11 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.planner.plan import PlanPhase
-from xtrain.planner.schedule.arithmetic import Arithmetic
-from xtrain.planner.schedule.epochs import counted, exact, rows_of_epoch
-from xtrain.planner.schedule.mixture_sampler import LONGEST, STRIDE, TURN, MixtureSampler, even_stride, floor_sum
-from xtrain.planner.schedule.phases import first_step, in_order, phase_at
-from xtrain.planner.schedule.step_sizes import RepeatedSizes
-from xtrain.runtime.data.loading.curriculum import Curriculum, Position, sampled_datasets
+from xtrain.plan.arithmetic import Arithmetic, counted, exact, rows_of_epoch
+from xtrain.plan.learning_rate import first_step, in_order, phase_at
+from xtrain.plan.plan import PlanPhase
+from xtrain.plan.step_sizes import LONGEST, STRIDE, TURN, MixtureSampler, RepeatedSizes, even_stride, floor_sum
+from xtrain.runtime.feed.curriculum import Curriculum, Position, sampled_datasets
 
 NAMES = ("a", "b", "c")
 # Of any stretch of rows, each dataset has its share up to so many.

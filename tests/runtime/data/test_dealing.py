@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrain.components.packings.multipack_run import pack as pack_multipack
-from xtrain.runtime.data.loading.dealing import deal, row_costs
+from xtrain.runtime.feed.row_kernels import deal, row_costs
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 4), st.integers(0, 2**32))

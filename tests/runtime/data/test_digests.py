@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.stores import digests
-from xtrain.runtime.data.stores.digests import FileDigests, file_digest, remembering
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed import digests
+from xtrain.runtime.feed.digests import FileDigests, file_digest, remembering
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from attrs import evolve
 
 from xtrain.components.collators.document_prefix_torch import PrefixRead
 from xtrain.components.collators.fill_in_middle_torch import MiddleMoved
-from xtrain.runtime.data.collate.samples import Sample, Samples
-from xtrain.runtime.data.packing.row_reader import UNKNOWN
+from xtrain.runtime.feed.microbatch import Sample, Samples
+from xtrain.runtime.feed.packing.stored_rows import UNKNOWN
 
 BOS, EOS, PRE, SUF, MID = 90, 91, 92, 93, 94
 

@@ -11,11 +11,10 @@ from xtrain.components.collators.pack_torch import pack
 from xtrain.components.collators.shard_torch import shard
 from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
-from xtrain.planner.rules.topology import LONGEST_PADDING
-from xtrain.runtime.data.collate.collators import compose
-from xtrain.runtime.data.collate.documents import DocumentSums
-from xtrain.runtime.data.collate.outline import decode_outline, encode_outline
-from xtrain.runtime.data.packing.row_reader import RawRow
+from xtrain.plan.arithmetic import LONGEST_PADDING
+from xtrain.runtime.feed.collate import compose, decode_outline, encode_outline
+from xtrain.runtime.feed.microbatch import DocumentSums
+from xtrain.runtime.feed.packing.stored_rows import RawRow
 
 STAGES = [to_tensor(), flatten(), shift_tokens()]
 

@@ -7,9 +7,8 @@ import numpy as np
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
-from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
-from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import SourceRecord, TokenIds
+from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument
+from xtrain.runtime.feed.records import BadRecord, SourceRecord, TokenIds
 
 
 def encode(texts: list[str], encoder: DocumentEncoder) -> list[TokenDocument | BadRecord]:

@@ -3,8 +3,8 @@
 import numpy as np
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
-from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
-from xtrain.runtime.data.records.records import Message, Numbered, PreferencePair, SourceRecord
+from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument
+from xtrain.runtime.feed.records import Message, Numbered, PreferencePair, SourceRecord
 
 EOS = ByteTokenizer.eos
 

@@ -12,17 +12,15 @@ from xtrain.components.collators.pack_torch import pack
 from xtrain.components.collators.shard_torch import shard
 from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
-from xtrain.planner.rules.topology import LONGEST_PADDING
-from xtrain.runtime.data.collate.batch import Microbatch
-from xtrain.runtime.data.collate.collators import CollateChain, Stage, compose, longest_padding
-from xtrain.runtime.data.collate.samples import IGNORE_INDEX
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.loading.feeding import RowFeeder
-from xtrain.runtime.data.loading.laying import lay_rows
-from xtrain.runtime.data.packing.pack import pack_rows
-from xtrain.runtime.data.packing.row_reader import PADDING
-from xtrain.runtime.data.packing.rows import Oversized
-from xtrain.runtime.data.stores.store import TokenStore
+from xtrain.plan.arithmetic import LONGEST_PADDING
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.collate import CollateChain, Stage, compose, longest_padding
+from xtrain.runtime.feed.loader import RowFeeder
+from xtrain.runtime.feed.microbatch import IGNORE_INDEX, Microbatch
+from xtrain.runtime.feed.packing.rows import Oversized, pack_rows
+from xtrain.runtime.feed.packing.stored_rows import PADDING
+from xtrain.runtime.feed.row_kernels import lay_rows
+from xtrain.runtime.feed.token_store import TokenStore
 
 LENGTHS = st.lists(st.integers(2, 30), min_size=1, max_size=40)
 

@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 from tiny_chat_model import SPECIALS, WORDS
 
-from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
-from xtrain.runtime.data.documents.tokenizers import TextTokenizer, load_tokenizer
-from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import Reads, SourceRecord, Unusable
-from xtrain.runtime.data.records.usual_fields import settings_for
-from xtrain.runtime.data.sources.fields import taker
+from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument
+from xtrain.runtime.feed.records import BadRecord, Reads, SourceRecord, Unusable
+from xtrain.runtime.feed.sources.fields import settings_for, taker
+from xtrain.runtime.feed.tokenizers import TextTokenizer, load_tokenizer
 
 TEMPLATE = """\
 {%- if tools %}

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
-from xtrain.runtime.data.documents import bounded
-from xtrain.runtime.data.documents.bounded import BeyondBounds, Bounded
-from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import SourceRecord
-from xtrain.runtime.generation.chat import Chat
+from xtrain.runtime.base import bounded
+from xtrain.runtime.base.bounded import BeyondBounds, Bounded
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument
+from xtrain.runtime.feed.records import BadRecord, SourceRecord
+from xtrain.runtime.nn.texts import Chat
 
 TALK = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Yes."}]
 TIME, SPACE = "takes more than 1 s of processor time", "of memory"
@@ -72,7 +71,7 @@ def test_a_hostile_template_is_bounded_and_says_why(name: str, tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["nested loops", "doubling", "a macro that calls itself"])
 def test_prompts_of_users_are_bounded_too(name: str, tmp_path: Path):
-    from xtrain.runtime.data.documents.chat_template import ChatTemplate
+    from xtrain.runtime.feed.chat.template import ChatTemplate
 
     template = ChatTemplate(text=TEMPLATES[name][0], origin="t.jinja", bos_token="", eos_token="")
     chat = Chat(template=template, tokenizer=ByteTokenizer())

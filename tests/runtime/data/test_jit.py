@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from numba.core.caching import IndexDataCacheFile
 
-from xtrain.runtime.data import jit
-from xtrain.runtime.data.jit import kernel
+from xtrain.runtime.base import jit
+from xtrain.runtime.base.jit import kernel
 
 INNER = """
-from xtrain.runtime.data.jit import kernel
+from xtrain.runtime.base.jit import kernel
 
 {constant}
 
@@ -23,7 +23,7 @@ def inner(value):
     return value {operation} STEP
 """
 OUTER = """
-from xtrain.runtime.data.jit import kernel
+from xtrain.runtime.base.jit import kernel
 
 @kernel
 def outer(value):

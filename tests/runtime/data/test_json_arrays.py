@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import SourceRecord
-from xtrain.runtime.data.sources import json_arrays, opening
-from xtrain.runtime.data.sources.source import open_source
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.records import BadRecord, SourceRecord
+from xtrain.runtime.feed.sources import files as json_arrays
+from xtrain.runtime.feed.sources import files as opening
+from xtrain.runtime.feed.sources.source import open_source
 
 RECORDS = [{"text": f'é "[{index}]" ,{{\n 😀', "more": {"x": [1, -2.5e3, None, True]}} for index in range(40)]
 

@@ -17,17 +17,15 @@ from xtrain.components.collators.pack_torch import pack
 from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.components.packings.sequential_run import pack as pack_sequential
-from xtrain.planner.plan import PlanPhase
-from xtrain.runtime.data.collate.collators import compose
-from xtrain.runtime.data.collate.samples import IGNORE_INDEX
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.loading.curriculum import Curriculum
-from xtrain.runtime.data.loading.loader import EvalLoader, RowLoader
-from xtrain.runtime.data.loading.loader_state import Remarks
-from xtrain.runtime.data.loading.training_rows import TrainingRows
-from xtrain.runtime.data.packing.pack import pack_rows
-from xtrain.runtime.data.packing.row_reader import RowReader
-from xtrain.runtime.data.stores.store import TokenStore
+from xtrain.plan.plan import PlanPhase
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.collate import compose
+from xtrain.runtime.feed.curriculum import Curriculum, Remarks, TrainingRows
+from xtrain.runtime.feed.loader import EvalLoader, RowLoader
+from xtrain.runtime.feed.microbatch import IGNORE_INDEX
+from xtrain.runtime.feed.packing.rows import pack_rows
+from xtrain.runtime.feed.packing.stored_rows import RowReader
+from xtrain.runtime.feed.token_store import TokenStore
 
 CAPACITY = 8
 LENGTHS = [int(n) for n in np.random.default_rng(5).integers(2, 25, 40)]
@@ -355,7 +353,7 @@ def test_rows_of_a_mixture_are_those_of_the_step_in_every_layout(micro, accumula
 
 def test_a_mixture_through_the_stages_is_the_one_laid_out_at_once(readers):
     """A chain with something in between sees each row with its dataset and its place."""
-    from xtrain.runtime.data.collate.collators import Stage
+    from xtrain.runtime.feed.collate import Stage
 
     plain = over(readers, phases=MIX, micro=6, accumulate=1)
     one, *rest = chain().stages

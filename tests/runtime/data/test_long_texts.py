@@ -14,8 +14,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from xtrain.components.tokenizers import folder_run
 from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
-from xtrain.runtime.data.documents.long_texts import joined
-from xtrain.runtime.data.documents.tokenizers import Placed
+from xtrain.runtime.feed.tokenizers import Placed, joined
 
 WORDS = [
     "the",

@@ -13,13 +13,13 @@ from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.components.packings.sequential_run import pack as pack_sequential
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
-from xtrain.runtime.data.collate.collators import compose
-from xtrain.runtime.data.documents.written import pieces, written
-from xtrain.runtime.data.look import SegmentInRow, ShownRow, laid_out, written_out
-from xtrain.runtime.data.packing.row_reader import RawRow, RowReader
-from xtrain.runtime.data.records.bad_records import BadRecordReport
-from xtrain.runtime.data.stores.store import TokenStore
-from xtrain.runtime.input.look_collated import laid
+from xtrain.runtime.feed.collate import compose
+from xtrain.runtime.feed.collated_view import laid
+from xtrain.runtime.feed.dataset_view import SegmentInRow, ShownRow, laid_out, written_out
+from xtrain.runtime.feed.packing.stored_rows import RawRow, RowReader
+from xtrain.runtime.feed.records import BadRecordReport
+from xtrain.runtime.feed.token_store import TokenStore
+from xtrain.runtime.feed.tokenizers import pieces, written
 
 BYTES = ByteTokenizer()
 

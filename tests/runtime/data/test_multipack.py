@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from packed_rows import items_of, plain_best_fit_decreasing, plain_first_fit, room, row_segments
 
 from xtrain.components.packings.multipack_run import pack as pack_multipack
-from xtrain.dsl.schema.packings import PACKINGS
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.packing import multipack
-from xtrain.runtime.data.packing import rows as rows_module
-from xtrain.runtime.data.packing.pack import pack_rows
-from xtrain.runtime.data.packing.rows import Oversized, Rows
+from xtrain.dsl.schema.data_components import PACKINGS
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.packing import multipack
+from xtrain.runtime.feed.packing import rows as rows_module
+from xtrain.runtime.feed.packing.rows import Oversized, Rows, pack_rows
 
 LENGTHS = st.lists(st.integers(0, 40), max_size=80)
 GROUPS = st.integers(1, 90)

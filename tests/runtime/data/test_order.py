@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.loading.order import RowOrder
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.curriculum import RowOrder
 
 
 @given(st.integers(1, 50), st.integers(0, 2**64 - 1), st.integers(0, 5))

@@ -12,10 +12,9 @@ from xtrain.components.collators.pack_torch import pack
 from xtrain.components.collators.shard_torch import shard
 from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
-from xtrain.runtime.data.collate.batch import Microbatch
-from xtrain.runtime.data.collate.collators import CollateChain, compose
-from xtrain.runtime.data.collate.outline import decode_outline, encode_outline
-from xtrain.runtime.data.packing.row_reader import RawRow
+from xtrain.runtime.feed.collate import CollateChain, compose, decode_outline, encode_outline
+from xtrain.runtime.feed.microbatch import Microbatch
+from xtrain.runtime.feed.packing.stored_rows import RawRow
 
 CAPACITY, ALIGN = 24, 4
 ROWS = st.lists(st.lists(st.integers(1, 8), max_size=3), min_size=2, max_size=2)

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from xtrain.components.sources.jsonl_run import JsonLinesFiles
 from xtrain.components.sources.text_run import TextFiles
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import Reads, SourceRecord
-from xtrain.runtime.data.sources import opening
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.records import BadRecord, Reads, SourceRecord
+from xtrain.runtime.feed.sources import files as opening
 
 PACKERS = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
 

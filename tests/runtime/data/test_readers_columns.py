@@ -12,11 +12,10 @@ import pytest
 
 from xtrain.components.sources.arrow_run import arrow_batches
 from xtrain.components.sources.parquet_run import parquet_batches
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import Reads, SourceRecord
-from xtrain.runtime.data.sources import columns
-from xtrain.runtime.data.sources.tables import TableFiles
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.records import BadRecord, Reads, SourceRecord
+from xtrain.runtime.feed.sources import tables as columns
+from xtrain.runtime.feed.sources.tables import TableFiles
 
 BATCHES = {"parquet": parquet_batches, "arrow": arrow_batches}
 TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import SourceRecord
-from xtrain.runtime.data.sources.source import DataSource, open_source
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.records import BadRecord, SourceRecord
+from xtrain.runtime.feed.sources.source import DataSource, open_source
 
 datasets: Any = None  # the library
 TEXTS = [f"text {index} é" for index in range(2500)]

@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.records.records import Conversation, PreferencePair, SourceRecord
-from xtrain.runtime.data.sources.source import open_source
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.records import Conversation, PreferencePair, SourceRecord
+from xtrain.runtime.feed.sources.source import open_source
 
 from .test_readers_columns import FORMATS, rows_of, write
 

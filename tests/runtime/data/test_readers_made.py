@@ -14,13 +14,11 @@ from xtrain.components.sources import synthetic_run, user_part_run
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
 from xtrain.dsl.user_parts.files import find_module, module_digest
-from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
-from xtrain.runtime.data.documents.synthetic import PHRASE, SUCCESSORS, lengths
-from xtrain.runtime.data.documents.tokenizers import TextTokenizer
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import SourceRecord
-from xtrain.runtime.data.sources.source import DataSource, open_source
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.documents import PHRASE, SUCCESSORS, DocumentEncoder, TokenDocument, lengths
+from xtrain.runtime.feed.records import BadRecord, SourceRecord
+from xtrain.runtime.feed.sources.source import DataSource, open_source
+from xtrain.runtime.feed.tokenizers import TextTokenizer
 
 
 def synthetic(documents: int = 50, length: int = 100, spread: float = 0.5, seed: int = 1) -> DataSource:

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from xtrain.components.sources import tokens_run
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
-from xtrain.runtime.data.documents.encoder import DocumentEncoder
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import SourceRecord, TokenIds
-from xtrain.runtime.data.sources.source import DataSource, open_source
-from xtrain.runtime.data.tokenising.build import build_store
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.documents import DocumentEncoder
+from xtrain.runtime.feed.prepared import build_store
+from xtrain.runtime.feed.records import BadRecord, SourceRecord, TokenIds
+from xtrain.runtime.feed.sources.source import DataSource, open_source
 
 
 def tokens(base: Path, *patterns: str, dtype: str | None = None, separator: int | None = 0, **more: Any) -> DataSource:

@@ -10,9 +10,9 @@ from examples import drawn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtrain.runtime.data.collate.batch import Microbatch
-from xtrain.runtime.data.loading.reading_ahead import ReadingAhead, pinned
-from xtrain.runtime.tracing.program import full_rows, with_numbers
+from xtrain.runtime.feed.microbatch import Microbatch
+from xtrain.runtime.feed.reading_ahead import ReadingAhead, pinned
+from xtrain.runtime.inspect.trace import full_rows, with_numbers
 
 CPU = torch.device("cpu")
 

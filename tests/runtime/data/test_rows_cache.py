@@ -8,9 +8,9 @@ import pytest
 
 from xtrain.components.packings.multipack_run import pack as pack_multipack
 from xtrain.components.packings.sequential_run import pack as pack_sequential
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.packing.rows import Rows
-from xtrain.runtime.data.packing.rows_cache import ARRAYS, NUMBERS, cached_rows, open_rows, rows_key
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.packing.rows import Rows
+from xtrain.runtime.feed.packing.stored_rows import ARRAYS, NUMBERS, cached_rows, open_rows, rows_key
 
 LENGTHS = np.random.default_rng(2).integers(2, 60, 500)
 

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.records.bad_records import MOST_SHOWN, BadRecord, BadRecordReport
-from xtrain.runtime.data.records.records import SourceRecord
-from xtrain.runtime.data.sources.source import DataSource, open_source
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.records import MOST_SHOWN, BadRecord, BadRecordReport, SourceRecord
+from xtrain.runtime.feed.sources.source import DataSource, open_source
 
 
 def read(source: DataSource, limit: int | None = None) -> tuple[list[str], BadRecordReport]:

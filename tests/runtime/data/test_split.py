@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.packing.split import split_holdout
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.packing.stored_rows import split_holdout
 
 
 def offsets_of(lengths: list[int]) -> np.ndarray:

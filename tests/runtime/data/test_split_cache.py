@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.packing.split import FILES, cached_split, split_holdout
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.packing.stored_rows import FILES, cached_split, split_holdout
 
 
 @pytest.mark.parametrize("holdout", [0.0, 0.3, 1.0])

@@ -13,13 +13,15 @@ import pytest
 from tokenising import BytesEncoder, contents, lines_of, write_lines
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
-from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.sources.source import DataSource, open_source
-from xtrain.runtime.data.stores.cache_folder import PARTIAL, STALE_SECONDS
-from xtrain.runtime.data.stores.store import TokenStore, damage, open_store
-from xtrain.runtime.data.tokenising import store_writer, tokenise
-from xtrain.runtime.data.tokenising.build import build_store, identify
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.files import PARTIAL_PREFIX as PARTIAL
+from xtrain.runtime.base.files import STALE_SECONDS
+from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument
+from xtrain.runtime.feed.prepared import build_store, identify
+from xtrain.runtime.feed.sources.source import DataSource, open_source
+from xtrain.runtime.feed.token_store import TokenStore, damage, open_store
+from xtrain.runtime.feed.tokenizing import store_writer
+from xtrain.runtime.feed.tokenizing import tokenize as tokenise
 
 TEXTS = ["ab", "ü", "x" * 100]
 
@@ -133,7 +135,7 @@ def test_the_key_is_a_digest_of_what_is_shown(corpus: Path, tmp_path: Path, monk
     moved = tmp_path / "moved"
     corpus.rename(moved)
     assert identity.key == identify(source_of(moved), encoder, tmp_path).key
-    monkeypatch.setattr("xtrain.runtime.data.tokenising.build.FORMAT", 3)
+    monkeypatch.setattr("xtrain.runtime.feed.prepared.FORMAT", 3)
     assert identity.key != identify(source_of(moved), encoder, tmp_path).key
 
 
@@ -316,7 +318,7 @@ def test_of_a_cache_that_cannot_be_written_a_store_is_read(
 
     for name in ("mkdir", "rename", "replace", "unlink", "write"):
         monkeypatch.setattr(os, name, refuse)
-    monkeypatch.setattr("xtrain.runtime.data.stores.digests.TICK_NS", -(10**15))  # there is something to remember
+    monkeypatch.setattr("xtrain.runtime.feed.digests.TICK_NS", -(10**15))  # there is something to remember
     assert texts_of(built(corpus, cache)) == TEXTS
     (corpus / "0.txt").write_text("new")
     with pytest.raises(DataError, match=r"cannot write the token store: .*Read-only"):
@@ -358,6 +360,6 @@ def test_offsets_are_summed_block_by_block(tmp_path: Path, monkeypatch: pytest.M
     folder = write_lines(tmp_path / "in", [["? a" * number for number in range(1, 20)]])
     whole = build_store(lines_of(folder), BytesEncoder(), tmp_path / "whole")
     monkeypatch.setattr(store_writer, "_AT_ONCE", 3)
-    monkeypatch.setattr("xtrain.runtime.data.stores.store._AT_ONCE", 3)
+    monkeypatch.setattr("xtrain.runtime.feed.token_store._AT_ONCE", 3)
     build_store(lines_of(folder), BytesEncoder(), tmp_path / "parts")
     assert contents(tmp_path / "whole" / whole.key) == contents(tmp_path / "parts" / whole.key)

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
-from xtrain.runtime.data.documents.tokenizers import TextTokenizer, load_tokenizer
-from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import Reads, SourceRecord, Unusable
-from xtrain.runtime.data.sources.fields import taker
+from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument
+from xtrain.runtime.feed.records import BadRecord, Reads, SourceRecord, Unusable
+from xtrain.runtime.feed.sources.fields import taker
+from xtrain.runtime.feed.tokenizers import TextTokenizer, load_tokenizer
 
 CHAT = {"form": "chat", "messages": "messages", "template": "chatml", "train_on": "assistant"}
 ALPACA = {

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from xtrain.runtime.data.packing.threads import default_threads, in_threads
+from xtrain.runtime.feed.packing.rows import default_threads, in_threads
 
 
 def test_a_run_takes_what_its_matrix_products_take(monkeypatch: pytest.MonkeyPatch):

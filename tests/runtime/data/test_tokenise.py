@@ -16,17 +16,16 @@ import tokenising
 from tokenising import BytesEncoder, contents, lines_of, write_lines
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
-from xtrain.runtime.data.documents.encoder import DocumentEncoder
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.sources.source import open_source
-from xtrain.runtime.data.stores import durable
-from xtrain.runtime.data.stores.progress import DataProgress
-from xtrain.runtime.data.stores.store import CHOICES, JOURNAL, open_store
-from xtrain.runtime.data.tokenising import claims as tokenise_claims
-from xtrain.runtime.data.tokenising import tokenise
-from xtrain.runtime.data.tokenising.build import build_store, identify
-from xtrain.runtime.data.tokenising.claims import Claim, ClaimWatch, has_ended, this_process
-from xtrain.runtime.data.tokenising.store_writer import read_journal
+from xtrain.runtime.base import files as durable
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.documents import DocumentEncoder
+from xtrain.runtime.feed.prepared import build_store, identify
+from xtrain.runtime.feed.sources.source import open_source
+from xtrain.runtime.feed.token_store import CHOICES, JOURNAL, DataProgress, open_store
+from xtrain.runtime.feed.tokenizing import tokenize as tokenise
+from xtrain.runtime.feed.tokenizing import tokenize as tokenise_claims
+from xtrain.runtime.feed.tokenizing.store_writer import read_journal
+from xtrain.runtime.feed.tokenizing.tokenize import Claim, ClaimWatch, has_ended, this_process
 
 TEXTS = [["one", "two"], ["#", "three"], ["? masked", "four"], ["!bad x"], ["five ö"]]
 

@@ -16,13 +16,13 @@ from tokenising import BytesEncoder, contents, lines_of, write_lines
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
 from xtrain.dsl.user_parts.files import find_module, module_digest
-from xtrain.runtime.data.documents.encoder import DocumentEncoder
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.sources.source import DataSource, open_source
-from xtrain.runtime.data.stores.store import TokenStore
-from xtrain.runtime.data.tokenising import pool as tokenise_pool
-from xtrain.runtime.data.tokenising.build import build_store
-from xtrain.runtime.data.tokenising.pool import Pool, encoded_units
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.documents import DocumentEncoder
+from xtrain.runtime.feed.prepared import build_store
+from xtrain.runtime.feed.sources.source import DataSource, open_source
+from xtrain.runtime.feed.token_store import TokenStore
+from xtrain.runtime.feed.tokenizing import workers as tokenise_pool
+from xtrain.runtime.feed.tokenizing.workers import Pool, encoded_units
 
 MANY = [[f"{number} {'ab ' * (number % 7)}", "#", "? masked"] for number in range(12)]
 

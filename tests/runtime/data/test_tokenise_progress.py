@@ -1,6 +1,6 @@
 """What is said while tokenising goes on."""
 
-from xtrain.runtime.data.stores.progress import DataProgress, ReadingPace, every, in_words
+from xtrain.runtime.feed.token_store import DataProgress, ReadingPace, every, in_words
 
 
 class Clock:

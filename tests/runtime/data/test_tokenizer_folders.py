@@ -10,8 +10,8 @@ import pytest
 from xtrain.components.tokenizers.folder import Folder
 from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
 from xtrain.dsl.load import load_spec
+from xtrain.plan.vocabulary import read_vocabulary
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.data.vocabulary import read_vocabulary
 
 transformers = pytest.importorskip("transformers")
 

@@ -17,24 +17,23 @@ from xtrain.components.collators.shard_torch import shard
 from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.components.collators.user_part_torch import CollatorCalls
-from xtrain.dsl.schema import collators as links
+from xtrain.dsl.schema import data_components as links
 from xtrain.dsl.user_parts.files import find_module, module_digest
-from xtrain.runtime.data.collate.batch import Microbatch
-from xtrain.runtime.data.collate.collators import Stage, compose
-from xtrain.runtime.data.collate.microbatch_rows import join_rows, split_rows
-from xtrain.runtime.data.collate.samples import IGNORE_INDEX
-from xtrain.runtime.data.loading.feeding import RowFeeder
-from xtrain.runtime.data.packing.pack import pack_rows
-from xtrain.runtime.data.packing.row_reader import PADDING, RawRow
-from xtrain.runtime.data.user_parts import PartChanged, PartFailed, part_of
+from xtrain.runtime.base.user_parts import PartChanged, PartFailed, part_of
+from xtrain.runtime.feed.collate import Stage, compose
+from xtrain.runtime.feed.loader import RowFeeder
+from xtrain.runtime.feed.microbatch import IGNORE_INDEX, Microbatch
+from xtrain.runtime.feed.packing.rows import pack_rows
+from xtrain.runtime.feed.packing.stored_rows import PADDING, RawRow
+from xtrain.runtime.feed.user_collators import join_rows, split_rows
 
 HEAD = """
 import numpy as np
 import torch
 from attrs import evolve
 from xtrain import IGNORE_INDEX, Microbatch, Sample, collator
-from xtrain.runtime.data.collate.collators import TensorRow
-from xtrain.runtime.data.packing.row_reader import RawRow
+from xtrain.runtime.feed.collate import TensorRow
+from xtrain.runtime.feed.packing.stored_rows import RawRow
 """
 CAPACITY = 12
 VOCAB = 5000

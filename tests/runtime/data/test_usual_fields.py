@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from xtrain.planner.load import plan_from_text
-from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
-from xtrain.runtime.data.documents.tokenizers import load_tokenizer
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.sources.source import open_source
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument
+from xtrain.runtime.feed.records import BadRecord
+from xtrain.runtime.feed.sources.source import open_source
+from xtrain.runtime.feed.tokenizers import load_tokenizer
 
 SPEC = """experiment small {{ seed = 1, budget = 4 steps }}
 model llama {{ dim = 32, layers = 1, heads = 4, ffn = 48 }}

@@ -11,12 +11,10 @@ from xtrain.components.collators.pack_torch import pack
 from xtrain.components.collators.shard_torch import shard
 from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
-from xtrain.runtime.data.collate.batch import Microbatch
-from xtrain.runtime.data.collate.collators import compose
-from xtrain.runtime.data.collate.samples import IGNORE_INDEX
-from xtrain.runtime.data.collate.zigzag import local_positions, zigzag
-from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.packing.row_reader import RawRow
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.collate import compose, local_positions, zigzag
+from xtrain.runtime.feed.microbatch import IGNORE_INDEX, Microbatch
+from xtrain.runtime.feed.packing.stored_rows import RawRow
 
 STAGES = [to_tensor(), flatten(), shift_tokens()]
 

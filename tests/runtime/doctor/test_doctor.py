@@ -22,18 +22,19 @@ from attrs import evolve
 from torch.distributed import HashStore
 
 from xtrain.cli.main import main
+from xtrain.plan.plan import Plan
+from xtrain.plan.serialise import dumps
 from xtrain.planner.load import plan_from_path
-from xtrain.planner.plan import Plan
-from xtrain.planner.serialise import dumps
-from xtrain.runtime.doctor import checks, disk, hosts
-from xtrain.runtime.doctor.examine import examine
-from xtrain.runtime.doctor.hosts import HostFacts, HostMeeting
-from xtrain.runtime.doctor.machine import MachineFacts, look_at_machine
-from xtrain.runtime.doctor.unfit import Unfit
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.launch.node_place import NodePlace, own_address
-from xtrain.runtime.launch.preflight import Devices
-from xtrain.runtime.run_directory.workspace import open_workspace
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.hosts import NodePlace, own_address
+from xtrain.runtime.inspect import doctor as checks
+from xtrain.runtime.inspect import hosts
+from xtrain.runtime.inspect import machine as disk
+from xtrain.runtime.inspect.doctor import examine
+from xtrain.runtime.inspect.hosts import HostFacts, HostMeeting
+from xtrain.runtime.inspect.machine import MachineFacts, Unfit, look_at_machine
+from xtrain.runtime.loop.preflight import Devices
+from xtrain.runtime.store.run_directory import open_workspace
 
 SPEC = """experiment small {{ seed = 1, budget = 40 steps }}
 model llama {{ dim = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 48 }}
@@ -266,7 +267,7 @@ def test_an_old_driver(folder, monkeypatch):
 def test_extras_that_are_missing(folder, capsys, monkeypatch):
     """All of them are named."""
     made('log { tensorboard = true, wandb { project = "x" } }\nlaunch { device = cpu }')
-    monkeypatch.setattr("xtrain.planner.installed_packages.find_spec", lambda name: None)
+    monkeypatch.setattr("xtrain.plan.hardware.find_spec", lambda name: None)
     code, found = doctor("spec.xtrain", capsys=capsys)
     assert (code, [each["code"] for each in found]) == (3, ["X715", "X715"])
     for each, package in zip(found, ("tensorboard", "wandb"), strict=True):
@@ -302,7 +303,7 @@ def test_what_a_stack_needs_of_the_machine_beside_its_package(folder, capsys, mo
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(folder / "built"))
-    for module in ("planner.rules.stack_rules", "runtime.reporting.packages"):
+    for module in ("planner.rules.layout", "runtime.base.packages"):
         monkeypatch.setattr(f"xtrain.{module}.is_installed", lambda package: True)
     for name, module in builder_of_files(links=lacks != "libaio").items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -533,7 +534,7 @@ def test_an_own_name_that_does_not_resolve(folder, capsys, monkeypatch):
 
 def test_a_machine_that_leaves_again(folder, monkeypatch):
     """The others say which one, leave nothing behind, and end."""
-    monkeypatch.setattr("xtrain.runtime.doctor.examine.look_at_machine", lambda: HERE)
+    monkeypatch.setattr("xtrain.runtime.inspect.doctor.look_at_machine", lambda: HERE)
     plan = made("launch { device = cpu, nodes = 2, ranks_per_node = 1 }")
     host, _, port = place_to_meet().partition(":")
 

@@ -12,9 +12,9 @@ from harness_numbers import ITEMS, NUMBERS, POSITIONS, TEXTS, make_model, right
 from projects import Project, events
 
 from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
-from xtrain.runtime.data.records.records import Reads, Unusable
-from xtrain.runtime.data.sources.fields import taker
-from xtrain.runtime.evaluation.choices import accuracies
+from xtrain.runtime.feed.records import Reads, Unusable
+from xtrain.runtime.feed.sources.fields import taker
+from xtrain.runtime.loop.evaluation import accuracies
 
 HARNESS = json.loads(NUMBERS.read_text())
 LIKELIHOODS = HARNESS["log_likelihoods"]

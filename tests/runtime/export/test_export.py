@@ -19,15 +19,15 @@ from torch import Tensor
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
 from xtrain.dsl.checking.model_folder import settings_in_folder
-from xtrain.planner.plan import Plan
-from xtrain.planner.weights.config_file import not_written, read_differences, with_tokens
-from xtrain.planner.weights.files import read_weight_files
-from xtrain.runtime.checkpoint.whole_tensors import WholeTensors
-from xtrain.runtime.errors import EnvironmentFault, ExportFailed
-from xtrain.runtime.export import weights
-from xtrain.runtime.export.checkpoint import check_sound, export_of
-from xtrain.runtime.export.export import Exported
-from xtrain.runtime.files import durable
+from xtrain.plan.plan import Plan
+from xtrain.plan.weight_files import read_weight_files
+from xtrain.plan.weight_layout import not_written, read_differences, with_tokens
+from xtrain.runtime.base import files as durable
+from xtrain.runtime.base.errors import EnvironmentFault, ExportFailed
+from xtrain.runtime.store import export_weights as weights
+from xtrain.runtime.store.adapter_export import check_sound, export_of
+from xtrain.runtime.store.export import Exported
+from xtrain.runtime.store.reading import WholeTensors
 
 
 def export(

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 from small_runs import drawn, make_run, plan_of, read, save
 
+from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_text
-from xtrain.planner.plan import Plan
-from xtrain.runtime.export.checkpoint import export_of
-from xtrain.runtime.export.export import Exported
+from xtrain.runtime.store.adapter_export import export_of
+from xtrain.runtime.store.export import Exported
 
 SIZES = (
     "dim = 32, layers = 2, heads = 4, q_rank = 20, kv_rank = 16, nope_dim = 6, rope_dim = 4, value_dim = 8, ffn = 48, "

@@ -16,12 +16,12 @@ from small_runs import make_run, plan_of, save
 from torch import Tensor
 
 from xtrain.cli.main import main
+from xtrain.plan.peft import PEFT_CONFIG, PEFT_WEIGHTS, assign_peft
+from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_text
-from xtrain.planner.model.peft import PEFT_CONFIG, PEFT_WEIGHTS, assign_peft
-from xtrain.planner.plan import Plan
-from xtrain.runtime.checkpoint.base_weights import BaseWeights
-from xtrain.runtime.checkpoint.model_folder import planned_adapter
-from xtrain.runtime.checkpoint.stored_weights import WeightReader
+from xtrain.runtime.store.base_weights import BaseWeights
+from xtrain.runtime.store.beginning import planned_adapter
+from xtrain.runtime.store.stored_weights import WeightReader
 
 # Name → (family, its model, what PEFT is asked for).
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {

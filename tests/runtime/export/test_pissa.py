@@ -12,14 +12,13 @@ from safetensors.torch import load_file
 from small_runs import make_run, plan_of, read, save
 from torch import Tensor
 
+from xtrain.blocks.adapted import adapted_matrices
 from xtrain.cli.main import main
-from xtrain.planner.blocks.adapted import adapted_matrices
-from xtrain.planner.model.peft import PEFT_CONFIG, PEFT_WEIGHTS
-from xtrain.planner.plan import Plan
-from xtrain.runtime.checkpoint.base_weights import BaseWeights
-from xtrain.runtime.checkpoint.residual import take_out
-from xtrain.runtime.models.adapted import begun_part, decomposed
-from xtrain.runtime.ops import PlanMismatch
+from xtrain.plan.peft import PEFT_CONFIG, PEFT_WEIGHTS
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.ops import PlanMismatch
+from xtrain.runtime.nn.adapters import begun_part, decomposed
+from xtrain.runtime.store.base_weights import BaseWeights, take_out
 
 EXPERTS = r".*\.(experts\.\d+\.(gate|up|down)_proj|o_proj)"
 # Family, its model, settings of the adapter, and PEFT's.

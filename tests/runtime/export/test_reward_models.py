@@ -15,17 +15,17 @@ from torch import Tensor
 from xtrain.cli.main import main
 from xtrain.components.collators.pack_torch import pack
 from xtrain.dsl.schema.model import expert_families
+from xtrain.plan.plan import Plan
+from xtrain.plan.weight_files import read_weight_files
+from xtrain.plan.weight_layout import assign
 from xtrain.planner.load import plan_from_text
-from xtrain.planner.plan import Plan
-from xtrain.planner.weights.files import read_weight_files
-from xtrain.planner.weights.fit import assign
-from xtrain.runtime.checkpoint.base_weights import BaseWeights
-from xtrain.runtime.checkpoint.stored_weights import WeightReader
-from xtrain.runtime.data.collate.samples import Sample, Samples
-from xtrain.runtime.export.checkpoint import export_of
-from xtrain.runtime.generation.trained import alone, whole_model
-from xtrain.runtime.models.batch import ModelBatch
-from xtrain.runtime.models.reward_losses import RewardTerm
+from xtrain.runtime.feed.microbatch import Sample, Samples
+from xtrain.runtime.nn.batch import ModelBatch
+from xtrain.runtime.nn.unit_losses import RewardTerm
+from xtrain.runtime.sampling.trained_run import alone, whole_model
+from xtrain.runtime.store.adapter_export import export_of
+from xtrain.runtime.store.base_weights import BaseWeights
+from xtrain.runtime.store.stored_weights import WeightReader
 
 LATENT = "q_rank = 14, kv_rank = 12, nope_dim = 6, rope_dim = 4, value_dim = 8, first_dense = 1"
 TEXTS = ("line 7 abc def", "a", "longer than the others, and cut nowhere")

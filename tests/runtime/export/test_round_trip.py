@@ -14,13 +14,13 @@ from small_runs import drawn, make_run, plan_of, read, save
 
 from xtrain.cli.main import main
 from xtrain.dsl.schema.model import expert_families
-from xtrain.planner.load import load_plan
-from xtrain.planner.weights.files import WeightsUnreadable, read_weight_files
-from xtrain.runtime.errors import ExportFailed
-from xtrain.runtime.export.checkpoint import export_of
-from xtrain.runtime.generation.sampling import Sampling
-from xtrain.runtime.generation.text_generator import Prompts
-from xtrain.runtime.generation.trained import TrainedRun
+from xtrain.plan.serialise import load_plan
+from xtrain.plan.weight_files import WeightsUnreadable, read_weight_files
+from xtrain.runtime.base.errors import ExportFailed
+from xtrain.runtime.nn.texts import Sampling
+from xtrain.runtime.sampling.text_generator import Prompts
+from xtrain.runtime.sampling.trained_run import TrainedRun
+from xtrain.runtime.store.adapter_export import export_of
 
 IMAGE_IDS = {"image_token_index": 260, "boi_token_index": 261, "eoi_token_index": 262}
 LATENT = "q_rank = 14, kv_rank = 12, nope_dim = 6, rope_dim = 4, value_dim = 8, first_dense = 1, expert_scale = 1.5"

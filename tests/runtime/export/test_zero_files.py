@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from xtrain.cli.main import main
-from xtrain.runtime.errors import ExportFailed
-from xtrain.runtime.export.zero_files import ZeroFiles
+from xtrain.runtime.base.errors import ExportFailed
+from xtrain.runtime.store.deepspeed_import import ZeroFiles
 
 SHAPES = [{"embed.weight": (5, 3), "layer.weight": (3, 3)}, {"norm.weight": (3,)}]
 FROZEN = {"frozen.weight": (2, 3)}

@@ -12,24 +12,24 @@ import pytest
 from torch.distributed import HashStore, PrefixStore
 
 from xtrain.cli import started
-from xtrain.cli.refused import Refused
 from xtrain.cli.started import First, join, lead
-from xtrain.records.run_events import FailureEvent
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.files.lines import JsonLinesFile
-from xtrain.runtime.launch import conclusion
-from xtrain.runtime.launch import rendezvous as meeting
-from xtrain.runtime.launch.cause import FILE, write_cause
-from xtrain.runtime.launch.launch import Ended
-from xtrain.runtime.launch.rendezvous import CannotTakePart, RendezvousHost, RendezvousMember, SentAway
+from xtrain.cli.verb import Refused
+from xtrain.records.events import FailureEvent
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.json_lines import JsonLinesFile
+from xtrain.runtime.base.process import FILE, write_cause
+from xtrain.runtime.jobs import rendezvous as meeting
+from xtrain.runtime.jobs import restarts as conclusion
+from xtrain.runtime.jobs.launch import Ended
+from xtrain.runtime.jobs.rendezvous import CannotTakePart, RendezvousHost, RendezvousMember, SentAway
 
 
 @pytest.fixture
 def left(tmp_path, monkeypatch) -> list[int]:
     """With which codes this process would have ended; a rank of three that know no place to meet."""
     codes: list[int] = []
-    monkeypatch.setattr("xtrain.runtime.outcome.exit_process", codes.append)
-    monkeypatch.setattr("xtrain.runtime.control.signals.end_at_once", lambda: None)
+    monkeypatch.setattr("xtrain.runtime.base.errors.exit_process", codes.append)
+    monkeypatch.setattr("xtrain.runtime.observe.stopping.end_at_once", lambda: None)
     monkeypatch.delenv("MASTER_PORT", raising=False)
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     here = {"WORLD_SIZE": "3", "MASTER_ADDR": "localhost", FILE: str(tmp_path / "error.json")}
@@ -141,8 +141,8 @@ def test_a_rank_whose_machine_is_not_the_planned_one_ends_the_start(first, left,
     def check(plan: Any) -> None:
         raise EnvironmentFault("X703", "3 ranks on this machine")
 
-    monkeypatch.setattr("xtrain.runtime.run_directory.saved_plan.planned", lambda directory, id: id)
-    monkeypatch.setattr("xtrain.runtime.worker.run_rank", lambda *given, **named: "done")
+    monkeypatch.setattr("xtrain.runtime.observe.provenance.planned", lambda directory, id: id)
+    monkeypatch.setattr("xtrain.runtime.loop.worker.run_rank", lambda *given, **named: "done")
     monkeypatch.setattr(started, "_check_place", check)
     thread = first(admit)
     assert join() == 3 and left == [3] and capsys.readouterr() == ("", "")
@@ -153,8 +153,8 @@ def test_a_rank_whose_machine_is_not_the_planned_one_ends_the_start(first, left,
 @pytest.mark.parametrize(("status", "code"), [("failed", 1), ("stopped", 75), ("done", 0)])
 def test_a_rank_that_fails_leaves_the_cause_to_the_first_one(first, left, tmp_path, monkeypatch, status, code):
     monkeypatch.setenv("XTRAIN_RESTART", "0")
-    monkeypatch.setattr("xtrain.runtime.run_directory.saved_plan.planned", lambda directory, id: id)
-    monkeypatch.setattr("xtrain.runtime.worker.run_rank", lambda *given, **named: status)
+    monkeypatch.setattr("xtrain.runtime.observe.provenance.planned", lambda directory, id: id)
+    monkeypatch.setattr("xtrain.runtime.loop.worker.run_rank", lambda *given, **named: status)
     monkeypatch.setattr(started, "_check_place", lambda plan: None)
     first(
         lambda: RendezvousHost.open().admit(directory=str(tmp_path), plan="plan", environment={"XTRAIN_RESTART": "1"})

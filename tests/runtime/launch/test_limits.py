@@ -13,11 +13,11 @@ import pytest
 from projects import Project
 
 from xtrain.cli.main import main
+from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.plan import Plan
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.launch import limits
-from xtrain.runtime.launch.limits import check_limits, limit_fault, need_of, tasks_left
+from xtrain.runtime.base import limits
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.limits import check_limits, limit_fault, need_of, tasks_left
 
 EVER = resource.RLIM_INFINITY
 
@@ -140,7 +140,7 @@ def test_a_command_that_meets_the_limit_says_so(monkeypatch, capsys):
 
 
 def test_a_launcher_that_cannot_start_ranks_says_so(monkeypatch, plan, tmp_path, capsys):
-    from xtrain.runtime.launch import restarts
+    from xtrain.runtime.jobs import restarts
 
     def launch(*given, **named):
         raise OSError(errno.EMFILE, "Too many open files")

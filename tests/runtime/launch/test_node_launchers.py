@@ -13,14 +13,14 @@ from typing import Any, cast
 
 import pytest
 
-from xtrain.planner.plan import Plan
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.launch import first_node, other_node
-from xtrain.runtime.launch.first_node import FirstNode, RankProcess, RankStart
-from xtrain.runtime.launch.node_place import NodePlace
-from xtrain.runtime.launch.other_node import follow_first_node
-from xtrain.runtime.launch.replica_groups import _Launcher
-from xtrain.runtime.provenance.start import BEGAN
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.hosts import NodePlace
+from xtrain.runtime.base.process import BEGAN
+from xtrain.runtime.jobs import machines as first_node
+from xtrain.runtime.jobs import machines as other_node
+from xtrain.runtime.jobs.machines import FirstNode, RankProcess, RankStart, follow_first_node
+from xtrain.runtime.jobs.replica_groups import _Launcher
 
 WAITS = 15.0
 ENDLESS = "cd {}; trap 'touch saved; exit 0' TERM; touch ready; for i in {{1..1500}}; do sleep 0.02; done"

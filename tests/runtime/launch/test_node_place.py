@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.launch.node_place import FIRST_PORT, PORTS, NodePlace, first_host, job_port, node_place
-from xtrain.runtime.launch.node_ranks import exit_code_of_all, run_node
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.hosts import FIRST_PORT, PORTS, NodePlace, first_host, job_port, node_place
+from xtrain.runtime.jobs.launch import exit_code_of_all, run_node
 
 STEP = {"STEP_ID": "0", "STEP_NUM_TASKS": "2", "STEP_NUM_NODES": "2", "NODEID": "1", "STEP_NODELIST": "n[07-08]"}
 
@@ -139,7 +139,7 @@ while not os.path.exists(f"end-{os.environ['RANK']}"):
 sys.exit(int(open(f"end-{os.environ['RANK']}").read()))
 """
 LAUNCH = """
-from xtrain.runtime.launch import node_ranks
+from xtrain.runtime.jobs import launch as node_ranks
 
 import sys
 node_ranks.AFTER_FAILURE = 0.2
@@ -177,8 +177,8 @@ def test_a_rank_that_fails_takes_the_others_along(launched):
 
 def test_ranks_that_were_killed_are_told_of(monkeypatch, capfd):
     """They could not say it themselves; those that are killed because of them are not named, nor is a stop."""
-    monkeypatch.setattr("xtrain.runtime.launch.node_ranks.signal.signal", lambda *_: None)
-    monkeypatch.setattr("xtrain.runtime.launch.node_ranks.AFTER_FAILURE", 0.1)
+    monkeypatch.setattr("xtrain.runtime.jobs.launch.signal.signal", lambda *_: None)
+    monkeypatch.setattr("xtrain.runtime.jobs.launch.AFTER_FAILURE", 0.1)
     body = "case $RANK in 4) kill -9 $$;; 5) kill -37 $$;; 6) exit 0;; esac; exec sleep 60"
     place = NodePlace(index=1, host="n01", port=29500)
     assert run_node(place, 2, 4, ["sh", "-c", body]) == 1

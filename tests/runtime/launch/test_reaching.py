@@ -12,17 +12,16 @@ from types import SimpleNamespace
 import pytest
 
 from xtrain.cli.main import main
-from xtrain.runtime.control.signals import stop_signals
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.launch import leftovers, reaching
-from xtrain.runtime.launch import rendezvous as meeting
-from xtrain.runtime.launch.first_node import FirstNode
-from xtrain.runtime.launch.launch import Ended, launch
-from xtrain.runtime.launch.node_place import NodePlace
-from xtrain.runtime.launch.preflight import check_world
-from xtrain.runtime.launch.reaching import check_own_name, reach
-from xtrain.runtime.launch.rendezvous import CannotTakePart, RendezvousHost, RendezvousMember
-from xtrain.runtime.launch.stop_notes import StopNotes
+from xtrain.runtime.base import hosts as reaching
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.hosts import NodePlace, check_own_name, reach
+from xtrain.runtime.jobs import launch as leftovers
+from xtrain.runtime.jobs import rendezvous as meeting
+from xtrain.runtime.jobs.launch import Ended, StopNotes, launch
+from xtrain.runtime.jobs.machines import FirstNode
+from xtrain.runtime.jobs.rendezvous import CannotTakePart, RendezvousHost, RendezvousMember
+from xtrain.runtime.loop.preflight import check_world
+from xtrain.runtime.observe.stopping import stop_signals
 
 FAILS = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 

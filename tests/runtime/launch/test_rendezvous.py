@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore, PrefixStore
 
-from xtrain.runtime.launch import rendezvous as meeting
-from xtrain.runtime.launch.rendezvous import CannotTakePart, RendezvousHost, RendezvousMember, SentAway
+from xtrain.runtime.jobs import rendezvous as meeting
+from xtrain.runtime.jobs.rendezvous import CannotTakePart, RendezvousHost, RendezvousMember, SentAway
 
 
 class Room:

@@ -12,15 +12,20 @@ import pytest
 
 from xtrain.planner.load import plan_from_path
 from xtrain.records.events import events_of
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.launch import restarts as restarts_module
-from xtrain.runtime.launch.failure_cause import find_failure_cause
-from xtrain.runtime.launch.launch import Ended, launch
-from xtrain.runtime.launch.leftovers import end_leftovers, rank_command, ranks_of
-from xtrain.runtime.launch.restarts import RestartLoop
-from xtrain.runtime.launch.stop_notes import StopNotes
-from xtrain.runtime.provenance.start import RESTART, is_restart
-from xtrain.runtime.run_directory.workspace import open_workspace
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.process import RESTART, is_restart
+from xtrain.runtime.jobs import restarts as restarts_module
+from xtrain.runtime.jobs.launch import (
+    Ended,
+    StopNotes,
+    end_leftovers,
+    find_failure_cause,
+    launch,
+    rank_command,
+    ranks_of,
+)
+from xtrain.runtime.jobs.restarts import RestartLoop
+from xtrain.runtime.store.run_directory import open_workspace
 
 SPEC = """
 experiment tiny {{ seed = 3, budget = 60 steps }}
@@ -256,19 +261,19 @@ def test_another_rank_each_time_stays_at_as_many(run, seen):
 
 
 def test_fewer_devices_mean_fewer_ranks(run, monkeypatch, seen):
-    monkeypatch.setattr("xtrain.runtime.launch.worlds._devices", lambda plan: 3)
+    monkeypatch.setattr("xtrain.runtime.jobs.worlds._devices", lambda plan: 3)
     code, _ = run("restarts = 5, elastic = 1..4", [(BEGUN, KILLED), (DONE, Ended())], world=4)
     assert code == 0 and [each["ranks"] for each in seen] == [4, 2]
 
 
 def test_too_few_devices_for_every_world_are_a_fault_of_the_environment(run, monkeypatch):
-    monkeypatch.setattr("xtrain.runtime.launch.worlds._devices", lambda plan: 1)
+    monkeypatch.setattr("xtrain.runtime.jobs.worlds._devices", lambda plan: 1)
     code, events = run("restarts = 5, elastic = 2..4", [(BEGUN, KILLED)], world=4)
     assert code == 3 and of(events, "failure")[-1]["code"] == "X702"
 
 
 def test_another_plan_than_the_recorded_one_is_not_run(run, monkeypatch):
-    from xtrain.runtime.launch import worlds
+    from xtrain.runtime.jobs import worlds
 
     real = worlds.plan_from_text
     monkeypatch.setattr(
@@ -327,7 +332,7 @@ def test_ranks_that_are_left_are_killed_even_if_they_are_stopped(tmp_path):
 
 
 def test_a_lock_that_another_process_has_is_no_leftover(tmp_path, monkeypatch):
-    from xtrain.runtime.launch import leftovers
+    from xtrain.runtime.jobs import launch as leftovers
 
     monkeypatch.setattr(leftovers, "PATIENCE", 0.2)
     code = "import fcntl, sys; f = open('.worker.lock', 'a'); fcntl.flock(f, 2); print(1, flush=True); sys.stdin.read()"
@@ -343,7 +348,7 @@ def test_a_lock_that_another_process_has_is_no_leftover(tmp_path, monkeypatch):
 
 def test_a_process_that_does_not_exit_is_named(tmp_path, monkeypatch):
     """One that waits for its disk hears no signal."""
-    from xtrain.runtime.launch import leftovers
+    from xtrain.runtime.jobs import launch as leftovers
 
     monkeypatch.setattr(leftovers, "PATIENCE", 0.0)
     monkeypatch.setattr(leftovers, "ranks_of", lambda directory, launcher: [17, 23])

@@ -8,8 +8,8 @@ import pytest
 from commands import xtrain
 
 from xtrain.records.law import NAMES, Coefficients, LawError, ScalingLaw
-from xtrain.runtime.law import fit
-from xtrain.runtime.law.fit import RunLoss, Unfittable, fit_law
+from xtrain.runtime.jobs import law as fit
+from xtrain.runtime.jobs.law import RunLoss, Unfittable, fit_law
 
 # As published for the models of Hoffmann et al. 2022 (table A3).
 PLANTED = Coefficients(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)
@@ -87,8 +87,8 @@ def test_what_the_runs_say_nothing_of_is_said(monkeypatch):
 
 def made_runs(folder: Path) -> None:
     """Run directories of twelve models and lengths, as the command reads them."""
+    from xtrain.plan.serialise import dumps
     from xtrain.planner.load import plan_from_spec
-    from xtrain.planner.serialise import dumps
 
     spec = """experiment sizes {{ budget = {steps} steps }}
 model qwen3 {{ dim = {dim}, layers = 1, heads = 2 }}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from xtrain.planner.plan import Trigger
-from xtrain.runtime.monitoring.alert_actions import AlertActions
-from xtrain.runtime.timers import Clocks
+from xtrain.plan.plan import Trigger
+from xtrain.runtime.base.state import Clocks
+from xtrain.runtime.loop.alerts import AlertActions
 
 TRIGGERS = tuple(Trigger(event=name, nodes=(name,), stop=False) for name in ("loss_spike", "disk", "slow"))
 

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from xtrain.plan.serialise import to_json
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.serialise import to_json
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.monitoring.alert_actions import AlertActions
-from xtrain.runtime.monitoring.alerts import AlertMonitor, planned_bytes
-from xtrain.runtime.monitoring.alerts import alerts as setup_alerts
-from xtrain.runtime.monitoring.detectors import (
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.state import Progress
+from xtrain.runtime.loop.alerts import AlertActions, AlertMonitor, planned_bytes
+from xtrain.runtime.loop.alerts import alerts as setup_alerts
+from xtrain.runtime.nn.batch import Step
+from xtrain.runtime.observe.detectors import (
     DiskDetector,
     Finding,
     LossSpikeDetector,
@@ -24,9 +25,7 @@ from xtrain.runtime.monitoring.detectors import (
     SlowDetector,
     StarvationDetector,
 )
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress
-from xtrain.runtime.step_state import Step
+from xtrain.runtime.observe.records import Records
 from xtrain.tui.model.planned import planned
 from xtrain.tui.pages.rank_figures import planned_memory
 
@@ -156,7 +155,7 @@ def test_the_disk_is_asked_now_and_then(alerts, monkeypatch):
         values = {"f_bavail": 1, "f_blocks": 100, "f_frsize": GIB}
         return namedtuple("Space", values)(**values)
 
-    monkeypatch.setattr("xtrain.runtime.monitoring.alerts.os.statvfs", full)
+    monkeypatch.setattr("xtrain.runtime.loop.alerts.os.statvfs", full)
     alerts.disk = DiskDetector(0.05, None, None)
     alerts.look_at_disk()
     alerts.look_at_disk()

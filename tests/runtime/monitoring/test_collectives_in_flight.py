@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.runtime.monitoring.collectives_in_flight import read, read_collectives
+from xtrain.runtime.observe.stacks import read, read_collectives
 
 ALL = ("0", "default_pg")
 

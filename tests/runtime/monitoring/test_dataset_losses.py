@@ -6,10 +6,10 @@ import pytest
 import torch
 from ranks import on_ranks
 
-from xtrain.runtime.data.collate.samples import IGNORE_INDEX
-from xtrain.runtime.models.batch import RowLosses
-from xtrain.runtime.state import Rank
-from xtrain.runtime.training.dataset_losses import DatasetLosses
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.feed.microbatch import IGNORE_INDEX
+from xtrain.runtime.loop.metrics import DatasetLosses
+from xtrain.runtime.nn.batch import RowLosses
 
 ROWS, POSITIONS = 4, 6
 

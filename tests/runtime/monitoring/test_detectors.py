@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from xtrain.runtime.monitoring.detectors import (
+from xtrain.runtime.observe.detectors import (
     DiskDetector,
     Finding,
     LossSpikeDetector,

@@ -3,8 +3,8 @@
 import pytest
 
 from xtrain.dsl.schema.cluster import CLUSTERS
-from xtrain.planner.mesh.hardware_specs import PEAKS, product_format
-from xtrain.runtime.monitoring.devices import _NAMES, kind_of, peak_of
+from xtrain.plan.hardware import PEAKS, product_format
+from xtrain.runtime.base.device import _NAMES, kind_of, peak_of
 
 KNOWN = {
     "Tesla V100-SXM2-16GB": ("V100 SXM", "fp16", 125e12),

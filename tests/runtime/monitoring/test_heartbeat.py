@@ -15,14 +15,14 @@ import pytest
 import torch
 from beats import reading
 
-from xtrain.records.heartbeat import WIDTH, read_heartbeat
-from xtrain.records.paths import heartbeat_path
-from xtrain.runtime.monitoring import watch as watching
-from xtrain.runtime.monitoring.heartbeat import BeatFile, HeartbeatWriter, born, process_state
-from xtrain.runtime.monitoring.stacks import end, here, save_of, whereabouts
-from xtrain.runtime.monitoring.watch import Watchdog
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Rank
+from xtrain.records.names import heartbeat_path
+from xtrain.records.status import WIDTH, read_heartbeat
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.observe import watch as watching
+from xtrain.runtime.observe.heartbeat import BeatFile, HeartbeatWriter, born, process_state
+from xtrain.runtime.observe.records import Records
+from xtrain.runtime.observe.stacks import end, here, save_of, whereabouts
+from xtrain.runtime.observe.watch import Watchdog
 
 ALONE = Rank(
     rank=0,
@@ -248,7 +248,7 @@ def test_a_process_is_known_by_more_than_its_number():
 ASLEEP = """
 import ctypes, time
 from pathlib import Path
-from xtrain.runtime.monitoring.stacks import answer_when_asked
+from xtrain.runtime.observe.stacks import answer_when_asked
 answer_when_asked()
 print("ready", flush=True)
 for _ in range(60): ctypes.PyDLL(None).sleep(1)  # a signal ends the one under way

@@ -4,8 +4,8 @@ import pytest
 from beats import reading
 from msgspec.structs import replace
 
-from xtrain.records.heartbeat import Heartbeat
-from xtrain.runtime.monitoring.judge import HealthVerdict, SeenRank, judge
+from xtrain.records.status import Heartbeat
+from xtrain.runtime.observe.judge import HealthVerdict, SeenRank, judge
 
 LIMIT = 100.0
 NOW = 1000.0

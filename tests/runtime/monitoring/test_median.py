@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from xtrain.runtime.monitoring.median import NORMAL, RunningMedian
+from xtrain.runtime.observe.detectors import NORMAL, RunningMedian
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 100])

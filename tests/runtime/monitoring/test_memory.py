@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from xtrain.runtime.monitoring.memory import forget_peak, peak_bytes
+from xtrain.runtime.base.device import forget_peak, peak_bytes
 
 
 class Allocator:

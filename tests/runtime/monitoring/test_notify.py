@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.monitoring import notify
-from xtrain.runtime.monitoring.detectors import Finding
-from xtrain.runtime.monitoring.notify import Message, Notifier
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.state import Progress
+from xtrain.runtime.loop import alerts as notify
+from xtrain.runtime.loop.alerts import Message, Notifier
+from xtrain.runtime.observe.detectors import Finding
+from xtrain.runtime.observe.records import Records
 
 SPIKE = Finding("loss_spike", "raised", "loss 9 lies 40 deviations above", 9.0, 3.5, (1, 3))
 OF_A_RANK = {

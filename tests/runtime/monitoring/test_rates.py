@@ -2,9 +2,9 @@
 
 import pytest
 
-from xtrain.planner.plan import Work
-from xtrain.runtime.data.collate.documents import DocumentSums
-from xtrain.runtime.monitoring.rates import CountedWork, Rates
+from xtrain.plan.estimates import Work
+from xtrain.runtime.feed.microbatch import DocumentSums
+from xtrain.runtime.loop.metrics import CountedWork, Rates
 
 # Llama 3 8B: 7,504,658,432 weights in products, 32 layers of 32 heads of 128.
 PRODUCTS, ATTENTION = 6 * 7_504_658_432, 12 * 32 * 32 * 128

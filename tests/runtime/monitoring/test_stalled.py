@@ -7,11 +7,10 @@ import pytest
 from beats import reading
 from msgspec.structs import asdict, replace
 
-from xtrain.records.heartbeat import read_heartbeat
-from xtrain.records.paths import heartbeat_path
-from xtrain.runtime.monitoring.detectors import Finding
-from xtrain.runtime.monitoring.pace import Pace
-from xtrain.runtime.monitoring.stalled import Stalled
+from xtrain.records.names import heartbeat_path
+from xtrain.records.status import read_heartbeat
+from xtrain.runtime.observe.detectors import Finding, Stalled
+from xtrain.runtime.observe.judge import Pace
 
 LIMIT = 60.0
 
@@ -88,7 +87,7 @@ def test_before_the_limit_nothing_is_said(ranks):
 
 
 def test_who_gets_on_reads_nothing(ranks, monkeypatch):
-    monkeypatch.setattr("xtrain.runtime.monitoring.stalled.read_heartbeat", lambda path: pytest.fail("read"))
+    monkeypatch.setattr("xtrain.runtime.observe.detectors.read_heartbeat", lambda path: pytest.fail("read"))
     assert Stalled(0, 3, ranks.folder, LIMIT).look(Pace(100.0, 10.0, False)) is None
 
 
@@ -96,7 +95,7 @@ def test_a_rank_that_is_not_to_report_reads_the_line_of_the_first_alone(ranks, m
     read: set[str] = set()
     original = read_heartbeat
     monkeypatch.setattr(
-        "xtrain.runtime.monitoring.stalled.read_heartbeat", lambda path: (read.add(path.name), original(path))[1]
+        "xtrain.runtime.observe.detectors.read_heartbeat", lambda path: (read.add(path.name), original(path))[1]
     )
     ranks.watch(2)
     assert read == {"00000.beat"}

@@ -4,11 +4,11 @@ import pytest
 from projects import Project, events
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.records.start_events import EstimateEvent
-from xtrain.runtime.executor import Executor
-from xtrain.runtime.monitoring import time_left as module
-from xtrain.runtime.monitoring.time_left import TimeLeft
-from xtrain.runtime.step_state import Step
+from xtrain.records.training_events import EstimateEvent
+from xtrain.runtime.loop import training_loop as module
+from xtrain.runtime.loop.executor import Executor
+from xtrain.runtime.loop.training_loop import TimeLeft
+from xtrain.runtime.nn.batch import Step
 
 
 def estimates(*seconds: float, last: int = 100, rows: int = 8, later: int = 8) -> list[EstimateEvent | None]:

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from xtrain.planner.plan import Memory
-from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
-from xtrain.runtime.profiling import snapshot as module
-from xtrain.runtime.profiling.memory_categories import CATEGORIES, memory_by_category
-from xtrain.runtime.profiling.snapshot import Snapshot
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Rank
+from xtrain.plan.estimates import Memory
+from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.inspect import memory_snapshot as module
+from xtrain.runtime.inspect.memory_snapshot import Snapshot
+from xtrain.runtime.loop.memory_report import CATEGORIES, memory_by_category
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter
+from xtrain.runtime.observe.records import Records
 
 CPU = torch.device("cpu")
 FLOAT = 4

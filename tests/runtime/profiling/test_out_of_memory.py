@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from xtrain.planner.plan import Memory
-from xtrain.runtime.profiling import out_of_memory
-from xtrain.runtime.profiling.out_of_memory import ran_out, write
-from xtrain.runtime.state import Progress, Rank
+from xtrain.plan.estimates import Memory
+from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.loop import memory_report as out_of_memory
+from xtrain.runtime.loop.memory_report import ran_out, write
 
 CPU = torch.device("cpu")
 

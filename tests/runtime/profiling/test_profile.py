@@ -7,13 +7,13 @@ import pytest
 import torch
 from attrs import evolve
 
-from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
-from xtrain.runtime.profiling import profile as module
-from xtrain.runtime.profiling.profile import Profile, Subject
-from xtrain.runtime.profiling.recorder import ProfileRecorder
-from xtrain.runtime.profiling.under_way import UnderWay
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress, Rank
+from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.inspect import profile as module
+from xtrain.runtime.inspect.profile import Profile, Subject
+from xtrain.runtime.inspect.profile_summary import ProfileRecorder
+from xtrain.runtime.loop.commands import UnderWay
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter
+from xtrain.runtime.observe.records import Records
 
 
 class Run:

@@ -9,10 +9,18 @@ from examples import drawn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtrain.runtime.profiling.profile import read_summaries
-from xtrain.runtime.profiling.summary import clipped, kind_of, length, minus, only_calls, summarise, union
-from xtrain.runtime.profiling.summary_text import summary_text
-from xtrain.runtime.profiling.trace_file import TornTrace, entries_of
+from xtrain.runtime.inspect.profile import read_summaries, summary_text
+from xtrain.runtime.inspect.profile_summary import (
+    TornTrace,
+    clipped,
+    entries_of,
+    kind_of,
+    length,
+    minus,
+    only_calls,
+    summarise,
+    union,
+)
 
 PAIRS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda p: (p[0], p[0] + p[1])), max_size=8)
 
@@ -207,7 +215,7 @@ def test_the_page(tmp_path):
 def test_summaries_are_read_as_they_were_written(tmp_path):
     from attrs import asdict
 
-    from xtrain.runtime.profiling.places import file_of, write_json
+    from xtrain.runtime.loop.memory_report import file_of, write_json
 
     path = trace(tmp_path / "t.json", *STEPS, entry("kernel", "gemm", 40, 45))
     found = [summarise(entries_of(path), rank=rank, first=4, last=6) for rank in (0, 11)]

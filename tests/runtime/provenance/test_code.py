@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.runtime.provenance.code import CodeUnread, CodeVersion, read_code
+from xtrain.runtime.observe.provenance import CodeUnread, CodeVersion, read_code
 
 SETTINGS = {
     "color.ui": "always", "diff.noprefix": "true", "diff.mnemonicPrefix": "true", "core.abbrev": "4",

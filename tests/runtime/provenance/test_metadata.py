@@ -12,17 +12,16 @@ from faulty_disk import Death, FaultyDisk
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtrain.planner.compare.non_defaults import default_text, non_defaults
-from xtrain.planner.identity import fingerprint
+from xtrain.plan.canonical import fingerprint
+from xtrain.plan.plan import Plan
+from xtrain.plan.views import default_text, non_defaults
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.plan import Plan
-from xtrain.runtime.errors import EnvironmentFault, ResumeRefused
-from xtrain.runtime.files import durable
-from xtrain.runtime.provenance import metadata
-from xtrain.runtime.provenance.changed import MOST, find_changes
-from xtrain.runtime.provenance.code import CodeUnread, CodeVersion
-from xtrain.runtime.provenance.metadata import read_before, to_yaml, written_by
-from xtrain.runtime.run_directory.workspace import open_workspace
+from xtrain.runtime.base import files as durable
+from xtrain.runtime.base.errors import EnvironmentFault, ResumeRefused
+from xtrain.runtime.observe import provenance as metadata
+from xtrain.runtime.observe.provenance import CodeUnread, CodeVersion, read_before, to_yaml, written_by
+from xtrain.runtime.store.earlier_runs import MOST, find_changes
+from xtrain.runtime.store.run_directory import open_workspace
 
 SPEC = """
 experiment small { budget = 20 steps }
@@ -233,7 +232,7 @@ def test_what_cannot_go_on_is_refused_before_anything_is_overwritten(make, monke
     def refuse(*_: object) -> None:
         raise ResumeRefused("it does not fit")
 
-    monkeypatch.setattr("xtrain.runtime.run_directory.workspace._check_start", refuse)
+    monkeypatch.setattr("xtrain.runtime.store.run_directory._check_start", refuse)
     with pytest.raises(EnvironmentFault):
         start(make("optimizer.lr=1e-3"))
     assert {path: path.read_bytes() for path in first.directory.rglob("*") if path.is_file()} == files

@@ -9,11 +9,10 @@ import pytest
 from made_records import event, log
 
 from xtrain.records.metrics import RankMetrics, StepMetrics
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.files.background_queue import BackgroundQueue
-from xtrain.runtime.files.lines import BackgroundLines, JsonLinesFile, QueuedLines, Sizes
-from xtrain.runtime.reporting import records as module
-from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.json_lines import BackgroundLines, BackgroundQueue, JsonLinesFile, QueuedLines, Sizes
+from xtrain.runtime.observe import records as module
+from xtrain.runtime.observe.records import Records
 
 
 def lines(path):
@@ -35,7 +34,7 @@ def disk(monkeypatch):
         assert free.wait(30)
         return write(fd, content)
 
-    monkeypatch.setattr("xtrain.runtime.files.lines.os.write", waiting_write)
+    monkeypatch.setattr("xtrain.runtime.base.json_lines.os.write", waiting_write)
     yield free
     free.set()
 
@@ -211,7 +210,7 @@ def test_half_a_line_that_a_full_disk_has_left_is_ended(tmp_path, monkeypatch):
         write(fd, content[:4])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("xtrain.runtime.files.lines.os.write", full)
+    monkeypatch.setattr("xtrain.runtime.base.json_lines.os.write", full)
     with pytest.raises(EnvironmentFault):
         out.write(StepMetrics(step=1, time=None))
     monkeypatch.undo()

@@ -11,10 +11,10 @@ from projects import Project
 from xtrain.planner.load import plan_from_spec
 from xtrain.records.lines import objects_since
 from xtrain.records.metrics import RankMetrics, StepMetrics
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.executor import Executor
-from xtrain.runtime.files.lines import JsonLinesFile, trim_after
-from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.json_lines import JsonLinesFile, trim_after
+from xtrain.runtime.loop.executor import Executor
+from xtrain.runtime.observe.records import Records
 
 
 def lines(path):

@@ -5,12 +5,11 @@ import threading
 import pytest
 from made_records import event, log
 
-from xtrain.records.event import Event
+from xtrain.records.lines import Event
 from xtrain.records.metrics import StepMetrics
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.reporting import sink as module
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.reporting.sink import RecordSink
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.observe import records as module
+from xtrain.runtime.observe.records import Records, RecordSink
 
 
 class Taker:

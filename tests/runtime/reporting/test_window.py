@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from xtrain.components.actions import log_torch
-from xtrain.planner.plan import Work
-from xtrain.runtime.data.collate.documents import DocumentSums
-from xtrain.runtime.monitoring.rates import Rates
-from xtrain.runtime.monitoring.waits import WAITS
-from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.state import Progress
-from xtrain.runtime.step_state import Step
-from xtrain.runtime.training.observe import Window
+from xtrain.plan.estimates import Work
+from xtrain.runtime.base.state import Progress
+from xtrain.runtime.feed.microbatch import DocumentSums
+from xtrain.runtime.loop.metrics import Rates, Window
+from xtrain.runtime.nn.batch import Step
+from xtrain.runtime.observe.heartbeat import WAITS
+from xtrain.runtime.observe.records import Records
 
 TIMES = {
     "tokens_per_second",

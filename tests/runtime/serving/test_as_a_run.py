@@ -18,8 +18,8 @@ from served import served, server_plan
 from trials import MODELS, Laboratory, Trial
 
 from xtrain.client import IGNORED, RemoteModel, Server, TrainingRow
-from xtrain.runtime.serving.files import KeptState, read_kept
-from xtrain.server.engine import Engine
+from xtrain.server.engine.keeping import KeptState, read_kept
+from xtrain.server.engine_interface import Engine
 
 pytestmark = [pytest.mark.distributed, pytest.mark.matrix]
 

@@ -13,7 +13,7 @@ from served import served as on_ranks_served
 from served import server_plan
 from server_client import PROTOBUF, Client, Served, Writer, body_of, datum, row
 
-from xtrain.server.limits import ServerLimits
+from xtrain.server.access import ServerLimits
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
-from xtrain.planner.serving.pages import PAGE, window_pages
-from xtrain.runtime.serving.pages import PagedRows, SamplePages
-from xtrain.runtime.serving.writing import DrawnRow
+from xtrain.plan.graph import PAGE, window_pages
+from xtrain.server.engine.writing import DrawnRow, PagedRows, SamplePages
 
 K, A = 2, 3
 FULL, NARROW = nn.Identity(), nn.Identity()

@@ -10,9 +10,9 @@ import torch
 from attrs import evolve
 from served import served, server_plan
 
-from xtrain.planner.serialise import plan_id
-from xtrain.runtime.serving.files import read_kept
-from xtrain.server.engine import Adam, AdapterSettings, Datum, Pass, SampleQueue, SampleRequest, UserError
+from xtrain.plan.serialise import plan_id
+from xtrain.server.engine.keeping import read_kept
+from xtrain.server.engine_interface import Adam, AdapterSettings, Datum, Pass, SampleQueue, SampleRequest, UserError
 
 pytestmark = pytest.mark.distributed
 
@@ -227,7 +227,7 @@ def test_samples_that_wait_for_pages_are_those_that_they_are_alone(sets: tuple[s
 
 def of_many_weights(engine: Any, folder: Path) -> dict[str, Any]:
     """Six weights, two more than there are slots: each alone, and all of them together. forwards: of each."""
-    from xtrain.runtime.generation.text_generator import TextGenerator
+    from xtrain.runtime.sampling.text_generator import TextGenerator
 
     engine.create_model("a", AdapterSettings(rank=4, seed=3))
     engine.create_model("b", AdapterSettings(rank=7, seed=4))

@@ -11,12 +11,12 @@ from plain_adapters import PlainLlama, PlainModel
 from served import LLAMA, served, server_plan
 
 from xtrain.components.adapters.lora_torch import first_values
-from xtrain.planner.architecture import parameters
-from xtrain.planner.plan import Plan
-from xtrain.runtime.models.weights import drawing
-from xtrain.runtime.serving.engine import RanksEngine
-from xtrain.runtime.serving.files import read_kept
-from xtrain.server.engine import Adam, AdapterSettings, Datum, Pass
+from xtrain.plan.architecture import parameters
+from xtrain.plan.plan import Plan
+from xtrain.runtime.nn.weights import drawing
+from xtrain.server.engine.keeping import read_kept
+from xtrain.server.engine.started import RanksEngine
+from xtrain.server.engine_interface import Adam, AdapterSettings, Datum, Pass
 
 pytestmark = pytest.mark.distributed
 

@@ -8,11 +8,11 @@ from sweeps import DiesAfter, FailingTrials, Killed, WrittenTrials, driver, loss
 
 from xtrain.cli import run_sweep
 from xtrain.cli.main import main
-from xtrain.cli.refused import Refused
-from xtrain.planner.load import load_plan
-from xtrain.records.sweep_state import SweepState
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.sweep import driver as driver_module
+from xtrain.cli.verb import Refused
+from xtrain.plan.serialise import load_plan
+from xtrain.records.sweep import SweepState
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.jobs import sweep as driver_module
 
 
 @pytest.fixture(autouse=True)

@@ -12,15 +12,14 @@ from sweeps import DiesAfter, Killed, WrittenTrial, WrittenTrials, driver, write
 from xtrain.cli.main import main
 from xtrain.components.launchers.local import LocalLauncher
 from xtrain.components.launchers.slurm import Slurm
-from xtrain.planner.plan import Plan
-from xtrain.records.sweep_state import SweepState
-from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.launch import jobs as jobs_module
-from xtrain.runtime.launch.jobs import EndedJob, Job, QueueState, note_submitted
-from xtrain.runtime.sweep import driver as driver_module
-from xtrain.runtime.sweep import job_trials
-from xtrain.runtime.sweep.job_trials import JobTrials
-from xtrain.runtime.sweep.trial_launcher import LocalTrials
+from xtrain.plan.plan import Plan
+from xtrain.records.sweep import SweepState
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.jobs import submitted as jobs_module
+from xtrain.runtime.jobs import sweep as driver_module
+from xtrain.runtime.jobs import trials as job_trials
+from xtrain.runtime.jobs.submitted import EndedJob, Job, QueueState, note_submitted
+from xtrain.runtime.jobs.trials import JobTrials, LocalTrials
 
 
 @define

@@ -11,9 +11,9 @@ import pytest
 from projects import Project
 from sweeps import KEY, write_spec
 
-from xtrain.planner.load import load_plan
-from xtrain.records.sweep_state import SweepState
-from xtrain.runtime.sweep.measuring import measured
+from xtrain.plan.serialise import load_plan
+from xtrain.records.sweep import SweepState
+from xtrain.runtime.jobs.sweep import measured
 
 TRIALS, KILLS = 24, 10
 METHOD = f"method asha {{ first = 2 steps, startup = 8 }}, trials = {TRIALS}, parallel = 3, retries = 5"

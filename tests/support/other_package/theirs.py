@@ -6,16 +6,15 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
+from xtrain.blocks.attention import AttentionLayer
+from xtrain.blocks.block import BlockPiece, Chain, Layer, NormLayer, Residual, Sum
+from xtrain.blocks.op_trace import TracedTensor
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.log import TRACKERS, Tracker
 from xtrain.dsl.schema.model import FAMILIES, Resuming, TransformerSettings
+from xtrain.dsl.schema.run import TRACKERS, Tracker
 from xtrain.dsl.schema.setting import Role, setting
-from xtrain.planner.architecture import Architecture, BlockParameter
-from xtrain.planner.blocks.attention import AttentionLayer
-from xtrain.planner.blocks.block import BlockPiece, Chain, Layer, Residual, Sum
-from xtrain.planner.blocks.norm import NormLayer
+from xtrain.plan.architecture import Architecture, BlockParameter
 from xtrain.planner.costs.block_trace import Tracer
-from xtrain.planner.costs.op_trace import TracedTensor
 
 
 @frozen

@@ -5,11 +5,10 @@ from pathlib import Path
 
 from attrs import define
 
-from xtrain.records.event import Event
-from xtrain.records.lines import as_object
+from xtrain.records.lines import Event, as_object
 from xtrain.records.metrics import StepMetrics
-from xtrain.runtime.ops import op
-from xtrain.runtime.reporting.trackers import Trackers
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.observe.trackers import Trackers
 
 
 @op("setup.log.tally")

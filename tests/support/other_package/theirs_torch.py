@@ -4,9 +4,9 @@ import torch.nn.functional as F
 from theirs import GeluLayer
 from torch import Tensor, nn
 
-from xtrain.runtime.models.block import BlockSettings, Built, builds
-from xtrain.runtime.models.layers import Linear
-from xtrain.runtime.parallel.tensor import column_parallel_input, row_parallel_output
+from xtrain.runtime.nn.axes import column_parallel_input, row_parallel_output
+from xtrain.runtime.nn.block import BlockSettings, Built, builds
+from xtrain.runtime.nn.layers import Linear
 
 
 class Gelu(nn.Module):

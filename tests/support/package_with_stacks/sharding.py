@@ -5,12 +5,12 @@ from typing import ClassVar
 
 from attrs import frozen
 
-from xtrain.dsl.schema.stacks import STACKS, Stack
-from xtrain.planner.costs.fsdp_traffic import EXPERTS, FSDP, ROOT, gathers_of, sums_of
-from xtrain.planner.costs.op_trace import CollectiveCall
+from xtrain.blocks.op_trace import CollectiveCall
+from xtrain.dsl.schema.parallel import STACKS, Stack
+from xtrain.plan.graph import Builder
 from xtrain.planner.costs.stage_costs import StageCosts
-from xtrain.planner.graph.builder import Builder
-from xtrain.planner.graph.shard_nodes import add_fsdp
+from xtrain.planner.costs.traffic import EXPERTS, FSDP, ROOT, gathers_of, sums_of
+from xtrain.planner.graph.parallel import add_fsdp
 from xtrain.planner.resolved import Resolved
 
 

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from attrs import frozen
 
-from xtrain.dsl.schema.stacks import STACKS, Stack
-from xtrain.planner.costs.op_trace import CollectiveCall
+from xtrain.blocks.op_trace import CollectiveCall
+from xtrain.dsl.schema.parallel import STACKS, Stack
+from xtrain.plan.graph import Builder
 from xtrain.planner.costs.stage_costs import StageCosts
-from xtrain.planner.graph.builder import Builder
 from xtrain.planner.resolved import Resolved
-from xtrain.planner.units import BYTES, plural
+from xtrain.text.units import BYTES, plural
 
 
 @STACKS.register()

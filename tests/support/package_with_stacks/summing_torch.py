@@ -4,10 +4,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.ops import op
-from xtrain.runtime.parallel.mesh import Meshes
-from xtrain.runtime.parallelize.wrapped import WrappedModel
+from xtrain.runtime.base.mesh import Meshes
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.nn.pipeline import WrappedModel
+from xtrain.runtime.nn.transformer import ModelParts
 
 
 @op("setup.parallel.summing", gives="wrapped")

@@ -8,11 +8,9 @@ from made_runs import made_run
 from textual.widgets import Input
 
 from xtrain.tui.board.compare import ComparePane
-from xtrain.tui.board.datasets import DatasetsPane
-from xtrain.tui.board.events import EventsPane
-from xtrain.tui.board.experts import ExpertsPane
+from xtrain.tui.board.lists import DatasetsPane, EventsPane, ExpertsPane
+from xtrain.tui.board.pane import Sheet
 from xtrain.tui.board.plot import Plot
-from xtrain.tui.board.sheet import Sheet
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,8 @@ from made_runs import made_run
 from textual.widgets import Input
 
 from xtrain.tui.board import app as application
+from xtrain.tui.board.actions import Answer, Question
 from xtrain.tui.board.app import BoardApp
-from xtrain.tui.board.asking import Answer
-from xtrain.tui.board.dialog import Question
 from xtrain.tui.board.help import HelpScreen
 
 

@@ -8,8 +8,8 @@ import pytest
 from dashboards import opened, played, rows, shown, until
 from made_runs import MadeRun, made_run
 
-from xtrain.tui.board.figures import comparison, figures
-from xtrain.tui.board.schedule import stretches, upcoming, when
+from xtrain.tui.board.head import stretches, upcoming, when
+from xtrain.tui.board.overview import comparison, figures
 from xtrain.tui.model.board import Board
 from xtrain.tui.model.reader import RunReader
 

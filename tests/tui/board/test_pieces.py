@@ -5,13 +5,11 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from xtrain.records.start_events import RunStartEvent
-from xtrain.tui.board.head import head, tabs
-from xtrain.tui.board.keys import Key, app_keys, footer
-from xtrain.tui.board.pieces import Piece, line
-from xtrain.tui.board.screens import SCREENS, pane_classes
-from xtrain.tui.model.alerts import Alert
-from xtrain.tui.model.board import Board
+from xtrain.records.training_events import RunStartEvent
+from xtrain.tui.board.head import Piece, head, line, tabs
+from xtrain.tui.board.help import Key, app_keys, footer
+from xtrain.tui.board.terminal import SCREENS, pane_classes
+from xtrain.tui.model.board import Alert, Board
 from xtrain.tui.model.life import Life
 from xtrain.tui.state import RunState
 

@@ -8,8 +8,8 @@ from made_boards import a_beat, a_board, small_plan, some_ranks
 from panes import alone, piloted, text
 from textual.pilot import Pilot
 
+from xtrain.tui.board.pane import Sheet
 from xtrain.tui.board.plan import PlanPane
-from xtrain.tui.board.sheet import Sheet
 from xtrain.tui.model.board import Board
 from xtrain.tui.pages.sheet import plain
 

@@ -9,11 +9,11 @@ from panes import alone, piloted, text
 from textual.color import Color
 from textual.pilot import Pilot
 
-from xtrain.tui.board.ranks import RanksPane
-from xtrain.tui.board.sheet import HEAT, Sheet
-from xtrain.tui.board.themes import THEMES
+from xtrain.tui.board.app import THEMES
+from xtrain.tui.board.pane import HEAT, Sheet
+from xtrain.tui.board.plan import RanksPane
 from xtrain.tui.model.board import Board
-from xtrain.tui.model.ranks import Ranks
+from xtrain.tui.model.life import Ranks
 
 PLAN = small_plan({"pp": 2, "fsdp": 4}, expert_axes={"pp": 2, "ep_replicate": 1, "ep_fsdp": 2, "ep": 2})
 BOARD = a_board(

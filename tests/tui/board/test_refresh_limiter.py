@@ -1,6 +1,6 @@
 """What is costly happens less often."""
 
-from xtrain.tui.board.refresh_limiter import FREE, SHARE, RefreshLimiter
+from xtrain.tui.board.pane import FREE, SHARE, RefreshLimiter
 
 
 class Hands:

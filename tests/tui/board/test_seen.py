@@ -10,7 +10,7 @@ import pytest
 from dashboards import opened, played, shown, until
 from made_runs import TRIALS, made_run, made_sweep
 
-from xtrain.tui.board.block import TextBlock
+from xtrain.tui.board.pane import TextBlock
 
 SEEN = Path(__file__).parent / "seen"
 AGES = re.compile(r"\b[\dwdhms]+ ago")

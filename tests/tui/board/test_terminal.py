@@ -165,7 +165,7 @@ def test_a_terminal_that_takes_nothing_does_not_keep_the_process(tmp_path, seats
 BROKEN = """
 import sys
 from pathlib import Path
-from xtrain.tui.board.block import TextBlock
+from xtrain.tui.board.pane import TextBlock
 from xtrain.tui.board.opening import open_board
 def render(self):
     raise ZeroDivisionError("of all things")
@@ -191,7 +191,7 @@ LAUNCHED = """
 import os, signal, sys, time
 from pathlib import Path
 from attrs import frozen
-from xtrain.cli.dashboard import Dashboard
+from xtrain.cli.following import Dashboard
 @frozen
 class Opened:
     directory: Path

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from xtrain.tui.curves.canvas import ASCII, UNICODE, Canvas
-from xtrain.tui.curves.curve import CurveColumns
+from xtrain.tui.curves.canvas import ASCII, UNICODE, Canvas, CurveColumns
 
 
 def columns(*values: float, joined: bool = True) -> CurveColumns:

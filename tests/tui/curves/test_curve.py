@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.tui.curves.curve import Curve, Line, next_point
+from xtrain.tui.curves.canvas import Curve, Line, next_point
 
 
 def curve(y: list[float] | np.ndarray, x: list[float] | np.ndarray | None = None) -> Curve:

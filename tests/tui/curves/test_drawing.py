@@ -6,10 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from xtrain.tui.curves.canvas import ASCII, UNICODE, Glyphs
-from xtrain.tui.curves.curve import Curve, Line
+from xtrain.tui.curves.canvas import ASCII, UNICODE, Curve, Glyphs, Line, Viewport
 from xtrain.tui.curves.drawing import Drawing, draw
-from xtrain.tui.curves.viewport import Viewport
 
 
 def curve(y: list[float] | np.ndarray, name: str = "loss", every: float = 1.0, *, dim: bool = False) -> Curve:

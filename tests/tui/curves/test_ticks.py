@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.tui.curves.ticks import labels, log_ticks, one_label, own_labels, short_label, ticks
+from xtrain.tui.curves.drawing import labels, log_ticks, one_label, own_labels, short_label, ticks
 
 
 @pytest.mark.parametrize(

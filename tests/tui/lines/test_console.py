@@ -11,10 +11,9 @@ from read_records import reduce_all, typed
 from rich.cells import cell_len
 from rich.console import Console
 
-from xtrain.tui.lines.console import ConsoleView
+from xtrain.tui.lines.lasting import ASCII, progress_line, spark
 from xtrain.tui.lines.plain import PlainView
-from xtrain.tui.lines.progress_line import ASCII, progress_line
-from xtrain.tui.lines.summary import spark
+from xtrain.tui.lines.view import ConsoleView
 from xtrain.tui.state import RunState, reduce
 
 WIDTHS = [60, 80, 120, 200]

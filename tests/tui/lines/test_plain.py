@@ -9,11 +9,9 @@ from read_records import typed
 
 from xtrain.records.events import event_of
 from xtrain.records.metrics import StepMetrics
-from xtrain.tui.lines.jsonlines import JsonView
-from xtrain.tui.lines.next_steps import going_on
-from xtrain.tui.lines.plain import PlainView, event_lines, step_line
+from xtrain.text.units import count, decimal, duration, printable, size, took
+from xtrain.tui.lines.plain import JsonView, PlainView, event_lines, going_on, step_line
 from xtrain.tui.state import RunState, reduce, reduce_all
-from xtrain.tui.words import count, decimal, duration, printable, size, took
 
 GOLDEN = """\
 run  shakespeare  attempt 1  4 ranks on cpu  600 steps

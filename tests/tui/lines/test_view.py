@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.tui.lines.output import Output
+from xtrain.text.printing import Output
 from xtrain.tui.lines.view import choose_ui, follow
 
 

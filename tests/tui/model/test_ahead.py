@@ -7,12 +7,10 @@ from attrs import evolve
 from made_boards import a_board, small_plan, started
 from msgspec.structs import replace
 
-from xtrain.tui.board.head import head
-from xtrain.tui.board.schedule import upcoming
-from xtrain.tui.model.ahead import last_step, next_step, num_times, seconds_left
-from xtrain.tui.model.board import Board
+from xtrain.tui.board.head import head, upcoming
+from xtrain.tui.model.board import Board, last_step, next_step, num_times, seconds_left
+from xtrain.tui.model.life import Ranks
 from xtrain.tui.model.planned import PlannedTick, StepTokens
-from xtrain.tui.model.ranks import Ranks
 
 PLAN = small_plan()  # 100 steps: every 40 an evaluation and a checkpoint, every 600 s a checkpoint
 

@@ -3,8 +3,8 @@
 from read_records import reduce_all
 
 from xtrain.records.lines import read
-from xtrain.records.start_events import HorizonEvent
-from xtrain.tui.model.ahead import next_step, num_times
+from xtrain.records.training_events import HorizonEvent
+from xtrain.tui.model.board import next_step, num_times
 from xtrain.tui.model.planned import StepTokens, counted, planned
 from xtrain.tui.state import RunState
 

@@ -6,10 +6,9 @@ from pathlib import Path
 from made_runs import MadeRun, made_run
 from read_records import events
 
-from xtrain.records.step_events import SkippedEvent
-from xtrain.tui.model import log_tails
-from xtrain.tui.model.event_log import MAX_ENTRIES, EventReader
-from xtrain.tui.model.log_tails import LOG_BYTES, MAX_LOGS, LogReader
+from xtrain.records.training_events import SkippedEvent
+from xtrain.tui.model import event_log as log_tails
+from xtrain.tui.model.event_log import LOG_BYTES, MAX_ENTRIES, MAX_LOGS, EventReader, LogReader
 from xtrain.tui.model.reader import RunReader
 
 

@@ -16,7 +16,7 @@ from projects import Project
 from xtrain.tui.model import life as life_module
 from xtrain.tui.model import rank_reader
 from xtrain.tui.model.reader import RunReader
-from xtrain.tui.pages.rank_states import states as states_of_ranks
+from xtrain.tui.pages.rank_figures import states as states_of_ranks
 
 # Holds the locks of a run and writes heartbeats, as its processes do.
 STANDIN = """

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.tui.model import processes
-from xtrain.tui.model.processes import is_locked
+from xtrain.tui.model import life as processes
+from xtrain.tui.model.life import is_locked
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pytest
 from attrs import evolve
 from made_runs import MadeRun, made_run
 
-from xtrain.records.heartbeat import read_heartbeat
+from xtrain.records.status import read_heartbeat
 from xtrain.tui.model import rank_reader
+from xtrain.tui.model.life import OneRank, Ranks
 from xtrain.tui.model.rank_reader import RING, RankReader
-from xtrain.tui.model.ranks import OneRank, Ranks
 from xtrain.tui.model.reader import RunReader
 
 

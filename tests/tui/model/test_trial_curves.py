@@ -4,9 +4,9 @@ import json
 import time
 from pathlib import Path
 
-from xtrain.records.sweep_state import SweepState, TrialState
-from xtrain.tui.model import trial_curves
-from xtrain.tui.model.trial_curves import TrialCurves
+from xtrain.records.sweep import SweepState, TrialState
+from xtrain.tui.model import metrics as trial_curves
+from xtrain.tui.model.metrics import TrialCurves
 
 
 def sweep(count: int) -> SweepState:

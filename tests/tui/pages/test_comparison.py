@@ -9,20 +9,25 @@ from attrs import evolve
 from made_runs import made_run
 from rich.cells import cell_len
 
+from xtrain.tui.board.pane import Sheet
 from xtrain.tui.board.plot import Plot
-from xtrain.tui.board.sheet import Sheet
 from xtrain.tui.curves.canvas import UNICODE
 from xtrain.tui.model.find import found_runs
 from xtrain.tui.model.reader import RunReader
-from xtrain.tui.pages.compare_page import Choosing, Item, difference_rows, list_page, run_items, standing_rows
 from xtrain.tui.pages.comparison import (
+    Choosing,
     Compared,
     Difference,
+    Item,
     common_place,
+    difference_rows,
     differences,
     labels,
     lines,
+    list_page,
     metric_keys,
+    run_items,
+    standing_rows,
     standings,
 )
 from xtrain.tui.pages.sheet import plain

@@ -9,15 +9,13 @@ from made_runs import made_run
 from read_records import reduce_all
 from rich.cells import cell_len
 
-from xtrain.records.step_events import EvalEvent
+from xtrain.records.training_events import EvalEvent
 from xtrain.tui.model.board import Board
 from xtrain.tui.model.planned import PlannedPhase
 from xtrain.tui.model.reader import RunReader
 from xtrain.tui.model.series import Series
-from xtrain.tui.pages.dataset_page import in_words, page
-from xtrain.tui.pages.list_page import ListPage, ListView, moved
-from xtrain.tui.pages.mixture import DatasetFacts, MixtureTable, mixture, several
-from xtrain.tui.pages.sheet import plain
+from xtrain.tui.pages.mixture import DatasetFacts, MixtureTable, in_words, mixture, page, several
+from xtrain.tui.pages.sheet import ListPage, ListView, moved, plain
 from xtrain.tui.state import RunState
 
 PHASES = (

@@ -9,13 +9,23 @@ from attrs import evolve
 from rich.cells import cell_len
 
 from xtrain.records.events import event_of
-from xtrain.records.step_events import GenerateEvent
+from xtrain.records.training_events import GenerateEvent
 from xtrain.tui.event_text import in_one_line
-from xtrain.tui.model.event_log import EventLog, LogEntry
-from xtrain.tui.model.log_tails import LogTail
-from xtrain.tui.pages.event_detail import clock, detail
-from xtrain.tui.pages.event_keys import back, entered, moved, newest, other_kinds, other_log, searched
-from xtrain.tui.pages.event_pages import EventsPage, EventsView, page
+from xtrain.tui.model.event_log import EventLog, LogEntry, LogTail
+from xtrain.tui.pages.events import (
+    EventsPage,
+    EventsView,
+    back,
+    clock,
+    detail,
+    entered,
+    moved,
+    newest,
+    other_kinds,
+    other_log,
+    page,
+    searched,
+)
 from xtrain.tui.pages.sheet import plain
 
 START = 1_795_000_000.0

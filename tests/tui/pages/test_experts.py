@@ -6,9 +6,19 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
-from xtrain.tui.board.plain_signs import in_ascii
-from xtrain.tui.pages.expert_loads import LayerLoad, in_words, layer_loads, of_layer
-from xtrain.tui.pages.expert_page import ExpertsPage, ExpertsView, level_of, moved, page, reordered
+from xtrain.tui.board.app import in_ascii
+from xtrain.tui.pages.experts import (
+    ExpertsPage,
+    ExpertsView,
+    LayerLoad,
+    in_words,
+    layer_loads,
+    level_of,
+    moved,
+    of_layer,
+    page,
+    reordered,
+)
 from xtrain.tui.pages.sheet import plain
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.tui.pages.heat import LEVELS, Scale, around, between, from_zero, heat, numbers
+from xtrain.tui.pages.rank_figures import LEVELS, Scale, around, between, from_zero, heat, numbers
 
 NAN = float("nan")
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_boards import small_plan
 
-from xtrain.tui.pages.mesh_grid import GAP, Grid, lay_out, places
+from xtrain.tui.pages.rank_map import GAP, Grid, lay_out, places
 
 AXES = ("pp", "replicate", "fsdp", "ring", "ulysses", "tp")
 SIZES = st.lists(st.integers(1, 7), min_size=6, max_size=6)

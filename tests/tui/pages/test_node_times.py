@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from made_boards import a_board, a_rank, entries, small_plan, some_ranks, started
 
 from xtrain.records.metrics import StepMetrics
+from xtrain.tui.model.life import Ranks
 from xtrain.tui.model.planned import PlannedTick
-from xtrain.tui.model.ranks import Ranks
 from xtrain.tui.pages.node_times import (
     StepTimes,
     due,
@@ -97,7 +97,7 @@ def test_a_tick_is_due_where_the_run_does_it(when: dict[str, float], ended: int,
     found = due(tick(**when), small_plan(), step=ended, pace=2.0)
     assert found.step == step and found.over == (step is None)
     assert found.seconds == (None if step is None else (step - ended) * 2.0)
-    if step is not None:  # as runtime/execution/node_order.py decides it, after every step
+    if step is not None:  # as runtime/loop/node_calls.py decides it, after every step
         steps, tokens = when.get("steps"), when.get("tokens")
         first = next(
             at for at in range(ended + 1, 200)

@@ -11,7 +11,7 @@ from made_boards import small_plan
 from made_runs import plan_text
 
 from xtrain.tui.model.planned import PlannedNode, planned
-from xtrain.tui.pages.plan_list import KINDS, ListSection, execution_order, lines, outline
+from xtrain.tui.pages.plan_rows import KINDS, ListSection, execution_order, lines, outline
 
 
 @pytest.mark.parametrize("shape", ["dense", "pipeline"])
@@ -36,7 +36,7 @@ def test_the_order_is_that_in_which_a_run_walks(pairs: set[tuple[int, int]], ran
     walked = nx.DiGraph()
     walked.add_nodes_from(ids)
     walked.add_edges_from(edges)
-    expected = list(nx.lexicographical_topological_sort(walked, key=ids.index))  # as runtime/execution/node_order.py
+    expected = list(nx.lexicographical_topological_sort(walked, key=ids.index))  # as runtime/loop/node_calls.py
     assert [node.id for node in execution_order(found)] == expected
 
 

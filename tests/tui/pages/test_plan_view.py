@@ -7,15 +7,24 @@ from made_boards import a_beat, a_board, entries, small_plan, some_ranks, starte
 
 from xtrain.records.lines import read
 from xtrain.records.metrics import StepMetrics
-from xtrain.tui.board.plain_signs import in_ascii
+from xtrain.tui.board.app import in_ascii
 from xtrain.tui.model.board import Board
 from xtrain.tui.model.life import Life
 from xtrain.tui.model.planned import Planned, planned
 from xtrain.tui.model.series import Series
-from xtrain.tui.pages.plan_facts import PlanFactRows, PlanFacts
-from xtrain.tui.pages.plan_parts import breakdown_rows
-from xtrain.tui.pages.plan_rows import percent
-from xtrain.tui.pages.plan_view import PlanPage, PlanView, entered, fold, followed, moved, page, to_node, to_section
+from xtrain.tui.pages.plan_rows import PlanFactRows, PlanFacts, percent
+from xtrain.tui.pages.plan_view import (
+    PlanPage,
+    PlanView,
+    breakdown_rows,
+    entered,
+    fold,
+    followed,
+    moved,
+    page,
+    to_node,
+    to_section,
+)
 from xtrain.tui.pages.sheet import cells, plain
 
 SIZES = [(200, 46), (120, 36), (80, 20), (60, 16), (40, 8)]

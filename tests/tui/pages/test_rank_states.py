@@ -7,10 +7,9 @@ from attrs import evolve
 from made_boards import a_beat, a_board, a_rank, entries, small_plan, some_ranks, started
 
 from xtrain.tui.model.board import Board
-from xtrain.tui.model.life import Life
-from xtrain.tui.model.ranks import Ranks
+from xtrain.tui.model.life import Life, Ranks
 from xtrain.tui.pages.node_times import step_times
-from xtrain.tui.pages.rank_states import FINE, GONE, SILENT, SLOW, STUCK, UNKNOWN, common, listed, sentences, states
+from xtrain.tui.pages.rank_figures import FINE, GONE, SILENT, SLOW, STUCK, UNKNOWN, common, listed, sentences, states
 
 PLAN = small_plan({"pp": 1, "fsdp": 4})
 

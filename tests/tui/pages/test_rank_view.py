@@ -9,25 +9,36 @@ from made_boards import a_beat, a_board, small_plan, some_ranks, started
 
 from xtrain.records.lines import read
 from xtrain.records.metrics import RankMetrics
-from xtrain.tui.board.plain_signs import in_ascii
+from xtrain.tui.board.app import in_ascii
 from xtrain.tui.model.life import Life
 from xtrain.tui.model.planned import Planned
-from xtrain.tui.pages.rank_detail import _memory_now as memory_now
-from xtrain.tui.pages.rank_facts import RankFactRows, RankFacts
-from xtrain.tui.pages.rank_figures import COMMUNICATION, DATA, FIGURES, MEMORY, PROGRESS, STEP, WORK
-from xtrain.tui.pages.rank_keys import (
+from xtrain.tui.pages.rank_figures import (
+    COMMUNICATION,
+    DATA,
+    FIGURES,
+    MEMORY,
+    PROGRESS,
+    STEP,
+    WORK,
+    RankFactRows,
+    RankFacts,
+)
+from xtrain.tui.pages.rank_view import (
+    RankPage,
+    RankView,
     at_cell,
     back,
     entered,
     moved,
     next_figure,
+    page,
     reversed_order,
     sorted_by_next,
     table,
     to_trouble,
     to_worst,
 )
-from xtrain.tui.pages.rank_view import RankPage, RankView, page
+from xtrain.tui.pages.rank_view import _memory_now as memory_now
 from xtrain.tui.pages.sheet import cells, plain
 
 SIZES = [(200, 46), (120, 36), (80, 20), (60, 16), (40, 8)]

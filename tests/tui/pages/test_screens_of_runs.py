@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 from made_runs import Shape, made_run
 
+from xtrain.text.units import brief, size
 from xtrain.tui.model.board import Board
 from xtrain.tui.model.rank_reader import RankReader
 from xtrain.tui.model.reader import RunReader
-from xtrain.tui.pages import plan_facts, rank_facts
+from xtrain.tui.pages import plan_rows as plan_facts
+from xtrain.tui.pages import rank_figures as rank_facts
 from xtrain.tui.pages.plan_view import PlanView
 from xtrain.tui.pages.plan_view import page as plan_page
 from xtrain.tui.pages.rank_view import RankView
 from xtrain.tui.pages.rank_view import page as rank_page
 from xtrain.tui.pages.sheet import plain
-from xtrain.tui.words import brief, size
 
 
 def read(directory: Path) -> Board:

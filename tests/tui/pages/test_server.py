@@ -7,12 +7,11 @@ import pytest
 from attrs import evolve
 from rich.cells import cell_len
 
-from xtrain.records.server_status import SERVER_FILE, ServedModel, ServerStatus
+from xtrain.records.status import SERVER_FILE, ServedModel, ServerStatus
 from xtrain.tui.board.head import head
 from xtrain.tui.model.reader import RunReader
-from xtrain.tui.pages.list_page import ListPage, ListView, moved
 from xtrain.tui.pages.server_page import in_words, is_old, page
-from xtrain.tui.pages.sheet import plain
+from xtrain.tui.pages.sheet import ListPage, ListView, moved, plain
 
 NOW = 1000.0
 SESSION = "43f48699a7e148ec923b3f16d9c33c91"

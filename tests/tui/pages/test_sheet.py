@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from xtrain.tui.board.plain_signs import in_ascii
+from xtrain.tui.board.app import in_ascii
 from xtrain.tui.pages.sheet import (
     CURSOR,
     CUT,

@@ -6,15 +6,12 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from xtrain.records.sweep_events import SWEEP_FILE
-from xtrain.records.sweep_state import SweepState
+from xtrain.records.sweep import SWEEP_FILE, SweepState
 from xtrain.tui.curves.canvas import MOST_LINES
 from xtrain.tui.model.reader import RunReader
 from xtrain.tui.model.series import Series
-from xtrain.tui.pages.list_page import ListView, moved
-from xtrain.tui.pages.sheet import plain
-from xtrain.tui.pages.sweep_curves import trial_lines
-from xtrain.tui.pages.sweep_page import best_so_far, importance, page, ranked
+from xtrain.tui.pages.sheet import ListView, moved, plain
+from xtrain.tui.pages.sweeps import best_so_far, importance, page, ranked, trial_lines
 
 
 def lines(trials: int) -> list[dict]:

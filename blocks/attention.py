@@ -1,0 +1,418 @@
+"""Attention layers: grouped-query attention with rotary positions, and multi-head latent attention.
+
+Rows may be spread over ranks by context parallelism. Latent attention (DeepSeek-V2, arXiv 2405.04434) makes keys and
+values of all heads from one narrow vector a position, and optionally queries.
+"""
+
+from collections.abc import Iterator, Set
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import evolve, frozen
+
+from xtrain.blocks.block import Layer, later, norm_weight, row_bias
+from xtrain.blocks.op_trace import ALL_TO_ALL, ATTENTION, CP, CollectiveCall, TracedTensor
+from xtrain.dsl.schema.model_config import Rope
+from xtrain.plan.architecture import Architecture, BlockParameter, RotaryAngles, pairs_within
+from xtrain.plan.hardware import QUERIES
+
+if TYPE_CHECKING:
+    from xtrain.planner.costs.block_trace import Tracer
+
+
+TILE: Final = 256  # queries whose scores are in memory at once, where no kernel spares them and a row is on one rank
+
+
+@frozen
+class AttentionLayer(Layer):
+    """qk_norm: RMSNorm on queries and keys, head by head, or with `wide_norm` over all heads together; with `plus_one`
+    they multiply by 1 + weight. bias: one on queries, keys and values. output_bias: one on what is added to the
+    residual stream. rope: queries and keys are turned by their positions.
+
+    window: a query sees so many positions of its document, the newest, its own included; None: all before it. sinks:
+    every head has a further score in its softmax, learned, whose value is zero. scale: what products of queries and
+    keys are multiplied by; None: 1 / √head_dim. cap: scores s are cap · tanh(s / cap); None: as they are. theta: base
+    of its frequencies, which are then not scaled; None: those of the model.
+
+    Raises ValueError for a window, a scale, a cap or a base that is not above 0.
+    """
+
+    attends = True
+    adapts = True
+
+    qk_norm: bool = False
+    bias: bool = False
+    output_bias: bool = later(False)
+    wide_norm: bool = later(False)
+    rope: bool = later(True)
+    window: int | None = later(None)  # pyright: ignore[reportIncompatibleVariableOverride]
+    sinks: bool = later(False)
+    scale: float | None = later(None)
+    cap: float | None = later(None)
+    theta: float | None = later(None)
+    plus_one: bool = later(False)
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("window", "scale", "cap", "theta"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"`{name}` is {value}, and must be above 0")
+
+    def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
+        if self.sinks:  # modules list their own parameters before those of modules inside them
+            yield BlockParameter(
+                name=f"{self.name}.sinks", shape=(arch.heads,), decays=False, initial="normal", cut="column"
+            )
+        queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+        for name, width in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
+            yield BlockParameter(
+                name=f"{self.name}.{name}.weight",
+                shape=(width, arch.dim),
+                decays=True,
+                initial="normal",
+                cut="column",
+                heads=width // arch.head_dim,
+            )
+            if self.bias:
+                yield BlockParameter(
+                    name=f"{self.name}.{name}.bias", shape=(width,), decays=False, initial="zeros", cut="column"
+                )
+        yield BlockParameter(
+            name=f"{self.name}.o_proj.weight",
+            shape=(arch.dim, queries),
+            decays=True,
+            initial="residual",
+            cut="row",
+            heads=arch.heads,
+        )
+        if self.output_bias:
+            yield row_bias(f"{self.name}.o_proj", arch.dim)
+        if self.qk_norm and self.wide_norm:
+            yield norm_weight(f"{self.name}.q_norm", queries, cut="column", plus_one=self.plus_one)
+            yield norm_weight(f"{self.name}.k_norm", keys, cut="column", plus_one=self.plus_one)
+        elif self.qk_norm:  # a rank has used them on its own heads
+            yield norm_weight(f"{self.name}.q_norm", arch.head_dim, "always", plus_one=self.plus_one)
+            yield norm_weight(f"{self.name}.k_norm", arch.head_dim, "always", plus_one=self.plus_one)
+
+    def angles(self, arch: Architecture) -> RotaryAngles | None:
+        if not self.rope:
+            return None
+        return arch.angles if self.theta is None else evolve(arch.angles, theta=self.theta, rope=Rope())
+
+    def words(self, arch: Architecture) -> tuple[str, ...]:
+        window = "no window" if self.window is None else f"window {self.window:,}"
+        if not self.rope:
+            return "no positions", window
+        return "rotary positions" if self.theta is None else f"rotary positions of base {self.theta:,.12g}", window
+
+    def pair_flops(self, arch: Architecture) -> int:
+        return 4 * arch.heads * arch.head_dim
+
+    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str]) -> int:
+        seen = positions if self.window is None else min(positions, self.window)
+        return 2 * arch.kv_heads // tp * arch.head_dim * seen  # a key and a value of each of its heads
+
+    def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
+        local = on.local
+        x = on.column_parallel_input(x)
+
+        def project(name: str, norm: str, heads: int) -> TracedTensor:
+            y = on.linear(x, f"{self.name}.{name}", local.tokens)
+            if not norm:
+                return y
+            size = y.size
+            if local.fused and self.rope:
+                return _turned(self, on, y, f"{self.name}.{norm}", heads)
+            if self.qk_norm:
+                rows = local.tokens * (1 if self.wide_norm else heads)
+                y = on.norm(y, f"{self.name}.{norm}", rows, cut=self.wide_norm)
+            if not self.rope:
+                return y
+            # x · cos + turned x · sin: nothing of x is kept.
+            return on.ops.op(y, makes=size, scratch=(5 * size // 2, 2 * size))
+
+        q = project("q_proj", "q_norm", local.heads)
+        k = project("k_proj", "k_norm", local.kv_heads)
+        v = project("v_proj", "", local.kv_heads)
+        return on.row_parallel_linear(trace_kernel(self, on, q, k, v), f"{self.name}.o_proj", local.tokens)
+
+
+def _turned(layer: AttentionLayer, on: "Tracer", y: TracedTensor, norm: str, heads: int) -> TracedTensor:
+    """Heads normed and turned in one pass."""
+    local, weight = on.local, f"{norm}.weight"
+    if layer.qk_norm and layer.wide_norm:
+        y = on.norm(y, norm, local.tokens, cut=True)
+    if not layer.qk_norm or layer.wide_norm:
+        return on.ops.op(y, makes=y.size)
+    return on.ops.op(
+        y,
+        makes=y.size,
+        keeps=(y,),
+        extra=(local.tokens * heads * local.exact,),
+        weights=on.bytes_of(weight),
+        parameters=(weight,),
+    )
+
+
+def trace_kernel(
+    layer: AttentionLayer, on: "Tracer", q: TracedTensor, k: TracedTensor, v: TracedTensor
+) -> TracedTensor:
+    """From queries, keys and values to what the output matrix takes."""
+    local, axes = on.local, on.axes
+    parts: tuple[TracedTensor, ...] = (q, k, v)
+    if axes.ulysses > 1:
+        parts = (_to_heads(on, q, k, v),)
+    is_causal = not layer.sinks and layer.cap is None and (layer.window is None or layer.window >= local.sequence)
+    if axes.ring > 1 or (local.attention in ("documents", "blocks") and not is_causal):
+        out = _blockwise(layer, on, parts)
+    elif local.attention == "blocks":
+        out = _by_queries(layer, on, parts)
+    else:
+        out = _whole_rows(layer, on, parts)
+    return _to_positions(on, out) if axes.ulysses > 1 else out
+
+
+def _flops(layer: AttentionLayer, on: "Tracer") -> int:
+    local = on.local
+    pairs = local.tokens * pairs_within(local.sequence, layer.window) // local.sequence
+    return 4 * pairs * local.heads * local.head_dim
+
+
+def _whole_rows(layer: AttentionLayer, on: "Tracer", parts: tuple[TracedTensor, ...]) -> TracedTensor:
+    """One product for each row, or under a mask of all its positions."""
+    ops, local = on.ops, on.local
+    size, sinks = local.queries, _sinks(layer, on)
+    statistics = local.tokens * local.heads * local.exact  # logsumexp of the scores
+    seen = local.rows * local.sequence**2
+    masked, scores = local.attention == "mask", local.heads // on.axes.ulysses * seen * local.exact
+    written_out = masked and (layer.sinks or layer.cap is not None)
+    mask = seen * (1 if written_out else local.width) if masked else 0
+    scratch = (0, parts[0].size if len(parts) == 1 else 0)
+    if written_out:  # a cap has slopes beside
+        scratch = (2 * scores, 3 * scores if layer.cap is None else 4 * scores)
+    out = ops.op(
+        *parts,
+        makes=size,
+        keeps=parts,
+        keeps_output=True,
+        extra=(statistics,),
+        arranged=(mask,) if mask else (),
+        scratch=scratch,
+        saved=ATTENTION,
+        flops=_flops(layer, on),
+        attends=True,
+        **(sinks if written_out else {}),
+    )
+    if not layer.sinks or written_out:
+        return out
+    # What is left beside the sink, of each query, times what there is without.
+    shares = (statistics, *(() if local.width == local.exact else (local.tokens * local.heads * local.width,)))
+    return ops.op(out, makes=size, keeps=(out,), extra=shares, scratch=(0, size), **sinks)
+
+
+def _by_queries(layer: AttentionLayer, on: "Tracer", parts: tuple[TracedTensor, ...]) -> TracedTensor:
+    """Some queries of all rows at a time: their scores with the keys up to the last of them, of which the backward has
+    three kinds."""
+    local = on.local
+    heads, length = local.heads // on.axes.ulysses, local.sequence
+    blocks = [(min(QUERIES, length - first), min(first + QUERIES, length)) for first in range(0, length, QUERIES)]
+    keys = 2 * local.tokens * local.spread_kv * local.head_dim * local.width
+    block = local.rows * heads * min(QUERIES, length) * local.head_dim * local.width
+    scores = local.rows * heads * max(queries * seen for queries, seen in blocks) * local.width
+    pairs = local.rows * sum(queries * seen for queries, seen in blocks)
+    return on.ops.op(
+        *parts,
+        makes=local.queries,
+        keeps=parts,
+        scratch=(keys + block + 2 * scores, keys + 2 * block + 3 * scores),
+        saved=ATTENTION,
+        flops=4 * pairs * heads * local.head_dim,
+        attends=True,
+    )
+
+
+def _sinks(layer: AttentionLayer, on: "Tracer") -> dict[str, Any]:
+    """The parameter of sinks, as an operation has it."""
+    if not layer.sinks:
+        return {}
+    name = f"{layer.name}.sinks"
+    return {"weights": on.bytes_of(name), "parameters": (name,)}
+
+
+def _to_heads(on: "Tracer", q: TracedTensor, k: TracedTensor, v: TracedTensor) -> TracedTensor:
+    """One exchange of all three, which stay together."""
+    ops, local = on.ops, on.local
+    size = local.tokens * (local.heads + 2 * local.spread_kv) * local.head_dim * local.width
+    call = CollectiveCall("ulysses", "all_to_all", CP, size)
+    sent = ops.op(q, k, v, makes=size, scratch=(size, size))
+    received = ops.op(sent, makes=size, saved=ALL_TO_ALL, calls=(call,), back_calls=(call,))
+    return ops.op(received, makes=size)
+
+
+def _to_positions(on: "Tracer", out: TracedTensor) -> TracedTensor:
+    ops, call = on.ops, CollectiveCall("ulysses", "all_to_all", CP, out.size)
+    sent = ops.op(out, makes=out.size)
+    received = ops.op(sent, makes=out.size, saved=ALL_TO_ALL, calls=(call,), back_calls=(call,))
+    return ops.op(received, makes=out.size)
+
+
+def _blockwise(layer: AttentionLayer, on: "Tracer", parts: tuple[TracedTensor, ...]) -> TracedTensor:
+    """Block by block. In a ring keys and values go round; their gradients too, one message more, in the format of exact
+    sums."""
+    ops, local, axes = on.ops, on.local, on.axes
+    keys = 2 * local.tokens * local.spread_kv * local.head_dim
+    queries = local.queries // local.width
+    width, exact = local.width, local.exact
+    around = [CollectiveCall("ring", op, CP, keys * width) for op in ("send", "recv")] * (axes.ring - 1)
+    back = [CollectiveCall("ring", op, CP, keys * exact) for op in ("send", "recv")] * (axes.ring if around else 0)
+    coming = keys * (exact + width) if around else 0
+    repeated = 2 * queries * width if local.heads != local.spread_kv else 0
+    sums = queries * exact + keys * (exact + width)
+    statistics = local.tokens * local.heads * exact  # logsumexp of the scores
+    scores, each = _scores(layer, on), queries * width
+    if scores and not around:
+        block = 4 * scores
+    elif scores:  # all of them where a rank meets its own keys, half of them where it meets another's
+        met = max(3 * scores, 2 * scores + 3 * each)
+        block = max(met, coming + each + max(3 * scores // 2, scores + 5 * each // 2))
+    else:
+        block = (keys * exact if around else 0) + 7 * each // 2 + (2 * keys * width if repeated else 0)
+    at_once = max(3 * scores, each + 2 * queries * exact)
+    return ops.op(
+        *parts,
+        makes=queries * width,
+        keeps=parts[:1] if len(parts) > 1 else (),
+        keeps_output=True,
+        extra=(statistics,),
+        arranged=(keys * width, *(() if len(parts) > 1 else (queries * width,))),
+        scratch=(
+            (keys * width if around else 0) + repeated + queries * exact + at_once,
+            sums + repeated + block - (queries + keys) * width,
+        ),
+        saved=ATTENTION,
+        flops=_flops(layer, on),
+        attends=True,
+        calls=around,
+        back_calls=[*around, *back],
+        **_sinks(layer, on),
+    )
+
+
+def _scores(layer: AttentionLayer, on: "Tracer") -> int:
+    """Bytes of the scores that are in memory at once, where no kernel spares them."""
+    local, axes = on.local, on.axes
+    if local.flash and layer.cap is None:
+        return 0
+    heads = local.heads // axes.ulysses
+    if axes.ring > 1:
+        return local.rows * heads * (local.sequence // axes.ring) ** 2 * local.exact
+    tile = min(local.sequence, TILE, layer.window or TILE)
+    return heads * tile * local.sequence * local.exact
+
+
+@frozen(kw_only=True)
+class LatentAttentionLayer(Layer):
+    """q_rank: width that queries are projected through; None: they come straight from the residual stream. kv_rank:
+    that of keys and values. nope_dim, rope_dim: widths of the parts of a query without and with rotary positions;
+    value_dim: that of a value. scale: what products of queries and keys are multiplied by. interleaved: rotary
+    positions turn neighbouring numbers; else a number of the first half with one of the second. bias: one on the
+    matrices to the narrow vectors, and on what is added to the residual stream.
+
+    Kernels compute heads of one width, `head_dim`, that of queries or of values, whichever is larger; the others are
+    padded with zeros.
+    """
+
+    attends = True
+    adapts = True
+
+    q_rank: int | None
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    scale: float
+    interleaved: bool = True
+    bias: bool = False
+
+    @property
+    def query_dim(self) -> int:
+        return self.nope_dim + self.rope_dim
+
+    def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
+        queries, values = arch.heads * self.query_dim, arch.heads * self.value_dim
+        if self.q_rank is None:
+            yield self._matrix("q_proj", queries, arch.dim, cut=True)
+        else:
+            yield from self._narrow("q_a_proj", self.q_rank, arch.dim)
+            yield norm_weight(f"{self.name}.q_a_layernorm", self.q_rank, "by_position")
+            yield self._matrix("q_b_proj", queries, self.q_rank, cut=True)
+        yield from self._narrow("kv_a_proj_with_mqa", self.kv_rank + self.rope_dim, arch.dim)
+        # A rank has used it for its own heads.
+        yield norm_weight(f"{self.name}.kv_a_layernorm", self.kv_rank, "always")
+        yield self._matrix("kv_b_proj", arch.heads * self.nope_dim + values, self.kv_rank, cut=True)
+        yield BlockParameter(
+            name=f"{self.name}.o_proj.weight", shape=(arch.dim, values), decays=True, initial="residual", cut="row"
+        )
+        if self.bias:
+            yield row_bias(f"{self.name}.o_proj", arch.dim)
+
+    def _matrix(self, name: str, outputs: int, inputs: int, *, cut: bool) -> BlockParameter:
+        return BlockParameter(
+            name=f"{self.name}.{name}.weight",
+            shape=(outputs, inputs),
+            decays=True,
+            initial="normal",
+            cut="column" if cut else None,
+            partial="never" if cut else "by_position",
+        )
+
+    def _narrow(self, name: str, outputs: int, inputs: int) -> Iterator[BlockParameter]:
+        """A matrix that every rank has all of, for its own positions."""
+        yield self._matrix(name, outputs, inputs, cut=False)
+        if self.bias:
+            yield row_bias(f"{self.name}.{name}", outputs)
+
+    def words(self, arch: Architecture) -> tuple[str, ...]:
+        return (f"latent attention through {self.kv_rank}",)
+
+    def angles(self, arch: Architecture) -> RotaryAngles:
+        return evolve(arch.angles, width=self.rope_dim)
+
+    def pair_flops(self, arch: Architecture) -> int:
+        return 2 * arch.heads * (self.query_dim + self.value_dim)
+
+    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str]) -> int:
+        """The narrow vector and the shared part of keys, where `kv_b_proj` can be multiplied with queries and with sums
+        of narrow vectors; else a key and a value of each of its heads."""
+        if f"{self.name}.kv_b_proj.weight" in plain:
+            return (self.kv_rank + self.rope_dim) * positions
+        return 2 * arch.heads // tp * arch.head_dim * positions
+
+    def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
+        ops, local = on.ops, on.local
+        number = local.tokens * local.heads * local.width  # bytes of one number of every head
+        wide = number * local.head_dim
+        kv = on.linear(x, f"{self.name}.kv_a_proj_with_mqa", local.between)
+        kv = on.column_parallel_input(kv, self.kv_rank + self.rope_dim)
+        each = local.tokens * local.width
+        latent, shared_key = ops.split(kv, each * self.kv_rank, each * self.rope_dim)
+        latent = on.norm(latent, f"{self.name}.kv_a_layernorm", local.tokens)
+        expanded = on.linear(latent, f"{self.name}.kv_b_proj", local.tokens)
+        keys, v = ops.split(expanded, number * self.nope_dim, number * self.value_dim)
+        q, turned = self._queries(on, x), number * self.rope_dim
+        q = ops.op(q, makes=wide, scratch=(7 * turned // 2, 3 * turned))
+        turned = each * self.rope_dim
+        k = ops.op(keys, shared_key, makes=wide, scratch=(7 * turned // 2, 3 * turned))
+        if self.value_dim < local.head_dim:
+            v = ops.op(v, makes=wide)
+        out = trace_kernel(AttentionLayer(self.name), on, q, k, v)
+        if self.value_dim < local.head_dim:
+            out = ops.op(out, makes=number * self.value_dim)
+        return on.row_parallel_linear(out, f"{self.name}.o_proj", local.tokens)
+
+    def _queries(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
+        local = on.local
+        if self.q_rank is None:
+            return on.linear(on.column_parallel_input(x), f"{self.name}.q_proj", local.tokens)
+        latent = on.linear(x, f"{self.name}.q_a_proj", local.between)
+        latent = on.norm(latent, f"{self.name}.q_a_layernorm", local.between)
+        return on.linear(on.column_parallel_input(latent, self.q_rank), f"{self.name}.q_b_proj", local.tokens)

@@ -1,0 +1,367 @@
+"""Pieces of a decoder block and their composition: chains, residuals, sums, RMSNorm, multi-token prediction.
+
+A family composes its block of these pieces. The inventory, the cost and the modules of the runtime follow from that
+one tree. Every piece takes activations [tokens, dim] and returns as many.
+
+Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2): at each position t, module k takes the input of
+the head of the module before it, or of the model, and the embedding of token t + k. A block of its own and a norm
+make of both the prediction of token t + k + 1. Embedding and head are those of the model.
+"""
+
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping, Set
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeVar
+
+import attrs
+from attrs import frozen
+
+from xtrain.blocks.op_trace import INDEX, TP, CollectiveCall, TracedTensor
+from xtrain.dsl.schema.component import load_offered
+from xtrain.dsl.schema.model import ExpertTransformer, Model, TransformerSettings
+from xtrain.plan.architecture import EMBEDDING, Architecture, BlockParameter, Partial, RotaryAngles
+
+if TYPE_CHECKING:
+    from xtrain.planner.costs.block_trace import Tracer
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+# Class of pieces, or function that puts some together → itself, by its name: what a plan is read back by, and what a
+# family in a module of the user's is put together of.
+_PIECES: Final[dict[str, Callable[..., Any]]] = {}
+
+
+def composed(function: F) -> F:
+    """Registers a function that puts pieces together."""
+    _PIECES[function.__name__] = function
+    return function
+
+
+def later(default: Any) -> Any:
+    """Declare a field that was added to a piece when there were plans already: they are silent on its default."""
+    return attrs.field(default=default, metadata={"later": True})
+
+
+def piece(name: str) -> Callable[..., Any] | None:
+    """Return the class of pieces, or the function that puts some together, with this name; None if there is none."""
+    if name not in _PIECES:
+        pieces()
+    if name not in _PIECES:
+        load_offered()
+    return _PIECES.get(name)
+
+
+@cache
+def pieces() -> Mapping[str, Callable[..., Any]]:
+    """Return xtrain's own pieces and functions of pieces, by name."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        import_module(f"{__package__}.{module.name}")
+    return {name: each for name, each in _PIECES.items() if each.__module__.startswith(f"{__package__}.")}
+
+
+class BlockPiece:
+    """A part of a block, or all of it. Two with equal settings compute the same with the same parameters."""
+
+    def __init_subclass__(cls) -> None:
+        _PIECES[cls.__name__] = cls
+
+    def to_json(self) -> dict[str, Any]:
+        """The piece as JSON, which `from_json` makes it of again."""
+        return {
+            "piece": type(self).__name__,
+            **{a.name: _json(value) for a, value in self._said()},
+        }
+
+    def _said(self) -> "Iterator[tuple[attrs.Attribute, Any]]":
+        for attribute in attrs.fields(type(self)):
+            value = getattr(self, attribute.name)
+            if "later" not in attribute.metadata or value != attribute.default:
+                yield attribute, value
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> "BlockPiece":
+        values = {name: _value(each) for name, each in content.items() if name != "piece"}
+        made_by = piece(content["piece"])
+        if made_by is None:
+            raise KeyError(content["piece"])
+        return made_by(**values)
+
+    def further(self, *, plus_one: bool) -> "BlockPiece":
+        """The block of a module behind this one, the last, that predicts further tokens (`further.py`)."""
+        further_block = piece("further_block")  # it is made of pieces itself
+        assert further_block is not None
+        return further_block(self, plus_one=plus_one)
+
+    def layers(self) -> "Iterator[Layer]":
+        """The pieces with a name inside it, in the order in which modules are registered."""
+        raise NotImplementedError
+
+    def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
+        """Write down what it makes of `x`, keeps and sends; the result."""
+        raise NotImplementedError
+
+    def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
+        """In the order in which modules register them."""
+        for layer in self.layers():
+            yield from layer.parameters(arch)
+
+    def buffers(self, arch: Architecture) -> dict[str, list[int]]:
+        """Name → shape of the tensors beside parameters that a checkpoint has."""
+        return {name: shape for layer in self.layers() for name, shape in layer.buffers(arch).items()}
+
+    def angles(self, arch: Architecture) -> RotaryAngles | None:
+        """Those of the layer that attends."""
+        return next((layer.angles(arch) for layer in self.layers() if layer.attends), None)
+
+    @property
+    def tiles(self) -> bool:
+        """Whether it, or a layer of it, can be computed in pieces of the positions (`Tracer.in_pieces`)."""
+        return any(layer.tiles for layer in self.layers())
+
+    @property
+    def routes(self) -> bool:
+        """Whether it has experts."""
+        return any(issubclass(layer.settings, ExpertTransformer) for layer in self.layers())
+
+
+@frozen
+class Layer(BlockPiece):
+    """A piece that is a module, under its name. `runtime/nn/block.py` builds those of this folder; a piece that a
+    family defines itself is built by the module that `torch_module` names.
+
+    settings: those of the families that can have it. reads: the settings that it reads which no layer has to.
+    adapts: adapters can be of its matrices, and these can be stored in codes: their products are computed by the
+    runtime's `Linear` and `Experts`, and written down by `Tracer.linear`.
+    attends: it mixes positions, which one layer of a block does. window: of one that attends, how many positions of its
+    document a query sees; None: all before it.
+    """
+
+    settings: ClassVar[type[Model]] = TransformerSettings
+    reads: ClassVar[tuple[str, ...]] = ()
+    adapts: ClassVar[bool] = False
+    attends: ClassVar[bool] = False
+    window: ClassVar[int | None] = None
+
+    name: str
+
+    @classmethod
+    def torch_module(cls) -> str:
+        """The module that ranks import for it: `…_torch`, beside its own."""
+        return f"{cls.__module__}_torch"
+
+    def layers(self) -> "Iterator[Layer]":
+        yield self
+
+    @property
+    def tiles(self) -> bool:
+        return False
+
+    def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
+        raise NotImplementedError
+
+    def buffers(self, arch: Architecture) -> dict[str, list[int]]:
+        return {}
+
+    def angles(self, arch: Architecture) -> RotaryAngles | None:
+        """By how much a layer that attends turns its queries and keys; None: not at all."""
+        return None
+
+    def words(self, arch: Architecture) -> tuple[str, ...]:
+        """What tells it from layers of the same name in other blocks of the model, for people."""
+        return ()
+
+    def pair_flops(self, arch: Architecture) -> int:
+        """Operations of the forward for two positions, of a layer that attends."""
+        return 0
+
+    def shares_experts(self, arch: Architecture) -> bool:
+        """Whether it has experts, and some of them that every token is sent to."""
+        return False
+
+    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str]) -> int:
+        """Numbers that one of `tp` ranks keeps of a text of so many positions while it is generated: those of a layer
+        that looks at other positions than its own. plain: those of the block's parameters that are stored in a number
+        format, and that no adapter is added to."""
+        return 0
+
+
+@frozen
+class Chain(BlockPiece):
+    """Pieces one behind the other."""
+
+    pieces: tuple[BlockPiece, ...]
+
+    @classmethod
+    def of(cls, *pieces: BlockPiece) -> Self:
+        return cls(pieces)
+
+    def layers(self) -> Iterator[Layer]:
+        for piece in self.pieces:
+            yield from piece.layers()
+
+    def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
+        for piece in self.pieces:
+            x = _traced(piece, on, x)
+        return x
+
+
+@frozen
+class Residual(Chain):
+    """x + what the pieces, one behind the other, make of x."""
+
+    def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
+        return on.ops.add(x, super().trace(on, x))
+
+
+@frozen
+class Sum(Chain):
+    """The sum of what each piece makes of x."""
+
+    def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
+        first, *others = self.pieces
+        total = _traced(first, on, x)
+        for piece in others:
+            total = on.ops.add(total, _traced(piece, on, x))
+        return total
+
+
+def _traced(piece: BlockPiece, on: "Tracer", x: TracedTensor) -> TracedTensor:
+    if not isinstance(piece, Layer):
+        return piece.trace(on, x)
+    with on.ops.scope():
+        return piece.trace(on, x)
+
+
+def row_bias(module: str, width: int, partial: Partial = "by_position") -> BlockParameter:
+    """The bias of a matrix that is cut by input: it is added once, to the sum of what ranks have, of which sequence
+    parallelism leaves each rank its own positions."""
+    return BlockParameter(name=f"{module}.bias", shape=(width,), decays=False, initial="zeros", partial=partial)
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, BlockPiece):
+        return value.to_json()
+    if isinstance(value, tuple | list):
+        return [_json(each) for each in value]
+    if isinstance(value, Mapping):
+        return {name: _json(each) for name, each in value.items()}
+    return attrs.asdict(value, value_serializer=lambda _, __, each: _json(each)) if attrs.has(type(value)) else value
+
+
+def _value(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return BlockPiece.from_json(content) if "piece" in content else {n: _value(each) for n, each in content.items()}
+    return tuple(map(_value, content)) if isinstance(content, list | tuple) else content
+
+
+@frozen
+class NormLayer(Layer):
+    """RMSNorm over the width of the residual stream. plus_one: it multiplies by 1 + weight."""
+
+    plus_one: bool = later(False)
+
+    def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
+        yield norm_weight(self.name, arch.dim, "by_position", plus_one=self.plus_one)
+
+    def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
+        return on.norm(x, self.name, on.local.between)
+
+
+@composed
+def pre_norm(attention: BlockPiece, feed_forward: BlockPiece) -> BlockPiece:
+    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    return Chain.of(
+        Residual.of(NormLayer("input_layernorm"), attention),
+        Residual.of(NormLayer("post_attention_layernorm"), feed_forward),
+    )
+
+
+@composed
+def post_norm(attention: BlockPiece, feed_forward: BlockPiece) -> BlockPiece:
+    """x + norm(attention(x)), then x + norm(feed_forward(x))."""
+    return Chain.of(
+        Residual.of(attention, NormLayer("post_attention_layernorm")),
+        Residual.of(feed_forward, NormLayer("post_feedforward_layernorm")),
+    )
+
+
+@composed
+def sandwich_norm(attention: BlockPiece, feed_forward: BlockPiece, plus_one: bool = False) -> BlockPiece:
+    """x + norm(attention(norm(x))), then x + norm(feed_forward(norm(x))). plus_one: of all four norms."""
+    before, after, before_next, after_next = (
+        NormLayer(f"{name}_layernorm", plus_one=plus_one)
+        for name in ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    )
+    return Chain.of(Residual.of(before, attention, after), Residual.of(before_next, feed_forward, after_next))
+
+
+def norm_weight(
+    name: str,
+    width: int,
+    partial: Partial = "never",
+    cut: Literal["column"] | None = None,
+    *,
+    plus_one: bool = False,
+) -> BlockParameter:
+    """plus_one: what is multiplied by is 1 + weight, which is 1 at the beginning in either case."""
+    initial = "zeros" if plus_one else "ones"
+    return BlockParameter(
+        name=f"{name}.weight", shape=(width,), decays=False, initial=initial, cut=cut, partial=partial
+    )
+
+
+JOIN: Final = "join"
+
+
+@frozen
+class JoinLayer(Layer):
+    """[norm(embedding of token t + k); norm(x)] · Wᵀ, twice as wide as the residual stream, and back. plus_one: of both
+    norms.
+
+    Tensor parallel does not cut the matrix: each rank computes its own positions.
+    """
+
+    plus_one: bool = later(False)
+
+    def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
+        for norm in ("enorm", "hnorm"):
+            yield norm_weight(f"{self.name}.{norm}", arch.dim, "by_position", plus_one=self.plus_one)
+        yield BlockParameter(
+            name=f"{self.name}.eh_proj.weight",
+            shape=(arch.dim, 2 * arch.dim),
+            decays=True,
+            initial="normal",
+            partial="by_position",
+        )
+
+    def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
+        embedded, own = on.norm(self._embedded(on), f"{self.name}.enorm", on.local.between), x
+        own = on.norm(own, f"{self.name}.hnorm", on.local.between)
+        both = on.ops.op(embedded, own, makes=embedded.size + own.size)
+        return on.linear(both, f"{self.name}.eh_proj", on.local.between)
+
+    def _embedded(self, on: "Tracer") -> TracedTensor:
+        """The gradient of the table is kept until that of the first embedding comes (`StageCosts`)."""
+        local, tensor = on.local, on.axes.tensor
+        trained = any(each.trained for each in on.run.inventory.tensors if each.name == f"{EMBEDDING}.weight")
+        table = local.vocab * local.dim * local.width if trained else 0
+        calls: tuple[CollectiveCall, ...] = ()
+        back: tuple[CollectiveCall, ...] = ()
+        if tensor:
+            calls = (CollectiveCall("tp", "reduce_scatter" if on.axes.sequence else "all_reduce", TP, local.whole),)
+            back = (CollectiveCall("tp", "all_gather", TP, local.whole),) if on.axes.sequence and table else ()
+        return on.ops.op(
+            makes=local.stream,
+            extra=(local.tokens * (INDEX + 1),) if tensor and table else (),
+            scratch=(0, table),
+            calls=calls,
+            back_calls=back,
+        )
+
+
+@composed
+def further_block(last: BlockPiece, *, plus_one: bool = False) -> BlockPiece:
+    """A module as a block: `last`, the block behind which it stands, between both ends. plus_one: of its norms."""
+    return Chain.of(JoinLayer(JOIN, plus_one=plus_one), last, NormLayer("norm", plus_one=plus_one))

@@ -1,0 +1,376 @@
+"""Feed-forward layers: SwiGLU (Shazeer 2020, arXiv 2002.05202), the same with GELU, and mixtures of experts.
+
+Costs assume that tokens are dealt out evenly: every expert gets tokens · experts_per_token / experts of them.
+"""
+
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import TYPE_CHECKING, Literal
+
+from attrs import evolve, frozen
+
+from xtrain.blocks.block import Layer, later, row_bias
+from xtrain.blocks.op_trace import ALL_TO_ALL, INDEX, MATMUL, TP, CollectiveCall, TracedTensor
+from xtrain.dsl.schema.adapters import TaskAdapters
+from xtrain.dsl.schema.model import ExpertTransformer
+from xtrain.plan.architecture import Architecture, BlockParameter
+
+if TYPE_CHECKING:
+    from xtrain.planner.costs.block_trace import Tracer
+
+
+@frozen
+class SwiGLULayer(Layer):
+    """Of width `ffn`, which tensor parallelism cuts. bias: one on each of its three matrices. activation: of the gate;
+    gelu_tanh is GELU as its tanh approximates it, which makes it a GEGLU."""
+
+    reads = ("ffn",)
+    adapts = True
+
+    bias: bool = later(False)
+    activation: Literal["silu", "gelu_tanh"] = later("silu")
+
+    def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
+        return swiglu_parameters(self.name, arch.dim, arch.ffn, cut=True, bias=self.bias)
+
+    def words(self, arch: Architecture) -> tuple[str, ...]:
+        return (f"ffn {arch.ffn}",)
+
+    @property
+    def tiles(self) -> bool:
+        return True
+
+    def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
+        summands = on.in_pieces(on.column_parallel_input(x), on.local.tokens, self._trace)
+        return on.row_parallel_sum(summands, f"{self.name}.down_proj")
+
+    def _trace(self, on: "Tracer", x: TracedTensor, tokens: int) -> TracedTensor:
+        fused = on.local.fused and self.activation == "silu"
+        return on.row_parallel_summand(_hidden(on, x, self.name, tokens, fused), f"{self.name}.down_proj", tokens)
+
+
+def swiglu_parameters(name: str, dim: int, ffn: int, *, cut: bool, bias: bool = False) -> Iterator[BlockParameter]:
+    """cut: tensor parallelism cuts the width; else each of its ranks has all of it, for its own positions."""
+    for matrix, rows, columns in (("gate_proj", ffn, dim), ("up_proj", ffn, dim), ("down_proj", dim, ffn)):
+        last = matrix == "down_proj"
+        yield BlockParameter(
+            name=f"{name}.{matrix}.weight",
+            shape=(rows, columns),
+            decays=True,
+            initial="residual" if last else "normal",
+            cut=("row" if last else "column") if cut else None,
+            partial="never" if cut else "always",
+        )
+        if bias and last:
+            yield row_bias(f"{name}.{matrix}", rows, "by_position" if cut else "always")
+        elif bias:
+            yield BlockParameter(
+                name=f"{name}.{matrix}.bias",
+                shape=(rows,),
+                decays=False,
+                initial="zeros",
+                cut="column" if cut else None,
+                partial="never" if cut else "always",
+            )
+
+
+def trace_swiglu(on: "Tracer", x: TracedTensor, name: str, tokens: int) -> TracedTensor:
+    """Of one that is not cut."""
+    return on.linear(_hidden(on, x, name, tokens, on.local.fused), f"{name}.down_proj", tokens)
+
+
+def _hidden(on: "Tracer", x: TracedTensor, name: str, tokens: int, fused: bool) -> TracedTensor:
+    gate = on.linear(x, f"{name}.gate_proj", tokens)
+    if fused:
+        up = on.linear(x, f"{name}.up_proj", tokens)
+        return on.ops.op(gate, up, makes=up.size, keeps=(up, gate))  # each for both gradients
+    with on.ops.scope():
+        active = on.ops.op(gate, makes=gate.size, keeps=(gate,))
+    up = on.linear(x, f"{name}.up_proj", tokens)
+    with on.ops.scope():
+        return on.ops.op(active, up, makes=up.size, keeps=(active, up))
+
+
+EP = "setup.parallel.ep"
+MOST_PARTS = 8  # experts of a rank that are simulated one by one; of more, several count as one
+
+
+@frozen
+class ExpertsLayer(Layer):
+    """As the settings of an `ExpertTransformer` say. gated_ffn: width of one more expert that every token is sent to,
+    whose output is multiplied by the sigmoid of a score of its own; 0: none.
+
+    groups: of experts with consecutive numbers, of which a token is sent to experts of `groups_per_token` alone: those
+    whose two best scores have the highest sums. scale: what the weights of experts are multiplied by. choice_bias:
+    experts are chosen by score + bias, also where `router { bias_speed }` does not change biases.
+
+    matrix_bias: there is a bias on the router and on each of the three matrices of the experts that tokens are sent to.
+    limit: gates of these are at most it and the values beside them between ± it, and they become (value + 1) · gate ·
+    sigmoid(alpha · gate), as in gpt-oss (arXiv 2508.10925); None: silu(gate) · value.
+
+    Raises ValueError for a limit or an alpha that is not above 0.
+    """
+
+    settings = ExpertTransformer
+    reads = ("ffn",)
+    adapts = True
+
+    gated_ffn: int = later(0)
+    groups: int = later(1)
+    groups_per_token: int = later(1)
+    scale: float = later(1.0)
+    choice_bias: bool = later(False)
+    matrix_bias: bool = later(False)
+    limit: float | None = later(None)
+    alpha: float = later(1.702)
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("limit", "alpha"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"`{name}` is {value}, and must be above 0")
+
+    def has_bias(self, arch: Architecture) -> bool:
+        """Whether experts are chosen by score + bias."""
+        return self.choice_bias or arch.router_bias_speed > 0
+
+    def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
+        yield BlockParameter(
+            name=f"{self.name}.gate.weight",
+            shape=(arch.experts, arch.dim),
+            decays=True,
+            initial="normal",
+            partial="always",
+            router=True,
+        )
+        if self.matrix_bias:
+            yield row_bias(f"{self.name}.gate", arch.experts, "always")
+        matrices = {
+            "gate_proj": (arch.dim, arch.expert_ffn),
+            "up_proj": (arch.dim, arch.expert_ffn),
+            "down_proj": (arch.expert_ffn, arch.dim),
+        }
+        for matrix, (rows, columns) in matrices.items():
+            # Stacked [E, K, N]: the last dim is the output, so that a grouped product reads them in place.
+            yield BlockParameter(
+                name=f"{self.name}.experts.{matrix}",
+                shape=(arch.experts, rows, columns),
+                decays=True,
+                initial="residual" if matrix == "down_proj" else "normal",
+                expert=True,
+            )
+        for matrix, (_, columns) in matrices.items() if self.matrix_bias else ():
+            yield BlockParameter(
+                name=f"{self.name}.experts.{matrix}_bias",
+                shape=(arch.experts, columns),
+                decays=False,
+                initial="zeros",
+                expert=True,
+            )
+        if arch.shared_experts:
+            ffn = arch.shared_experts * arch.expert_ffn
+            yield from swiglu_parameters(f"{self.name}.shared_experts", arch.dim, ffn, cut=False)
+        if self.gated_ffn:
+            yield from swiglu_parameters(f"{self.name}.shared_expert", arch.dim, self.gated_ffn, cut=False)
+            name = f"{self.name}.shared_expert_gate.weight"
+            yield BlockParameter(name=name, shape=(1, arch.dim), decays=True, initial="normal", partial="always")
+
+    def buffers(self, arch: Architecture) -> dict[str, list[int]]:
+        return {f"{self.name}.gate.e_score_correction_bias": [arch.experts]} if self.has_bias(arch) else {}
+
+    def words(self, arch: Architecture) -> tuple[str, ...]:
+        return (f"{arch.experts} experts of {arch.expert_ffn}, {arch.experts_per_token} a token",)
+
+    def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
+        """From the normed residual stream to what is added to it."""
+        spread = bool(on.axes.tensor) and not on.axes.sequence
+        x = _own_piece(on, x) if spread else x
+        weights = _route(on, x, f"{self.name}.gate")
+        if self.scale != 1:
+            weights = on.ops.op(weights, makes=weights.size)
+        shared: list[TracedTensor] = []
+        if not on.run.shared_meanwhile:
+            out = _weigh(on, _to_experts(self, on, x), weights)
+            shared = self._shared(on, x)
+        else:
+            out = _weigh(on, _to_experts(self, on, x, lambda: shared.extend(self._shared(on, x))), weights)
+        for each in shared:
+            out = on.ops.add(out, each)
+        return _join(on, out) if spread else out
+
+    def shares_experts(self, arch: Architecture) -> bool:
+        return bool(arch.shared_experts or self.gated_ffn)
+
+    def _shared(self, on: "Tracer", x: TracedTensor) -> list[TracedTensor]:
+        """What experts give that every token is sent to."""
+        found = []
+        if on.run.architecture.shared_experts:
+            found.append(trace_swiglu(on, x, f"{self.name}.shared_experts", on.local.routed))
+        if self.gated_ffn:
+            more = trace_swiglu(on, x, f"{self.name}.shared_expert", on.local.routed)
+            score = on.linear(x, f"{self.name}.shared_expert_gate", on.local.routed)
+            score = on.ops.op(score, makes=score.size, keeps_output=True)
+            found.append(on.ops.op(score, more, makes=more.size, keeps=(score, more)))
+        return found
+
+
+def _own_piece(on: "Tracer", x: TracedTensor) -> TracedTensor:
+    """Padding, which copies, and a rank's piece of the positions."""
+    ops, local = on.ops, on.local
+    whole = ops.op(x, makes=local.whole)
+    call = CollectiveCall("tp", "all_gather", TP, local.whole)
+    return ops.op(whole, makes=local.routed * local.dim * local.width, scratch=(0, local.whole), back_calls=(call,))
+
+
+def _join(on: "Tracer", piece: TracedTensor) -> TracedTensor:
+    size = on.local.whole
+    call = CollectiveCall("tp", "all_gather", TP, size)
+    return on.ops.op(piece, makes=size, scratch=(size, 0), calls=(call,))
+
+
+def _route(on: "Tracer", x: TracedTensor, name: str) -> TracedTensor:
+    """The weights of what experts make of a token; the losses of the router are part of it."""
+    ops, local = on.ops, on.local
+    arch, tokens, exact = on.run.architecture, local.routed, local.exact
+    names = [each for each in (f"{name}.weight", f"{name}.bias") if each in on.shapes]
+    numbers = prod(on.shapes[names[0]])
+    scores_size = tokens * arch.experts * exact
+    if local.width != exact:
+        x = ops.op(x, makes=tokens * local.dim * exact, extra=(numbers * exact,))  # and the weight
+    logits = ops.linear(x, scores_size, weight=on.bytes_of(*names), flops=2 * tokens * numbers, parameters=names)
+    counts = CollectiveCall(on.axes.row, "all_reduce", on.axes.row_node, local.rows * (arch.experts + 1) * INDEX)
+    scores = ops.op(logits, makes=scores_size, keeps_output=True, calls=(counts,) if on.axes.row else ())
+    chosen = tokens * arch.experts_per_token * INDEX
+    ops.choices = chosen
+    size, one = tokens * arch.experts_per_token * exact, tokens * exact
+    losses = [tokens]  # which positions are not real
+    if arch.router_score == "sigmoid":
+        losses += [one]
+    if arch.router_z_loss:
+        losses += [one]
+    keeps = (scores, *((logits,) if arch.router_z_loss else ()))
+    scratch = (2 * scores_size, 2 * scores_size)
+    weights = ops.op(scores, makes=size, keeps=keeps, extra=(chosen, *losses), scratch=scratch)
+    return ops.op(weights, makes=size, keeps=(weights,), extra=(one,)) if arch.router_normalise else weights
+
+
+def _to_experts(
+    layer: ExpertsLayer, on: "Tracer", x: TracedTensor, meanwhile: Callable[[], None] | None = None
+) -> TracedTensor:
+    """Every token once for each of its experts, through them, and back into the order of tokens. meanwhile: writes what
+    is computed while they are on their way to other ranks."""
+    ops, local = on.ops, on.local
+    arch, ep = on.run.architecture, on.axes.experts
+    count = local.routed * arch.experts_per_token
+    size, order = count * local.dim * local.width, count * INDEX
+    back = _order(on, order)
+    rows = ops.op(x, makes=size, extra=(order,), scratch=(order, size))
+    call = CollectiveCall("ep", "all_to_all", EP, size)
+    keys = here = None
+    if any(each.drops_inputs for matrix, each in on.adapted.items() if matrix.startswith(f"{layer.name}.experts.")):
+        keys = ops.op(makes=order, named=(ops.op(makes=order, scratch=(2 * order, 0)),))
+    if ep > 1:
+        counts = CollectiveCall("ep", "all_to_all", EP, arch.experts * _tasks(layer, on) * INDEX)
+        rows = ops.op(rows, makes=size, saved=ALL_TO_ALL, calls=(counts, call), back_calls=(call,))
+        if meanwhile is not None:
+            sent, first = ops.ops[-1], len(ops.ops)
+            meanwhile()
+            flops = sum(op.flops for op in ops.ops[first:])
+            backwards = sum(op.flops * (bool(op.receivers) + bool(op.weights)) for op in ops.ops[first:])
+            sent.calls = (counts, evolve(call, meanwhile=flops))
+            sent.back_calls = (evolve(call, meanwhile=backwards),)
+        here = _order(on, order)
+        rows = ops.op(rows, makes=size, extra=(order,))
+        if keys is not None:
+            own = CollectiveCall("ep", "all_to_all", EP, order)
+            received = ops.op(makes=order, saved=ALL_TO_ALL, calls=(own,))
+            keys = ops.op(makes=order, named=(keys, received))
+    if keys is not None:
+        ops.op(makes=0, keeps=(keys,))
+    ops.mark(opens=on.experts)
+    with ops.scope():
+        rows = _experts(layer, on, rows, count)
+    ops.mark(closes=on.experts)
+    if here is not None:
+        rows = ops.op(rows, here, makes=size, keeps=(here,))
+        # Names in the functions under way still hold what was sent first, and what the experts gave.
+        scratch = (2 * size, 0)
+        rows = ops.op(rows, makes=size, saved=ALL_TO_ALL, scratch=scratch, calls=(call,), back_calls=(call,))
+    return ops.op(rows, back, makes=size, keeps=(back,))
+
+
+def _order(on: "Tracer", size: int) -> TracedTensor:
+    """The order in which rows are brought back, which the gradient takes the other way round."""
+    order = on.ops.op(makes=size)
+    order.gradient = 0
+    return order
+
+
+def _tasks(layer: ExpertsLayer, on: "Tracer") -> int:
+    """How many tasks the rows of an expert are told apart by; 1 where it has no adapters of tasks."""
+    module, adapter = f"{layer.name}.experts.", on.run.architecture.adapter
+    if not isinstance(adapter, TaskAdapters) or not any(name.startswith(module) for name in on.adapted):
+        return 1
+    return len(adapter.tasks)
+
+
+def _experts(layer: ExpertsLayer, on: "Tracer", rows: TracedTensor, count: int) -> TracedTensor:
+    """SwiGLUs side by side: one kernel for all, or one after the other."""
+    ops, local, name = on.ops, on.local, f"{layer.name}.experts"
+    experts, _, ffn = on.shapes[f"{name}.gate_proj"]
+    parts = 1 if local.grouped else min(experts, MOST_PARTS)
+    share, inner = rows.size // parts, count * ffn * local.width // parts
+    flops = 2 * count * ffn * local.dim // parts
+    added = None if local.grouped else 0
+
+    def product(x: TracedTensor, matrix: str, makes: int) -> TracedTensor:
+        out, adapted = plain(x, matrix, makes), on.adapted.get(f"{name}.{matrix}")
+        return out if adapted is None else adapted.trace(on, x, out, count, parts=parts, added=added)
+
+    def plain(x: TracedTensor, matrix: str, makes: int) -> TracedTensor:
+        names = [f"{name}.{matrix}", *([f"{name}.{matrix}_bias"] if layer.matrix_bias else [])]
+        sizes = [on.bytes_of(each) // parts for each in names]
+        numbers = prod(on.shapes[names[0]])
+        unpacked = on.unpacked(names[0], numbers if local.grouped else numbers // experts)
+        if len(names) == 1 or not local.grouped:
+            return ops.linear(
+                x, makes, weight=sum(sizes), flops=flops, parameters=names, added=added, unpacked=unpacked
+            )
+        out = ops.linear(x, makes, weight=sizes[0], flops=flops, parameters=names[:1], unpacked=unpacked)
+        more = 2 * experts * (makes // local.width)
+        return ops.op(out, makes=makes, fresh=False, weights=sizes[1], parameters=names[1:], saved=MATMUL, flops=more)
+
+    adapters = [each for matrix, each in on.adapted.items() if matrix.startswith(f"{name}.")]
+    for each in adapters:
+        each.trace_beside(on)
+    pieces = [rows]
+    if not local.grouped:
+        pieces = ops.views(rows, parts)
+        names = [each for each in on.shapes if each.startswith(f"{name}.")]
+        ops.slices(*(on.bytes_of(each) for each in names), parameters=names)
+    elif layer.matrix_bias or any(each.scales for each in adapters):  # which expert each row is of
+        ops.op(makes=0, extra=(count * experts * local.width,))
+    found = []
+    for piece in pieces:
+        gate = product(piece, "gate_proj", inner)
+        if layer.limit is None:
+            with ops.scope():
+                active = ops.op(gate, makes=inner, keeps=(gate,))
+            up = product(piece, "up_proj", inner)
+            with ops.scope():
+                both = ops.op(active, up, makes=inner, keeps=(active, up))
+        else:
+            up = product(piece, "up_proj", inner)
+            with ops.scope():
+                both = ops.op(gate, up, makes=inner, keeps=(gate, up), scratch=(2 * inner, 4 * inner))
+        with ops.scope():
+            found.append(product(both, "down_proj", share))
+    return found[0] if local.grouped else ops.op(*found, makes=rows.size, fresh=False)
+
+
+def _weigh(on: "Tracer", out: TracedTensor, weights: TracedTensor) -> TracedTensor:
+    """Σ weight · output, in exact sums."""
+    local = on.local
+    exact, size = local.routed * local.dim * local.exact, local.routed * local.dim * local.width
+    scratch = (3 * exact - size, out.size + 2 * exact)  # two terms of the sum, and it with the next
+    return on.ops.op(out, weights, makes=size, keeps=(out, weights), scratch=scratch)

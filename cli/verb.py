@@ -1,0 +1,136 @@
+"""Shared parts of verbs: arguments, counted data, the user's own code, and refusals."""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from xtrain.plan.plan import Counted, Plan
+
+
+RUN_HELP = "a run, a lineage or root of runs (the newest run in it), or a run id or its beginning"
+
+
+def add_sets(parser: argparse.ArgumentParser) -> None:
+    """Add `--set PATH=VALUE`, collected under `sets`."""
+    parser.add_argument(
+        "--set",
+        dest="sets",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="replace a setting or param; may be repeated",
+    )
+
+
+def number_of(what: str) -> Callable[[str], int]:
+    """Return the type of an argument that is a number of things: 1 or more."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < 1:
+            raise argparse.ArgumentTypeError(f"`{text}` is not a number of {what}; use 1 or more")
+        return int(text)
+
+    return read
+
+
+ranks = number_of("ranks")
+"""The type of `--world`."""
+
+
+def above_zero(what: str) -> Callable[[str], float]:
+    """Return the type of an argument that is a number above 0."""
+
+    def read(text: str) -> float:
+        try:
+            found = float(text)
+        except ValueError:
+            found = 0.0
+        if not 0 < found < float("inf"):
+            raise argparse.ArgumentTypeError(f"`{text}` is not {what}; use a number above 0")
+        return found
+
+    return read
+
+
+def add_node(parser: argparse.ArgumentParser) -> None:
+    """Add `--node I --meet HOST:PORT`, this machine's place among several."""
+    parser.add_argument(
+        "--node", type=_index, metavar="I", help="which of several machines this is, from 0; under srun it is known"
+    )
+    parser.add_argument("--meet", metavar="HOST:PORT", help="where the machines meet: a free port of the first one")
+
+
+def _index(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"`{text}` is not the number of a machine; use 0 or more")
+    return int(text)
+
+
+def run_named(text: str | Path) -> Path | None:
+    """Return the run directory for a path, lineage, root of runs or run id, as `xtrain watch` accepts them; None if
+    there is none.
+
+    Prints the chosen run to stderr unless `text` is its path.
+    """
+    from xtrain.dsl.diagnostics.diagnostic import printable
+    from xtrain.tui.model.find import NoRun, run_at
+
+    try:
+        found = run_at(str(text))
+    except NoRun as error:
+        print(printable(f"{error}; `xtrain runs` lists runs"), file=sys.stderr)
+        return None
+    if found != Path(text):
+        print(printable(f"run {found}"), file=sys.stderr)
+    return found
+
+
+def counted(plan: "Plan") -> "Counted | None":
+    """Return the counted rows of the plan's data; None if they are not in the cache. Imports its modules on call,
+    because only plans that wait for data need them."""
+    from xtrain.runtime.feed.prepared import counted_rows
+
+    return counted_rows(plan)
+
+
+def say_own_code(plan: "Plan", path: "str | Path") -> None:
+    """Warn of user modules and commands that the plan executes; print nothing if there are none. path: of the plan."""
+    from xtrain.dsl.diagnostics.diagnostic import printable
+    from xtrain.plan.data import code_of
+
+    if found := code_of(plan):
+        said = f"warning: {path} runs code of its author: {', '.join(found)}; if you do not trust it, stop here"
+        print(printable(said), file=sys.stderr, flush=True)
+
+
+class Refused(Exception):
+    """A refused command. code: the exit code. The message is for people; `shown`: it was shown already."""
+
+    def __init__(self, code: int, message: str, *, shown: bool = False) -> None:
+        super().__init__(message)
+        self.code, self.shown = code, shown
+
+    def show(self) -> int:
+        """Print the message unless it was shown; return the exit code."""
+        if not self.shown:
+            print(self, file=sys.stderr, flush=True)
+            self.shown = True
+        return self.code
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Convert faults of the machine, the data or an earlier run into Refused."""
+    from xtrain.dsl.diagnostics.diagnostic import printable
+    from xtrain.runtime.base.data_errors import DataError
+    from xtrain.runtime.base.errors import EnvironmentFault
+
+    try:
+        yield
+    except (EnvironmentFault, DataError) as error:
+        lines = f"error[{error.code}]: {error}".split("\n")
+        raise Refused(3, "\n".join(map(printable, lines))) from None

@@ -1,0 +1,474 @@
+"""`--set path.to.field=value` and `--set name=value` for a `param`: applied last, reported like other text.
+
+Ticks and events are addressed by their action: `every.eval.web`, `on.finish.generate`.
+"""
+
+from collections.abc import Container, Mapping, Sequence
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+
+from attrs import define, field, frozen
+
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText, Span
+from xtrain.dsl.diagnostics.suggest import closest
+from xtrain.dsl.diagnostics.synonyms import ours
+from xtrain.dsl.evaluation.evaluate import Definition, Evaluator, Names
+from xtrain.dsl.evaluation.statements import Label, ReadStatements, Section, SectionEntry, Tree, TriggerSection
+from xtrain.dsl.evaluation.values import FAILED, Value, Word, describe
+from xtrain.dsl.schema import blocks
+from xtrain.dsl.schema.actions import Action, by_default
+from xtrain.dsl.schema.setting import Auto, open_setting, settings_of
+from xtrain.dsl.spec import Spec
+from xtrain.dsl.syntax import tree as s
+from xtrain.dsl.syntax.parser import parse_expression
+from xtrain.dsl.values import Dimension, Quantity
+
+if TYPE_CHECKING:
+    from xtrain.dsl.checking.user_parts import DeclaredParts
+
+
+PATH = "--set"
+Parts = tuple[tuple[str, Span], ...]
+"""The parts of a path, with their places."""
+
+
+@frozen
+class Override:
+    """One `--set`: the parts of the path with their places, and where the value stands."""
+
+    parts: Parts
+    span: Span
+    value: Span
+
+
+def descend(
+    block: type, section: Section, override: Override, rest: tuple[tuple[str, Span], ...], reading: ReadStatements,
+    evaluator: Evaluator, diagnostics: Diagnostics,
+) -> None:  # fmt: skip
+    """Follow the path through nested blocks to a setting or a label."""
+    if not section.heads:
+        section.heads.append(override.parts[-1][1])
+    label = blocks.label_of(block)
+    if not rest or (len(rest) == 1 and label is not None and rest[0][0] == label.name):
+        if label is None:
+            fields = ", ".join(settings_of(block))
+            diagnostics.error(
+                "X217", f"`{section.kind}` is a block", override.span, hint=f"set one of its settings: {fields}"
+            )
+            return
+        value = (text_of if label.type is str else value_of)(override.value, reading, evaluator, diagnostics)
+        if value is not None:
+            section.labels = [Label(value)]
+        return
+    name, span = rest[0]
+    known = settings_of(block)
+    free = open_setting(block)
+    if name not in known and free is not None and get_args(free[0].type)[1] is Dimension:
+        name, rest = ".".join(part for part, _ in rest), rest[:1]
+        section.varied.add(name)
+    if name not in known and free is not None and len(rest) == 1:
+        value = value_of(override.value, reading, evaluator, diagnostics)
+        if value is not None:
+            section.entries[name] = SectionEntry(span, value)
+            section.lost.discard(name)
+        return
+    if name not in known:
+        no_such(name, span, known, f"setting of `{section.kind}`", diagnostics)
+        return
+    attribute, _ = known[name]
+    if blocks.is_block(attribute.type):
+        descend(attribute.type, section.block(name), override, rest[1:], reading, evaluator, diagnostics)
+        return
+    if len(rest) > 1:
+        diagnostics.error(
+            "X217", f"`{name}` is a setting, not a block", rest[1][1], hint=f"write `--set …{name}=value`"
+        )
+        return
+    # A shell eats quotes, and `1f1b` is no name without: a word of the setting is one as it stands.
+    is_word = get_origin(attribute.type) is Literal and override.value.text in get_args(attribute.type)
+    automatic = override.value.text == "auto" and Auto in _parts(attribute.type)
+    takes_text = (str in _parts(attribute.type) or is_word) and not automatic
+    value = (text_of if takes_text else value_of)(override.value, reading, evaluator, diagnostics)
+    if value is not None:
+        section.entries[name] = SectionEntry(span, value)
+        section.lost.discard(name)
+
+
+def _parts(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
+def no_such(
+    name: str, span: Span, candidates: Any, what: str, diagnostics: Diagnostics, near: Sequence[str] = ()
+) -> None:
+    """Report an unknown name. near: what it was meant for, if that is known; else the closest candidate is named."""
+    meant = "` or `".join(near) or closest(name, candidates)
+    known = ", ".join(candidates)
+    notes = [(f"there are {known}" if known else "there are none", None)]
+    diagnostics.error(
+        "X217", f"there is no {what} called `{name}`", span, hint=f"did you mean `{meant}`?" if meant else None,
+        notes=[] if meant else notes,
+    )  # fmt: skip
+
+
+def value_of(span: Span, reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics) -> Value | None:
+    """The expression at a place, which may refer to params; None after reporting that it is none."""
+    node = parse_expression(span.source, span.start, span.end, diagnostics)
+    return None if node is None else evaluator.value(node, Names(reading.params))
+
+
+def text_of(span: Span, reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics) -> Value:
+    """The text at a place, which may but need not stand in quotes; `none` is the constant."""
+    quiet = Diagnostics()
+    node = parse_expression(span.source, span.start, span.end, quiet)
+    if node is not None and (span.text.startswith('"') or span.text == "none"):
+        return evaluator.value(node, Names(reading.params))
+    return Value(span.text, span)
+
+
+# An action and its label, empty where it has none that a path could hold.
+Done = tuple[str, str]
+
+
+@define
+class Addresses:
+    """found: for each name of an action, the places (trigger, action) that it names."""
+
+    triggers: Sequence[Sequence[Done]]
+    found: dict[str, list[tuple[int, int]]] = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        for number, actions in enumerate(self.triggers):
+            for place, (action, label) in enumerate(actions):
+                for name in (action, f"{action}.{label}") if label else (action,):
+                    self.found.setdefault(name, []).append((number, place))
+
+    def places(self, name: str) -> list[tuple[int, int]]:
+        """What a name may mean, one place for each trigger: several if it is not enough."""
+        places = self._first_of_each(name)
+        base, _, number = name.rpartition(".")
+        if not places and number.isdecimal():
+            numbered = self._first_of_each(base)
+            places = numbered[int(number) - 1 : int(number)] if int(number) else []
+        return places
+
+    def name(self, trigger: int, place: int) -> str:
+        """The name that means this action of this trigger and no other."""
+        action, label = self.triggers[trigger][place]
+        full = f"{action}.{label}" if label else action
+        same = self._first_of_each(full)
+        alone = len(self._first_of_each(action)) == 1
+        if len(same) == 1:
+            return action if alone and not label else full
+        return f"{full}.{[number for number, _ in same].index(trigger) + 1}"
+
+    def all(self) -> list[str]:
+        """Every name that means one trigger."""
+        names = [self.name(i, j) for i, actions in enumerate(self.triggers) for j in range(len(actions))]
+        return list(dict.fromkeys(names))
+
+    def _first_of_each(self, name: str) -> list[tuple[int, int]]:
+        first: dict[int, int] = {}
+        for trigger, place in self.found.get(name, ()):
+            first.setdefault(trigger, place)
+        return list(first.items())
+
+
+def of_ticks(spec: Spec) -> Addresses:
+    """The addresses of a spec's ticks, without `every.` before them."""
+    return Addresses([[_done_by(action) for action in tick.actions] for tick in spec.ticks])
+
+
+def _done_by(action: Action) -> Done:
+    label = blocks.label_of(type(action))
+    return action.kind, "" if label is None or action.called else str(getattr(action, label.name))
+
+
+Actions = Mapping[str, type[Action]]
+"""By their names, those of the user's own among them."""
+
+
+def set_tick(
+    override: Override, tree: Tree, actions: Actions, reading: ReadStatements, evaluator: Evaluator,
+    diagnostics: Diagnostics,
+) -> None:  # fmt: skip
+    """`every.ADDRESS`, the period of a tick, or `every.ADDRESS.SETTING`, of what it does."""
+    ticks = [each for each in tree.triggers if each.event is None]
+    rest, addresses = override.parts[1:], _addresses(ticks, actions)
+    name = ".".join(part for part, _ in rest)
+    usual = [kind.kind for kind in by_default()]  # ticks that a run has even if nobody writes them may be set too
+    places = addresses.places(name)
+    if len(rest) == 1 and not places and name in usual:
+        tick = TriggerSection(override.span, Names(reading.params), [(s.Name(_path(override), name), Section(name))])
+        tree.triggers.append(tick)
+        ticks, places = [tick], [(0, 0)]
+    if len(places) == 1:
+        every_step = Value(Quantity(1, "steps"), override.value) if override.value.text == "step" else None
+        ticks[places[0][0]].override = every_step or value_of(override.value, reading, evaluator, diagnostics)
+    elif len(places) > 1:
+        _ambiguous("every", ticks, addresses, places, override, diagnostics)
+    elif not _set_action(ticks, addresses, rest, override, actions, reading, evaluator, diagnostics):
+        defaults = (each for each in usual if not addresses.places(each))
+        known = [f"every.{each}" for each in (*addresses.all(), *defaults)]
+        given = f"every.{name}" if rest else ""
+        meant = closest(given, known)
+        message = f"there is no tick called `{given}`" if rest else "`every` needs the name of a tick"
+        hint = f"did you mean `{meant}`?" if meant else f"write one of {', '.join(known)}"
+        diagnostics.error("X217", message, _path(override), hint=hint)
+
+
+def set_event(
+    override: Override, tree: Tree, actions: Actions, reading: ReadStatements, evaluator: Evaluator,
+    diagnostics: Diagnostics,
+) -> None:  # fmt: skip
+    """`on.EVENT.ADDRESS.SETTING`, of what is done on an event, or `on.nan`, the number behind it."""
+    events = [each for each in tree.triggers if each.event is not None]
+    head, *path = override.parts
+    name, place = path[0] if path else ("", head[1])
+    triggers = [each for each in events if each.event is not None and each.event.text == name]
+    if not triggers:
+        known = list(dict.fromkeys(each.event.text for each in events if each.event is not None))
+        meant = closest(name, known)
+        hint = f"did you mean `{meant}`?" if meant else None
+        notes = [] if meant else [(f"the spec has {', '.join(f'`on {each}`' for each in known) or 'none'}", None)]
+        message = f"the spec has no `on {name}`" if name else "`on` needs the name of an event"
+        diagnostics.error("X217", message, place, hint=hint, notes=notes)
+        return
+    rest, addresses = tuple(path[1:]), _addresses(triggers, actions)
+    if name == "nan" and not rest and len(triggers) == 1:
+        triggers[0].override = value_of(override.value, reading, evaluator, diagnostics)
+        return
+    if not _set_action(triggers, addresses, rest, override, actions, reading, evaluator, diagnostics):
+        listed = ", ".join(f"`on.{name}.{each}.SETTING`" for each in addresses.all())
+        message = f"`{_path(override).text}` is not a setting of an action of this event"
+        diagnostics.error("X217", message, _path(override), hint=f"the spec has {listed}")
+
+
+def _set_action(
+    triggers: list[TriggerSection], addresses: Addresses, rest: Parts, override: Override, actions: Actions,
+    reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics,
+) -> bool:  # fmt: skip
+    """Give an action a setting, by the end of a path. False if the path before its last part means no action."""
+    numbered = bool(rest) and rest[-1][0].isdecimal()  # one tick more than there are
+    places = [] if numbered else addresses.places(".".join(part for part, _ in rest[:-1]))
+    kinds = [actions.get(addresses.triggers[trigger][place][0]) for trigger, place in places]
+    known = [name for kind in kinds if kind is not None for name in settings_of(kind)]
+    if places and rest[-1][0] not in known and closest(rest[-1][0], known) is None:
+        return False
+    if len(places) > 1:
+        prefix = ".".join(part for part, _ in override.parts[: len(override.parts) - len(rest)])
+        _ambiguous(prefix, triggers, addresses, places, override, diagnostics, rest[-1][0])
+    elif places:
+        trigger, place = places[0]
+        name, section = triggers[trigger].actions[place]
+        if name.text in actions:  # else that is reported
+            descend(actions[name.text], section, override, rest[-1:], reading, evaluator, diagnostics)
+    return bool(places)
+
+
+def _addresses(triggers: list[TriggerSection], actions: Actions) -> Addresses:
+    return Addresses([[_done_in(name, section, actions) for name, section in each.actions] for each in triggers])
+
+
+def _done_in(name: s.Name, section: Section, actions: Actions) -> Done:
+    kind = actions.get(name.text)
+    label = section.labels[0].value.data if section.labels and not (kind and kind.called) else ""
+    return name.text, label.text if isinstance(label, Word) else label if isinstance(label, str) else ""
+
+
+def _ambiguous(
+    prefix: str, triggers: list[TriggerSection], addresses: Addresses, places: list[tuple[int, int]],
+    override: Override, diagnostics: Diagnostics, setting: str = "",
+) -> None:  # fmt: skip
+    """Report a path that may mean several ticks, and the paths that mean one."""
+    names = [".".join(filter(None, (prefix, addresses.name(*place), setting))) for place in places]
+    hint = f"write {' or '.join(f'`{name}`' for name in names)}"
+    notes = [(f"`{name}`", triggers[number].span) for name, (number, _) in zip(names, places, strict=True)]
+    path = _path(override)
+    diagnostics.error("X217", f"`{path.text}` is ambiguous: {len(places)} actions match", path, hint=hint, notes=notes)
+
+
+def _path(override: Override) -> Span:
+    return override.parts[0][1].to(override.parts[-1][1])
+
+
+_LAST = 1_000_000  # behind all files
+
+
+def override_source(sets: Sequence[str]) -> SourceText:
+    """All `--set` texts as one source, a line each."""
+    return SourceText(PATH, "\n".join(text.replace("\n", " ") for text in sets), order=_LAST)
+
+
+def read_overrides(source: SourceText, diagnostics: Diagnostics) -> list[Override]:
+    """Split each line at its first `=`; a line without is reported."""
+    found = []
+    offset = 0
+    for line in source.text.split("\n") if source.text else []:
+        start, end = offset, offset + len(line)
+        offset = end + 1
+        path, sign, value = line.partition("=")
+        whole = Span(source, start, end)
+        if not sign or not path.strip() or not value.strip():
+            diagnostics.error(
+                "X218", "`--set` needs a path and a value", whole, hint="write `--set path.to.setting=value`"
+            )
+            continue
+        parts, at = [], start
+        for part in path.split("."):
+            name = part.strip()
+            begin = at + (len(part) - len(part.lstrip()))
+            parts.append((name, Span(source, begin, begin + len(name))))
+            at += len(part) + 1
+        first = start + len(path) + 1
+        text = source.text[first:end]
+        begin = first + len(text) - len(text.lstrip())
+        found.append(Override(tuple(parts), whole, Span(source, begin, begin + len(text.strip()))))
+    return found
+
+
+def set_params(
+    overrides: list[Override], reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics
+) -> list[Override]:
+    """Apply those that name a `param`; the others come back."""
+    rest = []
+    for override in overrides:
+        name = override.parts[0][0]
+        definition = reading.params.get(name) if len(override.parts) == 1 else None
+        if definition is None:
+            rest.append(override)
+        else:
+            _set_param(definition, override, reading, evaluator, diagnostics)
+    for definition in reading.definitions:
+        # What was computed to learn the types of the defaults may rest on values that are replaced now.
+        definition.value, definition.used = None, False
+    return rest
+
+
+def _set_param(
+    definition: Definition, override: Override, reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics
+) -> None:
+    """Replace the default of a `param` by a value of the same type and unit."""
+    default = evaluator.definition(definition)
+    if default.data is FAILED:
+        return
+    if isinstance(default.data, str):
+        value = text_of(override.value, reading, evaluator, diagnostics)
+    else:
+        value = value_of(override.value, reading, evaluator, diagnostics)
+    if value is None or value.data is FAILED:
+        return
+    given, wanted = value.data, default.data
+    if isinstance(wanted, float) and isinstance(given, int) and not isinstance(given, bool):
+        given = float(given)
+    same = type(given) is type(wanted)
+    if isinstance(given, Quantity) and isinstance(wanted, Quantity):
+        same = given.unit == wanted.unit
+    if not same and given is not None and wanted is not None:
+        name = definition.name.text
+        diagnostics.error(
+            "X310", f"`{name}` is {_kind(wanted)}, not {describe(given)}", override.value,
+            notes=[("its default fixes the type", definition.name.span)],
+        )  # fmt: skip
+        return
+    definition.replaced = Value(given, override.value)
+
+
+def _kind(data: Any) -> str:
+    match data:
+        case bool():
+            return "`true` or `false`"
+        case int():
+            return "a whole number"
+        case float():
+            return "a number"
+    return describe(data)
+
+
+def set_fields(
+    overrides: list[Override], tree: Tree, parts: "DeclaredParts", reading: ReadStatements, evaluator: Evaluator,
+    diagnostics: Diagnostics,
+) -> None:  # fmt: skip
+    """Apply overrides of settings and labels to the tree; a path that leads nowhere is reported. parts: the user's."""
+    for override in overrides:
+        _set_field(override, tree, parts, reading, evaluator, diagnostics)
+
+
+def _set_field(
+    override: Override, tree: Tree, parts: "DeclaredParts", reading: ReadStatements, evaluator: Evaluator,
+    diagnostics: Diagnostics,
+) -> None:  # fmt: skip
+    name, span = override.parts[0]
+    rest = override.parts[1:]
+    if name == "collate" and not rest:
+        value = value_of(override.value, reading, evaluator, diagnostics)
+        if value is not None:
+            tree.root.entries["collate"] = SectionEntry(span, value)
+        return
+    if name in ("every", "on"):
+        apply = set_tick if name == "every" else set_event
+        apply(override, tree, parts.actions(), reading, evaluator, diagnostics)
+        return
+    if name not in blocks.KINDS:
+        candidates = (*blocks.KINDS, "collate", "every", "on", *reading.params)
+        near = () if rest else _settings_called(name, tree)
+        no_such(name, span, candidates, "block" if rest else "param or block", diagnostics, near)
+        return
+    block = blocks.KINDS[name]
+    if name in blocks.NAMED:
+        rest = _one_label(rest, tree.named.get(name, {}))
+        section = _named(name, rest, tree, span, diagnostics)
+        if section is None:
+            return
+        rest = rest[1:]
+        if not rest:
+            diagnostics.error("X217", f"`{name}` is a block", override.span, hint=f"set one of its settings: "
+                              f"{', '.join(settings_of(block))}")  # fmt: skip
+            return
+        block = parts.block(block, section)
+    else:
+        section = tree.root.block(name)
+        block = parts.block(block, section)
+    descend(block, section, override, rest, reading, evaluator, diagnostics)
+
+
+def _settings_called(name: str, tree: Tree) -> list[str]:
+    """The paths of the settings of this name, or of the one that another trainer calls so: `lr` is `optimizer.lr`.
+
+    Paths in blocks that the spec has, if there are any.
+    """
+    paths: dict[str, list[str]] = {}
+    for kind, block in blocks.KINDS.items():
+        labels = [f"{kind}.{label}" for label in tree.named.get(kind, {})] if kind in blocks.NAMED else [kind]
+        for setting in settings_of(block):
+            paths.setdefault(setting, []).extend(f"{place}.{setting}" for place in labels)
+        for inner, nested in blocks.nested(block).items():
+            for setting in settings_of(nested) if kind not in blocks.NAMED else ():
+                paths.setdefault(setting, []).append(f"{kind}.{inner}.{setting}")
+    found = paths.get(name) or paths.get(ours(name, paths) or "", [])
+    written = [path for path in found if path.partition(".")[0] in (*tree.root.blocks, *tree.named)]
+    return written or found
+
+
+def _one_label(parts: Parts, known: Container[str]) -> Parts:
+    """The parts behind the word of a named block, with one for a label that has dots in it."""
+    for count in range(len(parts), 1, -1):
+        if (label := ".".join(name for name, _ in parts[:count])) in known:
+            return ((label, parts[0][1].to(parts[count - 1][1])), *parts[count:])
+    return parts
+
+
+def _named(
+    kind: str, rest: tuple[tuple[str, Span], ...], tree: Tree, span: Span, diagnostics: Diagnostics
+) -> Section | None:
+    known = tree.named.get(kind, {})
+    if not rest:
+        diagnostics.error(
+            "X217", f"`{kind}` needs a name and a setting", span, hint=f"write `{kind}.NAME.SETTING=value`"
+        )
+        return None
+    label, place = rest[0]
+    if label not in known:
+        no_such(label, place, known, kind, diagnostics)
+        return None
+    return known[label]

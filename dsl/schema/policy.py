@@ -1,0 +1,280 @@
+"""Reinforcement learning: policy losses, rollouts and rewards."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Final, Literal
+
+from attrs import frozen
+
+from xtrain.dsl.schema.component import Component, Registry
+from xtrain.dsl.schema.losses import (
+    ADVANTAGES,
+    OLD,
+    REF,
+    Reference,
+    ReferredLoss,
+    Unit,
+    logits_chunk,
+    reference_setting,
+)
+from xtrain.dsl.schema.setting import (
+    Conflict,
+    Range,
+    Role,
+    at_least,
+    between,
+    not_negative,
+    positive,
+    setting,
+    settings_of,
+)
+from xtrain.dsl.values import Quantity
+
+POLICY: Final = {
+    "policy/ratio": (
+        "probability of a label now, divided by that when it was sampled; mean over the valid tokens of the step",
+        "",
+    ),
+    "policy/clipped": ("valid tokens whose loss has no gradient, as their ratio is clipped", "share, 0 to 1"),
+    "policy/kl": (
+        "divergence of the policy from that which has sampled: mean over valid tokens of ρ − 1 − log ρ, ρ the ratio",
+        "nats a token",
+    ),
+    "policy/entropy": ("entropy of the next token, mean over the valid tokens of the step", "nats a token"),
+}
+REFERENCE_KL: Final = {
+    "policy/reference_kl": ("divergence of the policy from the reference, as `kl` of the loss has it", "nats a token")
+}
+
+Normalise = Literal["token", "sequence", "dr_grpo"]
+
+
+@frozen
+class PolicyLoss(ReferredLoss):
+    """A loss of tokens that a policy has sampled, with the advantage of each: of the ratio ρ of their probabilities now
+    and then."""
+
+    kl: Literal["none", "k1", "k2", "k3"] = setting(
+        "estimate, for each token, of the divergence from the reference (column `ref_logprobs`) that is added to the "
+        "loss; with d = log of reference / policy: k1: −d; k2: d²/2; k3: e^d − d − 1",
+        default="none",
+    )
+    kl_weight: float = setting("weight of `kl`", default=0.0, check=not_negative)
+    reference: Reference = reference_setting()
+    chunk: Quantity = logits_chunk()
+
+    may_read: ClassVar[Mapping[str, str]] = {REF: "kl = k3, kl_weight = 0.04"}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (OLD, ADVANTAGES, *((REF,) if self.kl != "none" else ()))
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        return tuple(name for name in self.metrics if self.kl != "none" or name not in REFERENCE_KL)
+
+    def conflicts(self) -> Iterator[Conflict]:
+        if self.kl == "none" and self.kl_weight:
+            yield Conflict("kl_weight", "`kl_weight` is the weight of `kl`, and that is none", "add `kl = k3`")
+        if self.kl != "none" and not self.kl_weight:
+            yield Conflict("kl", f"kl {self.kl} counts nothing, as `kl_weight` is 0", "add `kl_weight = 0.04`")
+
+    def penalty(self) -> str:
+        """What is added for the reference, in words."""
+        return "" if self.kl == "none" else f" + {self.kl_weight:g} · {self.kl} of the reference"
+
+    @classmethod
+    def reads(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
+        return ("entropy_T",)
+
+
+def normalise_setting(default: str) -> Any:
+    """The setting `normalise` of losses of single tokens of a policy."""
+    return setting(
+        "token: the mean over all tokens of the step; sequence: the mean over sequences of the mean over the tokens of "
+        "each; dr_grpo: the mean over sequences of the sum over their tokens divided by `max_tokens` (2503.20783)",
+        default=default,
+    )
+
+
+@frozen
+class TokenPolicyLoss(PolicyLoss):
+    """One of single tokens."""
+
+    normalise: Normalise = normalise_setting("token")
+    max_tokens: int | None = setting(
+        "what `normalise = dr_grpo` divides the sum of a sequence by", default=None, check=positive
+    )
+
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = POLICY | REFERENCE_KL
+
+    @property
+    def unit(self) -> Unit:
+        return "token" if self.normalise == "token" else "sequence"
+
+    def conflicts(self) -> Iterator[Conflict]:
+        yield from super().conflicts()
+        if self.normalise == "dr_grpo" and self.max_tokens is None:
+            hint = "add `max_tokens = 1024`, the most tokens of an answer"
+            yield Conflict("normalise", "dr_grpo divides by `max_tokens`, and that is not given", hint)
+        if self.normalise != "dr_grpo" and self.max_tokens is not None:
+            hint = "remove it, or write `normalise = dr_grpo`"
+            yield Conflict("max_tokens", f"`max_tokens` is for dr_grpo, and normalise is {self.normalise}", hint)
+
+    def mean(self) -> str:
+        """What it is the mean of, in words."""
+        return {
+            "token": "mean over all tokens of the step",
+            "sequence": "mean over sequences of the means over their tokens",
+            "dr_grpo": f"mean over sequences of the sums over their tokens divided by {self.max_tokens}",
+        }[self.normalise]
+
+
+@frozen
+class ClippedPolicyLoss(TokenPolicyLoss):
+    """One that clips ratios as PPO does."""
+
+    clip_low: float = setting("ratios are clipped at 1 − this", default=0.2, check=Range(low=0, below=1))
+    clip_high: float = setting("ratios are clipped at 1 + this", default=0.2, check=not_negative)
+    dual_clip: float | None = setting(
+        "of negative advantages ratios count at most so much (arXiv 1912.09729); none: as much as they are",
+        default=None,
+        check=Range(above=1),
+        example="3.0",
+    )
+
+    resuming: ClassVar[Mapping[str, str]] = {"clip_low": "ratios are clipped by it from here on"}
+
+    def conflicts(self) -> Iterator[Conflict]:
+        yield from super().conflicts()
+        if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
+            hint = f"write more than {1 + self.clip_high:g}"
+            yield Conflict("dual_clip", f"it lies above 1 + `clip_high`, which is {1 + self.clip_high:g}", hint)
+
+    def does(self) -> str:
+        dual = "" if self.dual_clip is None else f", of A < 0 at most {self.dual_clip:g}"
+        clips = f"clipped to {1 - self.clip_low:g} … {1 + self.clip_high:g}{dual}"
+        text = f"minimise −ρA of each token, ρ = π / e^`{OLD}` {clips}, A = `{ADVANTAGES}`{self.penalty()}"
+        return f"{text}; {self.mean()}"
+
+
+MADE: Final = (ADVANTAGES, OLD)
+"""The columns that a rollout makes."""
+EXPERTS: Final = "experts"
+"""The column, of several numbers a token, of the experts that a token was sent to when it was sampled: of each layer
+with experts one after the other their numbers, from 1; 0: that is not known."""
+METRICS: Final = {
+    "rollout/reward_std": ("standard deviation of the rewards of the step", ""),
+    "rollout/no_signal": (
+        "groups whose completions all have the same reward, so that their advantages are 0",
+        "share, 0 to 1",
+    ),
+    "rollout/tokens": ("length of a completion with the token that ends it, mean over those of the step", "tokens"),
+    "rollout/cut": ("completions that `max_tokens` has cut off", "share, 0 to 1"),
+    "rollout/left_out": (
+        "with `top_k` or `top_p`: probability of what they leave out, mean over the sampled tokens of the step",
+        "share, 0 to 1",
+    ),
+    "rollout/routing_differs": (
+        "with `replay_routing`: choices of an expert that the step would have made otherwise, of those of its tokens",
+        "share, 0 to 1",
+    ),
+    "rollout/logprob_gap": (
+        "how far the log-probability that the sampler has recorded for a token is from that which the step computes "
+        "for it, mean over the sampled tokens of the step; with `steps` in those that sample",
+        "nats",
+    ),
+    "rollout/logprob_gap_max": ("the same, the largest of the step", "nats"),
+}
+
+
+@frozen
+class Rollout:
+    """`rollout { … }`: each step samples completions of prompts from the model as it is, has them scored by `reward`,
+    and learns from them; the datasets that are trained on give the prompts."""
+
+    group: int = setting("completions of each prompt, which are compared with each other", default=8, check=at_least(1))
+    max_tokens: int = setting("tokens of a completion at most", default=256, check=at_least(1))
+    temperature: float = setting(
+        "sampling temperature; the log-probabilities of the loss are of logits / temperature too",
+        default=1.0,
+        check=positive,
+    )
+    top_k: int | None = setting(
+        "sample from so many of the most likely tokens; none: from all",
+        default=None,
+        check=at_least(1),
+        example="50",
+    )
+    top_p: float = setting(
+        "nucleus sampling: share of the probability to sample from", default=1.0, check=between(0.01, 1)
+    )
+    scale_rewards: Literal["group", "none"] = setting(
+        "advantages are rewards less the mean of their group; group: divided by the standard deviation of the group; "
+        "none: as they are (2503.20783)",
+        default="group",
+    )
+    replay_routing: bool = setting(
+        "of mixtures of experts: the step computes each token with the experts that it was sent to when it was sampled",
+        default=False,
+        added=True,
+    )
+    mask_truncated: bool = setting(
+        "nothing is learned from completions that `max_tokens` has cut off (2503.14476); their rewards count in their "
+        "group all the same",
+        default=False,
+        added=True,
+    )
+    steps: int = setting(
+        "optimizer steps whose completions are sampled at once, by the weights before the first of them; each step "
+        "learns from its own",
+        default=1,
+        check=at_least(1),
+        added=True,
+    )
+    updates: int = setting(
+        "optimizer steps that learn from each completion: behind those of `steps`, as many learn from the same "
+        "completions again, so often in all",
+        default=1,
+        check=at_least(1),
+        added=True,
+    )
+    show: Quantity | None = setting(
+        "how often completions of a prompt are recorded as samples; none: never",
+        default=None,
+        units=("steps",),
+        check=at_least(1),
+        role=Role.CADENCE,
+        example="50 steps",
+    )
+
+    @property
+    def period(self) -> int:
+        """Steps from one that samples to the next."""
+        return self.steps * self.updates
+
+
+REWARDS: Final = Registry["Reward"]("reward", "rewards")
+
+
+# Its op, `rollout.score.NAME`, stands in the module `…_torch` beside it; see `runtime/sampling/scoring.py`.
+@REWARDS.base
+class Reward(Component):
+    """`reward NAME { … }`: how good a completion is that a rollout has sampled; a number from a function of your own,
+    or one of these."""
+
+    resuming: ClassVar[Mapping[str, str]] = {}
+    """Argument of its node → what becomes of a run that goes on with another value, as a clause. Of those that are not
+    here: completions are scored by it from here on."""
+
+    @property
+    def model_folder(self) -> str | None:
+        """The folder of the model that it scores with, if it does; its op is then given a `Scorer`."""
+        return None
+
+    def args(self) -> dict[str, Any]:
+        """The JSON arguments of its node beside `kind`."""
+        return {name: getattr(self, attribute.name) for name, (attribute, _) in settings_of(type(self)).items()}
+
+    def does(self) -> str:
+        """What a completion is scored by, in words."""
+        raise NotImplementedError

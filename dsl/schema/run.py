@@ -1,0 +1,379 @@
+"""A run around its training: `experiment`, `workspace`, `checkpoint`, `log`, `alerts`, and hooks of the user."""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
+
+import attrs
+from attrs import frozen
+
+from xtrain.dsl.schema.component import Component, Registry, UserComponent
+from xtrain.dsl.schema.setting import (
+    AUTO,
+    Auto,
+    Range,
+    Role,
+    at_least,
+    between,
+    file_name,
+    file_path,
+    label,
+    positive,
+    rank_count,
+    seed_range,
+    setting,
+    settings_of,
+    share,
+)
+from xtrain.dsl.values import MeasuredNumber, Quantity
+
+if TYPE_CHECKING:
+    from xtrain.plan.findings import Findings
+
+
+@frozen
+class Experiment:
+    """`experiment NAME { … }`: name, seed and length of the training."""
+
+    name: str = label(check=file_name)
+    seed: int = setting("random seed of initial weights, data order and sampling", default=0, check=seed_range)
+    budget: Quantity = setting(
+        "how long to train",
+        units=("steps", "tokens", "epochs"),
+        check=positive,
+        role=Role.BUDGET,
+        example="600 steps",
+    )
+
+
+@frozen
+class Workspace:
+    """`workspace { … }`: where runs are written."""
+
+    root: str = setting(
+        "folder of all runs, relative to the working folder", default="runs", check=file_path, role=Role.PATH
+    )
+    lineage: str | None = setting(
+        "folder of related runs below the root; none: the experiment's name",
+        default=None,
+        check=file_name,
+        role=Role.PATH,
+    )
+    run: str | None = setting(
+        "name of the run's folder; none: a hash of the code and of the experiment",
+        default=None,
+        check=file_name,
+        role=Role.PATH,
+    )
+
+
+@frozen
+class Launch:
+    """`launch { … }`: nodes, ranks and devices of a run, and when it stops."""
+
+    nodes: int | Auto = setting(
+        "number of nodes; auto: those of `cluster` if given there, else 1",
+        default=AUTO,
+        check=rank_count,
+        role=Role.MESH,
+    )
+    ranks_per_node: int | Auto = setting(
+        "ranks per node; auto: the devices of `cluster` if given there, else what the axes of `parallel` "
+        "need, spread evenly",
+        default=AUTO,
+        check=rank_count,
+        role=Role.MESH,
+    )
+    device: Literal["auto", "cpu", "cuda"] = setting(
+        "device of a rank; auto: that of `cluster`, else cuda if available, else cpu",
+        default="auto",
+        role=Role.EXECUTION,
+    )
+    threads: int | Auto = setting(
+        "CPU threads of a rank; auto: the cores of the node divided by its ranks",
+        default=AUTO,
+        check=between(1, 4096),
+        role=Role.EXECUTION,
+    )
+    stop_deadline: Quantity = setting(
+        "time for a rank to save and exit after a stop request, before it is killed",
+        default=Quantity(300, "seconds"),
+        units=("seconds",),
+        check=positive,
+        role=Role.EXECUTION,
+    )
+    time_limit: Quantity | None = setting(
+        "time after which the run saves and stops, counted from the start of the command",
+        default=None,
+        units=("seconds",),
+        check=positive,
+        role=Role.EXECUTION,
+        example="4 h",
+    )
+    stop_at: Quantity | None = setting(
+        "steps, tokens, epochs or share of the budget at which the run stops; it can be resumed later",
+        default=None,
+        units=("steps", "tokens", "epochs", "%"),
+        check=positive,
+        role=Role.EXECUTION,
+        example="1000 steps",
+    )
+    stop_after: Quantity | None = setting(
+        "training after which each start of the command stops",
+        default=None,
+        units=("steps", "tokens", "epochs", "%"),
+        check=positive,
+        role=Role.EXECUTION,
+        example="200 steps",
+    )
+    stop_file: str | None = setting(
+        "the run stops as soon as this file exists, relative to the working folder",
+        default=None,
+        check=file_path,
+        role=Role.EXECUTION,
+        example='"STOP"',
+    )
+
+
+@frozen
+class Checkpoint:
+    """`checkpoint { … }`: what a run starts from, how checkpoints are saved, and how many are kept."""
+
+    from_: str | None = setting(
+        "start from the full state of this checkpoint, or of the latest checkpoint of this other run",
+        default=None, check=file_path, example='"runs/a/b"',
+    )  # fmt: skip
+    resume: bool = setting("resume from the latest checkpoint of this run", default=True, role=Role.EXECUTION)
+    pretrained: str | None = setting(
+        "start from the weights alone of this checkpoint or run", default=None, check=file_path,
+        example='"runs/a/b"',
+    )  # fmt: skip
+    verify: Literal["content", "sizes"] = setting(
+        "what is compared before a checkpoint is loaded: checksums of all files, or their sizes",
+        default="content",
+        role=Role.EXECUTION,
+    )
+    enabled: bool = setting("false: no checkpoints are saved; loading still works", default=True, role=Role.CADENCE)
+    backend: Literal["dcp", "file"] = setting(
+        "dcp: every rank writes its part; file: one process writes one file, which torch.load reads",
+        default="dcp",
+        role=Role.EXECUTION,
+    )
+    mode: Literal["sync", "async", "async_pinned"] = setting(
+        "sync: training waits; async: a copy in host memory is written in the background, pinned with async_pinned",
+        default="sync",
+        role=Role.EXECUTION,
+    )
+    overlap: Literal["wait", "latest"] = setting(
+        "a save that is due during another: wait for the other, or put the save off until the other is done",
+        default="wait",
+        role=Role.CADENCE,
+    )
+    keep: int | None = setting(
+        "number of newest checkpoints to keep, and the best if it is not one of them; none: all",
+        default=3,
+        check=at_least(1),
+        role=Role.CADENCE,
+    )
+    best: MeasuredNumber | None = setting(
+        "the checkpoint with the best value of this metric of an evaluation or a hook is the best", default=None,
+        role=Role.CADENCE, example="eval.web.loss",
+    )  # fmt: skip
+    best_is: Literal["auto", "lowest", "highest"] = setting(
+        "the better value of `best`; auto: lowest of losses, highest of accuracies and rewards, unknown of others",
+        default="auto",
+        role=Role.CADENCE,
+        added=True,
+    )
+    model: bool = setting(
+        "also save the weights alone when the run has ended, for publishing", default=True, role=Role.CADENCE
+    )
+    failures: int | None = setting(
+        "failed saves in a row after which the run ends; none: never", default=3, check=at_least(1), role=Role.EXECUTION
+    )
+
+    @property
+    def best_is_highest(self) -> bool:
+        """Whether a higher value of `best` is better."""
+        return "highest" in (self.best_is, self.best.better if self.best and self.best_is == "auto" else None)
+
+
+TRACKERS: Final = Registry["Tracker"]("tracker", "trackers")
+# The op and the node of a tracker are its name behind this.
+OP: Final = "setup.log."
+
+
+@TRACKERS.base
+class Tracker(Component):
+    """`log { NAME { … } }`: what takes the records of a run, on its first rank and beside training.
+
+    The class of a tracker says what the rest of xtrain asks of it; what it does not say is as here. None changes what
+    is trained: a run may be resumed with others, and with other settings of the same.
+    """
+
+    kind: ClassVar[str]  # type: ignore[misc]
+    hands_on = True
+    title: ClassVar[str] = ""
+    """What people call it."""
+    package: ClassVar[str] = ""
+    """The package that it cannot run without."""
+    install: ClassVar[str] = ""
+    """What `pip install` takes for that package; else its name."""
+
+    @classmethod
+    def in_log(cls) -> tuple[type, Any]:
+        """The setting of `log` that chooses it: type and field. A plan without it does not speak of it."""
+        return cls, setting(cls.title, default=None, role=Role.EXECUTION, added=True)
+
+    @classmethod
+    def chosen(cls, value: Any) -> Self | None:
+        """The tracker that a value of this setting chooses; None: none."""
+        return value
+
+    def args(self) -> dict[str, Any]:
+        """The JSON arguments of its node: all of its settings."""
+        values = {name: getattr(self, attribute.name) for name, (attribute, _) in settings_of(type(self)).items()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    def does(self) -> str:
+        """What it does, in words: the first rank …, beside training."""
+        raise NotImplementedError
+
+    @classmethod
+    def shown(cls, args: Mapping[str, Any]) -> str:
+        """How the page of a plan names it. args: of its node."""
+        return cls.title
+
+    def check(self, found: "Findings") -> None:
+        """Judge its settings, as rules `log.NAME.SETTING`."""
+
+    def idle(self) -> dict[str, tuple[str, str]]:
+        """The settings that change nothing beside the others: (why, what to do instead)."""
+        return {}
+
+
+@frozen
+class Log:
+    """`log { … }`: trackers, which get the records of a run in addition to its own files."""
+
+    members: ClassVar = TRACKERS
+
+    @classmethod
+    def complete(cls) -> "type[Log]":
+        """The class with a setting for each tracker that there is."""
+        return cls.of(dict(TRACKERS))
+
+    @staticmethod
+    def of(trackers: dict[str, type[Tracker]]) -> "type[Log]":
+        """The class with a setting for each of some trackers."""
+        return _log_class(tuple(trackers.items()))
+
+    def written(self) -> Iterator[Tracker]:
+        """What blocks inside it say, of trackers that are off too."""
+        values = (getattr(self, attribute.name) for attribute in attrs.fields(type(self)))
+        yield from (value for value in values if isinstance(value, Tracker))
+
+    def trackers(self) -> Iterator[Tracker]:
+        """Those that are on."""
+        for attribute in attrs.fields(type(self)):
+            tracker = TRACKERS.get(attribute.name, attribute.type)
+            chosen = tracker.chosen(getattr(self, attribute.name))
+            if chosen is not None:
+                yield chosen
+
+
+@cache
+def _log_class(trackers: tuple[tuple[str, type[Tracker]], ...]) -> type[Log]:
+    declared = {name: tracker.in_log() for name, tracker in trackers}
+    body = {
+        "__doc__": Log.__doc__,
+        "__module__": __name__,
+        "__annotations__": {name: kind for name, (kind, _) in declared.items()},
+        **{name: field for name, (_, field) in declared.items()},
+    }
+    return frozen(type("Log", (Log,), body))
+
+
+def tracker_of(op: str) -> type[Tracker] | None:
+    """The tracker that an op of a plan is of; None for other ops, and where it is not installed."""
+    return TRACKERS.of_kind(op.removeprefix(OP)) if op.startswith(OP) else None
+
+
+@frozen
+class Alerts:
+    """`alerts { … }`: thresholds of alerts; `on … notify("command")` forwards an alert.
+
+    Each is raised once and taken back when it is over. A loss or gradient norm that is not a number always is one.
+    """
+
+    loss_spike: float | None = setting(
+        "raised if the loss of a step is so many robust standard deviations above the median of 100 steps",
+        default=6.0,
+        check=positive,
+        role=Role.CADENCE,
+    )
+    slow: float | None = setting(
+        "raised if five steps in a row take so many times the median of the last 100 steps",
+        default=2.0,
+        check=Range(above=1),
+        role=Role.CADENCE,
+    )
+    starvation: Quantity | None = setting(
+        "raised if this share of the step time is spent waiting for data",
+        default=Quantity(30, "%"),
+        units=("%",),
+        check=Range(low=1, high=100, percent=True),
+        role=Role.CADENCE,
+    )
+    memory: Quantity | None = setting(
+        "raised if a rank uses this share of its planned memory; on GPUs only",
+        default=Quantity(105, "%"),
+        units=("%",),
+        check=positive,
+        role=Role.CADENCE,
+    )
+    disk: Quantity | None = setting(
+        "raised if less of the run's file system is free, or if a checkpoint would not fit; a share means at most "
+        "the size of 10 checkpoints, or 100 GiB if that is more",
+        default=Quantity(5, "%"),
+        units=("%", "bytes"),
+        check=share,
+        role=Role.CADENCE,
+        example="50 GiB",
+    )
+    stalled: Quantity | Auto | None = setting(
+        "raised after this time without progress; auto: 60 s, or half of `fault_tolerance.stuck` if shorter",
+        default=AUTO,
+        units=("seconds",),
+        check=positive,
+        role=Role.CADENCE,
+        example="60 s",
+    )
+
+
+@frozen
+class Hook(UserComponent):
+    """`hook NAME { … }`: a function of your own with `@hook`, called at its place in a run; hooks of one place in the
+    order of the spec. Its settings are the parameters of the function."""
+
+    name: str = label(check=file_name)
+
+    def args(self) -> dict[str, Any]:
+        """The JSON arguments of its node."""
+        return {"user": self.call(), **self.declared}
+
+
+@frozen
+class StepBody(UserComponent):
+    """`step NAME { … }`: a function of your own with `@step`, in place of the forward and backward of a step. Its
+    settings are the parameters of the function."""
+
+    name: str = label(check=file_name)
+
+
+@frozen
+class EvaluationBody(UserComponent):
+    """`evaluation_step NAME { … }`: a function of your own with `@evaluation_step`, in place of the forward of
+    evaluations. Its settings are the parameters of the function."""
+
+    name: str = label(check=file_name)

@@ -1,0 +1,345 @@
+"""Data in a plan: links of the collate chain, files of sources, arguments of a dataset's node, and chat templates."""
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from glob import iglob
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from attrs import frozen
+
+from xtrain.dsl.schema.component import UserComponent
+from xtrain.dsl.schema.data import Dataset
+from xtrain.dsl.schema.data_components import (
+    KINDS,
+    LINKS,
+    LOCAL_MICROBATCH,
+    MICROBATCH,
+    RAW_ROWS,
+    Link,
+    Source,
+    usual_chain,
+)
+from xtrain.dsl.schema.losses import Loss
+from xtrain.dsl.schema.setting import AUTO, file_path, label
+from xtrain.dsl.spec import Spec
+from xtrain.plan.canonical import portable
+from xtrain.plan.findings import Findings
+from xtrain.plan.plan import Node, Plan
+
+
+def resolve_chain(spec: Spec, ring: int, ulysses: int) -> tuple[Link, ...]:
+    """The links of `collate`, with the one that the layout decides on exactly where there is context parallelism, or a
+    collator behind it."""
+    (cut,) = (link for link in LINKS.values() if link.by_layout)
+    if ring * ulysses > 1:
+        return spec.collate if any(link.by_layout for link in spec.collate) else (*spec.collate, cut())
+    behind = any(not link.by_layout and link.takes == LOCAL_MICROBATCH for link in spec.collate)
+    return tuple(link for link in spec.collate if behind or not link.by_layout)
+
+
+def own_modules(plan: Plan) -> dict[str, str]:
+    """Module of the user's, as the plan names it → its digest."""
+    calls = (node.args.get("options") or node.args.get("user") or node.args for node in plan.nodes)
+    family = plan.architecture.own.get("user", {})
+    return {call["module"]: call["digest"] for call in (family, *calls) if "module" in call and "digest" in call}
+
+
+def code_of(plan: Plan) -> tuple[str, ...]:
+    """What a plan runs of its author's: modules and shell commands, for people. Components of installed packages are
+    not among them."""
+    commands = (node.args["command"] for node in plan.nodes if isinstance(node.args.get("command"), str))
+    return (*own_modules(plan), *(f"`{command}`" for command in dict.fromkeys(commands)))
+
+
+def call_text(call: Mapping[str, Any]) -> str:
+    """What is called of the user's own, by the arguments of a node: `warm of parts.py (1a2b3c4d), up = 0.5`."""
+    given = "".join(f", {name} = {value}" for name, value in call["arguments"].items())
+    given += "".join(f", env({name}) with digest {digest[:8]}" for name, digest in call.get("variables", {}).items())
+    return f"{call['function']} of {call['module']} ({call['digest'][:8]}){given}"
+
+
+def node_ids(links: tuple[Link, ...]) -> list[str]:
+    """The id of each link's node; links of one name are numbered from the second on."""
+    found: list[str] = []
+    names = [link.name for link in links]
+    for place, name in enumerate(names):
+        number = names[: place + 1].count(name)
+        found.append(f"collate.{name}" if number == 1 else f"collate.{name}.{number}")
+    return found
+
+
+def changes_documents(node: Node) -> bool:
+    """Whether documents are others behind the link of a node."""
+    link = LINKS.get(node.op.partition(".")[2])
+    return node.op == "collate.user" or (link is not None and link.changes)
+
+
+def check_chain(spec: Spec, found: Findings) -> None:
+    """Each link must take what the one before it gives, from the rows of the reader to what a model takes."""
+    given, before = RAW_ROWS, "the reader"
+    for link in spec.collate:
+        if link.takes != given:
+            message = f"collate: `{link.name}` takes {link.takes}, but {before} gives {given}"
+            found.fail("data.collate", "X508", "collate", message, _hint(spec, link, given))
+            return
+        given, before = link.gives, f"`{link.name}`"
+    if given not in (MICROBATCH, LOCAL_MICROBATCH):
+        message = f"collate: a model takes a {MICROBATCH}, but {before} gives {given}"
+        found.fail("data.collate", "X508", "collate", message, _hint(spec, None, given))
+        return
+    found.passed("data.collate", " -> ".join(link.name for link in spec.collate))
+
+
+def _hint(spec: Spec, link: Link | None, given: str) -> str:
+    """The chain as it is usually written; with collators of the user's own, what this place or the other is for."""
+    if not any(isinstance(each, UserComponent) for each in spec.collate):
+        answers = any(each.has_answers for each in spec.datasets.values() if each.holdout.fraction < 1)
+        return f"write `collate = {' -> '.join(each.written for each in usual_chain(answers))}`"
+    if isinstance(link, UserComponent):
+        giver = next((name for name, each in LINKS.items() if each.gives == link.takes and not each.changes), None)
+        return f"put `{link.function}` behind `{giver}`" if giver else f"put `{link.function}` first"
+    if link is not None and KINDS.index(link.takes) < KINDS.index(given):
+        return f"leave `{link.name}` out: that is done already"
+    needed = next(name for name, each in LINKS.items() if each.takes == given and not each.changes)
+    return f"`{needed}` takes {given}: write it next"
+
+
+@frozen
+class FileSource(Source):
+    """A source of files; relative patterns start at the working folder."""
+
+    patterns: tuple[str, ...] = label(check=file_path)
+
+    takes_folders: ClassVar[bool] = False
+    """Whether what a pattern matches may be a folder."""
+    flat: ClassVar[bool] = False
+    """Whether its identity is that of earlier versions, which had its patterns alone in no list of their own."""
+
+    def patterns_read(self) -> list[str]:
+        return [portable(pattern) for pattern in self.patterns]
+
+    def does(self) -> str:
+        return ", ".join(self.patterns_read())
+
+    @classmethod
+    def shown(cls, args: Mapping[str, Any]) -> str:
+        return f"{args['kind']} {', '.join(args['patterns'])}"
+
+    def identity(self, seed: int) -> Any:
+        name, (_, *rest) = super().identity(seed)
+        return [name, self.patterns_read() if self.flat else [self.patterns_read(), *rest]]
+
+    @classmethod
+    def placed(cls, given: Any, place: Callable[[str], str]) -> Any:
+        patterns, *rest = [given] if cls.flat else given
+        found = [place(pattern) for pattern in patterns]
+        return found if cls.flat else [found, *rest]
+
+    def check(self, dataset: str, vocabulary: Callable[[], int | None], found: "Findings") -> None:
+        """Files that are not there may come, or lie on the machines that run: a warning. A folder is an error."""
+        rule, path = f"data.files.{dataset}", f"dataset.{dataset}.source"
+        missing = [pattern for pattern in self.patterns if not _matches(pattern)]
+        folders = [p for p in self.patterns if p not in missing and not (self.takes_folders or _has_file(p))]
+        if folders:
+            shown = ", ".join(f'"{pattern}"' for pattern in folders)
+            hint = f'name the files in it: "{folders[0].rstrip("/")}/*"'
+            found.fail(rule, "X507", path, f"dataset {dataset}: only folders match {shown}, no file", hint)
+        elif missing:
+            shown = ", ".join(f'"{pattern}"' for pattern in missing)
+            hint = "patterns are relative to the working folder; the run looks again"
+            found.warn(rule, "W501", path, f"dataset {dataset}: no file matches {shown}", hint)
+        else:
+            found.passed(rule, f"files match {', '.join(self.patterns)}")
+
+
+def _matches(pattern: str) -> bool:
+    try:
+        # Path.glob refuses absolute patterns.
+        return next(iglob(pattern, recursive=True), None) is not None or _is_file(pattern)  # noqa: PTH207
+    except ValueError:  # a zero byte, which no path has
+        return False
+
+
+def _is_file(name: str) -> bool:
+    """Return True for a name with the signs of a pattern that a file really has; Path.is_file raises for long ones."""
+    return os.path.isfile(name)  # noqa: PTH113
+
+
+def _has_file(pattern: str) -> bool:
+    return _is_file(pattern) or any(not Path(name).is_dir() for name in iglob(pattern, recursive=True))  # noqa: PTH207
+
+
+# Of chat templates; the first that has one decides.
+CHAT_FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+# Texts with which templates set turns apart, and which so should be tokens: `<|im_start|>`, `<start_of_turn>`.
+_MARKERS: Final = re.compile(r"<[|｜][^<>|｜\s'\"+{}~]+[|｜]>|</?[a-z]+_of_[a-z]+>")
+_COMMENTS: Final = re.compile(r"\{#.*?#\}", re.DOTALL)
+
+
+class TokenizerUnreadable(Exception):
+    """A file is missing, is no tokenizer, or stands beside one and is not what it should be; the text says which."""
+
+    def __init__(self, message: str, path: Path | None = None, remedy: str | None = None) -> None:
+        super().__init__(message if path is None else f"{path.as_posix()}: {message}")
+        self.message, self.path, self.remedy = message, path, remedy
+
+
+class TokenizerMissing(TokenizerUnreadable):
+    """Nothing can be read at its path; another machine may have it, or this one later."""
+
+
+def find_chat_template(folder: Path) -> str | None:
+    """The text of the template beside a `tokenizer.json`; None if there is none.
+
+    Of several named ones it is the `default`. Raises TokenizerUnreadable for a file that cannot be read as what it is.
+    """
+    for name in CHAT_FILES:
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            content: Any = path.read_text(encoding="utf-8")
+            if path.suffix == ".json":
+                content = json.loads(content)
+                content = content.get("chat_template") if isinstance(content, dict) else None
+        except (OSError, ValueError, RecursionError) as error:
+            raise TokenizerUnreadable(f"cannot be read: {error}", path=path) from error
+        template = _default(content, path)
+        if template is not None:
+            return template
+    return None
+
+
+def markers(template: str) -> tuple[str, ...]:
+    """Return the texts with which a template sets turns apart, in their order, as far as they stand in it."""
+    return tuple(dict.fromkeys(_MARKERS.findall(_COMMENTS.sub("", template))))
+
+
+def _default(content: Any, path: Path) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    if isinstance(content, list) and all(isinstance(each, dict) for each in content):
+        content = {each.get("name"): each.get("template") for each in content}
+    if isinstance(content, dict) and isinstance(content.get("default"), str):
+        return content["default"]
+    raise TokenizerUnreadable(
+        "its chat templates have no `default`", path=path, remedy="Name the file of one as `template`."
+    )
+
+
+# The last token of a document is read, and not only predicted.
+ENDED = "ended"
+# What a conversation is trained on if nobody says so.
+TRAIN_ON = "assistant"
+
+
+def source_args(dataset: Dataset, seed: int, loss: Loss) -> dict[str, Any]:
+    """kind, patterns, options and reads. seed: of the experiment."""
+    source = dataset.source
+    return {
+        "kind": source.kind,
+        "patterns": source.patterns_read(),
+        "options": source.options(seed),
+        "reads": reads(dataset) | ({ENDED: True} if loss.head == "reward" and dataset.choices is None else {}),
+    }
+
+
+def reads(dataset: Dataset) -> dict[str, Any]:
+    """form: text, chat, instruction, choices, preference or tokens; with it the fields of a record, and what is trained
+    on."""
+    if dataset.choices is not None:
+        return {"form": "choices", **{name: getattr(dataset, name) for name in ("question", "choices", "answer")}}
+    beside = _beside(dataset)
+    if dataset.tokens is not None:
+        return {"form": "tokens", "tokens": dataset.tokens, **beside}
+    template: dict[str, Any] = {"template": "auto" if dataset.template is AUTO else portable(str(dataset.template))}
+    template |= {name: getattr(dataset, name) for name in of_templates(dataset)}
+    if dataset.has_pairs:
+        fields = {"prompt": dataset.prompt, "chosen": dataset.chosen, "rejected": dataset.rejected}
+        return {"form": "preference", **fields, **template, **beside}
+    if dataset.messages is None and dataset.prompt is None:
+        fields = {"text": dataset.text} if dataset.source.records == "fields" else {}
+        return {"form": "text", **fields, **beside}
+    common = {**template, "train_on": TRAIN_ON if dataset.train_on == "auto" else dataset.train_on, **beside}
+    if dataset.messages is not None:
+        return {"form": "chat", "messages": dataset.messages, **common}
+    return {"form": "instruction", "prompt": dataset.prompt, "response": dataset.response, **common}
+
+
+def of_templates(dataset: Dataset) -> list[str]:
+    """The settings of chat templates, besides their names, that a spec has."""
+    return (["template_arguments"] if dataset.template_arguments else []) + (["lost"] if dataset.lost != "warn" else [])
+
+
+@frozen
+class Beside:
+    """A setting that names what is read beside the text of a record. words: what that is, as a plan says it. records:
+    of which records, and needs: the settings one of which says that records are such; none: of any. numbers: losses
+    read it."""
+
+    words: str
+    records: str = ""
+    needs: tuple[str, ...] = ()
+    numbers: bool = False
+
+
+_PAIRS = ("pairs of `prompt` and `response`", ("response",))
+_CHATS = ("conversations in `messages`", ("messages",))
+_TALKS = ("conversations", ("messages", "response", "chosen"))
+BESIDE: Final = {
+    "input": Beside("further input in", *_PAIRS),
+    "tools": Beside("tools in", *_TALKS),
+    "system": Beside("the system's message in", *_TALKS),
+    "mask": Beside("mask in", "token ids (`tokens`)", ("tokens",)),
+    "label": Beside("label in", *_PAIRS, numbers=True),
+    "message_train": Beside("trained messages by", *_CHATS),
+    "message_weight": Beside("weights of messages by", *_CHATS, numbers=True),
+    "columns": Beside("numbers along the tokens:", numbers=True),
+    "values": Beside("numbers of a record:", numbers=True),
+}
+
+
+def _beside(dataset: Dataset) -> dict[str, Any]:
+    """The settings of BESIDE that a spec has."""
+    return {name: value for name in BESIDE if (value := getattr(dataset, name))}
+
+
+def form_text(reads: dict[str, Any]) -> str:
+    """Of conversations, pairs and token ids: their fields, and what of them is trained on; of questions their fields;
+    empty for plain text with nothing beside it."""
+    beside = [f"{each.words} {_fields_text(reads[name])}" for name, each in BESIDE.items() if name in reads]
+    beside += ["one eos more behind each, so that its last token is read"] if ENDED in reads else []
+    return ", ".join(filter(None, [_content_text(reads), *beside]))
+
+
+def _fields_text(fields: str | dict[str, str]) -> str:
+    if isinstance(fields, str):
+        return f"`{fields}`"
+    return " and ".join(f"{name} in `{field}`" for name, field in sorted(fields.items()))
+
+
+def _content_text(reads: dict[str, Any]) -> str:
+    match reads["form"]:
+        case "text":
+            return ""
+        case "choices":
+            fields = [f"`{reads[name]}`" for name in ("question", "choices", "answer")]
+            return f"questions in {fields[0]} with choices in {fields[1]}, the right one in {fields[2]}"
+        case "tokens":
+            return f"token ids in `{reads['tokens']}`"
+    template = "the tokenizer's template" if reads["template"] == "auto" else f"template {reads['template']}"
+    if given := reads.get("template_arguments"):
+        template += f" with {', '.join(f'{name} = {json.dumps(value)}' for name, value in sorted(given.items()))}"
+    if "lost" in reads:
+        template += " (a record of which it does not write all is bad)" if reads["lost"] == "error" else ""
+        template += " (it may leave anything out)" if reads["lost"] == "allow" else ""
+    if reads["form"] == "preference":
+        prompt = "the prompt inside" if reads["prompt"] is None else f"the prompt in `{reads['prompt']}`"
+        return f"pairs of answers, `{reads['chosen']}` preferred to `{reads['rejected']}`, {prompt}, by {template}"
+    fields = f"`{reads['messages']}`" if reads["form"] == "chat" else f"`{reads['prompt']}` and `{reads['response']}`"
+    records = "conversations in" if reads["form"] == "chat" else "pairs of"
+    trained = {"assistant": "the assistant's turns", "last": "the assistant's last turn", "all": "everything"}
+    return f"{records} {fields} by {template}, trained on {trained[reads['train_on']]}"

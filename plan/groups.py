@@ -1,0 +1,340 @@
+"""Parameter groups and tasks: parameters with an optimizer of their own, and several adapters over one model."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from math import prod
+from typing import Any, Final
+
+from attrs import define, evolve, field
+
+from xtrain.dsl.diagnostics.suggest import did_you_mean
+from xtrain.dsl.schema.adapters import Adapter, TaskAdapters
+from xtrain.dsl.schema.optimizers import OPTIMIZERS, Optimizer, ParameterGroup, StateTensor
+from xtrain.dsl.spec import Spec
+from xtrain.plan.amounts import amounts, trainable
+from xtrain.plan.architecture import Architecture, parameters, task_in
+from xtrain.plan.findings import Findings
+from xtrain.plan.parameters import blocks_beyond, covers, frozen_names, instead
+from xtrain.plan.plan import Plan
+
+CODE: Final = "X440"
+
+
+# Elements whose numbers are in the format of the update at once, where that is another than the one they are stored in.
+ELEMENTS_AT_ONCE: Final = 2**24
+
+
+def alone(arch: Architecture, task: str) -> Architecture:
+    """The model with the adapter of one task alone."""
+    assert isinstance(arch.adapter, TaskAdapters)
+    return evolve(arch, adapter=arch.adapter.tasks[task])
+
+
+def unfit_task(arch: Architecture, task: str | None) -> tuple[str, str] | None:
+    """(what is wrong, what to do) where a task is named and the model has none of that name, or none is named and it
+    has several; else None."""
+    names = list(arch.adapter.tasks) if isinstance(arch.adapter, TaskAdapters) else []
+    if task is None:
+        return ("the run trains the adapters of several tasks", f"name one: {', '.join(names)}") if names else None
+    if not names:
+        return f"the run has no tasks, and `{task}` is named", "leave it out"
+    if task not in names:
+        return f"the run has no task `{task}`", did_you_mean(task, names) or f"name one: {', '.join(names)}"
+    return None
+
+
+def task_of(spec: Spec, dataset: str) -> str | None:
+    """The task that a dataset is of."""
+    return next((name for name, task in spec.tasks.items() if dataset in task.reads), None)
+
+
+def optimizer_of(spec: Spec, task: str) -> Optimizer:
+    """The optimizer of a task: its own, or one with the settings of that of the spec."""
+    return spec.tasks[task].optimizer or spec.optimizer
+
+
+def clip_args(spec: Spec) -> dict[str, dict[str, Any]]:
+    """Of each task the arguments of the node that scales its gradients: its datasets, and the norm that they are
+    clipped to."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, task in spec.tasks.items():
+        limit = optimizer_of(spec, name).clip
+        found[name] = {"datasets": list(task.reads), **({} if limit is None else {"max_norm": limit})}
+    return found
+
+
+def check_tasks(spec: Spec, arch: Architecture, found: Findings) -> None:
+    """What tasks need: an adapter and datasets each, as many rows of these in every step, and nothing else of the spec
+    that treats the gradients of all of them as one."""
+    if not spec.tasks:
+        return
+    rule = "model.tasks"
+    for path, message, hint in (*_wrong(spec, arch), *_beside(spec, arch)):
+        found.fail(rule, CODE, path, message, hint)
+        return
+    found.passed(rule, ", ".join(f"{name} on {', '.join(task.reads)}" for name, task in spec.tasks.items()))
+
+
+def _wrong(spec: Spec, arch: Architecture) -> Iterator[tuple[str, str, str]]:
+    """The setting at fault, what is wrong, and what to do."""
+    names = list(spec.tasks)
+    if spec.adapter is not None:
+        yield "adapter", "an adapter of its own beside those of tasks", "make it that of a task, or remove the tasks"
+    if len(names) == 1:
+        message = f"`{names[0]}` is the only task"
+        yield f"task.{names[0]}", message, "write its adapter as `adapter` of the spec, or add a second task"
+    taken: dict[str, str] = {}
+    training = {
+        name for phase in (None, *spec.phases.values()) for name, share in amounts(spec, phase).items() if share
+    }
+    for name, task in spec.tasks.items():
+        path = f"task.{name}"
+        if task.adapter is None:
+            yield path, f"task {name} has no adapter", "add one, such as `adapter lora { rank = 16 }`"
+        elif isinstance(arch.adapter, TaskAdapters) and (unfit := _unfit(arch.adapter.tasks[name])) is not None:
+            setting, message, hint = unfit
+            said = f"{path}.adapter.{setting}"
+            if task.adapter.from_ is not None and spec.origins[said].kind == "default":
+                said, message = f"{path}.adapter.from", f"`{setting}` of this adapter: {message}"
+                free = setting in task.adapter.free
+                hint = f"write another `{setting}` beside it" if free else "train this adapter alone, with `adapter`"
+            yield said, message, hint
+        where = f"{path}.datasets" if task.datasets else path
+        for dataset in task.reads:
+            if dataset not in spec.datasets:
+                known = ", ".join(spec.datasets) or "none"
+                hint = did_you_mean(dataset, spec.datasets) or f"datasets of this spec: {known}"
+                yield where, f"task {name} reads the unknown dataset `{dataset}`", hint
+            elif dataset in taken:
+                message = f"`{dataset}` is read by task {taken[dataset]} and by task {name}"
+                yield where, message, "let each dataset be of one task"
+            elif dataset not in training:
+                yield where, f"`{dataset}` of task {name} is not trained on", "give it a weight in `mixture`"
+            taken[dataset] = name
+    for dataset in trainable(spec):
+        if dataset.name in training and dataset.name not in taken:
+            message = f"the rows of `{dataset.name}` are trained on, and no task reads them"
+            yield f"dataset.{dataset.name}", message, "name it in the `datasets` of a task, or hold it out"
+    if not spec.mixture.exact:
+        message = "tasks need as many rows of each dataset in every step"
+        yield "mixture", message, "write `exact = true` in `mixture`"
+    if spec.phases and any(phase.mix for phase in spec.phases.values()):
+        phase = next(phase for phase in spec.phases.values() if phase.mix)
+        message = "tasks take the same rows from the first step to the last"
+        yield f"phase.{phase.name}.mix", message, "leave it out"
+
+
+def _unfit(adapter: Adapter) -> tuple[str, str, str] | None:
+    """What of an adapter, as it was written or read, keeps it from being that of a task: the setting, what is wrong,
+    and what to do."""
+    if adapter.train:
+        message = "the model under the adapters is that of all tasks, and none of them trains a part of it"
+        return "train", message, "leave it out"
+    return adapter.unfit_for_task()
+
+
+def _beside(spec: Spec, arch: Architecture) -> Iterator[tuple[str, str, str]]:
+    """What of the spec would not hold for each task by itself."""
+    if spec.groups:
+        name = next(iter(spec.groups))
+        yield f"group.{name}", "parameters are grouped by their tasks", "give tasks an `optimizer`, or remove the group"
+    if spec.optimizer.clip_spikes is not None:
+        message = "clip_spikes compares norms of the whole model, and each task has its own"
+        yield "optimizer.clip_spikes", message, "use clip alone"
+    if spec.step is not None:
+        yield "step", "a step of your own does not know of tasks", "remove it"
+    if spec.evaluation_step is not None:
+        yield "evaluation_step", "an evaluation of your own does not know of tasks", "remove it"
+    if spec.loss.unit != "token":
+        message = f"the loss is divided by its {spec.loss.unit}s, and that of a task by its tokens"
+        yield "loss", message, "use a loss of single tokens, or train the adapters one by one"
+    if spec.ema is not None:
+        yield "ema", "averages go on where a task leaves a step out", "remove it"
+    if spec.compile.mode != "none":
+        message = "compiled blocks have rows of fixed tasks, and these differ from microbatch to microbatch"
+        yield "compile.mode", message, "use compile mode none"
+    if spec.activation.tile_mlp != 1:
+        message = "pieces of feed-forward layers do not know which rows they are of"
+        yield "activation.tile_mlp", message, "use tile_mlp 1"
+    for name, value in (("aux_loss", arch.router_aux_loss), ("z_loss", arch.router_z_loss)):
+        if arch.is_moe and value > 0:
+            message = "losses of routers are of the rows of all tasks together, and routers are not trained"
+            yield f"model.router.{name}", message, f"use {name} 0"
+
+
+OP: Final = "setup.group"
+
+
+@define(frozen=True, slots=False)
+class ParameterGroups:
+    """Which optimizer updates which parameter, and what it keeps for it.
+
+    main: the arguments of the optimizer's node. groups: those of the nodes of groups.
+    """
+
+    main: Mapping[str, Any]
+    groups: tuple[Mapping[str, Any], ...] = field(default=())
+
+    @classmethod
+    def of(cls, plan: Plan) -> "ParameterGroups":
+        return cls(plan.node("setup.optimizer").args, tuple(node.args for node in plan.nodes if node.op == OP))
+
+    @cached_property
+    def _own(self) -> Mapping[str, Mapping[str, Any]]:
+        """Name → arguments of the optimizer, of groups with one of their own."""
+        return {name_of(group): group["own"] for group in self.groups if "own" in group}
+
+    @cached_property
+    def _with_own(self) -> tuple[Mapping[str, Any], ...]:
+        return tuple(group for group in self.groups if "own" in group)
+
+    @property
+    def several(self) -> bool:
+        """Whether some parameters have another optimizer than the others."""
+        return bool(self._own)
+
+    @cached_property
+    def _of_spec(self) -> tuple[type[Optimizer], Mapping[str, Any]]:
+        return OPTIMIZERS.of(self.main), self.main
+
+    def args(self, owner: str) -> Mapping[str, Any]:
+        """The arguments of the optimizer of a group; of an empty name those of the optimizer of the spec."""
+        return self._own[owner] if owner else self.main
+
+    def owner(self, name: str) -> str:
+        """The name of the group whose own optimizer updates a parameter; empty where that of the spec does."""
+        return next((name_of(group) for group in self._with_own if is_in(group, name)), "")
+
+    def optimizer(self, name: str) -> tuple[type[Optimizer], Mapping[str, Any]]:
+        """The optimizer that updates a parameter, and its arguments."""
+        if not self._own or not (owner := self.owner(name)):
+            return self._of_spec
+        args = self.args(owner)
+        return OPTIMIZERS.of(args), args
+
+    def state(self, name: str) -> tuple[StateTensor, ...]:
+        """The tensors that are kept for a parameter."""
+        chosen, args = self.optimizer(name)
+        return chosen.state(args, name)
+
+    def scalars(self, name: str) -> tuple[str, ...]:
+        """The names of the single numbers that are kept for a parameter, in fp32."""
+        chosen, args = self.optimizer(name)
+        return chosen.scalars(args, name)
+
+    def title(self) -> str:
+        """What tells the state from that of other optimizers, in words."""
+        own = (f"{OPTIMIZERS.of(args).title(args)} of {name}" for name, args in sorted(self._own.items()))
+        return "; ".join((OPTIMIZERS.of(self.main).title(self.main), *own))
+
+
+def name_of(group: Mapping[str, Any]) -> str:
+    """What a group is called: its pattern, or `task sql`. group: the arguments of its node."""
+    return group["pattern"] if "pattern" in group else f"task {group['task']}"
+
+
+def is_in(group: Mapping[str, Any], name: str) -> bool:
+    """Whether a parameter is of a group. group: the arguments of its node."""
+    return covers(group["pattern"], name) if "pattern" in group else task_in(name) == group["task"]
+
+
+def optimizers_of(spec: Spec) -> dict[str, Optimizer]:
+    """The optimizer of the spec, under an empty name, and those of groups and tasks by their names."""
+    groups = {group.name: group.optimizer for group in spec.groups.values() if group.optimizer is not None}
+    return {"": spec.optimizer, **groups, **{f"task {task}": optimizer_of(spec, task) for task in spec.tasks}}
+
+
+def written_optimizers(spec: Spec) -> dict[str, Optimizer]:
+    """Those that the spec declares, by what stands before `optimizer` in their paths."""
+    groups = {f"group.{name}.": group.optimizer for name, group in spec.groups.items()}
+    tasks = {f"task.{name}.": task.optimizer for name, task in spec.tasks.items()}
+    return {"": spec.optimizer, **{path: own for path, own in (groups | tasks).items() if own is not None}}
+
+
+def check_groups(spec: Spec, arch: Architecture, found: Findings) -> None:
+    """Every group must have parameters that are trained and in no other group, and change something for them."""
+    if not spec.groups:
+        return
+    names = [tensor.name for tensor in parameters(arch)]
+    frozen = frozen_names(arch, spec.model.frozen)
+    taken: dict[str, str] = {}
+    for group in spec.groups.values():
+        rule, path = f"group.{group.name}", f"group.{group.name}.name"
+        meant = [name for name in names if covers(group.name, name)]
+        shared = [name for name in meant if name in taken]
+        taken = {**dict.fromkeys(meant, group.name), **taken}
+        if not meant:
+            message = f"no parameter of the model is in `{group.name}`"
+            found.fail(
+                rule, "X436", path, message, _other_targets(group.name, arch) or instead(group.name, names, arch)
+            )
+        elif frozen.issuperset(meant):
+            message = f"every parameter in `{group.name}` is frozen, so no optimizer updates it"
+            found.fail(rule, "X436", path, message, _to_train(meant, arch))
+        elif shared:
+            more = f" and {len(shared) - 1:,} more" if len(shared) > 1 else ""
+            message = f"`{group.name}` and `{taken[shared[0]]}` both have {shared[0]}{more}"
+            found.fail(rule, "X436", path, message, "write the groups so that no parameter is in two")
+        elif (beyond := blocks_beyond(group.name, arch)) is not None:
+            found.warn(rule, "W401", path, *beyond)
+        else:
+            _check_settings(spec, group, found)
+            trained = len(meant) - len(frozen.intersection(meant))
+            found.passed(rule, f"{trained:,} of {len(names) - len(frozen):,} trained tensors are updated apart")
+    _check_rest(spec, [name for name in names if name not in frozen], found)
+
+
+def _other_targets(pattern: str, arch: Architecture) -> str | None:
+    """What to do where a group means parameters of an adapter that the matrices it names do not have."""
+    module, dot, _ = pattern.rpartition(".")
+    if arch.adapter is None or not dot:
+        return None
+    named = [tensor.name for tensor in parameters(arch.base) if covers(module, tensor.name)]
+    adapted = {tensor.adapter for tensor in parameters(arch)}
+    if not named or not adapted.isdisjoint(named):
+        return None
+    return f"the adapter is of no matrix in `{module}`: name some in its `targets` and `layers`, or remove the group"
+
+
+def _to_train(meant: Sequence[str], arch: Architecture) -> str:
+    """What to do where nothing that a group means is trained."""
+    if arch.adapter is None:
+        return "remove the group, or train some of it"
+    beside = next((tensor.name for tensor in parameters(arch) if tensor.adapter in meant and not tensor.begun), None)
+    if beside is not None:
+        return f"the adapter is trained beside it: name its parameters, as {beside}"
+    return "remove the group, or name it in `train` of the adapter"
+
+
+def _check_settings(spec: Spec, group: ParameterGroup, found: Findings) -> None:
+    """Report what a group says that its optimizer cannot do, or that changes nothing."""
+    rule, path, own = f"group.{group.name}.settings", f"group.{group.name}", group.optimizer
+    chosen = spec.optimizer if own is None else own
+    if group.weight_decay is not None and not chosen.decays(chosen.args()):
+        message = f"`{chosen.kind}` has no weight decay"
+        found.fail(rule, "X436", f"{path}.weight_decay", message, "remove it, or give the group another optimizer")
+    elif own is None and group.weight_decay is None and group.lr_scale == 1.0:
+        message = f"the group `{group.name}` changes nothing"
+        found.warn(rule, "W401", f"{path}.name", message, "set lr_scale, weight_decay or optimizer, or remove it")
+    elif own is not None and group.weight_decay is not None and _written(spec, f"{path}.optimizer.weight_decay"):
+        message = "weight_decay changes nothing, as that of the group counts"
+        found.warn(rule, "W401", f"{path}.optimizer.weight_decay", message, "keep one of the two")
+
+
+def _written(spec: Spec, path: str) -> bool:
+    origin = spec.origins.get(path)
+    return origin is not None and origin.kind != "default"
+
+
+def _check_rest(spec: Spec, trained: list[str], found: Findings) -> None:
+    """Something must be left for the optimizer of the spec."""
+    own = [group.name for group in spec.groups.values() if group.optimizer is not None]
+    if trained and own and all(any(covers(pattern, name) for pattern in own) for name in trained):
+        message = f"`{spec.optimizer.kind}` updates nothing, as every parameter has the optimizer of a group"
+        found.fail("group", "X436", "optimizer", message, "make that of a group the optimizer, and remove the group")
+
+
+def rows_at_once(shape: Sequence[int]) -> int:
+    """How many rows, along the first dim, of a rank's piece of a parameter are updated at once where their numbers are
+    brought into another format."""
+    return max(1, ELEMENTS_AT_ONCE // max(1, prod(shape[1:])))

@@ -1,0 +1,440 @@
+"""Parameters of a model: counts and floating-point operations, and which are frozen, quantized, in fp8 or adapted."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+from attrs import evolve, field, frozen
+
+from xtrain.dsl.diagnostics.suggest import did_you_mean
+from xtrain.dsl.schema.precision import MULTIPLE, Base, Fp8
+from xtrain.dsl.spec import Spec
+from xtrain.plan.architecture import (
+    EMBEDDING,
+    HEAD,
+    SCORE,
+    Architecture,
+    BlockParameter,
+    LayerKind,
+    ParameterSpec,
+    block_parameters,
+    parameters,
+    widest_task,
+)
+from xtrain.plan.estimates import Parameters, Work
+from xtrain.plan.findings import Findings
+from xtrain.text.units import BYTES
+
+if TYPE_CHECKING:
+    from xtrain.blocks.block import BlockPiece
+
+
+def count_parameters(
+    architecture: Architecture, frozen: Set[str] = frozenset(), quantised: Set[str] = frozenset()
+) -> Parameters:
+    """The inventory. A token uses all parameters but the experts it is not sent to. frozen: names of parameters that
+    are not trained. quantised: of those among them that the base stores."""
+    tensors = tuple(
+        evolve(each, trained=False, quantised=each.name in quantised) if each.name in frozen else each
+        for each in parameters(architecture)
+    )
+    total = sum(tensor.size for tensor in tensors)
+    experts = sum(tensor.size for tensor in tensors if tensor.expert)
+    active = total
+    if architecture.is_moe:
+        active -= experts // architecture.experts * (architecture.experts - architecture.experts_per_token)
+    return Parameters(total=total, active=active, tensors=tensors)
+
+
+def matmul_parameters(architecture: Architecture) -> int:
+    """Weights a token is multiplied with: matrices of blocks and the head, tied or not; no lookup, no norms, and no
+    head of rewards."""
+    blocks = sum(len(kind.layers) * block_matmul_parameters(architecture, kind.first) for kind in architecture.kinds)
+    return blocks + architecture.head_products + sum(head_factors(architecture))
+
+
+def head_factors(architecture: Architecture) -> tuple[int, int]:
+    """Weights of what an adapter has beside the head: those that what the head reads is multiplied with, and those
+    that the product is; of several tasks, of the widest one. Once more for each module that predicts further tokens."""
+    task, times = widest_task(architecture), 1 + architecture.mtp
+    own = [matrix for matrix in architecture.head_matrices if matrix.task == task]
+    sizes = [prod(each.shape) * times for matrix in own for each in matrix.parameters(architecture.head_parameter)]
+    return (sizes[0], sizes[1]) if sizes else (0, 0)
+
+
+def block_matmul_parameters(architecture: Architecture, layer: int) -> int:
+    """Those of the block of one layer; of the routed experts, as many as a token is sent to."""
+    return sum(matmul_sizes(architecture, layer).values())
+
+
+def matmul_sizes(architecture: Architecture, layer: int) -> dict[str, int]:
+    """The same by the name of the matrix; of the adapters of several tasks, those of the widest one."""
+    task = widest_task(architecture)
+    return {
+        tensor.name: tensor.size * architecture.experts_per_token // architecture.experts
+        if tensor.expert
+        else tensor.size
+        for tensor in block_parameters(architecture, layer)
+        if len(tensor.shape) > (2 if tensor.expert else 1) and not tensor.begun  # biases of experts are stacked too
+        if tensor.task in ("", task)
+    }
+
+
+def largest_product(architecture: Architecture, positions: int) -> int:
+    """Return the multiply-adds of the largest product of a block with its matrices, at `positions` tokens.
+
+    An expert multiplies the tokens that it gets if all experts get as many."""
+    routed = positions * architecture.experts_per_token // (architecture.experts or 1)
+    return max(
+        tensor.size // architecture.experts * routed if tensor.expert else tensor.size * positions
+        for kind in architecture.kinds
+        for tensor in block_parameters(architecture, kind.first)
+        if len(tensor.shape) > (2 if tensor.expert else 1)
+    )
+
+
+@frozen(kw_only=True)
+class BackwardLess:
+    """What backwards do without where a part of the model is not trained. blocks: layer → operations of products for a
+    token. head: the same of the head. attention: layers whose attention has no backward."""
+
+    blocks: Mapping[int, int] = field(factory=dict)
+    head: int = 0
+    attention: frozenset[int] = frozenset()
+
+
+def training_work(architecture: Architecture, less: BackwardLess) -> Work:
+    """Operations without recomputation (forward 2, backward 4 a weight, as far as it is needed); see
+    `estimates.SOURCES`."""
+    position = 6 * matmul_parameters(architecture) - sum(less.blocks.values()) - less.head
+    pair = sum(
+        (1 if layer in less.attention else 3) * attention.pair_flops(architecture)
+        for kind in architecture.kinds
+        for attention in kind.block.layers()
+        if attention.attends
+        for layer in kind.layers
+    )
+    return Work(position=position, pair=pair, windows=_windows(architecture, less.attention))
+
+
+def _windows(architecture: Architecture, forward_only: Set[int]) -> tuple[tuple[int | None, float], ...]:
+    """Those of attention, with the share of its operations that have each; none where no block has one."""
+    found: Counter[int | None] = Counter()
+    for kind in architecture.kinds:
+        work = sum(4 if layer in forward_only else 12 for layer in kind.layers)
+        found.update({layer.window: work for layer in kind.block.layers() if layer.attends})
+    if not any(found):
+        return ()
+    return tuple((window, count / found.total()) for window, count in found.items())
+
+
+def flops_per_token(architecture: Architecture, sequence: int, less: BackwardLess | None = None) -> int:
+    """Training FLOPs of one token of a document of `sequence` positions."""
+    work = training_work(architecture, less or BackwardLess())
+    return work.position + work.pair * work.pairs(sequence) // sequence
+
+
+def forward_flops(architecture: Architecture, sequence: int) -> float:
+    """Of them those of the forward; the backward of a model that is trained whole computes twice as many."""
+    return flops_per_token(architecture, sequence) / 3
+
+
+def weight_bytes(inventory: Parameters, number_format: str, frozen: str = "", base: Base | None = None) -> int:
+    """Bytes of all weights in a number format. frozen: that of those that are not trained, if it is another. base: how
+    quantised ones are stored; None: like the others."""
+    trained = inventory.trained
+    found = BYTES[number_format] * trained + BYTES[frozen or number_format] * (inventory.total - trained)
+    for each in inventory.tensors:
+        if each.quantised and base is not None:
+            found += quantised_bytes(base, each.shape) - BYTES[frozen or number_format] * each.size
+    return found
+
+
+def quantised_bytes(base: Base, shape: tuple[int, ...]) -> int:
+    """Bytes of all of a matrix, or a stack, that a base stores."""
+    return prod(base.stored_shape(shape)) + beside_bytes(base, shape)
+
+
+def beside_bytes(base: Base, shape: tuple[int, ...]) -> int:
+    """Of these the ones that every rank has whole."""
+    shape = base.scales_shape(shape)
+    return BYTES["fp32"] * prod(shape) if shape else 0
+
+
+def checkpoint_bytes(
+    inventory: Parameters,
+    params_format: str,
+    frozen: str,
+    moments: int,
+    averages: str | None = None,
+    base: Base | None = None,
+) -> int:
+    """Bytes of a full checkpoint over all ranks; see `estimates.SOURCES`. frozen: the format of parameters that are not
+    trained. moments: bytes of what the optimizer keeps of the others. averages: their format, if any are kept."""
+    averaged = 0 if averages is None else weight_bytes(inventory, averages, frozen, base)
+    return weight_bytes(inventory, params_format, frozen, base) + moments + averaged
+
+
+def block_tensors(inventory: Parameters, layer: int) -> list[ParameterSpec]:
+    """The parameters of the block of one layer."""
+    prefix = f"layers.{layer}."
+    return [tensor for tensor in inventory.tensors if tensor.name.startswith(prefix)]
+
+
+PATH: Final = "model.frozen"
+ANY_PARTS: Final = "**"
+_RANGE: Final = re.compile(r"(\d+)-(\d+)")
+
+
+@lru_cache(maxsize=1 << 16)  # asked of every parameter by whatever counts bytes
+def covers(pattern: str, name: str) -> bool:
+    """Whether a pattern means a parameter, or a module that it is in: part by part of their dotted names, `*` being any
+    text inside a part, `0-3` the numbers 0 to 3, and `**` any parts."""
+    return _covers(pattern.split("."), name.split("."))
+
+
+def _covers(wanted: Sequence[str], parts: Sequence[str]) -> bool:
+    if ANY_PARTS in wanted:
+        at = wanted.index(ANY_PARTS)
+        before, behind = wanted[:at], wanted[at + 1 :]
+        return _covers(before, parts[:at]) and any(_covers(behind, parts[start:]) for start in range(at, len(parts)))
+    return len(wanted) <= len(parts) and all(map(fits_part, wanted, parts))
+
+
+def fits_part(wanted: str, part: str) -> bool:
+    if found := _RANGE.fullmatch(wanted):
+        return part.isdecimal() and int(found[1]) <= int(part) <= int(found[2])
+    return fnmatchcase(part, wanted)
+
+
+def blocks_beyond(pattern: str, arch: Architecture) -> tuple[str, str] | None:
+    """What is said of a pattern with blocks that the model does not have behind some that it has: what is wrong, and
+    what to do."""
+    for part in pattern.split("."):
+        found = _RANGE.fullmatch(part)
+        if found is not None and int(found[1]) < arch.layers <= int(found[2]):
+            last = arch.layers - 1
+            there = f"{found[1]}-{last}" if int(found[1]) < last else f"{last}"
+            return f"`{pattern}` goes beyond the model, whose blocks are 0 to {last}", f"write `{there}`"
+    return None
+
+
+def frozen_names(arch: Architecture, patterns: Sequence[str]) -> frozenset[str]:
+    """The parameters that are not trained: those that patterns mean, and beside an adapter all of the model but what
+    the adapter says and a head of rewards, and what it has begun with."""
+    if (adapter := arch.adapter) is not None:
+        trained = (*adapter.train, *((SCORE,) if arch.head == "reward" else ()))
+        own = (tensor.name for tensor in parameters(arch) if not tensor.adapter)
+        model = (name for name in own if not any(covers(each, name) for each in trained))
+        return frozenset(model) | {tensor.name for tensor in parameters(arch) if tensor.begun}
+    if not patterns:
+        return frozenset()
+    return frozenset(tensor.name for tensor in parameters(arch) if any(covers(each, tensor.name) for each in patterns))
+
+
+def check_frozen(spec: Spec, arch: Architecture, found: Findings) -> None:
+    """Every pattern must mean a parameter that no other before it does, and something must be left to train."""
+    patterns = spec.model.frozen
+    if not patterns or arch.adapter is not None:
+        return
+    names, frozen = [tensor.name for tensor in parameters(arch)], set[str]()
+    idle: tuple[str, str] | None = None
+    beyond: tuple[str, str, str] | None = None
+    for number, pattern in enumerate(patterns):
+        meant, path = {name for name in names if covers(pattern, name)}, f"{PATH}.{number}"
+        if not meant:
+            message = f"no parameter of the model is in `{pattern}`"
+            found.fail(PATH, "X434", path, message, instead(pattern, names, arch))
+            return
+        idle = idle or ((path, pattern) if meant <= frozen else None)
+        if beyond is None and (wrong := blocks_beyond(pattern, arch)) is not None:
+            beyond = (path, *wrong)
+        frozen |= meant
+    if len(frozen) == len(names):
+        message = "every parameter is frozen, so there is nothing to train"
+        found.fail(PATH, "X434", PATH, message, "leave a part of the model out of frozen")
+    elif idle is not None:
+        path, pattern = idle
+        message = f"`{pattern}` freezes nothing that the patterns before it do not freeze"
+        found.warn(PATH, "W401", path, message, f"remove `{pattern}`")
+    elif beyond is not None:
+        path, message, hint = beyond
+        found.warn(PATH, "W401", path, message, hint)
+    else:
+        found.passed(PATH, f"{len(frozen):,} of {len(names):,} tensors are frozen")
+
+
+def instead(pattern: str, names: Iterable[str], arch: Architecture) -> str:
+    """What to write in place of a pattern that means nothing."""
+    if pattern.partition(".")[0] == HEAD and arch.tie_embeddings:
+        return f"the head is the embedding: write `{EMBEDDING}`, or use tie_embeddings false"
+    parts = pattern.split(".")
+    if ANY_PARTS in parts:
+        every = list(dict.fromkeys(part for name in names for part in name.split(".")))
+        near = (did_you_mean(part, every) for part in parts if not any(fits_part(part, each) for each in every))
+        return next(near, None) or "name modules or parameters as the plan does"
+    for depth, part in enumerate(parts):
+        inside = [name for name in names if covers(".".join([*parts[:depth], "*"]), name)]
+        there = list(dict.fromkeys(name.split(".")[depth] for name in inside))
+        if any(fits_part(part, each) for each in there):
+            continue
+        if there and all(each.isdecimal() for each in there):
+            return f"the blocks are 0 to {arch.layers - 1}"
+        before = ".".join(parts[:depth])
+        where = f"in `{before}` there are" if before else "the model has"
+        return did_you_mean(part, there) or f"{where} {', '.join(there)}" if there else f"`{before}` is a parameter"
+    return "name modules or parameters as the plan does"
+
+
+ALL_LINEAR: Final = "all_linear"
+
+
+def matrices_of(block: "BlockPiece", arch: Architecture) -> Iterator[BlockParameter]:
+    """The matrices of a block that an adapter can be of; those of a router are not among them."""
+    for layer in block.layers():
+        if layer.adapts:
+            yield from (each for each in layer.parameters(arch) if each.is_matrix and not each.router)
+
+
+def all_matrices(arch: Architecture) -> list[tuple[int | None, BlockParameter]]:
+    """(layer, matrix) of all of a model that an adapter can be of, in its order; the head is in no layer."""
+    found = {layer: tuple(matrices_of(kind.block, arch)) for kind in arch.base.kinds for layer in kind.layers}
+    of_blocks = [(layer, matrix) for layer in sorted(found) for matrix in found[layer]]
+    return [*of_blocks, *([(None, arch.head_parameter)] if arch.head == "vocabulary" else [])]
+
+
+def name_of(layer: int | None, name: str) -> str:
+    """In the model what is `name` in the block of a layer; None: it is in none."""
+    return name if layer is None else f"layers.{layer}.{name}"
+
+
+def is_target(pattern: str, layer: int | None, matrix: BlockParameter) -> bool:
+    """Whether a pattern means a matrix of the block of a layer. Of routed experts only one that names their module
+    does, and the head only one that names it."""
+    if layer is None:
+        return pattern == HEAD
+    if matrix.expert and matrix.owner.rpartition(".")[2] not in pattern.split("."):
+        return False
+    return pattern == ALL_LINEAR or means(pattern, layer, matrix.name)
+
+
+def means(pattern: str, layer: int | None, name: str) -> bool:
+    """Whether a pattern is some parts of a parameter's name, one behind the other, with `*` and `0-3` as in `covers`.
+    layer: whose block it is in; None: in none."""
+    place = [] if layer is None else ["layers", str(layer)]
+    wanted, parts = pattern.split("."), [*place, *name.removesuffix(".weight").split(".")]
+    return any(all(map(fits_part, wanted, parts[start:])) for start in range(len(parts) - len(wanted) + 1))
+
+
+def targets_of(arch: Architecture, names: Set[str]) -> tuple[str, ...]:
+    """Patterns that mean these matrices and no other. names: of parameters."""
+    dense = {name_of(layer, each.name) for layer, each in all_matrices(arch) if layer is not None and not each.expert}
+    if dense and dense <= names:
+        return ALL_LINEAR, *patterns_of(arch, names - dense)
+    return patterns_of(arch, names)
+
+
+def patterns_of(arch: Architecture, names: Set[str]) -> tuple[str, ...]:
+    """The same, each matrix by its own name."""
+    layers: dict[str, list[int]] = {}
+    every: dict[str, list[int]] = {}
+    for layer, matrix in all_matrices(arch):
+        if layer is not None:
+            every.setdefault(matrix.name, []).append(layer)
+            if name_of(layer, matrix.name) in names:
+                layers.setdefault(matrix.name, []).append(layer)
+    found: list[str] = []
+    for name, own in layers.items():
+        matrix = name.removesuffix(".weight")
+        found += [matrix] if own == every[name] else [f"layers.{each}.{matrix}" for each in _ranges(own)]
+    if f"{HEAD}.weight" in names:
+        found.append(HEAD)
+    return tuple(found)
+
+
+def _ranges(numbers: Sequence[int]) -> Iterator[str]:
+    """`0-3`, `7`: of numbers in order."""
+    first = last = numbers[0]
+    for number in (*numbers[1:], numbers[-1] + 2):
+        if number != last + 1:
+            yield f"{first}-{last}" if last > first else str(first)
+            first = number
+        last = number
+
+
+def quantised_names(arch: Architecture, base: Base, frozen: Set[str]) -> frozenset[str]:
+    """The parameters that a base stores: matrices of products in blocks that are not trained, without routers."""
+    if not base.stores:
+        return frozenset()
+    names = (
+        f"layers.{layer}.{each.name}"
+        for kind in arch.kinds
+        for each in product_matrices(arch, kind)
+        for layer in kind.layers
+    )
+    return frozenset(name for name in names if name in frozen)
+
+
+def product_matrices(arch: Architecture, kind: LayerKind) -> Iterator[BlockParameter]:
+    """The matrices of products in the block of one kind of layers, trained or not."""
+    for layer in kind.block.layers():
+        for each in layer.parameters(arch) if layer.adapts else ():
+            if len(each.shape) == (3 if each.expert else 2) and not each.router:
+                yield each
+
+
+Layers = dict[str, tuple[int, ...]]
+"""Name of a module inside a block → the layers that it is one of."""
+
+
+def fp8_matrices(arch: Architecture, tp: int, fp8: Fp8) -> Layers:
+    """Those that are multiplied in fp8, in the order of the model."""
+    found: dict[str, list[int]] = {}
+    for layer, matrix in _all(arch):
+        if not matrix.expert and not is_skipped(fp8, layer, matrix) and not _uneven(matrix, tp):
+            found.setdefault(matrix.owner, []).append(layer)
+    return {name: tuple(layers) for name, layers in found.items()}
+
+
+def uneven_matrices(arch: Architecture, tp: int, fp8: Fp8) -> dict[str, int]:
+    """Those that cannot be, by their names in a block, and the width that is no multiple."""
+    return {
+        matrix.owner: width
+        for layer, matrix in _all(arch)
+        if not matrix.expert and not is_skipped(fp8, layer, matrix) and (width := _uneven(matrix, tp))
+    }
+
+
+def idle_patterns(arch: Architecture, fp8: Fp8) -> list[str]:
+    """Patterns of `skip` that mean no matrix."""
+    every = [(layer, matrix) for layer, matrix in _all(arch) if not matrix.expert]
+    return [each for each in fp8.skip if not any(means(each, layer, matrix.name) for layer, matrix in every)]
+
+
+def is_skipped(fp8: Fp8, layer: int, matrix: BlockParameter) -> bool:
+    return any(means(pattern, layer, matrix.name) for pattern in fp8.skip)
+
+
+def matrix_numbers(arch: Architecture, matrices: Layers) -> int:
+    """How many numbers they have together."""
+    sizes = {(layer, each.owner): prod(each.shape) for layer, each in _all(arch)}
+    return sum(sizes[layer, name] for name, layers in matrices.items() for layer in layers)
+
+
+def _all(arch: Architecture) -> Iterator[tuple[int, BlockParameter]]:
+    found = {layer: tuple(matrices_of(kind.block, arch)) for kind in arch.kinds for layer in kind.layers}
+    return ((layer, matrix) for layer in sorted(found) for matrix in found[layer] if not matrix.adapter)
+
+
+def _uneven(matrix: BlockParameter, tp: int) -> int:
+    """The width on a rank that is no multiple of what a kernel takes; 0: both are."""
+    outputs, inputs = matrix.shape
+    outputs, inputs = (
+        (outputs // tp if matrix.cut == "column" else outputs),
+        (inputs // tp if matrix.cut == "row" else inputs),
+    )
+    return next((width for width in (outputs, inputs) if width % MULTIPLE), 0)

@@ -1,0 +1,406 @@
+"""Weights in files of transformers: safetensors headers by tensor, and the names and shapes that models have.
+
+No tensor is read, only headers. A file is 8 bytes with the length of a header, the header, and data:
+https://github.com/huggingface/safetensors#format. Matrices are stored [out, in]; experts one by one, or stacked, with
+gate and up projections in one tensor.
+"""
+
+import json
+import os
+import re
+import stat
+from collections.abc import Container, Iterable, Iterator, Mapping
+from functools import lru_cache
+from hashlib import blake2b
+from math import prod
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from attrs import field, frozen
+
+from xtrain.dsl.checking.config_json import STRICT
+from xtrain.plan.architecture import EMBEDDING, HEAD, SCORE, Architecture, ParameterSpec
+
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+CONFIG: Final = "config.json"
+MOST_DIMENSIONS: Final = 64  # as torch has it
+# The largest published models have a thousandth of it in a file: what is longer only takes time and memory.
+LONGEST_HEADER: Final = 2**25  # bytes
+MOST_TENSORS: Final = 200_000  # of a file, or of an index
+# Bytes of an element; those of LOADED can be parameters.
+SIZES: Final = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
+    "I32": 4, "U32": 4, "F32": 4, "F64": 8, "I64": 8, "U64": 8,
+}  # fmt: skip
+LOADED: Final = {"BF16": "bf16", "F16": "fp16", "F32": "fp32", "F64": "fp64"}
+PICKLES: Final = ("*.bin", "*.pt", "*.pth")
+CONVERT: Final = (
+    "python -c \"from transformers import AutoModelForCausalLM as M; M.from_pretrained('{0}', dtype='auto')"
+    ".save_pretrained('{0}-safetensors')\""
+)
+
+
+class WeightsUnreadable(Exception):
+    """The weights of a folder cannot be read; the message names the file. hint: what to do."""
+
+    def __init__(self, message: str, hint: str = "copy or download the file again") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@frozen
+class StoredTensor:
+    """file: its name in the folder. start: of its data in the file, in bytes."""
+
+    file: str
+    format: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * SIZES[self.format]
+
+
+@frozen
+class WeightFiles:
+    """tensors: by name. digest: of `config.json` and of the headers and sizes of all files."""
+
+    folder: str
+    tensors: dict[str, StoredTensor]
+    files: tuple[str, ...]
+    digest: str
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Number formats, the most frequent first."""
+        found: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            found[tensor.format] = found.get(tensor.format, 0) + prod(tensor.shape)
+        return tuple(sorted(found, key=lambda each: -found[each]))
+
+
+def header_of(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
+    """What a file begins with whose data are these tensors one behind the other: (name, format, shape) of each."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, format, shape in tensors:
+        begin, end = end, end + prod(shape) * SIZES[format]
+        entries[name] = {"dtype": format, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # data begin at a multiple of 8, as numbers are read in place
+    return len(text).to_bytes(8, "little") + text
+
+
+def read_weight_files(folder: str) -> WeightFiles:
+    """Read the headers. Raises WeightsUnreadable."""
+    path = Path(folder)
+    names, listed = _names(path)
+    return _read(folder, names, listed, tuple(_stamp(path / name) for name in (CONFIG, *names)))
+
+
+def read_file(folder: str, name: str) -> WeightFiles:
+    """The same of one file, whatever else is in the folder. Raises WeightsUnreadable."""
+    path = Path(folder) / name
+    _stamp(path)
+    header, start, size = _header(path)
+    digest = blake2b(f"{name}\0{size}\0".encode() + header, digest_size=16)
+    return WeightFiles(folder, _tensors(path, header, start, size), (name,), digest.hexdigest())
+
+
+@lru_cache(maxsize=8)  # of many layouts that are compared, each asks
+def _read(
+    folder: str, names: tuple[str, ...], listed: tuple[tuple[str, str], ...], stamps: tuple[Any, ...]
+) -> WeightFiles:
+    path, digest = Path(folder), blake2b(digest_size=16)
+    with (path / CONFIG).open("rb") as config:
+        digest.update(config.read())
+    tensors: dict[str, StoredTensor] = {}
+    for name in names:
+        header, start, size = _header(path / name)
+        digest.update(f"{name}\0{size}\0".encode() + header)
+        for tensor, stored in _tensors(path / name, header, start, size).items():
+            if tensor in tensors:
+                raise WeightsUnreadable(f"`{tensor}` is in {tensors[tensor].file} and in {name} of {folder}")
+            tensors[tensor] = stored
+    for tensor, name in listed:
+        if tensor not in tensors or tensors[tensor].file != name:
+            raise WeightsUnreadable(f"{path / INDEX} says that `{tensor}` is in {name}, and it is not there")
+    if listed and (unlisted := tensors.keys() - dict(listed).keys()):
+        raise WeightsUnreadable(f"{path / INDEX} does not name `{min(unlisted)}` of {tensors[min(unlisted)].file}")
+    return WeightFiles(folder, tensors, names, digest.hexdigest())
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise WeightsUnreadable(f"{path.as_posix()} cannot be read: {error.strerror or error}") from error
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):  # a pipe would be waited for
+        raise WeightsUnreadable(f"{path.as_posix()} is no regular file", "give a copy of the file")
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _names(path: Path) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """The files with weights, and (tensor, file) of the index if there is one."""
+    single, index = path / SINGLE, path / INDEX
+    if os.path.lexists(index) and os.path.lexists(single):
+        raise WeightsUnreadable(f"{path.as_posix()} has {SINGLE} and {INDEX}", "remove the one that is not meant")
+    if os.path.lexists(single):
+        return (SINGLE,), ()
+    if not os.path.lexists(index):
+        raise WeightsUnreadable(*_absent(path))
+    _, size, _ = _stamp(index)
+    if size > LONGEST_HEADER:
+        raise WeightsUnreadable(f"{index.as_posix()} is no index: it is larger than {LONGEST_HEADER:,} bytes")
+    try:
+        listed = STRICT.decode(index.read_bytes().decode())
+    except OSError as error:
+        raise WeightsUnreadable(f"{index.as_posix()} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise WeightsUnreadable(f"{index.as_posix()} is no index: {error}") from error
+    if not isinstance(listed, dict) or not isinstance(listed.get("weight_map"), dict):
+        raise WeightsUnreadable(f"{index.as_posix()} is no index: it has no `weight_map`")
+    items = tuple(listed["weight_map"].items())
+    if len(items) > MOST_TENSORS:
+        raise WeightsUnreadable(*_too_many(index.as_posix(), len(items)))
+    for tensor, name in items:
+        ours = isinstance(name, str) and name.isprintable() and name.endswith(".safetensors") and "\\" not in name
+        if not ours or Path(name).name != name:
+            message = f"{index.as_posix()} says that `{tensor}` is in {name!r}, which is no file of the folder"
+            raise WeightsUnreadable(message, "an index names .safetensors files beside it")
+    if not items:
+        raise WeightsUnreadable(f"{index.as_posix()} names no tensor")
+    return tuple(sorted({name for _, name in items})), items
+
+
+def _too_many(name: str, count: int) -> tuple[str, str]:
+    return f"{name} names {count:,} tensors, and at most {MOST_TENSORS:,} are read", "give the folder of another model"
+
+
+def _absent(path: Path) -> tuple[str, str]:
+    """What to say of a folder without weights."""
+    pickles = sorted(found.name for pattern in PICKLES for found in path.glob(pattern))
+    if pickles:
+        message = f"{path.as_posix()} has its weights as pickles ({pickles[0]}), which can run any code when read"
+        return message, f"convert them: {CONVERT.format(path.as_posix())}"
+    message = f"{path.as_posix()} has no weights: neither {SINGLE} nor {INDEX}"
+    return message, "`weights = none` takes the shape alone and draws weights"
+
+
+def _header(path: Path) -> tuple[bytes, int, int]:
+    """(header, start of the data, size of the file)."""
+    name = path.as_posix()
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            first = file.read(8)
+            length = int.from_bytes(first, "little")
+            header = file.read(length) if length <= min(LONGEST_HEADER, size - 8) else b""
+            if not header.startswith(b"{"):
+                raise WeightsUnreadable(*_other_file(path, first))
+            return header, 8 + length, size
+    except OSError as error:
+        raise WeightsUnreadable(f"{name} cannot be read: {error.strerror or error}") from error
+
+
+def _other_file(path: Path, first: bytes) -> tuple[str, str]:
+    """What to say of a file that is not of safetensors. first: its first bytes."""
+    name = path.as_posix()
+    if first.startswith((b"PK\3\4", *(bytes((0x80, protocol)) for protocol in range(2, 6)))):
+        message = f"{name} is no safetensors file but a pickle, which can run any code when read"
+        return message, f"convert it: {CONVERT.format(path.parent.as_posix())}"
+    if first == b"version ":
+        return f"{name} is no safetensors file but a pointer of Git LFS to one", "fetch the file: git lfs pull"
+    return f"{name} is no safetensors file, or is cut off in its header", "copy or download the file again"
+
+
+def _tensors(path: Path, header: bytes, start: int, size: int) -> dict[str, StoredTensor]:
+    name = path.as_posix()
+    if (count := header.count(b'"data_offsets"')) > MOST_TENSORS:
+        raise WeightsUnreadable(*_too_many(name, count))
+    try:
+        listed = STRICT.decode(header.decode())
+    except (ValueError, RecursionError) as error:
+        raise WeightsUnreadable(f"{name} is no safetensors file: its header cannot be read: {error}") from error
+    listed.pop("__metadata__", None)  # what begins with a brace is an object
+    places = {}
+    for tensor, entry in listed.items():
+        try:
+            places[tensor] = _place(entry)
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"{name} is damaged: `{tensor}` has no dtype, shape and data_offsets of a tensor"
+            raise WeightsUnreadable(message) from error
+    found, end = {}, 0
+    for tensor, (format, shape, begin, stop) in sorted(places.items(), key=lambda item: (item[1][2], item[1][3])):
+        if format not in SIZES:
+            raise WeightsUnreadable(f"`{tensor}` of {name} has the unknown format {format}", "it cannot be read")
+        if begin != end or stop - begin != prod(shape) * SIZES[format]:
+            raise WeightsUnreadable(f"{name} is damaged: `{tensor}` has {stop - begin:,} bytes at {begin:,}")
+        found[tensor], end = StoredTensor(path.name, format, shape, start + begin), stop
+    if start + end != size:
+        cut = [tensor for tensor, each in found.items() if each.start + each.bytes > size]
+        what = f"is cut off: `{cut[0]}` is not complete" if cut else "has bytes behind its last tensor"
+        raise WeightsUnreadable(f"{name} {what}; it has {size:,} bytes and should have {start + end:,}")
+    return found
+
+
+def _place(entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+    format, shape, (begin, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    if len(shape) > MOST_DIMENSIONS:
+        raise ValueError("not a tensor")
+    whole = all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in (*shape, begin, stop))
+    if not isinstance(format, str) or not whole:
+        raise ValueError("not a tensor")
+    return format, shape, begin, stop
+
+
+LAYERS: Final = "model.layers."
+
+
+@frozen
+class StoredPart:
+    """A part of a parameter in a stored tensor, `name` of `shape`.
+
+    expert: which of the parameter's first dimension it is; None: all of the parameter. transposed: rows of the stored
+    matrices are columns here. first, step: the index i of the parameter's last dimension is first + step · i of the
+    stored one. Parts with a step, of which as many parameters lie in turns, are not transposed.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    expert: int | None = None
+    transposed: bool = False
+    first: int = 0
+    step: int = 1
+
+
+# One after the other as files may have them; the first whose tensors are all there is read.
+Alternatives = tuple[tuple[StoredPart, ...], ...]
+
+
+# one_by_one: a tensor for each matrix of each expert. stacked: as version 5 of transformers has most models in memory,
+# [E, out, in], with gate and up projections above each other. interleaved: [E, in, out], with their columns in turns.
+ExpertsForm = Literal["one_by_one", "stacked", "interleaved"]
+
+
+@frozen(kw_only=True)
+class StoredNames:
+    """What the names of a family's files are.
+
+    modules: the start of a name inside a block → that in files. matrices: the same of the matrices of an expert, where
+    they lie one by one. experts: the forms that experts may have in files, the usual one first; of the others modules
+    have the names that they have here. ignored: ends of names that hold nothing that is learned.
+    enclosed: where a model is a part of another, the start of its names in files of that → in files of its own. beside:
+    starts of the names of other parts. buffers: ends of names of tensors beside parameters that files have.
+    further_tokens: a matrix of this name is in layers behind the last one that predict further tokens, as DeepSeek-V3
+    stores them: with copies of the embedding and of the head. Those beyond what the model has are no part of it. Empty:
+    files have no such layers.
+    """
+
+    modules: Mapping[str, str] = field(factory=dict)
+    matrices: Mapping[str, str] = field(factory=dict)
+    experts: tuple[ExpertsForm, ...] = ("one_by_one", "stacked")
+    ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
+    enclosed: Mapping[str, str] = field(factory=dict)
+    beside: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()
+    further_tokens: str = ""
+
+    def of(self, parameter: ParameterSpec) -> Alternatives:
+        """Where a parameter may be, the usual form first."""
+        if parameter.expert:
+            return tuple(self._experts(parameter, form) for form in self.experts)
+        if parameter.name in (HEAD_WEIGHT, SCORE_WEIGHT):
+            return ((StoredPart(parameter.name, parameter.shape),),)
+        plain = f"model.{of_module(parameter.name)}"
+        names = dict.fromkeys((self._renamed(plain), plain))
+        return tuple((StoredPart(name, parameter.shape),) for name in names)
+
+    def is_ignored(self, name: str, arch: Architecture, stored: Container[str]) -> bool:
+        """Whether a stored tensor is no part of the model. stored: the names of all."""
+        if name.endswith(self.ignored) or name.startswith(self.beside):
+            return True
+        if not self.further_tokens or not name.startswith(LAYERS):
+            return False
+        layer, _, inside = name.removeprefix(LAYERS).partition(".")
+        number = int(layer) if layer.isdecimal() else -1
+        if number in arch.further_layers:
+            return inside in COPIES
+        return number >= arch.layers and f"{LAYERS}{layer}.{self.further_tokens}" in stored
+
+    def modules_in(self, arch: Architecture, stored: Iterable[str]) -> int:
+        """How many modules that predict further tokens files have behind the blocks of a model."""
+        if not self.further_tokens:
+            return 0
+        layers = (name.removeprefix(LAYERS).partition(".") for name in stored if name.startswith(LAYERS))
+        return sum(inside == self.further_tokens and int(layer) >= arch.blocks for layer, _, inside in layers)
+
+    def stored_part(self, arch: Architecture) -> Architecture:
+        """The model that files have: that of a family without a place for modules that predict further tokens, without
+        these."""
+        return arch if self.further_tokens else arch.core
+
+    def copies(self, arch: Architecture) -> Iterator[tuple[str, str]]:
+        """Names of tensors that files have once more in each module, and of the parameters that they are."""
+        if self.further_tokens:
+            for layer in arch.further_layers:
+                for inside, parameter in zip(COPIES, (EMBEDDING_WEIGHT, f"{arch.head_module}.weight"), strict=True):
+                    yield f"{LAYERS}{layer}.{inside}", parameter
+
+    def own_names(self, stored: Iterable[str]) -> dict[str, str]:
+        """Name in files of the model alone → stored name."""
+        found: dict[str, str] = {}
+        for name in stored:
+            start = next((each for each in self.enclosed if name.startswith(each)), "")
+            found[self.enclosed.get(start, "") + name.removeprefix(start)] = name
+        return found
+
+    def _renamed(self, name: str) -> str:
+        for ours, theirs in self.modules.items():
+            name = name.replace(f".{ours}.", f".{theirs}.")
+        return name
+
+    def _experts(self, parameter: ParameterSpec, form: ExpertsForm) -> tuple[StoredPart, ...]:
+        if form == "one_by_one":
+            return tuple(self._one_by_one(parameter))
+        return (_fused(parameter, interleaved=form == "interleaved"),)
+
+    def _one_by_one(self, parameter: ParameterSpec) -> Iterator[StoredPart]:
+        module, _, matrix = self._renamed(f"model.{parameter.name}").rpartition(".")
+        experts, rows, columns = parameter.shape
+        for expert in range(experts):
+            name = f"{module}.{expert}.{self.matrices.get(matrix, matrix)}.weight"
+            yield StoredPart(name, (columns, rows), expert=expert, transposed=True)
+
+
+def _fused(parameter: ParameterSpec, *, interleaved: bool) -> StoredPart:
+    """The experts of a parameter: matrices [E, in, out], or biases [E, out]."""
+    module, _, name = f"model.{parameter.name}".rpartition(".")
+    *others, width = parameter.shape
+    first, step = 0, 1
+    if (matrix := name.removesuffix("_bias")) in GATE_UP:
+        name = name.replace(matrix, "gate_up_proj")
+        first = GATE_UP.index(matrix) * (1 if interleaved else width)
+        step = 2 if interleaved else 1
+        width *= 2
+    transposed = not interleaved and len(others) > 1
+    shape = (others[0], width, others[1]) if transposed else (*others, width)
+    return StoredPart(f"{module}.{name}", shape, transposed=transposed, first=first, step=step)
+
+
+def of_module(name: str) -> str:
+    """The name in files of a parameter of a block, which is another in modules that predict further tokens."""
+    start, dot, inside = name.partition(".join.")
+    if dot:
+        return f"{start}.{inside}"
+    found = re.fullmatch(r"(layers\.\d+)\.norm\.weight", name)
+    return name if found is None else f"{found[1]}.shared_head.norm.weight"
+
+
+COPIES: Final = ("embed_tokens.weight", "shared_head.head.weight")
+GATE_UP: Final = ("gate_proj", "up_proj")
+EMBEDDING_WEIGHT = f"{EMBEDDING}.weight"
+HEAD_WEIGHT = f"{HEAD}.weight"
+SCORE_WEIGHT = f"{SCORE}.weight"

@@ -1,0 +1,449 @@
+"""Model folders of transformers: parameters assigned to stored tensors, files to write, and `config.json`."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, Final
+
+from attrs import evolve, frozen
+
+from xtrain.dsl.schema.model import FAMILIES
+from xtrain.dsl.schema.model_config import CONTEXT, ROPE_KEYS, ConfigKey, ModelConfig, Rope
+from xtrain.dsl.schema.setting import settings_of
+from xtrain.plan.architecture import Architecture, ParameterSpec, buffers, parameters
+from xtrain.plan.weight_files import (
+    EMBEDDING_WEIGHT,
+    HEAD_WEIGHT,
+    LOADED,
+    SCORE_WEIGHT,
+    SINGLE,
+    SIZES,
+    StoredPart,
+    WeightFiles,
+    header_of,
+)
+
+EMBEDDING_STORED = f"model.{EMBEDDING_WEIGHT}"
+
+
+def has_rewards(arch: Architecture, files: WeightFiles) -> bool:
+    """Whether the folder has a head of rewards."""
+    return SCORE_WEIGHT in FAMILIES[arch.family].stored.own_names(files.tensors)
+
+
+def draws_head(arch: Architecture, files: WeightFiles) -> bool:
+    """Whether the model gives rewards by a head that its folder, one of a language model, does not have."""
+    return arch.head == "reward" and not has_rewards(arch, files)
+
+
+@frozen
+class Assignment:
+    """parts: parameter or buffer → the parts of stored tensors that it is read from; without a head of rewards where
+    the folder is that of a language model. twin: the stored head of a tied model, which must be equal to the embedding;
+    empty where there is none."""
+
+    parts: dict[str, tuple[StoredPart, ...]]
+    twin: str = ""
+
+
+def stored_rows(arch: Architecture, files: WeightFiles) -> int:
+    """How many rows of a model's embedding a folder has; all of them where it has no embedding."""
+    names = FAMILIES[arch.family].stored
+    stored = files.tensors.get(names.own_names(files.tensors).get(EMBEDDING_STORED, ""))
+    return min(arch.vocab, stored.shape[0]) if stored is not None and stored.shape else arch.vocab
+
+
+def assign(arch: Architecture, files: WeightFiles, *, grows: bool = False) -> Assignment:
+    """Where every parameter is read that files of the family have. Raises ValueError, whose text names what is wrong,
+    if the folder does not fit.
+
+    grows: the embedding and head of the model may have more rows than those of the files.
+    """
+    names = FAMILIES[arch.family].stored
+    assert names is not None, f"{arch.family} has no files"
+    arch = names.stored_part(arch)
+    arch = evolve(arch, vocab=stored_rows(arch, files)) if grows else arch
+    own = names.own_names(files.tensors)
+    found: dict[str, tuple[StoredPart, ...]] = {}
+    missing: list[str] = []
+    for parameter in (*parameters(arch.base), *(each for each in buffers(arch) if each.name.endswith(names.buffers))):
+        ways = names.of(parameter)
+        chosen = next((parts for parts in ways if all(part.name in own for part in parts)), None)
+        if chosen is None and parameter.name == SCORE_WEIGHT:
+            continue
+        if chosen is None:  # once, whatever lies in it
+            missing += [part.name for part in ways[0] if part.name not in own and part.name not in missing]
+        else:
+            found[parameter.name] = tuple(_as_stored(part, own) for part in chosen)
+    used = {part.name: part.shape for parts in found.values() for part in parts}
+    twin = own.get(HEAD_WEIGHT, "") if arch.tie_embeddings else ""
+    if twin and EMBEDDING_WEIGHT in found:
+        used[twin] = found[EMBEDDING_WEIGHT][0].shape
+    unused = {own[HEAD_WEIGHT]} if arch.head == "reward" and HEAD_WEIGHT in own else set[str]()
+    surplus = [
+        name
+        for name in files.tensors
+        if name not in used and name not in unused and not names.is_ignored(name, arch, files.tensors)
+    ]
+    if problems := wrong_tensors(files, used, missing, surplus):
+        raise ValueError("; ".join(problems))
+    return Assignment(found, twin)
+
+
+def wrong_tensors(
+    files: WeightFiles, used: Mapping[str, tuple[int, ...]], missing: Sequence[str], surplus: Sequence[str]
+) -> list[str]:
+    """What is wrong, in words. used: tensor → its shape in the model. missing: those of them that no file has; surplus:
+    those that belong to nothing."""
+    placed = [f"`{name}` of {files.tensors[name].file}" for name in surplus]
+    return [
+        *_listed([f"`{name}`" for name in missing], "missing"),
+        *_listed(placed, "not of this model"),
+        *_mismatches({name: shape for name, shape in used.items() if name not in missing}, files),
+    ]
+
+
+def _as_stored(part: StoredPart, own: Mapping[str, str]) -> StoredPart:
+    name = own[part.name]
+    return part if name == part.name else evolve(part, name=name)
+
+
+def _mismatches(used: Mapping[str, tuple[int, ...]], files: WeightFiles) -> Iterator[str]:
+    """Tensors of another shape than planned, or in a format that is none of weights."""
+    shapes = [name for name, shape in used.items() if files.tensors[name].shape != shape]
+    if shapes:
+        name = shapes[0]
+        stored, planned = (" × ".join(map(str, each)) for each in (files.tensors[name].shape, used[name]))
+        more = f", and {len(shapes) - 1:,} more have another shape" if len(shapes) > 1 else ""
+        yield f"`{name}` is {stored} in {files.tensors[name].file} and {planned} in the model{more}"
+    formats = [name for name in used if files.tensors[name].format not in LOADED]
+    if formats:
+        name = formats[0]
+        more = f", and {len(formats) - 1:,} more" if len(formats) > 1 else ""
+        stored = files.tensors[name]
+        yield f"`{name}` is stored as {stored.format} in {stored.file}, which is no format of weights{more}"
+
+
+def _listed(names: Sequence[str], what: str) -> Iterator[str]:
+    if names:
+        shown = ", ".join(names[:3])
+        more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+        yield f"{shown}{more} {'is' if len(names) == 1 else 'are'} {what}"
+
+
+@frozen
+class WrittenTensor:
+    """A tensor of a file: a parameter, one expert of it, or several parameters of one number format. parts: parameter →
+    what of it is in the tensor. format: as safetensors calls it."""
+
+    parts: tuple[tuple[str, StoredPart], ...]
+    format: str
+
+    @property
+    def name(self) -> str:
+        return self.parts[0][1].name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.parts[0][1].shape
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * SIZES[self.format]
+
+
+@frozen
+class WrittenFile:
+    """tensors: in the order in which their data lie in it."""
+
+    name: str
+    tensors: tuple[WrittenTensor, ...]
+
+    @property
+    def header(self) -> bytes:
+        return header_of((tensor.name, tensor.format, tensor.shape) for tensor in self.tensors)
+
+    @property
+    def bytes(self) -> int:
+        """Of its data."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+
+# The format of the n-th tensor that a parameter is written as.
+FormatOf = Callable[[ParameterSpec, int], str]
+
+
+def lay_out(arch: Architecture, format_of: FormatOf, most: int) -> tuple[WrittenFile, ...]:
+    """The files of a model, the tensors in the order of its parameters, with at most so many bytes in each; a larger
+    tensor has a file of its own."""
+    return in_files(_tensors(arch, format_of), most)
+
+
+def in_files(tensors: Iterable[WrittenTensor], most: int) -> tuple[WrittenFile, ...]:
+    """The same of any tensors, in this order."""
+    groups: list[list[WrittenTensor]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if groups[-1] and size + tensor.bytes > most:
+            groups.append([])
+            size = 0
+        groups[-1].append(tensor)
+        size += tensor.bytes
+    count = len(groups)
+    stem, _, ending = SINGLE.rpartition(".")
+    names = [SINGLE] if count == 1 else [f"{stem}-{n:05d}-of-{count:05d}.{ending}" for n in range(1, count + 1)]
+    # Wider numbers come first, so that each lies at a multiple of its size.
+    ordered = (sorted(group, key=lambda tensor: -SIZES[tensor.format]) for group in groups)
+    return tuple(WrittenFile(name, tuple(group)) for name, group in zip(names, ordered, strict=True))
+
+
+def _tensors(arch: Architecture, format_of: FormatOf) -> Iterator[WrittenTensor]:
+    """In the order in which their first parameters are."""
+    names = FAMILIES[arch.family].stored
+    parts: dict[str, list[tuple[str, StoredPart]]] = {}
+    formats: dict[str, str] = {}
+    arch = names.stored_part(arch)
+    copied: dict[str, list[str]] = {}
+    for name, parameter in names.copies(arch):
+        copied.setdefault(parameter, []).append(name)
+    for parameter in (*parameters(arch), *buffers(arch)):
+        for number, part in enumerate(names.of(parameter)[0]):
+            parts.setdefault(part.name, []).append((parameter.name, part))
+            formats[part.name] = format_of(parameter, number)
+            for name in copied.get(parameter.name, ()):
+                parts[name] = [(parameter.name, evolve(part, name=name))]
+                formats[name] = formats[part.name]
+    for name, each in parts.items():
+        yield WrittenTensor(tuple(each), formats[name])
+
+
+DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+ROPE: Final = ("rope_theta", "rope_scaling", "rope_parameters")
+FURTHER: Final = "num_nextn_predict_layers"
+TOKENS: Final = ("bos_token_id", "eos_token_id")
+
+
+# Why a run with an adapter has no whole model to export, and what to do.
+ADAPTER_ALONE: Final = (
+    "the run trains an adapter, and its checkpoints hold that without the model under it",
+    "`xtrain export --adapter` and `export { adapter = true }` write the adapter for PEFT; `xtrain merge` adds it to "
+    "the model and writes that as a whole",
+)
+
+
+def not_written(arch: Architecture) -> tuple[str, str] | None:
+    """(why, what to do) if transformers has no model that computes what this one does; else None."""
+    if arch.adapter is not None:
+        return ADAPTER_ALONE
+    family = None if "user" in arch.own else FAMILIES.get(arch.family)
+    if family is None or family.config is None or family.stored is None:
+        known = ", ".join(name for name, each in FAMILIES.items() if each.config is not None)
+        message = f"a model of the family {arch.family} has no form that transformers reads"
+        return message, f"families that have one: {known}"
+    for setting, value in family.config.constant.items():
+        if (ours := _value(arch, setting)) != value:
+            message = f"`{setting}` is {json.dumps(ours)}, and in a {family.config.model_type} of transformers it is "
+            return f"{message}{json.dumps(value)}", "no config.json says otherwise"
+    if family.config.heads_divide and arch.dim % arch.heads:
+        what = f"dim {arch.dim} is no multiple of heads {arch.heads}"
+        return f"{what}, which transformers wants of a {family.config.model_type}", "use heads that divide dim"
+    if unknown := [each.name for each in buffers(arch) if not each.name.endswith(family.stored.buffers)]:
+        message = f"a {family.config.model_type} of transformers has no `{unknown[0]}`, of `router.bias_speed`"
+        return message, "train without `router { bias_speed }`"
+    return None
+
+
+@frozen(kw_only=True)
+class ConfigValues:
+    """What an architecture does not say. format: of most weights. context: positions of a row. begin, end: the ids that
+    begin and end a document."""
+
+    format: str
+    context: int
+    begin: int
+    end: int
+
+
+def _rewards(arch: Architecture, values: ConfigValues, pad: int | None = None) -> dict[str, Any]:
+    """The keys that say that the head gives rewards. They are read at the last token that is not the one of padding,
+    `pad`, which so must not be one that ends texts; in its place then the one that begins them."""
+    if arch.head == "vocabulary":
+        return {}
+    if pad in (None, values.end):
+        pad = values.begin if values.begin != values.end else None
+    labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    return {"architectures": [_config(arch).classifier], **labels, "pad_token_id": pad}
+
+
+def _further(arch: Architecture) -> dict[str, Any]:
+    """How many modules that predict further tokens the folder has, of a family whose files may have some."""
+    stored = FAMILIES[arch.family].stored
+    return {FURTHER: arch.mtp} if arch.mtp and stored is not None and stored.further_tokens else {}
+
+
+def new_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
+    """All keys, in the spelling that version 4 and version 5 of transformers read."""
+    further = _further(arch)
+    arch = arch.core
+    config = _config(arch)
+    found = {
+        "architectures": [config.architectures[0]],
+        "model_type": config.model_type,
+        **dict(zip(TOKENS, (values.begin, values.end), strict=True)),
+        "pad_token_id": None,  # that of some classes of transformers is beyond a small vocabulary
+        **{name: value for key in config.keys for name, value in _written(arch, key, key.name).items()},
+        **_rope(arch),
+        CONTEXT: _context(arch, values.context),
+        **{name: only.values[0] for name, only in config.only.items() if only.values},
+        "torch_dtype": DTYPES[values.format],
+        "use_cache": True,
+        **further,
+        **_rewards(arch, values),
+    }
+    unread = {key.name for key in config.keys if key.when is not None and not key.when(found)}
+    return {name: value for name, value in found.items() if name not in unread}
+
+
+def changed_config(
+    arch: Architecture, values: ConfigValues, config: Mapping[str, Any], means: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The `config.json` that a model began with, in which only what is no longer so has changed; where it was that of a
+    model of which this one is a part, that of the part.
+
+    means: the settings that it gives, by `settings_in_folder`.
+    """
+    further = _further(arch)
+    arch = arch.core
+    config = _own_config(_config(arch), config)
+    found = dict(config)
+    for key in _config(arch).keys:
+        if (key.when is None or key.when(config)) and means.get(key.setting) != _value(arch, key.setting):
+            found |= _written(arch, key, next((name for name in key.names if name in config), key.name))
+    same = all(means.get(key.setting) == _value(arch, key.setting) for key in _config(arch).rope_keys)
+    if means.get("rope_theta") != arch.rope_theta or _scaling(means) != arch.rope.resolved() or not same:
+        found = {name: value for name, value in found.items() if name not in ROPE} | _rope(arch)
+        # Some classes of transformers scale positions only of heads whose width is written.
+        width = (key for key in _config(arch).keys if key.setting == "head_dim" and config.get(key.name) is None)
+        found |= {name: value for key in width for name, value in _written(arch, key, key.name).items()}
+    context, needed = config.get(CONTEXT), _context(arch, values.context)
+    if arch.rope.scaling == "dynamic" or (isinstance(context, int) and context < needed):
+        found[CONTEXT] = needed
+    dtype = "dtype" if "dtype" in config else "torch_dtype"
+    if config.get(dtype) != DTYPES[values.format]:
+        found[dtype] = DTYPES[values.format]
+    found |= further
+    found |= _rewards(arch, values, config.get("pad_token_id"))
+    return with_tokens(found, values.begin, [values.end])
+
+
+def _own_config(family: ModelConfig, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    whole = family.whole
+    if whole is None or config.get("model_type") != whole.model_type:
+        return config
+    names = {"architectures": [family.architectures[0]], "model_type": family.model_type}
+    part = {name: value for name, value in config[whole.part].items() if name not in whole.replaces}
+    return {**{name: config[name] for name in config if name in family.harmless}, **part, **names} | {
+        name: config[name] for name in whole.replaces if name in config
+    }
+
+
+def with_tokens(config: Mapping[str, Any], begin: int, ends: Sequence[int]) -> dict[str, Any]:
+    """A config whose ids are those that a text begins and ends with here.
+
+    Other ids that end one stay beside them, unless they are of another tokenizer, as none of them is one of these; and
+    so does an id that begins one where the tokenizer has none, which `begin` then takes from the end.
+    """
+    found, (first, last) = dict(config), TOKENS
+    given = found.get(last)
+    before = given if isinstance(given, list) else [given]
+    kept = before if any(end in before for end in ends) else []
+    if missing := [end for end in ends if end not in kept]:
+        both = [*kept, *missing]
+        found[last] = both if len(both) > 1 else both[0]
+    if found.get(first) is None or begin not in ends:
+        found[first] = begin
+    return found
+
+
+def read_differences(arch: Architecture, means: Mapping[str, Any]) -> list[str]:
+    """The settings of a model of which a `config.json` says something else, with what that is."""
+    arch = arch.core
+    config = _config(arch)
+    keys = {key.setting: key for key in (*config.keys, *config.rope_keys)}
+    known = keys.keys() | config.constant.keys() | {"rope_theta"}
+    known |= {config.local_rope.setting} if config.local_rope is not None else set()
+    pairs = {setting: (means[setting], _value(arch, setting)) for setting in means if setting in known}
+    pairs["rope"] = _scaling(means), arch.rope.resolved()
+
+    def same(setting: str, theirs: Any, ours: Any) -> bool:
+        if theirs == ours or setting not in keys:
+            return theirs == ours
+        # Numbers of blocks in another order, or of blocks that none differs from, are the same keys.
+        return _content(keys[setting], theirs, means) == _content(keys[setting], ours, arch.to_json())
+
+    return [
+        f"{setting} {json.dumps(theirs)} instead of {json.dumps(ours)}"
+        for setting, (theirs, ours) in pairs.items()
+        if not same(setting, theirs, ours)
+    ]
+
+
+def _config(arch: Architecture) -> ModelConfig:
+    config = FAMILIES[arch.family].config
+    assert config is not None
+    return config
+
+
+def _rope(arch: Architecture) -> dict[str, Any]:
+    scaled, config = dict(arch.rope.resolved()), _config(arch)
+    local = config.local_rope
+    bases = {"rope_theta": arch.rope_theta} | ({local.key: _value(arch, local.setting)} if local is not None else {})
+    if not scaled:  # which some classes of transformers only do where they are told to
+        return {**bases, "rope_scaling": {"rope_type": "default"} if config.rope else None}
+    kind = scaled.pop("scaling")
+    if kind == "dynamic":  # its `original` is the context
+        scaled.pop("original")
+    found = {"rope_type": kind, **{ROPE_KEYS[name]: value for name, value in scaled.items()}}
+    found |= {key.name: value for key in _config(arch).rope_keys if (value := _value(arch, key.setting)) != key.default}
+    return {**bases, "rope_scaling": found}
+
+
+def _scaling(means: Mapping[str, Any]) -> dict[str, Any]:
+    """`Rope.resolved` of the settings that a `config.json` gives."""
+    given = {name.removeprefix("rope."): value for name, value in means.items() if name.startswith("rope.")}
+    return Rope(**given).resolved()
+
+
+def _context(arch: Architecture, rows: int) -> int:
+    """Positions that the model is made for, of rows so long: those that they are scaled to, if they are."""
+    rope = arch.rope
+    if rope.scaling == "dynamic":
+        return rope.original
+    return max(rows, int(rope.original * rope.factor))
+
+
+def _value(arch: Architecture, setting: str) -> Any:
+    """The value of a setting as JSON. Of its default, where the setting was added later, an architecture is silent."""
+    values, name = arch.to_json(), _field(setting)
+    if name in values:
+        return values[name]
+    default = settings_of(FAMILIES[arch.family])[setting][0].default
+    return list(default) if isinstance(default, tuple) else default
+
+
+def _written(arch: Architecture, key: ConfigKey, name: str) -> Mapping[str, Any]:
+    """A key, which has this name, with its value; or those that its setting follows from."""
+    content = _content(key, _value(arch, key.setting), arch.to_json())
+    return content if key.writes is not None else {name: content}
+
+
+def _content(key: ConfigKey, value: Any, settings: Mapping[str, Any]) -> Any:
+    """What a key is written as; the keys, with what they are written as, of a setting that takes several."""
+    if key.writes is not None:
+        return key.writes(settings)
+    return value if key.write is None else key.write(value, settings["layers"])
+
+
+def _field(setting: str) -> str:
+    """Of an architecture, that has settings of `router { … }` beside the others."""
+    return setting.replace(".", "_")

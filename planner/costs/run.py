@@ -1,0 +1,394 @@
+"""Costs of a run besides its steps: start-up time, goodput under failures, and disk space of checkpoints.
+
+Start-up: host times are measured by `benchmarks/startup.py` (torch 2.13, one core of a shared x86-64 machine); those
+of GPU networks are published. `cluster` may override them. Unknown parts are in no sum.
+
+Goodput: times between failures are exponential (Young 1974; Daly 2006, "A higher order estimate of the optimum
+checkpoint interval for restart dumps"). Of n devices one fails every `mtbf / n`. A failure costs the restart and all
+work after the latest checkpoint; it may also occur during a restart.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from math import exp, expm1, inf, prod, sqrt
+from random import Random
+from typing import Any, Final
+
+from attrs import evolve, frozen
+
+from xtrain.plan.architecture import ParameterSpec
+from xtrain.plan.checkpoints import checkpoint_contents, saved_parameters
+from xtrain.plan.groups import ParameterGroups
+from xtrain.plan.mesh import LAZY_FROM, base_of_plan
+from xtrain.plan.parameters import weight_bytes
+from xtrain.plan.plan import Plan
+from xtrain.plan.timeline import saves
+from xtrain.planner.graph.saving import average_args
+from xtrain.text.units import BYTES, bytes_text, plural
+
+# Seconds until a rank has loaded Python, torch and the code of its nodes: 3.5 times as long as torch alone (9.5 s and
+# 2.7 on a busy machine), which takes 1.4 s on a quiet one (docs/performance.md).
+PROGRAMS: Final = 5.0
+# Seconds of a rank to read what a plan says of one rank, and the bytes of that in the file.
+PLAN_OF_A_RANK: Final = 15e-6
+PLAN_BYTES: Final = 242
+# Requests a second that the process answers which has the store of the ranks: where they queue, a number is added to in
+# 5 to 9 µs. One client alone, whose requests wake an idle virtual machine one by one, takes 30.
+STORE_RATE: Final = 100_000.0
+# What a rank asks of the store to meet the others (runtime/jobs/rendezvous.py): it says that it is there, waits for
+# the answer, says that it can take part, waits for the word, removes its answer; the first one answers.
+MEETING: Final = 8
+# Seconds that it needs to take a connection.
+CONNECTION: Final = 250e-6
+# Seconds that the first rank needs for each other one, which it answers one after the other: a value is set in 4 µs,
+# and their numbers are asked for in 20.
+ANSWER: Final = 25e-6
+# Groups of gloo over all ranks: of the run, of what reads a checkpoint, of what writes one.
+WHOLE: Final = 3
+# Seconds of NCCL for a communicator, for each of its ranks. Published are 15 s for 8 Ki and 265 s for 96 Ki ranks
+# (arXiv 2510.20171), 17 s for 16 Ki and 200 s for 96 Ki (arXiv 2602.00277): fitted by least squares through 0.
+# MegaScale (arXiv 2402.15627) has brought all groups of more than 10,000 GPUs below 30 s, with another store.
+CONNECT: Final = 2.3e-3
+
+
+@frozen
+class Part:
+    """One part of a start: its seconds, None where they are not known, and where they come from or what is missing."""
+
+    name: str
+    seconds: float | None
+    why: str
+
+
+@frozen
+class Startup:
+    parts: tuple[Part, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Of all parts that are known."""
+        return sum(part.seconds or 0.0 for part in self.parts)
+
+    @property
+    def unknown(self) -> tuple[Part, ...]:
+        return tuple(part for part in self.parts if part.seconds is None)
+
+
+def startup_of(plan: Plan) -> Startup:
+    """The start of a run that goes on from a checkpoint."""
+    cluster, world = plan.cluster, plan.mesh.world_size
+    programs = PROGRAMS if cluster.programs_seconds is None else cluster.programs_seconds
+    parts = [Part("programs", programs, "each rank loads Python, torch and its nodes, on a core of its own")]
+    if world > 1:
+        parts += [_plan(plan), _meeting(plan), _groups(plan)]
+        if plan.node("setup.bootstrap").args["device"] != "cpu":
+            parts.append(_communicators(plan))
+    parts.append(_reading_weights(plan))
+    if any(node.op == "setup.compile" for node in plan.nodes):
+        parts.append(_compile(plan))
+    return Startup(tuple(parts))
+
+
+def _plan(plan: Plan) -> Part:
+    """Every machine reads the file once, and every rank all of it."""
+    world, storage = plan.mesh.world_size, plan.cluster.storage
+    size = PLAN_BYTES * world
+    read = 0.0 if storage is None else size * plan.cluster.nodes / storage
+    return Part("plan", PLAN_OF_A_RANK * world + read, f"each rank reads {bytes_text(size)}")
+
+
+def _rate(plan: Plan) -> float:
+    return plan.cluster.store_rate or STORE_RATE
+
+
+def _meeting(plan: Plan) -> Part:
+    world = plan.mesh.world_size
+    seconds = world * (MEETING / _rate(plan) + CONNECTION + ANSWER)
+    return Part("meeting", seconds, f"{MEETING} requests of each rank to one store; the first rank answers all others")
+
+
+def _axes(plan: Plan) -> dict[str, int]:
+    """Ranks of every group in which this plan sends something, by the axes of it; all ranks together are another."""
+    sizes = {axis.name: axis.size for axis in (*plan.mesh.axes, *plan.mesh.expert_axes)}
+    names = {each.axis for kind in plan.estimates.classes for each in kind.traffic}
+    found = {name: prod(sizes[part] for part in name.split(" · ")) for name in sorted(names)}
+    return {name: size for name, size in found.items() if 1 < size < plan.mesh.world_size}
+
+
+def _groups(plan: Plan) -> Part:
+    """Gloo's groups, which exist on CUDA as well. Connected at once, each rank asks for the address of every other one:
+    it waits for it (one request), and gets it (two). What a rank computes to find its own groups is no part: 13 ms of
+    65,536 ranks."""
+    world, axes = plan.mesh.world_size, _axes(plan)
+    if world >= LAZY_FROM:
+        requests = world * (WHOLE + len(axes))
+        how = "each rank tells its address; it connects to those that it sends to"
+    else:
+        requests = 3 * world * (WHOLE * world + sum(axes.values()))
+        how = "each rank connects to every other one"
+    return Part("groups", requests / _rate(plan), f"{plural(len(axes), 'group')} of axes, {WHOLE} of all ranks; {how}")
+
+
+def _communicators(plan: Plan) -> Part:
+    """Those of NCCL are made where a group first sends something, one after the other; groups of one axis at once."""
+    ranks = plan.mesh.world_size + sum(_axes(plan).values())
+    connect = CONNECT if plan.cluster.connect_seconds is None else plan.cluster.connect_seconds
+    why = f"{1000 * connect:.3g} ms for each of {ranks:,} ranks in {plural(1 + len(_axes(plan)), 'communicator')}"
+    return Part("communicators", ranks * connect, why)
+
+
+def _reading_weights(plan: Plan) -> Part:
+    """Each replica of the sharded model reads all of it."""
+    size = plan.estimates.checkpoint_bytes * plan.mesh.size("replicate")
+    if plan.cluster.storage is None:
+        return Part("weights", None, f"{bytes_text(size)}; no cluster.storage")
+    return Part("weights", size / plan.cluster.storage, f"{bytes_text(size)} are read with cluster.storage")
+
+
+def _compile(plan: Plan) -> Part:
+    kinds = len(plan.architecture.kinds)
+    if plan.cluster.compile_seconds is None:
+        return Part("compile", None, f"{plural(kinds, 'kind')} of blocks; no cluster.compile")
+    return Part("compile", kinds * plan.cluster.compile_seconds, f"{plural(kinds, 'kind')} of blocks in the first step")
+
+
+FAILURES: Final = 20_000  # of a simulation, which is right to half a percent then
+
+NOTHING: Final = 5e-4  # a goodput that is shown as 0.0 %
+
+
+@frozen(kw_only=True)
+class Faults:
+    """Seconds. between: failures of the whole job. restart: from a failure to the first step behind it. blocked: of a
+    save, in which nothing is trained. later: from there until what was saved can be loaded."""
+
+    between: float
+    restart: float
+    blocked: float
+    later: float
+
+    def goodput(self, interval: float) -> float:
+        """Share of the time that trains the run, with a checkpoint after every `interval` seconds of training.
+
+        A checkpoint counts once it is complete before the next failure, so that a time u between failures is worth
+        ⌊(u - restart - later) / (interval + blocked)⌋ intervals: of exponential u, e^(-(restart + later) / M) /
+        (e^((interval + blocked) / M) - 1) of them on average. Without `later` this is Daly's formula.
+        """
+        rounds = (interval + self.blocked) / self.between
+        if rounds > 700:  # e^700 is the end of fp64
+            return 0.0
+        return interval / self.between * exp(-(self.restart + self.later) / self.between) / expm1(rounds)
+
+    @property
+    def young(self) -> float:
+        """√(2 · blocked · M), the first order of the best interval."""
+        return sqrt(2 * self.blocked * self.between)
+
+    def best(self, shortest: float) -> float:
+        """The interval of the highest goodput, of those that are not below `shortest`: interval / M is the root of
+        1 - x = e^-(x + blocked / M), between 0 and 1."""
+        low, high = 0.0, 1.0
+        for _ in range(60):
+            x = (low + high) / 2
+            low, high = (x, high) if 1 - x > exp(-x - self.blocked / self.between) else (low, x)
+        return max(low * self.between, shortest)
+
+    def simulated(self, interval: float, *, failures: int = FAILURES, seed: int = 0) -> float:
+        """The goodput of a made-up run of so many failures."""
+        done = spent = 0.0
+        random = Random(seed)
+        for _ in range(failures):
+            between = random.expovariate(1 / self.between)
+            spent += between
+            done += interval * max(0.0, (between - self.restart - self.later) // (interval + self.blocked))
+        return done / spent
+
+
+@frozen(kw_only=True)
+class Goodput:
+    """What a plan says of it.
+
+    interval: seconds of training between checkpoints; inf: there are none on the way. share: of the time that trains;
+    0 without checkpoints. trained: seconds of training in all; None where that is not known. wall: seconds of the whole
+    run, and `failures` expected in it; None where its length is not known, or it never ends. best: the interval of the
+    highest goodput, which is `best_share`.
+    """
+
+    faults: Faults
+    interval: float
+    share: float
+    trained: float | None
+    wall: float | None
+    best: float
+    best_share: float
+
+    @property
+    def failures(self) -> float | None:
+        return None if self.wall is None else self.wall / self.faults.between
+
+    @property
+    def saves(self) -> float:
+        """Share of the time in which training waits for saves that count."""
+        return self.share * self.faults.blocked / self.interval
+
+    @property
+    def restarts(self) -> float:
+        """Share of the time in restarts: of min(u, restart) on average."""
+        return -expm1(-self.faults.restart / self.faults.between)
+
+    @property
+    def lost(self) -> float:
+        """Share of the time of which no checkpoint holds anything."""
+        return max(0.0, 1 - self.share - self.saves - self.restarts)  # the others add up to 1 within rounding
+
+    @property
+    def stands(self) -> bool:
+        """Whether next to nothing of the time trains the run: `NOTHING` at most."""
+        return self.interval != inf and self.share < NOTHING
+
+
+def goodput_of(plan: Plan) -> Goodput | None:
+    """None where `cluster` says nothing about failures, or the time of a step is not known."""
+    cluster, times = plan.cluster, plan.estimates.times
+    if cluster.mtbf_seconds is None or times is None:
+        return None
+    writes = 0.0 if cluster.storage is None else plan.estimates.checkpoint_bytes / cluster.storage
+    saving = next((node for node in plan.nodes if node.op == "setup.checkpoint"), None)
+    waits = saving is not None and saving.args["mode"] == "sync"
+    faults = Faults(
+        between=cluster.mtbf_seconds / plan.mesh.world_size,
+        restart=restart_of(plan),
+        blocked=writes if waits else 0.0,
+        later=0.0 if waits else writes,
+    )
+    trained = None if plan.timeline.full_steps is None else plan.timeline.full_steps * times.step
+    interval = _interval(plan, times.step)
+    if trained is not None and interval > trained:
+        interval = inf  # such a checkpoint never comes
+    share = 0.0 if interval == inf else faults.goodput(interval)
+    best = faults.best(max(times.step, writes))
+    wall = None if trained is None or not share else trained / share
+    return Goodput(
+        faults=faults,
+        interval=interval,
+        share=share,
+        trained=trained,
+        wall=wall,
+        best=best,
+        best_share=faults.goodput(best),
+    )
+
+
+def restart_of(plan: Plan) -> float:
+    """Seconds from a failure to the first step behind it: as `cluster` says, or until ranks count as stuck and all have
+    started, as far as that is known."""
+    if plan.cluster.restart_seconds is not None:
+        return plan.cluster.restart_seconds
+    return (plan.node("setup.watch").args["stuck_seconds"] or 0.0) + startup_of(plan).seconds
+
+
+def _interval(plan: Plan, step: float) -> float:
+    """Seconds between two checkpoints, of the tick that comes most often."""
+    tokens = plan.estimates.tokens_per_step
+    found = [inf]
+    for tick in plan.timeline.ticks:
+        if not any(saves(plan.node(each)) for each in tick.nodes):
+            continue
+        if tick.seconds is not None:
+            found.append(tick.seconds)
+        elif tick.steps is not None:
+            found.append(tick.steps * step)
+        elif tick.tokens is not None:
+            found.append(float(tick.tokens) / tokens * step)
+        elif tick.fraction is not None and plan.timeline.steps is not None:
+            found.append(tick.fraction * plan.timeline.steps * step)
+    return min(found)
+
+
+# Bytes beside the numbers themselves, measured with torch 2.13 and rounded up. `dcp` writes every piece of a tensor as
+# an archive of its own (1.6 KB) and names it in `.metadata`; `file` has one archive of all tensors.
+OF_A_PIECE: Final = {"dcp": 1856, "file": 384}
+# A rank's streams of random numbers: three of 5 KB, and on a GPU one more.
+OF_STREAMS: Final = 16 * 1024
+STREAMS: Final = 4
+# Counters, versions and the place in the data in `state.json`, and what it says of each file.
+OF_COUNTERS: Final = 4096
+OF_A_FILE: Final = 128
+
+
+@frozen(kw_only=True)
+class DiskUse:
+    """Bytes in `checkpoints/` of a run that is not stopped in between.
+
+    full, weights: of one full checkpoint, and of the weights alone, 0 where none are saved. rest: when nothing is being
+    written, at the end; most: at any moment, also of a run that goes on behind its end.
+    """
+
+    full: int
+    weights: int
+    rest: int
+    most: int
+
+
+def disk_of(plan: Plan, saves: int | None) -> DiskUse | None:
+    """saves: how many full checkpoints are written in all, None where nobody knows. None where nothing is saved, or
+    nobody knows how much."""
+    saving = next((node.args for node in plan.nodes if node.op == "setup.checkpoint"), None)
+    if saving is None or (saves is None and saving["keep"] is None):
+        return None
+    contents = checkpoint_contents(plan)
+    sidecar = _sidecar(plan, contents)
+    full = sidecar + _full(plan, contents, saving["backend"])
+    weights = _weights_on_disk(plan, contents, saving["backend"])
+    weights += sidecar if weights else 0
+    stays = saves if saving["keep"] is None else saving["keep"] + (saving["best"] is not None)
+    assert stays is not None
+    most = stays + (saving["keep"] is not None)
+    if saves is not None:
+        stays, most = min(stays, saves), min(most, saves)
+    return DiskUse(full=full, weights=weights, rest=stays * full + weights, most=most * full + weights)
+
+
+def _full(plan: Plan, contents: Mapping[str, Any], backend: str) -> int:
+    averages = average_args(plan)
+    groups = ParameterGroups.of(plan)
+    trained = [tensor for tensor in plan.parameters.tensors if tensor.trained]
+    counters = sum(len(groups.scalars(tensor.name)) for tensor in trained)
+    moments = (tensor for tensor in trained for _ in groups.state(tensor.name))
+    weights = _pieces(plan, saved_parameters(plan)) + len(contents["buffers"])
+    pieces = (1 + (averages is not None)) * weights + _pieces(plan, moments) + counters
+    streams = plan.mesh.world_size * (OF_STREAMS + STREAMS * OF_A_PIECE[backend])
+    buffers = (1 + (averages is not None)) * _buffer_bytes(contents)
+    numbers = plan.estimates.checkpoint_bytes + buffers + BYTES["fp32"] * counters
+    return numbers + pieces * OF_A_PIECE[backend] + streams
+
+
+def _weights_on_disk(plan: Plan, contents: Mapping[str, Any], backend: str) -> int:
+    if not any(plan.node(node).op == "tick.model" for trigger in plan.timeline.triggers for node in trigger.nodes):
+        return 0
+    averages = average_args(plan)
+    form = averages["format"] if averages and averages["publish"] else plan.node("setup.build_model").args["params"]
+    frozen = next((node.args["format"] for node in plan.nodes if node.op == "setup.freeze"), "")
+    saved = saved_parameters(plan)
+    kept = evolve(plan.parameters, total=sum(each.size for each in saved), tensors=saved)
+    numbers = weight_bytes(kept, form, frozen, base_of_plan(plan)) + _buffer_bytes(contents)
+    pieces = _pieces(plan, saved) + len(contents["buffers"])
+    return numbers + pieces * OF_A_PIECE[backend]
+
+
+def _pieces(plan: Plan, tensors: Iterable[ParameterSpec]) -> int:
+    """Into how many pieces the ranks cut weights: one that is whole on several of them is written once."""
+    axes = {axis.name: axis.size for axis in (*plan.mesh.axes, *plan.mesh.expert_axes)}
+    shards = prod(axes[axis] for axis in plan.node("setup.mesh").args["shard_axes"])
+    experts = axes["ep"] * axes["ep_fsdp"]
+    return sum(
+        experts if tensor.expert else shards * (axes["tp"] if len(tensor.shape) > 1 else 1) for tensor in tensors
+    )
+
+
+def _buffer_bytes(contents: Mapping[str, Any]) -> int:
+    return sum(BYTES["fp32"] * prod(shape) for shape in contents["buffers"].values())
+
+
+def _sidecar(plan: Plan, contents: Mapping[str, Any]) -> int:
+    return len(json.dumps(contents, indent=1)) + OF_COUNTERS + plan.mesh.world_size * OF_A_FILE

@@ -1,0 +1,219 @@
+"""Adapters of a spec: targets checked against the model, settings and files read from folders that PEFT has saved."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from attrs import evolve
+
+from xtrain.dsl.diagnostics.suggest import did_you_mean
+from xtrain.dsl.schema.adapters import Adapter, TaskAdapters
+from xtrain.dsl.schema.setting import Auto
+from xtrain.dsl.spec import Spec
+from xtrain.plan.architecture import EMBEDDING, HEAD, Architecture, BlockParameter, name_in_block, parameters
+from xtrain.plan.findings import Findings
+from xtrain.plan.groups import alone
+from xtrain.plan.parameters import (
+    ALL_LINEAR,
+    all_matrices,
+    blocks_beyond,
+    covers,
+    frozen_names,
+    instead,
+    is_target,
+    matrices_of,
+    means,
+)
+from xtrain.plan.peft import PEFT_WEIGHTS, PeftFolder, PeftUnreadable, assign_peft, read_peft
+from xtrain.text.units import plural
+
+ADAPTER_RULE: Final = "model.adapter"
+TARGETS: Final = "targets"
+TRAIN: Final = "train"
+
+
+def check_adapter(spec: Spec, arch: Architecture, found: Findings) -> None:
+    """Every target must mean a matrix that an adapter can be of, and every name of `train` something of the model."""
+    if arch.adapter is None:
+        return
+    if spec.model.frozen:
+        message = "an adapter leaves the whole model as it is, so `frozen` has nothing to say"
+        found.fail(
+            ADAPTER_RULE, "X435", "model.frozen", message, "remove it; what is trained beside the adapter is `train`"
+        )
+        return
+    if arch.router_bias_speed > 0:
+        message = "routers would move their balance biases, which are part of the model and not of the adapter"
+        found.fail(ADAPTER_RULE, "X435", "model.router.bias_speed", message, "use bias_speed 0")
+        return
+    if isinstance(arch.adapter, TaskAdapters):
+        for task in arch.adapter.tasks:
+            _check(alone(arch, task), f"model.tasks.{task}", f"task.{task}.adapter", found)
+    else:
+        _check(arch, ADAPTER_RULE, "adapter", found)
+
+
+def _check(arch: Architecture, rule: str, block: str, found: Findings) -> None:
+    """The same of one adapter, which the model of `arch` has. block: its path in the spec."""
+    adapter = arch.adapter
+    assert adapter is not None
+    wrong = _wrong_target(arch, adapter.targets) or _wrong_module(arch, adapter.train)
+    if (wrong := wrong or adapter.unfit(arch) or _in_full_and_beside(arch, adapter.train)) is not None:
+        setting, message, hint = wrong
+        found.fail(rule, "X435", f"{block}.{setting}", message, hint)
+        return
+    if (idle := _idle_target(arch, adapter.targets) or _idle_range(arch) or adapter.excess(arch)) is not None:
+        setting, message, hint = idle
+        found.warn(rule, "W401", f"{block}.{setting}", message, hint)
+        return
+    count = len({tensor.adapter for tensor in parameters(arch)} - {""})
+    found.passed(rule, f"{plural(count, 'matrix')} with an adapter")
+
+
+def _wrong_target(arch: Architecture, targets: tuple[str, ...]) -> tuple[str, str, str] | None:
+    """The setting at fault, what is wrong, and what to do."""
+    if not targets:
+        return TARGETS, "no matrix has an adapter", f"name matrices, or leave targets out: {ALL_LINEAR}"
+    matrices = all_matrices(arch)
+    for number, target in enumerate(targets):
+        if any(is_target(target, layer, matrix) for layer, matrix in matrices):
+            continue
+        path = f"{TARGETS}.{number}"
+        if target == ALL_LINEAR:
+            return path, "the model has no matrices that an adapter can be of", "train it in full"
+        return path, f"no matrix of the model is meant by `{target}`", _instead(target, arch, matrices)
+    return None
+
+
+def _instead(target: str, arch: Architecture, matrices: Sequence[tuple[int | None, BlockParameter]]) -> str:
+    """What to write in place of a target that means nothing."""
+    meant = next(((layer, matrix) for layer, matrix in matrices if means(target, layer, matrix.name)), None)
+    if meant is not None:
+        layer, experts = meant
+        if layer is None:
+            return f"the head is named by itself: write `{HEAD}`"
+        module = experts.owner.rpartition(".")[2]
+        return f"it means routed experts alone, which are named by their module: write `{module}.{target}`"
+    for layer, parameter in _others(arch):
+        if not means(target, layer, parameter.name):
+            continue
+        what = "the embedding" if parameter.owner == EMBEDDING else f"`{parameter.owner}`"
+        what = "the router" if parameter.router else what
+        pattern = parameter.owner if layer is None else f"layers.*.{parameter.owner}"
+        return f'{what} can have no adapter; `train = ["{pattern}"]` trains it in full'
+    if (layer := _layer_beyond(target, arch)) is not None:
+        return f"there is no block {layer}: the blocks are 0 to {arch.layers - 1}"
+    names = [matrix.name.removesuffix(".weight") for layer, matrix in matrices if layer is not None]
+    near = did_you_mean(target, dict.fromkeys(part for name in names for part in name.split(".")))
+    last = dict.fromkeys(name.rpartition(".")[2] for name in names)
+    return near or f"the matrices of a block are {', '.join(last)}"
+
+
+def _others(arch: Architecture) -> Iterator[tuple[int | None, BlockParameter]]:
+    """What of the model no adapter can be of, as parameters of a block; layer None: they are in none."""
+    for kind in arch.base.kinds:
+        able = {each.name for each in matrices_of(kind.block, arch.base)}
+        yield from ((kind.first, each) for each in kind.block.parameters(arch.base) if each.name not in able)
+    for tensor in parameters(arch.base):
+        if not name_in_block(tensor.name):
+            yield None, BlockParameter(name=tensor.name, shape=tensor.shape, decays=tensor.decays, initial="normal")
+
+
+def _layer_beyond(target: str, arch: Architecture) -> int | None:
+    """A layer that a target names and that the model does not have."""
+    head, _, rest = target.partition(".")
+    numbers = [int(each) for each in rest.partition(".")[0].split("-") if each.isdecimal()] if head == "layers" else []
+    return numbers[0] if numbers and numbers[0] >= arch.layers else None
+
+
+def _wrong_module(arch: Architecture, patterns: tuple[str, ...]) -> tuple[str, str, str] | None:
+    names = [tensor.name for tensor in parameters(arch.base)]
+    for number, pattern in enumerate(patterns):
+        if not any(covers(pattern, name) for name in names):
+            return f"{TRAIN}.{number}", f"no parameter of the model is in `{pattern}`", instead(pattern, names, arch)
+    return None
+
+
+def _in_full_and_beside(arch: Architecture, patterns: tuple[str, ...]) -> tuple[str, str, str] | None:
+    """A matrix that is trained itself and has an adapter: PEFT has no form of it, and nothing is left to merge into."""
+    matrices = dict.fromkeys(tensor.adapter for tensor in parameters(arch) if tensor.adapter)
+    for number, pattern in enumerate(patterns):
+        if (both := next((name for name in matrices if covers(pattern, name)), None)) is not None:
+            message = f"`{pattern}` is trained in full, and {both.removesuffix('.weight')} in it has an adapter"
+            return f"train.{number}", message, "leave it out of train, or its matrices out of targets and layers"
+    return None
+
+
+def _idle_target(arch: Architecture, targets: tuple[str, ...]) -> tuple[str, str, str] | None:
+    """A target whose matrices those before it mean already: the setting, what is wrong, and what to do."""
+    matrices, before = all_matrices(arch), set[tuple[int | None, str]]()
+    for number, target in enumerate(targets):
+        meant = {(layer, matrix.name) for layer, matrix in matrices if is_target(target, layer, matrix)}
+        if meant <= before:
+            message = f"`{target}` means nothing that the targets before it do not mean"
+            return f"targets.{number}", message, f"remove `{target}`"
+        before |= meant
+    return None
+
+
+def _idle_range(arch: Architecture) -> tuple[str, str, str] | None:
+    """A range of blocks that ends behind the last one of the model."""
+    assert arch.adapter is not None
+    for setting in ("targets", "train"):
+        for number, pattern in enumerate(getattr(arch.adapter, setting)):
+            if (beyond := blocks_beyond(pattern, arch)) is not None:
+                return f"{setting}.{number}", *beyond
+    return None
+
+
+def read_adapter(
+    spec: Spec, adapter: Adapter, arch: Architecture, found: Findings, block: str = "adapter", rule: str = ADAPTER_RULE
+) -> tuple[Adapter, PeftFolder | None, dict[str, str]]:
+    """The adapter with the settings of its folder, the folder, and why each setting is what it is. arch: the model
+    without adapter. Without `from`, or where it cannot be read, the adapter as it is."""
+    folder = adapter.from_
+    if folder is None:
+        return adapter, None, {}
+    try:
+        files = read_peft(folder, arch, adapter.peft_keys)
+        given = adapter.of_peft(files, arch)
+    except PeftUnreadable as problem:
+        found.fail(rule, problem.code, f"{block}.from", str(problem), problem.hint)
+        return adapter, None, {}
+    reasons: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    for name, (value, key) in given.items():
+        path, written = f"{block}.{name}", getattr(adapter, name)
+        if spec.origins[path].kind == "default" or isinstance(written, Auto):
+            values[name] = value
+            reasons[path] = f"`{key}` of {files.place(key)}"
+        elif written != value and name not in adapter.free:
+            message = f"`{name}` is {_short(written)}, and `{key}` of {files.place(key)} says {_short(value)}"
+            found.fail(rule, "X523", path, message, "leave it out: the file says it")
+            return adapter, None, {}
+    read = evolve(adapter, **values)
+    if (unfit := read.unfit_for_folder()) is not None:
+        setting, message, hint = unfit
+        found.fail(rule, "X435", f"{block}.{setting}", message, hint)
+    return read, files, reasons
+
+
+def check_adapter_files(
+    arch: Architecture, files: PeftFolder, found: Findings, block: str = "adapter", rule: str = "model.adapter_files"
+) -> None:
+    """Every trained parameter must have its tensor, and every tensor its parameter. arch: with this adapter alone."""
+    frozen = frozen_names(arch, ())
+    trained = tuple(each for each in parameters(arch) if each.name not in frozen)
+    try:
+        assign_peft(arch, trained, files.files)
+    except ValueError as problem:
+        message = f"{files.folder}/{PEFT_WEIGHTS} does not fit the model: {problem}"
+        found.fail(rule, "X524", f"{block}.from", message, "give an adapter of this model")
+    else:
+        count = len(files.files.tensors)
+        found.passed(rule, f"{count:,} tensors of {files.folder} have their place")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

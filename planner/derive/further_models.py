@@ -1,0 +1,305 @@
+"""Models next to the trained one: teacher and reward model from folders, and sampling with its key-value cache.
+
+A reward model keeps nothing of its forward: its memory is its weights, and the widest of what a block computes at
+once.
+"""
+
+import json
+import os
+from collections.abc import Set
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from attrs import evolve, frozen
+
+from xtrain.dsl.load import load_spec
+from xtrain.dsl.schema.data_components import TOKENIZERS
+from xtrain.dsl.schema.losses import LOSSES
+from xtrain.dsl.schema.policy import Rollout
+from xtrain.dsl.spec import Spec
+from xtrain.plan.architecture import Architecture, name_in_block
+from xtrain.plan.data import TokenizerUnreadable
+from xtrain.plan.findings import Findings
+from xtrain.plan.parameters import count_parameters, flops_per_token
+from xtrain.plan.weight_files import CONFIG, WeightFiles, WeightsUnreadable, read_weight_files
+from xtrain.plan.weight_layout import assign, has_rewards
+from xtrain.planner.derive.model import Shape, derive_architecture
+from xtrain.text.units import BYTES
+
+if TYPE_CHECKING:
+    from xtrain.planner.resolved import Resolved, TrainedKind
+
+
+def cache_bytes(run: "Resolved", prompts: int, positions: int) -> int:
+    """On the rank with the most: what every layer keeps of every prompt, of all positions or those of its window.
+
+    Ranks of context and data parallel all have the whole of it; those of tensor parallel their own heads.
+    """
+    arch, tp, pipeline = run.architecture, run.size("tp"), run.pipeline
+    of_layer: dict[int, int] = {}
+    for kind in run.kinds:
+        plain = plain_parameters(run, kind)
+        numbers = sum(each.cached(arch, tp, positions, plain) for each in kind.block.layers())
+        of_layer |= dict.fromkeys(kind.layers, numbers)
+    spans = [[pipeline.spans[stage] for stage in own] for own in pipeline.owners]
+    most = max(sum(of_layer[layer] for first, last in own for layer in range(first, last + 1)) for own in spans)
+    return prompts * most * BYTES[run.formats.compute]
+
+
+def plain_parameters(run: "Resolved", kind: "TrainedKind") -> Set[str]:
+    """Those of its block that are stored in a number format, that no adapter is added to, and that are not
+    multiplied in fp8, as `Layer.cached` wants them."""
+    # Where it is needed: the language loads this file with the actions, and no plan.
+    from xtrain.plan.parameters import block_tensors
+
+    tensors = block_tensors(run.inventory, kind.first)
+    adapted = {each.adapter for each in tensors}
+    scaled = {f"{module}.weight" for module in kind.fp8}
+    plain = (name_in_block(each.name) for each in tensors if not each.quantised and each.name not in adapted)
+    return {name for name in plain if name not in scaled}
+
+
+# Copies of the logits of all completions: as they are, exact, as probabilities, and sorted or summed up.
+LOGITS = 4
+# Of a token that a checkpoint keeps, with its log-probability.
+TOKEN_BYTES = 16
+
+
+def completion_positions(run: "Resolved", rollout: Rollout) -> int:
+    """Positions of a row that a completion has together with its prompt."""
+    return run.batch.sequence // rollout.group // run.align * run.align
+
+
+def longest_prompt(run: "Resolved", rollout: Rollout) -> int:
+    """Tokens of a prompt at most, as the last token of a completion takes no position; below 1 in rows that are too
+    short."""
+    return completion_positions(run, rollout) + 1 - rollout.max_tokens
+
+
+def sampling_cache_bytes(run: "Resolved", rollout: Rollout) -> int:
+    """Of keys and values of the completions of a microbatch, on the rank with the most."""
+    return cache_bytes(run, run.batch.micro * rollout.group, completion_positions(run, rollout))
+
+
+def kept_completions_bytes(run: "Resolved", rollout: Rollout) -> int:
+    """Of what a checkpoint behind the first of several steps, whose completions are sampled at once, holds of them, all
+    of full length; without texts. If those of the first step come again, they are among them."""
+    waiting = (rollout.steps - (rollout.updates == 1)) * run.batch.rows * rollout.group
+    experts = completion_positions(run, rollout) * replayed_width(run) * BYTES["fp32"]
+    return waiting * (rollout.max_tokens * TOKEN_BYTES + experts)
+
+
+def replayed_width(run: "Resolved") -> int:
+    """Numbers of a token that say which experts it was sent to when it was sampled; 0 where that is not replayed."""
+    arch, rollout = run.architecture, run.spec.rollout
+    return len(arch.expert_layers) * arch.experts_per_token if rollout is not None and rollout.replay_routing else 0
+
+
+def replayed_bytes(run: "Resolved") -> int:
+    """Of these numbers for the microbatches that are on a device at once."""
+    microbatches = run.batch.accumulate if run.size("pp") > 1 else 1
+    return microbatches * run.positions * replayed_width(run) * BYTES["fp32"]
+
+
+def sampling_bytes(run: "Resolved") -> int:
+    """What sampling allocates beside weights, gradients and states: the cache, logits, and what is drawn of them."""
+    rollout = run.spec.rollout
+    if rollout is None:
+        return 0
+    exact = max(BYTES["fp32"], BYTES[run.formats.compute])
+    logits = run.batch.micro * rollout.group * run.architecture.vocab * exact
+    return sampling_cache_bytes(run, rollout) + LOGITS * logits
+
+
+TEACHER_RULE: Final = "loss.teacher"
+TEACHER_PATH: Final = "loss.teacher"
+TEACHER_CODE: Final = "X441"
+TEACHER_NAME: Final = "teacher"
+
+
+def teacher_text(
+    folder: str,
+    tokenizer: str,
+    *,
+    sequence: int,
+    rows: int,
+    precision: str,
+    device: str,
+    drawn: bool = False,
+    tp: int = 1,
+) -> str:
+    """A spec whose model is the teacher alone. tokenizer: as a spec or a plan names it. drawn: the shape alone is that
+    of the folder. tp: ranks that cut its matrices; all others have rows of their own."""
+    source = tokenizer if tokenizer in TOKENIZERS else json.dumps(tokenizer, ensure_ascii=False)
+    return (
+        "experiment teacher { seed = 1, budget = 1 steps }\n"
+        f"model {json.dumps(folder, ensure_ascii=False)} {'{ weights = none }' if drawn else ''}\n"
+        f"tokenizer {source}\n"
+        "dataset made { source = synthetic() }\n"
+        f"batch {{ sequence = {sequence}, rows = {rows} }}\n"
+        f"precision {{ params = {precision} }}\n"
+        "optimizer sgd { lr = 1 }\n"
+        f"parallel {{ tp {tp} }}\n"
+        f"launch {{ device = {device} }}\n"
+    )
+
+
+@frozen
+class TeacherShape:
+    """A teacher as a spec of its own reads it, with the files of its weights."""
+
+    spec: Spec
+    architecture: Architecture
+    weights: WeightFiles | None = None
+
+
+def check_teacher(spec: Spec, arch: Architecture, found: Findings) -> TeacherShape | None:
+    """The teacher must be a model that xtrain computes, of the same tokens; None where it is not. A folder that is not
+    there may come, unless the teacher computes beside the model."""
+    teacher = spec.loss.learns_from
+    if teacher is None:
+        return None
+    if teacher.top >= arch.vocab and not teacher.live:
+        message = f"`top` is {teacher.top:,}, and the vocabulary has {arch.vocab:,} tokens"
+        found.fail("loss.top", TEACHER_CODE, "loss.top", message, f"use less, such as top = {max(1, arch.vocab // 4)}")
+    if not os.path.isfile(Path(teacher.folder) / CONFIG):  # noqa: PTH113 (any text is a name to it)
+        message, hint = f"the teacher {teacher.folder} has no {CONFIG}", "paths are relative to the working folder"
+        if teacher.live:
+            found.fail(
+                TEACHER_RULE, TEACHER_CODE, TEACHER_PATH, message, f"{hint}; a teacher that is live is part of the plan"
+            )
+        else:
+            hint += "; `xtrain data teach` needs it, and the run looks again"
+            found.warn(TEACHER_RULE, "W501", TEACHER_PATH, message, hint)
+        return None
+    shape = _teacher_shape(spec, teacher.folder, found)
+    if shape is None:
+        return None
+    if (problem := other_tokens(spec, arch, teacher.folder, shape.architecture.vocab)) is not None:
+        hint = "take a teacher with the same tokenizer and vocabulary, such as a larger model of the family"
+        found.fail(TEACHER_RULE, TEACHER_CODE, TEACHER_PATH, problem, hint)
+        return None
+    try:
+        files = read_weight_files(teacher.folder)
+        assign(shape.architecture, files)
+    except (WeightsUnreadable, ValueError) as problem:
+        message = f"the teacher {teacher.folder}: {problem}"
+        found.fail(TEACHER_RULE, "X524", TEACHER_PATH, message, "take weights and config of one model")
+        return None
+    found.passed(TEACHER_RULE, f"{teacher.folder} is a {shape.architecture.family} with {arch.vocab:,} tokens")
+    return evolve(shape, weights=files)
+
+
+def _teacher_shape(spec: Spec, folder: str, found: Findings) -> TeacherShape | None:
+    """The model in the folder; None after reporting what is wrong with it."""
+    params = spec.precision.params
+    text = teacher_text(folder, spec.tokenizer.source, sequence=8, rows=1, precision=params, device="cpu", drawn=True)
+    loaded = load_spec(TEACHER_NAME, (), {TEACHER_NAME: text})
+    errors = loaded.diagnostics.errors
+    if loaded.spec is not None:
+        own = Findings(loaded.spec)
+        shape = derive_architecture(loaded.spec, own)
+        errors = own.diagnostics.errors
+        if not errors:
+            return TeacherShape(loaded.spec, shape.architecture)
+    hint = f'take a folder of a model that `model "{folder}"` takes'
+    found.fail(TEACHER_RULE, errors[0].code, TEACHER_PATH, f"the teacher {folder}: {errors[0].message}", hint)
+    return None
+
+
+def other_tokens(spec: Spec, arch: Architecture, folder: str, theirs: int, who: str = "teacher") -> str | None:
+    """How the tokens of a model in a folder differ from those of the run, if they do. theirs: the size of its
+    vocabulary. who: what it is, in words."""
+    if theirs != arch.vocab:
+        return f"the {who} {folder} has a vocabulary of {theirs:,}, and the model one of {arch.vocab:,}"
+    from xtrain.plan.vocabulary import differing_token  # few specs need it
+
+    source = spec.tokenizer.source
+    try:
+        apart = differing_token(source, folder)
+    except TokenizerUnreadable:  # one of them is no file of tokens, or says what it is elsewhere
+        return None
+    return apart and f"the tokenizer of the {who} {folder} is another one: {apart}"
+
+
+SCORER_RULE: Final = "reward.folder"
+SCORER_PATH: Final = "reward.folder"
+SCORER_NAME: Final = "scorer"
+
+
+def read_scorer(spec: Spec, arch: Architecture, found: Findings) -> Shape | None:
+    """The model that completions are scored with, which must be one that xtrain computes, with a head of rewards and of
+    the same tokens; None where there is none, or after reporting what is wrong with it."""
+    folder = None if spec.reward is None else spec.reward.model_folder
+    if folder is None or spec.rollout is None:
+        return None
+    if not os.path.isfile(Path(folder) / CONFIG):  # noqa: PTH113 (any text is a name to it)
+        hint = "paths are relative to the working folder; a run needs it, and so does the estimate of its memory"
+        found.warn(SCORER_RULE, "W501", SCORER_PATH, f"the reward model {folder} has no {CONFIG}", hint)
+        return None
+    shape, problem = _scorer_shape(folder, spec)
+    if shape is None:
+        code, message = problem
+        hint = "give a folder that `xtrain export` has written of a run with a loss of rewards, or that of an "
+        found.fail(SCORER_RULE, code, SCORER_PATH, message, f"{hint}AutoModelForSequenceClassification with one label")
+        return None
+    if (apart := other_tokens(spec, arch, folder, shape.architecture.vocab, "reward model")) is not None:
+        found.fail(SCORER_RULE, "X441", SCORER_PATH, apart, "take one with the same tokenizer and vocabulary")
+    else:
+        found.passed(SCORER_RULE, f"{folder} is a {shape.architecture.family} with a head of rewards")
+    return shape
+
+
+def _scorer_shape(folder: str, spec: Spec) -> tuple[Shape | None, tuple[str, str]]:
+    """The model in the folder; or None, and the code and the message of what is wrong with it."""
+    loss = next(name for name, each in LOSSES.items() if each.head == "reward")
+    params = spec.precision.params
+    text = teacher_text(folder, spec.tokenizer.source, sequence=8, rows=1, precision=params, device="cpu")
+    loaded = load_spec(SCORER_NAME, (), {SCORER_NAME: f"{text}loss {loss} {{ }}\n"})
+    errors = loaded.diagnostics.errors
+    if loaded.spec is not None:
+        own = Findings(loaded.spec)
+        shape = derive_architecture(loaded.spec, own)
+        errors = own.diagnostics.errors
+        if not errors and shape.weights is not None and has_rewards(shape.architecture, shape.weights):
+            return shape, ("", "")
+    if errors:
+        return None, (errors[0].code, f"{folder} is no reward model: {errors[0].message}")
+    return None, ("X524", f"{folder} is no reward model: it has no head of rewards, `score.weight`")
+
+
+@frozen
+class ScoringModel:
+    """What a rank that scores has beside the model of the run. bytes: of its weights; working: of the forward of a
+    group. flops: of the forward of all completions of a step."""
+
+    digest: str
+    architecture: Architecture
+    bytes: int
+    working: int
+    flops: int
+
+
+def scorer_of(run: "Resolved") -> ScoringModel | None:
+    """The model that completions are scored with; None where there is none, or none yet."""
+    rollout, shape = run.spec.rollout, run.scorer
+    if rollout is None or shape is None or shape.weights is None:
+        return None
+    arch, size = shape.architecture, BYTES[run.formats.compute]
+    positions, group = completion_positions(run, rollout), rollout.group
+    # The residual stream twice, and of a block its feed-forward layer, or queries, keys, values and what comes of them.
+    widest = max(3 * arch.ffn, 2 * arch.heads * arch.head_dim + 2 * arch.kv_heads * arch.head_dim)
+    return ScoringModel(
+        digest=shape.weights.digest,
+        architecture=arch,
+        bytes=count_parameters(arch).total * size,
+        working=group * positions * (2 * arch.dim + widest) * size,
+        flops=run.batch.rows * group * positions * flops_per_token(arch, positions) // 3,
+    )
+
+
+def scorer_bytes(run: "Resolved", pp: int) -> tuple[int, int]:
+    """Of a rank of a pipeline coordinate, always and while it scores. The first rank of those with the same rows has
+    the model."""
+    scorer = scorer_of(run) if pp == 0 else None
+    return (0, 0) if scorer is None else (scorer.bytes, scorer.working)

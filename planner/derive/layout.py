@@ -1,0 +1,334 @@
+"""`Layout`: mesh and machines from `parallel` and `launch` of a spec, `Hardware` from `cluster`, with the reasons.
+
+Context parallelism spreads a row's sequence over ring and ulysses ranks.
+"""
+
+from math import gcd, lcm, prod
+from typing import Final
+
+from attrs import field, frozen
+
+from xtrain.dsl.schema.cluster import CLUSTERS
+from xtrain.dsl.schema.parallel import Cp
+from xtrain.dsl.schema.setting import Auto
+from xtrain.dsl.spec import Spec
+from xtrain.dsl.values import Quantity
+from xtrain.plan.estimates import Hardware
+from xtrain.plan.findings import Findings
+from xtrain.plan.hardware import FP8, FP8_SPEED, product_format
+from xtrain.plan.mesh import AXES, build_mesh, largest_divisor
+from xtrain.plan.plan import Mesh
+from xtrain.text.units import plural
+
+RANGE: Final = (0.40, 0.60)  # an assumption: docs/accuracy.md counts how many published runs lie within it
+
+
+def device_kind(spec: Spec) -> str:
+    """`cpu`, `cuda`, or `auto`: cuda where there is one."""
+    if spec.launch.device != "auto":
+        return spec.launch.device
+    return spec.cluster.device or "auto"
+
+
+def resolve_cluster(spec: Spec, compute: str, nodes: int, ranks_per_node: int) -> Hardware:
+    """What the machines can do, with `compute` as the format of products; None where nobody knows."""
+    given, sheet = spec.cluster, spec.cluster.sheet
+    product = product_format(compute, spec.precision.matmul)
+    flops = sheet and sheet.flops[product] if isinstance(given.flops, Auto) else given.flops
+    fp8 = None
+    if spec.precision.scaled is not None:
+        fp8 = sheet.flops.get(FP8) if sheet and isinstance(given.flops, Auto) else flops and FP8_SPEED * flops
+    low, high = (given.efficiency.fraction,) * 2 if isinstance(given.efficiency, Quantity) else RANGE
+    return Hardware(
+        preset=given.preset,
+        nodes=nodes if isinstance(given.nodes, Auto) else given.nodes,
+        devices=ranks_per_node if isinstance(given.devices, Auto) else given.devices,
+        memory_bytes=int(given.memory.value) if isinstance(given.memory, Quantity) else sheet and sheet.memory,
+        flops=flops,
+        efficiency=(low, high),
+        link=float(given.link.value) if isinstance(given.link, Quantity) else sheet and sheet.link,
+        network=float(given.network.value) if isinstance(given.network, Quantity) else sheet and sheet.network,
+        price=given.price,
+        mtbf_seconds=given.mtbf and given.mtbf.value,
+        restart_seconds=_seconds(given.restart),
+        storage=given.storage and given.storage.value,
+        fp8_flops=fp8,
+        programs_seconds=_seconds(given.programs),
+        store_rate=None if isinstance(given.store_rate, Auto) else given.store_rate,
+        connect_seconds=_seconds(given.connect),
+        compile_seconds=_seconds(given.compile),
+    )
+
+
+def _seconds(given: Quantity | Auto | None) -> float | None:
+    return given.value if isinstance(given, Quantity) else None
+
+
+def check_cluster(spec: Spec, nodes: int, ranks_per_node: int, found: Findings) -> None:
+    """The run has to fit on the machines that there are, and compute on the devices they have."""
+    cluster = spec.cluster
+    for name, asked, there in (("nodes", nodes, cluster.nodes), ("devices", ranks_per_node, cluster.devices)):
+        if isinstance(there, Auto):
+            continue
+        what = {"nodes": "machines", "devices": "devices of a machine"}[name]
+        if asked > there:
+            message = f"the run needs {asked} {what}, and the cluster has {there}"
+            found.fail(f"cluster.{name}", "X421", f"cluster.{name}", message, f"use {name} {asked}, or fewer ranks")
+        else:
+            found.passed(f"cluster.{name}", f"{asked} of {there} {what} are used")
+    kind = cluster.device
+    if kind and spec.launch.device not in ("auto", kind):
+        message = f"launch.device is {spec.launch.device}, but cluster {cluster.preset} has {kind} devices"
+        hint = f"leave launch.device auto, or write `cluster {_of_device(spec.launch.device)}`"
+        found.fail("cluster.device", "X422", "launch.device", message, hint)
+
+
+def _of_device(device: str) -> str:
+    """The preset of a kind of devices without a data sheet, or that of any devices."""
+    plain = [name for name, cluster in CLUSTERS.items() if cluster.sheet is None and cluster.known]
+    return next((name for name in plain if CLUSTERS[name].device == device), plain[-1])
+
+
+def split_context(
+    cp: Cp, heads: int, kv_heads: int, reasons: dict[str, str], found: Findings
+) -> tuple[int, int] | None:
+    """(ring, ulysses) of `cp`; `heads` and `kv_heads` are those of one tensor-parallel rank."""
+    size, ring, ulysses = cp.size, cp.ring, cp.ulysses
+    if isinstance(ring, Auto) and isinstance(ulysses, Auto):
+        ulysses, why = choose_ulysses(size, heads, kv_heads)
+        ring = size // ulysses
+        if size > 1:
+            reasons["parallel.cp.ulysses"] = why
+            reasons["parallel.cp.ring"] = f"cp {size} / ulysses {ulysses}"
+    elif isinstance(ring, Auto) and isinstance(ulysses, int):
+        ring = max(size // ulysses, 1)
+        reasons["parallel.cp.ring"] = f"cp {size} / ulysses {ulysses}"
+    elif isinstance(ulysses, Auto) and isinstance(ring, int):
+        ulysses = max(size // ring, 1)
+        reasons["parallel.cp.ulysses"] = f"cp {size} / ring {ring}"
+    assert isinstance(ring, int) and isinstance(ulysses, int)
+    if ring * ulysses != size:
+        message = f"ring {ring} · ulysses {ulysses} = {ring * ulysses}, but cp is {size}"
+        found.fail(
+            "mesh.cp", "X413", "parallel.cp", message, f"write `cp {ring * ulysses}`, or leave ring and ulysses auto"
+        )
+        return None
+    if size > 1:
+        found.passed("mesh.cp", f"cp {size} = ring {ring} · ulysses {ulysses}")
+    return ring, ulysses
+
+
+def choose_ulysses(cp: int, heads: int, kv_heads: int) -> tuple[int, str]:
+    """How much of `cp` exchanges sequence for heads, and why; the rest passes keys and values around a ring.
+
+    Ulysses moves each activation once, a ring moves all keys and values size - 1 times: as much ulysses as heads allow.
+    """
+    if (by_kv := gcd(cp, kv_heads)) > 1:
+        return by_kv, f"the largest divisor of cp {cp} that divides the {kv_heads} key/value heads of a tp rank"
+    if kv_heads == 1 and (by_heads := gcd(cp, heads)) > 1:
+        why = f"1 key/value head a tp rank cannot be divided; {by_heads} divides its {heads} query heads"
+        return by_heads, why
+    return 1, f"{kv_heads} key/value heads a tp rank share no divisor with cp {cp}"
+
+
+def heads_allow(ulysses: int, heads: int, kv_heads: int) -> bool:
+    """Whether `ulysses` ranks can share the heads of a tp rank.
+
+    Each takes whole query heads. Of key/value heads each takes whole ones too, or, where they are fewer than the ranks,
+    as many ranks as go into each take a copy of it.
+    """
+    divides = kv_heads % ulysses if ulysses <= kv_heads else ulysses % kv_heads
+    return heads % ulysses == 0 and divides == 0
+
+
+@frozen(kw_only=True)
+class Layout:
+    """A mesh, the machines under it, and for every size that was derived the reason (by path in the spec).
+
+    unsettled: what had to be guessed so that the other rules can be checked: `world`, `cp`. Empty in every plan.
+    """
+
+    mesh: Mesh
+    nodes: int
+    ep: int
+    reasons: dict[str, str] = field(factory=dict)
+    unsettled: frozenset[str] = frozenset()
+
+    @property
+    def expert_group(self) -> int:
+        """Ranks over which experts can be spread: those of one copy of a pipeline stage."""
+        return prod(self.size(axis) for axis in ("fsdp", "ring", "ulysses", "tp"))
+
+    def size(self, axis: str) -> int:
+        return self.mesh.size(axis)
+
+
+def build_layout(spec: Spec, world: int | None, *, heads: int, kv_heads: int, found: Findings) -> Layout:
+    """Resolve `parallel` and `launch` for `world` ranks; if no mesh fits, `found` says why and the layout is unsettled.
+
+    `world` None: the ranks `launch` names, else as many as the axes need.
+    """
+    reasons: dict[str, str] = {}
+    unsettled: set[str] = set()
+    sizes = _fixed_sizes(spec, found, unsettled)
+    tp = sizes["tp"]
+    split = split_context(spec.parallel.cp, max(heads // tp, 1), max(kv_heads // tp, 1), reasons, found)
+    if split is None:
+        unsettled.add("cp")
+    sizes["ring"], sizes["ulysses"] = split or (spec.parallel.cp.size, 1)
+    total, placed = None, None
+    if not unsettled & {"world"}:
+        total = _solve_fsdp(spec, sizes, world, reasons, found)
+    if total is not None:
+        fills = world is not None or isinstance(spec.launch.ranks_per_node, Auto)
+        # Machines that are asked for are all used; those of the cluster as far as they are needed.
+        spread = world is None and fills and not isinstance(spec.launch.nodes, Auto)
+        placed = _machines(spec, total, fills, spread, reasons, found)
+    if total is None or placed is None:
+        unsettled.add("world")
+        sizes.setdefault("fsdp", 1)
+        placed = (1, prod(sizes.values()))
+    else:
+        check_cluster(spec, *placed, found)
+    nodes, ranks_per_node = placed
+    ep = _check_ep(spec, sizes, found) if not unsettled else 1
+    mesh = build_mesh(sizes, ep=ep, ranks_per_node=ranks_per_node)
+    return Layout(mesh=mesh, nodes=nodes, ep=ep, reasons=reasons, unsettled=frozenset(unsettled))
+
+
+def _fixed_sizes(spec: Spec, found: Findings, unsettled: set[str]) -> dict[str, int]:
+    """Every axis but context and a free fsdp, which are left out."""
+    parallel = spec.parallel
+    stated = {
+        "pp": parallel.pp.size,
+        "replicate": parallel.execution.replicas(spec) or parallel.fsdp.replicate,
+        "fsdp": parallel.fsdp.size,
+        "tp": parallel.tp.size,
+    }
+    free = [axis for axis, size in stated.items() if isinstance(size, Auto)]
+    if free not in ([], ["fsdp"]):
+        other = next(axis for axis in free if axis != "fsdp")
+        message = f"`auto` on {' and '.join(free)}: one axis can take what the world leaves over, and that is fsdp"
+        found.fail(
+            "mesh.auto", "X410", f"parallel.{other}.size", message, f"give {other} a number, such as `{other} 2`"
+        )
+        unsettled.add("world")
+    sizes = {axis: size for axis, size in stated.items() if isinstance(size, int)}
+    return {**{axis: 1 for axis in free if axis != "fsdp"}, **sizes}
+
+
+def _check_ep(spec: Spec, sizes: dict[str, int], found: Findings) -> int:
+    """Ranks over which experts are spread; 1 if what was asked for does not fit."""
+    group = prod(sizes[axis] for axis in ("fsdp", "ring", "ulysses", "tp"))
+    ep = spec.parallel.ep.size
+    if "ep" in spec.parallel.execution.unsupported:
+        return 1
+    if group % ep:
+        message = f"ep {ep} does not divide fsdp · ring · ulysses · tp = {group}"
+        fitting = gcd(group, spec.model.experts) or group
+        hint = f"use a divisor of {group}, such as ep {largest_divisor(fitting, ep)}"
+        found.fail("mesh.ep", "X407", "parallel.ep.size", message, hint)
+        return 1
+    if ep > 1:
+        found.passed("mesh.ep", f"ep {ep} divides fsdp · ring · ulysses · tp = {group}")
+    return ep
+
+
+def _solve_fsdp(
+    spec: Spec, sizes: dict[str, int], world: int | None, reasons: dict[str, str], found: Findings
+) -> int | None:
+    """Complete `sizes` with fsdp if it is free; the number of ranks, or None if the axes cannot give it."""
+    nodes, per_node = _wanted_machines(spec)
+    whole = "fsdp" not in sizes or not isinstance(spec.launch.ranks_per_node, Auto)  # not only a part of the cluster
+    if world is None and per_node is not None and whole:
+        world, asked = nodes * per_node, "launch.nodes · ranks_per_node"
+        reasons["world_size"] = f"launch.nodes {nodes} · ranks_per_node {per_node}"
+    elif world is not None:
+        asked = "--world"
+        reasons["world_size"] = f"--world {world}"
+    else:
+        asked = ""
+    fixed = prod(sizes.values())
+    product = " · ".join(f"{axis} {sizes[axis]}" for axis in AXES if sizes.get(axis, 1) > 1) or "1"
+    if "fsdp" not in sizes:
+        if world is None:
+            world = lcm(fixed, nodes)
+            reasons["world_size"] = f"what the axes need: {product}"
+            if world > fixed:
+                reasons["world_size"] = f"what the axes need, {product}, spread evenly over {nodes} nodes"
+        if world % fixed or world < fixed:
+            near = sorted({max(world // fixed, 1) * fixed, (world // fixed + 1) * fixed})
+            options = " or ".join(f"{count}" for count in near)
+            message = f"the other axes need a multiple of {product} = {plural(fixed, 'rank')}, but {asked} is {world}"
+            found.fail("mesh.world", "X401", "parallel", message, f"use {options} ranks, or change an axis")
+            return None
+        sizes["fsdp"] = world // fixed
+        reasons["parallel.fsdp.size"] = (
+            f"{world:,} ranks / ({product})" if fixed > 1 else f"all {world:,} ranks" if world > 1 else "the only rank"
+        )
+        stack = spec.parallel.execution
+        if "fsdp" in stack.unsupported:
+            sizes["replicate"], sizes["fsdp"] = sizes["replicate"] * sizes["fsdp"], 1
+            reasons["parallel.fsdp.replicate"] = f"all {plural(world, 'rank')}: {stack.kind} keeps a whole copy on each"
+            reasons["parallel.fsdp.size"] = f"{stack.kind} {stack.unsupported['fsdp']}"
+    elif world is None:
+        world = fixed
+        reasons["world_size"] = f"the product of the axes: {product}"
+    elif fixed != world:
+        rest = fixed // sizes["fsdp"]
+        hint = f"use {plural(fixed, 'rank')}, or write `fsdp auto`"
+        if world % rest == 0:
+            hint = f"use {plural(fixed, 'rank')}, or write `fsdp {world // rest}`"
+        found.fail(
+            "mesh.world",
+            "X401",
+            "parallel.fsdp.size",
+            f"the axes give {product} = {plural(fixed, 'rank')}, but {asked} is {world}",
+            hint,
+        )
+        return None
+    shown = " · ".join(f"{axis} {sizes[axis]}" for axis in AXES if sizes[axis] > 1) or "all axes 1"
+    found.passed("mesh.world", f"{shown} = {plural(world, 'rank')}")
+    return world
+
+
+def _wanted_machines(spec: Spec) -> tuple[int, int | None]:
+    """(nodes, ranks per node) as `launch` says, else as `cluster` does; None: whatever the axes need."""
+    launch, cluster = spec.launch, spec.cluster
+    nodes = cluster.nodes if isinstance(launch.nodes, Auto) else launch.nodes
+    per_node = cluster.devices if isinstance(launch.ranks_per_node, Auto) else launch.ranks_per_node
+    return (1 if isinstance(nodes, Auto) else nodes), (None if isinstance(per_node, Auto) else per_node)
+
+
+def _machines(
+    spec: Spec, world: int, fills: bool, spread: bool, reasons: dict[str, str], found: Findings
+) -> tuple[int, int] | None:
+    """(nodes, ranks per node). If the run `fills` machines one by one, ranks per node stay and machines follow; if it
+    is `spread` over them, it is the other way round."""
+    nodes, per_node = _wanted_machines(spec)
+    if spread and per_node is not None and nodes * per_node != world:
+        per_node = None
+    if isinstance(spec.launch.nodes, Auto) and not isinstance(spec.cluster.nodes, Auto):
+        reasons["launch.nodes"] = f"cluster.nodes {nodes}"
+    if isinstance(spec.launch.ranks_per_node, Auto) and per_node is not None:
+        reasons["launch.ranks_per_node"] = f"cluster.devices {per_node}"
+    if per_node is not None:
+        if fills and world != nodes * per_node:
+            per_node = min(per_node, world)
+            nodes = world // per_node
+            reasons["launch.nodes"] = f"{plural(world, 'rank')} / {per_node} a node"
+        if nodes * per_node != world:
+            near = max(world // per_node, 1) * per_node
+            message = f"{plural(world, 'rank')} do not fill machines of {plural(per_node, 'rank')}"
+            found.fail("mesh.nodes", "X401", "launch.ranks_per_node", message, f"use {near} or {near + per_node} ranks")
+            return None
+    elif world % nodes:
+        message = f"{plural(world, 'rank')} cannot be spread evenly over {nodes} nodes"
+        hint = f"use {largest_divisor(world, nodes)} nodes, or a multiple of {nodes} ranks"
+        found.fail("mesh.nodes", "X401", "launch.nodes", message, hint)
+        return None
+    else:
+        per_node = world // nodes
+        reasons["launch.ranks_per_node"] = f"{plural(world, 'rank')} / {plural(nodes, 'node')}"
+    found.passed("mesh.nodes", f"{world} = {plural(nodes, 'node')} · {plural(per_node, 'rank')}")
+    return nodes, per_node

@@ -1,0 +1,347 @@
+"""`Architecture` from `model` of a spec, with reasons for derived numbers, and the reference model of a loss."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from attrs import evolve, field, frozen
+
+from xtrain.dsl.checking.model_folder import family_in_folder, settings_in_folder
+from xtrain.dsl.schema.adapters import Adapter, TaskAdapters
+from xtrain.dsl.schema.component import UserComponent
+from xtrain.dsl.schema.data_components import tokenizer_kind
+from xtrain.dsl.schema.losses import ADAPTER_OFF, INITIAL, PRECOMPUTED, ReferredLoss
+from xtrain.dsl.schema.model import FAMILIES
+from xtrain.dsl.schema.setting import Auto, settings_of
+from xtrain.dsl.spec import Spec
+from xtrain.plan.architecture import EMBEDDING, HEAD, Architecture, ParameterSpec
+from xtrain.plan.data import TokenizerMissing, TokenizerUnreadable
+from xtrain.plan.findings import Findings
+from xtrain.plan.groups import alone, check_groups, check_tasks
+from xtrain.plan.parameters import check_frozen, covers
+from xtrain.plan.peft import PeftFolder
+from xtrain.plan.weight_files import WeightFiles, WeightsUnreadable, read_weight_files
+from xtrain.plan.weight_layout import assign, has_rewards, read_differences
+from xtrain.planner.derive.adapters import ADAPTER_RULE as RULE
+from xtrain.planner.derive.adapters import check_adapter, check_adapter_files, read_adapter
+
+if TYPE_CHECKING:
+    from xtrain.planner.resolved import Resolved
+
+
+REFERENCE_CODE: Final = "X444"
+REFERENCE_RULE: Final = "loss.reference"
+REFERENCE_PATH: Final = "loss.reference"
+BY_HAND: Final = "write `reference = precomputed`, and give the datasets a column `ref_logprobs`"
+# Settings of a model that do not decide what its weights compute.
+FREE: Final = ("loss", "elsewhere")
+
+
+def reference_files(spec: Spec) -> WeightFiles | None:
+    """The weights of a reference that is a model of its own. Raises WeightsUnreadable."""
+    loss = spec.loss
+    folder = loss.reference_folder if isinstance(loss, ReferredLoss) else None
+    return None if folder is None else read_weight_files(folder)
+
+
+def refers_in_each_step(spec: Spec) -> bool:
+    """Whether each step runs the model forward once more, for what its loss compares with: of completions, or of
+    answers behind the prompts of others. Else a reference is computed before the first step, or there is none."""
+    return spec.loss.mismatched or (spec.rollout is not None and bool(spec.loss.computed))
+
+
+def kept_tensors(run: "Resolved", tensors: Iterable[ParameterSpec]) -> list[ParameterSpec]:
+    """What a run with rollouts keeps of the reference that it compares completions with, as training changes it."""
+    loss = run.spec.loss
+    if run.spec.rollout is None or not isinstance(loss, ReferredLoss) or not loss.computed:
+        return []
+    off = loss.reference == ADAPTER_OFF
+    return [each for each in tensors if each.trained and not (off and each.adapter)]
+
+
+def check_reference(spec: Spec, architecture: Architecture, found: Findings) -> None:
+    """Report why the reference of the loss cannot be computed."""
+    loss = spec.loss
+    if not isinstance(loss, ReferredLoss) or not loss.computed:
+        return
+    if problem := _of_documents(spec) or _of_weights(spec, loss.reference) or _of_folder(spec, loss, architecture):
+        found.fail(REFERENCE_RULE, REFERENCE_CODE, REFERENCE_PATH, *problem)
+    else:
+        found.passed(REFERENCE_RULE, f"{loss.reference} is computed with the model of the run")
+
+
+ReferenceProblem = tuple[str, str]
+
+
+def _of_documents(spec: Spec) -> ReferenceProblem | None:
+    """Log-probabilities are those of documents as they are stored."""
+    for link in spec.collate:
+        if isinstance(link, UserComponent) or link.changes:
+            name = link.function if isinstance(link, UserComponent) else link.name
+            return f"`{name}` of collate changes documents, and a reference is computed of them as they are", BY_HAND
+    return None
+
+
+def _of_weights(spec: Spec, reference: str) -> ReferenceProblem | None:
+    """There must be weights that are meant."""
+    if reference == ADAPTER_OFF and not spec.is_adapted:
+        return "adapter_off is the model under an adapter, and there is no adapter", "write `reference = initial`"
+    drawn = spec.model.folder is None or spec.model.weights == "none"
+    if reference in (INITIAL, ADAPTER_OFF) and spec.checkpoint.from_ is not None and drawn and not spec.is_adapted:
+        message = "the run goes on with the state of another run, so its initial weights are random numbers"
+        return message, "name the folder of the reference, or begin with `checkpoint { pretrained }`"
+    return None
+
+
+def _of_folder(spec: Spec, loss: ReferredLoss, architecture: Architecture) -> ReferenceProblem | None:
+    """The model in a folder must be computed as that of the run is."""
+    folder = loss.reference_folder
+    if folder is None:
+        return None
+    means, diagnostics = settings_in_folder(folder)
+    if diagnostics.has_errors:
+        why = diagnostics.errors[0].message.replace(str(Path(folder).absolute()), folder)
+        words = f"`{INITIAL}`, `{ADAPTER_OFF}`, `{PRECOMPUTED}`"
+        return f"{folder} is no reference: {why}", f"give the folder of a model, or one of {words}"
+    family, other = architecture.family, "give a model of the same architecture"
+    if (theirs := family_in_folder(folder)) != family:
+        return f"`family` is {theirs} in {folder}, and {family} in the model of the run", other
+    meaning = FAMILIES[family].resuming
+    for difference in read_differences(architecture.base, means):
+        name, _, values = difference.partition(" ")
+        if meaning.get(name.replace(".", "_")) not in FREE:
+            return f"`{name}` of the model in {folder} is {values}", other
+    try:
+        assign(architecture, read_weight_files(folder))
+    except WeightsUnreadable as problem:
+        return str(problem), problem.hint
+    except ValueError as problem:
+        return f"the weights of {folder} are not those of the model: {problem}", other
+    return None
+
+
+GROWS: Final = "tokenizer"
+"""`vocab` of a model in a folder that gets rows for all ids of the tokenizer."""
+
+
+@frozen
+class Shape:
+    """The model, and for every number that was derived its reason (by path in the spec). weights: the files that it
+    begins with; None where weights are drawn. adapter_files: the same of the adapter, under an empty name, or of those
+    of tasks, by their names; of none that is drawn."""
+
+    architecture: Architecture
+    reasons: dict[str, str] = field(factory=dict)
+    weights: WeightFiles | None = None
+    adapter_files: dict[str, PeftFolder] = field(factory=dict)
+
+
+def derive_architecture(spec: Spec, found: Findings) -> Shape:
+    """Resolve every `auto` of `model`. What cannot be resolved is reported and replaced, so that checking goes on."""
+    values, why = spec.model.resolved()
+    reasons = {f"model.{name}": reason for name, reason in why.items()}
+    if "head_dim" in settings_of(type(spec.model)):  # else the family says how wide its heads are
+        values["head_dim"] = _head_dim(spec, reasons, found)
+    values["vocab"] = _vocab(spec, reasons, found)
+    values["layers"] += values.get("mtp", 0)
+    if spec.loss.head == "reward":
+        values |= {"head": "reward", "tie_embeddings": False}
+    architecture = Architecture.from_values({"family": spec.model.family, **values})
+    composed = spec.model.composed(
+        architecture,
+        lambda wrong: found.fail("model.block", "X223", "model.family", wrong.message, wrong.hint, span=wrong.span),
+    )
+    architecture = evolve(architecture, own={**architecture.own, **composed})
+    adapter_files: dict[str, PeftFolder] = {}
+    adapters: dict[str, Adapter] = {}
+    for task, (block, rule, written) in _written_adapters(spec).items():
+        adapter, files, why = read_adapter(spec, written, architecture, found, block, rule)
+        reasons |= why | {f"{block}.{name}": reason for name, reason in _reasons(adapter)}
+        adapters[task] = evolve(adapter.resolved(), from_=None)
+        if files is not None:
+            adapter_files[task] = files
+    if spec.adapter is not None:
+        architecture = evolve(architecture, adapter=adapters[""])
+    elif spec.tasks:
+        architecture = evolve(architecture, adapter=TaskAdapters(tasks=adapters))
+    if architecture.is_moe:
+        _check_routing(architecture, found)
+    if (unfit := spec.model.unfit()) is not None:
+        setting, message, hint = unfit
+        found.fail("model.layers", "X433", f"model.{setting}", message, hint)
+    _check_heads(architecture, found)
+    _check_rope(spec, architecture, found)
+    check_frozen(spec, architecture, found)
+    check_tasks(spec, architecture, found)
+    check_adapter(spec, architecture, found)
+    if not found.fails(RULE):  # which parameters there are, an adapter that does not fit does not say
+        check_groups(spec, architecture, found)
+    for task, files in adapter_files.items():
+        if task and not found.fails(f"model.tasks.{task}") and not found.fails("model.tasks"):
+            check_adapter_files(
+                alone(architecture, task), files, found, f"task.{task}.adapter", f"model.adapter_files.{task}"
+            )
+        elif not task:
+            check_adapter_files(architecture, files, found)
+    weights = _weights(spec, architecture, found) if loads_weights(spec) else None
+    check_reference(spec, architecture, found)
+    return Shape(architecture, reasons, weights, adapter_files)
+
+
+def _written_adapters(spec: Spec) -> dict[str, tuple[str, str, Adapter]]:
+    """Where each stands in the spec, by which rule it is checked, and what is written: that of the spec under an empty
+    name, else those of tasks by their names."""
+    if spec.adapter is not None:
+        return {"": ("adapter", RULE, spec.adapter)}
+    return {
+        name: (f"task.{name}.adapter", f"model.tasks.{name}", task.adapter)
+        for name, task in spec.tasks.items()
+        if task.adapter is not None
+    }
+
+
+def _reasons(adapter: Adapter) -> Iterator[tuple[str, str]]:
+    """Of its settings that were `auto`."""
+    for name, (_, why) in adapter.auto().items():
+        if isinstance(getattr(adapter, name), Auto):
+            yield name, why
+
+
+def loads_weights(spec: Spec) -> bool:
+    """Whether a run begins with the weights of the model's folder, and not with those of another run."""
+    other = spec.checkpoint.pretrained is not None and (spec.checkpoint.from_ is None or spec.is_adapted)
+    return spec.model.folder is not None and spec.model.weights == "auto" and not other
+
+
+def _weights(spec: Spec, architecture: Architecture, found: Findings) -> WeightFiles | None:
+    """The files of the folder, held against the model."""
+    assert spec.model.folder is not None
+    rule = path = "model.folder"
+    try:
+        files = read_weight_files(spec.model.folder.path)
+    except WeightsUnreadable as problem:
+        found.fail(rule, "X524", path, str(problem), problem.hint)
+        return None
+    try:
+        assign(architecture, files, grows=spec.model.vocab == GROWS)
+    except ValueError as problem:
+        message = f"the weights of {spec.model.folder} are not those of the model: {problem}"
+        hint = "take weights and config.json of one model"
+        if architecture.head == "vocabulary" and has_rewards(architecture, files):
+            hint = "it is a model that gives rewards: choose a loss of rewards, as bradley_terry"
+        found.fail(rule, "X524", path, message, hint)
+        return None
+    found.passed(rule, f"all {len(files.tensors):,} tensors of {spec.model.folder} have their places in the model")
+    return files
+
+
+def _head_dim(spec: Spec, reasons: dict[str, str], found: Findings) -> int:
+    model = spec.model
+    if not isinstance(model.head_dim, Auto):
+        width = model.head_dim
+    elif model.dim % model.heads == 0:
+        width = model.dim // model.heads
+        reasons["model.head_dim"] = f"dim {model.dim} / heads {model.heads}"
+    else:
+        message = f"heads {model.heads} do not divide dim {model.dim}"
+        options = " or ".join(map(str, _nearest_divisors(model.dim, model.heads)))
+        found.fail("model.head_dim", "X408", "model.heads", message, f"use heads {options}, or give head_dim")
+        return 2
+    if width % 2:
+        message = f"head_dim {width} is odd, but rotary positions turn pairs"
+        found.fail("model.head_dim", "X408", "model.head_dim", message, f"use head_dim {width + 1}")
+    else:
+        found.passed("model.head_dim", f"head_dim {width} is even")
+    return width
+
+
+def _nearest_divisors(number: int, wanted: int) -> list[int]:
+    """The divisors of `number` next to `wanted`, which is none: one below and, where there is one, one above."""
+    below = next(d for d in range(min(wanted, number), 0, -1) if number % d == 0)
+    above = next((d for d in range(wanted + 1, number + 1) if number % d == 0), None)
+    return [below] if above is None else [below, above]
+
+
+def _check_heads(architecture: Architecture, found: Findings) -> None:
+    heads, kv_heads = architecture.heads, architecture.kv_heads
+    if heads % kv_heads:
+        divisor = next(d for d in range(min(kv_heads, heads), 0, -1) if heads % d == 0)
+        message = f"kv_heads {kv_heads} do not divide heads {heads}"
+        found.fail("model.groups", "X408", "model.kv_heads", message, f"use kv_heads {divisor}")
+    else:
+        found.passed("model.groups", f"{heads // kv_heads} query heads share each of {kv_heads} key/value heads")
+
+
+def _check_rope(spec: Spec, architecture: Architecture, found: Findings) -> None:
+    rope = architecture.rope
+    if rope.scaling == "none":
+        return
+    problem = rope.problem(spec.batch.sequence)
+    if problem is None:
+        found.passed("model.rope", f"positions are scaled: {rope}")
+    else:
+        setting, message, hint = problem
+        found.fail("model.rope", "X432", f"model.rope.{setting}", message, hint)
+
+
+def _check_routing(architecture: Architecture, found: Findings) -> None:
+    chosen, experts = architecture.experts_per_token, architecture.experts
+    if chosen > experts:
+        message = f"experts_per_token {chosen} exceeds experts {experts}"
+        found.fail("model.routing", "X412", "model.experts_per_token", message, f"use {experts} or fewer")
+    else:
+        found.passed("model.routing", f"{chosen} of {experts} experts a token")
+
+
+def _vocab(spec: Spec, reasons: dict[str, str], found: Findings) -> int:
+    source, vocab = spec.tokenizer.source, spec.model.vocab
+    try:
+        size = tokenizer_kind(source).size(source)
+    except TokenizerUnreadable as problem:
+        missing = isinstance(problem, TokenizerMissing)
+        if not isinstance(vocab, int) or not missing:
+            hint = "correct the path, write `tokenizer bytes`, or give `vocab` in `model` to plan without the tokenizer"
+            hint = hint if missing else problem.remedy or "give the folder of a tokenizer, or write `tokenizer bytes`"
+            found.fail("data.tokenizer", "X505", "tokenizer", f"tokenizer cannot be read: {problem}", hint)
+            return vocab if isinstance(vocab, int) else 2
+        found.warn(
+            "data.tokenizer",
+            "W505",
+            "tokenizer",
+            f"tokenizer cannot be read: {problem}",
+            f"planned with vocab {vocab}; the run needs the tokenizer",
+        )
+        return vocab
+    found.passed("data.tokenizer", f"`{source}` has {size:,} ids")
+    if vocab == GROWS and spec.model.folder is not None:
+        return _grown(spec, size, reasons, found)
+    if not isinstance(vocab, int):
+        reasons["model.vocab"] = f"the size of tokenizer `{source}`"
+        return size
+    if vocab < size:
+        message = f"vocab {vocab} is smaller than the {size} ids of the tokenizer"
+        hint = f"use vocab {size}, or leave it auto"
+        if spec.model.folder is not None:
+            hint = f"write `vocab = tokenizer` in `model`, which adds {size - vocab} rows to the embedding and the head"
+        found.fail("data.vocab", "X506", "model.vocab", message, hint)
+    else:
+        found.passed("data.vocab", f"vocab {vocab:,} holds the {size:,} ids of the tokenizer")
+    return vocab
+
+
+def _grown(spec: Spec, size: int, reasons: dict[str, str], found: Findings) -> int:
+    """The vocabulary of a model in a folder that gets a row for each id of the tokenizer that it has none for."""
+    assert spec.model.folder is not None
+    stored = settings_in_folder(spec.model.folder.path)[0].get("vocab", size)
+    new = max(0, size - stored)
+    reasons["model.vocab"] = f"{stored:,} rows of {spec.model.folder}, and {new:,} for further ids of the tokenizer"
+    matrices = [f"{EMBEDDING}.weight"] + [f"{HEAD}.weight"] * (not spec.model.tie_embeddings)
+    stays = any(covers(pattern, name) for pattern in spec.model.frozen for name in matrices)
+    if new and (spec.is_adapted or stays):
+        who = "an adapter leaves" if spec.is_adapted else "`frozen` leaves"
+        message = f"`vocab = tokenizer` adds {new:,} rows, which {who} as they begin"
+        hint = "train the embedding and the head, or export the model once with the rows added and begin with that"
+        found.fail("data.vocab", "X506", "model.vocab", message, hint)
+    else:
+        found.passed("data.vocab", f"{stored:,} rows and {new:,} new ones hold the {size:,} ids of the tokenizer")
+    return max(size, stored)

@@ -1,0 +1,196 @@
+"""Pipeline stages from `pp` of a spec: stages a rank, layers a stage, and whether the schedule can run."""
+
+from attrs import field, frozen
+
+from xtrain.dsl.schema.setting import Auto
+from xtrain.dsl.spec import Spec
+from xtrain.plan.architecture import Architecture
+from xtrain.plan.arithmetic import Arithmetic
+from xtrain.plan.findings import Findings
+from xtrain.plan.mesh import nearest_multiples
+from xtrain.plan.parameters import block_matmul_parameters
+from xtrain.plan.pipeline import SINGLE, TWO_STAGES, Pipeline, balance, balance_unequal, pipeline_of
+from xtrain.planner.derive.layout import Layout
+
+MOST_MICROBATCHES = 10_000  # of a step: the plan simulates the order of all of them
+IN_ROUNDS = ("interleaved_1f1b", "zero_bubble")  # microbatches go round in groups of equal size
+
+
+@frozen(kw_only=True)
+class StageAssignment:
+    """The pipeline, its stages on a rank, and for what was derived the reason and the value (by path in the spec)."""
+
+    pipeline: Pipeline
+    stages_per_rank: int
+    reasons: dict[str, tuple[object, str]] = field(factory=dict)
+
+
+def assign_stages(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> StageAssignment:
+    """Deal layers out to stages and stages to ranks; what does not fit is reported, and one stage stands in for it.
+
+    Modules that predict further tokens come with the head.
+    """
+    size = layout.size("pp")
+    single = StageAssignment(pipeline=pipeline_of([architecture.layers], 1, "1f1b"), stages_per_rank=1)
+    if size == 1:
+        return single
+    reasons: dict[str, tuple[object, str]] = {}
+    each = _stages_per_rank(spec, reasons, found)
+    stages = size * each
+    if architecture.blocks < stages:
+        message = f"{architecture.blocks} layers cannot fill pp {size} · stages_per_rank {each} = {stages} stages"
+        hint = f"use pp {max(architecture.blocks // each, 1)}, or layers {stages}"
+        found.fail("mesh.pp.layers", "X404", "parallel.pp.size", message, hint)
+        return single
+    weights = _weights(architecture)
+    embedding, head = _costs(spec, architecture, weights, reasons)
+    if min(weights) == max(weights):
+        even = balance(architecture.blocks, stages, embedding, head)
+    else:
+        mean = sum(weights) / len(weights)
+        even = balance_unequal([each / mean for each in weights], stages, embedding, head)
+    counts = _counts(spec, architecture, even, each, reasons, found)
+    counts[-1] += architecture.mtp
+    return StageAssignment(
+        pipeline=pipeline_of(counts, size, spec.parallel.pp.schedule), stages_per_rank=each, reasons=reasons
+    )
+
+
+def _stages_per_rank(spec: Spec, reasons: dict[str, tuple[object, str]], found: Findings) -> int:
+    pp = spec.parallel.pp
+    wanted = 2 if pp.schedule in TWO_STAGES else 1
+    each = pp.stages_per_rank
+    if isinstance(each, Auto):
+        why = f"schedule {pp.schedule} runs {'two stages' if wanted == 2 else 'one stage'} on a rank"
+        reasons["parallel.pp.stages_per_rank"] = (wanted, why)
+        return wanted
+    rule, path = "mesh.pp.schedule", "parallel.pp.stages_per_rank"
+    if each > 1 and pp.schedule in SINGLE:
+        message = f"schedule {pp.schedule} runs one stage on a rank, not {each}"
+        found.fail(rule, "X404", path, message, "use schedule interleaved_1f1b, or stages_per_rank 1")
+    elif each != 2 and pp.schedule == "zbv":
+        message = f"schedule zbv runs two stages on a rank, there and back, not {each}"
+        found.fail(rule, "X404", path, message, "use stages_per_rank 2, or leave it auto")
+        return 2
+    else:
+        found.passed(rule, f"schedule {pp.schedule} can run stages_per_rank {each}")
+    return each
+
+
+def _weights(architecture: Architecture) -> list[int]:
+    """The weights of every layer that a token is multiplied with."""
+    found = {}
+    for kind in architecture.kinds:
+        found |= dict.fromkeys(kind.layers, block_matmul_parameters(architecture, kind.first))
+    return [found[layer] for layer in range(architecture.blocks)]
+
+
+def _costs(
+    spec: Spec, architecture: Architecture, weights: list[int], reasons: dict[str, tuple[object, str]]
+) -> tuple[float, float]:
+    """What embedding and head cost, in layers: matrix products decide, and a lookup is none."""
+    pp = spec.parallel.pp
+    embedding, head = pp.embedding_cost, pp.head_cost
+    if isinstance(head, Auto):
+        table, block = architecture.head_products, round(sum(weights) / len(weights))
+        modules = sum(block_matmul_parameters(architecture, layer) for layer in architecture.further_layers)
+        head = round((table + modules) / max(block, 1), 2)  # a block of norms alone has none
+        if isinstance(pp.layers, Auto):
+            mean = "" if min(weights) == max(weights) else ", on average"
+            of = "modules and head" if modules else "vocab · dim"
+            why = f"{of} = {table + modules:,} / {block:,} weights of a block{mean}"
+            why = why if table else "a head of rewards sees the last token of each sequence alone"
+            reasons["parallel.pp.head_cost"] = (head, why)
+    return (0.0 if isinstance(embedding, Auto) else embedding), head
+
+
+def _counts(
+    spec: Spec,
+    architecture: Architecture,
+    even: list[int],
+    each: int,
+    reasons: dict[str, tuple[object, str]],
+    found: Findings,
+) -> list[int]:
+    """The layers of every stage: those that are given, if they fit, else `even`."""
+    pp, stages = spec.parallel.pp, len(even)
+    given = pp.layers
+    if isinstance(given, Auto):
+        reasons["parallel.pp.layers"] = (tuple(even), "minimises the most expensive stage")
+        found.passed("mesh.pp.layers", f"{architecture.blocks} layers on {stages} stages")
+        return list(even)
+    hint = f"use layers [{', '.join(map(str, even))}]"
+    rule, path = "mesh.pp.layers", "parallel.pp.layers"
+    if len(given) != stages:
+        message = f"layers speaks of {len(given)} stages, but pp {pp.size} · stages_per_rank {each} = {stages}"
+        found.fail(rule, "X404", path, message, hint)
+    elif min(given) < 1:
+        empty = next(stage for stage, count in enumerate(given) if count < 1)
+        found.fail(rule, "X404", path, f"stage {empty} has {given[empty]} layers, and each needs one at least", hint)
+    elif sum(given) != architecture.blocks:
+        total = f"{' + '.join(map(str, given))} = {sum(given)}"
+        message = f"the stages have {total} layers, but the model {architecture.blocks}"
+        found.fail(rule, "X404", path, message, hint)
+    else:
+        found.passed(rule, f"{sum(given)} layers on {stages} stages")
+        _check_costs(spec, found)
+        return list(given)
+    return even
+
+
+def _check_costs(spec: Spec, found: Findings) -> None:
+    """Costs balance stages, and there is nothing to balance where the layers of each are given."""
+    pp = spec.parallel.pp
+    idle = [name for name in ("embedding_cost", "head_cost") if not isinstance(getattr(pp, name), Auto)]
+    if idle:
+        message = f"layers says what each stage has, so {' and '.join(idle)} would change nothing"
+        found.fail("mesh.pp.costs", "X404", f"parallel.pp.{idle[0]}", message, f"use {idle[0]} auto, or layers auto")
+
+
+def check_microbatches(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -> None:
+    """A schedule needs enough microbatches for all ranks, not too many, and some in rounds of equal size.
+
+    torch.distributed.pipelining 2.13: n microbatches make n // pp rounds, which must divide n.
+    """
+    size = layout.size("pp")
+    if size == 1 or (layout.unsettled and isinstance(spec.batch.accumulate, Auto)):
+        return
+    for count in reversed(batch.microbatches):
+        if wrong := _wrong_microbatches(spec, layout, batch, count):
+            found.fail("mesh.pp.microbatches", "X411", *wrong)
+            return
+    numbers = " to ".join(str(count) for count in dict.fromkeys((batch.microbatches[0], batch.accumulate)))
+    found.passed("mesh.pp.microbatches", f"{numbers} microbatches for {size} pipeline ranks")
+
+
+def _wrong_microbatches(spec: Spec, layout: Layout, batch: Arithmetic, count: int) -> tuple[str, str, str] | None:
+    """(path, message, hint) if the pipeline cannot run steps of `count` microbatches."""
+    size, pp = layout.size("pp"), spec.parallel.pp
+    rounds = max(count // size, 1)
+    if count < size:
+        message = f"{count} microbatches of a step cannot fill a pipeline of {size} ranks"
+        return _more(spec, layout, batch, count, message, f"{size}", " or more")
+    if count > MOST_MICROBATCHES:
+        message = f"{count} microbatches of a step are more than the {MOST_MICROBATCHES} that a pipeline may have"
+        return _more(spec, layout, batch, count, message, f"{MOST_MICROBATCHES}", " or fewer")
+    if pp.schedule in IN_ROUNDS and count % rounds:
+        wanted = f"{count} // pp {size} = {rounds} equal rounds"
+        message = f"schedule {pp.schedule} runs microbatches in {wanted}, not {count}"
+        return _more(spec, layout, batch, count, message, nearest_multiples(count, size))
+    return None
+
+
+def _more(
+    spec: Spec, layout: Layout, batch: Arithmetic, count: int, message: str, counts: str, rest: str = ""
+) -> tuple[str, str, str]:
+    """(path, message, hint): other microbatches than `count`, asked for by the setting that is written."""
+    if count < batch.accumulate:
+        each = batch.micro * layout.mesh.data_ranks
+        rows = layout.size("pp") * each
+        hint = f"use multiples of {rows} rows for `ramp_from` and `rows`"
+        return "batch.ramp_from", f"in the ramp, with {count * each} rows a step: {message}", hint
+    if isinstance(spec.batch.accumulate, Auto) and not isinstance(spec.batch.rows, Auto):
+        each = batch.micro * layout.mesh.data_ranks
+        rows = " or ".join(str(int(count) * each) for count in counts.split(" or "))
+        return "batch.rows", f"rows {batch.rows}: {message}", f"use rows {rows}{rest}"
+    return "batch.accumulate", message, f"use accumulate {counts}{rest}"

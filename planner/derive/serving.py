@@ -1,0 +1,119 @@
+"""Servers: adapter slots, each the adapter of a task whose rows clients send, and the rules on `serve`."""
+
+from typing import Any, Final
+
+from attrs import evolve
+
+from xtrain.dsl.schema.adapters import AdapterTask, TaskAdapters
+from xtrain.dsl.schema.cluster import Serve
+from xtrain.dsl.schema.data import Batch
+from xtrain.dsl.schema.optimizers import OPTIMIZERS
+from xtrain.dsl.spec import Spec
+from xtrain.plan.architecture import Architecture
+from xtrain.plan.findings import Findings
+from xtrain.plan.mesh import folded_axes
+from xtrain.planner.derive.layout import Layout
+
+TURNS: Final = 2  # microbatches that are computed in a row: then it is another client's turn
+SCHEDULE: Final = "gpipe"  # all forwards, then all backwards: texts of any length, sends that wait for no other
+UPDATES: Final = "adamw"  # what the protocol has, whose settings come with every request
+
+
+def slot_names(count: int) -> tuple[str, ...]:
+    """In the order in which plans have them, which is that of their names."""
+    return tuple(f"slot_{number:03d}" for number in range(count))
+
+
+def microbatches(spec: Spec) -> int:
+    """That are computed in a row; in a pipeline so many that most of its stages are busy most of the time."""
+    pp = spec.parallel.pp.size
+    return TURNS * pp if isinstance(pp, int) else TURNS
+
+
+def as_training(spec: Spec) -> Spec:
+    """The spec of a server as that of a training run whose microbatches and optimizer are those of the server."""
+    serve = spec.serve
+    assert serve is not None
+    # Of several microbatches gradients of the one before are there while the next is computed.
+    batch = Batch(sequence=serve.max_tokens, micro=serve.rows, accumulate=microbatches(spec))
+    parallel = evolve(spec.parallel, pp=evolve(spec.parallel.pp, schedule=SCHEDULE))
+    # How fast is what clients say with every update; what counts is what it keeps.
+    chosen: Any = OPTIMIZERS[UPDATES]
+    return evolve(spec, batch=batch, parallel=parallel, optimizer=chosen(lr=1e-4))
+
+
+def with_slots(spec: Spec) -> Spec:
+    """The same with an adapter in each slot, where it trains adapters."""
+    assert spec.serve is not None
+    if spec.adapter is None:
+        return as_training(spec)
+    names = slot_names(spec.serve.adapters)
+    tasks = {name: AdapterTask(name=name, adapter=spec.adapter) for name in names}
+    return evolve(as_training(spec), adapter=None, tasks=tasks)
+
+
+def architecture_with_slots(arch: Architecture, count: int) -> Architecture:
+    """A model with one adapter as one with as many of these as there are slots."""
+    if arch.adapter is None:
+        return arch
+    return evolve(arch, adapter=TaskAdapters(tasks=dict.fromkeys(slot_names(count), arch.adapter)))
+
+
+CODE: Final = "X447"
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+
+
+def asked_key(serve: Serve) -> str:
+    """Which key clients must show, in words."""
+    if serve.key is not None:
+        return f"the key in {serve.key}"
+    return f"the key in {serve.key_variable}, or if that is not set one that the server makes and prints,"
+
+
+def check_server(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -> None:
+    """An adapter that can be trained, losses that are those of clients alone, an address that is not open to everybody,
+    and a mesh over which fsdp alone sums gradients."""
+    serve = spec.serve
+    assert serve is not None
+    if serve.mode == "full":
+        if spec.adapter is not None:
+            message = "a server that trains all of the model has no adapters"
+            found.fail("serve.adapter", CODE, "adapter", message, "remove it, or write `mode = adapters`")
+        else:
+            found.passed("serve.adapter", "one client at a time trains all of the model")
+    elif spec.adapter is None:
+        hint = "add one, such as `adapter lora { rank = 32, alpha = 32 }`: the largest that a client may ask for"
+        found.fail("serve.adapter", CODE, "serve", "a server trains adapters, and the spec has none", hint)
+    elif (unfit := spec.adapter.unfit_for_slot()) is not None:
+        setting, message, hint = unfit
+        found.fail("serve.adapter", CODE, f"adapter.{setting}", message, hint)
+    else:
+        found.passed("serve.adapter", f"{serve.adapters} adapters of up to {spec.adapter.resolved().title()}")
+    for name, value in (("aux_loss", arch.router_aux_loss), ("z_loss", arch.router_z_loss)):
+        if arch.is_moe and value > 0:
+            message = "a server adds nothing to the losses of its clients, and routers are not trained"
+            found.fail("serve.losses", CODE, f"model.router.{name}", message, f"use {name} 0")
+    if serve.host not in LOOPBACK and serve.key is None:
+        message = f"everybody who reaches {serve.host} could use the server, as it asks for no key"
+        hint = 'write `key = "XTRAIN_KEY"`, the name of an environment variable, or `host = "127.0.0.1"`'
+        found.fail("serve.key", CODE, "serve.host", message, hint)
+    else:
+        found.passed("serve.key", f"{asked_key(serve)} is asked for")
+    if (serve.certificate is None) != (serve.private_key is None):
+        given, other = ("certificate", "private_key") if serve.certificate else ("private_key", "certificate")
+        message = f"a server with TLS needs both files, and there is no {other}"
+        found.fail("serve.tls", CODE, f"serve.{given}", message, f'write `{other} = "FILE.pem"` beside it')
+    if any(layout.size(axis) > 1 for axis in ("ring", "ulysses") if axis not in folded_axes(spec.parallel)):
+        message = "a server sums gradients over ranks of cp by fsdp"
+        found.fail("serve.mesh", CODE, "parallel.cp.fold", message, "use fold all")
+        return
+    if layout.size("pp") > 1 and arch.tie_embeddings and serve.mode == "full":
+        message = "a server with pp has the embedding twice where it is the head, and does not train both copies"
+        found.fail("serve.mesh", CODE, "parallel.pp.size", message, "use pp 1, or train adapters")
+        return
+    if not spec.parallel.execution.uses_fsdp:
+        message = f"stack {spec.parallel.stack} sums gradients of all adapters in every backward"
+        found.fail("serve.mesh", CODE, "parallel.stack", message, "use stack parallel")
+        return
+    whole = all(layout.size(axis) == 1 for axis in ("pp", "ring", "ulysses"))
+    found.passed("serve.mesh", "every rank has whole texts and all layers" if whole else "fsdp sums gradients")

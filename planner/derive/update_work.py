@@ -1,0 +1,135 @@
+"""Work of optimizers in a step besides elementwise updates: conversions, products and gathering of whole matrices."""
+
+from collections.abc import Callable, Iterable, Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import evolve, frozen
+
+from xtrain.blocks.op_trace import CollectiveCall
+from xtrain.dsl.schema.optimizers import OPTIMIZERS
+from xtrain.plan.architecture import ParameterSpec
+from xtrain.plan.groups import optimizers_of, rows_at_once
+from xtrain.plan.mesh import MatrixBatch, MatrixCut, batches
+from xtrain.text.units import BYTES
+
+if TYPE_CHECKING:
+    from xtrain.planner.resolved import Resolved
+
+
+# Of 64 random bits of an element, and of what they are computed from.
+OF_RANDOM_BITS: Final = 24
+# Numbers for each element while signs are compared: of the update, both signs and their product.
+OF_SIGNS: Final = 4
+
+
+@frozen(kw_only=True)
+class UpdateWork:
+    """Of one rank and step. flops: of products of matrices. scratch: bytes that are allocated meanwhile."""
+
+    calls: "tuple[CollectiveCall, ...]" = ()
+    flops: int = 0
+    scratch: int = 0
+
+    def __add__(self, other: "UpdateWork") -> "UpdateWork":
+        """That of two optimizers, one after the other."""
+        return UpdateWork(
+            calls=(*self.calls, *other.calls),
+            flops=self.flops + other.flops,
+            scratch=max(self.scratch, other.scratch),
+        )
+
+
+def update_work(run: "Resolved", parameters: Iterable[ParameterSpec]) -> UpdateWork | None:
+    """Of the first rank of a pipeline coordinate, all optimizers together. parameters: its own, whole."""
+    found: UpdateWork | None = None
+    for name, chosen in optimizers_of(run.spec).items():
+        own = [each for each in parameters if each.trained and run.groups.owner(each.name) == name]
+        work = chosen.work(run, own)
+        args = run.groups.args(name)
+        if chosen.converts(args) or args.get("cautious_decay", False):
+            converted = _converted(run, args, own)
+            work = evolve(work or UpdateWork(), scratch=(0 if work is None else work.scratch) + converted)
+        if work is not None:
+            found = work if found is None else found + work
+    return found
+
+
+def cuts_along(run: "Resolved", parameter: ParameterSpec) -> list[tuple[str, int]]:
+    """The axes that cut a parameter, and which dim."""
+    cuts = run.cuts
+    if parameter.expert:
+        return [("ep_fsdp", cuts.expert_dimension)] if cuts.ep_fsdp > 1 else []
+    found = [(" · ".join(run.wide(*run.shard_axes)), 0)] if cuts.fsdp > 1 else []
+    if (dim := cuts.tensor_dim(parameter)) is not None:
+        found.append(("tp", dim))
+    return found
+
+
+def _converted(run: "Resolved", args: Mapping[str, Any], parameters: Iterable[ParameterSpec]) -> int:
+    """Bytes of the numbers of some rows in the format of the update, which is fp32, or finer where weights are, and of
+    what says which of them decay. args: of the optimizer."""
+    stored, rounds = run.formats.params, args.get("stochastic_rounding", False)
+    cautious = OF_SIGNS if args.get("cautious_decay", False) else 0
+    width = max(BYTES[stored], BYTES["fp32"])
+    weights = 2 if width > BYTES[stored] else 0  # with the gradient
+    largest, chosen = 0, OPTIMIZERS.of(args)
+    for parameter in parameters:
+        shape = run.cuts.shape(parameter)
+        elements = min(shape[0], rows_at_once(shape)) * prod(shape[1:])
+        moments = sum(BYTES[each.format or stored] != width for each in run.moments(parameter))
+        numbers = (weights + moments + chosen.temporaries) * width if chosen.converts(args) else 0
+        largest = max(largest, elements * (numbers + cautious * width + rounds * OF_RANDOM_BITS))
+    return largest
+
+
+NODE = "step.optimizer"
+
+
+def batches_of(run: "Resolved", parameters: Iterable[ParameterSpec]) -> list[MatrixBatch]:
+    """The matrices of a pipeline coordinate as its ranks deal them out."""
+    return batches((each.name, _local(run, each), _cuts(run, each)) for each in parameters)
+
+
+def _local(run: "Resolved", parameter: ParameterSpec) -> tuple[int, int, int]:
+    rows, columns = parameter.shape[-2:]
+    return (run.cuts.shape(parameter)[0] if len(parameter.shape) == 3 else 1, rows, columns)
+
+
+def _cuts(run: "Resolved", parameter: ParameterSpec) -> tuple[MatrixCut, ...]:
+    cuts, found = run.cuts, []
+    if parameter.expert:
+        if cuts.ep_fsdp > 1 and cuts.expert_dimension:
+            found.append(MatrixCut("ep_fsdp", cuts.ep_fsdp, cuts.expert_dimension))
+        return tuple(found)
+    if (dim := cuts.tensor_dim(parameter)) is not None:
+        found.append(MatrixCut("tp", cuts.tp, 1 + dim))
+    if cuts.fsdp > 1:
+        found.append(MatrixCut(" · ".join(run.wide(*run.shard_axes)), cuts.fsdp, 1))
+    return tuple(found)
+
+
+def work_of(found: list[MatrixBatch], width: int, steps: int, heads_of: Callable[[str], tuple[int, int]]) -> UpdateWork:
+    """Of the first rank of those that share the matrices. steps: of Newton and Schulz. width: bytes of a number on
+    its way. heads_of: how many heads of a parameter are taken by themselves, and along which of its two dimensions
+    they lie."""
+    calls: list[CollectiveCall] = []
+    flops, scratch, before = 0, 0, 0
+    for batch in found:
+        place = (0,) * len(batch.cuts)
+        calls += [CollectiveCall(axis, "all_to_all", NODE, size * width) for axis, size in batch.sent(place)]
+        own = [stack for stack in batch.stacks if not any(stack.owner)]
+        for stack in own:
+            count, *sides = stack.shape
+            heads, dim = heads_of(stack.name)
+            count, sides[dim] = count * heads, sides[dim] // heads
+            # x·xᵀ, its square, and their product with x, of min × max numbers each.
+            flops += count * steps * (4 * min(sides) ** 2 * max(sides) + 2 * min(sides) ** 3)
+        pieces = width * sum(prod(stack.at(len(batch.cuts) - 1, place)) for stack in batch.stacks)
+        whole = width * sum(prod(stack.shape) for stack in own)
+        largest = width * max((prod(stack.shape) for stack in own), default=0)
+        # The pieces and their message, those of the batch before them, what came and what was put together of it, and
+        # three matrices of the iteration.
+        scratch = max(scratch, before + 2 * pieces + 2 * whole + 3 * largest)
+        before = 2 * pieces if batch.cuts else 0
+    return UpdateWork(calls=tuple(calls), flops=flops, scratch=scratch)

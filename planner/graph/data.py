@@ -1,0 +1,404 @@
+"""Nodes that turn documents into microbatches: tokenizer, data, references, rollouts, collate chain, loader.
+
+Sampling time of rollouts: each token of completions that are sampled at once needs all weights. Reading them from
+memory overlaps with products, and the slower of both counts; gathering them with fsdp does not overlap. The stages of
+a pipeline wait for each other. Prompts, the cache, latencies and collectives of tensor parallelism are left out.
+"""
+
+from math import prod
+from typing import Any, Final
+
+from attrs import frozen
+
+from xtrain.dsl.schema.data import Dataset
+from xtrain.dsl.schema.data_components import PACKINGS, RowLink, row_link, tokenizer_kind
+from xtrain.dsl.schema.losses import ADAPTER_OFF, INITIAL, ReferredLoss
+from xtrain.dsl.schema.policy import Reward, Rollout
+from xtrain.plan.arithmetic import microbatches_text
+from xtrain.plan.canonical import portable
+from xtrain.plan.data import form_text, node_ids, resolve_chain, source_args
+from xtrain.plan.estimates import Estimates
+from xtrain.plan.graph import Builder
+from xtrain.plan.groups import task_of
+from xtrain.plan.hardware import NARROWEST, plain_kernels
+from xtrain.plan.mesh import AXES
+from xtrain.plan.parameters import forward_flops
+from xtrain.plan.weight_files import LOADED
+from xtrain.planner.data.rules import evaluated
+from xtrain.planner.data.training import is_measured
+from xtrain.planner.derive.further_models import (
+    completion_positions,
+    kept_completions_bytes,
+    longest_prompt,
+    sampling_cache_bytes,
+    scorer_of,
+)
+from xtrain.planner.derive.layout import resolve_cluster
+from xtrain.planner.derive.model import kept_tensors, reference_files
+from xtrain.planner.resolved import Resolved
+from xtrain.text.units import BYTES, bytes_text, count_text, flops_text, plural, seconds_text
+
+
+def sampling_seconds(run: Resolved, rollout: Rollout) -> float | None:
+    """Of all completions that are sampled at once, for a step or several, with `max_tokens` tokens each; None where a
+    speed is not known."""
+    cluster = resolve_cluster(run.spec, run.formats.compute, run.layout.nodes, run.layout.mesh.ranks_per_node)
+    sheet = run.spec.cluster.sheet
+    if cluster.flops is None or cluster.link is None or sheet is None or sheet.bandwidth is None:
+        return None
+    size = BYTES[run.formats.compute]
+    ways = {True: run.layout.ep, False: run.size("tp")}
+    weights = sum(each.size / ways[each.expert] for each in run.inventory.tensors) * size
+    speed = cluster.flops * sum(cluster.efficiency) / len(cluster.efficiency)
+    completions = run.batch.micro * rollout.group
+    products = completions * forward_flops(run.architecture, run.batch.sequence) / run.size("tp") / speed
+    shards = prod(run.size(axis) for axis in run.shard_axes)
+    crosses = run.layout.nodes > 1 and cluster.network is not None
+    link = cluster.network if crosses and cluster.network is not None else cluster.link
+    gathering = weights * (shards - 1) / shards / link if run.dense_fsdp else 0.0
+    token = max(weights / sheet.bandwidth, products) + gathering
+    return rollout.steps * run.batch.accumulate * rollout.max_tokens * token
+
+
+PROMPTS = "setup.prompts"
+SCORER = "setup.scorer"
+COMPLETIONS = "setup.completions"
+
+
+@frozen
+class RolloutStep:
+    """A node of a step."""
+
+    op: str
+    does: str
+    args: dict[str, Any]
+    axes: tuple[str, ...]
+
+
+def add_prompts(graph: Builder, run: Resolved, loader: str) -> None:
+    """Where a run has rollouts, the node that finds their prompts."""
+    rollout = run.spec.rollout
+    if rollout is None:
+        return
+    args = {"positions": completion_positions(run, rollout), "max_tokens": rollout.max_tokens}
+    most = f"{longest_prompt(run, rollout):,} tokens"
+    does = f"what comes before the last answer of each document is a prompt: of at most {most}"
+    graph.add("setup", PROMPTS, does, args=args, after=((loader, "rows"), ("setup.tokenizer", "tokenizer")))
+    folder = None if run.spec.reward is None else run.spec.reward.model_folder
+    if folder is not None:
+        scorer, form = scorer_of(run), run.formats.compute
+        kernels = plain_kernels(NARROWEST if scorer is None else scorer.architecture.head_dim)
+        args = {"folder": portable(folder), "attention": kernels, "format": form}
+        does = f"read the model that scores from {folder}: all of it on the first rank of those with the same rows"
+        if scorer is not None:
+            args |= {"digest": scorer.digest, "architecture": scorer.architecture.to_json()}
+            does += f", {scorer.architecture.title}, {bytes_text(scorer.bytes)} in {form}"
+        graph.add("setup", SCORER, does, args=args, after=(loader,))
+    if rollout.period > 1:
+        again = f", and are learned from {plural(rollout.updates, 'time')}," if rollout.updates > 1 else ","
+        does = f"completions of {plural(rollout.steps, 'step')}, which are sampled at once{again} wait here: a "
+        does += "checkpoint between these "
+        args = {"steps": rollout.steps, **({"updates": rollout.updates} if rollout.updates > 1 else {})}
+        does += f"has those of the steps to come, at most {bytes_text(kept_completions_bytes(run, rollout))}, as the "
+        does += "weights that have sampled them are gone"
+        graph.add("setup", COMPLETIONS, does, args=args, axes=run.wide(*AXES), after=(loader,))
+
+
+def before_step(run: Resolved, rollout: Rollout, reward: Reward) -> list[RolloutStep]:
+    """What is sampled, scored and made into rows before ranks agree on the step."""
+    args: dict[str, Any] = {
+        "group": rollout.group,
+        "max_tokens": rollout.max_tokens,
+        "temperature": rollout.temperature,
+        "top_p": rollout.top_p,
+        "seed": run.spec.experiment.seed,
+        **({"top_k": rollout.top_k} if rollout.top_k is not None else {}),
+        **({"replay_routing": True} if rollout.replay_routing else {}),
+        **({"show": int(rollout.show.value)} if rollout.show is not None else {}),
+        **({"steps": rollout.steps} if rollout.steps > 1 else {}),
+        **({"updates": rollout.updates} if rollout.updates > 1 else {}),
+    }
+    everyone, rows = run.wide(*AXES), run.wide("pp", "ring", "ulysses", "tp")
+    prompts = rollout.steps * run.batch.rows // run.layout.mesh.data_ranks
+    forward, world = forward_flops(run.architecture, run.batch.sequence), run.layout.mesh.world_size
+    tokens = rollout.steps * run.batch.rows * rollout.group * rollout.max_tokens
+    share = forward * tokens / world
+    cache = bytes_text(sampling_cache_bytes(run, rollout))
+    several = f"for {rollout.steps} steps at once " if rollout.steps > 1 else ""
+    several = f"every {rollout.period} steps {several}" if rollout.updates > 1 else several
+    does = f"{several}each data rank samples {plural(rollout.group, 'completion')} of each of "
+    does += f"{plural(prompts, 'prompt')}, "
+    does += f"{plural(rollout.max_tokens, 'token')} at most, one behind the other; {drawn_text(rollout)}; "
+    does += "experts of each token are recorded for the step; " if rollout.replay_routing else ""
+    does += f"key-value cache: {cache} a rank; at most {flops_text(share)} a rank"
+    if (seconds := sampling_seconds(run, rollout)) is not None:
+        does += f", about {seconds_text(seconds)} at full length"
+    by = ", divided by its standard deviation" if rollout.scale_rewards == "group" else ""
+    made = f"advantages are rewards less the mean of their group{by}; the completions of a prompt are a row"
+    masks = {"mask_truncated": True} if rollout.mask_truncated else {}
+    made += "; those that are cut are not learned from" if masks else ""
+    scored, scorer = reward.does(), scorer_of(run)
+    if scorer is not None:
+        scored += f"; a forward of at most {flops_text(scorer.flops / run.layout.mesh.data_ranks)} a rank that scores"
+    nodes = [
+        RolloutStep("rollout.generate", does, args, everyone),
+        RolloutStep("rollout.score", scored, {"kind": reward.kind, **reward.args()}, rows),
+        RolloutStep("rollout.advantages", made, {"scale": rollout.scale_rewards, **masks}, everyone),
+    ]
+    if run.spec.loss.computed:
+        share = flops_text(forward * run.batch.tokens_per_step / world)
+        does = f"log-probabilities of the tokens of completions by the reference: a forward, {share} a rank"
+        nodes.append(RolloutStep("rollout.reference", does, {}, everyone))
+    return nodes
+
+
+def behind_forward(run: Resolved) -> RolloutStep:
+    """What is measured of the sampler once the step has computed the same tokens."""
+    does = "log-probabilities of the sampler are compared with those of the step"
+    replays = {"replay_routing": True} if run.spec.rollout is not None and run.spec.rollout.replay_routing else {}
+    does += ", and the experts that it would have chosen with those that were replayed" if replays else ""
+    return RolloutStep("rollout.compare", does, replays, run.wide(*AXES))
+
+
+def drawn_text(rollout: Rollout) -> str:
+    """How tokens are drawn, in words."""
+    parts = [f"temperature {rollout.temperature:g}"]
+    parts += [f"top_k {rollout.top_k}"] if rollout.top_k is not None else []
+    parts += [f"top_p {rollout.top_p:g}"] if rollout.top_p < 1 else []
+    return ", ".join(parts)
+
+
+OP: Final = "setup.reference"
+KEPT: Final = "setup.rollout_reference"
+SOME_ROWS: Final = 1000  # whose forward is said to take so many seconds
+
+
+def add_references(
+    graph: Builder, run: Resolved, estimates: Estimates, model: str, collate: str
+) -> tuple[tuple[str, str], ...]:
+    """Add a node for each dataset that is trained on, or whose evaluations measure the loss; their ids, and what is
+    taken from them. model, collate: the nodes behind which the model has its first values, and rows can be read."""
+    loss = run.spec.loss
+    if not isinstance(loss, ReferredLoss) or not loss.computed:
+        return ()
+    if run.spec.rollout is not None:
+        return (_kept(graph, run, loss.reference, model),)
+    files = reference_files(run.spec)
+    form = "fp64" if run.formats.compute == "fp64" else "fp32"
+    whose = {INITIAL: "by the weights that the run begins with", ADAPTER_OFF: "by the model under the adapter"}
+    args: dict[str, Any] = {"reference": loss.reference, "format": form}
+    if files is None:
+        by = whose[loss.reference]
+    else:
+        args |= {"reference": portable(files.folder), "digest": files.digest}
+        size = bytes_text(sum(tensor.bytes for tensor in files.tensors.values()))
+        formats = ", ".join(LOADED[each] for each in files.formats if each in LOADED)
+        by = f"by the model in {files.folder} ({plural(len(files.files), 'file')} with {size} of {formats}), which "
+        by += "takes the place of that of the run meanwhile"
+    cost = _cost(run, estimates)
+    found: list[tuple[str, str]] = []
+    # One that is trained on may also be evaluated by a command.
+    wanted = [name for name in dict.fromkeys((*run.training, *evaluated(run.spec))) if is_measured(run.spec, name)]
+    held_out = [name for name in wanted if run.spec.datasets[name].holdout.value > 0]
+    for name in dict.fromkeys((*run.training, *held_out)):
+        parts = ["training"] * (name in run.training) + ["hold-out"] * (name in held_out)
+        task = task_of(run.spec, name)
+        own = {"task": task} if task is not None and loss.reference == INITIAL else {}
+        of = {"training": f"of {name}", "hold-out": f"of what {name} holds out"}[parts[0]]
+        of += " and of what it holds out" if len(parts) > 1 else ""
+        does = f"log-probabilities of the labels {of} {by}: read from the cache, or computed once, {cost}, and kept "
+        does += f"there, {BYTES[form]} bytes a token"
+        after = ((model, "model"), (collate, "microbatches"))
+        id = graph.add(
+            "setup",
+            OP,
+            does,
+            id=f"{OP}.{name}",
+            args={"dataset": name, **args, **own, **({"parts": parts} if parts != ["training"] else {})},
+            axes=run.wide(*AXES),
+            after=after,
+        )
+        found.append((id, "log-probabilities"))
+        if loss.mismatched:
+            does = (
+                f"the same of the labels {of} behind the prompts of other documents of their row: from the cache, or "
+            )
+            does += f"computed once, {cost}"
+            again = graph.add(
+                "setup",
+                OP,
+                does,
+                id=f"{OP}.{name}.mismatched",
+                args={"dataset": name, **args, **own, "parts": parts, "mismatched": True},
+                axes=run.wide(*AXES),
+                after=((id, "log-probabilities"),),
+            )
+            found.append((again, "log-probabilities"))
+    return tuple(found)
+
+
+def _kept(graph: Builder, run: Resolved, reference: str, model: str) -> tuple[str, str]:
+    """The node that keeps what a reference of completions differs by from the model."""
+    most = max(run.state_bytes(kept_tensors(run, own)) for own in run.parameters_by_pp)
+    whose = {INITIAL: "the weights that the run begins with", ADAPTER_OFF: "the model under the adapter"}[reference]
+    does = f"the reference of completions is {whose}: {bytes_text(most)} that training changes are kept on a rank"
+    args = {"reference": reference, "bytes": most}
+    id = graph.add("setup", KEPT, does, args=args, axes=run.wide(*AXES), after=((model, "model"),))
+    return id, "weights of the reference"
+
+
+def _cost(run: Resolved, estimates: Estimates) -> str:
+    """Of a forward of each row."""
+    sequence = run.batch.sequence
+    flops = int(forward_flops(run.architecture, sequence) * sequence)
+    text = f"a forward of {flops_text(flops)} a row"
+    if estimates.times is None:
+        return text
+    seconds = estimates.times.step * SOME_ROWS * flops / estimates.flops_per_step
+    return f"{text}, about {seconds_text(seconds)} for {SOME_ROWS:,}"
+
+
+WIDE_BYTES: Final = 4  # of a number that a teacher has stored
+
+
+def add_tokenizer(graph: Builder, run: Resolved) -> str:
+    """Its id."""
+    source = run.spec.tokenizer.source
+    kind = tokenizer_kind(source)
+    args = {"source": kind.place(source)}
+    return graph.add("setup", "setup.tokenizer", kind.does(source), args=args, after=("setup.bootstrap",))
+
+
+def add_data(graph: Builder, run: Resolved, estimates: Estimates, model: str) -> str:
+    """Add the chain; the id of the loader. model: the node behind which the model has its first values."""
+    tokenizer = add_tokenizer(graph, run)
+    wanted = [*run.training, *(name for name in evaluated(run.spec) if name not in run.training)]
+    documents = [_dataset(graph, run, run.spec.datasets[name], tokenizer) for name in wanted]
+    documents = [_taught(graph, run, name, id) for name, id in zip(wanted, documents, strict=True)]
+    last = _chain(graph, run, tuple((id, "rows") for id in documents))
+    references = add_references(graph, run, estimates, model, last)
+    batch = run.batch
+    args = {
+        "datasets": list(run.training),
+        "micro": batch.micro,
+        "accumulate": batch.accumulate,
+        "rows": batch.rows,
+        "sequence": batch.sequence,
+        "seed": run.spec.experiment.seed,
+        "steps": batch.steps,
+        "epochs": batch.epochs,
+        "prefetch": run.spec.batch.prefetch,
+        "workers": run.spec.batch.workers if run.spec.batch.prefetch else 0,
+    }
+    if tasks := sorted(run.spec.tasks):
+        args["task_of"] = [tasks.index(task_of(run.spec, name) or "") for name in run.training]
+    rollout = run.spec.rollout
+    if rollout is not None:
+        args["prompts"] = True
+        if rollout.updates > 1:
+            args["again"] = {"steps": rollout.steps, "turns": rollout.updates}
+    if batch.ramp:
+        args["ramp"] = {"rows": batch.first_rows, "steps": batch.ramp}
+        if batch.ramp_tokens:
+            args["ramp"]["tokens"] = True
+    dealt = ""
+    if row_link(run.spec.collate).packing.balances:
+        args["balance"] = True
+        dealt = ", dealt so that attention costs them alike"
+    each = plural(batch.rows // run.layout.mesh.data_ranks, "row")
+    tokens = f"{batch.tokens_per_step:,} tokens"
+    drawn = "shuffle rows by seed"
+    if len(run.training) > 1:
+        by = "shares" if run.phases[0].passes is None else "epochs"
+        drawn = f"draw rows of {plural(len(run.training), 'dataset')} by their {by}, each shuffled by seed"
+    does = f"{drawn}; {plural(batch.rows, 'row')} a step = {tokens}, {each} a data rank{dealt}"
+    if tasks:
+        does += "; those of a task side by side in a microbatch"
+    if rollout is not None and rollout.updates > 1:
+        does += f"; those of {plural(rollout.steps, 'step')} come {plural(rollout.updates, 'time')}"
+    if batch.ramp:
+        sizes = batch.row_sizes
+        does += f"; {sizes.first:,} in the first step, growing evenly by {plural(sizes.grows_by, 'row')} "
+        does += f"over {plural(batch.ramp, 'step')}"
+    axes = run.wide("replicate", "fsdp")
+    after = (*references, (last, "microbatches"))
+    loader = graph.add("setup", "setup.loader", does, args=args, axes=axes, after=after)
+    add_prompts(graph, run, loader)
+    return loader
+
+
+def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) -> str:
+    seed = run.spec.experiment.seed
+    link = row_link(run.spec.collate).settled(dataset.has_answers)
+    args: dict[str, Any] = {
+        "dataset": dataset.name,
+        **source_args(dataset, seed, run.spec.loss),
+        "holdout": dataset.holdout.fraction,
+        "oversized": dataset.long_documents if dataset.choices is None else "truncate_front",
+        "bad_records": dataset.bad_records,
+        "seed": seed,
+        "sequence": run.batch.sequence,
+        "align": run.align,
+        **_packing(link),
+    }
+    verb = "read token ids of" if dataset.source.records == "tokens" else "tokenize"
+    form = form_text(args["reads"])
+    does = f"{verb} {dataset.source.does()} once{f', {form}' if form else ''}"
+    laid = "each document into a row" if link.packing.single else "documents into rows"
+    does += f", lay {laid} of {run.batch.sequence:,}"
+    if dataset.choices is not None:
+        does += ", each choice with its question; the front of what is longer than a row is cut off"
+    if dataset.has_pairs:
+        long = {"skip": "left out", "truncate": "cut, both sides to the same length", "error": "an error"}
+        does += f", both sides of a pair in one; a pair longer than a row is {long[dataset.long_documents]}"
+    if group := link.grouped:
+        does += f", best fit within {group:,}"
+    if dataset.holdout.fraction:
+        does += f", hold out {dataset.holdout}"
+    return graph.add(
+        "setup", "setup.data", does, id=f"setup.data.{dataset.name}", args=args, after=((tokenizer, "tokenizer"),)
+    )
+
+
+def _taught(graph: Builder, run: Resolved, name: str, id: str) -> str:
+    """What a teacher holds probable beside the tokens of a dataset that is trained on, or that is measured by it."""
+    teacher = run.spec.loss.learns_from
+    if teacher is None or teacher.live or not (name in run.training or is_measured(run.spec, name)):
+        return id
+    args = {
+        "dataset": name,
+        "folder": portable(teacher.folder),
+        "top": teacher.top,
+        "temperature": teacher.temperature,
+        "precision": run.formats.compute,
+        "sequence": run.batch.sequence,
+    }
+    size = sum(each.width * WIDE_BYTES for each in run.spec.loss.wide.values())
+    does = f"read what `xtrain data teach` has stored of {teacher.folder}: of each token the {teacher.top} most "
+    does += f"probable ones, and all others as one; {bytes_text(size)} a token of the dataset on disk"
+    return graph.add("setup", "setup.teacher", does, id=f"setup.teacher.{name}", args=args, after=((id, "prepared"),))
+
+
+def _packing(link: RowLink) -> dict[str, Any]:
+    """What is told of a packing other than the usual one."""
+    if link.grouped is not None:
+        return {"method": link.packing.kind, "group": link.grouped}
+    return {} if link.packing is PACKINGS.default else {"method": link.packing.kind}
+
+
+def _chain(graph: Builder, run: Resolved, after: tuple[tuple[str, str], ...]) -> str:
+    batch = run.batch
+    last = ""
+    links = resolve_chain(run.spec, run.size("ring"), run.size("ulysses"))
+    for link, id in zip(links, node_ids(links), strict=True):
+        args, axes = link.args(run), link.axes(run)
+        last = graph.add("collate", link.op, link.does(run), id=id, args=args, axes=axes, after=after)
+        after = ((last, link.gives),)
+    rows = f"{plural(batch.micro, 'row')}, {count_text(batch.micro * batch.sequence)} tokens"
+    return graph.add(
+        "collate",
+        "collate.microbatches",
+        f"{microbatches_text(batch)} of {rows} on each data rank",
+        args={"micro": batch.micro, "accumulate": batch.accumulate},
+        after=after,
+    )

@@ -1,0 +1,422 @@
+"""Nodes that build a model and prepare its modules: loss, axes, freeze, quantize, float8, activation, compile."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Set
+from typing import Any, Final
+
+from attrs import frozen
+
+from xtrain.dsl.schema.adapters import TaskAdapters
+from xtrain.dsl.schema.losses import Loss
+from xtrain.plan.architecture import ParameterSpec, name_in_block
+from xtrain.plan.canonical import portable
+from xtrain.plan.estimates import Parameters
+from xtrain.plan.graph import Builder
+from xtrain.plan.hardware import HIGHEST, QUERIES
+from xtrain.plan.mesh import AXES
+from xtrain.plan.parameters import matrix_numbers, quantised_bytes, uneven_matrices
+from xtrain.plan.weight_files import LOADED
+from xtrain.plan.weight_layout import draws_head, stored_rows
+from xtrain.planner.derive.layout import device_kind
+from xtrain.planner.graph.parallel import BLOCKS, SPREADING, add_pipeline, add_teacher_model, add_teacher_weights
+from xtrain.planner.graph.saving import add_base, add_pretrained
+from xtrain.planner.resolved import Resolved, attention_kernels, pointwise_kernels, resolve_save
+from xtrain.text.units import BYTES, bytes_text, count_text, plural
+
+
+@frozen
+class ModuleCount:
+    """A module, that of several neighbouring layers, or a parameter by itself; and how many numbers it has."""
+
+    name: str
+    parameters: int
+
+
+def modules_of(inventory: Parameters, *, trained: bool) -> tuple[ModuleCount, ...]:
+    """The parameters of the model that are trained, or those that are not, in its order. Those of an adapter are
+    left out."""
+    return _modules_of([tensor for tensor in inventory.tensors if not tensor.adapter], trained=trained)
+
+
+def adapters_of(inventory: Parameters) -> tuple[ModuleCount, ...]:
+    """The matrices that an adapter is of, each with the size of what is trained beside it."""
+    sizes: Counter[str] = Counter()
+    for tensor in inventory.tensors:
+        if tensor.adapter and not tensor.begun:
+            sizes[tensor.adapter.removesuffix(".weight")] += tensor.size
+    layers: dict[int, tuple[ModuleCount, ...]] = {}
+    behind: list[ModuleCount] = []
+    for name, size in sizes.items():
+        if inside := name_in_block(name):
+            layer = int(name.split(".")[1])
+            layers[layer] = (*layers.get(layer, ()), ModuleCount(inside, size))
+        else:
+            behind.append(ModuleCount(name, size))
+    return (*_of_neighbours(layers), *behind)
+
+
+def _modules_of(tensors: list[ParameterSpec], *, trained: bool) -> tuple[ModuleCount, ...]:
+    ends: list[ParameterSpec] = []
+    layers: dict[int, list[ParameterSpec]] = {}
+    for tensor in tensors:
+        inside = layers.setdefault(int(tensor.name.split(".")[1]), []) if name_in_block(tensor.name) else ends
+        inside.append(tensor)
+    found: list[ModuleCount] = []
+    before = next((place for place, tensor in enumerate(tensors) if name_in_block(tensor.name)), len(ends))
+    found += _whole(ends[:before], trained=trained)
+    found += _of_neighbours({layer: tuple(_in_block(own, trained=trained)) for layer, own in layers.items()})
+    return tuple(found + _whole(ends[before:], trained=trained))
+
+
+def _of_neighbours(layers: Mapping[int, tuple[ModuleCount, ...]]) -> Iterator[ModuleCount]:
+    """Modules inside blocks, those of neighbouring layers that have the same together."""
+    runs: list[tuple[int, int, tuple[ModuleCount, ...]]] = []
+    for layer, own in layers.items():
+        if runs and runs[-1][1] == layer - 1 and runs[-1][2] == own:
+            runs[-1] = (runs[-1][0], layer, own)
+        else:
+            runs.append((layer, layer, own))
+    for first, last, modules in runs:
+        block = f"layers.{first}" if first == last else f"layers.{first}-{last}"
+        for each in modules:
+            yield ModuleCount(f"{block}.{each.name}".rstrip("."), (last - first + 1) * each.parameters)
+
+
+def _whole(tensors: list[ParameterSpec], *, trained: bool) -> list[ModuleCount]:
+    return [ModuleCount(each.name.rpartition(".")[0], each.size) for each in tensors if each.trained == trained]
+
+
+def _in_block(tensors: list[ParameterSpec], *, trained: bool) -> Iterator[ModuleCount]:
+    sizes = {name_in_block(tensor.name): tensor.size for tensor in tensors}
+    meant = {name_in_block(tensor.name) for tensor in tensors if tensor.trained == trained}
+    yield from _modules("", sizes, meant)
+
+
+def _modules(module: str, sizes: Mapping[str, int], meant: Set[str]) -> Iterator[ModuleCount]:
+    """The largest modules inside `module` all of whose parameters are meant; empty: the block."""
+    inside = [name for name in sizes if not module or name == module or name.startswith(f"{module}.")]
+    if all(name in meant for name in inside):
+        yield ModuleCount(module, sum(sizes[name] for name in inside))
+    elif any(name in meant for name in inside):
+        depth = module.count(".") + 1 if module else 0
+        for child in dict.fromkeys(".".join(name.split(".")[: depth + 1]) for name in inside):
+            yield from _modules(child, sizes, meant)
+
+
+MOST_MODULES: Final = 8  # named in the line of a node
+
+
+def add_model(graph: Builder, run: Resolved, after: str) -> str:
+    """Add the chain; the id of its last node, after which the model holds its initial weights."""
+    last = _temperature(graph, run, _loss(graph, run, _build(graph, run, after)))
+    for part in (
+        _further,
+        _tasks,
+        *SPREADING,
+        _freeze,
+        _quantise,
+        _float8,
+        _activation,
+        _routing_replay,
+        _tile_mlp,
+        _async_tensor_parallel,
+        _compile,
+    ):
+        last = part(graph, run, last)
+    last = add_pipeline(graph, run, run.stack.shard(graph, run, last))
+    teacher = add_teacher_model(graph, run, last)
+    last = add_base(graph, run, add_pretrained(graph, run, _weights(graph, run, last)))
+    last = _embedding_noise(graph, run, _dropout(graph, run, _adapter(graph, run, last)))
+    add_teacher_weights(graph, run, teacher, last)
+    return run.stack.wrap(graph, run, last)
+
+
+def _adapter(graph: Builder, run: Resolved, last: str) -> str:
+    """First values of an adapter, when those of the model under it are there."""
+    adapter = run.architecture.adapter
+    if adapter is None or run.spec.serve is not None:  # of a server they are drawn when clients ask for them
+        return last
+    if isinstance(adapter, TaskAdapters):
+        for task, each in adapter.tasks.items():
+            if task in run.adapter_files:
+                last = _read_adapter(graph, run, last, task)
+                continue
+            args = {"kind": each.kind, "seed": run.spec.experiment.seed, "task": task, **each.args()}
+            does = f"of task {task}: {each.does()}"
+            id, after = f"setup.adapter.{task}", ((last, "model"),)
+            last = graph.add("setup", "setup.adapter", does, id=id, args=args, after=after)
+        return last
+    if run.adapter_files:
+        return _read_adapter(graph, run, last)
+    if adapter.decomposes:
+        args: dict[str, Any] = {"matrices": len({tensor.adapter for tensor in run.inventory.tensors if tensor.begun})}
+        does = f"{adapter.does()}; where the run goes on they are read from its own checkpoint"
+        return graph.add("setup", "setup.decompose", does, args=args, axes=run.wide(*AXES), after=((last, "model"),))
+    args = {"kind": adapter.kind, "seed": run.spec.experiment.seed, **adapter.args()}
+    return graph.add("setup", "setup.adapter", adapter.does(), args=args, after=((last, "model"),))
+
+
+def _read_adapter(graph: Builder, run: Resolved, last: str, task: str = "") -> str:
+    """Those of an adapter that PEFT has saved. task: whose it is, of several."""
+    files = run.adapter_files[task]
+    does = f"of task {task}: " if task else ""
+    does += f"read the adapter of {files.folder}: {plural(len(files.files.tensors), 'tensor')}, each rank its own "
+    does += "pieces; where the run goes on they are read from its own checkpoint"
+    args: dict[str, Any] = {"folder": portable(files.folder), "digest": files.digest}
+    if task:
+        args["task"] = task
+    id = f"setup.adapter.{task}" if task else "setup.read_adapter"
+    return graph.add("setup", "setup.read_adapter", does, id=id, args=args, after=((last, "model"),))
+
+
+def _dropout(graph: Builder, run: Resolved, last: str) -> str:
+    adapter = run.architecture.adapter
+    if adapter is None or not adapter.drops:
+        return last
+    matrices, share = len({tensor.adapter for tensor in run.inventory.tensors} - {""}), adapter.drops
+    does = f"drop {share:.3g} of what goes into the adapters of {plural(matrices, 'matrix')}, and divide the rest by "
+    does += f"{1 - share:.3g}; drawn from the seed, the row's number in the run, position, matrix and feature"
+    args = {"seed": run.spec.experiment.seed, "share": share, "matrices": matrices}
+    return graph.add("setup", "setup.dropout", does, args=args, after=((last, "model"),))
+
+
+def _embedding_noise(graph: Builder, run: Resolved, last: str) -> str:
+    noise = run.spec.batch.neftune
+    if not noise:
+        return last
+    most = noise / math.sqrt(run.batch.sequence * run.architecture.dim)
+    does = f"add to every number of the embeddings in training an even random one of up to {most:.3g} = {noise:g} / "
+    does += f"√({run.batch.sequence:,} · {run.architecture.dim:,}); drawn from the seed, the row's number in the run, "
+    does += "position and feature"
+    args = {"seed": run.spec.experiment.seed, "most": most}
+    return graph.add("setup", "setup.embedding_noise", does, args=args, after=((last, "model"),))
+
+
+def _weights(graph: Builder, run: Resolved, last: str) -> str:
+    args: dict[str, Any] = {"offload": run.spec.parallel.fsdp.offload}
+    files = run.weights
+    if files is None:
+        args = {"seed": run.spec.experiment.seed, "init_std": run.architecture.init_std, **args}
+        does = f"draw weights, normal with deviation {run.architecture.init_std:g}, each from its name and the seed"
+        return graph.add("setup", "setup.weights", does, args=args, after=((last, "model"),))
+    last = graph.add("setup", "setup.weights", "give memory to all parameters", args=args, after=((last, "model"),))
+    formats = ", ".join(LOADED[each] for each in files.formats if each in LOADED)
+    size = bytes_text(sum(tensor.bytes for tensor in files.tensors.values()))
+    folder = run.spec.model.folder
+    assert folder is not None
+    does = f"read weights of {folder}: {plural(len(files.files), 'file')} with {size} of {formats}, each "
+    does += "rank its own pieces"
+    if run.cuts.base is not None:
+        does += " and all of each matrix that it has a quantised piece of"
+    does += "; where the run goes on they are read from its own checkpoint"
+    # A plan is the same wherever the cache of a machine lies, in which ranks find the snapshot again.
+    where = {"repo": folder.repo, "revision": folder.revision} if folder.repo else {"folder": folder.path}
+    args = {**where, "digest": files.digest}
+    if (new := run.architecture.vocab - stored_rows(run.architecture, files)) > 0:
+        does += f"; {plural(new, 'row')} of embedding and head that they do not have begin as the mean of the others"
+        args["grows"] = True
+    return _head(graph, run, graph.add("setup", "setup.read_weights", does, args=args, after=((last, "model"),)))
+
+
+def _head(graph: Builder, run: Resolved, last: str) -> str:
+    """First values of a head of rewards, on the weights of a language model."""
+    arch, files = run.architecture, run.weights
+    if files is None or not draws_head(arch, files):
+        return last
+    does = f"draw the head of rewards, {arch.dim:,} numbers, normal with deviation {arch.init_std:g}, from the seed"
+    args = {"seed": run.spec.experiment.seed, "init_std": arch.init_std}
+    return graph.add("setup", "setup.head", does, args=args, after=((last, "model"),))
+
+
+def _build(graph: Builder, run: Resolved, after: str) -> str:
+    arch, spec, pipeline = run.architecture, run.spec, run.pipeline
+    args: dict[str, Any] = {
+        "architecture": arch.to_json(),
+        "attention": attention_kernels(run),
+        "pointwise": pointwise_kernels(run),
+        "params": run.formats.params,
+        **_logits(spec.loss),
+        "stages": [list(span) for span in pipeline.spans],
+        "owners": [list(stages) for stages in pipeline.owners],
+    }
+    if arch.is_moe:
+        args["rows"] = run.batch.rows
+    size = f"{count_text(run.inventory.total)} parameters"
+    if arch.is_moe:
+        size += f", {count_text(run.inventory.active)} active"
+    does = f"{arch.title}: {plural(arch.blocks, 'block')} of width {arch.dim}, {size}"
+    if arch.mtp:
+        does += f", {plural(arch.mtp, 'module')} behind them that predict further tokens"
+    if args["attention"]["cpu"] == "blocks" and device_kind(spec) != "cuda":
+        slower = ", unless its fp32 products are in force as `highest`" if HIGHEST in args["attention"] else ""
+        does += f"; on a CPU attention takes {QUERIES} queries of a row at a time{slower}"
+    if args["pointwise"]["cpu"] == "fused" and device_kind(spec) != "cuda":
+        does += "; on a CPU norms, rotations and SwiGLU are one pass each"
+    if run.size("pp") > 1:
+        does += f"; a rank builds its {_range_text(pipeline.blocks())}"
+    does += ", with a head of rewards" if arch.head == "reward" else ""
+    does += f", {run.formats.params}, on the meta device"
+    return graph.add("setup", "setup.build_model", does, args=args, after=((after, "meshes"),))
+
+
+def _logits(loss: Loss) -> dict[str, Any]:
+    """How logits become a loss, of a model that has them."""
+    if loss.head == "reward":
+        return {}
+    return {"z_loss": loss.z_loss, "chunk_bytes": int(loss.chunk.value)}
+
+
+def _loss(graph: Builder, run: Resolved, last: str) -> str:
+    """What is minimised, where that is not the cross-entropy that the model gives by itself."""
+    chosen = run.spec.loss
+    if chosen.plain:
+        return last
+    args = {"kind": chosen.kind, **chosen.args()}
+    return graph.add("setup", "setup.loss", chosen.does(), args=args, after=((last, "model"),))
+
+
+def _temperature(graph: Builder, run: Resolved, last: str) -> str:
+    """Losses of what completions are drawn from."""
+    rollout = run.spec.rollout
+    if rollout is None or rollout.temperature == 1:
+        return last
+    args = {"temperature": rollout.temperature}
+    does = f"losses of training are those of logits / {rollout.temperature:g}, which completions are drawn from"
+    return graph.add("setup", "setup.temperature", does, args=args, after=((last, "model"),))
+
+
+def _further(graph: Builder, run: Resolved, last: str) -> str:
+    """What the modules that predict further tokens are for."""
+    mtp, weight = run.architecture.mtp, run.spec.model.mtp_weight
+    if not mtp:
+        return last
+    which = "the token behind the next one" if mtp == 1 else f"the tokens 2 to {mtp + 1} ahead"
+    does = f"{plural(mtp, 'module')} behind the last block, with the embedding and the head of the model, "
+    does += f"predict{'s' if mtp == 1 else ''} {which} in training; the mean of the cross-entropies counts {weight:g}; "
+    does += "evaluation, generation and exports leave them out"
+    return graph.add("setup", "setup.mtp", does, args={"modules": mtp, "weight": weight}, after=((last, "model"),))
+
+
+def _range_text(counts: list[int]) -> str:
+    """`1 block`, or `7 to 8 blocks` where ranks differ."""
+    low, high = min(counts), max(counts)
+    return plural(low, "block") if low == high else f"{low} to {high} blocks"
+
+
+def _tasks(graph: Builder, run: Resolved, last: str) -> str:
+    """Which rows go through which of several adapters."""
+    tasks = run.spec.tasks
+    if not tasks or run.spec.serve is not None:  # clients say whose rows they send
+        return last
+    each = "; ".join(f"{name} on {', '.join(task.reads)}" for name, task in tasks.items())
+    args = {"tasks": {name: list(task.reads) for name, task in tasks.items()}}
+    does = f"rows go through the adapter of their task: {each}"
+    return graph.add("setup", "setup.tasks", does, args=args, after=((last, "model"),))
+
+
+def _freeze(graph: Builder, run: Resolved, last: str) -> str:
+    inventory = run.inventory
+    if inventory.trained == inventory.total:
+        return last
+    names = [each.name for each in modules_of(inventory, trained=False)]
+    shown = ", ".join(names[:MOST_MODULES])
+    shown += f" and {len(names) - MOST_MODULES} more" if len(names) > MOST_MODULES else ""
+    frozen = inventory.total - inventory.trained
+    does = f"no gradients and no state of the optimizer for {count_text(frozen)} parameters: {shown}"
+    if run.formats.frozen != run.formats.params:
+        does += f"; kept in {run.formats.frozen}"
+    args = {"parameters": frozen, "format": run.formats.frozen}
+    return graph.add("setup", "setup.freeze", does, args=args, after=((last, "model"),))
+
+
+def _quantise(graph: Builder, run: Resolved, last: str) -> str:
+    base = run.cuts.base
+    if base is None:
+        return last
+    own = [each for each in run.inventory.tensors if each.quantised]
+    size, numbers = sum(quantised_bytes(base, each.shape) for each in own), sum(each.size for each in own)
+    before = bytes_text(BYTES[run.formats.frozen] * numbers)
+    does = (
+        f"store {plural(len(own), 'matrix')} that are not trained, {count_text(numbers)} numbers, as {base.words()}: "
+    )
+    does += f"{bytes_text(size)} in place of {before}; computed in {run.formats.compute} for each product, and again "
+    does += "in the backward"
+    args = {"base": base.args(), "matrices": len(own)}
+    return graph.add("setup", "setup.quantise", does, args=args, after=((last, "model"),))
+
+
+def _float8(graph: Builder, run: Resolved, last: str) -> str:
+    fp8, matrices = run.formats.fp8, run.fp8_matrices
+    if fp8 is None:
+        return last
+    recipe, count = fp8.chosen, sum(map(len, matrices.values()))
+    args = {"recipe": fp8.recipe, "matrices": {name: list(layers) for name, layers in matrices.items()}}
+    does = f"multiply {plural(count, 'matrix')} of blocks, {count_text(matrix_numbers(run.architecture, matrices))} "
+    does += f"numbers, in fp8: {recipe.about}; all else in {fp8.rest}"
+    others = [
+        f"`{name}`, {width} wide" for name, width in uneven_matrices(run.architecture, run.size("tp"), fp8).items()
+    ]
+    others = ["experts"] * run.architecture.is_moe + others
+    does += f", as are {' and '.join(others)}" if others else ""
+    axes = run.wide(*(("ring", "ulysses") if recipe.scales_over_tokens else ()), "tp")
+    does += f"; ranks of {' · '.join(axes)} share scales" if axes else ""
+    kind = device_kind(run.spec)
+    does += {"cpu": "; emulated on a CPU", "auto": "; by the kernels of cuda, emulated on a CPU"}.get(kind, "")
+    return graph.add("setup", "setup.float8", does, args=args, axes=axes, after=((last, "model"),))
+
+
+def _activation(graph: Builder, run: Resolved, last: str) -> str:
+    chosen = run.spec.activation
+    if chosen.mode == "none":
+        return last
+    save = list(resolve_save(run)) if chosen.mode == "selective" else []
+    args = {"mode": chosen.mode, "every": chosen.every, "save": save, "pattern": BLOCKS, "matches": run.recomputed}
+    saved = f"all but {', '.join(save)}" if save else "keep what goes in"
+    again = sum((layer + 1) % chosen.every == 0 for kind in run.kinds if kind.runs_back for layer in kind.layers)
+    does = f"compute {again} of {plural(run.architecture.layers, 'block')} again in the backward: {saved}"
+    return graph.add("setup", "setup.activation", does, args=args, after=((last, "model"),))
+
+
+def _routing_replay(graph: Builder, run: Resolved, last: str) -> str:
+    if run.spec.activation.mode == "none" or run.layout.ep == 1:
+        return last
+    every = run.spec.activation.every
+    matches = run.matches([layer for layer in run.architecture.expert_layers if (layer + 1) % every == 0])
+    if not any(matches):  # only blocks without experts are computed again
+        return last
+    args = {"matches": matches}
+    blocks = plural(sum(matches), "block")
+    does = f"of {blocks}, send tokens in the backward to the experts they were sent to in the forward"
+    return graph.add("setup", "setup.routing_replay", does, args=args, after=((last, "model"),))
+
+
+def _tile_mlp(graph: Builder, run: Resolved, last: str) -> str:
+    tile, layers = run.tile, run.tiled
+    if tile is None or not layers:
+        return last
+    pieces = -(-run.positions // tile)
+    does = f"compute the feed-forward layers of {plural(len(layers), 'block')} in {pieces} pieces of {tile:,} "
+    does += "positions, each again in the backward"
+    args = {"positions": tile, "pattern": BLOCKS, "matches": run.matches(layers)}
+    return graph.add("setup", "setup.tile_mlp", does, args=args, after=((last, "model"),))
+
+
+# What torch calls them; CUDA graphs are left out, as FSDP gives a block other memory for its weights every time.
+COMPILE_MODES: Final = {"default": "default", "max_autotune": "max-autotune-no-cudagraphs"}
+
+
+def _async_tensor_parallel(graph: Builder, run: Resolved, last: str) -> str:
+    if not run.async_tp:
+        return last
+    does = "let torch.compile multiply what tp gathers, and what it sums, piece by piece while the pieces travel"
+    return graph.add("setup", "setup.async_tp", does, axes=("tp",), after=((last, "model"),))
+
+
+def _compile(graph: Builder, run: Resolved, last: str) -> str:
+    mode = run.spec.compile.mode
+    if mode == "none":
+        return last
+    args = {"mode": COMPILE_MODES[mode], "pattern": BLOCKS, "matches": run.pipeline.blocks()}
+    does = f"torch.compile of {plural(run.architecture.layers, 'block')}, each by itself; compiled in the first step"
+    return graph.add("setup", "setup.compile", does, args=args, after=((last, "model"),))

@@ -1,0 +1,232 @@
+"""Nodes that spread a model over ranks: tp, cp, ep, FSDP, prefetch and pipeline, and the nodes of a live teacher."""
+
+from typing import Any, Final
+
+from xtrain.plan.architecture import EMBEDDING, HEAD, expert_module
+from xtrain.plan.canonical import portable
+from xtrain.plan.graph import Builder
+from xtrain.plan.mesh import AXES, tensor_rules
+from xtrain.plan.parameters import block_tensors
+from xtrain.plan.pipeline import end_names
+from xtrain.planner.resolved import Resolved, attention_kernels
+from xtrain.text.units import BYTES, bytes_text, count_text, plural
+
+BLOCKS: Final = "layers.*"
+
+
+def _tensor_parallel(graph: Builder, run: Resolved, last: str) -> str:
+    size, tp, arch = run.size("tp"), run.spec.parallel.tp, run.architecture
+    if size == 1:
+        return last
+    rules = [
+        {"pattern": pattern, "style": style, "matches": _owners(run, pattern)} for pattern, style in tensor_rules(arch)
+    ]
+    args = {"size": size, "sequence": tp.sequence, "loss": tp.loss, "rules": rules}
+    extras = [name for name, on in (("sequence between blocks", tp.sequence), ("loss over vocabulary", tp.loss)) if on]
+    matrices = sum(sum(rule["matches"]) for rule in rules)
+    does = f"split {plural(matrices, 'matrix')} over tp={size}: {arch.heads // size} of {arch.heads} heads a rank"
+    if extras:
+        does += f"; {' and '.join(extras)} sharded"
+    return graph.add("setup", "setup.parallel.tp", does, args=args, axes=("tp",), after=((last, "model"),))
+
+
+def _owners(run: Resolved, pattern: str) -> list[int]:
+    """How many modules on each pipeline coordinate a rule of tensor parallelism means."""
+    pipeline = run.pipeline
+    if pattern.startswith(BLOCKS):
+        owner = pattern.removeprefix(f"{BLOCKS}.")
+        arch = run.architecture
+        having = [kind for kind in arch.kinds if any(each.owner == owner for each in kind.block.parameters(arch))]
+        return run.matches({layer for kind in having for layer in kind.layers})
+    behind = run.architecture.embeds_behind
+    found = []
+    for pp in range(run.size("pp")):
+        first, last = pipeline.holds_first(pp), pipeline.holds_last(pp)
+        found.append(int({EMBEDDING: first or (last and behind), HEAD: last}[pattern.partition(".")[0]]))
+    return found
+
+
+def _context_parallel(graph: Builder, run: Resolved, last: str) -> str:
+    if run.context == 1:
+        return last
+    ring, ulysses, arch = run.size("ring"), run.size("ulysses"), run.architecture
+    args = {"ring": ring, "ulysses": ulysses, "matches": run.pipeline.blocks()}
+    heads = arch.heads // run.size("tp")
+    parts = []
+    if ulysses > 1:
+        parts.append(f"{heads // ulysses} of {heads} heads over whole parts (ulysses={ulysses})")
+    if ring > 1:
+        parts.append(f"keys and values go round {ring} ranks (ring={ring})")
+    does = f"attention over rows spread over {run.context} ranks: {', '.join(parts)}"
+    axes = run.wide("ring", "ulysses")
+    return graph.add("setup", "setup.parallel.cp", does, args=args, axes=axes, after=((last, "model"),))
+
+
+def _expert_parallel(graph: Builder, run: Resolved, last: str) -> str:
+    size, arch = run.layout.ep, run.architecture
+    if size == 1:
+        return last
+    does = f"keep {arch.experts // size} of {arch.experts} experts a rank, tokens travel over ep={size}"
+    args: dict[str, Any] = {"size": size, "pattern": f"{BLOCKS}.{expert_module(arch)}"}
+    args["matches"] = run.matches(arch.expert_layers)
+    if run.shared_meanwhile:
+        args["meanwhile"] = "shared"
+        does += "; shared experts are computed while they go, and their gradients while gradients come back"
+    return graph.add("setup", "setup.parallel.ep", does, args=args, axes=("ep",), after=((last, "model"),))
+
+
+# The nodes by which several ranks compute one row.
+SPREADING: Final = (_tensor_parallel, _context_parallel, _expert_parallel)
+
+
+def add_fsdp(graph: Builder, run: Resolved, last: str) -> str:
+    """Add the nodes that make units of FSDP, for stacks that use them; the id of the last node."""
+    for part in (_expert_fsdp, _fsdp, _root_fsdp, _prefetch):
+        last = part(graph, run, last)
+    return last
+
+
+def _expert_fsdp(graph: Builder, run: Resolved, last: str) -> str:
+    if not run.expert_fsdp:
+        return last
+    layers = run.architecture.expert_layers
+    axes = run.wide("ep_replicate", "ep_fsdp")
+    args = {
+        "pattern": f"layers.*.{expert_module(run.architecture)}",
+        "matches": run.matches(layers),
+        "dimension": run.cuts.expert_dimension,
+        **_policy(run, run.reshard),
+    }
+    does = f"shard experts of {plural(len(layers), 'block')}" + _cut_text(run, axes, experts=True)
+    return graph.add("setup", "setup.parallel.expert_fsdp", does, args=args, axes=axes, after=((last, "model"),))
+
+
+def _policy(run: Resolved, reshard: bool) -> dict[str, Any]:
+    formats, offload = run.formats, run.spec.parallel.fsdp.offload
+    return {"compute": formats.compute, "reduce": formats.reduce, "reshard": reshard, "offload": offload}
+
+
+def _dense_axes(run: Resolved) -> tuple[str, ...]:
+    return run.summed_axes
+
+
+def _fsdp(graph: Builder, run: Resolved, last: str) -> str:
+    if not run.dense_fsdp:
+        return last
+    axes, layers = _dense_axes(run), run.architecture.layers
+    args = {"pattern": "layers.*", "matches": run.pipeline.blocks(), **_policy(run, run.reshard)}
+    does = f"shard {plural(layers, 'block')}" + _cut_text(run, axes, experts=False)
+    if not axes and run.expert_fsdp:
+        does = f"make units of {plural(layers, 'block')}, in which the experts sum their gradients once a step"
+    return graph.add("setup", "setup.parallel.fsdp", does, args=args, axes=axes, after=((last, "model"),))
+
+
+def _cut_text(run: Resolved, axes: tuple[str, ...], *, experts: bool) -> str:
+    """What cutting does to the blocks of one pipeline rank, of those with the most: to their experts, or the rest."""
+    host = ", in host memory" if run.spec.parallel.fsdp.offload else ""
+    if not axes:
+        if run.formats.compute == run.formats.params:
+            return host.replace(",", ":", 1)
+        return f": computed in {run.formats.compute}, kept in {run.formats.params}{host}"
+    cuts, width, sizes = run.cuts, BYTES[run.formats.params], {}
+    for kind in run.architecture.kinds:
+        tensors = [t for t in block_tensors(run.inventory, kind.first) if t.expert == experts]
+        sizes |= dict.fromkeys(kind.layers, (cuts.gathered(tensors), cuts.largest(tensors)))
+    elements = [[sizes[layer] for layer in run.pipeline.layers(pp)] for pp in range(run.size("pp"))]
+    most = max(tuple(map(sum, zip(*each, strict=True))) for each in elements)
+    whole, piece = (bytes_text(each * width) for each in most)
+    return f" over {run.product(axes)}: {whole} → {piece} a rank{host}, gradients summed in {run.formats.reduce}"
+
+
+def _root_fsdp(graph: Builder, run: Resolved, last: str) -> str:
+    if not run.dense_fsdp:
+        return last
+    # The head's backward follows its forward, and the embedding's forward comes first: nothing is gained by letting go.
+    args = _policy(run, reshard=False)
+    ends = {t.name: t for t in run.inventory.tensors if not t.name.startswith("layers.")}
+    largest = max(
+        run.cuts.gathered(ends[name] for name in end_names(run.architecture, run.pipeline, pp))
+        for pp in range(run.size("pp"))
+    )
+    does = f"the same for embedding, last norm and head: {count_text(largest)} parameters, gathered once a microbatch"
+    if run.size("pp") > 1:
+        does = f"the same for the ends of the model, up to {count_text(largest)} parameters, gathered once a step"
+    axes = _dense_axes(run)
+    return graph.add("setup", "setup.parallel.root_fsdp", does, args=args, axes=axes, after=((last, "model"),))
+
+
+def _prefetch(graph: Builder, run: Resolved, last: str) -> str:
+    """The order in which units are gathered in a forward; in a backward it is the other way round, as FSDP finds out by
+    itself."""
+    if not run.prefetch:
+        return last
+    arch = run.architecture  # further modules are not part of every forward
+    experts = [each for each in arch.expert_layers if each < arch.blocks] if run.expert_fsdp else []
+    counts = (map(len, run.pipeline.owners), run.matches(range(arch.blocks)), run.matches(experts))
+    units = [sum(each) for each in zip(*counts, strict=True)]
+    apart = run.spec.activation.mode != "none" and run.expert_fsdp
+    does = "ask for the parameters of the next unit before one computes its forward: the ends of the model, then its "
+    does += "blocks, each before its experts" if run.expert_fsdp else "blocks"
+    does += "; experts ask for none, as blocks are computed again" if apart else ""
+    does += "; backwards the other way round"
+    return graph.add("setup", "setup.parallel.prefetch", does, args={"units": units}, after=((last, "model"),))
+
+
+def add_pipeline(graph: Builder, run: Resolved, last: str) -> str:
+    """Add the node that connects stages, where there are several; the id of the last node."""
+    size, pp, pipeline = run.size("pp"), run.spec.parallel.pp, run.pipeline
+    if size == 1:
+        return last
+    args = {"size": size, "schedule": pp.schedule, "stages_per_rank": run.staging.stages_per_rank}
+    counts = [final - first + 1 for first, final in pipeline.spans]
+    shown = " + ".join(map(str, counts))
+    if len(counts) > 8:
+        shown = f"{min(counts)} to {max(counts)}" if min(counts) != max(counts) else f"{counts[0]}"
+    does = f"{plural(len(counts), 'stage')} of {shown} layers over pp={size}, schedule {pp.schedule}"
+    return graph.add("setup", "setup.parallel.pp", does, args=args, axes=("pp",), after=((last, "model"),))
+
+
+def add_teacher_model(graph: Builder, run: Resolved, model: str) -> str:
+    """What builds it, behind the node `model`; the id of its node, empty where no teacher is live."""
+    own, learns_from = run.teacher, run.spec.loss.learns_from
+    if own is None or learns_from is None:
+        return ""
+    arch = own.architecture
+    cuts = Builder()
+    last = model
+    for part in SPREADING:
+        last = part(cuts, own, last)
+    own.stack.shard(cuts, own, last)
+    owner = run.pipeline.owner(len(run.pipeline.spans) - 1)
+    args: dict[str, Any] = {
+        "architecture": arch.to_json(),
+        "attention": attention_kernels(own),
+        "format": own.formats.compute,
+        "owner": owner,
+        "cuts": [{"op": node.op, "args": node.args} for node in cuts.nodes],
+    }
+    does = f"beside the model, {learns_from.folder}: {arch.title}, {plural(arch.layers, 'block')} of width {arch.dim}, "
+    does += f"{count_text(own.inventory.total)} parameters in {own.formats.compute}, neither trained nor in checkpoints"
+    does += f", on pp {owner}, which has the head" if run.size("pp") > 1 else ""
+    does += "".join(f"; {node.does}" for node in cuts.nodes)
+    if run.size("tp") > own.size("tp"):
+        does += f"; whole on each rank of tp={run.size('tp')}, which does not divide it"
+    axes = run.wide(*(axis for axis in AXES if axis != "pp"))
+    return graph.add("setup", "setup.teacher_model", does, args=args, axes=axes, after=((model, "model"),))
+
+
+def add_teacher_weights(graph: Builder, run: Resolved, teacher: str, model: str) -> None:
+    """What gives it its values, behind its own node `teacher`, and behind `model`, with which that of the run has its
+    own."""
+    own, learns_from = run.teacher, run.spec.loss.learns_from
+    if own is None or learns_from is None or own.weights is None:
+        return
+    offload, bytes = own.spec.parallel.fsdp.offload, own.state_bytes(own.inventory.tensors)
+    does = f"give memory to the teacher, {bytes_text(bytes)} a rank; it computes each microbatch before the head does"
+    after = ((teacher, "teacher"), (model, "model"))
+    last = graph.add("setup", "setup.teacher_weights", does, args={"offload": offload}, after=after)
+    size = bytes_text(sum(tensor.bytes for tensor in own.weights.tensors.values()))
+    does = f"read weights of {learns_from.folder}: {plural(len(own.weights.files), 'file')} with {size}, each rank its "
+    does += "own pieces"
+    args = {"folder": portable(learns_from.folder), "digest": own.weights.digest}
+    graph.add("setup", "setup.read_teacher", does, args=args, axes=run.wide(*AXES), after=((last, "teacher"),))

@@ -1,0 +1,246 @@
+"""Graph of a server: set-up, nodes of each kind of request, memory of adapter slots and key-value pages."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from xtrain.blocks.block import Layer
+from xtrain.plan.estimates import Estimates, Hardware
+from xtrain.plan.findings import Findings
+from xtrain.plan.graph import PAGE, SETUP, WHOLE, Builder, check_graph, slots_of, window_pages
+from xtrain.plan.mesh import AXES
+from xtrain.plan.plan import Plan, PlanPhase, Timeline
+from xtrain.planner.derive.further_models import plain_parameters
+from xtrain.planner.derive.serving import asked_key, microbatches, slot_names
+from xtrain.planner.graph.data import add_tokenizer
+from xtrain.planner.graph.graph import ROOT, Graph, add_bootstrap, add_mesh, add_watch
+from xtrain.planner.graph.model import add_model
+from xtrain.planner.resolved import Resolved, TrainedKind
+from xtrain.text.units import BYTES, bytes_text, flops_text, plural
+
+MOST_ROWS: Final = 64  # samples that are written at once; of more, some wait
+
+
+def pages_of(positions: int) -> int:
+    """That a sample of so many positions has in layers without a window."""
+    return -(-positions // PAGE)
+
+
+def sampling_pages(run: Resolved, estimates: Estimates) -> dict[int | None, int]:
+    """How many pages there are, by the window of layers.
+
+    With what a layer reads they may take what activations and the loss take at the peak of a forward_backward, of
+    which nothing is there while samples are written: the peak stays where it is. One sample of the longest text has
+    room in any case, beside a page for each of the others, and more than MOST_ROWS of these never need it.
+    """
+    assert run.spec.serve is not None
+    bytes_of, longest = [_page_bytes(run, own) for own in run.pipeline.owners], pages_of(run.spec.serve.max_tokens)
+    room = min(each.memory.activations + each.memory.loss for each in estimates.classes) - read_bytes(run)
+    low, high = longest + MOST_ROWS, MOST_ROWS * max(longest, 2)
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = max(_all(middle, each) for each in bytes_of) <= room
+        low, high = (middle, high) if fits else (low, middle - 1)
+    windows = dict.fromkeys(window for each in bytes_of for window in each)
+    return {window: _count(low, window) for window in windows}
+
+
+def read_bytes(run: Resolved) -> int:
+    """Of all pages of MOST_ROWS rows, those of the longest text, as one layer reads them."""
+    assert run.spec.serve is not None
+    pages, found = MOST_ROWS * pages_of(run.spec.serve.max_tokens), 0
+    for kind in run.kinds:
+        for layer in kind.block.layers():
+            if layer.attends:
+                found = max(found, _count(pages, layer.window) * PAGE * _position_bytes(run, kind, layer))
+    return found
+
+
+def pages_bytes(run: Resolved, pages: Mapping[int | None, int]) -> int:
+    """On the rank with the most, with page 0, which is zero."""
+    every = [_page_bytes(run, own) for own in run.pipeline.owners]
+    return max(sum((pages[window] + 1) * each for window, each in own.items()) for own in every)
+
+
+def _count(pages: int, window: int | None) -> int:
+    """Of `pages` without a window as many are needed with one."""
+    return pages if window is None else min(pages, MOST_ROWS * window_pages(window))
+
+
+def _all(pages: int, bytes_of: Mapping[int | None, int]) -> int:
+    return sum((_count(pages, window) + 1) * each for window, each in bytes_of.items())
+
+
+def _page_bytes(run: Resolved, stages: tuple[int, ...]) -> dict[int | None, int]:
+    """Of a page in all layers of a pipeline coordinate, by their window."""
+    found: dict[int | None, int] = {}
+    own = {layer for stage in stages for layer in range(run.pipeline.spans[stage][0], run.pipeline.spans[stage][1] + 1)}
+    for kind in run.kinds:
+        if count := len(own.intersection(kind.layers)):
+            for layer in kind.block.layers():
+                if layer.attends:
+                    numbers = count * PAGE * _position_bytes(run, kind, layer)
+                    found[layer.window] = found.get(layer.window, 0) + numbers
+    return found
+
+
+def _position_bytes(run: Resolved, kind: TrainedKind, layer: Layer) -> int:
+    """Of a position in one layer. Ranks of context and data parallel have the whole of it; those of tensor parallel
+    their own heads."""
+    numbers = layer.cached(run.architecture, run.size("tp"), 1, plain_parameters(run, kind))
+    return numbers * BYTES[run.formats.compute]
+
+
+def slot_bytes(run: Resolved) -> int:
+    """Of one slot on a rank: its parameters, their gradients and what Adam keeps for each."""
+    assert run.spec.serve is not None
+    trained = [tensor for tensor in run.inventory.tensors if tensor.trained]
+    moments = sum(run.moment_bytes(each, run.cuts.shape(each)) for each in trained)
+    return (2 * BYTES[run.formats.params] * run.cuts.largest(trained) + moments) // run.spec.serve.places
+
+
+def check_room(run: Resolved, cluster: Hardware, estimates: Estimates, found: Findings) -> None:
+    """Whether the slots that are asked for fit, and how many would."""
+    assert run.spec.serve is not None
+    rule, slots, device = "memory.device", run.spec.serve.places, cluster.memory_bytes
+    need = max(each.memory.total_bytes for each in estimates.classes)
+    if device is None:
+        found.unknown(rule, f"the fullest rank needs {bytes_text(need)}, and the memory of a device is unknown")
+        return
+    room, share = _room(device, need, slots, slot_bytes(run)), f"{bytes_text(need)} of {bytes_text(device)}"
+    if room >= slots:
+        more = f"; there is room for {plural(room, 'adapter')}" if run.spec.tasks else ""
+        found.passed(rule, f"{share} on the fullest rank{more}")
+    elif room:
+        message = f"the server does not fit: {share} on the fullest rank"
+        found.warn(rule, "W423", "serve.adapters", message, f"use adapters {room}")
+    else:
+        alone = ", even with a single adapter" if run.spec.tasks else ""
+        message = f"the server does not fit{alone}: {share} on the fullest rank"
+        hint = "use more ranks, fewer `rows`, a smaller `max_tokens` or rank, or store the model in codes"
+        if not run.spec.tasks:
+            hint = "use more ranks, fewer `rows` or a smaller `max_tokens`, or train adapters"
+        found.warn(rule, "W423", "serve", message, hint)
+
+
+def slots_that_fit(plan: Plan) -> int | None:
+    """On the fullest rank; None where the memory of a device is not known, or the server trains the model itself."""
+    if plan.cluster.memory_bytes is None or not slots_of(plan):
+        return None
+    fullest = max((each.memory for each in plan.estimates.classes), key=lambda memory: memory.total_bytes)
+    slots, own = len(slots_of(plan)), fullest.gradients * 2 + fullest.optimizer
+    return _room(plan.cluster.memory_bytes, fullest.total_bytes, slots, own // len(slots_of(plan)))
+
+
+def _room(device: int, need: int, slots: int, each: int) -> int:
+    return max(0, (device - need + slots * each) // each)
+
+
+FEWEST: Final = 16  # texts that a request may have at least
+TIMELINE: Final = Timeline(
+    steps=None,
+    tokens=None,
+    epochs=None,
+    phases=(PlanPhase(name="requests", first=0, fraction=None, shares={}),),
+    ticks=(),
+    triggers=(),
+)
+
+
+def build_server(run: Resolved, estimates: Estimates) -> Graph:
+    """Put the plan together. Raises GraphError for a mistake of the planner."""
+    graph = Builder()
+    add_bootstrap(graph, run)
+    add_watch(graph, run)
+    model = add_model(graph, run, add_mesh(graph, run))
+    tokenizer = add_tokenizer(graph, run)
+    last = _requests(graph, run, estimates, _slots(graph, run, model, tokenizer))
+    drain = graph.add("shutdown", "shutdown.drain", "finish what is still being written", after=(last,))
+    graph.add("shutdown", "shutdown.leave", "wait for the others and leave together", after=(drain,))
+    nodes, edges = tuple(graph.nodes), tuple(graph.edges)
+    return Graph(nodes=nodes, edges=edges, timeline=TIMELINE, proof=check_graph(nodes, edges, ROOT))
+
+
+def _slots(graph: Builder, run: Resolved, model: str, tokenizer: str) -> str:
+    serve = run.spec.serve
+    assert serve is not None
+    args: dict[str, Any] = {
+        "model_name": serve.model or run.spec.experiment.name,
+        "host": serve.host,
+        "port": serve.port,
+        "key": serve.key_variable,
+        "key_needed": serve.key is not None,
+        **({"hosts": list(serve.hosts)} if serve.hosts else {}),
+        **({"origins": list(serve.origins)} if serve.origins else {}),
+        "certificate": serve.certificate,
+        "private_key": serve.private_key,
+        "queue": serve.queue,
+        "idle_seconds": serve.idle.value,
+        "adapters": serve.places,
+        "max_rank": run.spec.tasks[slot_names(1)[0]].adapter.largest if run.spec.tasks else WHOLE,
+        "max_tokens": serve.max_tokens,
+        "rows": serve.rows,
+        "texts": max(FEWEST, microbatches(run.spec) * serve.rows * run.layout.mesh.data_ranks),
+    }
+    if run.size("pp") > 1:
+        args["microbatches"] = microbatches(run.spec)
+    each = bytes_text(slot_bytes(run))
+    does = f"{plural(serve.adapters, 'slot')} for adapters, {each} each on a rank with gradients and moments; "
+    if not run.spec.tasks:
+        does = (
+            f"one client trains all of the model, {each} on a rank with gradients and moments; what it began as, and "
+        )
+        does += "what is sampled from, stay in the memory of the machine; "
+    does += f"listen on {serve.host}:{serve.port}"
+    does += " with TLS" if serve.certificate else ""
+    does += f"; {asked_key(serve)} is asked for"
+    return graph.add("setup", SETUP, does, args=args, axes=run.wide(*AXES), after=((model, "model"), tokenizer))
+
+
+def _requests(graph: Builder, run: Resolved, estimates: Estimates, after: str) -> str:
+    """A node for every kind of request; they run in the order in which requests come."""
+    everyone, data = run.wide(*AXES), run.layout.mesh.data_ranks
+    rows, token = plural(run.batch.micro, "text"), flops_text(estimates.flops_per_token)
+    spread = f"each of {plural(data, 'data rank')} computes {rows} at a time" if data > 1 else f"{rows} at a time"
+    if run.size("pp") > 1:
+        spread += f", forwards of {microbatches(run.spec)} microbatches before their backwards"
+    if spread_over := run.wide("ring", "ulysses"):
+        spread += f", each text over {run.product(spread_over)}"
+    last = after
+
+    def then(op: str, does: str, **args: Any) -> None:
+        nonlocal last
+        last = graph.add("request", f"request.{op}", does, args=args, axes=everyone, after=(last,))
+
+    adapters = bool(run.spec.tasks)
+    what, whose = ("an adapter", "the adapter") if adapters else ("the model", "the model")
+    if adapters:
+        does = "give a client's adapter a slot: A drawn from its seed, B zero; smaller ranks take part of the slot"
+    else:
+        does = "give a client the model, with the weights that it began with"
+    then("open", does)
+    does = f"losses of texts, {spread}; gradients are sums, added to those of {whose}; {token} a token"
+    then("forward_backward", does)
+    then("optim_step", "one all-reduce for the norm; Adam with the numbers of the request; gradients are released")
+    then("keep", f"put {what} and its moments together, and write them to a folder that is whole or not there")
+    slot = "into a slot of the same shape" if adapters else "into that of a client"
+    then("load", f"read {what}, with its moments if asked for, {slot}")
+    form = "write an adapter as PEFT reads it" if adapters else "write the model, as transformers reads it if it can"
+    then("export", f"{form}; samples are drawn with that, whatever is trained meanwhile")
+    weights = "an exported adapter, or with none" if adapters else "exported weights, or those that it began with"
+    pages = sampling_pages(run, estimates)
+    does = f"write up to {MOST_ROWS} texts at once with {weights}; keys and values in {_pages_text(pages)} of {PAGE} "
+    does += f"positions, {bytes_text(pages_bytes(run, pages))} on a rank while nothing is trained, and up to "
+    does += f"{bytes_text(read_bytes(run))} for what a layer reads"
+    then("sample", does, rows=MOST_ROWS, pages=[[window, count] for window, count in pages.items()])
+    then("forget", "release what sampling has kept of an export")
+    then("close", "make the slot of an adapter free" if adapters else "make the model free for another client")
+    return last
+
+
+def _pages_text(pages: Mapping[int | None, int]) -> str:
+    """How many there are, by the window of layers."""
+    found = [
+        f"{count:,} pages" if window is None else f"{count:,} for windows of {window:,}"
+        for window, count in pages.items()
+    ]
+    return " and ".join(found)

@@ -1,0 +1,433 @@
+"""Parts of the page about memory, communication and time, and the check of estimates against a trace."""
+
+from collections.abc import Iterable
+from itertools import groupby
+from shlex import quote
+from typing import Final
+
+import attrs
+from attrs import evolve, frozen
+
+from xtrain.plan.estimates import Memory, RankClass, Times, Traffic
+from xtrain.plan.plan import Check, Mesh, Plan, Status, Traced
+from xtrain.plan.views import headroom, no_times, ranks_text
+from xtrain.planner.review.mesh import crosses_nodes
+from xtrain.text.page import Detail, Page
+from xtrain.text.units import WIDTH, bytes_text, count_text, flops_text, rate_text, seconds_text
+
+CATEGORIES: Final = tuple(each.name for each in attrs.fields(Memory) if each.type is int)
+SHORT: Final = {
+    "parameters": "params",
+    "gradients": "grads",
+    "optimizer": "optim.",
+    "averages": "ema",
+    "activations": "activ.",
+}
+MEANING: Final = (
+    ("params, grads, optim.", "the rank's shards of parameters, gradients and what the optimizer keeps for each"),
+    ("ema", "averaged weights"),
+    ("unsharded", "parameters that fsdp has gathered, at most at the same time"),
+    ("unreduced", "unsharded gradients that fsdp accumulates before it reduces them"),
+    ("activ.", "activations saved for the backward, of all microbatches in flight"),
+    ("loss", "activations of the output head"),
+    ("working", "temporary tensors while a block or a chunk of the loss is computed"),
+    ("reserve", "CUDA context, communication buffers and fragmentation"),
+    ("host", "in host memory, not in total"),
+)
+MOST_CLASSES = 6
+UNITS: Final = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+
+
+def show_memory(page: Page, plan: Plan, detail: Detail) -> None:
+    """A line for every kind of rank, the trace beside it where there is one; then the verdict."""
+    classes, room = plan.estimates.classes, headroom(plan)
+    unit, size = next((u for u in UNITS if room.worst.memory.total_bytes >= u[1]), UNITS[-1])
+    offloaded = any(each.memory.offloaded for each in classes)
+    host = "; params, grads, optim. in host memory, not in total" if offloaded else ""
+    peak = "forward_backward" if plan.serves else "step"
+    page.heading("MEMORY", f"{unit} on a rank at the peak of a {peak}{host}")
+    used = [each for each in CATEGORIES if any(getattr(memory, each) for memory in _memories(plan))]
+    rows: list[tuple[str, ...]] = [("", *(SHORT.get(each) or each for each in used), "total")]
+    groups = [list(group) for _, group in groupby(classes, key=lambda each: each.memory)]
+    shown = _chosen(groups, room.worst, detail.most(MOST_CLASSES))
+    for name, each in ((_name(plan, members), members[0]) for members in shown):
+        rows.append((name, *_cells(each.memory, used, size)))
+        rows += [("  traced", *_cells(t.memory, used, size, traced=True)) for t in plan.traced if t.pp == each.pp]
+    page.table(rows, align="<" + ">" * (len(used) + 1), styles=("cyan",))
+    styles = {"fits": "green", "tight": "yellow", "does not fit": "red", "unknown": "dim"}
+    page.more(len(groups) - len(shown), "memory")
+    if detail.full:  # else it stands at the top of the page
+        page.line(f"  {page.paint(room.verdict, styles[room.verdict])}: {room.text}")
+    _remedies(page, plan)
+    if detail.full:
+        page.described(MEANING)
+
+
+def _remedies(page: Page, plan: Plan) -> None:
+    """What would make the fullest rank hold less, and what that does to a step."""
+    if not plan.estimates.remedies:
+        return
+    device, times = plan.cluster.memory_bytes, plan.estimates.times
+    page.line("  the fullest rank would hold less with")
+    rows = []
+    for each in plan.estimates.remedies:
+        share = f" ({each.memory_bytes / device:.0%})" if device else ""
+        took = "a step takes unknown time"
+        if each.seconds is not None and times is not None:
+            took = f"a step takes {seconds_text(each.seconds)}, {each.seconds / times.step - 1:+.0%}"
+        rows.append(([f"--set {quote(text)}" for text in each.sets], f"{bytes_text(each.memory_bytes)}{share}", took))
+    room = WIDTH - len("  " + "  " + "  " + "  ") - sum(max(len(row[column]) for row in rows) for column in (1, 2))
+    lines = []
+    for sets, *figures in rows:
+        first, *rest = _joined(sets, room)
+        lines += [("  " + first, *figures), *(("  " + more, "", "") for more in rest)]
+    page.table(lines, align="<>", styles=("cyan",))
+
+
+def _joined(words: list[str], room: int) -> list[str]:
+    """Words in lines of at most `room` columns; a word stays whole."""
+    lines = [words[0]]
+    for word in words[1:]:
+        if len(lines[-1]) + 1 + len(word) <= room:
+            lines[-1] += " " + word
+        else:
+            lines.append(word)
+    return lines
+
+
+def _memories(plan: Plan) -> list[Memory]:
+    return [*(each.memory for each in plan.estimates.classes), *(each.memory for each in plan.traced)]
+
+
+def _cells(memory: Memory, used: list[str], size: int, *, traced: bool = False) -> list[str]:
+    """Numbers in one unit; what a trace cannot see is left open."""
+    parts = ["–" if traced and each == "reserve" else _number(getattr(memory, each), size) for each in used]
+    return [*parts, _number(memory.total_bytes, size)]
+
+
+def _number(count: int, size: int) -> str:
+    value = count / size
+    return "0" if count == 0 else f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
+
+
+def _chosen(groups: list[list[RankClass]], worst: RankClass, most: int) -> list[list[RankClass]]:
+    """Of many lines the worst, the ends and some others; neighbours that hold the same are one line."""
+    if len(groups) <= most:
+        return groups
+    holder = next(number for number, group in enumerate(groups) if worst in group)
+    order = dict.fromkeys((holder, 0, len(groups) - 1, *range(len(groups))))
+    return [groups[number] for number in sorted(list(order)[:most])]
+
+
+def _name(plan: Plan, members: list[RankClass]) -> str:
+    first, last = members[0].pp, members[-1].pp
+    if plan.mesh.size("pp") == 1:
+        return ranks_text(plan, first)
+    return f"pp {first}" if first == last else f"pp {first} to {last}"
+
+
+TOLERANCE: Final = 0.10
+NEGLIGIBLE: Final = 1e-3  # of what a rank holds or sends in all: less decides nothing, however far it is off
+PREFIX: Final = "trace."
+
+Ranks = tuple[int, ...]
+
+
+@frozen(kw_only=True)
+class TraceComparison:
+    """One figure by both ways, on one rank; `whole` is what it is a part of."""
+
+    rank: int
+    closed: int
+    traced: int
+    whole: int
+
+    @property
+    def apart(self) -> float:
+        """Difference as a share of the larger; 0 where it is negligible."""
+        difference = abs(self.closed - self.traced)
+        return difference / max(self.closed, self.traced) if difference > NEGLIGIBLE * self.whole else 0.0
+
+
+def ranks_to_trace(plan: Plan) -> tuple[int, ...]:
+    """The first rank of every pipeline coordinate, but only one of neighbours whose closed forms are the same."""
+    found: list[RankClass] = []
+    for one in plan.estimates.classes:
+        if not found or evolve(one, pp=found[-1].pp) != found[-1]:
+            found.append(one)
+    each = plan.mesh.world_size // plan.mesh.size("pp")
+    return tuple(one.pp * each for one in found)
+
+
+def with_trace(plan: Plan, traced: tuple[Traced, ...]) -> Plan:
+    """The plan with its trace, and with the checks that hold both against each other."""
+    own = tuple(check for check in plan.checks if not check.id.startswith(PREFIX))
+    return evolve(plan, traced=traced, checks=(*own, *agreement(evolve(plan, traced=traced))))
+
+
+def agreement(plan: Plan) -> tuple[Check, ...]:
+    """A check for each figure, with the rank on which both ways are furthest apart; beyond TOLERANCE it warns."""
+    pairs = [(each, _class(plan, each)) for each in plan.traced]
+    if not pairs:
+        return ()
+    return (*_memory(pairs), *_traffic(plan.mesh, pairs))
+
+
+def _class(plan: Plan, traced: Traced) -> RankClass:
+    return next(each for each in plan.estimates.classes if each.pp == traced.pp)
+
+
+def _memory(pairs: list[tuple[Traced, RankClass]]) -> Iterable[Check]:
+    """What is alive at the peak. The reserve is from outside: no trace sees it."""
+    for name in CATEGORIES:
+        if name == "reserve":
+            continue
+        found = [
+            TraceComparison(
+                rank=traced.rank,
+                closed=getattr(one.memory, name),
+                traced=getattr(traced.memory, name),
+                whole=traced.memory.total_bytes,
+            )
+            for traced, one in pairs
+        ]
+        if any(each.closed or each.traced for each in found):
+            yield _check(f"memory.{name}", found)
+
+
+def _traffic(mesh: Mesh, pairs: list[tuple[Traced, RankClass]]) -> Iterable[Check]:
+    """Calls and bytes by group of ranks: a trace cannot tell axes with the same ranks apart, such as tp 2 and ep 2."""
+    sums = [(traced, sums_of_groups(mesh, one.traffic), sums_of_groups(mesh, traced.traffic)) for traced, one in pairs]
+    names = _axes_of_groups(mesh, (each for traced, _ in pairs for each in traced.traffic))
+    names |= _axes_of_groups(mesh, (each for _, one in pairs for each in one.traffic))
+    for kind, axes in names.items():
+        bytes_found, calls_found = [], []
+        for traced, planned, seen in sums:
+            (calls, size), (calls_seen, size_seen) = planned.get(kind, (0, 0)), seen.get(kind, (0, 0))
+            whole_calls, whole = map(sum, zip((0, 0), *seen.values(), strict=True))
+            calls_found.append(TraceComparison(rank=traced.rank, closed=calls, traced=calls_seen, whole=whole_calls))
+            bytes_found.append(TraceComparison(rank=traced.rank, closed=size, traced=size_seen, whole=whole))
+        yield _check(f"traffic.{'_or_'.join(axes)}.{kind[1]}".replace(" · ", "_"), bytes_found, calls_found)
+
+
+def _axes_of_groups(mesh: Mesh, traffic: Iterable[Traffic]) -> dict[tuple[Ranks, str], dict[str, None]]:
+    found: dict[tuple[Ranks, str], dict[str, None]] = {}
+    for each in traffic:
+        found.setdefault((mesh.group(each.axis), each.op), {})[each.axis] = None
+    return found
+
+
+def sums_of_groups(mesh: Mesh, traffic: Iterable[Traffic]) -> dict[tuple[Ranks, str], tuple[int, int]]:
+    """Return (calls, bytes) by group of ranks, as of `Mesh.group`, and op."""
+    found: dict[tuple[Ranks, str], tuple[int, int]] = {}
+    for each in traffic:
+        kind = mesh.group(each.axis), each.op
+        calls, size = found.get(kind, (0, 0))
+        found[kind] = calls + each.count, size + each.bytes
+    return found
+
+
+def _check(id: str, sizes: list[TraceComparison], counts: list[TraceComparison] | None = None) -> Check:
+    size = max(sizes, key=lambda each: each.apart)
+    text = f"formula {bytes_text(size.closed)}, trace {bytes_text(size.traced)}"
+    apart = size.apart
+    if counts is not None:
+        count = max(counts, key=lambda each: each.apart)
+        text += f"; {count.closed:,} calls, {count.traced:,}"
+        apart = max(apart, count.apart)
+    status: Status = "warn" if apart > TOLERANCE else "pass"
+    text += f" on rank {size.rank:,}" + (f", {apart:.0%} apart" if apart > 0 else "")
+    return Check(id=f"{PREFIX}{id}", status=status, evidence=text)
+
+
+MOST = 10
+
+
+@frozen(kw_only=True)
+class Sent:
+    """All calls of one collective over one axis, whichever node they are for."""
+
+    axis: str
+    op: str
+    exposed: bool
+    nodes: tuple[str, ...]
+    count: int
+    bytes: int
+    seconds: float | None
+
+
+def busiest(plan: Plan) -> RankClass:
+    """The class that spends most time on communication; where times are not known, the one that sends most."""
+    return max(
+        plan.estimates.classes, key=lambda each: (sum(t.seconds or 0.0 for t in each.traffic), _bytes(each.traffic))
+    )
+
+
+def _bytes(traffic: Iterable[Traffic]) -> int:
+    return sum(each.bytes for each in traffic)
+
+
+def gather(traffic: Iterable[Traffic]) -> list[Sent]:
+    """Calls of the same kind together: what is exposed first, and of that what takes longest."""
+    kinds: dict[tuple[str, str, bool], list[Traffic]] = {}
+    for each in traffic:
+        kinds.setdefault((each.axis, each.op, each.exposed), []).append(each)
+    found = []
+    for (axis, op, exposed), calls in kinds.items():
+        known = [each.seconds for each in calls if each.seconds is not None]
+        found.append(
+            Sent(
+                axis=axis,
+                op=op,
+                exposed=exposed,
+                nodes=tuple(dict.fromkeys(each.node for each in calls)),
+                count=sum(each.count for each in calls),
+                bytes=_bytes(calls),
+                seconds=sum(known) if len(known) == len(calls) else None,
+            )
+        )
+    return sorted(found, key=lambda each: (not each.exposed, -(each.seconds or 0.0), -each.bytes))
+
+
+def axis_text(mesh: Mesh, axis: str) -> str:
+    """An axis, or several joined; `every rank` where they are all that have more than one."""
+    wide = [each.name for each in mesh.axes if each.size > 1]
+    return "every rank" if len(wide) > 1 and axis.split(" · ") == wide else axis
+
+
+def show_communication(page: Page, plan: Plan, detail: Detail) -> None:
+    """A line for every axis and collective; what nothing is computed beside comes first."""
+    if plan.mesh.world_size == 1:
+        return
+    if not any(each.traffic for each in plan.estimates.classes):
+        page.heading("COMMUNICATION", "unknown: not estimated")
+        return
+    chosen = list(plan.estimates.classes) if detail.full else [busiest(plan)]
+    for one in chosen:
+        most = "takes longest" if all(each.seconds is not None for each in one.traffic) else "sends most"
+        which = ranks_text(plan, one.pp) + (f", which {most}" if len(plan.estimates.classes) > len(chosen) else "")
+        page.heading("COMMUNICATION", f"of one rank in one step: {which}")
+        _table(page, plan, one, detail)
+
+
+def _table(page: Page, plan: Plan, one: RankClass, detail: Detail) -> None:
+    sent, seen = gather(one.traffic), _traced(plan, one.pp)
+    most = detail.most(MOST)
+    head = ("axis", "op", "calls", "bytes", "time", "", "over", "for")
+    rows = [head if seen is None else (*head[:-1], "traced")]
+    rows += [_row(plan, each, _last(plan, each, one, seen)) for each in sent[:most]]
+    page.table(rows, align="<<>>>", styles=("cyan", "", "", "", "", "", "", "dim"))
+    rest, known = sent[most:], all(each.seconds is not None for each in sent)
+    if rest:
+        page.line(
+            f"  and {len(rest)} more, {bytes_text(sum(each.bytes for each in rest))}: --part communication", "dim"
+        )
+    total = f"{bytes_text(_bytes(one.traffic))} in {sum(each.count for each in sent):,} calls"
+    if known:
+        exposed = sum(each.seconds or 0.0 for each in sent if each.exposed)
+        total += (
+            f", {seconds_text(sum(each.seconds or 0.0 for each in sent))}, of which exposed {seconds_text(exposed)}"
+        )
+    else:
+        total += f"; time unknown: {no_times(plan)}"
+    page.line(f"  all: {total}", "bold")
+
+
+def _last(plan: Plan, each: Sent, one: RankClass, seen: dict[tuple[Ranks, str], tuple[int, int]] | None) -> str:
+    """The nodes that calls are for; with a trace, whether it saw as much between the same ranks."""
+    if seen is None:
+        return ", ".join(node.removeprefix("setup.parallel.").removeprefix("setup.") for node in each.nodes)
+    kind = plan.mesh.group(each.axis), each.op
+    planned, (calls, size) = sums_of_groups(plan.mesh, one.traffic)[kind], seen.get(kind, (0, 0))
+    if (calls, size) == planned:
+        return "the same"
+    return f"{'' if planned == (each.count, each.bytes) else 'together '}{calls:,} calls, {bytes_text(size)}"
+
+
+def _row(plan: Plan, each: Sent, last: str) -> tuple[str, ...]:
+    return (
+        axis_text(plan.mesh, each.axis),
+        each.op,
+        f"{each.count:,}",
+        bytes_text(each.bytes),
+        "unknown" if each.seconds is None else seconds_text(each.seconds),
+        "exposed" if each.exposed else "overlapped",
+        "network" if crosses_nodes(plan.mesh, each.axis) else "link",
+        last,
+    )
+
+
+def _traced(plan: Plan, pp: int) -> dict[tuple[Ranks, str], tuple[int, int]] | None:
+    """(calls, bytes) of every group and collective that a trace saw on a pipeline coordinate; None without a trace."""
+    traced = next((each for each in plan.traced if each.pp == pp), None)
+    return None if traced is None else sums_of_groups(plan.mesh, traced.traffic)
+
+
+# With these each step has forwards beside its own: by a teacher, or of what a loss compares with.
+OTHER_MODELS: Final = frozenset({"setup.teacher_model", "step.reference_point", "rollout.reference"})
+
+
+def show_compute(page: Page, plan: Plan, detail: Detail) -> None:
+    """From what has to be computed to how long it takes; a range where devices are known by their data sheet only."""
+    estimates, sequence = plan.estimates, plan.node("setup.loader").args["sequence"]
+    world = plan.mesh.world_size
+    attention = estimates.work.pair * estimates.work.pairs(sequence) // sequence / estimates.flops_per_token
+    slowest = max(estimates.classes, key=lambda each: each.hardware_flops)
+    page.heading("COMPUTE")
+    each_rank = f"{flops_text(estimates.flops_per_step / world)} a rank"
+    if again := slowest.hardware_flops - slowest.optimizer_flops - slowest.flops:
+        each_rank += f"; {again / slowest.flops:.0%} more is computed a second time"
+        each_rank += ", or of other models" if any(node.op in OTHER_MODELS for node in plan.nodes) else ""
+    if slowest.optimizer_flops:
+        each_rank += f"; {slowest.optimizer_flops / slowest.flops:.1%} more by the optimizer"
+    rows = [
+        ("a token", flops_text(estimates.flops_per_token), f"{attention:.0%} of it attention"),
+        ("a step", flops_text(estimates.flops_per_step), each_rank),
+    ]
+    if plan.cluster.flops:
+        fp8 = estimates.work.position_fp8 * estimates.tokens_per_step
+        bound = plan.cluster.at_usual_speed(estimates.flops_per_step, fp8) / (plan.cluster.flops * world)
+        peak = rate_text(plan.cluster.flops, "FLOP/s")
+        text = f"a step, if every device reached {peak} and never waited"
+        if fp8 and plan.cluster.fp8_flops:
+            share, faster = f"{fp8 / estimates.flops_per_step:.0%}", rate_text(plan.cluster.fp8_flops, "FLOP/s")
+            text = f"a step at {peak}, the {share} in fp8 at {faster}, and no waiting"
+        rows.append(("at best", seconds_text(bound), text))
+    if estimates.times is None:
+        rows.append(("a step takes", "unknown", no_times(plan)))
+        if plan.mesh.size("pp") > 1:
+            rows.append(("bubble", f"{estimates.bubble:.0%}", "of a step: pipeline bubble on the busiest rank"))
+    else:
+        rows += _times(plan, estimates.times)
+    page.table(rows, align="<>", styles=("", "", "dim"))
+    if detail.full:
+        page.described([(name, text) for name, text in estimates.sources.items()])
+
+
+def _times(plan: Plan, times: Times) -> list[tuple[str, str, str]]:
+    low, high = plan.cluster.efficiency[0], plan.cluster.efficiency[-1]
+    reached = f"{low:.0%}" if low == high else f"{low:.0%} to {high:.0%}"
+    source = "as cluster.efficiency says" if low == high else "an assumption"
+    parts = [f"computing {seconds_text(times.computing)}", f"exposed communication {seconds_text(times.exposed)}"]
+    if plan.mesh.size("pp") > 1:
+        parts.append(f"bubble {plan.estimates.bubble:.0%} of the step")
+    world = plan.mesh.world_size
+    rows = [("a step takes", seconds_text(times.step), " + ".join(parts))]
+    if times.fast != times.slow:
+        span = f"{seconds_text(times.fast)} to {seconds_text(times.slow)}"
+        rows.append(("", "", f"{span}, devices at {reached} of their peak, {source}"))
+    else:
+        rows.append(("", "", f"devices at {reached} of their peak, {source}"))
+    rows.append(
+        (
+            "tokens/s",
+            count_text(times.tokens_per_second),
+            f"{count_text(times.tokens_per_second / world)} a device; {_mfu(times)}",
+        )
+    )
+    return rows
+
+
+def _mfu(times: Times) -> str:
+    low, high = times.mfu * times.step / times.slow, times.mfu * times.step / times.fast
+    return f"MFU {times.mfu:.0%}" + (f", {low:.0%} to {high:.0%}" if times.fast != times.slow else "")

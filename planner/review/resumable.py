@@ -1,0 +1,356 @@
+"""Verdict on a resume: whether a checkpoint of one plan can be resumed under another, why not, and what changes.
+
+same: nothing that is trained differs. safe: differences that a run may have after a stop. resharded: safe, and pieces
+of the state or the rows of a step lie on other ranks. incompatible: the runtime refuses it.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, get_args
+
+from attrs import frozen
+
+from xtrain.dsl.schema.losses import LOSSES, PRECOMPUTED, REF
+from xtrain.dsl.schema.run import OP as TRACKER
+from xtrain.plan.checkpoints import PRECISION, checkpoint_contents, mismatches, resuming, setting_path
+from xtrain.plan.data import call_text
+from xtrain.plan.plan import Node, Plan
+from xtrain.plan.step_sizes import StepSizes
+from xtrain.plan.timeline import as_known, known_arithmetic, resumed_plan
+from xtrain.plan.views import actions_text, recurring
+from xtrain.planner.graph.data import OP as REFERENCE
+from xtrain.planner.graph.saving import average_args
+from xtrain.planner.review.resuming_course import ResumedPlan, curve_reasons, phase_reasons
+from xtrain.planner.review.resuming_data import data_reasons
+from xtrain.planner.review.resuming_rules import OUTSIDE, Effect, Kind, Reason, Rule, rules_of, tracker_rule
+
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+EFFECTS: Final[tuple[Effect, ...]] = get_args(Effect)
+# Nodes whose being there is itself a setting; that of others follows from the layout or from the formats.
+_SWITCHES: Final = (
+    "setup.activation",
+    "setup.tile_mlp",
+    "setup.embedding_noise",
+    "setup.compile",
+    "setup.deterministic",
+    "rollout.generate",
+    "setup.group",
+    "setup.pretrained",
+    "setup.read_weights",
+    "setup.checkpoint",
+    "step.clip",
+    "step.clip_value",
+)
+# What evaluations measure of the loss, which is compared by itself.
+_OF_THE_LOSS: Final = {"objective"}
+# Where a plan has none of these its model is drawn.
+_READS_BASE: Final = {"setup.read_weights", "setup.pretrained"}
+
+
+@frozen(kw_only=True)
+class Verdict:
+    """The worst of the reasons, which stand the worst first. certain: False if what is read at the start decides."""
+
+    kind: Kind
+    effect: Effect
+    reasons: tuple[Reason, ...]
+
+    @property
+    def refusals(self) -> tuple[Reason, ...]:
+        """The reasons for which a checkpoint is refused."""
+        return tuple(reason for reason in self.reasons if reason.kind == "incompatible")
+
+    @property
+    def certain(self) -> bool:
+        return self.kind != "incompatible" or any(reason.certain for reason in self.refusals)
+
+
+def resumable(a: Plan, b: Plan, step: int | None = None, past: StepSizes | None = None) -> Verdict:
+    """What a checkpoint of `a`, saved after `step` steps if that is known, can be under `b`.
+
+    past: the rows of these steps, None where they are those of `a` from its start. Lengths of `b` in tokens and epochs
+    count from there.
+    """
+    reasons = [] if a.id == b.id else list(_reasons(a, b, step, past))
+    reasons.sort(key=lambda reason: (-KINDS.index(reason.kind), -EFFECTS.index(reason.effect)))
+    kind = reasons[0].kind if reasons else "same"
+    effect = EFFECTS[max((EFFECTS.index(reason.effect) for reason in reasons), default=0)]
+    return Verdict(kind=kind, effect=effect, reasons=tuple(reasons))
+
+
+def _reasons(a: Plan, b: Plan, step: int | None, past: StepSizes | None) -> Iterator[Reason]:
+    for difference in mismatches(checkpoint_contents(a), checkpoint_contents(b)):
+        yield Reason(kind="incompatible", path=difference.path, text=difference.text)
+    yield from data_reasons(a, b)
+    yield from _layout(a, b)
+    yield from _formats(a, b)
+    one, other = _sides(a, b, step, past)
+    yield from phase_reasons(one.plan, other.plan, step)
+    yield from curve_reasons(one, other, step)
+    yield from _average(a, b)
+    yield from _early(a, b)
+    yield from _arguments(a, b)
+    yield from _objective(a, b)
+    yield from _cadence(a, b)
+    yield from _restarts(a, b)
+    yield from _name(a, b)
+
+
+def _sides(a: Plan, b: Plan, step: int | None, past: StepSizes | None) -> tuple[ResumedPlan, ResumedPlan]:
+    if step is None:
+        return ResumedPlan(as_known(a), known_arithmetic(a)), ResumedPlan(as_known(b), known_arithmetic(b))
+    past = known_arithmetic(a).row_sizes if past is None else past
+    one, other = (ResumedPlan(*resumed_plan(plan, past, step)) for plan in (a, b))
+    return one, other
+
+
+def _layout(a: Plan, b: Plan) -> Iterator[Reason]:
+    """Axes, folds and stages: who holds which piece."""
+    parts = [
+        f"{one.name} {one.size} → {other.size}"
+        for one, other in zip(_axes(a), _axes(b), strict=True)
+        if one.size != other.size
+    ]
+    if not parts and _shards(a) != _shards(b):
+        parts.append(f"sharded over {_shards(a)} → {_shards(b)}")
+    if not parts and _pieces(a) != _pieces(b) and a.parameters == b.parameters:
+        parts.append("the same axes, divided differently")
+    if parts:
+        text = f"{', '.join(parts)}: every rank reads its own shards"
+        yield Reason(kind="resharded", path="parallel", text=text, effect="rounding")
+    stacks = [next(each.value for each in plan.provenance if each.path == "parallel.stack") for plan in (a, b)]
+    if stacks[0] != stacks[1]:
+        text = f"{stacks[0]} → {stacks[1]}: gradients are summed in another order"
+        yield Reason(kind="safe", path="parallel.stack", text=text, effect="rounding")
+    where_a, where_b = ((plan.launch["nodes"], plan.mesh.ranks_per_node) for plan in (a, b))
+    if where_a != where_b and a.mesh.world_size == b.mesh.world_size:
+        text = f"{where_a[0]} · {where_a[1]} → {where_b[0]} · {where_b[1]} ranks: the same ranks on other machines"
+        yield Reason(kind="safe", path="launch.nodes", text=text)
+
+
+def _restarts(a: Plan, b: Plan) -> Iterator[Reason]:
+    """How often ranks are started again, and in which worlds."""
+    times = [plan.launch["restarts"] for plan in (a, b)]
+    if times[0] != times[1]:
+        text = f"{times[0]} → {times[1]}: how often failed ranks are restarted"
+        yield Reason(kind="safe", path="fault_tolerance.restarts", text=text)
+    worlds = [", ".join(str(each.world) for each in plan.elastic) or "none" for plan in (a, b)]
+    if worlds[0] != worlds[1]:
+        text = f"{worlds[0]} → {worlds[1]}: the world sizes on which the run may continue"
+        yield Reason(kind="safe", path="fault_tolerance.elastic", text=text)
+
+
+def _axes(plan: Plan) -> list[Any]:
+    """The axes of the mesh, and of the experts' view the one that a spec names."""
+    return [*plan.mesh.axes, next(axis for axis in plan.mesh.expert_axes if axis.name == "ep")]
+
+
+def _shards(plan: Plan) -> str:
+    sizes = {axis.name: axis.size for axis in plan.mesh.axes}
+    wide = [axis for axis in plan.node("setup.mesh").args["shard_axes"] if sizes[axis] > 1]
+    return " · ".join(wide) or "nothing"
+
+
+def _pieces(plan: Plan) -> list[Any]:
+    build, tensor = plan.node("setup.build_model").args, _args(plan, "setup.parallel.tp") or {}
+    cut = next(axis for axis in plan.mesh.expert_axes if axis.name == "ep_fsdp").size > 1
+    experts = (_args(plan, "setup.parallel.expert_fsdp") or {}) if cut else {}
+    return [build["stages"], build["owners"], tensor.get("rules"), experts.get("dimension")]
+
+
+def _args(plan: Plan, node: str) -> dict[str, Any] | None:
+    return next((n.args for n in plan.nodes if n.id == node), None)
+
+
+def _formats(a: Plan, b: Plan) -> Iterator[Reason]:
+    """Formats that may change: parameters to a wider one, and that of the computation."""
+    params = [plan.node("setup.build_model").args["params"] for plan in (a, b)]
+    if PRECISION[params[0]] < PRECISION[params[1]]:
+        text = f"{params[0]} → {params[1]}: the saved state is represented exactly, in a wider format"
+        yield Reason(kind="safe", path="precision.params", text=text, effect="rounding")
+    compute = [_compute(plan, format) for plan, format in zip((a, b), params, strict=True)]
+    if compute[0] != compute[1] and compute != params:
+        text = f"{compute[0]} → {compute[1]}: forward and backward round differently; the state keeps its format"
+        yield Reason(kind="safe", path="precision.compute", text=text, effect="rounding")
+    products = [_args(plan, "setup.float8") for plan in (a, b)]
+    if products[0] != products[1]:
+        text = (
+            f"{_products(products[0])} → {_products(products[1])}: they are rounded differently; the state keeps its "
+        )
+        yield Reason(kind="safe", path="precision.compute", text=f"{text}format", effect="rounding")
+
+
+def _products(args: dict[str, Any] | None) -> str:
+    """How products of blocks are computed, by the arguments of their node."""
+    if args is None:
+        return "no products in fp8"
+    return f"{sum(map(len, args['matrices'].values()))} matrices in fp8, {args['recipe']}"
+
+
+def _compute(plan: Plan, params: str) -> str:
+    """The format of forward and backward: that of the parameters, unless sharding casts them."""
+    return (_args(plan, "setup.parallel.root_fsdp") or {}).get("compute", params)
+
+
+def _early(a: Plan, b: Plan) -> Iterator[Reason]:
+    """When parameters are gathered, of which the number of units says nothing, and how products go on beside."""
+    if (said := _said(a, b, "parallel.fsdp.prefetch")) is not None:
+        text = f"{said[0]} → {said[1]}: memory changes, what is trained stays the same"
+        yield Reason(kind="safe", path="parallel.fsdp.prefetch", text=text)
+    if (said := _said(a, b, "parallel.tp.overlap")) is not None:
+        text = f"{said[0]} → {said[1]}: sums are computed in another order"
+        yield Reason(kind="safe", path="parallel.tp.overlap", text=text, effect="rounding")
+
+
+def _arguments(a: Plan, b: Plan) -> Iterator[Reason]:
+    """Every argument of every node, by the table of rules; a setting is named once."""
+    before, after = ({node.id: node for node in plan.nodes} for plan in (a, b))
+    named: set[str] = set()
+    on_base = all("setup.base" in nodes and not nodes.keys() & _READS_BASE for nodes in (before, after))
+    for id in {**before, **after}:
+        one, other = before.get(id), after.get(id)
+        op = (one or other).op  # type: ignore[union-attr]
+        if op.startswith(OUTSIDE):
+            continue
+        old, new = (node.args if node else {} for node in (one, other))
+        rules = rules_of(op, {**old, **new})  # an argument that one alone has is at its default in the other
+        if rules is None:
+            yield _unknown(id, one, other)
+            continue
+        if (one is None or other is None) and op not in _SWITCHES and not op.startswith(TRACKER):
+            continue
+        if op.startswith(TRACKER) and not (old or new) and (one is None or other is None):
+            yield _allowed(tracker_rule(op, {}), "", *(("off", "on") if one is None else ("on", "off")))
+        swapped = one is not None and other is not None and one.op != other.op
+        for name in {**old, **new}:
+            if old.get(name) == new.get(name) or (swapped and not (name in old and name in new)):
+                continue
+            if name not in rules:
+                yield _unknown(f"{id}.{name}", one, other)
+                continue
+            rule = rules[name]
+            if rule is not None and rule.path not in named:
+                named.add(rule.path)
+                if on_base and op == "setup.weights" and name == "init_std":
+                    values = _spell(_given(old, name)), _spell(_given(new, name))
+                    text = f"{values[0]} → {values[1]}: the model under the adapter is drawn anew at every start"
+                    yield Reason(kind="incompatible", path=rule.path, text=text)
+                    continue
+                yield _allowed(rule, name, *(_said(a, b, rule.path) or (_given(old, name), _given(new, name))))
+
+
+def _given(args: Mapping[str, Any], name: str) -> Any:
+    """An argument of a node; what is called of the user's own, in words."""
+    value = args.get(name)
+    return call_text(value) if name == "user" and value is not None else value
+
+
+def _said(a: Plan, b: Plan, path: str) -> tuple[str | None, str | None] | None:
+    """A setting as the specs have it, if they have it otherwise; what a node is given can be worked out of it. None:
+    nothing is said."""
+    values = [next((entry.value for entry in plan.provenance if entry.path == path), None) for plan in (a, b)]
+    before, after = values
+    return None if before == after else (before, after)
+
+
+def _unknown(what: str, one: Node | None, other: Node | None) -> Reason:
+    change = "is new" if one is None else "is gone" if other is None else "has changed"
+    text = f"{change}; the effect on a checkpoint is unknown"
+    return Reason(kind="incompatible", path=what, text=text)
+
+
+def _allowed(rule: Rule, name: str, old: Any, new: Any) -> Reason:
+    prefix = "" if rule.path.endswith(name) or "." in rule.path else f"{name} "
+    text = f"{prefix}{_spell(old)} → {_spell(new)}: {rule.text}"
+    return Reason(kind="safe", path=rule.path, text=text, effect=rule.effect)
+
+
+def _average(a: Plan, b: Plan) -> Iterator[Reason]:
+    """Averaged weights that one side alone keeps."""
+    before, after = average_args(a), average_args(b)
+    if before is None and after is not None:
+        text = "none → ema: the average starts from the weights of the checkpoint"
+        yield Reason(kind="safe", path="ema", text=text, effect="learning")
+    elif before is not None and after is None:
+        text = "ema → none: the averaged weights of the checkpoint are dropped"
+        yield Reason(kind="safe", path="ema", text=text)
+
+
+def _objective(a: Plan, b: Plan) -> Iterator[Reason]:
+    """What is minimised: the loss, and what settings of the model add to it."""
+    before, after = (_args(plan, "setup.loss") or {"kind": LOSSES.default().kind} for plan in (a, b))
+    if before["kind"] != after["kind"]:
+        text = f"{before['kind']} → {after['kind']}: another loss is minimised from here on"
+        yield Reason(kind="safe", path="loss.kind", text=text, effect="learning")
+    else:
+        chosen = LOSSES.of_users if "user" in after else LOSSES.get(after["kind"])
+        said = chosen.resuming if chosen is not None else {}
+        for name in sorted({**before, **after}.keys() - {"reads"}):
+            if before.get(name) != after.get(name):
+                rule = Rule(f"loss.{name}", "learning", said.get(name, "the loss uses the new value from here on"))
+                yield _allowed(rule, name, _given(before, name), _given(after, name))
+    models = [_reference(plan) for plan in (a, b)]
+    if None not in models and models[0] != models[1]:
+        rule = Rule("loss.reference", "learning", "the loss compares with another model from here on")
+        yield _allowed(rule, "reference", *(each[0] for each in models if each is not None))
+    old, new = a.architecture.to_json(), b.architecture.to_json()
+    meaning = resuming(old, new)
+    for name in {**old, **new}:
+        if old.get(name) != new.get(name) and meaning(name) == "loss":
+            rule = Rule(setting_path(name), "learning", "the loss uses the new weight from here on")
+            yield _allowed(rule, name, old.get(name), new.get(name))
+
+
+def _reference(plan: Plan) -> tuple[str, str] | None:
+    """The model that the loss compares with, and what its weights are known by; None where it compares with none."""
+    args = next((node.args for node in plan.nodes if node.op == REFERENCE), None)
+    if args is not None:
+        return args["reference"], args.get("digest", "")
+    return (PRECOMPUTED, "") if REF in plan.node("collate.pack").args.get("columns", ()) else None
+
+
+def _cadence(a: Plan, b: Plan) -> Iterator[Reason]:
+    """What recurs and how a run ends: when something is looked at or saved."""
+    before, after = recurring(a), recurring(b)
+    for path in {**before, **after}:
+        old, new = before.get(path, "never"), after.get(path, "never")
+        if old != new:
+            why = "evaluating, logging and saving do not change what is trained"
+            if path.startswith("on nan"):
+                why = "it applies to bad steps from here on"
+            text = f"{old} → {new}: {why}"
+            yield Reason(kind="safe", path=path, text=text)
+    old, new = ({node.id: node.args for node in plan.nodes if node.kind in ("tick", "event")} for plan in (a, b))
+    for id in (id for id in old if id in new and old[id] != new[id]):
+        changes = [
+            f"{name} {_spell(old[id].get(name))} → {_spell(new[id].get(name))}"
+            for name in {**old[id], **new[id]}
+            if old[id].get(name) != new[id].get(name) and name not in _OF_THE_LOSS
+        ]
+        if not changes:
+            continue
+        text = f"{', '.join(changes)}: evaluating does not change what is trained"
+        yield Reason(kind="safe", path=actions_text((id,), stop=False), text=text)
+    if not b.node("setup.resume").args["resume"]:
+        text = "false: the run starts from step 0 and moves the old run aside; set it to true to resume"
+        yield Reason(kind="safe", path="checkpoint.resume", text=text)
+
+
+def _name(a: Plan, b: Plan) -> Iterator[Reason]:
+    if a.name != b.name:
+        text = f"{a.name} → {b.name}: only the name of the run changes"
+        yield Reason(kind="safe", path="experiment.name", text=text)
+
+
+def _spell(value: Any) -> str:
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return str(value).lower()
+        case float():
+            return f"{value:g}"
+        case list() | tuple():
+            return f"[{', '.join(map(_spell, value))}]"
+        case dict():
+            return ", ".join(f"{key} {_spell(each)}" for key, each in value.items())
+    return str(value)

@@ -1,0 +1,250 @@
+"""Effects of changed data on a resumed run: datasets, tokenizer, and how rows are dealt to ranks.
+
+Length, alignment and order of rows are stored in a checkpoint. This module covers the rest, because the loader
+compares the content of rows instead.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from xtrain.dsl.schema.data_components import LINKS, SOURCES, packing_of, tokenizer_kind
+from xtrain.plan.data import BESIDE, changes_documents
+from xtrain.plan.plan import Node, Plan
+from xtrain.planner.review.resuming_rules import Reason
+from xtrain.text.units import plural
+
+
+def data_reasons(a: Plan, b: Plan) -> Iterator[Reason]:
+    """Everything about data but what stands in a checkpoint."""
+    yield from _tokenizer(a, b)
+    yield from _training(a, b)
+    yield from _evaluated(a, b)
+    yield from _collators(a, b)
+    yield from _dealing(a, b)
+
+
+def _tokenizer(a: Plan, b: Plan) -> Iterator[Reason]:
+    before, after = (plan.node("setup.tokenizer").args["source"] for plan in (a, b))
+    if before != after:
+        text = f"{before} → {after}: the text would give other tokens"
+        certain = not all(tokenizer_kind(each).of_files for each in (before, after))
+        text += "" if certain else ", unless both hold the same tokenizer.json"
+        yield Reason(kind="incompatible", path="tokenizer", text=text, certain=certain)
+
+
+def _training(a: Plan, b: Plan) -> Iterator[Reason]:
+    """What is trained on under one name in both plans must be the same; datasets come and go otherwise."""
+    before, after = trained_on(a), trained_on(b)
+    names = renamed(a, b)
+    before = {names.get(name, name): args for name, args in before.items()}
+    for old, name in names.items():
+        text = f"{old} → {name}: renamed; only its content counts"
+        yield Reason(kind="safe", path="dataset", text=text)
+    for name, args in after.items():
+        if name in before:
+            yield from _content(name, before[name], args)
+        else:
+            text = "is new: training starts with its first row, unless it was renamed"
+            yield Reason(kind="safe", path=f"dataset.{name}", text=text, effect="learning")
+    common = [[name for name in names if name in before and name in after] for names in (before, after)]
+    if common[0] != common[1]:
+        text = f"{', '.join(common[0])} → {', '.join(common[1])}: rows are drawn from them in another order"
+        yield Reason(kind="safe", path="dataset", text=text, effect="learning")
+    for name in (name for name in before if name not in after):
+        text = "is gone: it is no longer trained on, and its position is kept"
+        yield Reason(kind="safe", path=f"dataset.{name}", text=text, effect="learning")
+    yield from _packing(a, b)
+
+
+def renamed(a: Plan, b: Plan) -> dict[str, str]:
+    """Of datasets that are trained on under another name: what it was → what it is."""
+    before, after = trained_on(a), trained_on(b)
+    gone, new = ([name for name in one if name not in other] for one, other in ((before, after), (after, before)))
+    found: dict[str, str] = {}
+    for name in new:
+        old = next((old for old in gone if old not in found and _unnamed(before[old]) == _unnamed(after[name])), None)
+        if old is not None:
+            found[old] = name
+    return found
+
+
+def _unnamed(args: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in args.items() if key not in ("dataset", "bad_records")}
+
+
+def _content(name: str, before: dict[str, Any], after: dict[str, Any]) -> Iterator[Reason]:
+    """A dataset of one name in both plans: whether its rows hold the same text, and are trained on alike."""
+    path = f"dataset.{name}"
+
+    def other(setting: str, text: str, certain: bool) -> Reason:
+        return Reason(kind="incompatible", path=f"{path}.{setting}", text=text, certain=certain)
+
+    if before["kind"] != after["kind"]:
+        text = f"{_source(before)} → {_source(after)}: rows would have other text"
+        yield other("source", text, True)
+    elif before["patterns"] != after["patterns"]:
+        text = f"{_source(before)} → {_source(after)}: rows would have other text, unless the files are the same"
+        yield other("source", text, False)
+    elif before["options"] != after["options"]:
+        names = [
+            key for key in {**before["options"], **after["options"]} if _option(before, key) != _option(after, key)
+        ]
+        changes = ", ".join(f"{key} {_option(before, key)} → {_option(after, key)}" for key in names)
+        # Code may be written otherwise and give the same, and a separator be that of the tokenizer.
+        source = SOURCES.of_kind(after["kind"])
+        certain = source is None or not {*names} & {*source.may_agree}
+        unless = "" if certain else ", unless both give the same"
+        yield other("source", f"{changes}: rows would have other text{unless}", certain)
+    yield from _reads(before["reads"], after["reads"], other)
+    if before["holdout"] != after["holdout"]:
+        none = 0 in (before["holdout"], after["holdout"])
+        text = f"{before['holdout']:.4g} → {after['holdout']:.4g}: other documents would be trained on"
+        text += "" if none else ", unless the difference is too small for one"
+        yield other("holdout", text, none)
+    if before["oversized"] != after["oversized"]:
+        text = f"{before['oversized']} → {after['oversized']}: long documents would be packed differently, "
+        yield other("oversized", text + "unless there are none", False)
+    if before["bad_records"] != after["bad_records"]:
+        text = f"{before['bad_records']} → {after['bad_records']}: it decides whether a run fails, not what it reads"
+        yield Reason(kind="safe", path=f"{path}.bad_records", text=text)
+
+
+def _option(args: dict[str, Any], name: str) -> str:
+    value = args["options"].get(name)
+    return "auto" if value is None else str(value)
+
+
+def _reads(
+    before: dict[str, Any], after: dict[str, Any], other: Callable[[str, str, bool], Reason]
+) -> Iterator[Reason]:
+    """The form of records, their fields, and what of them is trained on."""
+    if before["form"] != after["form"]:
+        names = {"chat": "messages", "instruction": "prompt", "preference": "chosen"}
+        setting = names.get(after["form"]) or str(after["form"])
+        yield other(setting, f"{before['form']} → {after['form']}: records would be read in another format", True)
+        return
+    for name in dict.fromkeys((*after, *before)):
+        if name == "form" or before.get(name) == after.get(name):
+            continue
+        change = f"{_field(before.get(name))} → {_field(after.get(name))}"
+        if name == "train_on":
+            yield other(name, f"{change}: other tokens would be predicted", False)
+        elif name == "template":
+            yield other(name, f"{change}: rows would have other text, unless both templates write the same", False)
+        elif name == "template_arguments":
+            yield other(name, f"{change}: rows would have other text, unless the template writes the same", False)
+        elif name == "lost":
+            yield other(name, f"{change}: other records would be left out, unless nothing is lost", False)
+        elif name in BESIDE and BESIDE[name].numbers:
+            yield other(name, f"{change}: losses would read other numbers", True)
+        else:
+            yield other(name, f"{change}: rows would have the text of another field", True)
+
+
+def _field(value: Any) -> str:
+    return ", ".join(f"{name}: {field}" for name, field in value.items()) if isinstance(value, dict) else str(value)
+
+
+def _packing(a: Plan, b: Plan) -> Iterator[Reason]:
+    """Two packings may pack the same rows, and deal them otherwise to the ranks of a step."""
+    before, after = trained_on(a), trained_on(b)
+    both = ((before[name], after[name]) for name in before if name in after)
+    found = (
+        (packing_of(x.get("method")), x.get("group"), packing_of(y.get("method")), y.get("group")) for x, y in both
+    )
+    for one, group_a, other, group_b in dict.fromkeys(found):
+        if one.rows() != other.rows():
+            text = f"{one.kind} → {other.kind}: documents are packed into other rows"
+            yield Reason(kind="incompatible", path="collate", text=text)
+        elif group_a != group_b:
+            text = f"{group_a} → {group_b}: documents are packed into other rows, unless there are fewer documents"
+            yield Reason(kind="incompatible", path="collate.pack.group", text=text, certain=False)
+        elif one.kind != other.kind:
+            text = (
+                f"{one.kind} → {other.kind}: the rows of a step are distributed differently over ranks and microbatches"
+            )
+            yield Reason(kind="safe", path="collate", text=text, effect="rounding")
+
+
+def trained_on(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Name → arguments of every dataset that is trained on."""
+    return {name: plan.node(f"setup.data.{name}").args for name in plan.node("setup.loader").args["datasets"]}
+
+
+def _source(args: dict[str, Any]) -> str:
+    return f"{args['kind']}({', '.join(args['patterns'])})"
+
+
+def _evaluated(a: Plan, b: Plan) -> Iterator[Reason]:
+    """Datasets that are evaluated only."""
+    training = {**trained_on(a), **trained_on(b)}
+    before, after = (
+        {node.args["dataset"]: node.args for node in plan.nodes if node.op == "setup.data"} for plan in (a, b)
+    )
+    shared = ("seed", "sequence", "align", "method", "group")
+    for name in {**before, **after}:
+        if name in training:
+            continue
+        one, other = (
+            {key: value for key, value in each.get(name, {}).items() if key not in shared} for each in (before, after)
+        )
+        if one != other:
+            what = "is new" if not one else "is gone" if not other else "is another"
+            yield Reason(kind="safe", path=f"dataset.{name}", text=f"{what}: it is evaluated, never trained on")
+
+
+def _collators(a: Plan, b: Plan) -> Iterator[Reason]:
+    """Collators of the user's own: the rows of the run stay, and what is made of them is learned from here on."""
+    # Links that follow from the layout, whoever writes them.
+    by_layout = ("collate.microbatches", *(f"collate.{name}" for name, link in LINKS.items() if link.by_layout))
+    links = [[node for node in plan.of_kind("collate") if node.op not in by_layout] for plan in (a, b)]
+    before, after = ([(node.op, _called(node)) for node in chain] for chain in links)
+    if before == after:
+        return
+    own = [[_name(node) for node in chain if _called(node) is not None] for chain in links]
+    if own[0] == own[1] and own[1]:
+        what = f"{', '.join(own[1])}: other code, arguments or positions"
+    else:
+        what = " → ".join(", ".join(names) or "no collators of your own" for names in own)
+    text = f"{what}: rows are processed differently from here on"
+    yield Reason(kind="safe", path="collate", text=text, effect="learning")
+
+
+def _called(node: Node) -> dict[str, Any] | None:
+    """The arguments of a link that changes documents."""
+    return node.args if changes_documents(node) else None
+
+
+def _name(node: Node) -> str:
+    return node.args["function"] if node.op == "collate.user" else node.op.partition(".")[2]
+
+
+def _ramp_text(args: dict[str, Any]) -> str:
+    ramp = args.get("ramp")
+    return "" if ramp is None else f" from {ramp['rows']:,} over {plural(ramp['steps'], 'step')}"
+
+
+def _dealing(a: Plan, b: Plan) -> Iterator[Reason]:
+    """How the rows of a step are dealt to ranks and microbatches, where they are the same rows."""
+    before, after = a.node("setup.loader").args, b.node("setup.loader").args
+    ramps = [_ramp_text(args) for args in (before, after)]
+    if before["rows"] != after["rows"] or ramps[0] != ramps[1]:
+        change = f"{before['rows']:,}{ramps[0]} → {after['rows']:,}{ramps[1]}"
+        text = f"{change}: a step takes a different number of rows; no row is lost or repeated, as each dataset "
+        text += "continues at its own position"
+        yield Reason(kind="safe", path="batch.rows", text=text, effect="learning")
+        return
+    ranks_a, ranks_b = a.mesh.data_ranks, b.mesh.data_ranks
+    rows = after["rows"]
+    if ranks_a != ranks_b:
+        shares = f"{plural(rows // ranks_b, 'row')}, not {rows // ranks_a}"
+        text = (
+            f"distributed again: of the {rows:,} rows of a step each of {plural(ranks_b, 'data rank')} takes {shares}"
+        )
+        yield Reason(kind="resharded", path="batch", text=text, effect="rounding")
+        return
+    portions = [(args["micro"], args["accumulate"]) for args in (before, after)]
+    if portions[0] != portions[1]:
+        (micro_a, count_a), (micro_b, count_b) = portions
+        text = f"{count_a} · {micro_a} → {count_b} · {micro_b}: the same rows in every step, summed in another order"
+        yield Reason(kind="safe", path="batch.accumulate · micro", text=text, effect="rounding")

@@ -1,0 +1,391 @@
+"""`xtrain plan --why SETTING`: a value, where it was set, and what would change with neighboring values.
+
+Dependents are found by planning: the spec is planned again with a neighboring value, and both plans are compared.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+import attrs
+from attrs import evolve, frozen
+
+from xtrain.dsl.checking.overrides import of_ticks
+from xtrain.dsl.diagnostics.suggest import closest
+from xtrain.dsl.schema.blocks import NAMED, choices_of
+from xtrain.dsl.schema.setting import Auto, Setting, attributes_of, open_setting, settings_of
+from xtrain.dsl.spec import Spec
+from xtrain.dsl.values import Quantity
+from xtrain.plan.plan import Plan, Provenance
+from xtrain.plan.views import spell
+from xtrain.planner.compile import compile_plan
+from xtrain.planner.review.changes import PlanChanges, changes
+from xtrain.planner.rules.rule_inputs import is_unknown, rule_inputs
+from xtrain.text.page import Page, clip
+from xtrain.text.units import plural
+
+
+@frozen(kw_only=True)
+class Slot:
+    """A place in a spec that holds a value: the block it stands in, its attribute there, what the schema says of it."""
+
+    path: str
+    block: Any
+    attribute: attrs.Attribute
+    value: Any
+
+    @property
+    def setting(self) -> Setting | None:
+        """None for the label of a block, as the size of an axis."""
+        return self.attribute.metadata.get("setting")
+
+    @property
+    def doc(self) -> str:
+        """One line for people: of a label, that of its block."""
+        if self.setting is not None:
+            return self.setting.doc
+        return (type(self.block).__doc__ or "").partition("\n")[0]
+
+
+def find_slot(spec: Spec, path: str) -> Slot | None:
+    """The place that a path of the provenance names; None if it has none, as what is only derived."""
+    steps = _steps(spec, path)
+    if steps is None:
+        return None
+    owner = spec
+    for name in steps[:-1]:
+        owner = _get(owner, name)
+    free = open_setting(type(spec.mixture)) if owner is spec.mixture.weights else None
+    if free is not None:
+        attribute = free[0]
+    else:
+        attribute = next((each for each in attributes_of(type(owner)) if each.name == steps[-1]), None)
+    return (
+        None if attribute is None else Slot(path=path, block=owner, attribute=attribute, value=_get(owner, steps[-1]))
+    )
+
+
+def replaced(spec: Spec, path: str, value: Any) -> Spec:
+    """The spec with another value at a path that `find_slot` finds."""
+    steps = _steps(spec, path)
+    assert steps is not None, path
+    return _with(spec, steps, value)
+
+
+# How the first words of paths are called in `Spec`.
+_WORDS = {**NAMED, "every": "ticks", "on": "events"}
+
+
+def _steps(spec: Spec, path: str) -> list[str] | None:
+    """A path as the names to follow from the spec on; None if it leads nowhere."""
+    head, _, rest = path.partition(".")
+    if head in NAMED:
+        name = next((name for name in getattr(spec, NAMED[head]) if rest.startswith(f"{name}.")), None)
+        steps = None if name is None else [NAMED[head], name, *rest[len(name) + 1 :].split(".")]
+    elif head == "mixture" and rest not in settings_of(type(spec.mixture)):
+        steps = ["mixture", "weights", rest]
+    elif path == "tokenizer":
+        steps = ["tokenizer", "source"]
+    else:
+        steps = [_WORDS.get(head, head), *(rest.split(".") if rest else [])]
+    if steps and steps[-1] == "from":
+        steps[-1] = "from_"  # as the attribute is called
+    owner: Any = spec
+    for name in steps or []:
+        owner = _get(owner, name)
+        if owner is _NOWHERE:
+            return None
+    return steps
+
+
+_NOWHERE = object()
+
+
+def _get(owner: Any, name: str) -> Any:
+    if isinstance(owner, dict):
+        return owner.get(name, _NOWHERE)
+    if isinstance(owner, tuple):
+        return owner[int(name)] if name.isdecimal() and int(name) < len(owner) else _NOWHERE
+    return getattr(owner, name, _NOWHERE) if attrs.has(type(owner)) else _NOWHERE
+
+
+def _with(owner: Any, steps: list[str], value: Any) -> Any:
+    name, rest = steps[0], steps[1:]
+    inner = _with(_get(owner, name), rest, value) if rest else value
+    if isinstance(owner, dict):
+        return {**owner, name: inner}
+    if isinstance(owner, tuple):
+        return (*owner[: int(name)], inner, *owner[int(name) + 1 :])
+    return evolve(owner, **{name: inner})
+
+
+def neighbours(slot: Slot, derived: str = "") -> Iterator[Any]:
+    """Other values of a slot, the most informative first, that the schema lets pass.
+
+    derived: what stands in for `auto` in the plan, from whose value others are made.
+    """
+    value = _typed(derived) if isinstance(slot.value, Auto) else slot.value
+    check = slot.setting.check if slot.setting else None
+    for other in _others(slot, value):
+        if other != value and (check is None or check(other) is None):
+            yield other
+
+
+def _typed(derived: str) -> Any:
+    """What the plan has for `auto`, as a value; None if its text says nothing that can be counted."""
+    if derived in ("true", "false"):
+        return derived == "true"
+    if derived.replace(",", "").isdecimal():
+        return int(derived.replace(",", ""))
+    return derived or None
+
+
+def _others(slot: Slot, value: Any) -> Iterator[Any]:
+    words = choices_of(slot.attribute.type)
+    match value:
+        case bool():
+            yield not value
+        case int():
+            yield from (value * 2, value // 2, value + 1, value - 1)
+        case float():
+            yield from (value * 2, value / 2, 0.5 if value == 0 else 0.0)
+        case Quantity() if value.value == 0:
+            yield Quantity(1, value.unit)
+        case Quantity():
+            yield from (evolve(value, value=value.value * 2), evolve(value, value=_half(value.value)))
+        case str() if words:
+            yield from (word for word in words if word != "auto")
+        case dict() if value:
+            name, weight = next(iter(value.items()))
+            more = evolve(weight, value=weight.value * 2 or 1) if isinstance(weight, Quantity) else weight * 2 or 1.0
+            yield {**value, name: more}
+        case tuple() if value and all(isinstance(item, float) for item in value):
+            yield tuple(item / 2 for item in value)
+        case None if not words:
+            yield from (1, 1.0)
+
+
+def _half(value: float) -> float:
+    return value // 2 if isinstance(value, int) and value % 2 == 0 else value / 2
+
+
+TRIES = 4  # neighbouring values that are planned before it is given up
+MOST = 40
+# The settings that the label of a block stands for, in the order in which they are tried.
+LABELS: Final = ("size", "kind", "family", "mode", "preset", "every", "event", "name")
+# What is derived and has no setting of its own: what it is, and the settings that move it.
+DERIVED: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "steps": ("optimizer steps of the whole run", ("experiment.budget",)),
+    "tokens_per_step": (
+        "tokens that all ranks see in one optimizer step",
+        ("batch.rows", "batch.accumulate", "batch.sequence"),
+    ),
+    "world_size": ("ranks of the run", ()),
+}
+
+
+AXES: Final = (
+    "parallel.tp.size",
+    "parallel.pp.size",
+    "parallel.cp.size",
+    "parallel.fsdp.size",
+    "parallel.fsdp.replicate",
+)
+
+Option = tuple[str, Spec, int | None]  # how it reads, the spec, and the ranks to plan it for
+
+
+class NoSuchValue(Exception):
+    """The plan has no value of that path, and none whose path begins with it."""
+
+
+def show_why(plan: Plan, spec: Spec | None, name: str, *, world: int | None = None, color: bool = False) -> str:
+    """A page about the value at a path of the provenance, or a list of those whose paths begin with `name`.
+
+    spec: what the plan was made from for `world` ranks; None of a saved plan whose text is not there, which then has
+    nothing to plan again. Raises NoSuchValue.
+    """
+    entries = {entry.path: entry for entry in plan.provenance}
+    name = _of_tick(spec, name) or name
+    entry = next((entries[p] for p in (name, *(f"{name}.{label}" for label in LABELS)) if p in entries), None)
+    entry = entry or _unspoken(spec, name)
+    below = [each for each in plan.provenance if each.path.startswith(f"{name}.") and each is not entry]
+    page = Page(color=color)
+    if entry is not None:
+        _value(page, plan, spec, entry, world)
+    elif not below:
+        raise NoSuchValue(f"the plan has no value `{name}`; {_hint(name, entries)}")
+    if below:
+        page.heading(name, plural(len(below), "setting") + (" more" if entry else ""))
+        page.table(
+            [(each.path, clip(each.value, 40), _from(each)) for each in below[:MOST]], styles=("", "cyan", "dim")
+        )
+    return str(page).lstrip("\n")
+
+
+def _unspoken(spec: Spec | None, path: str) -> Provenance | None:
+    """The default of a setting that plans are silent on."""
+    slot = find_slot(spec, path) if spec is not None else None
+    if slot is None or slot.setting is None or not slot.setting.added:
+        return None
+    return Provenance(path=path, value=spell(slot.value), origin="default")
+
+
+def _of_tick(spec: Spec | None, name: str) -> str | None:
+    """The path of the tick that `--set` calls `every.eval.web`."""
+    head, _, address = name.partition(".")
+    places = of_ticks(spec).places(address) if spec is not None and head == "every" else []
+    return f"every.{places[0][0]}.every" if len(places) == 1 else None
+
+
+def _hint(name: str, entries: dict[str, Provenance]) -> str:
+    """The value that was probably meant: its path, or only the end of it."""
+    parts: dict[str, str] = {}
+    for path in entries:
+        words = path.split(".")
+        for end in range(len(words), 0, -1):
+            for start in range(end):
+                parts.setdefault(".".join(words[start:end]), ".".join(words[:end]))
+    found = parts.get(name) or parts.get(closest(name, parts) or "")
+    block, _, last = name.rpartition(".")
+    if not found and (
+        inner := closest(last, [path[len(block) + 1 :] for path in entries if path.startswith(f"{block}.")])
+    ):
+        found = f"{block}.{inner}"  # as others call a setting of the same block
+    return f"did you mean `{found}`?" if found else "`xtrain plan SPEC --part values` lists them"
+
+
+def _from(entry: Provenance) -> str:
+    return f"{entry.origin}{f' {entry.place}' if entry.place else ''}" + (f" = {entry.how}" if entry.how else "")
+
+
+def _value(page: Page, plan: Plan, spec: Spec | None, entry: Provenance, world: int | None) -> None:
+    page.line(f"{entry.path} = {clip(entry.value, 70)}", "bold")
+    slot = find_slot(spec, entry.path) if spec is not None else None
+    rows = [("from", _from(entry))]
+    doc = slot.doc if slot else DERIVED.get(entry.path, ("", ()))[0]
+    if doc:
+        rows.append(("what", doc))
+    if slot and slot.setting:
+        rows.append(("role", _ROLES[slot.setting.role]))
+    if slot is not None and entry.origin == "derived":
+        rows.append(("written", f"{spell(slot.value)}: the planner derives it"))
+    page.described(rows)
+    if spec is not None:
+        _source(page, spec, entry.path)
+        _rules(page, plan, spec, entry.path)
+        _dependents(page, plan, spec, entry, world)
+    else:
+        page.line()
+        page.line("  dependents are found by planning again, which needs the spec", "dim")
+
+
+_ROLES: Final = {
+    "experiment": "changes what is learned",
+    "budget": "how long",
+    "cadence": "how often something is measured, logged or saved",
+    "path": "where files are",
+    "mesh": "how the work is divided",
+    "execution": "how it is computed",
+}
+
+
+def _source(page: Page, spec: Spec, path: str) -> None:
+    """The line it stands in, and those of the names it came through."""
+    origin = spec.origins.get(path)
+    if origin is None or origin.span is None:
+        return
+    for span in (origin.span, *(place for _, place in origin.notes if place is not None)):
+        if span.source.text.strip():
+            page.line(f"    {span.source.path}:{span.line} | {clip(span.source.line(span.line).strip(), 70)}", "dim")
+
+
+def _rules(page: Page, plan: Plan, spec: Spec, path: str) -> None:
+    """The checks of which the verdict can change with it."""
+    unknown = frozenset({path})
+    found = []
+    for check in plan.checks:
+        rests = list(rule_inputs(check.id, spec))
+        if rests != ["*"] and any(is_unknown(rule_input, unknown) for rule_input in rests):
+            found.append((f"{check.status} {check.id}", check.evidence))
+    if found:
+        page.heading("RULES", "that use this value")
+        page.described(found)
+
+
+@frozen(kw_only=True)
+class _Trial:
+    """A plan with a neighbouring value, and how the value reads; None with the reasons of those that have no plan."""
+
+    value: str
+    plan: Plan | None
+    refused: tuple[str, ...]
+
+
+def _dependents(page: Page, plan: Plan, spec: Spec, entry: Provenance, world: int | None) -> None:
+    trial = _try(plan, spec, entry, world)
+    if trial is None:
+        page.heading("DEPENDS ON IT", "unknown: there is no neighbouring value to try")
+        return
+    if trial.plan is None:
+        page.heading("DEPENDS ON IT", "no neighbouring value has a valid plan, so the whole plan")
+        page.described([("", text) for text in trial.refused])
+        return
+    found = changes(plan, trial.plan)
+    page.heading("DEPENDS ON IT", f"what would differ with {trial.value}")
+    if found.empty:
+        page.line("  nothing in the plan: no node, no figure")
+        return
+    page.described(_change_rows(found))
+
+
+def _try(plan: Plan, spec: Spec, entry: Provenance, world: int | None) -> _Trial | None:
+    """The first neighbouring value that has a plan; None if there is no value to try."""
+    if entry.path == "world_size":
+        return _planned([(f"--world {n}", spec, n) for n in (plan.mesh.world_size * 2, plan.mesh.world_size // 2) if n])
+    targets = (entry.path,) if find_slot(spec, entry.path) else DERIVED.get(entry.path, ("", ()))[1]
+    options = [option for target in targets for option in _options(plan, spec, target, world)]
+    return _planned(options) if options else None
+
+
+def _options(plan: Plan, spec: Spec, target: str, world: int | None) -> list[Option]:
+    slot = find_slot(spec, target)
+    assert slot is not None, target
+    derived = next((each.value for each in plan.provenance if each.path == target), "")
+    values = list(neighbours(slot, derived))[:TRIES]
+    options: list[Option] = [(f"{target} = {spell(value)}", replaced(spec, target, value), world) for value in values]
+    if target in AXES and derived.isdecimal():  # the other axes as they are, on more ranks or fewer
+        for value in values[:2]:
+            ranks = plan.mesh.world_size * value // int(derived)
+            options.append((f"{target} = {value} on {ranks:,} ranks", replaced(spec, target, value), ranks))
+    return options
+
+
+def _planned(options: list[Option]) -> _Trial:
+    refused = []
+    for text, spec, world in options:
+        compiled = compile_plan(spec, world=world)
+        if compiled.plan is not None:
+            return _Trial(value=text, plan=compiled.plan, refused=())
+        first = compiled.diagnostics.errors[0]
+        refused.append(f"{text}: {first.code} {first.message}")
+    return _Trial(value="", plan=None, refused=tuple(refused))
+
+
+def _change_rows(found: PlanChanges) -> list[tuple[str, str]]:
+    rows = [("gone", id) for id in found.gone] + [("new", id) for id in found.new]
+    for node in found.changed:
+        if node.args:
+            text = ", ".join(f"{name} {_plain(old)} → {_plain(new)}" for name, (old, new) in node.args.items())
+            rows.append((node.id, text))
+    if numbers := [node.id for node in found.changed if not node.args]:
+        rows.append(("other figures in", ", ".join(numbers)))
+    rows += [(name, f"{old} → {new}") for name, (old, new) in found.figures.items()]
+    rows.append(("experiment", "different" if found.renamed else "the same"))
+    return rows
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return clip(f"[{', '.join(_plain(item) for item in value)}]", 36)
+    return clip(value if isinstance(value, str) else json.dumps(value).replace("null", "none"), 36)

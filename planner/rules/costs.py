@@ -1,0 +1,317 @@
+"""Rules on the cost of a run: memory, pipeline bubbles, slow links, and settings that would need less memory.
+
+They only warn, since every figure is an estimate: a plan that does not fit is still a plan, and says what would help.
+"""
+
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from itertools import combinations
+from math import ceil, inf
+from typing import Any, Final
+
+from attrs import evolve, fields_dict, frozen
+
+from xtrain.dsl.schema.cluster import CLUSTERS
+from xtrain.dsl.schema.setting import Auto
+from xtrain.dsl.spec import Spec
+from xtrain.dsl.values import Quantity
+from xtrain.plan.estimates import Estimates, Hardware, Remedy
+from xtrain.plan.findings import Findings
+from xtrain.plan.graph import obeying_launchers, restarts_of
+from xtrain.plan.mesh import largest_divisor
+from xtrain.plan.plan import Plan
+from xtrain.plan.views import TIGHT
+from xtrain.planner.costs.estimates import waiting
+from xtrain.planner.costs.run import goodput_of
+from xtrain.planner.resolved import Resolved
+from xtrain.text.units import amount_text, bytes_text, count_text, plural, seconds_text
+
+Judge = Callable[[Spec], Estimates | None]  # None: that spec has no plan
+
+MOST: Final = 3
+SMALL_CHUNK: Final = 256 * 2**20  # bytes of logits; smaller pieces make the products of the head slow
+
+
+@frozen
+class Change:
+    """Settings as `--set` texts, and by path as values."""
+
+    sets: tuple[str, ...]
+    values: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def of(cls, **texts: Any) -> "Change":
+        """`activation__mode="full"`: two underscores stand for a dot."""
+        values = tuple((name.replace("__", "."), value) for name, value in texts.items())
+        return cls(tuple(f"{path.removesuffix('.size')}={_text(value)}" for path, value in values), values)
+
+    def __add__(self, other: "Change") -> "Change":
+        return Change(self.sets + other.sets, self.values + other.values)
+
+    def applied(self, spec: Spec) -> Spec:
+        for path, value in self.values:
+            spec = _with(spec, path.split("."), value)
+        return spec
+
+
+def remedies(run: Resolved, cluster: Hardware, judge: Judge) -> tuple[Remedy, ...]:
+    """The cheapest changes after which the fullest rank fits with room to spare, at most three.
+
+    One change alone if any suffices, else two together; where nothing suffices, those that save most. Cheapest is what
+    costs the least time of a step, or where times are not known the least memory that is saved beyond need.
+    """
+    device = cluster.memory_bytes
+    if device is None:
+        return ()
+    changes = list(changes_of(run))
+    single = _tried(run.spec, changes, judge)
+    enough = [each for each in single if each.memory_bytes <= (1 - TIGHT) * device]
+    if not enough:
+        paths = [{path for path, _ in change.values} for change in changes]
+        pairs = [a + b for (a, p), (b, q) in combinations(zip(changes, paths, strict=True), 2) if not p & q]
+        double = _tried(run.spec, pairs, judge)
+        enough = [each for each in double if each.memory_bytes <= (1 - TIGHT) * device]
+        single += double
+    if enough:
+        return tuple(sorted(enough, key=_cost)[:MOST])
+    return tuple(sorted(single, key=lambda each: each.memory_bytes)[:1])
+
+
+def _cost(remedy: Remedy) -> tuple[bool, float, int]:
+    """What is not known to cost nothing comes last."""
+    return (remedy.seconds is None, remedy.seconds or 0.0, -remedy.memory_bytes)
+
+
+def _tried(spec: Spec, changes: list[Change], judge: Judge) -> list[Remedy]:
+    found = []
+    for change in changes:
+        estimates = judge(change.applied(spec))
+        if estimates is not None:
+            moves = any(each.memory.host_bytes for each in estimates.classes)  # over a bus that no estimate knows
+            seconds = estimates.times.step if estimates.times is not None and not moves else None
+            found.append(Remedy(sets=change.sets, memory_bytes=fullest(estimates), seconds=seconds))
+    return found
+
+
+def fullest(estimates: Estimates) -> int:
+    """Bytes on the rank that holds most."""
+    return max(each.memory.total_bytes for each in estimates.classes)
+
+
+def changes_of(run: Resolved) -> Iterator[Change]:
+    """Single changes that can save memory and leave what is computed as it is."""
+    spec, parallel = run.spec, run.spec.parallel
+    if spec.activation.mode == "none":
+        yield Change.of(activation__mode="selective")
+    if spec.activation.mode != "full":
+        yield Change.of(activation__mode="full")
+    if spec.loss.head == "vocabulary" and spec.loss.chunk.value > SMALL_CHUNK:
+        yield Change.of(loss__chunk=Quantity(SMALL_CHUNK, "bytes"))
+    if run.batch.micro % 2 == 0:
+        yield Change.of(batch__micro=run.batch.micro // 2, **same_rows(run, 2))
+    if run.dense_fsdp and run.sync == "step" and run.batch.accumulate > 1 and run.size("pp") == 1:
+        yield Change.of(parallel__fsdp__sync="microbatch")
+    if run.dense_fsdp and not run.reshard and run.size("pp") == 1:
+        yield Change.of(parallel__fsdp__reshard=True)
+    yield from _wider(run)
+    if spec.launch.device == "cpu":
+        return
+    if "offload" not in run.stack.unsupported and not parallel.fsdp.offload:
+        yield Change.of(parallel__fsdp__offload=True)
+    for saving in run.stack.savings(spec):
+        yield Change.of(**{f"parallel__{run.stack.kind}__{name}": value for name, value in saving.items()})
+
+
+def _wider(run: Resolved) -> Iterator[Change]:
+    """More ranks for one axis, taken from copies or from data ranks, with as many more microbatches."""
+    parallel, replicate, fsdp = run.spec.parallel, run.size("replicate"), run.size("fsdp")
+    lacks = run.stack.unsupported
+    if replicate > 1 and "fsdp" not in lacks:
+        sizes = {} if not isinstance(parallel.fsdp.size, int) else {"parallel__fsdp__size": fsdp * replicate}
+        yield Change.of(parallel__fsdp__replicate=1, **sizes)
+    if fsdp % 2:
+        return
+    rest: dict[str, Any] = {"parallel__fsdp__size": fsdp // 2} if isinstance(parallel.fsdp.size, int) else {}
+    rest |= same_rows(run, 2)
+    sizes = {"tp": 2 * run.size("tp"), "cp": 2 * run.context, "pp": 2 * run.size("pp")}
+    for axis, size in sizes.items():
+        if axis not in lacks and (axis != "tp" or size <= run.layout.mesh.ranks_per_node):
+            yield Change.of(**{f"parallel__{axis}__size": size}, **rest)
+
+
+def same_rows(run: Resolved, factor: Fraction | int) -> dict[str, Any]:
+    """Settings that keep the rows of a step where it has `factor` times as many microbatches on a data rank."""
+    batch, count = run.spec.batch, run.batch.accumulate * factor
+    if isinstance(batch.accumulate, Auto) and not isinstance(batch.rows, Auto):
+        return {}
+    return {"batch__accumulate": max(1, int(count))}
+
+
+def _with(block: Any, path: list[str], value: Any) -> Any:
+    name, *below = path
+    assert name in fields_dict(type(block)), f"{type(block).__name__} has no {name}"
+    return evolve(block, **{name: _with(getattr(block, name), below, value) if below else value})
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Quantity):
+        return f"{int(value.value) // 2**20} MiB"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+WAITS: Final = 0.20  # of a step, above which a pipeline wastes more than most runs do
+
+
+def check_costs(run: Resolved, cluster: Hardware, estimates: Estimates, found: Findings, judge: Judge) -> Estimates:
+    """Report what is dear about a run, and give its estimates back with remedies where memory does not suffice.
+
+    judge: estimates a changed spec on as many ranks.
+    """
+    _check_nodes(run, found)
+    if not CLUSTERS[cluster.preset].known:
+        return estimates  # there is nothing to hold them against
+    estimates = _check_memory(run, cluster, estimates, found, judge)
+    _check_bubble(run, estimates, found)
+    _check_need(run, cluster, estimates, found, judge)
+    _check_stuck(run, estimates, found)
+    return estimates
+
+
+def check_failures(plan: Plan, found: Findings) -> None:
+    """A run that fails more often than it is started again needs somebody who starts it."""
+    goodput = goodput_of(plan)
+    if goodput is None:
+        return
+    rule, expected = "failures.restarts", goodput.failures
+    setting, restarts = restarts_of(plan)
+    between, restart = seconds_text(goodput.faults.between), seconds_text(goodput.faults.restart)
+    if goodput.stands:
+        message = f"a device fails every {between}, a restart takes {restart}, and checkpoints are "
+        message += f"{seconds_text(goodput.interval)} of training apart: the run does not get on"
+        better = f"save every {seconds_text(goodput.best)}, which makes it {goodput.best_share:.1%}"
+        better = better if goodput.best_share >= 0.01 else "use fewer devices, or restarts that are shorter"
+        found.warn(rule, "W432", "cluster.mtbf", message, better)
+    elif goodput.interval == inf:
+        if goodput.trained is not None and round(goodput.trained / goodput.faults.between) == 0:
+            found.passed(rule, f"a device fails every {between}, and training takes {seconds_text(goodput.trained)}")
+        else:
+            message = f"a device fails every {between}, and no checkpoint is saved on the way"
+            found.warn(rule, "W432", "cluster.mtbf", message, "save with `every … checkpoint`")
+    elif expected is None:
+        found.unknown(rule, "how many failures there will be depends on the data")
+    elif round(expected) > restarts:
+        message = f"{amount_text(expected)} failures are expected, and "
+        message += f"{setting} is {restarts}" if setting else "nothing starts several machines again"
+        hint = f"use {setting or 'fault_tolerance.restarts'} {ceil(2 * expected)}"
+        hint += "" if setting else f" and launcher {obeying_launchers()}"
+        found.warn(rule, "W432", setting or "launch.nodes", message, f"{hint}, unless a scheduler starts the run again")
+    else:
+        found.passed(rule, f"{amount_text(expected)} failures are expected, and {plural(restarts, 'restart')} allowed")
+
+
+def _check_stuck(run: Resolved, estimates: Estimates, found: Findings) -> None:
+    """Ranks that compute are not to be taken for ranks that are stuck: they tell of every microbatch, in a pipeline of
+    every step."""
+    stuck, times, piped = run.spec.fault_tolerance.stuck, estimates.times, run.size("pp") > 1
+    if stuck is None or times is None:
+        return
+    longest = times.slow if piped else times.slow / run.batch.accumulate
+    if longest < stuck.value:
+        return
+    what = "a step of the pipeline" if piped else "a microbatch"
+    message = f"{what} may take {seconds_text(longest)}, and ranks count as stuck after {seconds_text(stuck.value)}"
+    found.warn("health.stuck", "W606", "fault_tolerance.stuck", message, f"use {ceil(longest / 30)} min or more")
+
+
+def _check_memory(run: Resolved, cluster: Hardware, estimates: Estimates, found: Findings, judge: Judge) -> Estimates:
+    rule, need, device = "memory.device", fullest(estimates), cluster.memory_bytes
+    if device is None:
+        found.unknown(rule, f"the fullest rank needs {bytes_text(need)}, and the memory of a device is unknown")
+        return estimates
+    share = f"{bytes_text(need)} of {bytes_text(device)} on the fullest rank"
+    if need <= (1 - TIGHT) * device:
+        found.passed(rule, f"{share}, {1 - need / device:.0%} free")
+        return estimates
+    estimates = evolve(estimates, remedies=remedies(run, cluster, judge))
+    certain = max(each.memory.states + each.memory.unsharded for each in estimates.classes)
+    if need <= device:
+        message = f"{share} leave {1 - need / device:.0%} free, less than {TIGHT:.0%}"
+    elif certain > device and not run.spec.parallel.fsdp.offload:
+        least = f"{bytes_text(certain)} of {bytes_text(device)}"
+        message = f"model states and the parameters that fsdp gathers alone take {least}"
+    else:
+        message = f"the run does not fit: {share}"
+    found.warn(rule, "W423", "cluster", message, _remedies_text(estimates, device))
+    return estimates
+
+
+def _remedies_text(estimates: Estimates, device: int) -> str:
+    if not estimates.remedies:
+        return "use more ranks, or a smaller model"
+    shown = []
+    for each in estimates.remedies:
+        step = "" if each.seconds is None else f" and {seconds_text(each.seconds)} a step"
+        shown.append(f"{', '.join(each.sets)} ({bytes_text(each.memory_bytes)}{step})")
+    if estimates.remedies[0].memory_bytes > (1 - TIGHT) * device:
+        return f"use more ranks: {shown[0]} is not enough"
+    return f"use {', or '.join(shown)}"
+
+
+def _check_bubble(run: Resolved, estimates: Estimates, found: Findings) -> None:
+    if run.size("pp") == 1:
+        return
+    rule, message = "pipeline.bubble", f"the pipeline bubble is {estimates.bubble:.0%} of a step"
+    if estimates.bubble <= WAITS:
+        found.passed(rule, message)
+        return
+    found.warn(rule, "W424", "parallel.pp.schedule", message, _fuller(run))
+
+
+def _fuller(run: Resolved) -> str:
+    """What makes a pipeline wait less: more stages on a rank, which take turns, or more microbatches."""
+    size, count, schedule = run.size("pp"), run.batch.accumulate, run.spec.parallel.pp.schedule
+    now = run.staging.stages_per_rank if schedule == "interleaved_1f1b" else 1
+    rounds = count % max(count // size, 1) == 0
+    for stages in (4, 2):
+        if now < stages and rounds and size * stages <= run.architecture.blocks and schedule in ("gpipe", "1f1b"):
+            sets = f"parallel.pp.schedule=interleaved_1f1b, parallel.pp.stages_per_rank={stages}"
+            return f"use {sets}: about {waiting(size, stages * count):.0%}"
+    return f"use twice the microbatches, {2 * count}: about {waiting(size, 2 * now * count):.0%}, or fewer stages"
+
+
+def _check_nodes(run: Resolved, found: Findings) -> None:
+    tp, rule = run.size("tp"), "mesh.tp.nodes"
+    if tp == 1:
+        return
+    axis = next(axis for axis in run.layout.mesh.axes if axis.name == "tp")
+    if axis.crosses_nodes:
+        inside = run.layout.mesh.ranks_per_node
+        message = f"tp {tp} crosses machines of {inside} ranks, and exchanges activations in every layer"
+        found.warn(rule, "W425", "parallel.tp.size", message, f"use tp {largest_divisor(tp, inside)}, or fewer")
+    else:
+        found.passed(rule, f"the ranks of tp {tp} are on one machine")
+
+
+def _check_need(run: Resolved, cluster: Hardware, estimates: Estimates, found: Findings, judge: Judge) -> None:
+    """Tensor parallel where fsdp alone would do: smaller products and waiting in each layer cost 15 to 20 points of MFU
+    in published runs (KempnerForge on H200, 7 B to 13 B parameters)."""
+    tp, parallel = run.size("tp"), run.spec.parallel
+    if tp == 1:
+        return
+    rule, device, times = "mesh.tp.need", cluster.memory_bytes, estimates.times
+    if device is None or times is None:
+        found.unknown(rule, "whether fsdp alone would do is not known without the cluster's memory and speed")
+        return
+    sizes = {"parallel__fsdp__size": run.size("fsdp") * tp} if isinstance(parallel.fsdp.size, int) else {}
+    change = Change.of(parallel__tp__size=1, **sizes, **same_rows(run, Fraction(1, tp)))
+    without = judge(change.applied(run.spec))
+    if without is None or without.times is None:
+        found.passed(rule, f"there are not enough rows without tp {tp}")
+        return
+    need, speed, now = fullest(without), without.times.tokens_per_second, times.tokens_per_second
+    shown = f"{bytes_text(need)} of {bytes_text(device)}, {count_text(speed)} tokens/s instead of {count_text(now)}"
+    if need <= (1 - TIGHT) * device and speed > now:
+        message = f"fsdp fits without tp {tp}: {shown}"
+        found.warn(rule, "W426", "parallel.tp.size", message, f"use {', '.join(change.sets)}")
+    else:
+        found.passed(rule, f"without tp: {shown}")

@@ -1,0 +1,206 @@
+"""Warnings about settings that are written and have no effect."""
+
+from xtrain.dsl.schema.cluster import Cluster
+from xtrain.dsl.schema.setting import settings_of
+from xtrain.dsl.spec import Spec
+from xtrain.plan.arithmetic import Arithmetic
+from xtrain.plan.findings import Findings
+from xtrain.plan.graph import obeying_launchers
+from xtrain.plan.groups import written_optimizers
+from xtrain.plan.mesh import shard_axes
+from xtrain.plan.weight_layout import draws_head
+from xtrain.planner.data.rules import actions_of
+from xtrain.planner.derive.layout import Layout, device_kind
+from xtrain.planner.derive.model import Shape
+from xtrain.planner.graph.saving import OF_WRITING
+from xtrain.planner.resolved import resolve_formats
+
+# Axis → the settings that only speak of it.
+OF_AXIS = {
+    "tp": ("sequence", "loss", "overlap"),
+    "pp": ("schedule", "stages_per_rank", "layers", "embedding_cost", "head_cost"),
+    "cp": ("fold",),
+}
+
+
+def check_idle(spec: Spec, shape: Shape, layout: Layout, batch: Arithmetic, found: Findings) -> None:
+    """Warn of every setting that another one makes idle."""
+    check_idle_saving(spec, found)
+    _check_idle_model(spec, shape, found)
+    for group, chosen in written_optimizers(spec).items():
+        for name, why in chosen.idle(spec):
+            _warn(spec, f"{group}optimizer.{name}", why, "remove it", found)
+    for name, why in spec.loss.idle():
+        _warn(spec, f"loss.{name}", why, "remove it", found)
+    _check_idle_actions(spec, layout, found)
+    _check_idle_watching(spec, found)
+    for name, why in spec.scheduler.idle().items():
+        _warn(spec, f"scheduler.{name}", why, "remove it", found)
+    _check_idle_axes(spec, layout, batch, found)
+    for kind, block in spec.parallel.of_stacks().items():
+        for name in settings_of(type(block)) if kind != spec.parallel.stack else ():
+            why = f"the stack is {spec.parallel.stack}"
+            _warn(spec, f"parallel.{kind}.{name}", why, f"use stack {kind}, or remove it", found)
+    for name, why in spec.parallel.execution.idle(spec):
+        _warn(spec, f"parallel.{spec.parallel.stack}.{name}", why, "remove it", found)
+    _check_idle_restarts(spec, layout, found)
+    for name, why in spec.launcher.idle() if spec.launcher is not None else ():
+        _warn(spec, f"launcher.{name}", why, "remove it", found)
+    if spec.batch.ramp_from is None:
+        why = "every step has the same rows without `ramp_from`"
+        _warn(spec, "batch.ramp", why, "set ramp_from, or remove it", found)
+    if spec.batch.workers and not spec.batch.prefetch:
+        _warn(spec, "batch.workers", "nothing is read ahead", "use prefetch 2, or remove it", found)
+    if spec.serve is not None and spec.serve.mode == "full":
+        _warn(spec, "serve.adapters", "clients train the model itself", "remove it", found)
+    if spec.serve is not None and layout.size("pp") > 1:
+        why = "a server computes the forwards of some microbatches, and then their backwards"
+        _warn(spec, "parallel.pp.schedule", why, "remove it", found)
+    if spec.activation.mode == "none":
+        for name in ("every", "save"):
+            _warn(spec, f"activation.{name}", "nothing is recomputed", "use mode full or selective", found)
+    if not spec.cluster.known:
+        for name in settings_of(Cluster):
+            if name not in ("nodes", "devices"):  # which say how many ranks there are
+                _warn(spec, f"cluster.{name}", "the cluster is none", "name a preset, or `other`", found)
+        return
+    if spec.cluster.mtbf is None:
+        _warn(spec, "cluster.restart", "nothing is said of failures", "give mtbf too, or remove it", found)
+    if layout.mesh.world_size == 1:
+        for name in ("store_rate", "connect"):
+            _warn(spec, f"cluster.{name}", "there is one rank", "remove it", found)
+    elif device_kind(spec) == "cpu":
+        _warn(spec, "cluster.connect", "ranks on CPUs have no communicators of GPUs", "remove it", found)
+    if spec.compile.mode == "none":
+        _warn(spec, "cluster.compile", "no block is compiled", "use compile { mode = default }, or remove it", found)
+
+
+def _check_idle_model(spec: Spec, shape: Shape, found: Findings) -> None:
+    """Of the model, its averages and its number formats."""
+    model, ema = spec.model, spec.ema
+    drawn = shape.weights is not None and draws_head(shape.architecture, shape.weights)
+    for name in spec.phases if not model.mtp else ():
+        _warn(spec, f"phase.{name}.mtp_weight", "no module predicts further tokens", "remove it", found)
+    for name, (why, hint) in model.idle().items():
+        if name == "init_std" and drawn:  # the head of rewards is drawn by it
+            continue
+        if name == "mtp" and any(phase.mtp_weight for phase in spec.phases.values()):
+            continue
+        _warn(spec, f"model.{name}", why, hint, found)
+    if spec.loss.head == "reward":
+        why = f"the head is that of rewards, for loss {spec.loss.kind}"
+        _warn(spec, "model.tie_embeddings", why, "remove it", found)
+    if resolve_formats(spec.precision, spec.parallel).compute == "fp64":
+        why = "it concerns fp32 products, and all products are fp64"
+        _warn(spec, "precision.matmul", why, "remove it", found)
+    if spec.precision.scaled is None:
+        for name in settings_of(type(spec.precision.fp8)):
+            why = f"compute is {spec.precision.compute}"
+            _warn(spec, f"precision.fp8.{name}", why, "write `compute = fp8 { … }`, or remove it", found)
+    published = spec.checkpoint.enabled or any(action.publishes for _, action in actions_of(spec))
+    if ema is not None and not published:
+        _warn(spec, "ema.publish", "checkpoint.enabled is false, so no weights are saved", "remove it", found)
+    looks = any(action.uses_averages for _, action in actions_of(spec))
+    if ema is not None and not looks and not any(dataset.holdout.value for dataset in spec.datasets.values()):
+        _warn(spec, "ema.eval", "nothing is evaluated or generated", "leave it out, or set a holdout", found)
+
+
+def _check_idle_restarts(spec: Spec, layout: Layout, found: Findings) -> None:
+    """A single machine is started again by xtrain itself, several by what has started them, but for replica groups."""
+    launcher, chosen = spec.launcher, spec.fault_tolerance
+    if (
+        layout.nodes == 1
+        or spec.parallel.execution.groups
+        or not chosen.restarts
+        or chosen.elastic
+        or (launcher and launcher.obeys_restarts)
+    ):
+        return
+    own = launcher.own_restarts() if launcher else None
+    hint = f"set {own[0]}, or remove it" if own else f"use launcher {obeying_launchers()}, or remove it"
+    why = "several machines are started again by what has started them"
+    _warn(spec, "fault_tolerance.restarts", why, hint, found)
+
+
+def _check_idle_actions(spec: Spec, layout: Layout, found: Findings) -> None:
+    """Of what ticks and events do."""
+    for path, action in actions_of(spec):
+        for name, (why, hint) in action.idle(spec, layout.mesh.world_size).items():
+            _warn(spec, f"{path}.{name}", why, hint, found)
+
+
+def _check_idle_watching(spec: Spec, found: Findings) -> None:
+    """Of what takes records and raises alerts."""
+    for tracker in spec.log.written():
+        for name, (why, hint) in tracker.idle().items():
+            _warn(spec, f"log.{tracker.kind}.{name}", why, hint, found)
+    if spec.alerts.memory is not None and device_kind(spec) == "cpu":
+        why = "on a CPU there is no planned memory to compare with"
+        _warn(spec, "alerts.memory", why, "remove it", found)
+
+
+def _check_idle_axes(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -> None:
+    """Of what is written for an axis of one rank, or of how gradients are summed where nothing is sharded."""
+    sizes = {"tp": layout.size("tp"), "pp": layout.size("pp"), "cp": layout.size("ring") * layout.size("ulysses")}
+    for axis, names in OF_AXIS.items():
+        if sizes[axis] == 1:
+            for name in names:
+                _warn(spec, f"parallel.{axis}.{name}", f"{axis} is 1", f"leave it out, or use {axis} 2", found)
+    if not _shards(spec, layout):
+        for name in ("reduce", "reshard", "sync", "prefetch"):
+            if name not in spec.parallel.execution.unsupported:
+                _warn(spec, f"parallel.fsdp.{name}", "nothing is sharded", "leave it out, or use fsdp 2", found)
+        return
+    if not _gathers(spec, layout):
+        _warn(spec, "parallel.fsdp.prefetch", "nothing is gathered", "leave it out, or use fsdp 2", found)
+    if batch.accumulate == 1 and spec.parallel.fsdp.sync == "microbatch" and spec.fault_tolerance.elastic is None:
+        _warn(spec, "parallel.fsdp.sync", "a step has one microbatch", "leave it out, or accumulate several", found)
+
+
+def check_idle_accumulation(spec: Spec, found: Findings) -> None:
+    """Warn of microbatches that are counted by the rows of a step, in a run that may go on with fewer ranks."""
+    why = "rows are given, and every number of ranks that elastic allows accumulates what they need"
+    _warn(spec, "batch.accumulate", why, "remove it", found)
+
+
+def check_idle_saving(spec: Spec, found: Findings) -> None:
+    """Warn of settings of `checkpoint` that another one makes idle."""
+    chosen = spec.checkpoint
+    if chosen.from_ is not None and chosen.pretrained is not None:
+        hint = "keep one: `from` goes on with the whole state, `pretrained` takes weights alone"
+        _warn(spec, "checkpoint.pretrained", "checkpoint.from loads the weights as well", hint, found)
+    if not chosen.enabled:
+        for name in OF_WRITING:
+            _warn(spec, f"checkpoint.{name}", "checkpoint.enabled is false", "remove it", found)
+    elif chosen.mode == "sync":
+        _warn(spec, "checkpoint.overlap", "training waits for every save", "use mode async", found)
+    elif chosen.mode == "async_pinned" and device_kind(spec) == "cpu":
+        _warn(spec, "checkpoint.mode", "memory is page-locked for GPUs alone", "use mode async", found)
+    if chosen.enabled and chosen.best is None:
+        _warn(spec, "checkpoint.best_is", "no `best` is followed", "add `best = eval.DATASET.loss`", found)
+
+
+def _warn(spec: Spec, path: str, why: str, hint: str, found: Findings) -> None:
+    origin = spec.origins.get(path)
+    if origin is not None and origin.kind not in ("default", "config"):
+        name = path.rpartition(".")[2]
+        found.warn(f"idle.{path}", "W401", path, f"{name} changes nothing, as {why}", hint)
+
+
+def _shards(spec: Spec, layout: Layout) -> bool:
+    """Whether any parameter is FSDP's; the same question as `Resolved.dense_fsdp` asks, before there is one."""
+    formats = resolve_formats(spec.precision, spec.parallel)
+    copies = set() if spec.parallel.execution.groups else {"replicate"}
+    copies |= {"ep_replicate"} if spec.model.experts > 0 else set()
+    wide = _gathers(spec, layout) or any(_sizes(layout)[axis] > 1 for axis in copies)
+    return wide or formats.compute != formats.params or spec.parallel.fsdp.offload
+
+
+def _gathers(spec: Spec, layout: Layout) -> bool:
+    """Whether other ranks have pieces of a parameter of FSDP; as `Resolved.prefetch` asks."""
+    axes = {*shard_axes(spec.parallel, layout.mesh), *(("ep_fsdp",) if spec.model.experts > 0 else ())}
+    return any(_sizes(layout)[axis] > 1 for axis in axes)
+
+
+def _sizes(layout: Layout) -> dict[str, int]:
+    return {axis.name: axis.size for axis in (*layout.mesh.axes, *layout.mesh.expert_axes)}

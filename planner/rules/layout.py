@@ -1,0 +1,446 @@
+"""Rules on the layout: model shape, row length and mesh, execution stacks, multi-token prediction, live teachers.
+
+Every rule is checked; none stops the next.
+"""
+
+from collections.abc import Iterator
+from math import gcd, lcm, prod
+from typing import Final
+
+from attrs import evolve, frozen
+
+from xtrain.dsl.schema.data_components import row_link
+from xtrain.dsl.schema.model import expert_families
+from xtrain.dsl.schema.parallel import STACKS, Ep
+from xtrain.dsl.schema.setting import AUTO, Auto
+from xtrain.dsl.spec import Spec
+from xtrain.plan.architecture import Architecture, parameters
+from xtrain.plan.arithmetic import LONGEST_PADDING, Arithmetic
+from xtrain.plan.findings import Findings
+from xtrain.plan.hardware import is_installed
+from xtrain.plan.mesh import (
+    AXES,
+    DIMENSION,
+    build_mesh,
+    cuts_of,
+    found_again,
+    largest_divisor,
+    nearest_multiples,
+    piece,
+    shard_axes,
+)
+from xtrain.plan.parameters import count_parameters
+from xtrain.plan.pipeline import ZERO_BUBBLE
+from xtrain.planner.derive.further_models import TEACHER_PATH as PATH
+from xtrain.planner.derive.further_models import TEACHER_RULE as RULE
+from xtrain.planner.derive.further_models import TeacherShape
+from xtrain.planner.derive.layout import Layout, device_kind, heads_allow
+from xtrain.planner.derive.model import loads_weights
+from xtrain.planner.derive.pipeline import assign_stages
+from xtrain.planner.resolved import Formats, Resolved, resolve_align, resolve_formats
+
+
+def check_topology(spec: Spec, architecture: Architecture, layout: Layout, batch: Arithmetic, found: Findings) -> None:
+    """Report every way in which the model does not fit the mesh; axes of size 1 ask for nothing."""
+    _check_heads(architecture, layout, found)
+    _check_widths(spec, architecture, layout, found)
+    if "cp" not in layout.unsettled:
+        _check_ulysses(spec, architecture, layout, found)
+        _check_sequence(spec, architecture, layout, batch, found)
+        _check_align(spec, layout, batch, found)
+    _check_dealing(spec, layout, batch, found)
+    if "ep" not in spec.parallel.execution.unsupported:
+        _check_experts(spec, architecture, layout, found)
+
+
+def _check_heads(architecture: Architecture, layout: Layout, found: Findings) -> None:
+    tp = layout.size("tp")
+    for code, name, count in (("X402", "heads", architecture.heads), ("X403", "kv_heads", architecture.kv_heads)):
+        if tp == 1:
+            return
+        if count % tp:
+            hint = f"use tp {_smaller_tp(architecture, tp)}, or {name} {nearest_multiples(count, tp)}"
+            found.fail(
+                f"mesh.tp.{name}", code, "parallel.tp.size", f"{name} {count} cannot be split over tp {tp}", hint
+            )
+            return  # where query heads cannot be split, key/value heads cannot either, which divide them
+        found.passed(f"mesh.tp.{name}", f"{name} {count} / tp {tp} = {count // tp}")
+
+
+def _smaller_tp(architecture: Architecture, tp: int) -> int:
+    """The largest size up to `tp` over which everything can be split that tensor parallelism splits evenly."""
+    widths = [architecture.heads, architecture.kv_heads, *([] if architecture.is_moe else [architecture.ffn])]
+    return largest_divisor(gcd(*widths), tp)
+
+
+def _check_widths(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
+    """Feed-forward layers are cut evenly; rows of the vocabulary need not be, but no rank may be left without any."""
+    tp, ffn, vocab = layout.size("tp"), architecture.ffn, architecture.vocab
+    if tp == 1:
+        return
+    layers = (layer for kind in architecture.kinds for layer in kind.block.layers())
+    if not architecture.is_moe and any("ffn" in layer.reads for layer in layers):
+        if ffn % tp:
+            hint = f"use ffn {nearest_multiples(ffn, tp)}, or tp {_smaller_tp(architecture, tp)}"
+            found.fail("mesh.tp.ffn", "X420", "model.ffn", f"ffn {ffn} cannot be split over tp {tp}", hint)
+        else:
+            found.passed("mesh.tp.ffn", f"ffn {ffn} / tp {tp} = {ffn // tp}")
+    _check_weights(architecture, tp, found)
+    last = piece(vocab, tp, tp - 1)
+    if last == 0:
+        each = piece(vocab, tp, 0)
+        message = f"vocab {vocab} in pieces of {each} leaves nothing for the last of tp {tp} ranks"
+        hint = f"use vocab {each * tp}, or a smaller tp"
+        found.fail("mesh.tp.vocab", "X420", "model.vocab", message, hint)
+        return
+    shards = prod(layout.size(axis) for axis in shard_axes(spec.parallel, layout.mesh))
+    if vocab % tp and not layout.unsettled and not found_again(vocab, tp, shards):
+        message = (
+            f"vocab {vocab} is uneven over tp {tp}, and torch cannot find such pieces again on {shards} fsdp shards"
+        )
+        found.fail("mesh.tp.vocab", "X420", "model.vocab", message, f"use vocab {-(-vocab // tp) * tp}")
+    else:
+        found.passed("mesh.tp.vocab", f"vocab {vocab} / tp {tp}: {piece(vocab, tp, 0)} rows a rank, the last {last}")
+
+
+def _check_weights(architecture: Architecture, tp: int, found: Findings) -> None:
+    """What a block has of other widths than heads and ffn is cut evenly too."""
+    if found.failed:
+        return
+    for weight in (each for kind in architecture.kinds for each in kind.block.parameters(architecture)):
+        extent = weight.shape[min(DIMENSION[weight.cut], len(weight.shape) - 1)] if weight.cut else 0
+        if extent % tp:
+            shape = " × ".join(map(str, weight.shape))
+            side = "inputs" if weight.cut == "row" else "outputs"
+            message = f"the {extent} {side} of {weight.name} ({shape}) cannot be split over tp {tp}"
+            hint = f"use tp {largest_divisor(extent, tp)}, or a width that is a multiple of {tp}"
+            found.fail("mesh.tp.weights", "X420", "parallel.tp.size", message, hint)
+            return
+
+
+def _check_ulysses(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
+    """Query heads are dealt out; key/value heads too, or copied where there are fewer of them than ranks."""
+    tp, ulysses = layout.size("tp"), layout.size("ulysses")
+    if ulysses == 1 or architecture.heads % tp or architecture.kv_heads % tp:
+        return
+    own, own_kv = architecture.heads // tp, architecture.kv_heads // tp
+    hint = _ulysses_hint(spec, own, own_kv, ulysses)
+    if own % ulysses:
+        message = f"the {own} query heads of a tp rank cannot be split over ulysses {ulysses}"
+        found.fail("mesh.ulysses.heads", "X402", "parallel.cp.ulysses", message, hint)
+        return
+    found.passed("mesh.ulysses.heads", f"{own} query heads / ulysses {ulysses} = {own // ulysses}")
+    divides = own_kv % ulysses if ulysses <= own_kv else ulysses % own_kv
+    if divides:
+        verb = "split over" if ulysses <= own_kv else "copied evenly to"
+        message = f"the {own_kv} key/value heads of a tp rank cannot be {verb} ulysses {ulysses}"
+        found.fail("mesh.ulysses.kv_heads", "X403", "parallel.cp.ulysses", message, hint)
+    else:
+        found.passed("mesh.ulysses.kv_heads", f"{own_kv} key/value heads on ulysses {ulysses}")
+
+
+def _ulysses_hint(spec: Spec, heads: int, kv_heads: int, ulysses: int) -> str:
+    cp = spec.parallel.cp
+    best = next(u for u in range(ulysses, 0, -1) if cp.size % u == 0 and heads_allow(u, heads, kv_heads))
+    if isinstance(cp.ring, Auto):
+        return f"use ulysses {best}"
+    return f"use ulysses {best} with ring {cp.size // best}, or leave both auto"
+
+
+def _check_sequence(spec: Spec, architecture: Architecture, layout: Layout, batch: Arithmetic, found: Findings) -> None:
+    """Each ring rank takes two chunks of a row, one early and one late, so that causal work is even (zigzag).
+
+    The experts of a tensor-parallel model always work on a piece of the sequence.
+    """
+    ring, ulysses = layout.size("ring"), layout.size("ulysses")
+    tp = layout.size("tp") if spec.parallel.tp.sequence or architecture.is_moe else 1
+    chunks = 2 * ring if ring > 1 else 1
+    divisor = chunks * ulysses * tp
+    if divisor == 1:
+        return
+    parts = {f"2 · ring {ring}": chunks, f"ulysses {ulysses}": ulysses, f"tp {tp}": tp}
+    shown = " · ".join(text for text, size in parts.items() if size > 1)
+    if batch.sequence % divisor:
+        hint = f"use sequence {nearest_multiples(batch.sequence, divisor)}"
+        message = f"sequence {batch.sequence} is not a multiple of {shown} = {divisor}"
+        found.fail("batch.sequence", "X405", "batch.sequence", message, hint)
+    else:
+        found.passed("batch.sequence", f"sequence {batch.sequence} is a multiple of {shown} = {divisor}")
+
+
+def _check_align(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -> None:
+    """A ring cuts every document of a row, and the padding behind the last one, into 2 · ring equal chunks."""
+    given, ring = row_link(spec.collate).align, layout.size("ring")
+    if isinstance(given, Auto) and ring == 1:
+        return
+    align, sequence = resolve_align(spec, ring), batch.sequence
+    chunks = 2 * ring if ring > 1 else 1
+    good = [d for d in range(chunks, min(LONGEST_PADDING, sequence) + 1, chunks) if sequence % d == 0]
+    if isinstance(given, Auto) and not good:
+        return  # the length of the row is at fault, and that has been said
+    nearest = min(good, key=lambda d: (abs(d - align), d), default=chunks)
+    hint = f"use align {nearest}" if good else f"use align {chunks}, and sequence {nearest_multiples(sequence, chunks)}"
+    rule = "data.align"
+    if align % chunks:
+        message = f"align {align} is not a multiple of 2 · ring {ring} = {chunks}"
+        found.fail(rule, "X414", "collate", message, hint)
+    elif sequence % align:
+        message = f"align {align} does not divide sequence {sequence}"
+        others = nearest_multiples(sequence, lcm(align, chunks))
+        found.fail(rule, "X414", "collate", message, f"{hint}, or sequence {others}" if good else hint)
+    elif align > LONGEST_PADDING:
+        message = f"align {align} is longer than a segment of padding, {LONGEST_PADDING} positions"
+        found.fail(rule, "X414", "collate", message, hint)
+    else:
+        found.passed(rule, f"documents are padded to multiples of {align}, {sequence // align} of them a row")
+
+
+def _check_dealing(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -> None:
+    """Rows can be dealt by what they cost if there are several ranks, and more of a step's rows than ranks."""
+    ranks = layout.mesh.data_ranks
+    packing = row_link(spec.collate).packing
+    if not packing.balances:
+        return
+    if ranks > 1 and batch.rows > ranks:
+        found.passed(
+            "data.dealing", f"{batch.rows} rows a step are dealt to {ranks} data ranks by what attention costs"
+        )
+        return
+    why = "one data rank takes all rows" if ranks == 1 else f"each of {ranks} data ranks takes one row a step"
+    hint = f"write `pack({packing.rows()})`, which packs the same rows"
+    hint += "" if ranks == 1 else ", or take more rows a step"
+    found.warn("data.dealing", "W502", "collate", f"pack({packing.kind}) has nothing to balance: {why}", hint)
+
+
+def _check_experts(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
+    ep = spec.parallel.ep.size
+    if ep == 1:
+        return
+    if not architecture.is_moe:
+        message = f"ep {ep}, but a {architecture.family} model has no experts"
+        hint = f"use ep 1, or a family of {', '.join(expert_families())}"
+        found.fail("mesh.ep.family", "X409", "parallel.ep.size", message, hint)
+    elif architecture.experts % ep:
+        experts = architecture.experts
+        fitting = gcd(experts, layout.expert_group) if not layout.unsettled else experts
+        hint = f"use ep {largest_divisor(fitting, ep)}, or experts {nearest_multiples(experts, ep)}"
+        message = f"{experts} experts cannot be split over ep {ep}"
+        found.fail("mesh.ep.experts", "X406", "parallel.ep.size", message, hint)
+    else:
+        found.passed("mesh.ep.experts", f"{architecture.experts} experts / ep {ep} = {architecture.experts // ep}")
+
+
+def check_stack(spec: Spec, found: Findings) -> None:
+    """Report settings that torch cannot combine, or of which one leaves the other without effect."""
+    _check_support(spec, found)
+    for each in spec.parallel.execution.conflicts(spec):
+        found.fail(f"mesh.stack.with.{each.setting}", "X415", each.setting, each.message, each.hint)
+    _check_zero_bubble(spec, found)
+    _check_sync(spec, found)
+    _check_offload(spec, found)
+    _check_bodies(spec, found)
+
+
+def check_installed(spec: Spec, found: Findings) -> None:
+    """Report a stack whose package is not here: no other rule depends on what a machine has."""
+    stack = spec.parallel.execution
+    if stack.package and not is_installed(stack.package):
+        message = f"stack {stack.kind} needs the package {stack.package}, which is not installed here"
+        hint = f"install it with `pip install '{stack.install}'`, or use stack parallel"
+        found.fail("mesh.stack.package", "X715", "parallel.stack", message, hint)
+
+
+def _check_bodies(spec: Spec, found: Findings) -> None:
+    """The schedule of a pipeline decides when which microbatch goes forward and backward through which stage."""
+    for name, body in (("step", spec.step), ("evaluation_step", spec.evaluation_step)):
+        if body is not None and spec.parallel.pp.size != 1:
+            message = f"{body.function} takes whole microbatches through the model, and pp is {spec.parallel.pp.size}"
+            found.fail(f"mesh.pp.{name}", "X431", f"{name}.name", message, f"use pp 1, or remove `{name}`")
+
+
+def _check_support(spec: Spec, found: Findings) -> None:
+    """Report what the stack of the spec does not support."""
+    parallel, fsdp = spec.parallel, spec.parallel.fsdp
+    formats = resolve_formats(spec.precision, parallel)
+    lacks = parallel.execution.unsupported
+
+    def refuse(name: str, path: str, what: str, hint: str) -> None:
+        """name: of what is unsupported. what: the value that the spec has, behind the reason."""
+        other = next((kind for kind, stack in STACKS.items() if name not in stack.unsupported), None)
+        hint = hint if other is None else f"{hint}, or stack {other}"
+        message = f"stack {parallel.stack} {lacks[name]}{what}"
+        rule = path if path.startswith("precision") else path.removeprefix("parallel.")
+        found.fail(f"mesh.stack.{rule}", "X415", path, message, hint)
+
+    for axis in ("tp", "pp", "cp", "ep"):
+        if axis in lacks and (size := getattr(parallel, axis).size) != 1:
+            refuse(axis, f"parallel.{axis}.size", f", and {axis} is {size}", f"use {axis} 1")
+    if "fsdp" in lacks and fsdp.size != 1 and not isinstance(fsdp.size, Auto):
+        hint = f"use fsdp auto: all ranks are then replicas, or fsdp 1 {{ replicate = {fsdp.size * fsdp.replicate} }}"
+        refuse("fsdp", "parallel.fsdp.size", f", and fsdp is {fsdp.size}", hint)
+    if "compute" in lacks and formats.compute != formats.params:
+        what = f", {formats.params}, not in {formats.compute}"
+        refuse("compute", "precision.compute", what, f"use compute {formats.params}")
+    if "reduce" in lacks and formats.reduce != formats.params:
+        what = f", {formats.params}, not in {formats.reduce}"
+        refuse("reduce", "parallel.fsdp.reduce", what, f"use reduce {formats.params}")
+    for name, usual in (("reshard", AUTO), ("sync", "auto"), ("prefetch", AUTO), ("offload", False)):
+        if name in lacks and getattr(fsdp, name) != usual:
+            refuse(name, f"parallel.fsdp.{name}", "", f"use {name} {str(usual).lower()}")
+
+
+def _check_zero_bubble(spec: Spec, found: Findings) -> None:
+    """A backward in two parts looks for gathered parameters after FSDP has freed them, torch refuses compiled blocks,
+    and a stage that comes back to the rank of the first one would share its embedding."""
+    pp, fsdp = spec.parallel.pp, spec.parallel.fsdp
+    if pp.size == 1 or pp.schedule not in ZERO_BUBBLE:
+        return
+    others = "or schedule interleaved_1f1b"
+    if fsdp.reshard is True:
+        message = f"schedule {pp.schedule} loses the gradients of parameters that reshard has freed"
+        found.fail("mesh.pp.reshard", "X416", "parallel.fsdp.reshard", message, f"use reshard false, {others}")
+    else:
+        found.passed("mesh.pp.reshard", f"schedule {pp.schedule} finds parameters gathered")
+    if spec.compile.mode != "none":
+        message = f"schedule {pp.schedule} splits the backward of a block, which torch.compile does not support"
+        found.fail("mesh.pp.compile", "X416", "compile.mode", message, f"use mode none, {others}")
+    if spec.activation.tile_mlp != 1:
+        message = f"schedule {pp.schedule} takes gradients of weights later, and tile_mlp takes all of a piece together"
+        found.fail("mesh.pp.tile_mlp", "X416", "activation.tile_mlp", message, f"use tile_mlp 1, {others}")
+    if pp.schedule == "zbv" and spec.model.tie_embeddings and spec.loss.head == "vocabulary":
+        message = "schedule zbv has the first and the last stage on one rank, and fsdp cannot shard one matrix in both"
+        found.fail("mesh.pp.tied", "X416", "model.tie_embeddings", message, f"use tie_embeddings false, {others}")
+
+
+def _check_sync(spec: Spec, found: Findings) -> None:
+    if spec.parallel.pp.size != 1 and spec.parallel.fsdp.sync == "microbatch":
+        message = "pipeline schedules sum gradients once a step, and sync is microbatch"
+        found.fail("mesh.pp.sync", "X427", "parallel.fsdp.sync", message, "use sync auto, or pp 1")
+
+
+def _check_offload(spec: Spec, found: Findings) -> None:
+    if not spec.parallel.fsdp.offload:
+        return
+    if device_kind(spec) == "cpu":
+        message = "offload moves model states from cuda to host memory, and launch.device is cpu"
+        found.fail("mesh.offload", "X417", "parallel.fsdp.offload", message, "use offload false, or device cuda")
+    elif device_kind(spec) == "cuda":
+        found.passed("mesh.offload", "model states of cuda devices lie in host memory")
+    else:
+        found.unknown("mesh.offload", "launch.device is auto: on a machine without cuda the run ends with an error")
+
+
+MTP_CODE: Final = "X445"
+MTP_RULE: Final = "model.mtp"
+MTP_PATH: Final = "model.mtp"
+
+MtpProblem = tuple[str, str]
+
+
+def check_further(spec: Spec, layout: Layout, found: Findings) -> None:
+    """Report why further tokens cannot be predicted."""
+    if not spec.model.mtp:
+        return
+    problems = list(_problems(spec, layout))
+    for message, hint in problems[:1]:
+        found.fail(MTP_RULE, MTP_CODE, MTP_PATH, message, hint)
+    if not problems:
+        found.passed(MTP_RULE, f"{spec.model.mtp} behind the last block, with its embedding and its head")
+
+
+def _problems(spec: Spec, layout: Layout) -> Iterator[MtpProblem]:
+    """(what is wrong, what to write)."""
+    if not spec.loss.plain:
+        yield (
+            f"modules learn by the cross-entropy of each token, and the loss is {spec.loss.kind}",
+            ("remove `mtp`, or choose the plain `loss cross_entropy`"),
+        )
+    if layout.size("pp") > 1 and spec.parallel.pp.schedule in ZERO_BUBBLE:
+        yield (
+            f"schedule {spec.parallel.pp.schedule} splits the backward, and that of modules, which begins at several "
+            "losses, is not split",
+            "use schedule 1f1b or interleaved_1f1b",
+        )
+    if spec.is_adapted:
+        yield "an adapter is trained on the model as it is", "remove `mtp` or the adapter"
+    if spec.model.frozen:
+        yield "modules are trained with all of the model", "remove `mtp` or `frozen`"
+    if loads_weights(spec) and not type(spec.model).stored.further_tokens:
+        message = f"files of {spec.model.family} have no modules that predict further tokens"
+        yield message, "remove `mtp`, or write `weights = none`"
+    if spec.rollout is not None:
+        yield "rollouts learn by a loss of policies", "remove `mtp` or `rollout`"
+    if spec.step is not None:
+        yield "a step of your own calls the model by itself", "remove `mtp` or `step`"
+    if spec.compile.mode != "none":
+        yield "modules call the embedding, which lies outside of the blocks that are compiled", "use compile none"
+
+
+@frozen
+class FittedTeacher:
+    """spec: of a run of the teacher alone, with the axes that cut it. layout: of the ranks that compute it together:
+    those of one pipeline stage, and one rank of tp where that does not cut it."""
+
+    spec: Spec
+    shape: TeacherShape
+    layout: Layout
+
+    def resolved(self, run: Resolved) -> Resolved:
+        """As nodes and estimates take a model: nothing of it is trained, and all is in the format that the run computes
+        in."""
+        arch, compute = self.shape.architecture, run.formats.compute
+        everything = frozenset(tensor.name for tensor in parameters(arch))
+        return Resolved(
+            spec=self.spec,
+            architecture=arch,
+            layout=self.layout,
+            batch=run.batch,
+            training=(),
+            phases=(),
+            formats=Formats(params=compute, compute=compute, reduce=compute),
+            inventory=count_parameters(arch, everything),
+            cuts=cuts_of(self.spec.parallel, self.layout.mesh, arch),
+            staging=assign_stages(self.spec, arch, self.layout, Findings(self.spec)),
+            weights=self.shape.weights,
+        )
+
+
+def fit_teacher(
+    spec: Spec, shape: TeacherShape | None, layout: Layout, batch: Arithmetic, found: Findings
+) -> FittedTeacher | None:
+    """The teacher cut as the model is, or, where tp does not cut it, whole on the ranks of tp; None if there is none,
+    or if it fits in neither way."""
+    teacher = spec.loss.learns_from
+    if teacher is None or not teacher.live or shape is None or found.failed or layout.unsettled:
+        return None
+    tp, sparse = layout.size("tp"), shape.architecture.is_moe
+    first = None
+    for each in dict.fromkeys((tp,) if sparse else (tp, 1)):
+        fitted = _fitted(spec, shape, layout, each)
+        own = Findings(fitted.spec)
+        check_topology(fitted.spec, shape.architecture, fitted.layout, batch, own)
+        if not own.failed:
+            found.passed(f"{RULE}.layout", f"{teacher.folder} is cut by {_axes(fitted)}")
+            return fitted
+        first = first or own.diagnostics.errors[0]
+    assert first is not None
+    message = f"the teacher {teacher.folder} cannot compute beside the model: {first.message}"
+    hint = "store what it holds probable, without `live`, or use a layout that cuts both models"
+    found.fail(f"{RULE}.layout", first.code, PATH, message, hint)
+    return None
+
+
+def _fitted(spec: Spec, shape: TeacherShape, layout: Layout, tp: int) -> FittedTeacher:
+    arch, mesh = shape.architecture, layout.mesh
+    sizes = {axis: layout.size(axis) for axis in AXES} | {"pp": 1, "tp": tp}
+    ep = layout.ep if arch.is_moe else 1
+    parallel = spec.parallel
+    parallel = evolve(parallel, ep=Ep(size=ep), tp=evolve(parallel.tp, size=tp), pp=evolve(parallel.pp, size=1))
+    own = build_mesh(sizes, ep=ep, ranks_per_node=mesh.ranks_per_node)
+    alone = evolve(shape.spec, parallel=parallel, launch=spec.launch, cluster=spec.cluster, collate=spec.collate)
+    return FittedTeacher(alone, shape, evolve(layout, mesh=own, ep=ep, reasons={}))
+
+
+def _axes(fitted: FittedTeacher) -> str:
+    wide = [f"{axis} {fitted.layout.size(axis)}" for axis in AXES if fitted.layout.size(axis) > 1]
+    return " · ".join(wide) or "no axis"

@@ -1,0 +1,263 @@
+"""Rules on modules: recomputation, attention kernels, tiles, quantized bases and fp8."""
+
+from typing import Final
+
+from xtrain.dsl.schema.cluster import CLUSTERS
+from xtrain.dsl.schema.precision import BLOCKS, RECIPES, Base
+from xtrain.dsl.schema.setting import Auto
+from xtrain.dsl.spec import Spec
+from xtrain.plan.architecture import Architecture, BlockParameter, name_in_block
+from xtrain.plan.arithmetic import Arithmetic
+from xtrain.plan.findings import Findings
+from xtrain.plan.hardware import EXACT, FP8, NARROWEST
+from xtrain.plan.parameters import fp8_matrices, frozen_names, idle_patterns, quantised_names, uneven_matrices
+from xtrain.plan.parameters import product_matrices as matrices_of
+from xtrain.plan.pipeline import ZERO_BUBBLE
+from xtrain.planner.data.rules import actions_of
+from xtrain.planner.derive.layout import Layout, device_kind
+from xtrain.planner.resolved import exchanges, resolve_formats, resolve_tile
+
+
+def check_modules(spec: Spec, architecture: Architecture, layout: Layout, batch: Arithmetic, found: Findings) -> None:
+    """Report settings that would change nothing in the model, and kernels that cannot do what the mesh asks for;
+    and actions that cannot be done with the model."""
+    _check_activation(spec, architecture, layout, found)
+    _check_tiles(spec, architecture, layout, batch, found)
+    _check_attention(spec, architecture, layout, found)
+    _check_overlap(spec, layout, found)
+    _check_deterministic(spec, found)
+    _check_actions(spec, architecture, found)
+
+
+def _check_overlap(spec: Spec, layout: Layout, found: Findings) -> None:
+    """Products that go on while pieces travel are made by torch.compile, of collectives over positions, for CUDA."""
+    tp, path, rule = spec.parallel.tp, "parallel.tp.overlap", "mesh.tp.overlap"
+    if not tp.overlap or layout.size("tp") == 1:
+        return
+    if device_kind(spec) == "cpu":
+        message, hint = "overlap uses memory that CUDA devices share, and the device is cpu", "use overlap false"
+    elif spec.compile.mode == "none":
+        message, hint = (
+            "overlap is made by torch.compile, and nothing is compiled",
+            "add `compile {}`, or use overlap false",
+        )
+    elif not tp.sequence:
+        message = "overlap multiplies what is gathered and scattered along the sequence, and tp.sequence is false"
+        hint = "use sequence true, or overlap false"
+    elif device_kind(spec) == "cuda":
+        found.passed(rule, "products of compiled blocks go on while pieces travel")
+        return
+    else:
+        found.unknown(rule, "launch.device is auto: on a machine without cuda the run ends with an error")
+        return
+    found.fail(rule, "X446", path, message, hint)
+
+
+def _check_deterministic(spec: Spec, found: Findings) -> None:
+    """What is chosen by how long it takes may be another thing the next time."""
+    if not spec.precision.deterministic or spec.compile.mode != "max_autotune":
+        return
+    message = "compile max_autotune chooses kernels by their time, and precision.deterministic wants the same each time"
+    found.fail("compile.deterministic", "X448", "compile.mode", message, "use mode default, or deterministic false")
+
+
+def _check_actions(spec: Spec, architecture: Architecture, found: Findings) -> None:
+    """What ticks and events do to the model."""
+    for path, action in actions_of(spec):
+        kind, number, *_ = path.split(".")
+        event = spec.events[int(number)].event if kind == "on" else ""
+        for name, (code, message, hint) in action.faults(event, architecture, spec.precision.base).items():
+            found.fail(f"model.{path}", code, f"{path}.{name}".rstrip("."), message, hint)
+
+
+def _check_activation(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
+    chosen, layers = spec.activation, architecture.layers
+    if chosen.mode == "none":
+        return
+    if chosen.every > layers:
+        message = f"every {chosen.every} selects none of {layers} layers"
+        found.fail("activation.every", "X418", "activation.every", message, f"use every {layers} or less")
+    else:
+        found.passed("activation.every", f"{layers // chosen.every} of {layers} layers are recomputed")
+    if isinstance(chosen.save, Auto):
+        return
+    if chosen.mode == "full":
+        message = "full recomputation keeps only the input of a block, so save has no effect"
+        hint = "use save auto, or write `activation selective`"
+        found.fail("activation.save", "X418", "activation.save", message, hint)
+    elif not chosen.save:
+        message = "selective recomputation that keeps nothing is full recomputation"
+        hint = "use save [matmul], or write `activation full`"
+        found.fail("activation.save", "X418", "activation.save", message, hint)
+    elif "all_to_all" in chosen.save and "cp" not in layout.unsettled and not exchanges(spec, layout):
+        others = ", ".join(word for word in chosen.save if word != "all_to_all") or "matmul"
+        message = "save names all_to_all, and without ep or ulysses there is none"
+        found.fail("activation.save", "X418", "activation.save", message, f"use save [{others}]")
+    else:
+        found.passed("activation.save", f"{', '.join(chosen.save)} are kept")
+
+
+def _check_tiles(spec: Spec, architecture: Architecture, layout: Layout, batch: Arithmetic, found: Findings) -> None:
+    """Feed-forward layers in pieces, of which there are some, and no more than there are positions."""
+    pieces, path = spec.activation.tile_mlp, "activation.tile_mlp"
+    if pieces == 1:
+        return
+    positions = batch.micro * batch.sequence // (layout.size("ring") * layout.size("ulysses"))
+    if not any(kind.block.tiles for kind in architecture.kinds):
+        message = "tile_mlp cuts feed-forward layers into pieces, and all blocks have experts in their place"
+        found.fail(path, "X418", path, message, "use tile_mlp 1")
+    elif isinstance(pieces, int) and pieces > positions and "cp" not in layout.unsettled:
+        message = f"tile_mlp {pieces} is more than the {positions:,} positions of a microbatch that a rank has"
+        found.fail(path, "X418", path, message, f"use tile_mlp auto, or {positions} or less")
+    elif resolve_tile(spec.activation, architecture.dim, positions) is None:
+        message = f"tile_mlp changes nothing, as the {positions:,} positions of a microbatch are one piece"
+        found.warn(f"idle.{path}", "W401", path, message, "leave it out")
+    else:
+        found.passed(path, "feed-forward layers are computed in pieces of the positions")
+
+
+def _not_in_blocks(spec: Spec) -> str:
+    compute = resolve_formats(spec.precision, spec.parallel).compute
+    if device_kind(spec) == "cuda":
+        return "the device is cuda"
+    if compute not in EXACT:
+        return f"computation is in {compute}"
+    return "" if spec.compile.mode == "none" else "the model is compiled"
+
+
+def _check_attention(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
+    """A ring has a kernel of its own, which goes document by document and block by block; flex is made for cuda, and
+    blocks for a CPU."""
+    kernel, ring = spec.model.attention, layout.size("ring")
+    if kernel == "flex" and device_kind(spec) == "cpu":
+        message = "attention flex has no backward on cpu, and launch.device is cpu"
+        found.fail("model.attention", "X419", "model.attention", message, "use attention auto, or device cuda")
+    elif kernel == "flex" and architecture.head_dim < NARROWEST:
+        message = f"flex has no kernel for heads of less than {NARROWEST}, and these are {architecture.head_dim} wide"
+        hint = "use attention auto, or documents, or wider heads"
+        found.fail("model.attention_heads", "X419", "model.attention", message, hint)
+    elif kernel == "blocks" and (reason := _not_in_blocks(spec)):
+        message = f"attention blocks is made for plain products on cpu in fp32 and fp64, and {reason}"
+        found.fail("model.attention", "X419", "model.attention", message, "use attention auto")
+    if "cp" in layout.unsettled or ring == 1 or kernel in ("auto", "documents"):
+        return
+    message = f"attention {kernel} needs whole rows, and with ring {ring} they are split"
+    found.fail("mesh.ring.attention", "X419", "model.attention", message, "use attention auto, or ring 1")
+
+
+BASE_RULE: Final = "model.base"
+BASE_PATH: Final = "precision.base.kind"
+
+
+def check_base(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -> None:
+    """There must be something to store, and tensor parallelism must not cut a block."""
+    base = spec.precision.base
+    if not base.stores or found.failed:
+        return
+    if base.block not in BLOCKS:
+        nearest = min(BLOCKS, key=lambda each: abs(each - base.block))
+        found.fail(
+            BASE_RULE, "X438", "precision.base.block", f"block {base.block} is no power of two", f"use block {nearest}"
+        )
+        return
+    names = quantised_names(arch, base, frozen_names(arch, spec.model.frozen))
+    if not names:
+        message = f"base {base.kind} has nothing to store: no matrix of a block is frozen"
+        hint = 'declare an `adapter`, freeze some, as by `frozen = ["layers"]` in `model`, or leave `base` out'
+        found.fail(BASE_RULE, "X438", BASE_PATH, message, hint)
+        return
+    tp = layout.size("tp")
+    for kind in arch.kinds:
+        found_in = {name_in_block(name) for name in names if int(name.split(".")[1]) in kind.layers}
+        own = (each for each in matrices_of(arch, kind) if each.name in found_in)
+        for each in own:
+            if problem := _cut(each, tp, base.block):
+                extents = (
+                    each.shape[-1] // tp if each.cut == "row" else each.shape[-1] for each in matrices_of(arch, kind)
+                )
+                found.fail(BASE_RULE, "X438", BASE_PATH, problem, _remedy(base, list(extents), tp))
+                return
+    found.passed(BASE_RULE, f"{len(names):,} matrices are stored as {base.words()}")
+
+
+def _cut(matrix: BlockParameter, tp: int, block: int) -> str:
+    """Why some block of a matrix would not be on one rank, or not of one expert's row; empty if none."""
+    width, shape = matrix.shape[-1], " × ".join(map(str, matrix.shape))
+    if matrix.expert and width % block:
+        return f"rows of {matrix.name} ({shape}) are {width} wide, which is no multiple of block {block}"
+    if tp > 1 and matrix.cut is not None:
+        own = width // tp if matrix.cut == "row" else width
+        if own % block:
+            return f"tp {tp} cuts blocks of {block}: of {matrix.name} ({shape}) a rank has rows of {own} numbers"
+    return ""
+
+
+def _remedy(base: Base, widths: list[int], tp: int) -> str:
+    """What to write: the largest block that divides all widths."""
+    fitting = [block for block in BLOCKS if block < base.block and all(width % block == 0 for width in widths)]
+    if fitting:
+        return f"write `base {base.kind} {{ block = {fitting[-1]} }}`"
+    return "use a smaller tp, or leave `base` out" if tp > 1 else "leave `base` out"
+
+
+FP8_RULE: Final = "precision.fp8"
+FP8_CODE: Final = "X443"
+FP8_PATH: Final = "precision.compute"
+
+
+def check_fp8(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -> None:
+    """Report what fp8 cannot be computed for, or on."""
+    fp8, tp = spec.precision.scaled, layout.size("tp")
+    if fp8 is None or found.failed:
+        return
+    for path, message, hint in (*_of_device(spec), *_of_settings(spec, arch)):
+        found.fail(FP8_RULE, FP8_CODE, path, message, hint)
+        return
+    matrices = fp8_matrices(arch, tp, fp8)
+    if matrices:
+        found.passed(FP8_RULE, f"{sum(map(len, matrices.values())):,} matrices are multiplied in fp8")
+        return
+    uneven = uneven_matrices(arch, tp, fp8)
+    message = "fp8 has nothing to multiply: `skip` leaves out all matrices of blocks"
+    hint = "use compute bf16"
+    if uneven:
+        name, width = next(iter(uneven.items()))
+        each = " on a rank" if tp > 1 else ""
+        message = f"fp8 has nothing to multiply: kernels take multiples of 16, and {name} is {width} wide{each}"
+        hint = "use widths of the model that are multiples of 16, or compute bf16"
+    found.fail(FP8_RULE, FP8_CODE, FP8_PATH, message, hint)
+
+
+def _of_device(spec: Spec) -> list[tuple[str, str, str]]:
+    """What the device has not."""
+    fp8, sheet, kind = spec.precision.fp8, spec.cluster.sheet, device_kind(spec)
+    if sheet is not None and kind != "cpu" and FP8 not in sheet.flops:
+        others = [name for name, each in CLUSTERS.items() if each.sheet is not None and FP8 in each.sheet.flops]
+        message = f"compute is fp8, and devices of cluster {spec.cluster.preset} have no products of it"
+        return [(FP8_PATH, message, f"use compute bf16, or a cluster that has: {', '.join(others)}")]
+    if kind == "cuda" and fp8.rest == "fp64":
+        message = "rest is fp64, and products in fp8 on cuda give bf16 or fp32"
+        return [("precision.fp8.rest", message, "use rest bf16; fp64 is for tests on a CPU")]
+    return []
+
+
+def _of_settings(spec: Spec, arch: Architecture) -> list[tuple[str, str, str]]:
+    """What it cannot stand beside, and patterns that mean nothing."""
+    fp8, beside = spec.precision.fp8, "use compute bf16"
+    if patterns := idle_patterns(arch, fp8):
+        owners = ", ".join(fp8_matrices(arch, 1, type(fp8)()))
+        return [("precision.fp8.skip", f"`{patterns[0]}` means no matrix of a block", f"name some of {owners}")]
+    if spec.parallel.pp.size != 1 and spec.parallel.pp.schedule in ZERO_BUBBLE:
+        message = f"schedule {spec.parallel.pp.schedule} takes gradients of weights later, and a product in fp8 gives "
+        return [("parallel.pp.schedule", message + "both together", "use schedule interleaved_1f1b, or compute bf16")]
+    if arch.adapter is not None:
+        message = "compute is fp8, and an adapter is added to products that are not"
+        return [(FP8_PATH, message, f"{beside}, or remove `adapter`")]
+    if spec.precision.base.stores:
+        message = f"compute is fp8, and base {spec.precision.base.kind} computes matrices for each product"
+        return [(FP8_PATH, message, f"{beside}, or remove `base`")]
+    if fp8.chosen.scales_over_tokens and spec.activation.tile_mlp != 1:
+        message = f"recipe {fp8.recipe} has scales of all tokens, and tile_mlp multiplies some at a time"
+        free = next(name for name, each in RECIPES.items() if not each().scales_over_tokens)
+        return [("precision.fp8.recipe", message, f"use recipe {free}, or tile_mlp 1")]
+    return []

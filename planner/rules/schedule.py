@@ -1,0 +1,336 @@
+"""Rules on the course of a run: its checkpoint, first step and budget, its phases, and profiles that span steps."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import combinations, pairwise
+from math import ceil, floor, lcm
+from pathlib import Path
+from typing import Final
+
+from attrs import frozen
+
+from xtrain.dsl.schema.actions import ENDINGS, Tick
+from xtrain.dsl.spec import Spec
+from xtrain.plan.amounts import build_phases, counted, limit_args, start_of, trainable
+from xtrain.plan.arithmetic import Arithmetic, rows_of_step
+from xtrain.plan.checkpoints import ALIAS, FOLDER, FULL, STATE, look_at
+from xtrain.plan.findings import Findings
+from xtrain.plan.plan import PlanPhase
+from xtrain.plan.step_sizes import StepSizes, past_of
+from xtrain.planner.graph.saving import pretrained
+from xtrain.regular_files import read_json, read_regular
+from xtrain.text.units import amount_in_epochs, plural
+
+# The pointers to a full checkpoint.
+NAMES: Final = ("latest", "best")
+
+
+@frozen
+class CheckpointState:
+    """The state that `checkpoint.from` means: its step, and the rows of the steps before it, None where it does not say
+    so."""
+
+    step: int
+    past: StepSizes | None
+
+
+def begins_at(path: Path) -> CheckpointState | None:
+    """The state that `checkpoint.from` means: a checkpoint, a pointer to one, or the latest of a folder of checkpoints
+    or of a run. None where names do not tell; whether it is intact the run finds out."""
+    if path.suffix == ALIAS:
+        path = path.with_suffix("") if path.stem in NAMES else path.parent
+    try:
+        for pointer in (path, path / "latest", path / "checkpoints" / "latest"):
+            if pointer.name in NAMES and pointer.is_file():
+                path = pointer.parent / read_regular(pointer, 1000).decode().strip()
+                match = FULL.fullmatch(path.name)
+                return CheckpointState(int(match[1]), _past(path)) if match else None
+        match = FULL.fullmatch(path.name)
+        return CheckpointState(int(match[1]), _past(path)) if match and path.is_dir() else None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _past(checkpoint: Path) -> StepSizes | None:
+    try:
+        return past_of(read_json(checkpoint / STATE))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+        return None
+
+
+def resumed_batch(spec: Spec, batch: Arithmetic) -> Arithmetic:
+    """Return the steps of a run where it is resumed with another batch, else `batch`.
+
+    Lengths must fit into what is left there. A run with another batch is named by `workspace.run` or `checkpoint.from`.
+    """
+    beginning, workspace = None, spec.workspace
+    if batch.done_steps or not batch.rows:
+        return batch
+    if workspace.run is not None and spec.checkpoint.resume:
+        beginning = begins_at(Path(workspace.root) / (workspace.lineage or spec.experiment.name) / workspace.run)
+    if beginning is None and spec.checkpoint.from_ is not None:
+        beginning = begins_at(Path(spec.checkpoint.from_))
+    if beginning is None or beginning.past is None:
+        return batch
+    ahead = batch.resumed(beginning.past, beginning.step, beginning.past.before(beginning.step))
+    return batch if ahead.past is None else ahead
+
+
+def check_beginning(spec: Spec, batch: Arithmetic, found: Findings) -> None:
+    """What a run begins with has to be a checkpoint, and the run counts its steps on from those of a full state."""
+    for setting, named in (("from", spec.checkpoint.from_), ("pretrained", pretrained(spec))):
+        if named is not None:
+            _check_place(spec, setting, named, found)
+    _check_step(spec, batch, found)
+
+
+def _check_place(spec: Spec, setting: str, named: str, found: Findings) -> None:
+    """What is not there may come, or lie on the machines that run; what is there must be a checkpoint."""
+    rule, path, there = f"checkpoint.{setting}.place", f"checkpoint.{setting}", look_at(Path(named))
+    if there == "full" or (there == "weights" and setting == "pretrained"):
+        found.passed(rule, f"{named} holds {'weights' if there == 'weights' else 'a checkpoint'}")
+        return
+    if there in ("missing", "later"):
+        message = f"{path}: {named} does not exist" if there == "missing" else f"{path}: {named} has no checkpoint yet"
+        found.warn(rule, "W501", path, message, "paths are relative to the working folder; the run looks again")
+        return
+    message, hint = (
+        f"{path}: {named} is neither a checkpoint nor a run",
+        "give a run, or a checkpoint `ckpt-s…` of a run",
+    )
+    if there == "weights":
+        message = f"{path}: {named} holds weights alone"
+        hint = "use `pretrained` for weights alone, or give a full checkpoint (`ckpt-s…`)"
+    if _may_go_on(spec):
+        found.warn(rule, "W501", path, message, f"{hint}; a resumed run does not need it")
+    else:
+        found.fail(rule, "X720", path, message, hint)
+
+
+def _may_go_on(spec: Spec) -> bool:
+    """Whether a run of this name has saved something: it goes on from that. Which one is this run, code decides too."""
+    runs = Path(spec.workspace.root) / (spec.workspace.lineage or spec.experiment.name)
+    return spec.checkpoint.resume and next(runs.glob(f"*/{FOLDER}/ckpt-s*"), None) is not None
+
+
+def _check_step(spec: Spec, batch: Arithmetic, found: Findings) -> None:
+    """A run counts its steps on from those of the state that it begins with.
+
+    No more than a warning: a run that has checkpoints of its own goes on from these, wherever the other one is by now.
+    """
+    origin = spec.checkpoint.from_
+    beginning = begins_at(Path(origin)) if origin is not None else None
+    if beginning is None:
+        return
+    step, counts, more = beginning.step, "steps", f"{beginning.step + (batch.steps or 0)} steps"
+    batch = resumed_batch(spec, batch)
+    if batch.budget_tokens is not None and beginning.past is not None:
+        tokens = batch.budget_tokens + beginning.past.before(step) * batch.sequence
+        counts, more = "tokens", f"{tokens} tokens"
+    begins = f"{origin} is a checkpoint of step {step:,}"
+    if batch.steps is not None and step >= batch.steps:
+        message = f"{begins} and the budget ends with step {batch.steps:,}: nothing is left to train"
+        hint = (
+            f"the {counts} of the checkpoint count: use more, such as `budget = {more}`; "
+            "for the weights alone, from step 0: checkpoint.pretrained"
+        )
+        found.warn("checkpoint.from", "W608", "experiment.budget", message, hint)
+    stop = limit_args(spec.launch, batch).get("stop_at")
+    if stop is not None and step >= stop:
+        message = f"{begins} and stop_at is step {stop:,}: the run stops before its first step"
+        found.warn("checkpoint.from.stop_at", "W608", "launch.stop_at", message, f"use more than {step} steps")
+
+
+def check_phases(spec: Spec, batch: Arithmetic, found: Findings) -> tuple[PlanPhase, ...]:
+    """Check where phases begin; the phases of the run in order, which are worth something only if nothing failed."""
+    for name in spec.phases:
+        _check_start(spec, name, batch, found)
+    _check_order(spec, batch, found)
+    phases = build_phases(spec, batch)
+    _check_exact(spec, phases, batch, found)
+    _check_idle(spec, phases, found)
+    return phases
+
+
+def _check_start(spec: Spec, name: str, batch: Arithmetic, found: Findings) -> None:
+    """A phase begins before the run ends."""
+    start, rule, path = spec.phases[name].from_, f"schedule.phase.{name}.start", f"phase.{name}.from"
+    first = start_of(start, batch)
+    hint = "use `from = 90%`, or remove the phase"
+    if start.unit == "%" and start.fraction >= 1:
+        found.fail(rule, "X607", path, f"phase {name} begins at {start} of the budget, when the run is over", hint)
+    elif start.unit == "epochs" and batch.epochs is not None and start.value >= batch.epochs:
+        message = f"phase {name} begins at {start}, and the run has {amount_in_epochs(batch.epochs)}"
+        found.fail(rule, "X607", path, message, hint)
+    elif first is None or batch.steps is None:
+        found.unknown(
+            rule, f"{name} begins at {start}: the number of steps is known only when the data has been counted"
+        )
+    elif first >= batch.steps:
+        where = f"{start}, before step {first + 1:,}" if start.unit != "steps" else f"{start}"
+        message = f"phase {name} begins at {where}, and the run has {plural(batch.steps, 'step')}"
+        found.fail(rule, "X607", path, message, hint)
+    else:
+        found.passed(rule, f"{name} begins at {start}, with step {first + 1:,} of {batch.steps:,}")
+
+
+def _check_order(spec: Spec, batch: Arithmetic, found: Findings) -> None:
+    """No two phases begin with the same step; of starts in what is not counted, those alike are known to."""
+    seen: dict[tuple[str, float], str] = {}
+    units: set[str] = set()
+    for name, phase in spec.phases.items():
+        rule, path = f"schedule.phase.{name}.order", f"phase.{name}.from"
+        first = start_of(phase.from_, batch)
+        at = ("step", float(first)) if first is not None else (phase.from_.unit, float(phase.from_.value))
+        earlier = seen.setdefault(at, name)
+        if earlier != name:
+            step = f"step {first + 1:,}" if first is not None else f"{phase.from_}"
+            message = f"phases {earlier} and {name} both begin with {step}"
+            found.fail(rule, "X606", path, message, "let one of them begin later, or merge them")
+            continue
+        if at[1]:  # the beginning of the run is the same however it is written
+            units.add(at[0])
+    if len(units) > 1:
+        rule = "schedule.phases"
+        found.unknown(rule, "which phase comes first is known once the data is counted")
+
+
+def _check_exact(spec: Spec, phases: tuple[PlanPhase, ...], batch: Arithmetic, found: Findings) -> None:
+    """With `exact` each dataset has whole rows in every step."""
+    if not spec.mixture.exact:
+        return
+    rule, path = "data.exact", "mixture.exact"
+    if any(phase.passes is not None for phase in phases):
+        message = "exact shares of a step need weights as shares, and these are in epochs"
+        found.fail(rule, "X526", path, message, "leave it out, or give weights without `epochs`")
+    elif batch.ramp:
+        message = "exact shares need as many rows in every step, and those of a ramp grow"
+        found.fail(rule, "X526", path, message, "leave out `exact`, or `ramp_from` of batch")
+    elif phases[0].exact_rows is None:
+        message = "exact changes nothing, because one dataset is all that is trained on"
+        found.warn("idle.mixture.exact", "W401", path, message, "remove it")
+    else:
+        for phase in phases:
+            taken = dict(zip(phase.shares, rows_of_step(phase, tuple(phase.shares), batch.rows), strict=True))
+            if (odd := next((name for name, rows in taken.items() if rows.denominator != 1), None)) is not None:
+                message = f"{phase.shares[odd]:.4g} of {plural(batch.rows, 'row')} a step, the share of {odd}, "
+                message += f"is {float(taken[odd]):.4g} rows"
+                found.fail(rule, "X526", path, message, "choose weights or `batch { rows }` so that they are whole")
+                return
+        found.passed(rule, "every dataset has whole rows in every step")
+
+
+def _learned_by(phase: PlanPhase) -> tuple[object, ...]:
+    return phase.shares, phase.passes, phase.lr_scale, phase.mtp_weight
+
+
+def _check_idle(spec: Spec, phases: tuple[PlanPhase, ...], found: Findings) -> None:
+    """Warn of a phase in which nothing is other than before it."""
+    if found.failed or not trainable(spec):
+        return
+    for before, phase in pairwise(phases):
+        if _learned_by(before) == _learned_by(phase):
+            message = f"phase {phase.name} changes nothing: shares and learning rate are those of {before.name}"
+            hint = "give it a `mix` or an `lr_scale`, or remove it"
+            found.warn(f"idle.phase.{phase.name}", "W401", f"phase.{phase.name}", message, hint)
+
+
+MOST_STARTS: Final = 100_000  # of an action, that are compared with those of another one
+
+
+@frozen
+class ProfiledSteps:
+    """A tick whose action goes on with the steps behind it. period: in steps, of which the whole number of tokens or
+    epochs is rarely one; at least 1."""
+
+    path: str
+    every: str
+    action: str
+    period: Fraction
+    length: int
+
+    def start(self, number: int) -> int:
+        """The step after which it begins for the n-th time, from 1."""
+        return ceil(number * self.period)
+
+    def first_overlap(self) -> tuple[int, int] | None:
+        """Two starts, one behind the other, the first between which it has too few steps; None if there are none."""
+        if self.length <= floor(self.period):
+            return None
+        # Of a period with a fraction some gaps have a step less than the others: the first of these ends where what
+        # each start is rounded up by has added up to a whole step.
+        short = ceil(self.period) - self.period
+        second = 2 if self.length > ceil(self.period) else ceil(1 / short)
+        return self.start(second - 1), self.start(second)
+
+
+def check_profiles(spec: Spec, batch: Arithmetic, found: Findings) -> None:
+    """Who looks at the steps that follow needs steps that follow, and is alone with them."""
+    places = [(f"every.{number}", "a tick", tick.actions) for number, tick in enumerate(spec.ticks)]
+    places += [(f"on.{number}", f"on {each.event}", each.actions) for number, each in enumerate(spec.events)]
+    for path, what, actions in places:
+        ends = any(action.stops for action in actions) or what.removeprefix("on ") in ENDINGS
+        for action in actions:
+            if ends and (needed := action.needs_steps()) is not None:
+                name, hint = needed
+                message = f"{what} has a {name} of the next steps, and the run ends there"
+                found.fail(f"schedule.{path}.ends", "X614", path, message, f"{hint}, or use a tick of its own")
+    spans = list(_spans(spec, batch))
+    possible = []
+    for span in spans:
+        rule, overlap = f"schedule.{span.path}.length", span.first_overlap()
+        if overlap is not None and (batch.steps is None or overlap[1] <= batch.steps):
+            first, second = overlap
+            message = f"every {span.every} {span.action}: it takes {plural(span.length, 'step')}, and the next one is "
+            message += f"due after {second - first}"
+            found.fail(rule, "X615", span.path, message, f"use a period of {span.length} steps or more")
+        else:
+            possible.append(span)
+            shown = plural(int(span.period), "step")
+            found.passed(rule, f"{span.action} takes {span.length} of every {shown}")
+    reported: set[str] = set()
+    for one, other in combinations(possible, 2):
+        if one.action != other.action or one.path in reported or other.path in reported:
+            continue
+        if (step := meeting(one, other, batch.steps)) is not None:
+            reported.add(other.path)
+            message = f"every {other.every} {other.action}: that of every {one.every} is still recording then"
+            message += f", after step {step:,} for the first time"
+            found.fail(f"schedule.{other.path}.alone", "X615", other.path, message, "keep one of them")
+
+
+def _spans(spec: Spec, batch: Arithmetic) -> Iterator[ProfiledSteps]:
+    """Those whose period can be counted; of a clock the run sees what it does."""
+    for number, tick in enumerate(spec.ticks):
+        period = _steps_between(tick, batch)
+        if any(action.stops for action in tick.actions):
+            continue
+        for action in tick.actions:
+            if (length := action.length(spec)) and period:
+                yield ProfiledSteps(f"every.{number}", str(tick.every), action.kind, period, length)
+
+
+def _steps_between(tick: Tick, batch: Arithmetic) -> Fraction | None:
+    every = counted(tick.every, batch)
+    if every is None or every.unit == "seconds":
+        return None
+    # Steps of a ramp have fewer tokens, so that more of them lie between.
+    return max(Fraction(every.value) / (1 if every.unit == "steps" else batch.tokens_per_step), Fraction(1))
+
+
+def meeting(one: ProfiledSteps, other: ProfiledSteps, steps: int | None) -> int | None:
+    """The first step after which one begins while the other is under way; None: never, as far as is looked."""
+    often, rare = sorted((one, other), key=lambda span: span.period)
+    whole = lcm(often.period.numerator, rare.period.numerator)  # from there on it is all the same again
+    last = whole if steps is None else min(whole, steps)
+    for number in range(1, MOST_STARTS + 1):
+        at = rare.start(number)
+        if at > last:
+            return None
+        before = floor(at / often.period)
+        following = often.start(before + 1)
+        if before and at - often.start(before) < often.length:
+            return at
+        if following < at + rare.length and (steps is None or following <= steps):
+            return following
+    return None

@@ -1,0 +1,255 @@
+"""Lines of `sweep.jsonl` and the state of a sweep that follows from them.
+
+This file alone says how far a sweep is: everything else follows from it and from the run directories of its trials.
+"""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from attrs import define, field
+
+from xtrain.records.lines import Event, doc, objects_since, read
+
+SWEEP_FILE: Final = "sweep.jsonl"
+SWEEP_PLAN_FILE: Final = "sweep.json"
+STOP_FILE: Final = "stop"
+
+
+class SweepBeginEvent(Event, tag="sweep_begin"):
+    """`xtrain run` drives the sweep"""
+
+    sweep_id: Annotated[str, doc("which sweep this is")]
+    attempt: Annotated[str, doc("which start")]
+    lag: Annotated[int, doc("a suggestion rests on the trials up to so many before it")]
+    objective: Annotated[str, doc("key in `metrics.jsonl` of what it looks for the least of")] = ""
+
+
+class TrialAskedEvent(Event, tag="trial_asked"):
+    """a trial has its point"""
+
+    trial: Annotated[int, doc("its number, from 0")]
+    name: Annotated[str, doc("its run directory, in the folder of the sweep")]
+    point: Annotated[dict[str, str], doc("setting → value, as `--set` takes it")]
+    sameness: Annotated[str, doc("hash of its plan without where it is written")]
+    config_id: Annotated[str, doc("which experiment it is")]
+    same_as: Annotated[int | None, doc("the earlier trial with an equal plan, whose result it has")] = None
+    reason: Annotated[str, doc("why the point has no plan, so that the trial has failed")] = ""
+
+
+class TrialStartedEvent(Event, tag="trial_started"):
+    """a trial is started or resumed"""
+
+    trial: Annotated[int, doc("its number")]
+    rung: Annotated[int | None, doc("the rung that it is trained up to, from 0; null: to its end")]
+
+
+class TrialMeasuredEvent(Event, tag="trial_measured"):
+    """a trial has come to a rung, or to its end"""
+
+    trial: Annotated[int, doc("its number")]
+    rung: Annotated[int | None, doc("which rung, from 0; null: its end")]
+    trained: Annotated[int, doc("steps that it has trained", "steps")]
+    tokens: Annotated[int | None, doc("positions that it has seen", "tokens")]
+    value: Annotated[float | None, doc("the objective as it has measured it last; null: never, or not finite")]
+
+
+class TrialDecidedEvent(Event, tag="trial_decided"):
+    """whether a trial continues after a rung"""
+
+    trial: Annotated[int, doc("its number")]
+    rung: Annotated[int, doc("which rung, from 0")]
+    goes_on: Annotated[bool, doc("whether it is among the best of those that came there up to it")]
+    place: Annotated[int, doc("its place among them, from 1")]
+    of: Annotated[int, doc("how many they are")]
+
+
+class TrialFailedEvent(Event, tag="trial_failed"):
+    """a trial has failed too often"""
+
+    trial: Annotated[int, doc("its number")]
+    exit_code: Annotated[int | None, doc("of its last try; negative: the signal that ended it")]
+
+
+class SweepEndEvent(Event, tag="sweep_end"):
+    """the sweep has ended, or its driver was stopped"""
+
+    status: Annotated[str, doc("`done` or `stopped`")]
+    best: Annotated[int | None, doc("the trial with the least objective of those trained to their end")] = None
+
+
+SWEEP_EVENTS: Final[tuple[type[Event], ...]] = (
+    SweepBeginEvent,
+    TrialAskedEvent,
+    TrialStartedEvent,
+    TrialMeasuredEvent,
+    TrialDecidedEvent,
+    TrialFailedEvent,
+    SweepEndEvent,
+)
+
+
+_KINDS = {str(kind.__struct_config__.tag): kind for kind in SWEEP_EVENTS}
+Status = Literal["waiting", "training", "paused", "done", "stopped early", "failed", "same"]
+
+
+@define
+class TrialState:
+    """The state of a trial. values: at each rung. value, trained, tokens: at the last measurement. paused: it reached a
+    rung and is not decided yet. going: it was started since its last measurement."""
+
+    number: int
+    name: str
+    point: dict[str, str]
+    sameness: str
+    config_id: str = ""
+    same_as: int | None = None
+    values: list[float | None] = field(factory=list)
+    decisions: list[bool] = field(factory=list)
+    value: float | None = None
+    trained: int = 0
+    tokens: int | None = None
+    finished: bool = False
+    failed: bool = False
+    reason: str = ""
+    going: bool = False
+
+    @property
+    def rung(self) -> int:
+        """The next rung that it is trained up to: the number of rungs passed."""
+        return len(self.decisions)
+
+    @property
+    def undecided(self) -> bool:
+        """Return True if the trial reached a rung without a decision on whether it continues."""
+        return len(self.values) > len(self.decisions)
+
+    @property
+    def stopped_early(self) -> bool:
+        return bool(self.decisions) and not self.decisions[-1]
+
+    @property
+    def ended(self) -> bool:
+        """Return True if the trial is over. A duplicate trial ends with its original."""
+        return self.finished or self.failed or self.stopped_early or self.same_as is not None
+
+    @property
+    def status(self) -> Status:
+        if self.same_as is not None:
+            return "same"
+        if self.failed:
+            return "failed"
+        if self.finished:
+            return "done"
+        if self.stopped_early:
+            return "stopped early"
+        if self.undecided:
+            return "paused"
+        return "training" if self.going else "waiting"
+
+
+@define
+class SweepState:
+    """The state of a sweep. objective: its key in `metrics.jsonl`. trials: by number."""
+
+    sweep_id: str = ""
+    lag: int = 1
+    objective: str = ""
+    trials: dict[int, TrialState] = field(factory=dict)
+    ended: str = ""
+
+    @classmethod
+    def read(cls, folder: Path) -> "SweepState":
+        """Read the state of a folder's sweep; empty without a file. Raises OSError."""
+        state = cls()
+        for event in sweep_events(objects_since(folder / SWEEP_FILE)):
+            state.take(event)
+        return state
+
+    def take(self, event: Event) -> None:
+        """Apply an event. Invalid events (of a trial that was never asked for) change nothing."""
+        match event:
+            case SweepBeginEvent():
+                if not self.sweep_id:
+                    self.lag = max(event.lag, 1)
+                self.sweep_id, self.objective, self.ended = event.sweep_id, event.objective, ""
+                for each in self.trials.values():
+                    each.going = False
+            case TrialAskedEvent(trial=number):
+                self.trials[number] = TrialState(
+                    number=number, name=event.name, point=event.point, sameness=event.sameness,
+                    config_id=event.config_id, same_as=event.same_as, failed=bool(event.reason), reason=event.reason,
+                )  # fmt: skip
+            case SweepEndEvent():
+                self.ended = event.status
+                for each in self.trials.values():
+                    each.going = False
+            case _:
+                trial = self.trials.get(getattr(event, "trial", -1))
+                if trial is not None:
+                    _advance(trial, event)
+
+    def best(self) -> TrialState | None:
+        """Return the fully trained trial with the least value; among equals the first."""
+        done = [each for each in self.trials.values() if each.finished and each.value is not None]
+        return min(done, key=lambda each: (each.value, each.number), default=None)
+
+    def of(self, trial: TrialState) -> TrialState:
+        """Return the trial that was run for this trial: itself, or the original of a duplicate."""
+        return trial if trial.same_as is None else self.trials[trial.same_as]
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return a row of plain values per trial, for files and other programs."""
+        rows = []
+        for trial in sorted(self.trials.values(), key=lambda each: each.number):
+            run = self.of(trial)
+            rows.append(
+                {
+                    "trial": trial.number,
+                    "status": trial.status,
+                    "run": run.name,
+                    **{name: plain(text) for name, text in trial.point.items()},
+                    "value": run.value,
+                    "steps": run.trained,
+                    "tokens": run.tokens,
+                    "rungs": len(run.values),
+                    "config_id": trial.config_id,
+                    "same_as": trial.same_as,
+                }
+            )
+        return rows
+
+
+def _advance(trial: TrialState, event: Event) -> None:
+    match event:
+        case TrialStartedEvent():
+            trial.going = True
+        case TrialMeasuredEvent(rung=rung):
+            trial.going = False
+            value = event.value if event.value is not None and math.isfinite(event.value) else None
+            trial.value, trial.trained, trial.tokens = value, event.trained, event.tokens
+            if rung is None:
+                trial.finished = True
+            elif rung == len(trial.values):
+                trial.values.append(value)
+        case TrialDecidedEvent(rung=rung) if rung == len(trial.decisions):
+            trial.decisions.append(event.goes_on)
+        case TrialFailedEvent():
+            trial.going, trial.failed, trial.value = False, True, None
+            trial.reason = f"exit code {event.exit_code}"
+
+
+def sweep_events(objects: Iterable[dict[str, Any]]) -> list[Event]:
+    """Return the events in lines of `sweep.jsonl`, skipping unknown lines."""
+    return [read(_KINDS[kind], each) for each in objects if (kind := str(each.get("event"))) in _KINDS]
+
+
+def plain(text: str) -> int | float | str:
+    """Return the number in a `--set` text if it is a single one, otherwise the text without its quotes."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text.strip('"')

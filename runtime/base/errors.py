@@ -1,0 +1,99 @@
+"""Faults outside the spec, and the exit codes of processes.
+
+A fault concerns the machine, the files, or the state of an earlier run. It carries the code, the place and the remedy
+that a person is shown.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from xtrain.dsl.values import filled
+from xtrain.records.names import EndStatus
+
+
+class EnvironmentFault(Exception):
+    """The environment is not what the plan needs (exit code 3). `code` is a diagnostic code.
+
+    `agreed`: every rank finds the same, so that one of them says it.
+    """
+
+    agreed = False
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ResumeRefused(EnvironmentFault):
+    """A checkpoint does not fit this plan; says what differs."""
+
+    agreed = True
+
+    def __init__(self, message: str) -> None:
+        super().__init__("X705", message)
+
+
+class StorageFailed(EnvironmentFault):
+    """A checkpoint could not be written or read; every rank knows the same reason."""
+
+    agreed = True
+
+    def __init__(self, message: str, code: str = "X721") -> None:
+        super().__init__(code, message)
+
+
+class NothingLeft(EnvironmentFault):
+    """The state that a run begins with is not before the end of its budget."""
+
+    agreed = True
+
+    def __init__(self, message: str) -> None:
+        super().__init__("X722", message)
+
+
+class ExportFailed(EnvironmentFault):
+    """A model could not be exported; nothing is left of it."""
+
+    agreed = True
+
+    def __init__(self, message: str, code: str = "X723") -> None:
+        super().__init__(code, message)
+
+
+def values_here(args: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Arguments of a node with the values of these environment variables. Raises EnvironmentFault where one is not
+    set."""
+    try:
+        return filled(args, names, os.environ)
+    except ValueError as error:
+        raise EnvironmentFault("X709", f"{error}; set it on every machine") from None
+
+
+EXIT_CODES: Final[Mapping[str, int]] = {
+    EndStatus.DONE: 0,
+    EndStatus.COMPLETE: 0,
+    EndStatus.FAILED: 1,
+    EndStatus.ENVIRONMENT: 3,
+    EndStatus.STOPPED: 75,
+    EndStatus.INTERRUPTED: 130,
+}
+
+# What a signal that came before there was anything to save makes of a run.
+STATUS_OF_SIGNAL: Final[dict[int | None, str]] = {
+    signal.SIGTERM: EndStatus.STOPPED,
+    signal.SIGHUP: EndStatus.STOPPED,
+    signal.SIGUSR1: EndStatus.STOPPED,
+    signal.SIGINT: EndStatus.INTERRUPTED,
+}
+
+
+def exit_process(code: int) -> None:
+    """End this process without tearing the interpreter down: torch's teardown aborts about once in a hundred runs."""
+    with suppress(OSError):  # a full disk takes none of it, and is no reason to stay
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

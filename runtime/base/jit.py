@@ -1,0 +1,116 @@
+"""Compilation of functions with numba, cached for each user, machine type and content of the function.
+
+Importing this module imports numba, which takes about 0.3 s: import modules with kernels only inside the functions
+that call them.
+"""
+
+import os
+from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from types import CodeType
+from typing import Any, Final
+from uuid import uuid4
+
+import numba
+import numpy as np
+from numba.core import config as _config
+from numba.core.caching import FunctionCache, NullCache
+
+# Its settings are made when it is imported.
+config: Any = _config
+# Other threads run meanwhile. Nothing looks for an integer division by zero: to ask costs more than the division does.
+OPTIONS: Final = {"nogil": True, "error_model": "numpy"}
+
+
+def kernel(
+    function: Callable[..., Any], fastmath: Set[str] = frozenset(), inlined: Sequence[Callable[..., Any]] = ()
+) -> Any:
+    """`function`, compiled on its first call; it lets other threads run meanwhile. fastmath: flags of LLVM, which let
+    it sum in another order and multiply and add in one. inlined: functions that are compiled with it and that its text
+    does not name.
+
+    Machine code is kept in the user's cache folder, or where NUMBA_CACHE_DIR says, in a folder named after a digest of
+    the function, of the numbers it takes from its module, and of the kernels that it calls in any module. Any number of
+    processes may share it. What cannot be read there is compiled, and what cannot be written is not kept.
+    """
+    compiled: Any = numba.njit(**OPTIONS, fastmath=set(fastmath))(function)
+    compiled._cache = _CachedKernel(function, fastmath, inlined)
+    return compiled
+
+
+class _CachedKernel(NullCache):
+    """numba's cache of one function, made when it is first asked, and with faults that never stop a run."""
+
+    def __init__(self, function: Callable[..., Any], fastmath: Set[str], inlined: Sequence[Callable[..., Any]]):
+        self.function, self.fastmath, self.inlined = function, fastmath, inlined
+
+    @property
+    def digest(self) -> str:
+        """Of all that decides about the machine code."""
+        digest = blake2b(f"{OPTIONS!r} {sorted(self.fastmath)}".encode(), digest_size=10)
+        for each in (self.function, *self.inlined):
+            _add(digest, each.__code__, each.__globals__)
+        return digest.hexdigest()
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return self._files and self._files.load_overload(sig, target_context)
+        except Exception:  # cut off or damaged: unpickling and linking fail in many ways
+            with suppress(OSError):
+                self._files.flush()
+            return None
+
+    def save_overload(self, sig: Any, cres: Any) -> None:
+        with suppress(OSError):  # a disk or a quota that is full
+            if self._files:
+                self._files.save_overload(sig, cres)
+
+    @cached_property
+    def _files(self) -> Any:
+        folder = _cache_folder()
+        if folder is None:
+            return None
+        before, config.CACHE_DIR = config.CACHE_DIR, str(folder / self.digest)
+        try:
+            files: Any = FunctionCache(self.function)
+        except (OSError, RuntimeError):  # no folder that can be written to
+            return None
+        finally:
+            config.CACHE_DIR = before
+        # Two processes may compile for different types at once and both take the next free number. A name of its own
+        # lets none of them write its code where the index of the other expects another.
+        file = files._cache_file
+        file._data_name_pattern = file._data_name_pattern.replace("{number:d}", "{number:d}-" + uuid4().hex[:8])
+        return files
+
+
+def _cache_folder() -> Path | None:
+    if config.CACHE_DIR:
+        return Path(config.CACHE_DIR)
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:  # a user without a home
+        return None
+    return Path(home) / "xtrain" / "numba"
+
+
+def _add(digest: Any, code: CodeType, names: dict[str, Any]) -> None:
+    """Add what decides about the machine code: the code, and what it finds in its module."""
+    digest.update(code.co_code)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            _add(digest, constant, names)
+        else:
+            digest.update(f"{constant!r} {type(constant)} ".encode())
+    for name in code.co_names:
+        value = names.get(name)
+        digest.update(f"{name} {type(value)} ".encode())
+        if isinstance(value, int | float | np.generic):
+            digest.update(repr(value).encode())
+        elif isinstance(value, np.ndarray):
+            digest.update(f"{value.dtype} {value.shape} ".encode() + value.tobytes())
+        elif isinstance(cached := getattr(value, "_cache", None), _CachedKernel):
+            digest.update(cached.digest.encode())

@@ -1,0 +1,102 @@
+"""Locks on run directories and folders, so that no two processes change one at the same time."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from attrs import define
+
+from xtrain.runtime.base.errors import EnvironmentFault
+
+LAUNCHER_LOCK = ".launcher.lock"
+# Held by the first rank itself: a killed launcher leaves ranks behind that are still saving.
+WORKER_LOCK = ".worker.lock"
+
+
+@define(eq=False)
+class HeldLock:
+    """A lock on a file, held until it is closed or nothing refers to it any more."""
+
+    _fd: int
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        """Release the lock; may be called again."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> "HeldLock":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    __del__ = close
+
+
+def hold_for_reading(folder: Path) -> HeldLock | None:
+    """Keep `unless_read` off a folder for as long as what is returned stays open; None if the folder is not there.
+
+    Where the file system has no locks on folders, the folder is read all the same.
+    """
+    try:
+        lock = HeldLock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return None
+    with suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(lock.fileno()), folder.stat()):
+            return lock
+    return None  # it was removed before it was locked
+
+
+@contextmanager
+def unless_read(folder: Path) -> Iterator[bool]:
+    """Yield False if a process holds a folder for reading; else nobody begins to before the block ends."""
+    with HeldLock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:  # no locks: readers notice that the folder is gone
+            pass
+        yield True
+
+
+def hold(directory: Path, name: str) -> HeldLock:
+    """Lock a file of the run directory for as long as what is returned stays open.
+
+    Raises EnvironmentFault if another process holds it.
+    """
+    # Without O_NONBLOCK the opening of a pipe would wait for a reader.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    lock = HeldLock(os.open(directory / name, flags, 0o666))
+    # To see whether the run is live, `xtrain control` and dashboards, of which there may be many, hold it for a moment.
+    for seconds in (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.0):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if not seconds:
+                lock.close()
+                raise EnvironmentFault(
+                    "X707",
+                    f"another process is running in {directory}; wait until it ends, or give this run another name "
+                    "with workspace.run",
+                ) from error
+            time.sleep(seconds)
+        else:
+            break
+    # Since when it is held, by the clock of the records and not of a file server: a dashboard sees that another start
+    # has begun. Of the file of another user it does not.
+    now = time.time()
+    with suppress(OSError):
+        os.utime(lock.fileno(), (now, now))
+    return lock

@@ -1,0 +1,193 @@
+"""Registry of operations (ops).
+
+A plan names ops and the executor looks them up here only. An op is a plain function. Each parameter is filled by
+name, from the node's `args` or from the result of an earlier op; the result is kept under `gives`. Step and tick ops
+are factories: they take what they need once and return the callable that runs in the loop.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, Final, TypeVar, get_args, get_type_hints
+
+import attrs
+import cattrs
+from attrs import frozen
+
+from xtrain.dsl.schema.actions import ACTIONS, action_of
+from xtrain.dsl.schema.adapters import ADAPTERS
+from xtrain.dsl.schema.component import Component
+from xtrain.dsl.schema.data_components import LINKS
+from xtrain.dsl.schema.losses import LOSSES
+from xtrain.dsl.schema.optimizers import OPTIMIZERS, SCHEDULERS
+from xtrain.dsl.schema.parallel import stack_of_node, stack_of_step
+from xtrain.dsl.schema.policy import REWARDS
+from xtrain.dsl.schema.run import tracker_of
+from xtrain.dsl.values import variables_in
+from xtrain.plan.architecture import Architecture
+from xtrain.plan.plan import Node
+from xtrain.runtime.base.errors import EnvironmentFault, values_here
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MODULES = (
+    "xtrain.runtime.loop.bootstrap",
+    "xtrain.runtime.observe.watch",
+    "xtrain.runtime.base.mesh",
+    "xtrain.runtime.nn.build",
+    "xtrain.runtime.nn.parallelize",
+    "xtrain.runtime.nn.weights",
+    "xtrain.runtime.nn.pipeline",
+    "xtrain.runtime.nn.gradients",
+    "xtrain.runtime.feed.setup",
+    "xtrain.runtime.feed.teacher",
+    "xtrain.runtime.sampling.reference_column",
+    "xtrain.runtime.sampling.reference_weights",
+    "xtrain.runtime.nn.optimizer",
+    "xtrain.runtime.nn.averages",
+    "xtrain.runtime.loop.metrics",
+    "xtrain.runtime.loop.alerts",
+    "xtrain.runtime.store.base_weights",
+    "xtrain.runtime.loop.checkpointing",
+    "xtrain.runtime.loop.hooks",
+    "xtrain.runtime.sampling.prompts",
+    "xtrain.runtime.sampling.rollout",
+    "xtrain.runtime.sampling.scoring",
+    "xtrain.runtime.loop.step",
+    "xtrain.runtime.loop.agreement",
+    "xtrain.server.engine.slots",
+    "xtrain.server.engine.keeping",
+    "xtrain.server.engine.passes",
+    "xtrain.server.engine.sampling",
+    "xtrain.runtime.loop.executor",
+)
+
+
+class PlanMismatch(Exception):
+    """The plan asks for something that this version of the runtime does not do in that way."""
+
+
+@frozen
+class Op:
+    """A registered function and the name under which its result is kept, if it is."""
+
+    name: str
+    function: Callable[..., Any]
+    gives: str | None
+    chosen_by: tuple[str, ...] = ()
+    """Arguments of the node that have chosen it, and that it does not take."""
+
+    def bind(self, node: Node, resources: Mapping[str, Any]) -> Callable[[], Any]:
+        """The call with every parameter filled; raises PlanMismatch where the plan and the function do not fit,
+        and EnvironmentFault where an environment variable of a tracker is not set."""
+        wanted = inspect.signature(self.function).parameters
+        hints = get_type_hints(self.function)
+        args = {name: value for name, value in node.args.items() if name not in self.chosen_by}
+        if "plan" in resources and tracker_of(node.op) is not None:
+            args = values_here(args, variables_in(resources["plan"].spec_text))
+        rest = next((name for name, p in wanted.items() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
+        unused = set() if rest is not None else args.keys() - wanted.keys()
+        if unused:
+            names = ", ".join(sorted(unused))
+            raise PlanMismatch(f"node `{node.id}` gives {names}, which op `{self.name}` does not take")
+        given = {name: value for name, value in args.items() if name not in wanted}
+        for name, parameter in wanted.items():
+            if name == rest:
+                continue
+            if name in args:
+                given[name] = _typed(args[name], hints.get(name))
+            elif name in resources:
+                given[name] = resources[name]
+            elif parameter.default is inspect.Parameter.empty:
+                raise PlanMismatch(f"op `{self.name}` of `{node.id}` needs `{name}`, which nothing before it gives")
+        return lambda: self.function(**given)
+
+
+OPS: dict[str, Op] = {}
+
+
+def op(name: str, *, gives: str | None = None) -> Callable[[F], F]:
+    """Register a function as the op `name`."""
+
+    def register(function: F) -> F:
+        assert name not in OPS or OPS[name].function.__module__ == function.__module__, f"op {name} is defined twice"
+        OPS[name] = Op(name, function, gives)
+        return function
+
+    return register
+
+
+# Ops of which every component of a kind has its own, under `<op>.<kind of the node>`, in a module beside it.
+COMPONENTS: Final = {
+    "setup.adapter": ADAPTERS,
+    "setup.loss": LOSSES,
+    "setup.optimizer": OPTIMIZERS,
+    "rollout.score": REWARDS,
+}
+# Those of which functions of the user's own have an op, `<op>.user`.
+OF_USERS: Final = {**COMPONENTS, "setup.scheduler": SCHEDULERS}
+# Of components whose node is called after them: the op is `<what stands here>.<kind>`, in a module beside it.
+CALLED_AFTER: Final = {"collate": LINKS}
+
+
+def op_of(node: Node) -> Op:
+    """The op that a node means. Raises PlanMismatch where there is none."""
+    registry, name = COMPONENTS.get(node.op), node.op
+    kind = str(node.args.get("kind"))
+    if "user" in node.args and node.op in OF_USERS:
+        registry, name = OF_USERS[node.op], f"{node.op}.user"
+        code_of(registry.of_users, registry.of_users.torch_module())
+    elif registry is not None and kind in registry:
+        code_of(registry[kind], registry[kind].torch_module())
+        name = f"{node.op}.{kind}"
+    found = op_named(name)
+    if found is None:
+        raise PlanMismatch(f"node `{node.id}` needs op `{name}`, which this version of xtrain does not have")
+    return found if registry is None else attrs.evolve(found, chosen_by=("kind",))
+
+
+def op_named(name: str) -> Op | None:
+    """The op of a name; those of an action, `step.norms` and `tick.norms`, of a link, `collate.pack`, of a stack,
+    `setup.parallel.NAME` and `step.NAME.…`, and of a tracker, `setup.log.wandb`, are registered by what stands beside
+    it."""
+    head, _, last = name.partition(".")
+    component = stack_of_node(name) or stack_of_step(name) or action_of(name) or ACTIONS.get(last)
+    component = CALLED_AFTER[head].of_kind(last) if head in CALLED_AFTER else component
+    if name not in OPS and component is not None:
+        code_of(component, component.torch_module())
+    elif name not in OPS and (tracker := tracker_of(name)) is not None:
+        code_of(tracker, tracker.run_module())
+    return OPS.get(name)
+
+
+def code_of(component: type[Component], module: str) -> ModuleType:
+    """The module that runs a component. Raises EnvironmentFault where an installed package offers the component and the
+    module cannot be imported."""
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        offer = component.offer
+        if offer is None or offer.package == "xtrain":
+            raise
+        why = f"its module {module} cannot be imported ({type(error).__name__}: {error})"
+        raise EnvironmentFault(
+            "X715",
+            f"the {offer.word} {offer.name} of the package {offer.package} cannot run: {why}; update the package, or "
+            f"choose another {offer.word}",
+        ) from error
+
+
+def load_ops() -> dict[str, Op]:
+    """Import every module that defines ops, and return the registry."""
+    for module in MODULES:
+        importlib.import_module(module)
+    return OPS
+
+
+def _typed(value: Any, hint: Any) -> Any:
+    if isinstance(value, dict) and Architecture in (hint, *get_args(hint)):
+        return Architecture.from_values(value)
+    if isinstance(value, dict) and isinstance(hint, type) and attrs.has(hint):
+        return cattrs.structure(value, hint)
+    return value

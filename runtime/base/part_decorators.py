@@ -1,0 +1,267 @@
+"""Decorators that register functions of the user for a spec: `@source`, `@collator`, `@loss`, `@hook` and others.
+
+A decorator returns the function unchanged, with a mark that `use "parts.py"` reads. This module imports neither torch
+nor numpy, so that a file of sources stays light.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, TypeVar, overload
+
+from attrs import field, frozen
+
+from xtrain.dsl.schema.data_components import KINDS, may_give
+from xtrain.dsl.schema.losses import Unit
+from xtrain.dsl.user_parts.kinds import CHANGES, PLACES, UNITS, Kind, Place, may_change, names_of
+
+F = TypeVar("F", bound=Callable[..., Any])
+MARK: Final = "__xtrain_part__"
+
+
+@frozen
+class Mark:
+    """What a function is to a spec. options: what its decorator was given."""
+
+    kind: Kind
+    options: dict[str, Any] = field(factory=dict)
+
+
+@overload
+def source(function: F) -> F: ...
+@overload
+def source() -> Callable[[F], F]: ...
+def source(function: F | None = None) -> F | Callable[[F], F]:
+    """Make a function a source of documents: `dataset web { source = name(…) }`.
+
+    It yields documents, in the same order each time: a text, or a dict whose fields the dataset's `text`, `messages`,
+    or `prompt` and `response` name. Its parameters are the arguments that a spec gives.
+    """
+    mark = _marker(Mark("source"))
+    return mark if function is None else mark(function)
+
+
+def collator(takes: str, gives: str | None = None) -> Callable[[F], F]:
+    """Make a function a link of the collate chain: `collate = to_tensor -> flatten -> name(…) -> …`.
+
+    takes, gives: kinds of value, as `labelled samples`; without `gives` it gives what it takes. The function is called
+    once for each row, with what there is of that row as its first argument. The other parameters are the arguments
+    that a spec gives, but for one that is called `generator`: it gets a numpy Generator of that row.
+    Raises ValueError for a kind that there is not, or that cannot be made of what is taken.
+    """
+    if takes not in KINDS:
+        raise ValueError(f"a collator cannot take {takes!r}; it takes one of: {', '.join(KINDS)}")
+    given = takes if gives is None else gives
+    if given not in may_give(takes):
+        raise ValueError(f"a collator of {takes} cannot give {gives!r}; it gives one of: {', '.join(may_give(takes))}")
+    return _marker(Mark("collator", {"takes": takes, "gives": given}))
+
+
+@overload
+def loss(function: F) -> F: ...
+@overload
+def loss(*, unit: Unit = "token", columns: Sequence[str] = (), values: Sequence[str] = ()) -> Callable[[F], F]: ...
+def loss(
+    function: F | None = None, *, unit: Unit = "token", columns: Sequence[str] = (), values: Sequence[str] = ()
+) -> F | Callable[[F], F]:
+    """Make a function what is minimised: `loss name { … }`.
+
+    Its first parameter gets the log-probability of the label of each token, a tensor [T] in at least fp32 whose values
+    are not above 0. Parameters of these names get other tensors [T]: `mean_logprob_T` the mean of the log-probabilities
+    of the whole vocabulary, `entropy_T` their entropy, `lse_T` the log-sum-exp of the logits. The others are settings.
+
+    It returns the loss of each token, a tensor [T] of the same number format with its gradient, each from what is given
+    of that token alone. The run adds up the losses of all valid tokens and divides by their number.
+
+    columns: names of numbers of tokens that the dataset has; parameters of these names get them, [T].
+
+    unit: with `sequence` or `pair` it returns the loss of each of these, [U] in fp64. All that it gets are then sums
+    over the tokens of a sequence, [U], or of the two sides of a pair, [2, U], the preferred one first; `tokens_U` is
+    the number of these tokens. values: names of numbers of documents; parameters of these names get them, [U].
+    Raises ValueError for a unit that there is not, and for what are no names.
+    """
+    for given in (columns, values):
+        if names_of(given) is None:
+            raise ValueError(f"a loss's `columns` and `values` are names, each once, not {given!r}")
+    if unit not in UNITS:
+        raise ValueError(f"there is no unit {unit!r}; units of losses: {', '.join(UNITS)}")
+    mark = _marker(Mark("loss", {"unit": unit, "columns": names_of(columns), "values": names_of(values)}))
+    return mark if function is None else mark(function)
+
+
+@overload
+def reward(function: F) -> F: ...
+@overload
+def reward() -> Callable[[F], F]: ...
+def reward(function: F | None = None) -> F | Callable[[F], F]:
+    """Make a function what says how good a completion is that a rollout has sampled: `reward name { … }`.
+
+    Its first three parameters take texts, the prompt and the completion without what ends it, and the record: a dict
+    with the text of the `answer` that the dataset has, and its `values`. The others are settings. It returns a number.
+    One of the ranks that compute a row calls it, once for each completion.
+    """
+    mark = _marker(Mark("reward"))
+    return mark if function is None else mark(function)
+
+
+def optimizer(state: Sequence[str] = (), scalars: Sequence[str] = ()) -> Callable[[F], F]:
+    """Make a function an optimizer: `optimizer name { lr = 3e-4, … }`.
+
+    Its first parameter takes groups of parameters, as `torch.optim` does: dicts with `params`, `lr` and `weight_decay`.
+    A parameter called `lr` gets the peak learning rate; one called `weight_decay` decides the decay of the groups whose
+    parameters decay. The others are settings. It returns a `torch.optim.Optimizer`, whose `lr` of each group is set
+    before each step.
+
+    state: names of the tensors that it keeps for each parameter, of the parameter's shape and format. scalars: names of
+    the tensors of no dimension that it keeps, in fp32. From these follow memory and checkpoints.
+    Raises ValueError for what are no names.
+    """
+    for given in (state, scalars):
+        if names_of(given) is None:
+            raise ValueError(f"an optimizer's `state` and `scalars` are names, each once, not {given!r}")
+    return _marker(Mark("optimizer", {"state": names_of(state), "scalars": names_of(scalars)}))
+
+
+@overload
+def schedule(function: F) -> F: ...
+@overload
+def schedule() -> Callable[[F], F]: ...
+def schedule(function: F | None = None) -> F | Callable[[F], F]:
+    """Make a function a schedule of the learning rate: `scheduler name { … }`.
+
+    It is called with the number of a step, from 0 (as torch's `LambdaLR` counts), and the number of all steps, and
+    gives the factor by which the peak is multiplied in that step: a number that is finite and not negative. The other
+    parameters are settings. It must depend on nothing else, as a resumed run asks it again.
+    """
+    mark = _marker(Mark("schedule"))
+    return mark if function is None else mark(function)
+
+
+def hook(place: Place, changes: Literal["nothing", "gradients", "parameters"] = "nothing") -> Callable[[F], F]:
+    """Make a function a hook, called at a place of the run: `hook name { … }`.
+
+    Its first parameter takes an `xtrain.RunContext`; the others are settings. It is called on all ranks, after the
+    hooks of the same place that the spec names before it. It may return metrics, a dict of numbers: those of the first
+    rank are recorded as `hook/NAME/KEY`.
+
+    changes: what it changes of the model, which its place must allow.
+    Raises ValueError for a place that there is not, or where that cannot be changed.
+    """
+    if place not in PLACES:
+        raise ValueError(f"there is no place {place!r}; places of hooks: {', '.join(PLACES)}")
+    if changes not in CHANGES or not may_change(place, changes):
+        raise ValueError(f"a hook cannot change {changes!r} {place}")
+    return _marker(Mark("hook", {"place": place, "changes": changes}))
+
+
+@overload
+def action(function: F) -> F: ...
+@overload
+def action() -> Callable[[F], F]: ...
+def action(function: F | None = None) -> F | Callable[[F], F]:
+    """Make a function an action: `every 100 steps name { … }`, `on finish name`.
+
+    Its first parameter takes an `xtrain.RunContext`; the others are settings. It is called on all ranks, between steps,
+    and changes nothing of the model. It may return metrics, a dict of numbers: those of the first rank are recorded as
+    `action/NAME/KEY`.
+    """
+    mark = _marker(Mark("action"))
+    return mark if function is None else mark(function)
+
+
+@overload
+def step(function: F) -> F: ...
+@overload
+def step() -> Callable[[F], F]: ...
+def step(function: F | None = None) -> F | Callable[[F], F]:
+    """Make a function the forward and backward of a step: `step name { … }`.
+
+    Its first parameter takes an `xtrain.StepContext`; the others are settings. When it returns, every microbatch has
+    been taken, and the gradients are those of the sum of losses times `context.scale`.
+    """
+    mark = _marker(Mark("step"))
+    return mark if function is None else mark(function)
+
+
+@overload
+def evaluation_step(function: F) -> F: ...
+@overload
+def evaluation_step() -> Callable[[F], F]: ...
+def evaluation_step(function: F | None = None) -> F | Callable[[F], F]:
+    """Make a function the forward of evaluations: `evaluation_step name { … }`.
+
+    Its first parameter takes an `xtrain.StepContext`; the others are settings. It takes every microbatch and returns
+    the sum of losses over their valid tokens; the evaluation divides the sum of all ranks by the number of these.
+    """
+    mark = _marker(Mark("evaluation_step"))
+    return mark if function is None else mark(function)
+
+
+C = TypeVar("C", bound=type)
+
+
+@overload
+def tracker(kind: C) -> C: ...
+@overload
+def tracker() -> Callable[[C], C]: ...
+def tracker(kind: C | None = None) -> C | Callable[[C], C]:
+    """Make a class a tracker, which gets the records of a run: `log { Name { … } }`.
+
+    An object of it is made, without arguments, in a thread of the first rank when the run begins, and all its methods
+    are called there. `open(context, …)` comes first, with an `xtrain.TrackerContext`; its other parameters are the
+    settings. At least one of these stands beside it: `metrics(record)` gets the record of a step as a dict, as
+    `metrics.jsonl` has it, `event(record)` that of an event, as `events.jsonl` has it, and `close(exit_code)` comes
+    last. What it raises is recorded as a warning, it gets nothing more, and training goes on.
+    """
+    mark = _marker(Mark("tracker"))
+    return mark if kind is None else mark(kind)
+
+
+@overload
+def family(function: F) -> F: ...
+@overload
+def family() -> Callable[[F], F]: ...
+def family(function: F | None = None) -> F | Callable[[F], F]:
+    """Make a function a model family: `model name { dim = 64, … }`.
+
+    Its first parameter stands for the settings that every family has; the others are settings of its own. It returns
+    the decoder block, put together of pieces (`pre_norm`, `AttentionLayer`, …) and of functions with `@layer`. It is
+    read from its text and never called.
+    """
+    mark = _marker(Mark("family"))
+    return mark if function is None else mark(function)
+
+
+@overload
+def layer(function: Callable[..., Any]) -> Callable[..., Any]: ...
+@overload
+def layer() -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+def layer(function: Any = None) -> Any:
+    """Make a function a layer, which a function with `@family` calls with a name and its settings.
+
+    Its first parameter takes activations [B, S, D] and the function returns as many, each position by itself.
+    Parameters whose default is a `weight` are parameters of the model; the others are settings. What it computes, keeps
+    for its backward and costs is read from its text.
+    """
+    mark = _marker(Mark("layer"))
+    return mark if function is None else mark(function)
+
+
+def weight(
+    *shape: int | str,
+    cut: Literal["column", "row"] | None = None,
+    initial: Literal["normal", "residual", "ones", "zeros"] | None = None,
+) -> Any:
+    """Declare a parameter of a layer, as a default: `up=weight("ffn", "dim", cut="column")`.
+
+    shape: of a matrix [output, input], or of a vector, as numbers or texts of what is computed of settings. cut: how
+    tensor parallelism cuts it, by output features or by input features; None: each rank has all of it. initial: its
+    first values; `residual`: normal, scaled down, of matrices whose output is added to the residual stream. Without it
+    vectors are ones, and matrices normal.
+    """
+
+
+def _marker(mark: Mark) -> Callable[[F], F]:
+    def set_mark(function: F) -> F:
+        setattr(function, MARK, mark)
+        return function
+
+    return set_mark

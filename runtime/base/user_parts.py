@@ -1,0 +1,319 @@
+"""Functions of the user, loaded from the module that the plan names if its content is unchanged since planning.
+
+Each process that calls such a function loads the module itself. Errors in the user's code are reported with file and
+line.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from threading import RLock
+from types import ModuleType
+from typing import Any
+
+from attrs import field, frozen
+
+import xtrain
+from xtrain.dsl.user_parts.files import ModuleMissing, PartModule, find_module, is_file, module_digest, module_files
+from xtrain.dsl.values import digest as env_digest
+from xtrain.plan.canonical import canonical
+from xtrain.plan.data import own_modules
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import EnvironmentFault, values_here
+from xtrain.runtime.base.part_decorators import MARK, Mark
+
+_PRIVATE = "xtrain_parts"
+_LOADING = RLock()  # trackers load theirs in threads of their own, and a module is run once
+_ROOMS = tuple(path.parent for path in Path(str(xtrain.__file__)).parent.glob("*/__init__.py"))
+
+
+class PartFailed(DataError):
+    """The user's own code has raised, or gave something that it may not; diagnostic code X512.
+
+    trace: the traceback of what it has raised, from the user's own frames on; "" if it has not raised.
+    """
+
+    code = "X512"
+    trace = ""
+
+
+class PartChanged(EnvironmentFault):
+    """The user's own code is not what the plan was made of; every rank finds the same."""
+
+    agreed = True
+
+    def __init__(self, message: str) -> None:
+        super().__init__("X713", message)
+
+
+@frozen
+class UserPart:
+    """One function with its arguments, as a plan names it. Light and picklable: code is loaded where it runs.
+
+    base: the folder of the spec, which the path of a module starts at.
+    """
+
+    kind: str
+    module: str
+    function: str
+    digest: str
+    arguments: dict[str, Any] = field(repr=False)
+    base: Path
+
+    def load(self) -> Callable[..., Any]:
+        """The function. Raises PartChanged if it is not what was planned, PartFailed if its module fails."""
+        with _LOADING:
+            function = getattr(_loaded(self.module, self.digest, self.base), self.function, None)
+        mark = getattr(function, MARK, None)
+        if not isinstance(mark, Mark) or mark.kind != self.kind or not callable(function):
+            raise _changed(f"{self.module} has no {self.kind} called `{self.function}`")
+        return function
+
+    def failed(self, message: str) -> "PartFailed":
+        """The error that it did what it may not, with the place where it is declared."""
+        code = getattr(inspect.unwrap(self.load()), "__code__", None)
+        line = None if code is None else code.co_firstlineno
+        return PartFailed(f"{self.title} {message}", path=_path(self), line=line)
+
+    @property
+    def title(self) -> str:
+        """It in a sentence: "source `name`"."""
+        return f"{self.kind} `{self.function}`"
+
+
+def part_of(kind: str, options: Mapping[str, Any], base: Path) -> UserPart:
+    """The part that the arguments of a plan's node name; maps among its arguments have their keys in order, which a
+    plan that was read back may have lost, and texts the values of environment variables.
+
+    Raises EnvironmentFault for a variable that is not set or has another value than when the plan was made.
+    """
+    module, function, digest = (options[name] for name in ("module", "function", "digest"))
+    arguments = canonical(options["arguments"])
+    if variables := options.get("variables"):
+        arguments = _with_values(arguments, variables, f"{kind} `{function}`")
+    return UserPart(kind, module, function, digest, arguments, base.absolute())
+
+
+def _with_values(arguments: dict[str, Any], variables: Mapping[str, str], whose: str) -> dict[str, Any]:
+    """Arguments with the values of environment variables. variables: name → digest of the value when it was planned.
+    Raises EnvironmentFault where one is not set or has another value."""
+    arguments = values_here(arguments, variables)
+    if changed := [name for name, planned in variables.items() if env_digest(name, os.environ[name]) != planned]:
+        message = f"the environment variable {changed[0]}, an argument of the {whose}, has another value than when the"
+        raise EnvironmentFault("X713", f"{message} plan was made; plan the spec again")
+    return arguments
+
+
+def spec_folder(spec: str) -> Path:
+    """The folder that paths of modules start at, of `plan.spec`."""
+    return Path(spec).parent
+
+
+def user_source(options: Mapping[str, Any], base: Path) -> Iterator[str | dict[str, Any]]:
+    """What a source of the user's own yields: texts, or dicts of named fields.
+
+    options: module, function, digest and arguments, as `setup.data` has them. base: the folder of the spec.
+    Raises PartChanged, and PartFailed for what the code raises or yields, also between two documents.
+    """
+    part = part_of("source", options, base)
+    with failures_of(part):
+        found = part.load()(**part.arguments)
+        if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
+            raise part.failed(f"returns one {_kind(found)}, and it must yield documents")
+        documents = iter(found)
+    number = 0
+    while True:
+        with failures_of(part):
+            document = next(documents, _END)
+        if document is _END:
+            return
+        number += 1
+        if isinstance(document, str):
+            yield document
+        elif isinstance(document, Mapping):
+            yield dict(document)
+        else:
+            message = f"gave {_kind(document)} as document {number:,}, and a document is a text or a dict"
+            raise part.failed(message)
+
+
+def parts_to_copy(plan: Plan, directory: Path) -> dict[str, bytes]:
+    """Name in `directory` → content of the files of the user's parts, with what they import beside them, for where the
+    spec there finds them.
+
+    Files outside the folder of the spec stay where they are. Raises PartChanged if one is not what was planned.
+    """
+    found: dict[str, bytes] = {}
+    base = spec_folder(plan.spec).absolute()
+    for name, digest in own_modules(plan).items():
+        module = _planned(name, digest, base)
+        if not is_file(name) or name.startswith(("/", "..")):
+            continue
+        for path in module_files(module):
+            copy = Path(name).parent / path.relative_to(module.root)
+            if not (directory / copy).exists() or not (directory / copy).samefile(path):
+                found[copy.as_posix()] = path.read_bytes()
+    return found
+
+
+_END = object()
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def _path(part: UserPart) -> Path | None:
+    try:
+        return _near(find_module(part.module, part.base).path)
+    except ModuleMissing:
+        return None
+
+
+def _near(path: Path) -> Path:
+    """A path as people would write it: relative if it lies below the working folder."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def _changed(message: str) -> PartChanged:
+    return PartChanged(f"{message}\n  Plan the spec again: the plan then says what the code is now.")
+
+
+# Loading --------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _loaded(module: str, digest: str, base: Path) -> ModuleType:
+    """The module, once a process, if it has the digest."""
+    found = _planned(module, digest, base)
+    name = _near(found.path).as_posix()
+    with failures_in(found.path, f"loading {name}"):
+        loaded = _import_file(found) if not found.name else _import_name(found)
+    path = getattr(loaded, "__file__", None)
+    if path is None or not Path(path).samefile(found.path):
+        raise _changed(f"`{module}` is loaded from {path}, not from {name}")
+    return loaded
+
+
+def _planned(module: str, digest: str, base: Path) -> PartModule:
+    """Where a module lies. Raises PartChanged if it does not have the digest."""
+    try:
+        found = find_module(module, base)
+        now = module_digest(found)
+    except (ModuleMissing, OSError) as error:
+        reason = str(error) if isinstance(error, ModuleMissing) else f"cannot read `{module}`: {error.strerror}"
+        raise _changed(reason) from error
+    if now != digest:
+        name = _near(found.path).as_posix()
+        raise _changed(f"{name}, or a module that it imports, has changed since the plan was made")
+    return found
+
+
+def _import_file(module: PartModule) -> ModuleType:
+    """Run a file as a module of a name that nothing else has; modules beside it can be imported from it."""
+    path = module.path.absolute()
+    name = f"{_PRIVATE}_{path.stem}_{blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # behind all others, so that it hides nothing
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[name] = loaded
+    try:
+        spec.loader.exec_module(loaded)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return loaded
+
+
+def _import_name(module: PartModule) -> ModuleType:
+    here = os.getcwd()  # noqa: PTH109
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    return importlib.import_module(module.name)
+
+
+# Failures -------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def failures_of(part: UserPart) -> Iterator[None]:
+    """Turn what the code of a part raises into PartFailed, with the line of the user's file."""
+    with failures_in(_path(part), part.title):
+        yield
+
+
+@contextmanager
+def failures_in(path: Path | None, doing: str) -> Iterator[None]:
+    """Turn what is raised inside into PartFailed. path: the user's file. doing: what was under way, in words."""
+    try:
+        yield
+    except (DataError, EnvironmentFault):
+        raise
+    except (Exception, SystemExit) as error:
+        # It may not end the process that it is called in, either; Ctrl-C may.
+        file, line = _place(error, path)
+        first = _first_cause(error)
+        cause = ""
+        if first is not error:
+            where, at = _place(first, path)
+            cause = f", because of {_named(first)}" + (f" ({where}:{at})" if at is not None else "")
+        failed = PartFailed(f"{doing}: {_named(error)}{cause}", path=file, line=line)
+        failed.trace = _trace(error, path)
+        raise failed from None
+
+
+def _named(error: BaseException) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Where a chain of exceptions began."""
+    seen = [error]
+    while True:
+        before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if before is None or before in seen:
+            return error
+        seen.append(before)
+        error = before
+
+
+def _place(error: BaseException, path: Path | None) -> tuple[Path | None, int | None]:
+    """The innermost line of the user's own files that an exception came through."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return _near(Path(error.filename)), error.lineno
+    if path is None:
+        return None, None
+    inside = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename, path)]
+    if not inside:
+        return path, None
+    return _near(Path(inside[-1].filename).absolute()), inside[-1].lineno
+
+
+def _trace(error: BaseException, path: Path | None) -> str:
+    """The traceback without the frames of xtrain that led to the user's code."""
+    frames = error.__traceback__
+    while frames is not None and not (path and _is_own(frames.tb_frame.f_code.co_filename, path)):
+        frames = frames.tb_next
+    lines = traceback.format_exception(type(error), error, frames) if frames else traceback.format_exception_only(error)
+    return "".join(lines)
+
+
+def _is_own(filename: str, path: Path) -> bool:
+    """Whether a file is the user's: in the folder of theirs, and no library that happens to lie there."""
+    file = Path(filename).absolute()
+    library = "site-packages" in file.parts or any(file.is_relative_to(room) for room in _ROOMS)
+    return file.is_relative_to(path.absolute().parent) and not library

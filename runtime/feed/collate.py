@@ -1,0 +1,265 @@
+"""Collate chains: stages that turn rows of token segments into a microbatch; each stage is one node of the plan.
+
+A stage declares the kind of value that it takes and gives, so that a chain is checked before any data flows:
+
+    rows of token arrays ─to_tensor▶ rows of token tensors ─flatten▶ token samples
+        ─shift_tokens▶ labelled samples ─pack▶ microbatch ─shard▶ part of a microbatch
+
+A chain that begins with the four stages up to `pack` lays rows out in one pass instead (`loader.py`), with the same
+result; the stages run only if another stage is between them. Only under context parallel does a rank take a part of a
+microbatch; otherwise the chain ends with `pack`.
+
+Attention is causal, so late positions cost more than early ones. Rank r of a ring of R therefore takes the chunks r
+and 2R - 1 - r of the 2R equal chunks of every segment, which costs every rank the same (Brandon et al. 2023, arXiv
+2311.09431; per segment as in zhuzilin/ring-flash-attention). The part of a ring rank is then cut contiguously over
+its ulysses ranks.
+
+An outline is a tensor of constant shape with the places of segments and padding in the rows of a step, for pipeline
+stages that read no tokens: a rank can receive it without knowing anything of the rows.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from attrs import define, evolve, field
+from torch import Tensor
+
+from xtrain.dsl.schema.data_components import LOCAL_MICROBATCH, MICROBATCH, RAW_ROWS
+from xtrain.plan.arithmetic import LONGEST_PADDING
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.microbatch import IGNORE_INDEX, Microbatch, Sample, Samples, whole_positions
+from xtrain.runtime.feed.packing.stored_rows import UNKNOWN, RawRow
+
+# shapes: B rows of the microbatch, S positions of a row, L positions of a sample
+
+
+@define(kw_only=True, frozen=True, eq=False)
+class TensorRow:
+    """A packed row with memory of its own: int64 tokens, bool masks, and otherwise what `RawRow` says."""
+
+    segments: list[Tensor]
+    trained: list[Tensor] | None = None
+    columns: dict[str, list[Tensor]] = field(factory=dict)
+    values: dict[str, list[float]] = field(factory=dict)
+    sides: list[int] | None = None
+    dataset: int = UNKNOWN
+    position: int = UNKNOWN
+
+
+def numbered_in_rows(value: Samples) -> Iterator[tuple[int, Sample]]:
+    """Samples, each with its number in its row, from 0."""
+    row, number = -1, 0
+    for sample in value.samples:
+        row, number = (sample.row, 0) if sample.row != row else (row, number + 1)
+        yield number, sample
+
+
+@define(kw_only=True, frozen=True)
+class Stage:
+    """A named function with the kinds of value it takes and gives."""
+
+    name: str
+    takes: str
+    gives: str
+    function: Callable[[Any], Any]
+    one_pass: bool = False
+    """Whether it is part of what `feeding.py` does in one pass."""
+
+    def __call__(self, value: Any) -> Any:
+        return self.function(value)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether it takes a rank's part of whole rows."""
+        return (self.takes, self.gives) == (MICROBATCH, LOCAL_MICROBATCH)
+
+
+@define(kw_only=True, frozen=True)
+class PackStage(Stage):
+    """`pack`, and how it lays rows out."""
+
+    capacity: int
+    align: int
+    of_labels: "PackStage | None" = None
+    """Where the loss reads more of a row than its labels: the same without the rest."""
+
+    @property
+    def labels_alone(self) -> bool:
+        """Whether the loss reads nothing of a row but its labels."""
+        return self.of_labels is None
+
+
+def longest_padding(align: int) -> int:
+    """Positions of the longest segment of padding behind the documents of a row."""
+    return max(align, LONGEST_PADDING // align * align)
+
+
+def known_or_none(numbers: Sequence[int]) -> Tensor | None:
+    """Of each row its dataset or its place, int64 [rows]; None if all are UNKNOWN."""
+    return None if all(number == UNKNOWN for number in numbers) else torch.tensor(numbers, dtype=torch.int64)
+
+
+def no_room(row: int, needed: int, capacity: int) -> DataError:
+    """What is raised where the samples of a row are longer than the row."""
+    return DataError(f"row {row} needs {needed} positions or more, and it has {capacity}")
+
+
+@define(kw_only=True, frozen=True)
+class CollateChain:
+    """Stages in order, each of which takes what the one before it gives."""
+
+    stages: tuple[Stage, ...]
+
+    def __call__(self, rows: list[RawRow]) -> Microbatch:
+        """From rows of token arrays to what this rank holds of them."""
+        value: Any = rows
+        for stage in self.stages:
+            value = stage(value)
+        return value
+
+    @property
+    def lays_out(self) -> PackStage | None:
+        """`pack`, if the chain begins with the four stages that end with it, and nothing else stands between them."""
+        if not all(stage.one_pass for stage in self.stages[:3]):
+            return None
+        last = self.stages[3] if len(self.stages) > 3 else None
+        return last if isinstance(last, PackStage) and last.labels_alone else None
+
+    @property
+    def of_labels(self) -> "CollateChain":
+        """The same for the cross-entropy, which reads nothing of a row but its labels."""
+        stages = (stage.of_labels or stage if isinstance(stage, PackStage) else stage for stage in self.stages)
+        return CollateChain(stages=tuple(stages))
+
+    def behind_pack(self, packed: Microbatch) -> Microbatch:
+        """What the stages behind `pack` make of rows that were laid out elsewhere."""
+        for stage in self.stages:
+            if stage.takes in (MICROBATCH, LOCAL_MICROBATCH):
+                packed = stage(packed)
+        return packed
+
+    def local_part(self, whole: Microbatch) -> Microbatch:
+        """What this rank holds of whole rows that are no rows of a dataset, or lack their tokens: `shard` alone.
+
+        Collators of the user's own are for rows that are read: of a prompt, or of where documents lie in rows that
+        another pipeline stage has read and collated, they are shown nothing.
+        """
+        for stage in self.stages:
+            if stage.cuts:
+                whole = stage(whole)
+        return whole
+
+
+def compose(stages: Sequence[Stage]) -> CollateChain:
+    """One function that runs `stages` in order, from rows of token arrays to a microbatch.
+
+    Raises DataError if a stage does not take what the one before it gives, or if the chain starts or ends elsewhere.
+    """
+    chain = tuple(stages)
+    kind, giver = RAW_ROWS, "the loader"
+    for stage in chain:
+        if stage.takes != kind:
+            raise DataError(f"collator `{stage.name}` takes {stage.takes}, but {giver} gives {kind}")
+        kind, giver = stage.gives, f"`{stage.name}`"
+    if kind not in (MICROBATCH, LOCAL_MICROBATCH):
+        raise DataError(f"the collators end with {kind} from {giver}, but a step takes a {MICROBATCH}")
+    return CollateChain(stages=chain)
+
+
+# shapes: B rows, S positions of a whole row
+
+
+def zigzag(lengths: Tensor, ring: int, rank: int) -> Tensor:
+    """int64 [positions / ring]: what `rank` holds of consecutive segments of the given lengths, in its order.
+
+    Raises DataError if a segment cannot be cut into 2 · ring equal chunks.
+    """
+    lengths = lengths.to(torch.int64)
+    chunks = lengths // (2 * ring)
+    if (chunks * (2 * ring) != lengths).any():
+        length = int(lengths[chunks * (2 * ring) != lengths][0])
+        raise DataError(
+            f"a segment of {length} positions cannot be cut into {2 * ring} equal chunks, two for each of {ring} ranks",
+            remedy=f"Pad documents to a multiple of {2 * ring} positions.",
+        )
+    starts = lengths.cumsum(0) - lengths
+    early, late = starts + rank * chunks, starts + (2 * ring - 1 - rank) * chunks
+    sizes = chunks.repeat_interleave(2)
+    shifts = torch.stack((early, late), dim=1).flatten() - (sizes.cumsum(0) - sizes)
+    total = int(sizes.sum())
+    return shifts.repeat_interleave(sizes, output_size=total).add_(torch.arange(total))
+
+
+def local_positions(batch: Microbatch, ring: int, ulysses: int, ring_rank: int, ulysses_rank: int) -> Tensor:
+    """int64 [B, S / ring / ulysses]: this rank's positions, as indices into the flattened whole rows."""
+    rows, sequence = batch.positions_BS.shape
+    if sequence % (ring * ulysses):
+        raise DataError(f"rows of {sequence} positions cannot be cut evenly over {ring} · {ulysses} ranks")
+    ring_part = zigzag(batch.cumulative_lengths.diff(), ring, ring_rank) if ring > 1 else torch.arange(rows * sequence)
+    return ring_part.view(rows, ulysses, -1)[:, ulysses_rank]
+
+
+def local_part(batch: Microbatch, ring: int, ulysses: int, ring_rank: int, ulysses_rank: int) -> Microbatch:
+    """The microbatch with this rank's positions only. What speaks of whole rows stays. Raises as `local_positions`."""
+    index = local_positions(batch, ring, ulysses, ring_rank, ulysses_rank)
+    labels_BS = None if batch.labels_BS is None else batch.labels_BS.take(index)
+    return evolve(
+        batch,
+        input_ids_BS=None if batch.input_ids_BS is None else batch.input_ids_BS.take(index),
+        labels_BS=labels_BS,
+        positions_BS=batch.positions_BS.take(index),
+        real_BS=batch.real_BS.take(index),
+        in_row_BS=index % batch.sequence,
+        text_BS=None if batch.text_BS is None else batch.text_BS.take(index),
+        columns={name: column_BS.flatten(0, 1)[index] for name, column_BS in batch.columns.items()},
+        units=None if batch.units is None else batch.units.at(index),
+        num_valid=0 if labels_BS is None else int((labels_BS != IGNORE_INDEX).sum()),
+    )
+
+
+# shapes: N microbatches, B rows, S positions of a whole row, T = B·S
+
+
+def encode_outline(microbatches: Sequence[Microbatch], numbers: Sequence[str] = ()) -> Tensor:
+    """int32 [N, B, S]: position within its segment where a token is, the bitwise complement of it where padding is.
+
+    The rows are whole even if the microbatches hold only a rank's part of their positions. numbers: `place` or
+    `dataset`, each of which is two more int32 behind the positions of every row.
+    """
+    encoded = []
+    for batch in microbatches:
+        rows, sequence = batch.positions_BS.shape[0], batch.sequence
+        positions_T, real_T = whole_positions(batch.cumulative_lengths, batch.real_lengths, rows * sequence)
+        outline_BS = torch.where(real_T, positions_T, ~positions_T).to(torch.int32).view(rows, sequence)
+        known = (getattr(batch, f"{name}_B") for name in numbers)
+        beside = [torch.full((rows,), UNKNOWN) if each_B is None else each_B for each_B in known]
+        encoded.append(torch.cat([outline_BS, *(each_B.view(torch.int32).view(rows, 2) for each_B in beside)], dim=1))
+    return torch.stack(encoded)
+
+
+def decode_outline(outline_NBS: Tensor, numbers: Sequence[str] = ()) -> list[Microbatch]:
+    """Microbatches of whole rows without tokens, on the CPU. numbers: as they were encoded."""
+    return [_decode(outline_BS, numbers) for outline_BS in outline_NBS.cpu()]
+
+
+def _decode(outline_BS: Tensor, numbers: Sequence[str]) -> Microbatch:
+    outline_BS, *beside = outline_BS.split([outline_BS.shape[1] - 2 * len(numbers), *(2 for _ in numbers)], dim=1)
+    found = {name: each.contiguous().view(torch.int64).view(-1) for name, each in zip(numbers, beside, strict=True)}
+    known = {f"{name}_B": each_B for name, each_B in found.items() if not (each_B == UNKNOWN).all()}
+    real_BS = outline_BS >= 0
+    positions_BS = torch.where(real_BS, outline_BS, ~outline_BS).to(torch.int64)
+    starts = (positions_BS.flatten() == 0).nonzero().flatten()
+    bounds = F.pad(starts, (0, 1), value=outline_BS.numel())
+    real_before = F.pad(real_BS.flatten().cumsum(0), (1, 0))
+    whole = Microbatch(
+        input_ids_BS=None,
+        labels_BS=None,
+        positions_BS=positions_BS,
+        real_BS=real_BS,
+        cumulative_lengths=bounds.to(torch.int32),
+        real_lengths=real_before[bounds].diff().to(torch.int32),
+        num_valid=0,
+    )
+    return evolve(whole, **known)

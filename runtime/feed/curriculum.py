@@ -1,0 +1,379 @@
+"""Order of training rows: the rows of each dataset that a step takes, in closed form from its number. Without torch.
+
+`plan/step_sizes.py` decides from which dataset each row is taken. A dataset gives its rows in its
+own order, epoch after epoch, and its cursor counts them. A checkpoint stores the position of a run; `position_of`
+checks it against the data of the run that resumes.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from attrs import define, field, frozen
+
+from xtrain.plan.arithmetic import arithmetic_of, sampler_of
+from xtrain.plan.learning_rate import in_order
+from xtrain.plan.plan import Plan, PlanPhase
+from xtrain.plan.step_sizes import TURN, MixtureSampler, RepeatedSizes, StepSizes
+from xtrain.plan.timeline import counted_arithmetic, counted_timeline, waits
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.packing.stored_rows import RowReader
+
+
+class RowOrder:
+    """Endless seeded order of `num_rows` rows: every epoch is a permutation of its own.
+
+    Global position p lies in epoch p // num_rows. A permutation depends on (num_rows, seed, epoch) alone, so any
+    position can be asked for at any time; the last epoch's permutation is kept (8 bytes a row).
+    Raises DataError if there are no rows or the seed is outside 0 to 2⁶⁴ - 1.
+    """
+
+    def __init__(self, num_rows: int, seed: int) -> None:
+        if num_rows < 1:
+            raise DataError("there are no rows to train on", remedy="Check the sources, the hold-out and the packing.")
+        if not 0 <= seed < 1 << 64:
+            raise DataError(f"seed {seed} is outside 0 to 2^64 - 1")
+        self.num_rows = num_rows
+        self.seed = seed
+        # One value, so that a thread that reads ahead and another one never see the one's epoch with the other's order.
+        self._last = (-1, np.empty(0, dtype=np.int64))
+
+    def row(self, position: int) -> tuple[int, int]:
+        """(epoch, row index) of a global position."""
+        epoch, within = divmod(position, self.num_rows)
+        return epoch, int(self.permutation(epoch)[within])
+
+    def rows(self, start: int, count: int) -> np.ndarray:
+        """Row indices of the positions start … start + count - 1, int64 [count], over as many epochs as it takes."""
+        out = np.empty(count, dtype=np.int64)
+        done = 0
+        while done < count:
+            epoch, within = divmod(start + done, self.num_rows)
+            take = min(count - done, self.num_rows - within)
+            out[done : done + take] = self.permutation(epoch)[within : within + take]
+            done += take
+        return out
+
+    def permutation(self, epoch: int) -> np.ndarray:
+        """The order of one epoch, int64 [num_rows]."""
+        assert epoch >= 0, "positions start at 0"
+        known, permutation = self._last
+        if epoch != known:
+            key = np.array([self.seed, epoch], dtype=np.uint64)
+            permutation = np.random.Generator(np.random.Philox(key=key)).permutation(self.num_rows)
+            self._last = (epoch, permutation)
+        return permutation
+
+
+def sampled_datasets(sampler: MixtureSampler, first: int, count: int) -> np.ndarray:
+    """Dataset numbers of the rows first … first + count - 1, int64 [count]."""
+    # A bound at the end of the circle has no point behind it.
+    inner = np.array([bound for bound in sampler.bounds[1:-1] if bound < sampler.turn], dtype=np.uint64)
+    return np.searchsorted(inner, _points(sampler, first, count), side="right").astype(np.int64)
+
+
+def _points(sampler: MixtureSampler, first: int, count: int) -> np.ndarray:
+    """The points of some rows, uint64 [count]."""
+    if sampler.turn == TURN:  # uint64 goes round by itself
+        return np.uint64(sampler.first_point(first)) + np.arange(count, dtype=np.uint64) * np.uint64(sampler.stride)
+    points = np.full(count, sampler.first_point(first), dtype=np.uint64)
+    known, turn = 1, np.uint64(sampler.turn)
+    while known < count:  # from so many to twice as many: no product to overflow
+        more = points[known : 2 * known]
+        more[:] = points[: len(more)] + np.uint64(known * sampler.stride % sampler.turn)
+        more[more >= turn] -= turn
+        known *= 2
+    return points
+
+
+# Each dataset that is sampled with how often an epoch takes it, in the order of sampling.
+Passes = tuple[tuple[str, float], ...] | None
+
+
+@frozen(kw_only=True)
+class Position:
+    """How far a run has come before `step`. The default is its beginning."""
+
+    step: int = 0
+    rows: int = 0
+    """Rows that were taken, of all datasets."""
+    cursors: dict[str, int] = field(factory=dict)
+    """Rows that were taken of each dataset; none of those that are not named."""
+    phase: str = ""
+    """The phase of the last row that was taken, empty where there is none yet."""
+    sampled: int = 0
+    """Rows that were taken in that phase; of weights in epochs, since these were the weights."""
+    passes: Passes = None
+    """By which weights in epochs that row was sampled; None if by shares."""
+
+
+@frozen
+class _PhaseSpan:
+    """The steps from `first` on, up to the next stretch; what was taken before them."""
+
+    first: int
+    phase: str
+    passes: Passes
+    sampler: MixtureSampler
+    sampled: int
+    cursors: tuple[int, ...]
+
+
+@define(kw_only=True, frozen=True)
+class Curriculum:
+    """The rows of every step from `start` on. Nothing here moves: the step is the whole position.
+
+    What came before `start` is taken as it was, whatever phases and rows per step it had. A phase in which the run
+    stopped goes on with the row that is due; later ones begin with their first. Weights in epochs are sampled on from
+    phase to phase, as long as they stay the same: their epochs come out even.
+    """
+
+    datasets: tuple[str, ...]
+    phases: tuple[PlanPhase, ...]
+    """Their shares are of `datasets`; one that a phase does not name has none in it."""
+    steps: int
+    """Of the whole run, for phases that begin at a share of it."""
+    rows_per_step: StepSizes = field(converter=StepSizes.of)
+    seed: int
+    num_rows: Mapping[str, int] = field(factory=dict)
+    """Rows that each dataset has, for phases whose weights are in epochs."""
+    start: Position = field(factory=Position)
+    _next: list[tuple[int, list[int]]] = field(factory=lambda: [(-1, [])], init=False, eq=False, repr=False)
+    """A step, and the cursors before it: those of the step that was asked for last, at its end."""
+
+    def rows(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of each row of a step its dataset's number, and which row in the order of that dataset it is.
+
+        Both are int64 [rows per step]. `step` is not before `start`.
+        """
+        if len(self.datasets) == 1:
+            first = self._cursor(step)
+            own = np.arange(first, first + self.rows_per_step.at(step), dtype=np.int64)
+            return np.zeros_like(own), own
+        stretch, sampled = self._at(step)
+        datasets = sampled_datasets(stretch.sampler, sampled, self.rows_per_step.at(step))
+        cursors = np.empty(len(datasets), dtype=np.int64)
+        # Steps are mostly asked for one after the other: the next one begins where this one ends.
+        known, before = self._next[0]
+        before = list(before) if known == step else self._cursors(stretch, sampled)
+        for number, cursor in enumerate(before):
+            (own,) = np.nonzero(datasets == number)
+            before[number] = cursor + len(own)
+            cursors[own] = np.arange(cursor, before[number])
+        self._next[0] = (step + 1, before)
+        return datasets, cursors
+
+    def rows_before(self, step: int) -> int:
+        """Rows that the run has taken before a step."""
+        return self.start.rows + self.rows_per_step.between(self.start.step, step)
+
+    def position(self, step: int) -> Position:
+        """How far the run has come before a step."""
+        if step == self.start.step:
+            return self.start
+        # The last step that was taken says which phase it was: whether it goes on, the plan of the next one says.
+        stretch, _ = self._at(step - 1)
+        sampled = stretch.sampled + self.rows_per_step.between(stretch.first, step)
+        each = [self._cursor(step)] if len(self.datasets) == 1 else self._cursors(stretch, sampled)
+        cursors = dict(zip(self.datasets, each, strict=True))
+        return Position(
+            step=step,
+            rows=self.rows_before(step),
+            cursors={**self.start.cursors, **cursors},
+            phase=stretch.phase,
+            sampled=max(0, sampled),
+            passes=stretch.passes,
+        )
+
+    def uses(self, step: int) -> dict[str, int]:
+        """How many rows of each dataset are trained on before a step, each time that one is."""
+        cursors = self.position(step).cursors
+        return {name: self.rows_per_step.uses(step, cursor) for name, cursor in cursors.items()}
+
+    def _cursor(self, step: int) -> int:
+        """Of a dataset that is alone. Steps whose rows come again may begin before the one that the run starts with,
+        which has had larger ones."""
+        return max(0, self.start.cursors.get(self.datasets[0], 0) + self.rows_per_step.between(self.start.step, step))
+
+    @cached_property
+    def _stretches(self) -> list[_PhaseSpan]:
+        start = self.start
+        cursors, passes, sampled = [start.cursors.get(name, 0) for name in self.datasets], start.passes, start.sampled
+        plan = in_order(self.phases, self.steps)
+        begins = [first for first, _ in plan]
+        found: list[_PhaseSpan] = []
+        for (first, phase), end in zip(plan, [*begins[1:], None], strict=True):
+            if end is not None and end <= start.step:
+                continue
+            before, passes = passes, self._passes(phase)
+            goes_on = passes == before if passes is not None else not found and phase.name == start.phase
+            sampled = sampled if goes_on else 0
+            sampler = sampler_of(phase, self.datasets, self.num_rows, self.seed)
+            found.append(_PhaseSpan(max(first, start.step), phase.name, passes, sampler, sampled, tuple(cursors)))
+            if end is not None:
+                count = self.rows_per_step.between(found[-1].first, end)
+                counts = sampler.counts(sampled, count)
+                cursors = [cursor + own for cursor, own in zip(cursors, counts, strict=True)]
+                sampled += count
+        return found
+
+    def _passes(self, phase: PlanPhase) -> Passes:
+        if phase.passes is None:
+            return None
+        found = ((name, phase.passes.get(name, 0.0)) for name in self.datasets)
+        return tuple((name, epochs) for name, epochs in found if epochs > 0)
+
+    def _at(self, step: int) -> tuple[_PhaseSpan, int]:
+        """The stretch of a step, and the rows of its phase before it."""
+        assert step >= self.start.step, f"step {step} lies before the one that this run starts with"
+        place = bisect_right(self._stretches, step, key=lambda stretch: stretch.first)
+        stretch = self._stretches[place - 1]
+        return stretch, stretch.sampled + self.rows_per_step.between(stretch.first, step)
+
+    @staticmethod
+    def _cursors(stretch: _PhaseSpan, sampled: int) -> list[int]:
+        counts = stretch.sampler.counts(stretch.sampled, sampled - stretch.sampled)
+        return [cursor + count for cursor, count in zip(stretch.cursors, counts, strict=True)]
+
+
+@frozen(kw_only=True, eq=False)
+class TrainingRows:
+    """The rows of a dataset that is trained on, and the order in which they are."""
+
+    name: str
+    reader: RowReader
+    order: RowOrder
+
+    @classmethod
+    def of(cls, name: str, reader: RowReader, seed: int) -> "TrainingRows":
+        """Raises DataError if there are no rows."""
+        rows, documents = reader.rows, len(reader.documents)
+        if not rows.num_rows and documents and rows.num_skipped == documents:
+            raise DataError(
+                f"dataset {name} has no rows to train on: all of its {documents:,} documents are left out, "
+                f"as they are longer than a row of {rows.capacity:,}",
+                remedy="Lengthen the rows (`batch.sequence`), or leave out less (`oversized`).",
+            )
+        return cls(name=name, reader=reader, order=RowOrder(reader.rows.num_rows, seed))
+
+
+def curriculum_of(plan: Plan, rows: dict[str, int]) -> Curriculum:
+    """Which rows every step of a plan takes, from its beginning; `rows` are those that each of its datasets has.
+
+    What is given in epochs becomes shares and steps here. Raises DataError if an epoch has no rows.
+    """
+    args, phases = plan.node("setup.loader").args, plan.timeline.phases
+    for phase in phases:
+        if phase.passes is not None and not any(rows[name] for name, epochs in phase.passes.items() if epochs):
+            raise DataError("there are no rows to train on", remedy="Check the sources, the hold-out and the packing.")
+    batch = counted_arithmetic(plan, rows) if waits(plan) else arithmetic_of(plan)
+    timeline = counted_timeline(plan.timeline, batch, rows)
+    assert timeline.steps is not None
+    return Curriculum(
+        datasets=tuple(args["datasets"]),
+        phases=timeline.phases,
+        steps=timeline.steps,
+        rows_per_step=RepeatedSizes(batch.rows, **args["again"]) if "again" in args else batch.row_sizes,
+        seed=args["seed"],
+        num_rows=rows,
+    )
+
+
+FORMAT: Final = 2
+# What may not change between the run that wrote a state and the one that resumes it, in words.
+SAME: Final = {
+    "seed": "seed of the row order",
+    "capacity": "positions in a row",
+    "align": "multiple of positions that documents are padded to",
+}
+OF_A_DATASET: Final = {
+    "rows": "number of packed rows",
+    "content": "content of the rows (data, tokenizer, hold-out or packing)",
+}
+
+
+@frozen(kw_only=True)
+class Remarks:
+    """How the datasets of a run differ from those that its checkpoint speaks of.
+
+    new: begin with their first row. renamed: old name → new one, with the same rows. left: states of those that are not
+    read any more; should they come back, they go on where they stopped.
+    """
+
+    new: tuple[str, ...]
+    renamed: dict[str, str]
+    left: dict[str, dict[str, Any]]
+
+    def in_words(self) -> list[str]:
+        """A line for each."""
+        lines = [f"dataset {name} is new to this run: it begins with its first row" for name in self.new]
+        for old, new in self.renamed.items():
+            lines.append(f"dataset {new} is what was called {old}, and goes on where that was")
+        for name, its in self.left.items():
+            stopped = f"after {its['cursor']:,} rows, from where it goes on should it come back"
+            lines.append(f"dataset {name} is not trained on any more, {stopped}")
+        return lines
+
+
+def position_of(state: dict[str, Any], now: dict[str, Any]) -> tuple[Position, Remarks]:
+    """Where a run goes on whose checkpoint says `state` of its data, and which would say `now` of what it has.
+
+    Raises DataError with all differences if the rows that were taken are not those of this data.
+    """
+    _check(state, now)
+    saved, own = dict(state["datasets"]), now["datasets"]
+    # A dataset may be called otherwise: what is in it counts.
+    renamed = {}
+    for name in (name for name in own if name not in saved):
+        same_content = (old for old, its in saved.items() if old not in own and _content(its) == _content(own[name]))
+        if (old := next(same_content, None)) is not None:
+            renamed[old], saved[name] = name, saved.pop(old)
+    new = tuple(name for name in own if name not in saved)
+    left = {name: its for name, its in saved.items() if name not in own}
+    position = Position(
+        step=state["step"],
+        rows=state["rows"],
+        cursors={name: saved[name]["cursor"] for name in own if name in saved},
+        phase=state["phase"],
+        sampled=state["rows_in_phase"],
+        passes=_passes(state.get("passes"), renamed),
+    )
+    return position, Remarks(new=new, renamed=renamed, left=left)
+
+
+def _passes(found: list[tuple[str, float]] | None, renamed: dict[str, str]) -> Passes:
+    return None if found is None else tuple((renamed.get(name, name), epochs) for name, epochs in found)
+
+
+def _content(state: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(state[key] for key in OF_A_DATASET)
+
+
+def _check(state: dict[str, Any], now: dict[str, Any]) -> None:
+    if state.get("format") != FORMAT:
+        raise DataError(
+            f"the data position of the checkpoint has format {state.get('format', 1)}, and this version of xtrain "
+            f"reads format {FORMAT}: the data cannot be resumed",
+            remedy="Resume with the version that wrote it, or start a new run from the weights alone.",
+        )
+    differences = [
+        f"{words}: {state.get(key, 'missing')} in the checkpoint, {now[key]} now"
+        for key, words in SAME.items()
+        if state.get(key) != now[key]
+    ]
+    for name, own in now["datasets"].items():
+        saved = state["datasets"].get(name, own)
+        differences += [
+            f"dataset {name}, {words}: {saved.get(key, 'missing')} in the checkpoint, {own[key]} now"
+            for key, words in OF_A_DATASET.items()
+            if saved.get(key) != own[key]
+        ]
+    if differences:
+        listed = "".join(f"\n    {difference}" for difference in differences)
+        raise DataError(
+            f"the data differs from that of the checkpoint:{listed}",
+            remedy="Restore these settings, give a dataset that has changed another name so that it starts from the "
+            "beginning, or start a new run from the checkpoint's weights alone.",
+        )

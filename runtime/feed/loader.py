@@ -1,0 +1,400 @@
+"""Loaders: from a step number to the microbatches of one data rank, through token stores and the collate chain.
+
+A loader has no state that moves: the step is the whole position. `RowLoader` reads training rows, `EvalLoader` hold-
+out rows, `TextLoader` questions with their choices.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import define, evolve, field
+from torch import Tensor
+
+from xtrain.runtime.feed.collate import CollateChain, PackStage, longest_padding, no_room
+from xtrain.runtime.feed.curriculum import FORMAT, Curriculum, Remarks, TrainingRows, position_of
+from xtrain.runtime.feed.microbatch import Microbatch
+from xtrain.runtime.feed.packing.rows import Rows
+from xtrain.runtime.feed.packing.stored_rows import PADDING, UNKNOWN, RawRow, RowReader
+from xtrain.runtime.feed.token_store import TokenStore
+
+
+@define(kw_only=True, frozen=True, eq=False)
+class RowFeeder(RowReader):
+    """Reads packed rows out of a token store and collates them."""
+
+    collate: CollateChain
+
+    def microbatch(self, indices: np.ndarray, places: np.ndarray | None = None) -> Microbatch:
+        """The microbatch of the rows `indices`, int64 [rows], PADDING for an empty one.
+
+        `places` int64 [rows]: rows of the run before each of them, None in evaluation.
+        Its tensors are its own: they stay what they are whatever is read later.
+        Raises DataError if the samples of a row do not fit into one.
+        """
+        return self._collation.microbatch([(self, indices)], None, places)
+
+    def whole(self, indices: np.ndarray) -> Microbatch:
+        """Whole rows as they are packed: what no collator of the user's own is shown, and no rank has a part of."""
+        pack = next(stage for stage in self.collate.stages if isinstance(stage, PackStage))
+        return _laid_out([(self, indices)], pack, None, None)
+
+    @cached_property
+    def _collation(self) -> "_Collation":
+        return _Collation(self.collate)
+
+    @cached_property
+    def _inputs(self) -> tuple:
+        """What every call of the kernel reads. It is compiled for arrays that cannot be written to, as files are."""
+        rows, store = self.rows, self.store
+        packed = (rows.row_offsets, rows.document, rows.cut_segments, rows.cut_starts)
+        stored = (self.documents, store.offsets, store.tokens)
+        trained = None if store.trained is None else _read_only(store.trained)
+        return (*map(_read_only, packed), rows.capacity, *map(_read_only, stored), trained)
+
+
+@define(kw_only=True, frozen=True, eq=False)
+class MixedFeeder:
+    """Reads the packed rows of several datasets into shared microbatches."""
+
+    feeders: tuple[RowFeeder, ...]
+    collate: CollateChain
+
+    def microbatch(self, datasets: np.ndarray, indices: np.ndarray, places: np.ndarray | None = None) -> Microbatch:
+        """As that of a RowFeeder; `datasets` int64 [rows] says whose row each of `indices` is."""
+        bounds = [0, *(np.flatnonzero(np.diff(datasets)) + 1).tolist(), len(datasets)]
+        runs = [(self.feeders[datasets[first]], indices[first:end]) for first, end in pairwise(bounds)]
+        return self._collation.microbatch(runs, datasets, places)
+
+    @cached_property
+    def _collation(self) -> "_Collation":
+        return _Collation(self.collate)
+
+
+class _Collation:
+    """A chain, and the pass that lays rows out in place of its first stages, where they are those it knows."""
+
+    def __init__(self, collate: CollateChain) -> None:
+        self._collate, self._pack = collate, collate.lays_out
+
+    def microbatch(
+        self, runs: list[tuple[RowFeeder, np.ndarray]], datasets: np.ndarray | None, places: np.ndarray | None
+    ) -> Microbatch:
+        """`runs`: rows of one dataset each, one behind the other."""
+        if self._pack is not None and all(reader.store.is_plain for reader, _ in runs):
+            return self._collate.behind_pack(_laid_out(runs, self._pack, datasets, places))
+        readers = [(reader, index) for reader, indices in runs for index in indices.tolist()]
+        row_numbers = [
+            [UNKNOWN] * len(readers) if numbers is None else numbers.tolist() for numbers in (datasets, places)
+        ]
+        rows = [
+            reader.row(index, dataset=dataset, position=place)
+            for (reader, index), dataset, place in zip(readers, *row_numbers, strict=True)
+        ]
+        return self._collate(rows)
+
+
+def _laid_out(
+    runs: list[tuple[RowFeeder, np.ndarray]], pack: PackStage, datasets: np.ndarray | None, places: np.ndarray | None
+) -> Microbatch:
+    from xtrain.runtime.feed.row_kernels import lay_rows
+
+    count, capacity = sum(len(indices) for _, indices in runs), pack.capacity
+    input_ids, labels, positions = np.empty((3, count, capacity), dtype=np.int64)
+    real = np.empty((count, capacity), dtype=np.bool_)
+    bounds, real_lengths = np.empty((2, count * capacity + 1), dtype=np.int32)
+    row, segments, valid = 0, 0, 0
+    for feeder, indices in runs:
+        end = row + len(indices)
+        found, labelled = lay_rows(
+            indices, *feeder._inputs, pack.align, longest_padding(pack.align), row * capacity,
+            input_ids[row:end], labels[row:end], positions[row:end], real[row:end],
+            bounds[segments:], real_lengths[segments:],
+        )  # fmt: skip
+        if found < 0:
+            raise no_room(row - 1 - found, labelled, capacity)
+        row, segments, valid = end, segments + found, valid + labelled
+    return Microbatch(
+        input_ids_BS=torch.from_numpy(input_ids),
+        labels_BS=torch.from_numpy(labels),
+        positions_BS=torch.from_numpy(positions),
+        real_BS=torch.from_numpy(real),
+        cumulative_lengths=torch.from_numpy(bounds[: segments + 1].copy()),
+        real_lengths=torch.from_numpy(real_lengths[:segments].copy()),
+        dataset_B=None if datasets is None else torch.from_numpy(datasets.copy()),
+        place_B=None if places is None else torch.from_numpy(places.copy()),
+        num_valid=valid,
+    )
+
+
+def _read_only(values: np.ndarray) -> np.ndarray:
+    view = values.view()
+    view.flags.writeable = False
+    return view
+
+
+@define(eq=False)
+class StepRows:
+    """The rows that one rank takes in a step, int64 [microbatches, micro] all three."""
+
+    datasets: np.ndarray
+    """Number of the dataset of each row."""
+    rows: np.ndarray
+    """Which row of that dataset it is."""
+    places: np.ndarray
+    """How many rows the run has taken before it."""
+
+
+@define(kw_only=True, eq=False)
+class RowLoader:
+    """Training microbatches of one data rank.
+
+    Optimizer step s (from 0) takes the next G rows of the curriculum, in a ramp fewer than behind it; they make
+    G / (micro · data_ranks) microbatches on each rank. How they are dealt to ranks and microbatches does not change
+    which rows a step sees: in that order, or so that attention costs all ranks about the same (`dealing.py`).
+    """
+
+    datasets: tuple[TrainingRows, ...]
+    curriculum: Curriculum
+    collate: CollateChain
+    micro: int
+    """Rows in a microbatch."""
+    accumulate: int
+    """Microbatches in an optimizer step behind the ramp."""
+    data_rank: int
+    data_ranks: int
+    balance: bool = False
+    """Deal the rows of a step by what attention costs in them."""
+    task_of: tuple[int, ...] = ()
+    """The task of each dataset: the rows of a task lie side by side in a microbatch. Empty where there are none."""
+    _left: dict[str, dict[str, Any]] = field(factory=dict, init=False)
+    """States of datasets that the run has been trained on and is not any more, by name."""
+
+    def __attrs_post_init__(self) -> None:
+        assert min(self.micro, self.accumulate) >= 1
+        assert 0 <= self.data_rank < self.data_ranks
+        sizes = self.curriculum.rows_per_step
+        assert sizes.full == self.rows_per_step and sizes.grows_by % (self.micro * self.data_ranks) == 0
+        assert self.curriculum.datasets == tuple(dataset.name for dataset in self.datasets)
+        assert len({(rows.capacity, rows.align) for rows in (each.reader.rows for each in self.datasets)}) == 1
+
+    @property
+    def rows_per_step(self) -> int:
+        """G behind the ramp, over all ranks."""
+        return self.micro * self.accumulate * self.data_ranks
+
+    def num_microbatches(self, step: int) -> int:
+        """Those that this rank takes in `step`."""
+        return self.curriculum.rows_per_step.at(step) // (self.micro * self.data_ranks)
+
+    def step_rows(self, step: int) -> StepRows:
+        """Rows that this rank takes in `step`."""
+        datasets, rows = self._taken(step)
+        mine = self._by_cost(datasets, rows) if self.balance else self._in_order[: self.num_microbatches(step)]
+        if self.task_of:
+            order = np.array(self.task_of)[datasets[mine]].argsort(axis=1, kind="stable")
+            mine = np.take_along_axis(mine, order, axis=1)
+        return StepRows(datasets[mine], rows[mine], mine + self.curriculum.rows_before(step))
+
+    @cached_property
+    def _in_order(self) -> np.ndarray:
+        """Which rows of a step this rank takes where they are dealt as they come, int64 [accumulate, micro]."""
+        places = np.arange(self.rows_per_step, dtype=np.int64)
+        return places.reshape(self.accumulate, self.data_ranks, self.micro)[:, self.data_rank]
+
+    def _taken(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """The dataset of each row of a step, and which row of it that is, int64 [rows per step] both."""
+        datasets, cursors = self.curriculum.rows(step)
+        if len(self.datasets) == 1:
+            return datasets, self.datasets[0].order.rows(int(cursors[0]), len(cursors))
+        rows = np.empty_like(cursors)
+        for number, dataset in enumerate(self.datasets):
+            (own,) = np.nonzero(datasets == number)
+            if len(own):
+                rows[own] = dataset.order.rows(int(cursors[own[0]]), len(own))
+        return datasets, rows
+
+    def _by_cost(self, datasets: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Which rows of the step this rank takes, int64 [microbatches, micro]."""
+        from xtrain.runtime.feed.row_kernels import deal, row_costs
+
+        costs = np.empty_like(rows)
+        for number, dataset in enumerate(self.datasets):
+            own, reader = datasets == number, dataset.reader
+            costs[own] = row_costs(reader.store, reader.documents, reader.rows, rows[own])
+        count = len(rows) // (self.micro * self.data_ranks)
+        return deal(costs, count, self.data_ranks, self.micro)[:, self.data_rank]
+
+    def make_ready(self) -> None:
+        """Read compiled code and shuffle now, so that no step waits for it; tokens are not read."""
+        self.step_rows(self.curriculum.start.step)
+        for feeder in self._feeder.feeders:
+            feeder.microbatch(np.full(self.micro, PADDING, dtype=np.int64))
+
+    def microbatches(self, step: int) -> list[Microbatch]:
+        """The microbatches of optimizer step `step`, from 0."""
+        taken = self.step_rows(step)
+        if len(self.datasets) == 1:
+            (feeder,) = self._feeder.feeders
+            return [feeder.microbatch(*some) for some in zip(taken.rows, taken.places, strict=True)]
+        portions = zip(taken.datasets, taken.rows, taken.places, strict=True)
+        return [self._feeder.microbatch(*some) for some in portions]
+
+    def rows(self, step: int) -> list[list[RawRow]]:
+        """The rows of each of these microbatches as they lie in their stores."""
+        taken, several = self.step_rows(step), len(self.datasets) > 1
+        readers = [dataset.reader for dataset in self.datasets]
+        return [
+            [
+                readers[dataset].row(row, dataset=dataset if several else UNKNOWN, position=place)
+                for dataset, row, place in zip(*(each.tolist() for each in some), strict=True)
+            ]
+            for some in zip(taken.datasets, taken.rows, taken.places, strict=True)
+        ]
+
+    @cached_property
+    def _feeder(self) -> MixedFeeder:
+        readers = [dataset.reader for dataset in self.datasets]
+        feeders = tuple(
+            RowFeeder(store=reader.store, documents=reader.documents, rows=reader.rows, collate=self.collate)
+            for reader in readers
+        )
+        return MixedFeeder(feeders=feeders, collate=self.collate)
+
+    def rows_taken(self, step: int) -> dict[str, int]:
+        """Rows of each dataset that the run has taken before `step`, each time that it has."""
+        uses = self.curriculum.uses(step)
+        return {dataset.name: uses.get(dataset.name, 0) for dataset in self.datasets}
+
+    def state(self, step: int) -> dict[str, Any]:
+        """What a checkpoint keeps so that `step` (the next one to take) can be resumed exactly; JSON values."""
+        position = self.curriculum.position(step)
+        rows = self.datasets[0].reader.rows
+        return {
+            "format": FORMAT,
+            "step": step,
+            "seed": self.curriculum.seed,
+            "capacity": rows.capacity,
+            "align": rows.align,
+            "rows_per_step": self.rows_per_step,
+            "rows": position.rows,
+            "phase": position.phase,
+            "rows_in_phase": position.sampled,
+            **({} if position.passes is None else {"passes": [list(each) for each in position.passes]}),
+            "datasets": {
+                **self._left,
+                **{
+                    dataset.name: {
+                        "cursor": position.cursors.get(dataset.name, 0),
+                        "rows": dataset.order.num_rows,
+                        "content": dataset.reader.fingerprint,
+                    }
+                    for dataset in self.datasets
+                },
+            },
+        }
+
+    def restore(self, state: dict[str, Any], steps: int) -> Remarks:
+        """Go on from where `state` was written, in a run of `steps` steps; what there is to say of it.
+
+        Its phases and its rows per step may have been others: what was taken is taken, what comes is by the curriculum.
+        Raises DataError naming every difference that would make the steps from `state["step"]` on see other rows than
+        those that are due.
+        """
+        position, remarks = position_of(self._by_key(state), self.state(self.curriculum.start.step))
+        self._left = remarks.left
+        self.curriculum = evolve(self.curriculum, start=position, steps=steps)
+        return remarks
+
+    def _by_key(self, state: dict[str, Any]) -> dict[str, Any]:
+        """`state` with today's fingerprint of rows that had another one when it was written."""
+        readers = [dataset.reader for dataset in self.datasets]
+        known = {reader.fingerprint for reader in readers}
+
+        def renewed(its: dict[str, Any]) -> dict[str, Any]:
+            content = its.get("content", "")
+            same = () if content in known else (each for each in readers if each.was_called(content))
+            found = next(iter(same), None)
+            return its if found is None else {**its, "content": found.fingerprint}
+
+        return {**state, "datasets": {name: renewed(its) for name, its in state.get("datasets", {}).items()}}
+
+
+@define(kw_only=True, frozen=True, eq=False)
+class EvalLoader:
+    """Held-out rows in order, each once, dealt to data ranks in global batches of micro · data_ranks rows.
+
+    Every rank yields the same number of microbatches, as its peers wait for it in collectives; where the rows run out
+    it gets rows of padding, which have no valid label.
+    """
+
+    store: TokenStore
+    documents: np.ndarray
+    """int64: the document of the store that each document index in `rows` stands for."""
+    rows: Rows
+    collate: CollateChain
+    micro: int
+    """Rows in a microbatch."""
+    data_rank: int
+    data_ranks: int
+    max_rows: int | None = None
+    """Rows to stop after, over all ranks; None for all rows."""
+
+    def __attrs_post_init__(self) -> None:
+        assert self.micro >= 1
+        assert 0 <= self.data_rank < self.data_ranks
+
+    def __len__(self) -> int:
+        """Microbatches of every rank."""
+        return -(-self.num_rows // (self.micro * self.data_ranks))
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are evaluated, over all ranks."""
+        return self.rows.num_rows if self.max_rows is None else min(self.rows.num_rows, self.max_rows)
+
+    def __iter__(self) -> Iterator[Microbatch]:
+        feeder = self._feeder()
+        for indices in self._indices():
+            yield feeder.microbatch(indices)
+
+    def raw_rows(self) -> Iterator[list[RawRow]]:
+        """The rows of each microbatch as they lie in the store."""
+        reader = RowReader(store=self.store, documents=self.documents, rows=self.rows)
+        for indices in self._indices():
+            yield [reader.row(index) for index in indices.tolist()]
+
+    def _feeder(self) -> RowFeeder:
+        return RowFeeder(store=self.store, documents=self.documents, rows=self.rows, collate=self.collate)
+
+    def _indices(self) -> Iterator[np.ndarray]:
+        """The rows of each microbatch, int64 [micro]."""
+        for batch in range(len(self)):
+            first = (batch * self.data_ranks + self.data_rank) * self.micro
+            indices = np.arange(first, first + self.micro, dtype=np.int64)
+            yield np.where(indices < self.num_rows, indices, PADDING)
+
+
+@define(kw_only=True, frozen=True, eq=False)
+class TextLoader(EvalLoader):
+    """The same for texts that are scored one by one: microbatches say which document of the store each position is of.
+
+    Collators of the user's own are shown nothing: it is the text as it is that is scored.
+    """
+
+    def __iter__(self) -> Iterator[Microbatch]:
+        feeder = self._feeder()
+        for indices in self._indices():
+            whole = feeder.whole(indices)
+            yield self.collate.local_part(evolve(whole, text_BS=self._texts(whole, indices)))
+
+    def _texts(self, whole: Microbatch, indices: np.ndarray) -> Tensor:
+        rows = self.rows
+        there = [slice(rows.row_offsets[row], rows.row_offsets[row + 1]) for row in indices.tolist() if row != PADDING]
+        documents = np.concatenate([self.documents[rows.document[some]] for some in there] or [np.zeros(1, np.int64)])
+        # Every segment begins at its position 0; padding behind it counts as the segment before.
+        begun_T = ((whole.positions_BS == 0) & whole.real_BS).flatten().cumsum(0)
+        return torch.from_numpy(documents)[(begun_T - 1).clamp(min=0)].view_as(whole.positions_BS)

@@ -1,0 +1,273 @@
+"""Microbatches: packed rows of token segments, as training and evaluation steps take them.
+
+`Sample` is a segment on its way into a row, `Microbatch` the packed rows. `Units` are the sequences or pairs of a
+microbatch, for losses that are divided by their number or look across tokens. `DocumentSums` are the lengths that the
+cost of attention depends on.
+
+A sequence is a segment; the two sides of a pair are neighboring segments of a row. A unit counts only if each of its
+segments has a label with a loss.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Final
+
+import torch
+from attrs import define, evolve, field, frozen
+from torch import Tensor
+
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.packing.stored_rows import UNKNOWN
+
+# Label of a position on which no loss is taken; torch's cross entropy leaves it out by default.
+IGNORE_INDEX = -100
+
+
+@define(kw_only=True, frozen=True, eq=False)
+class Sample:
+    """One segment on its way into a row."""
+
+    row: int
+    """Row of the microbatch it belongs to."""
+    tokens: Tensor
+    """int64 [L + 1] as read; int64 [L], the inputs, once there are labels."""
+    labels: Tensor | None = None
+    """int64 [L], or None before they are made; IGNORE_INDEX where no loss is taken."""
+    trained: Tensor | None = None
+    """bool [L + 1]: whether each token is to be predicted. None: all of them, or the labels say it."""
+    columns: dict[str, Tensor] = field(factory=dict)
+    """Numbers along the tokens, by name: [L + 1] as read, or several of each [L + 1, width]; [L], those of the labels,
+    once there are labels."""
+    values: dict[str, float] = field(factory=dict)
+    """Numbers of its document, by name."""
+    side: int = 0
+    """0 for the preferred side of a pair, and for what is no pair; 1 for the other side, the next sample."""
+    dataset: int = UNKNOWN
+    """Number of its dataset among those that are trained on; UNKNOWN if there is one alone, and in evaluation."""
+    position: int = UNKNOWN
+    """Rows of the run before the one it was packed into; UNKNOWN in evaluation."""
+
+
+@define(kw_only=True, frozen=True)
+class Samples:
+    """The samples of a microbatch, in row order; rows without any exist all the same."""
+
+    num_rows: int
+    samples: tuple[Sample, ...]
+
+
+# shapes: B rows, S positions of a row that this rank holds, N segments of whole rows, U units, K sides: 1 or 2
+
+
+# The sides of a unit, as samples say theirs.
+SIDES: Final = {"sequence": [0], "pair": [0, 1]}
+
+
+@frozen(kw_only=True, eq=False)
+class Units:
+    """Segments are numbered over whole rows, so that all ranks that hold positions of a row call them the same.
+
+    segment_BS: int64, the segment of each position. tokens_N: int64, how many of its positions have a label that a loss
+    is taken at, on all ranks together. last_N: int64, where this rank has the last token of each, in its rows one after
+    the other; −1 of those that another rank has, and of padding. members_KU: int64, the segments of each unit. values:
+    name → float64 [U].
+    """
+
+    segment_BS: Tensor
+    tokens_N: Tensor
+    last_N: Tensor
+    members_KU: Tensor
+    values: dict[str, Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        unit: str,
+        bounds: Tensor,
+        real_lengths: Tensor,
+        labels_BS: Tensor,
+        samples: Sequence[Sample | None],
+        names: Sequence[str],
+    ) -> "Units":
+        """bounds: [N + 1], and real_lengths: [N], as those of a microbatch. samples: what lies in each segment; None:
+        padding. names: of the values that are wanted.
+
+        Raises DataError where sides do not follow each other as those of `unit` do, or a value is missing.
+        """
+        lengths = bounds.diff().long()
+        segment_T = torch.arange(len(lengths)).repeat_interleave(lengths, output_size=labels_BS.numel())
+        valid_T = (labels_BS != IGNORE_INDEX).flatten()
+        tokens_N = torch.zeros(len(lengths), dtype=torch.int64).index_add_(0, segment_T, valid_T.long())
+        count, counted = len(SIDES[unit]), tokens_N.tolist()
+        real = [number for number, sample in enumerate(samples) if sample is not None]
+        sides = [sample.side for sample in samples if sample is not None]
+        if sides != SIDES[unit] * (len(real) // count):
+            raise DataError(
+                f"the loss is of each {unit}, and these rows hold other documents",
+                remedy=f"Train on documents that are {unit}s, or choose a loss of their kind.",
+            )
+        found = [real[first : first + count] for first in range(0, len(real), count)]
+        found = [members for members in found if all(counted[number] for number in members)]
+        given: dict[str, Tensor] = {}
+        for name in names:
+            numbers = [sample.values.get(name) for members in found if (sample := samples[members[0]]) is not None]
+            if None in numbers:
+                raise DataError(f"the loss reads `{name}` of each {unit}, and not every document has it")
+            given[name] = torch.tensor(numbers, dtype=torch.float64)
+        return cls(
+            segment_BS=segment_T.view_as(labels_BS),
+            tokens_N=tokens_N,
+            last_N=torch.where(real_lengths > 0, bounds[:-1].long() + real_lengths - 1, -1),
+            members_KU=torch.tensor(found, dtype=torch.int64).view(-1, count).T.contiguous(),
+            values=given,
+        )
+
+    @property
+    def count(self) -> int:
+        return self.members_KU.shape[1]
+
+    @property
+    def share_BS(self) -> Tensor:
+        """float64: 1 / the labels of the segment of each position; 0 in segments without one."""
+        share_N = self.tokens_N.double().reciprocal().masked_fill_(self.tokens_N == 0, 0.0)
+        return share_N[self.segment_BS]
+
+    def at(self, index_BS: Tensor) -> "Units":
+        """Of these positions of whole rows alone, as indices into the flattened rows."""
+        place_T = torch.full((self.segment_BS.numel(),), -1)
+        place_T[index_BS.flatten()] = torch.arange(index_BS.numel())
+        last_N = torch.where(self.last_N < 0, -1, place_T[self.last_N])
+        return evolve(self, segment_BS=self.segment_BS.take(index_BS), last_N=last_N)
+
+    def to(self, device: torch.device) -> "Units":
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Units":
+        """With every tensor changed."""
+        return Units(
+            segment_BS=change(self.segment_BS),
+            tokens_N=change(self.tokens_N),
+            last_N=change(self.last_N),
+            members_KU=change(self.members_KU),
+            values={name: change(value) for name, value in self.values.items()},
+        )
+
+    def part(self, row: int, first: int, end: int) -> "Units":
+        """Those of one row, whose segments are `first` to `end`."""
+        own_U = (self.members_KU[0] >= first) & (self.members_KU[0] < end)
+        last_N = self.last_N[first:end]
+        return Units(
+            segment_BS=self.segment_BS[row : row + 1] - first,
+            tokens_N=self.tokens_N[first:end],
+            last_N=torch.where(last_N < 0, -1, last_N - row * self.segment_BS.shape[1]),
+            members_KU=self.members_KU[:, own_U] - first,
+            values={name: value[own_U] for name, value in self.values.items()},
+        )
+
+    @staticmethod
+    def joined(rows: Sequence["Units"]) -> "Units":
+        """Of rows one below the other."""
+        starts, places = [0], [0]
+        for each in rows:
+            starts.append(starts[-1] + len(each.tokens_N))
+            places.append(places[-1] + each.segment_BS.numel())
+        pairs = list(zip(rows, starts, strict=False))
+        lasts = [
+            torch.where(each.last_N < 0, -1, each.last_N + place) for each, place in zip(rows, places, strict=False)
+        ]
+        return Units(
+            segment_BS=torch.cat([each.segment_BS + start for each, start in pairs]),
+            tokens_N=torch.cat([each.tokens_N for each in rows]),
+            last_N=torch.cat(lasts),
+            members_KU=torch.cat([each.members_KU + start for each, start in pairs], dim=1),
+            values={name: torch.cat([each.values[name] for each in rows]) for name in rows[0].values},
+        )
+
+
+# shapes: B rows of the microbatch, S positions of a row that this rank holds, T = B · whole positions of a row
+
+
+@define(kw_only=True, eq=False)
+class Microbatch:
+    """Rows of packed segments. A segment is a run of positions that attend to each other and to nothing else.
+
+    Under context parallel a rank holds some positions of every row: tensors [B, S] speak of these, all else of whole
+    rows. The tokens are absent where the pipeline stages of a rank need none.
+    """
+
+    input_ids_BS: Tensor | None
+    """int64."""
+    labels_BS: Tensor | None
+    """int64: the token to predict at each position, or IGNORE_INDEX."""
+    positions_BS: Tensor
+    """int64: position within the segment, from 0."""
+    real_BS: Tensor
+    """bool: True where a position holds a token of a document, False for padding of any kind."""
+    cumulative_lengths: Tensor
+    """int32 [segments + 1]: segment bounds over the T positions of whole rows, none across rows, padding included."""
+    real_lengths: Tensor
+    """int32 [segments]: how many positions of each segment hold tokens; they come first, padding after them."""
+    dataset_B: Tensor | None = None
+    """int64: number of each row's dataset among those that are trained on; None if there is one alone."""
+    place_B: Tensor | None = None
+    """int64: rows of the run before each one; None in evaluation."""
+    in_row_BS: Tensor | None = None
+    """int64: position in the row; None where a rank holds all of every row."""
+    text_BS: Tensor | None = None
+    """int64: number of the text that each position is of, where texts are scored one by one; padding is of any."""
+    num_valid: int
+    """Labels here that are not IGNORE_INDEX, counted where they were made so that no device has to be asked."""
+
+    columns: dict[str, Tensor] = field(factory=dict)
+    """float32 or float64 [B, S] each: a number for the label at each position, of those that the loss reads. Of those
+    with several numbers a label [B, S, width], int32 or float32."""
+    units: Units | None = None
+    """The sequences or pairs of whole rows; None where no loss asks for them."""
+
+    @property
+    def num_units(self) -> int:
+        """Sequences or pairs that a loss is taken of, in whole rows; 0 where no loss asks for them."""
+        return 0 if self.units is None else self.units.count
+
+    @property
+    def sequence(self) -> int:
+        """Positions of a whole row."""
+        return self.cumulative_lengths.tolist()[-1] // self.positions_BS.shape[0]
+
+
+def whole_positions(cumulative_lengths: Tensor, real_lengths: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """int64 [T] positions within segments, and bool [T] whether they hold tokens; T is `total`."""
+    starts, lengths = cumulative_lengths[:-1].long(), cumulative_lengths.diff()
+    positions_T = torch.arange(total) - starts.repeat_interleave(lengths, output_size=total)
+    return positions_T, positions_T < real_lengths.repeat_interleave(lengths, output_size=total)
+
+
+def _square(length: int) -> int:
+    return length * length
+
+
+@frozen
+class DocumentSums:
+    """Sums over segments of rows, each of which attends to itself alone.
+
+    tokens: positions that hold tokens of documents. pairs: Σ s² over the s tokens of every segment. laid_pairs: Σ l²
+    over the l positions of every segment as it lies there, padding and segments of nothing else included. Of attention
+    with windows fewer pairs than that (`Work.pairs`).
+    """
+
+    tokens: int = 0
+    pairs: int = 0
+    laid_pairs: int = 0
+
+    @classmethod
+    def of(cls, microbatches: Sequence[Microbatch], pairs_of: Callable[[int], int] = _square) -> "DocumentSums":
+        """Of whole rows, also where the microbatches hold only a rank's part of their positions. pairs_of: how many
+        there are in a segment of so many positions."""
+        tokens = pairs = laid_pairs = 0
+        for batch in microbatches:
+            real = batch.real_lengths.tolist()
+            tokens += sum(real)
+            pairs += sum(map(pairs_of, real))
+            bounds = batch.cumulative_lengths.tolist()
+            laid_pairs += sum(pairs_of(last - first) for first, last in pairwise(bounds))
+        return cls(tokens, pairs, laid_pairs)

@@ -1,0 +1,323 @@
+"""Packed rows on disk, cached under the hash of everything that they depend on, and `RowReader`, which reads them.
+
+`cached_split` chooses the documents that are held out for evaluation.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from attrs import define, evolve, field, frozen
+
+from xtrain.plan.canonical import DATA, digest
+from xtrain.regular_files import read_json
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.files import ATTEMPTS, make_folder
+from xtrain.runtime.feed.packing.rows import Rows, cut_sides, sides_of
+from xtrain.runtime.feed.token_store import TokenStore
+
+# Part of every key: raise it whenever the same documents and settings would be packed otherwise.
+FORMAT = 2
+ARRAYS: Final = ("document", "row_offsets", "cut_segments", "cut_starts")
+NUMBERS: Final = (
+    "capacity", "align", "num_positions", "num_truncated", "num_skipped", "num_empty", "num_dropped_positions",
+)  # fmt: skip
+
+
+def rows_key(**depends_on: Any) -> str:
+    """Hex name of the rows that these JSON values determine: the store, the choice of documents, the packing."""
+    return digest([FORMAT, depends_on], DATA, size=16)
+
+
+def cached_rows(folder: Path, pack: Callable[[], Rows]) -> Rows:
+    """Open the rows in `folder`, calling `pack` first if they are missing or damaged.
+
+    Raises what `pack` raises, and DataError if the folder cannot be written.
+    """
+    for _ in range(ATTEMPTS):
+        rows = open_rows(folder)
+        if rows is not None:
+            return rows
+        _add_rows(pack(), folder)
+        # What is mapped from the files can be dropped from memory at any time, and all ranks share it.
+    raise DataError("packed rows were damaged while they were written", path=folder, remedy="Check this file system.")
+
+
+def open_rows(folder: Path) -> Rows | None:
+    """The rows in `folder`, or None if any part of them is missing, unreadable or not what was written."""
+    try:
+        meta = read_json(folder / "meta.json")
+        values: dict[str, Any] = {name: _map_array(folder / f"{name}.npy") for name in ARRAYS}
+        values |= {name: int(meta[name]) for name in NUMBERS}
+        rows = Rows(**values)
+        # The fingerprint is that of bytes, and says nothing about what they are taken for.
+        shapes = all(values[name].ndim == 1 and values[name].dtype in (np.int32, np.int64) for name in ARRAYS)
+        intact = shapes and meta["format"] == FORMAT and meta["fingerprint"] == rows.fingerprint()
+        return rows if intact else None
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
+        return None
+
+
+def num_rows(folder: Path) -> int | None:
+    """How many rows there are in `folder`, without reading them; None if there are none, or of another format."""
+    try:
+        if read_json(folder / "meta.json")["format"] != FORMAT:
+            return None
+        return len(_map_array(folder / "row_offsets.npy")) - 1
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
+        return None
+
+
+def _add_rows(rows: Rows, folder: Path) -> None:
+    try:
+        make_folder(folder, lambda partial: _write_rows(rows, partial), lambda there: open_rows(there) is not None)
+    except OSError as error:
+        remedy = "Free some space or choose another cache folder."
+        raise DataError(f"cannot write packed rows: {error}", path=folder, remedy=remedy) from error
+
+
+def _map_array(path: Path) -> np.ndarray:
+    # A plain array over the mapping: slicing a memmap object costs several times as much. Nothing cannot be mapped.
+    mapped = np.load(path, mmap_mode="r", allow_pickle=False) if path.stat().st_size > 128 else np.load(path)
+    return np.asarray(mapped)
+
+
+def _write_rows(rows: Rows, folder: Path) -> None:
+    for name in ARRAYS:
+        with (folder / f"{name}.npy").open("wb") as file:
+            np.save(file, getattr(rows, name), allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+    meta = {"format": FORMAT, "fingerprint": rows.fingerprint(), **{name: getattr(rows, name) for name in NUMBERS}}
+    with (folder / "meta.json").open("wb") as file:
+        file.write(json.dumps(meta, indent=1).encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+# Row orders key the same generator by (seed, epoch); no epoch gets this far, so the two never share a stream.
+STREAM = 2**64 - 1
+
+
+def split_holdout(offsets: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Split documents into (training, held out), both int64 [documents of that part], ascending.
+
+    `offsets` int64 [documents + 1] are token offsets. Documents are held out in a seeded random order until they hold
+    `fraction` of all tokens: at least one if `fraction` > 0, all but one at most if `fraction` < 1. The result
+    depends on the three arguments alone.
+    Raises DataError if `fraction` is outside [0, 1], or for a single document that would have to be in both parts.
+    """
+    if not 0.0 <= fraction <= 1.0:
+        raise DataError(f"hold-out fraction {fraction} is outside 0 to 1")
+    lengths = np.diff(offsets)
+    documents = np.arange(len(lengths), dtype=np.int64)
+    if fraction == 0.0:
+        return documents, documents[:0]
+    if fraction == 1.0:
+        return documents[:0], documents
+    if len(documents) < 2:
+        raise DataError(
+            f"{len(documents)} document cannot be split into training and hold-out",
+            remedy="Add documents, or set the hold-out fraction to 0 or 1.",
+        )
+    key = np.array([seed, STREAM], dtype=np.uint64)
+    shuffled = np.random.Generator(np.random.Philox(key=key)).permutation(documents)
+    heldout_tokens = np.cumsum(lengths[shuffled])
+    enough = int(np.searchsorted(heldout_tokens, fraction * heldout_tokens[-1])) + 1
+    count = min(enough, len(documents) - 1)
+    return np.sort(shuffled[count:]), np.sort(shuffled[:count])
+
+
+# on disk -------------------------------------------------------------------------------------------------------------
+
+
+FILES = ("training.npy", "heldout.npy")
+Split = tuple[np.ndarray, np.ndarray]
+
+
+def cached_split(store: TokenStore, cache: Path, holdout: float, seed: int) -> Split:
+    """(training, held out) as `split_holdout` gives them, worked out now if they are not in `cache`.
+
+    Raises DataError as `split_holdout` does, and if the cache cannot be written.
+    """
+    folder = cache / f"split-{rows_key(store=store.folder, documents=store.num_documents, holdout=holdout, seed=seed)}"
+    for _ in range(ATTEMPTS):
+        if (found := _open_split(folder, store.num_documents)) is not None:
+            return found
+        split = split_holdout(store.offsets, holdout, seed)
+        try:
+            make_folder(
+                folder,
+                lambda partial, split=split: _write_split(split, partial),
+                lambda there: _open_split(there, store.num_documents) is not None,
+            )
+        except OSError as error:
+            remedy = "Free some space or choose another cache folder."
+            raise DataError(
+                f"cannot write which documents are held out: {error}", path=folder, remedy=remedy
+            ) from error
+    raise DataError("the file was damaged while it was written", path=folder, remedy="Check this file system.")
+
+
+def _open_split(folder: Path, documents: int) -> Split | None:
+    """What is in the folder, or None if it is missing or not whole."""
+    try:
+        training, heldout = (np.asarray(np.load(folder / name, mmap_mode="r", allow_pickle=False)) for name in FILES)
+        intact = training.dtype == heldout.dtype == np.int64 and len(training) + len(heldout) == documents
+        return (training, heldout) if intact else None
+    except (OSError, ValueError, EOFError):
+        return None
+
+
+def _write_split(split: Split, folder: Path) -> None:
+    for name, documents in zip(FILES, split, strict=True):
+        with (folder / name).open("wb") as file:
+            np.save(file, documents, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+# The number of a row that holds nothing but padding.
+PADDING: Final = -1
+# Where nobody asks which dataset a row is of, or where it stands in the run.
+UNKNOWN: Final = -1
+
+
+@frozen(kw_only=True, eq=False)
+class RawRow:
+    """A packed row as it lies in a store."""
+
+    segments: list[np.ndarray]
+    """Views into the store; L positions come with L + 1 tokens, the last a label."""
+    trained: list[np.ndarray] | None = None
+    """Of each segment, uint8 [L + 1]: 1 where the token is to be predicted. None: all of them are."""
+    columns: dict[str, list[np.ndarray]] = field(factory=dict)
+    """Numbers along the tokens of each segment, float32 or float64 [L + 1], or several of each [L + 1, width], by
+    name."""
+    values: dict[str, list[float]] = field(factory=dict)
+    """Numbers of the document of each segment, by name."""
+    sides: list[int] | None = None
+    """Of each segment, 0 for the preferred side of a pair, 1 for the other side behind it. None: there are no pairs."""
+    dataset: int = UNKNOWN
+    """Number of its dataset among those that are trained on; UNKNOWN if there is one alone, and in evaluation."""
+    position: int = UNKNOWN
+    """Rows of the run before it; UNKNOWN in evaluation."""
+
+
+@define(kw_only=True, frozen=True, eq=False)
+class RowReader:
+    """Reads the tokens of packed rows."""
+
+    store: TokenStore
+    documents: np.ndarray
+    """int64: the document of the store that each document index in `rows` stands for."""
+    rows: Rows
+
+    def row(self, index: int, *, dataset: int = UNKNOWN, position: int = UNKNOWN) -> RawRow:
+        """Row `index`, without segments for PADDING; it says of itself what `dataset` and `position` say."""
+        if index == PADDING:
+            return RawRow(segments=[], dataset=dataset, position=position)
+        store = self.store
+        documents, cuts = self._cuts(index)
+        sides = None if store.firsts is None else [0, 1] * (len(documents) // 2)
+        return RawRow(
+            segments=[store.tokens[cut] for cut in cuts],
+            trained=None if store.trained is None else [store.trained[cut] for cut in cuts],
+            columns={name: [column[cut] for cut in cuts] for name, column in store.columns.items()},
+            values={name: value[documents].tolist() for name, value in store.values.items()},
+            sides=sides,
+            dataset=dataset,
+            position=position,
+        )
+
+    def labels_at(self, index: int, *, exchanged: bool = False) -> np.ndarray:
+        """int64 [capacity]: which token of the store the label of each position of a row is; -1 where there is none.
+        exchanged: in the row that `mismatched` makes of it."""
+        rows, trained, cuts = self.rows, self.store.trained, self._cuts(index)[1]
+        row = RawRow(
+            segments=[np.arange(cut.start, cut.stop) for cut in cuts],
+            trained=None if trained is None else [trained[cut] for cut in cuts],
+        )
+        row = mismatched(row, rows) if exchanged else row
+        places = np.full(rows.capacity, -1, dtype=np.int64)
+        filled = 0
+        for segment in row.segments:
+            length = len(segment) - 1
+            places[filled : filled + length] = segment[1:]
+            filled += -(-length // rows.align) * rows.align
+        if trained is not None:
+            places[places >= 0] = np.where(trained[places[places >= 0]] > 0, places[places >= 0], -1)
+        return places
+
+    def _cuts(self, index: int) -> tuple[np.ndarray, list[slice]]:
+        """The document of each segment of a row, int64, and its tokens in the store."""
+        rows, store = self.rows, self.store
+        segments = slice(int(rows.row_offsets[index]), int(rows.row_offsets[index + 1]))
+        documents = self.documents[rows.document[segments]]
+        if store.firsts is None:
+            first = store.offsets[documents] + rows.starts(segments)
+            # The last position of a document reads its last token but one.
+            end = np.minimum(first + rows.capacity + 1, store.offsets[documents + 1])
+        else:
+            first, end = self._pairs(documents)
+            documents = np.repeat(documents, 2)
+        return documents, [slice(a, b) for a, b in zip(first.tolist(), end.tolist(), strict=True)]
+
+    def _pairs(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The first token of each side of some pairs, and one behind its last, int64 [2 · documents] both."""
+        rows, firsts = self.rows, self.store.firsts
+        assert firsts is not None
+        begin = self.store.offsets[documents]
+        first = np.stack([begin, begin + firsts[documents]], axis=1).ravel()
+        positions = cut_sides(*sides_of(self.store, documents), rows.capacity, rows.align)
+        return first, first + np.stack(positions, axis=1).ravel() + 1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hex digest of every row's content: the store's, the choice of documents, and their packing."""
+        return self._digest(self.store.key)
+
+    def was_called(self, fingerprint: str) -> bool:
+        """Whether these rows had that fingerprint under another name of the same data."""
+        return any(self._digest(name) == fingerprint for name in self.store.aliases)
+
+    def _digest(self, store: str) -> str:
+        digest = blake2b(f"{store} {self.rows.fingerprint()}".encode(), digest_size=16)
+        digest.update(np.ascontiguousarray(self.documents, dtype=np.int64).data)
+        return digest.hexdigest()
+
+
+def mismatched(row: RawRow, rows: Rows) -> RawRow:
+    """Its prompts, each with the answer of the document before it, and the first with that of the last: all from the
+    first token on that is to be predicted. Without segments where fewer than two documents have an answer.
+
+    rows: where it lies. What does not fit any more, as answers of other lengths are padded to other multiples, is cut
+    off; a column stays with the tokens of its answer.
+    """
+    trained = row.trained or [np.ones(len(segment), np.uint8) for segment in row.segments]
+    found = [(number, 1 + int(np.argmax(each[1:]))) for number, each in enumerate(trained) if each[1:].any()]
+    found = found if len(found) > 1 else []
+    taken: list[tuple[int, int, int, int, int]] = []
+    filled = 0
+    for (own, first), (other, begin) in zip(found, found[-1:] + found[:-1], strict=True):
+        answer = len(row.segments[other]) - begin
+        answer = min(answer, rows.capacity - filled + 1 - first)
+        if answer > 0:
+            taken.append((own, first, other, begin, begin + answer))
+            filled += -(-(first + answer - 1) // rows.align) * rows.align
+
+    def exchanged(of: list[np.ndarray]) -> list[np.ndarray]:
+        return [np.concatenate((of[own][:first], of[other][begin:end])) for own, first, other, begin, end in taken]
+
+    return evolve(
+        row,
+        segments=exchanged(row.segments),
+        trained=exchanged(trained),
+        columns={name: exchanged(column) for name, column in row.columns.items()},
+        values={name: [value[own] for own, *_ in taken] for name, value in row.values.items()},
+    )

@@ -1,0 +1,395 @@
+"""Set-up of a run's data: `setup.tokenizer`, `setup.data`, `collate.microbatches`, `setup.loader`, `setup.horizon`.
+
+`Feed` is the result: the training loader and the held-out rows. `setup.horizon` counts the data, so that epochs
+become steps, and checks the rules that depend on the count. A resume with another batch does the same for lengths in
+tokens, which count from the checkpoint.
+"""
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from attrs import asdict, define, evolve
+
+from xtrain.dsl.diagnostics.diagnostic import Diagnostic
+from xtrain.plan.arithmetic import Arithmetic, Counts
+from xtrain.plan.learning_rate import phase_at
+from xtrain.plan.plan import Plan, PlanPhase, Timeline
+from xtrain.plan.step_sizes import RepeatedSizes, StepSizes
+from xtrain.plan.timeline import counted_arithmetic, counted_timeline
+from xtrain.records.training_events import DataEvent, HorizonEvent, HorizonStretch, HorizonTick, TokeniseEvent
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.mesh import CollectiveErrors
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.feed import collate as collators
+from xtrain.runtime.feed.collate import CollateChain
+from xtrain.runtime.feed.curriculum import Remarks, TrainingRows, curriculum_of
+from xtrain.runtime.feed.loader import EvalLoader, RowLoader, TextLoader
+from xtrain.runtime.feed.microbatch import Microbatch
+from xtrain.runtime.feed.prepared import PreparedDataset, opened_from, prepared_from
+from xtrain.runtime.feed.reading_ahead import ReaderProcesses, ReadingAhead
+from xtrain.runtime.feed.token_store import BAD, DataProgress, every
+from xtrain.runtime.feed.tokenizers import TextTokenizer, load_tokenizer
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter, first_of_machine
+from xtrain.runtime.observe.records import Records
+from xtrain.text.units import plural
+
+# Between two events of a long build.
+REPORT_SECONDS = 10.0
+ALONE = PlanPhase(name="train", first=0, fraction=None, shares={})
+
+
+@define
+class Feed:
+    """What the loop reads: the training loader, how many steps it is good for, and what evaluation needs.
+
+    planned: the timeline of the plan, with what is not counted in it; batch: what is counted. None of both where there
+    is no run, but a trace of its program. ahead: reads the next steps while one computes, if that is wanted.
+    """
+
+    loader: RowLoader
+    collate: CollateChain
+    micro: int
+    steps: int
+    datasets: dict[str, PreparedDataset]
+    phases: tuple[PlanPhase, ...] = (ALONE,)
+    planned: Timeline | None = None
+    batch: Arithmetic | None = None
+    ahead: ReadingAhead | None = None
+
+    def microbatches(self, step: int) -> list[Microbatch]:
+        """Those of this rank in optimizer step `step`, from 0."""
+        return self.loader.microbatches(step) if self.ahead is None else self.ahead.take(step)
+
+    def phase(self, step: int) -> PlanPhase:
+        """The phase that a step lies in."""
+        return phase_at(self.phases, step, self.steps)
+
+    def rows_taken(self, step: int) -> dict[str, int]:
+        """Rows of each dataset that were taken before `step`; empty where one dataset alone is trained on."""
+        return self.loader.rows_taken(step) if len(self.loader.datasets) > 1 else {}
+
+    def resume(self, state: dict[str, Any], past: StepSizes | None) -> Remarks:
+        """Go on from what a checkpoint says of the loader. past: rows of the steps before it,
+        None where they had those of this batch.
+
+        Lengths in tokens and epochs count from there. Raises DataError if its rows are not those of this data.
+        """
+        remarks = self.loader.restore(state, self.steps)
+        if self.batch is not None:
+            taken = sum(self.loader.rows_taken(state["step"]).values())
+            self.batch = self.batch.resumed(past, state["step"], taken)
+            timeline = self.timeline
+            assert timeline.steps is not None
+            self.steps, self.phases = timeline.steps, timeline.phases
+            curriculum = self.loader.curriculum
+            repeats = isinstance(curriculum.rows_per_step, RepeatedSizes)
+            sizes = curriculum.rows_per_step if repeats else self.batch.row_sizes
+            self.loader.curriculum = evolve(curriculum, steps=self.steps, phases=self.phases, rows_per_step=sizes)
+        return remarks
+
+    @property
+    def timeline(self) -> Timeline:
+        """The timeline of the run with nothing in it left to be counted."""
+        assert self.planned is not None and self.batch is not None
+        rows = {dataset.name: dataset.order.num_rows for dataset in self.loader.datasets}
+        return counted_timeline(self.planned, self.batch, rows)
+
+    def tokens_taken(self, step: int) -> int:
+        """Positions in the rows of its data that the run has taken before `step`."""
+        assert self.batch is not None
+        return self.batch.rows_before(step) * self.batch.sequence
+
+    def epoch(self, step: int) -> float | None:
+        """How many epochs of its data the run has taken before `step`."""
+        epoch = None if self.batch is None else self.batch.epochs_before(step)
+        return None if epoch is None else round(epoch, 6)
+
+    def evaluation(self, dataset: str, max_rows: int | None, rank: Rank, *, measures: bool = False) -> EvalLoader:
+        """Of a dataset of questions one whose microbatches say which text each position is of. measures: with all that
+        the loss reads, and not labels alone."""
+        prepared = self.datasets[dataset]
+        kind = EvalLoader if prepared.store.choices is None else TextLoader
+        return kind(
+            store=prepared.store,
+            documents=prepared.heldout_documents,
+            rows=prepared.heldout_rows,
+            collate=self.collate if measures else self.collate.of_labels,
+            micro=self.micro,
+            data_rank=rank.data_rank,
+            data_ranks=rank.data_ranks,
+            max_rows=max_rows,
+        )
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        if self.ahead is not None:
+            self.ahead.close()
+
+
+@op("setup.tokenizer", gives="tokenizer")
+def open_tokenizer(source: str) -> TextTokenizer:
+    """`bytes`, or a folder relative to the working folder."""
+    return load_tokenizer(source, Path.cwd())
+
+
+@op("setup.data", gives="prepared")
+def prepare_dataset(
+    plan: Plan,
+    rank: Rank,
+    tokenizer: TextTokenizer,
+    records: Records,
+    prepared: dict[str, PreparedDataset],
+    beat: HeartbeatWriter,
+    node_id: str,
+    dataset: str,
+    kind: str,
+    patterns: list[str],
+    options: dict[str, Any],
+    reads: dict[str, Any],
+    holdout: float,
+    oversized: str,
+    bad_records: int,
+    seed: int,
+    sequence: int,
+    align: int,
+    method: str | None = None,
+    group: int = 1,
+) -> dict[str, PreparedDataset]:
+    """Tokenise, split off the hold-out, pack both parts into rows of `sequence` positions: once, then cached.
+
+    Documents take a multiple of `align` positions in a row; `group` of them are packed together unless they are packed
+    in their order. One rank of a machine builds, the others then open what it has built.
+    """
+    node = plan.node(node_id)
+
+    def report(line: str, now: DataProgress) -> None:
+        records.event(TokeniseEvent(step=0, dataset=dataset, message=line, **asdict(now)))
+
+    progress = every(REPORT_SECONDS, report)
+    ready = first_of_machine(rank, lambda: prepared_from(plan, node, tokenizer, progress=progress), beat)
+    if rank.world_size > 1:
+        said: list[Any] = [None if ready is None else ready.store.names]
+        dist.broadcast_object_list(said, src=0)
+        (names,) = said
+        ready = ready or opened_from(plan, node, names) or prepared_from(plan, node, tokenizer)
+        if ready.store.key != names[0]:
+            raise DataError(
+                f"dataset {dataset}: rank {rank.rank} reads other data than rank 0",
+                remedy="All machines need the same files.",
+            )
+    assert ready is not None
+    _warn_of_left_out(records, ready, oversized, silent=reads.get("lost") == "allow")
+    return {**prepared, dataset: ready}
+
+
+def _warn_of_left_out(records: Records, prepared: PreparedDataset, oversized: str, *, silent: bool) -> None:
+    """silent: on what the template has left out of conversations."""
+    name = prepared.name
+    if prepared.store.lost and not silent:
+        lost = ", ".join(f"{kind} in {plural(count, 'record')}" for kind, count in prepared.store.lost.items())
+        records.warn(f"dataset {name}: the chat template does not write {lost}", step=0)
+    bad_records = prepared.store.bad_records
+    for bad in bad_records.first:
+        records.warn(f"dataset {name}: {bad.origin}: {bad.reason}", step=0)
+    if more := bad_records.count - len(bad_records.first):
+        listed = f"cache/tokens/{prepared.store.folder}/{BAD}"
+        message = f"dataset {name}: {more:,} more bad records, all of them listed in {listed} below workspace.root"
+        records.warn(message, step=0)
+    for part, rows in (("training", prepared.train_rows), ("hold-out", prepared.heldout_rows)):
+        if rows.num_truncated or rows.num_skipped:
+            why = f"as oversized = {oversized} says"
+            if prepared.store.choices is not None:
+                why = "at the front, as questions with their choices are longer than a row"
+            message = (
+                f"dataset {name}, {part}: {rows.num_truncated:,} documents cut, {rows.num_skipped:,} left out, "
+                f"{rows.num_dropped_positions:,} tokens in all, {why}"
+            )
+            records.warn(message, step=0)
+
+
+@op("collate.microbatches", gives="collate")
+def microbatches(stages: list[collators.Stage], micro: int, accumulate: int) -> CollateChain:
+    """The chain as one function; the loader deals `micro` rows to it `accumulate` times a step."""
+    assert micro > 0 and accumulate > 0
+    return collators.compose(stages)
+
+
+@op("setup.loader", gives="feed")
+def build_loader(
+    plan: Plan,
+    rank: Rank,
+    records: Records,
+    prepared: dict[str, PreparedDataset],
+    collate: CollateChain,
+    datasets: list[str],
+    micro: int,
+    accumulate: int,
+    rows: int,
+    sequence: int,
+    seed: int,
+    steps: int | None,
+    epochs: float | None,
+    prefetch: int,
+    workers: int,
+    balance: bool = False,
+    task_of: list[int] | None = None,
+    ramp: dict[str, int] | None = None,
+    again: dict[str, int] | None = None,
+    prompts: bool = False,
+) -> Feed:
+    """The rows of every step, dealt to data ranks, by what attention costs in them if `balance` says so.
+
+    task_of: the task of each dataset, where rows of a microbatch lie in their order. prompts: what is trained on
+    will be sampled behind the rows, which have nothing yet that a loss reads beside labels.
+
+    With a budget in epochs the steps are known from here on. ramp: `rows` of the first step, and the `steps` that grow
+    from there to `rows`. again: the rows of `steps` steps are those of as many behind them, until each is taken `turns`
+    times. `prefetch` steps are read while another one computes, by a thread, or by `workers` processes.
+    """
+    trained = tuple(TrainingRows.of(name, prepared[name].parts["training"], seed) for name in datasets)
+    counts = {each.name: each.order.num_rows for each in trained}
+    curriculum = curriculum_of(plan, counts)
+    assert steps in (None, curriculum.steps) and seed == curriculum.seed
+    loader = RowLoader(
+        datasets=trained,
+        curriculum=curriculum,
+        collate=collate.of_labels if prompts else collate,
+        micro=micro,
+        accumulate=accumulate,
+        data_rank=rank.row_rank,
+        data_ranks=rank.row_ranks,
+        balance=balance,
+        task_of=tuple(task_of or ()),
+    )
+    assert loader.rows_per_step == rows and {each.reader.rows.capacity for each in trained} == {sequence}
+    first = curriculum.rows_per_step.first
+    assert first == (rows if ramp is None else ramp["rows"])
+    loader.make_ready()
+    batch = counted_arithmetic(plan, counts)
+    assert epochs == batch.epochs
+    report_rows(records, trained, curriculum.steps, batch)
+    _warn_of_repeats(records, curriculum.phases, trained, rows)
+    feed = Feed(
+        loader=loader,
+        collate=collate,
+        micro=micro,
+        steps=curriculum.steps,
+        datasets=prepared,
+        phases=curriculum.phases,
+        planned=plan.timeline,
+        batch=batch,
+    )
+    feed.ahead = ahead_of(feed, plan, rank, records, prefetch, workers)
+    return feed
+
+
+def ahead_of(feed: Feed, plan: Plan, rank: Rank, records: Records, prefetch: int, workers: int) -> ReadingAhead | None:
+    """What reads `prefetch` steps ahead, here or in `workers` processes; None if every step reads for itself."""
+    if prefetch == 0:
+        return None
+
+    def here(first: int, until: int) -> Generator[list[Microbatch]]:
+        return (feed.loader.microbatches(step) for step in range(first, until))
+
+    def warn(step: int, message: str) -> None:
+        records.warn(message, step=step, every_rank=True)
+
+    def elsewhere(first: int, until: int) -> Generator[list[Microbatch]]:
+        others = ReaderProcesses(plan=plan, rank=rank, loader=feed.loader, count=workers, warn=warn)
+        return others.reads(first, until)
+
+    # Every process has a step under way; what has come from them waits here.
+    waiting = max(1, prefetch - workers)
+    return ReadingAhead(elsewhere if workers else here, ahead=waiting, end=lambda: feed.steps, device=rank.device)
+
+
+def report_rows(records: Records, trained: tuple[TrainingRows, ...], steps: int, batch: Arithmetic) -> None:
+    """Say how many rows each dataset has, how many steps the run takes, and how many rows and tokens an epoch has."""
+    rows = {each.name: each.order.num_rows for each in trained}
+    epoch = float(batch.epoch_rows or 0)
+    tokens = epoch * batch.sequence
+    records.event(DataEvent(step=0, rows=rows, steps=steps, epoch_rows=epoch, epoch_tokens=tokens, epochs=batch.epochs))
+
+
+def _warn_of_repeats(
+    records: Records, phases: tuple[PlanPhase, ...], trained: tuple[TrainingRows, ...], rows: int
+) -> None:
+    """Say where a step takes more rows of a dataset than it has."""
+    for dataset in trained:
+        most = rows if len(trained) == 1 else round(max(phase.shares.get(dataset.name, 0) for phase in phases) * rows)
+        if dataset.order.num_rows < most:
+            some = f"{most:,}" if len(trained) == 1 else f"up to {most:,} of them"
+            have = f"dataset {dataset.name} has {dataset.order.num_rows:,} rows"
+            message = f"{have}, and a step takes {some}: some rows are repeated in a step"
+            records.warn(message, step=0)
+
+
+class SpecRefused(EnvironmentFault):
+    """With the data that there is the spec cannot be run; says why, mistake by mistake."""
+
+    agreed = True
+
+    def __init__(self, errors: list[Diagnostic]) -> None:
+        first, *others = errors
+        lines = [_said(first), *(f"{each.code}: {_said(each)}" for each in others)]
+        super().__init__(first.code, "\n".join(lines))
+
+
+@op("setup.horizon")
+def see_horizon(plan: Plan, feed: Feed, rank: Rank, records: Records, progress: Progress) -> None:
+    """Say how many steps the run has and when what lies in it happens; then check what waited for that.
+
+    Raises SpecRefused on all ranks alike.
+    """
+    batch = feed.batch
+    assert batch is not None and batch.epoch_rows is not None
+    records.event(_horizon_event(feed.timeline, progress.step, float(batch.epoch_rows)))
+    if feed.steps < batch.done_steps:
+        return  # there is nothing left to check: that nothing can be trained is said when training begins
+    counts = Counts(
+        epoch_rows=batch.epoch_rows, done_steps=batch.done_steps, done_rows=batch.done_rows, past=batch.past
+    )
+    found = CollectiveErrors.of(rank).first(lambda: _found(plan, counts))
+    for each in found:
+        if each.severity == "warning":
+            records.warn(_said(each), step=progress.step, code=each.code)
+    if errors := [each for each in found if each.severity == "error"]:
+        raise SpecRefused(errors)
+
+
+def _found(plan: Plan, counts: Counts) -> list[Diagnostic]:
+    from xtrain.planner.rules.validate import Unreadable, check_counted
+
+    try:
+        return [*check_counted(plan, counts)]
+    except Unreadable as problem:
+        message = f"rules that depend on the data could not be checked, because the spec cannot be read: {problem}"
+        return [Diagnostic(severity="warning", code="W705", message=message, span=None)]
+
+
+def _said(found: Diagnostic) -> str:
+    """`tiny.xtrain:7:20: warmup 50 steps is longer …; use …`."""
+    place, hint = f"{found.span}: " if found.span else "", f"; {found.hint}" if found.hint else ""
+    return f"{place}{found.message}{hint}"
+
+
+def _horizon_event(timeline: Timeline, step: int, epoch_rows: float) -> HorizonEvent:
+    """What is known now: of ticks and phases those that were counted in epochs or shares of them."""
+    ticks = [tick for tick in timeline.ticks if tick.epochs is not None or tick.fraction is not None]
+    return HorizonEvent(
+        step=step,
+        epoch_rows=epoch_rows,
+        steps=timeline.steps,
+        stop_at=timeline.stop_at,
+        stop_after=timeline.stop_after,
+        phases={phase.name: phase.first for phase in timeline.phases},
+        ticks=[
+            HorizonTick([*tick.nodes], tick.steps, None if tick.tokens is None else float(tick.tokens))
+            for tick in ticks
+        ],
+        stretches=[HorizonStretch(each.first, each.tokens, each.tokens_before) for each in timeline.stretches],
+    )

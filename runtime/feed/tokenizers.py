@@ -1,0 +1,280 @@
+"""Tokenizers: their interface, opening the tokenizer of a plan, bytes per token, long texts, tokens as readable text.
+
+A tokenizer takes hundreds of bytes of memory per character, so `joined` tokenizes long texts in pieces. At the ends
+of a piece the tokens differ from those in the middle of a text: a tokenizer may add a space or split words in another
+way. Pieces therefore overlap, and one continues the other where both have the same tokens at the same places for long
+enough.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+from attrs import frozen
+
+from xtrain.dsl.schema.data_components import tokenizer_kind
+from xtrain.runtime.base.ops import code_of
+
+SPACE: Final = "▁"  # stands for a space in vocabularies of SentencePiece
+# `<0x0A>`: a byte, in vocabularies that spell unknown characters in bytes.
+BYTE_NAMES: Final = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+
+
+@frozen(kw_only=True, eq=False)
+class TokenBytes:
+    """Bytes of UTF-8 that each token stands for, int64 [vocabulary] both: 0 for special tokens.
+
+    first: where the token is the first of a text. Some tokenizers put a space before it, which is not part of the text.
+    """
+
+    inside: np.ndarray
+    first: np.ndarray
+
+
+def token_bytes(
+    content: bytes, vocabulary: Mapping[str, int], added: Set[int], specials: Set[int], size: int
+) -> TokenBytes | None:
+    """Count the bytes of the tokens of a `tokenizer.json`. None if they stand for no fixed number of bytes, as where
+    words are put together with spaces. added: tokens that stand for themselves.
+
+    Together the tokens of a text have the bytes of what they decode to, which is the text as its normalizer leaves it.
+    """
+    described = json.loads(content)
+    decoders = list(_steps(described.get("decoder"), "decoders"))
+    kinds = {each["type"] for each in decoders}
+    prepended = False
+    if "ByteLevel" in kinds:
+        readers = _steps(described.get("pre_tokenizer"), "pretokenizers")
+        prepended = any(each["type"] == "ByteLevel" and each.get("add_prefix_space") for each in readers)
+        mark = "Ġ"
+    elif "Metaspace" in kinds or any(each.get("pattern") == {"String": SPACE} for each in decoders):
+        prepended = any(
+            (each["type"] == "Strip" and each.get("content") == " " and each.get("start", 0) > 0)
+            or (each["type"] == "Metaspace" and each.get("prepend_scheme", "always") != "never")
+            for each in decoders
+        )
+        mark = SPACE
+    else:
+        return None
+    inside, first = np.zeros((2, size), dtype=np.int64)
+    for piece, token in vocabulary.items():
+        if token in specials:
+            continue
+        if token in added:
+            count = len(piece.encode())
+        elif mark != SPACE:
+            count = len(piece)  # each character is a byte
+        else:
+            spelt = piece in BYTE_NAMES and "ByteFallback" in kinds
+            count = 1 if spelt else len(piece.replace(SPACE, " ").encode())
+        inside[token] = count
+        first[token] = count - (prepended and piece.startswith(mark))
+    return TokenBytes(inside=inside, first=first)
+
+
+def _steps(part: dict[str, Any] | None, several: str) -> Iterator[dict[str, Any]]:
+    """The steps of a part of a `tokenizer.json`, of which a sequence has `several`."""
+    if part is None:
+        return
+    if part["type"] != "Sequence":
+        yield part
+        return
+    for step in part[several]:
+        yield from _steps(step, several)
+
+
+@frozen(kw_only=True, eq=False)
+class Placed:
+    """The tokens of a text and where they stand in it."""
+
+    ids: np.ndarray
+    """Unsigned integers of at most 32 bits [tokens]."""
+    starts: np.ndarray
+    """int64 [tokens]: the first character of each."""
+    ends: np.ndarray
+    """int64 [tokens]: one behind the last character of each."""
+
+
+class TextTokenizer(Protocol):
+    """What data and generation need of a tokenizer. Ids are below `vocab_size`; encoding adds no bos and no eos."""
+
+    @property
+    def name(self) -> str:
+        """What the user called it."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest that changes whenever the same text could get other ids."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        ...
+
+    @property
+    def bos(self) -> int:
+        """Id that starts every document."""
+        ...
+
+    @property
+    def eos(self) -> int:
+        """Id that ends every document."""
+        ...
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids of `text`, unsigned integers of at most 32 bits, shape [tokens]."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of each text."""
+        ...
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of `ids`, special tokens left out."""
+        ...
+
+    @property
+    def specials(self) -> Set[int]:
+        """Ids that are no text, as bos and eos."""
+        ...
+
+    def piece(self, token: int) -> str:
+        """One token as the vocabulary writes it: the name of a special one, of others not always text."""
+        ...
+
+    @property
+    def has_bos(self) -> bool:
+        """Whether bos is a token of its own, and not eos in its place."""
+        ...
+
+    @property
+    def begins_with(self) -> tuple[int, ...]:
+        """Ids that it puts before a text where nobody lays it out as a document, as other libraries ask it."""
+        ...
+
+    @property
+    def bytes_of(self) -> TokenBytes | None:
+        """How many bytes of text each token stands for; None where that is no fixed number."""
+        ...
+
+    @property
+    def special_names(self) -> Mapping[str, int]:
+        """How a template writes the special tokens, and their ids."""
+        ...
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template for conversations that comes with it, if any does."""
+        ...
+
+    def encode_rendered(self, texts: Sequence[str]) -> list[Placed]:
+        """The tokens of texts that a template has written: here the names of special tokens stand for these."""
+        ...
+
+
+def load_tokenizer(source: str, base: Path) -> TextTokenizer:
+    """That which a spec or a plan names; paths are relative to `base`.
+
+    Raises DataError as HuggingFaceTokenizer does.
+    """
+    kind = tokenizer_kind(source)
+    return code_of(kind, kind.run_module()).open_tokenizer(source, base)
+
+
+PIECE: Final = 1 << 20
+"""Characters of a piece."""
+OVERLAP: Final = 1 << 13
+"""Characters that two pieces have in common; more where they have other tokens there."""
+VARIED: Final = 32
+"""Different tokens from which on a text without words is no repetition."""
+
+
+def joined(text: str, encode: Callable[[str], Placed], piece: int = PIECE, overlap: int = OVERLAP) -> np.ndarray:
+    """Ids of a text, uint32 [tokens], as of the whole. encode: gives the tokens of a text and their places in it."""
+    found: list[np.ndarray] = []
+    begin, first, tokens = 0, 0, encode(text[:piece])  # of the piece: its place, the first token that is not taken yet
+    while (end := begin + piece) < len(text):
+        common = overlap
+        while common < piece // 2:
+            others = encode(text[end - common : end - common + piece])
+            if (cut := _cut(tokens, others, text[begin:end], piece - common, common)) is not None:
+                break
+            common *= 4
+        else:  # where the text ends decides on every token
+            return encode(text).ids
+        found.append(tokens.ids[first : cut[0]])
+        begin, first, tokens = end - common, cut[1], others
+    return np.concatenate([*found, tokens.ids[first:]])
+
+
+def _cut(tokens: Placed, others: Placed, text: str, offset: int, common: int) -> tuple[int, int] | None:
+    """Numbers of the token from which on the next piece decides: in the piece, and in the next one.
+
+    None if both have other tokens in the middle half of what they have in common, or if that has neither the beginning
+    or end of a word nor many tokens: how `aaaa…` is divided is decided at its end. text: the piece. offset: place of
+    the next piece in it.
+    """
+    low, high = offset + common // 4, offset + common - common // 4
+    spans = [
+        (int(np.searchsorted(each.starts, low - moved)), int(np.searchsorted(each.starts, high - moved)))
+        for each, moved in ((tokens, 0), (others, offset))
+    ]
+    (first, last), (second, after) = spans
+    places = tokens.starts[first:last]
+    same = np.array_equal(tokens.ids[first:last], others.ids[second:after])
+    if not same or not np.array_equal(places, others.starts[second:after] + offset):
+        return None
+    middle = (last - first) // 2
+    by_distance = sorted(range(last - first), key=lambda index: abs(index - middle))
+    for index in by_distance:
+        if text[places[index] - 1].isspace() != text[places[index]].isspace():
+            return first + index, second + index
+    return (first + middle, second + middle) if len(np.unique(tokens.ids[first:last])) >= VARIED else None
+
+
+UNREADABLE = "\N{REPLACEMENT CHARACTER}"
+
+
+def written(tokenizer: TextTokenizer, ids: Sequence[int], before: int | None = None) -> str:
+    """The text of `ids` as it stands behind the token `before`. A backslash stands before characters that spell the
+    name of a special token and are none, and before every backslash in front of such a name or such a token."""
+    names = "|".join(map(re.escape, sorted(tokenizer.special_names, key=len, reverse=True)))
+    found: list[str] = []
+    for special, group in groupby(ids, key=tokenizer.specials.__contains__):
+        some = list(group)
+        if special:
+            if found:
+                found[-1] = re.sub(r"\\+\Z", lambda end: end[0] * 2, found[-1])
+            found.append("".join(map(tokenizer.piece, some)))
+        else:
+            text = continued(tokenizer, some, before)
+            found.append(re.sub(rf"(\\*)({names})", r"\1\1\\\2", text) if names else text)
+        before = some[-1]
+    return "".join(found)
+
+
+def continued(tokenizer: TextTokenizer, ids: Sequence[int], before: int | None) -> str:
+    """The text that tokens which are not special add to that of the token `before`.
+
+    Decoders treat the beginning of a text in their own way, many leave out a space there.
+    """
+    if before is None or before in tokenizer.specials:
+        return tokenizer.decode(ids)
+    head, whole = tokenizer.decode([before]), tokenizer.decode([before, *ids])
+    return whole[len(head) :] if whole.startswith(head) else tokenizer.decode(ids)
+
+
+def pieces(tokenizer: TextTokenizer, ids: Sequence[int]) -> list[str]:
+    """The text of every token by itself; as the vocabulary writes it, where that is no text."""
+    found, before = [], None
+    for token in ids:
+        text = tokenizer.piece(token) if token in tokenizer.specials else continued(tokenizer, [token], before)
+        found.append(tokenizer.piece(token) if not text or UNREADABLE in text else text)
+        before = token
+    return found

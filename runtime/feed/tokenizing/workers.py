@@ -1,0 +1,452 @@
+"""Tokenization of the units of a source, in this process or in a pool of processes, with results in reading order.
+
+The pool replaces a process that dies. A unit that kills its process repeatedly becomes an error.
+"""
+
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections import Counter, deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import define, field, frozen
+
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.feed.records import BadRecord
+
+if TYPE_CHECKING:
+    from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument
+    from xtrain.runtime.feed.records import SourceRecord
+    from xtrain.runtime.feed.sources.source import DataSource, SourceUnit
+
+
+BATCH_RECORDS = 1024
+BATCH_CHARACTERS = 1 << 22
+
+
+@frozen(kw_only=True, eq=False)
+class EncodedUnit:
+    """The documents of a unit."""
+
+    tokens: np.ndarray
+    """uint16 or uint32 [tokens]."""
+    lengths: np.ndarray
+    """int64 [documents]."""
+    trained: np.ndarray | None
+    """uint8 [tokens], 1 where a token is predicted; None if all are."""
+    bad: tuple[BadRecord, ...]
+    """In reading order."""
+    choices: np.ndarray | None = None
+    """int32 [documents, 4]: what `TokenDocument.choice` says; None if they are no choices."""
+    firsts: np.ndarray | None = None
+    """int32 [documents]: tokens of the preferred side of each pair; None if they are no pairs."""
+    columns: dict[str, np.ndarray] = field(factory=dict)
+    """Numbers along the tokens, float32 [tokens] each, by name."""
+    values: dict[str, np.ndarray] = field(factory=dict)
+    """Numbers of the documents, float32 [documents] each, by name."""
+    lost: dict[str, int] = field(factory=dict)
+    """Conversations of which the template has left something out, by the kind of that."""
+
+
+@frozen
+class WorkerFailure:
+    """What a unit raised, on its way out of a worker."""
+
+    error: BaseException
+    trace: str
+
+
+def encode_unit(source: "DataSource", encoder: "DocumentEncoder", unit: "SourceUnit", dtype: np.dtype) -> EncodedUnit:
+    """Read a unit and tokenise its records, one batch of them in memory at a time.
+
+    Raises whatever reading and tokenising raise, and DataError for ids beyond the vocabulary or too little memory.
+    """
+    try:
+        return _encode(source, encoder, unit, dtype)
+    except MemoryError as error:
+        message = "not enough memory to read and tokenise this part of the data"
+        raise DataError(
+            message, path=unit.path, line=unit.line, remedy="Use fewer --jobs, or split the file."
+        ) from error
+
+
+def _encode(source: "DataSource", encoder: "DocumentEncoder", unit: "SourceUnit", dtype: np.dtype) -> EncodedUnit:
+    tokens: list[np.ndarray] = []
+    lengths: list[int] = []
+    masks: list[np.ndarray | None] = []
+    choices: list[tuple[int, int, int, int]] = []
+    firsts: list[int] = []
+    columns: dict[str, list[np.ndarray]] = {}
+    values: dict[str, list[float]] = {}
+    bad: list[BadRecord] = []
+    lost: Counter[str] = Counter()
+    for batch in _batches(source.read(unit)):
+        documents = iter(encoder.encode([record for record in batch if not isinstance(record, BadRecord)]))
+        # Records that cannot be read and documents that cannot be encoded are told in one order.
+        found = [record if isinstance(record, BadRecord) else next(documents) for record in batch]
+        good: list[TokenDocument] = [
+            document
+            for each in found
+            if not isinstance(each, BadRecord)
+            for document in (each if isinstance(each, tuple) else (each,))
+        ]
+        bad.extend(each for each in found if isinstance(each, BadRecord))
+        if not good:
+            continue
+        ids = np.concatenate([document.ids for document in good])
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < encoder.vocab_size:
+            wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
+            message = f"token {wrong} is outside the vocabulary of {encoder.vocab_size:,}"
+            raise DataError(message, path=unit.path, line=unit.line, remedy="Use the tokenizer that made the tokens.")
+        tokens.append(ids.astype(dtype, copy=False))
+        counts = [len(document.ids) for document in good]
+        assert min(counts) > 0, "a document without tokens is a bad record"
+        lengths += counts
+        masks.append(_mask(good, counts))
+        choices += [document.choice for document in good if document.choice is not None]
+        firsts += [document.first for document in good if document.first is not None]
+        for document in good:
+            lost.update(document.lost)
+            for name, column in document.columns.items():
+                columns.setdefault(name, []).append(column)
+            for name, value in document.values.items():
+                values.setdefault(name, []).append(value)
+    return EncodedUnit(
+        tokens=np.concatenate(tokens) if tokens else np.empty(0, dtype),
+        lengths=np.array(lengths, dtype=np.int64),
+        trained=_joined(masks, tokens),
+        bad=tuple(bad),
+        choices=np.array(choices, dtype=np.int32) if choices else None,
+        firsts=np.array(firsts, dtype=np.int32) if firsts else None,
+        columns={name: np.concatenate(parts) for name, parts in columns.items()},
+        values={name: np.array(numbers, dtype=np.float32) for name, numbers in values.items()},
+        lost=dict(lost),
+    )
+
+
+def _batches(records: "Iterator[SourceRecord | BadRecord]") -> "Iterator[list[SourceRecord | BadRecord]]":
+    batch: list[Any] = []
+    characters = 0
+    for record in records:
+        batch.append(record)
+        characters += 0 if isinstance(record, BadRecord) else record.size
+        if len(batch) == BATCH_RECORDS or characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _mask(documents: "list[TokenDocument]", counts: list[int]) -> np.ndarray | None:
+    if all(document.trained is None or document.trained.all() for document in documents):
+        return None
+    each = zip(documents, counts, strict=True)
+    parts = [np.ones(count, bool) if document.trained is None else document.trained for document, count in each]
+    return np.concatenate(parts).astype(np.uint8)
+
+
+def _joined(masks: list[np.ndarray | None], tokens: list[np.ndarray]) -> np.ndarray | None:
+    if all(mask is None for mask in masks):
+        return None
+    each = zip(masks, tokens, strict=True)
+    return np.concatenate([np.ones(len(ids), np.uint8) if mask is None else mask for mask, ids in each])
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """No threads of the tokenizer within the block: they would outlive it, and burden every later fork."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def serve(fd: int) -> None:
+    """The life of a worker process: a source and an encoder come over the connection `fd`, then units.
+
+    Each is answered with an EncodedUnit or a Failure, in the order in which they came. It ends with the connection.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that builds decides what Ctrl-C means
+    connection = Connection(fd)
+    try:
+        try:
+            source, encoder, dtype = connection.recv()
+        except (EOFError, ConnectionError):
+            raise
+        except Exception as error:  # anything that is raised where they are unpacked
+            connection.send(_failure(error))
+            return
+        connection.send(None)  # from here on, a death is due to a unit
+        units: queue.Queue[SourceUnit] = queue.Queue(1)
+        # Units are taken off the connection while one is worked on: neither end ever waits for the other to write.
+        threading.Thread(target=_receive, args=(connection, units), daemon=True).start()
+        while True:
+            connection.send(_answer(source, encoder, units.get(), dtype))
+    except (EOFError, ConnectionError):
+        os._exit(0)  # nobody waits for the answer
+
+
+def _receive(connection: Connection, units: "queue.Queue[SourceUnit]") -> None:
+    try:
+        while True:
+            units.put(connection.recv())
+    except (EOFError, ConnectionError):
+        os._exit(0)  # at once: the process that builds is gone, and what is being tokenised is of no use
+
+
+def _answer(
+    source: "DataSource", encoder: "DocumentEncoder", unit: "SourceUnit", dtype: np.dtype
+) -> EncodedUnit | WorkerFailure:
+    try:
+        return encode_unit(source, encoder, unit, dtype)
+    except Exception as error:
+        return _failure(error)
+
+
+def _failure(error: Exception) -> WorkerFailure:
+    return WorkerFailure(_sendable(error), traceback.format_exc())
+
+
+def _sendable(error: Exception) -> Exception:
+    """The error itself if it survives the way, else one that tells its name and words."""
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+        return error if str(copy) == str(error) else RuntimeError(f"{type(error).__name__}: {error}")
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+# Below this much input, starting processes takes longer than what they save.
+SMALL = 8 << 20
+# Units at a worker: one is tokenised, one waits.
+AT_WORKER = 2
+# Units that are read, worked on or waiting for their turn are at most WINDOW a worker, and unless it is a single one
+# no more than WINDOW_BYTES a worker: this bounds the memory of the process that reads and writes.
+WINDOW = 4
+WINDOW_BYTES = 32 << 20
+DEATHS = 3
+
+
+def encoded_units(
+    source: "DataSource", encoder: "DocumentEncoder", units: "Iterable[SourceUnit]", dtype: np.dtype, jobs: int | None
+) -> "Generator[tuple[SourceUnit, EncodedUnit]]":
+    """Each unit with its documents, in the order of `units`, which does not depend on `jobs`.
+
+    `jobs` processes work, or this one alone if it is 1; with None, as many as there are cores, unless there is little
+    to do. Raises what a unit raises when its turn comes, and DataError for a unit at which three workers died.
+    """
+    caught = _caught(units)
+    first: list[SourceUnit | WorkerFailure] = []
+    if jobs is None:
+        jobs = _cores()
+        size = 0
+        for unit in caught if jobs > 1 else ():
+            first.append(unit)
+            size += _bytes(unit)
+            if size >= SMALL:
+                break
+        jobs = jobs if size >= SMALL else 1
+    caught = chain(first, caught)
+    if jobs > 1:
+        with Pool(source, encoder, dtype, jobs) as pool:
+            yield from pool.encoded(caught)
+        return
+    for unit in caught:
+        if isinstance(unit, WorkerFailure):
+            raise unit.error
+        with one_thread():
+            result = encode_unit(source, encoder, unit, dtype)
+        yield unit, result
+
+
+def _caught(units: "Iterable[SourceUnit]") -> "Iterator[SourceUnit | WorkerFailure]":
+    """The units, and what getting at the next one raised, which has its turn when theirs is over."""
+    try:
+        yield from units
+    except Exception as error:
+        yield WorkerFailure(error, "")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@define(eq=False)
+class _Slot:
+    """A unit between reading and writing."""
+
+    unit: "SourceUnit | WorkerFailure"
+    result: EncodedUnit | WorkerFailure | None = None
+    deaths: int = 0
+
+
+@define(eq=False)
+class _Worker:
+    process: subprocess.Popen
+    connection: Connection
+    slots: deque[_Slot] = field(factory=deque)
+    """What it has been given and not answered, oldest first: that is what it is working on."""
+    ready: bool = False
+
+
+class Pool:
+    """`jobs` worker processes, each a fresh interpreter: what threads of this one hold is not copied into them."""
+
+    def __init__(self, source: "DataSource", encoder: "DocumentEncoder", dtype: np.dtype, jobs: int) -> None:
+        self._setup = ForkingPickler.dumps((source, encoder, dtype))
+        self._jobs = jobs
+        self._workers: list[_Worker] = []
+        self._todo: deque[_Slot] = deque()
+        self._failed_starts = 0
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for worker in self._workers:
+            worker.connection.close()
+            worker.process.kill()
+        for worker in self._workers:
+            worker.process.wait()
+
+    def encoded(self, units: "Iterator[SourceUnit | WorkerFailure]") -> "Iterator[tuple[SourceUnit, EncodedUnit]]":
+        """Each unit with its documents, in order; a Failure is raised at its turn, and what `encoded_units` raises."""
+        self._workers = [self._start() for _ in range(self._jobs)]
+        for worker in self._workers:
+            self._send_job(worker)
+        window: deque[_Slot] = deque()
+        in_memory, following = 0, next(units, None)
+        while window or following is not None:
+            while following is not None and self._has_room(len(window), in_memory, following):
+                window.append(slot := _Slot(following))
+                if isinstance(following, WorkerFailure):
+                    slot.result = following
+                else:
+                    self._todo.append(slot)
+                in_memory += _bytes(following)
+                self._deal()
+                following = next(units, None)
+            result = window[0].result
+            if result is None:
+                self._listen()
+                continue
+            slot = window.popleft()
+            in_memory -= _bytes(slot.unit)
+            if isinstance(result, WorkerFailure):
+                raise _raised(result)
+            assert not isinstance(slot.unit, WorkerFailure)
+            yield slot.unit, result
+
+    def _has_room(self, count: int, in_memory: int, unit: "SourceUnit | WorkerFailure") -> bool:
+        return not count or (count < WINDOW * self._jobs and in_memory + _bytes(unit) <= WINDOW_BYTES * self._jobs)
+
+    def _deal(self) -> None:
+        while self._todo:
+            worker = min(self._workers, key=lambda each: len(each.slots))
+            if len(worker.slots) == AT_WORKER:
+                return
+            slot = self._todo.popleft()
+            worker.slots.append(slot)
+            try:
+                worker.connection.send(slot.unit)
+            except OSError:
+                self._replace(worker)
+
+    def _listen(self) -> None:
+        """Wait for answers, and give those who gave one more to do."""
+        by_connection = {worker.connection: worker for worker in self._workers}
+        for connection in wait(list(by_connection)):
+            assert isinstance(connection, Connection)
+            worker = by_connection[connection]
+            try:
+                answer = connection.recv()
+            except (EOFError, OSError):
+                self._replace(worker)
+                continue
+            if worker.ready:
+                worker.slots.popleft().result = answer
+            elif isinstance(answer, WorkerFailure):
+                raise _raised(answer)
+            worker.ready, self._failed_starts = True, 0
+        self._deal()
+
+    def _replace(self, worker: _Worker) -> None:
+        """A worker has died: what it had not answered is done again, if it was not the third to die of it."""
+        worker.connection.close()
+        worker.process.kill()  # one that has only closed its connection
+        status = worker.process.wait()
+        how = f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        if not worker.ready:
+            self._failed_starts += 1
+            if self._failed_starts == DEATHS * self._jobs:
+                raise RuntimeError(f"the tokenizer processes do not start: {how}")
+        elif worker.slots:
+            slot = worker.slots[0]
+            slot.deaths += 1
+            if slot.deaths == DEATHS:
+                assert not isinstance(slot.unit, WorkerFailure)
+                slot.result = WorkerFailure(_death(slot.unit, how), "")
+                worker.slots.popleft()
+        self._todo.extendleft(reversed(worker.slots))
+        self._workers[self._workers.index(worker)] = fresh = self._start()
+        self._send_job(fresh)
+
+    def _start(self) -> _Worker:
+        ours, theirs = Pipe()
+        with theirs:
+            serve = f"from xtrain.runtime.feed.tokenizing.workers import serve; serve({theirs.fileno()})"
+            # Not multiprocessing's own: that would run the main module again, which in a rank imports torch.
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!r}; {serve}"],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what a library prints must not get into what this process prints
+                env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},
+            )
+        return _Worker(process, ours)
+
+    def _send_job(self, worker: _Worker) -> None:
+        try:
+            worker.connection.send_bytes(self._setup)
+        except OSError:
+            self._replace(worker)
+
+
+def _raised(failure: WorkerFailure) -> BaseException:
+    """The error of a worker, with where it came from."""
+    if failure.trace:
+        failure.error.add_note(failure.trace)
+    return failure.error
+
+
+def _bytes(unit: "SourceUnit | WorkerFailure") -> int:
+    """What it takes in memory: of a packed file more than on disk."""
+    if isinstance(unit, WorkerFailure):
+        return 0
+    return max(unit.size, len(unit.part)) if isinstance(unit.part, bytes) else unit.size
+
+
+def _death(unit: "SourceUnit", how: str) -> DataError:
+    return DataError(
+        f"the process that tokenised this part of the data was {how}, {DEATHS} times",
+        path=unit.path,
+        line=unit.line,
+        remedy="Signal 9 usually means too little memory: use fewer --jobs, or look for a huge record here.",
+    )

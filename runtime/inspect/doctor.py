@@ -1,0 +1,304 @@
+"""Checks of a plan against this machine, or against all machines of the plan."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from attrs import evolve
+
+from xtrain.plan.data import TokenizerUnreadable
+from xtrain.plan.hardware import missing_for_server
+from xtrain.plan.plan import Plan
+from xtrain.plan.timeline import count_saves
+from xtrain.plan.vocabulary import differing_token
+from xtrain.planner.costs.run import disk_of
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.hosts import NodePlace, check_own_name
+from xtrain.runtime.base.limits import faults_of_limits, need_of
+from xtrain.runtime.base.packages import package_faults
+from xtrain.runtime.feed.documents import DocumentEncoder
+from xtrain.runtime.feed.prepared import source_of
+from xtrain.runtime.feed.tokenizers import load_tokenizer
+from xtrain.runtime.inspect.machine import (
+    OLDEST_DRIVER,
+    DiskFacts,
+    MachineFacts,
+    Unfit,
+    look_at_disk,
+    look_at_machine,
+    version_numbers,
+)
+from xtrain.runtime.loop.preflight import Devices, check_devices, device_of, find_devices
+from xtrain.runtime.observe.provenance import read_code
+from xtrain.runtime.store.run_directory import locate
+from xtrain.text.units import bytes_text, plural, rate_text, seconds_text
+
+# Where ranks of one machine exchange gradients over NCCL: what NVIDIA's troubleshooting page has containers begin with
+# (`--shm-size=1g`).
+SHARED_MEMORY: Final = 1 << 30
+
+
+def check_machine_facts(plan: Plan, machine: MachineFacts, disk: DiskFacts) -> list[Unfit]:
+    """All that is to be said, in the order in which a run would meet it."""
+    found, devices = [], None
+    try:
+        devices = find_devices(plan, plan.mesh.ranks_per_node)
+    except EnvironmentFault as fault:
+        found.append(of_fault(fault))
+    if plan.launch["device"] != "cpu":
+        found += of_driver(machine)
+    if devices is not None:
+        found += of_devices(plan, devices)
+        found += of_limits(plan, machine, devices.kind)
+        found += of_memory(plan, machine, devices.kind)
+        found += of_shared_memory(plan, machine, devices.kind)
+        found += of_compiler(plan, machine, devices.kind)
+    found += of_clock(machine)
+    found += of_packages(plan)
+    found += of_data(plan)
+    found += of_folder(disk)
+    if not (disk.fault or plan.serves):
+        found += of_room(plan, disk)
+    found += of_files(plan)
+    return found
+
+
+def of_fault(fault: EnvironmentFault | DataError) -> Unfit:
+    """What a run would end with. The last clause of its message says what to do."""
+    text = " ".join(str(fault).split())
+    what, _, do = text.rpartition("; ") if "; " in text else (text, "", "see `xtrain explain " + fault.code + "`")
+    if isinstance(fault, DataError):
+        lines = str(fault).split("\n")
+        what, do = lines[0], " ".join(line.strip() for line in lines[1:]) or do
+    return Unfit(code=fault.code, what=what, do=do)
+
+
+def of_devices(plan: Plan, devices: Devices) -> Iterator[Unfit]:
+    """Memory of devices, and whether they are those of the plan."""
+    try:
+        remarks = check_devices(plan, devices)
+    except EnvironmentFault as fault:
+        yield of_fault(fault)
+        return
+    for remark in remarks:
+        yield Unfit(code="W707", what=remark, do="write in `cluster` what this machine has, and plan again")
+
+
+def of_driver(machine: MachineFacts) -> Iterator[Unfit]:
+    """Whether NVIDIA's driver runs the CUDA that torch was built for."""
+    if machine.driver is None or machine.cuda is None:
+        return
+    oldest = OLDEST_DRIVER.get(version_numbers(machine.cuda)[0])
+    if oldest is not None and version_numbers(machine.driver) < oldest:
+        needed = ".".join(f"{each:02}" if at else str(each) for at, each in enumerate(oldest))
+        yield Unfit(
+            code="X733",
+            what=f"the driver is {machine.driver}, and torch is built for CUDA {machine.cuda}, which needs {needed}",
+            do=f"install driver {needed} or newer, or a torch that is built for an older CUDA",
+        )
+
+
+def of_memory(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]:
+    """Memory of the machine itself: all of a rank on a CPU; on GPUs what is offloaded, and copies for checkpoints."""
+    if machine.memory is None:
+        return
+    ranks = plan.mesh.ranks_per_node
+    if kind == "cpu":
+        each = max(rank.memory.total_bytes + rank.memory.host for rank in plan.estimates.classes)
+    else:
+        each = max(rank.memory.host_bytes for rank in plan.estimates.classes)
+        saving = next((node.args for node in plan.nodes if node.op == "setup.checkpoint"), None)
+        each += saving["copies"] * plan.estimates.copy_bytes if saving else 0
+    if ranks * each > machine.memory:
+        yield Unfit(
+            code="X737",
+            what=f"{plural(ranks, 'rank')} take {bytes_text(ranks * each)} of the machine's memory, and "
+            f"{bytes_text(machine.memory)} are left",
+            do="ask the scheduler for more memory, put fewer ranks on a machine (launch.ranks_per_node), or end what "
+            "else runs there",
+        )
+
+
+def of_limits(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]:
+    """Open files, processes and threads."""
+    need = need_of(plan, kind, plan.mesh.ranks_per_node)
+    for fault in faults_of_limits(need, machine.files, machine.tasks):
+        yield of_fault(EnvironmentFault("X738", fault))
+
+
+def of_clock(machine: MachineFacts) -> Iterator[Unfit]:
+    """A clock that is wrong beyond what can be computed with."""
+    if machine.clock:
+        yield of_fault(EnvironmentFault("X739", machine.clock))
+
+
+def of_shared_memory(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]:
+    """NCCL exchanges between devices of one machine through /dev/shm where these do not reach each other directly."""
+    if kind != "cuda" or plan.mesh.ranks_per_node < 2:
+        return
+    if (has := machine.shared_memory or 0) < SHARED_MEMORY:
+        yield Unfit(
+            code="X736",
+            what=f"/dev/shm has {bytes_text(has)}, and NCCL needs {bytes_text(SHARED_MEMORY)} for the ranks of a "
+            "machine",
+            do="start the container with `--shm-size=1g` or more, or mount memory there",
+        )
+
+
+def of_compiler(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]:
+    """What Triton compiles for a GPU, in the first step: flex, and blocks where the plan says so."""
+    if kind != "cuda" or not machine.lacks:
+        return
+    flex = plan.node("setup.build_model").args["attention"]["cuda"] == "flex"
+    blocks = any(node.op == "setup.compile" for node in plan.nodes)
+    what = [*(["attention flex"] if flex else []), *(["blocks of the model"] if blocks else [])]
+    if what:
+        yield Unfit(
+            code="W710",
+            what=f"there is no {machine.lacks} here, with which {' and '.join(what)} would be compiled in the first "
+            "step",
+            do="install gcc and the headers of Python, or set CC; without, use attention documents in `model`, and "
+            "compile none",
+        )
+
+
+def of_packages(plan: Plan) -> Iterator[Unfit]:
+    """Packages that only some specs need."""
+    yield from map(of_fault, package_faults(plan))
+    if plan.serves and (message := missing_for_server()) is not None:
+        what, _, do = message.rpartition(": ")
+        yield Unfit(code="X715", what=what, do=do)
+
+
+def of_data(plan: Plan) -> Iterator[Unfit]:
+    """Tokenizer, templates and data files; no document is read."""
+    source = plan.node("setup.tokenizer").args["source"]
+    try:
+        tokenizer = load_tokenizer(source, Path.cwd())
+    except DataError as error:
+        yield of_fault(error)
+        return
+    if tokenizer.vocab_size > plan.architecture.vocab:
+        yield Unfit(
+            code="X734",
+            what=f"the tokenizer {source} has {tokenizer.vocab_size:,} ids, and the model of the plan "
+            f"{plan.architecture.vocab:,}",
+            do="give the tokenizer that the spec was planned with, or plan again",
+        )
+    yield from _of_pretrained(plan, source)
+    for node in plan.nodes:
+        if node.op == "setup.data":
+            try:
+                source_of(plan, node, tokenizer)
+                DocumentEncoder(tokenizer, node.args["reads"])
+            except DataError as error:
+                yield of_fault(error)
+
+
+def _of_pretrained(plan: Plan, source: str) -> Iterator[Unfit]:
+    """Whether the model that the run begins with was trained with these ids, where its folder has a tokenizer."""
+    for node in plan.nodes:
+        folder = node.args.get("folder") if node.op == "setup.read_weights" else None
+        if folder is None or not (Path(folder) / "tokenizer.json").is_file():
+            continue
+        with suppress(TokenizerUnreadable):  # that of the run is no file of tokens
+            if apart := differing_token(source, folder):
+                yield Unfit(
+                    code="X734",
+                    what=f"the weights in {folder} were trained with another tokenizer: {apart}",
+                    do=f'write `tokenizer "{folder}"`',
+                )
+
+
+def of_folder(disk: DiskFacts) -> Iterator[Unfit]:
+    """Whether files can be written and locked there."""
+    where = disk.folder
+    if disk.fault:
+        yield Unfit(
+            code="X706",
+            what=f"{where} cannot be written: {disk.fault}",
+            do="set workspace.root to a folder on a disk with room that this user may write to",
+        )
+        return
+    if disk.locks:
+        yield Unfit(
+            code="X731",
+            what=f"locks do not work in {where}: {disk.locks}",
+            do="mount the file system with locks (NFS: `local_lock=none` and a lock service; Lustre: `-o flock`), or "
+            "set workspace.root to another one",
+        )
+
+
+def of_room(plan: Plan, disk: DiskFacts) -> Iterator[Unfit]:
+    """Room for checkpoints, and the time that one takes."""
+    where = disk.folder
+    one, use = plan.estimates.checkpoint_bytes, disk_of(plan, count_saves(plan))
+    need = max(0, (use.most if use else one) - _taken(plan))
+    if need > disk.free:
+        yield Unfit(
+            code="X730",
+            what=f"checkpoints take {bytes_text(need)}, and {bytes_text(disk.free)} are free in {where}",
+            do="free disk space (`xtrain checkpoint prune RUN --keep 1 --yes`), lower checkpoint.keep, or set "
+            "workspace.root to another disk",
+        )
+    deadline = plan.launch["stop_deadline_seconds"]
+    if disk.speed is not None and one > disk.speed * deadline:
+        yield Unfit(
+            code="W709",
+            what=f"a checkpoint of {bytes_text(one)} takes {seconds_text(one / disk.speed)} at the "
+            f"{rate_text(disk.speed, 'B/s')} that {where} takes from one process, and a run that is stopped has "
+            f"{seconds_text(deadline)} (launch.stop_deadline)",
+            do="set launch.stop_deadline higher, or workspace.root to a faster disk",
+        )
+
+
+def of_files(plan: Plan) -> Iterator[Unfit]:
+    """Room on a disk of this machine for what its ranks keep in files in place of memory."""
+    for files in (node.args["files"] for node in plan.nodes if "files" in node.args):
+        disk, need = look_at_disk(Path(files["folder"])), plan.mesh.ranks_per_node * files["bytes"]
+        do = f"set {files['setting']} to a folder on a disk with room that this user may write to"
+        if disk.fault:
+            yield Unfit(code="X706", what=f"{disk.folder} cannot be written: {disk.fault}", do=do)
+        elif need > disk.free:
+            what = f"{plural(plan.mesh.ranks_per_node, 'rank')} keep {bytes_text(need)} in files, and "
+            yield Unfit(code="X730", what=f"{what}{bytes_text(disk.free)} are free in {disk.folder}", do=do)
+
+
+def _taken(plan: Plan) -> int:
+    """Bytes of the checkpoints that the run has already."""
+    checkpoints = locate(plan, read_code(Path(plan.spec).resolve().parent)) / "checkpoints"
+    return sum(path.stat().st_size for path in checkpoints.rglob("*") if path.is_file())
+
+
+def examine(plan: Plan, place: NodePlace | None, seconds: float) -> list[Unfit]:
+    """place: of this machine among several; the first of them then has what all have found, and the others nothing but
+    the errors that they end with. seconds: to wait for the others."""
+    machine, root = look_at_machine(), Path(plan.workspace["root"])
+    found = check_machine_facts(plan, machine, look_at_disk(root))
+    if place is None:
+        return [evolve(each, host=machine.host) for each in found]
+    from xtrain.runtime.inspect.hosts import HostMeeting, HostsApart, find_between_hosts
+
+    try:
+        check_own_name(place.host)
+    except EnvironmentFault as fault:
+        found.append(of_fault(fault))
+    try:
+        meeting = HostMeeting.join(place, plan.launch["nodes"], seconds)
+        found += find_between_hosts(meeting, machine, root, device_of(plan))
+        of_all = meeting.exchange("found", [evolve(each, host=machine.host).to_json() for each in found])
+    except HostsApart as apart:
+        found.append(Unfit(code="X716", what=str(apart), do=apart.do))
+        return [evolve(each, host=machine.host) for each in found]
+    meeting.leave()
+    every = [Unfit(**each) for host in of_all for each in host]
+    return every if place.index == 0 else [each for each in every if each.stops]
+
+
+def examine_without_plan() -> list[Unfit]:
+    """Of this machine alone: what keeps any run from working here."""
+    machine = look_at_machine()
+    found = (*of_driver(machine), *of_clock(machine), *of_folder(look_at_disk(Path.cwd())))
+    return [evolve(each, host=machine.host) for each in found]

@@ -1,0 +1,301 @@
+"""Storages alive during a traced step, from the operator that makes each to its end, and their purpose."""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import accumulate
+from typing import Any
+
+from attrs import define, field
+from torch import Tensor, UntypedStorage
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from xtrain.plan.estimates import Memory
+from xtrain.runtime.nn.averages import WeightAverages
+from xtrain.runtime.nn.batch import ModelBatch
+from xtrain.runtime.nn.transformer import ModelParts
+
+
+class Ledger:
+    """Bytes of storages over time. A storage is known by a number, and belongs to the category it was last given.
+
+    Time is counted in changes: `now` after a change is one more than before it.
+    """
+
+    def __init__(self) -> None:
+        self._number_of: dict[int, int] = {}  # by address of the storage, as long as it lives
+        self._bytes: dict[int, int] = {}  # of what is alive, by number
+        self._references: dict[int, Any] = {}  # by address, likewise
+        self._changes: list[tuple[int, int]] = []  # (number, bytes more)
+        self._category: dict[int, str] = {}
+        self._like: dict[int, int] = {}  # of storages that are made up, the one whose category they have
+        self._start = ""
+        self._count = 0
+
+    @property
+    def now(self) -> int:
+        return len(self._changes)
+
+    def see(self, tensor: Tensor) -> None:
+        """Take note of the storage of a tensor, if it is new."""
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address not in self._number_of:
+            self._begin(storage, address)
+
+    def assign(self, category: str, tensors: Iterable[Tensor]) -> None:
+        """Say what storages are for; those that are not known are left out.
+
+        It holds from the beginning of a storage, or from now on where something else was said before.
+        """
+        for tensor in tensors:
+            address = tensor.untyped_storage()._cdata
+            number = self._number_of.get(address)
+            if number is None or self._category.get(number) == category:
+                continue
+            if self._category.get(number, self._start) != self._start:
+                number = self._renumber(address)
+            self._category[number] = category
+
+    @property
+    def newest(self) -> int:
+        """The number of the storage that came last; those of later ones are higher."""
+        return self._count
+
+    def since(self, time: int) -> list[tuple[int, int]]:
+        """The changes from `time` on: (number of the storage, bytes more)."""
+        return self._changes[time:]
+
+    def number_of(self, tensor: Tensor) -> int | None:
+        """That of its storage, if it is known."""
+        return self._number_of.get(tensor.untyped_storage()._cdata)
+
+    def alive(self) -> dict[int, int]:
+        """Bytes of what is alive, by number."""
+        return {number: size for number, size in self._bytes.items() if size}
+
+    def made_up(self, kind: str | int) -> int:
+        """The number of a storage that nobody makes: of a category, or of that which another one will have."""
+        self._count += 1
+        self._set_kind(self._count, kind)
+        return self._count
+
+    def _set_kind(self, number: int, kind: str | int) -> None:
+        if isinstance(kind, int):
+            self._like[number] = kind
+        else:
+            self._category[number] = kind
+
+    def has_kind(self, tensor: Tensor, kind: str | int) -> None:
+        """Let the storage of a tensor be of a category, or of that of another storage."""
+        number = self.number_of(tensor)
+        assert number is not None
+        self._set_kind(number, kind)
+
+    def change(self, number: int, size: int) -> None:
+        """What nobody does: a storage begins, ends, or gets another size."""
+        self._changes.append((number, size))
+        self._bytes[number] = self._bytes.get(number, 0) + size
+
+    def kind_of(self, number: int) -> str:
+        """The category of a storage, by what has been said so far."""
+        return self._category.get(self._like.get(number, number), "")
+
+    def begin(self, category: str) -> None:
+        """Count from here: what is alive now is the start, and belongs to `category` until something else is said."""
+        self._changes = list(self._bytes.items())
+        self._start, self._category = category, dict.fromkeys(self._bytes, category)
+
+    def over_time(self, category: str | None = None, *, but: Sequence[str] = ()) -> list[int]:
+        """Bytes alive after every change: of one category (`""`: of none), or of all `but` some."""
+        kinds = {number: self.kind_of(number) for number in {number for number, _ in self._changes}}
+        counts = {n: kind == category if category is not None else kind not in but for n, kind in kinds.items()}
+        return list(accumulate(size * counts[number] for number, size in self._changes))
+
+    @contextmanager
+    def watching_sizes(self) -> Iterator[None]:
+        """FSDP gives storages their memory and takes it, which is no operator."""
+        original: Callable[[UntypedStorage, int], Any] = UntypedStorage.resize_
+
+        def resize_(storage: UntypedStorage, size: int) -> Any:
+            result = original(storage, size)
+            self._resized(storage)
+            return result
+
+        with ExitStack() as stack:
+            stack.callback(setattr, UntypedStorage, "resize_", original)
+            UntypedStorage.resize_ = resize_  # pyright: ignore[reportAttributeAccessIssue]
+            yield
+
+    def _begin(self, storage: UntypedStorage, address: int) -> None:
+        self._count += 1
+        number, size = self._count, storage.nbytes()
+        self._number_of[address], self._bytes[number] = number, size
+        self._changes.append((number, size))
+
+        def end(_: Any) -> None:
+            last = self._number_of.pop(address)
+            del self._references[address]
+            self._changes.append((last, -self._bytes.pop(last)))
+
+        self._references[address] = weakref.ref(storage, end)
+
+    def _renumber(self, address: int) -> int:
+        """Let a storage count as another one from now on."""
+        self._count += 1
+        old, new = self._number_of[address], self._count
+        size = self._bytes.pop(old)
+        self._number_of[address], self._bytes[new] = new, size
+        self._changes += [(old, -size), (new, size)]
+        return new
+
+    def _resized(self, storage: UntypedStorage) -> None:
+        number = self._number_of.get(storage._cdata)
+        if number is not None:
+            size = storage.nbytes()
+            self._changes.append((number, size - self._bytes[number]))
+            self._bytes[number] = size
+
+
+def pieces(tensors: Iterable[Tensor | None]) -> list[Tensor]:
+    """The local parts of tensors, without those that are not there."""
+    # As they are: `to_local` would make a view of each.
+    return [t._local_tensor if isinstance(t, DTensor) else t for t in tensors if t is not None]
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+# In host memory, where the plan says so.
+STATES = ("parameters", "gradients", "optimizer", "averages")
+
+
+@define(kw_only=True, eq=False)
+class MemoryOwners:
+    """Gives storages their category when it can be seen what they are for, and sums them up in the end."""
+
+    model: ModelParts
+    optimizer: Optimizer
+    ema: WeightAverages | None
+    ledger: Ledger
+    offloaded: bool
+    _forwards: list[int] = field(factory=list, init=False)  # where in the ledger's time a forward has ended
+    _units: list[Any] = field(init=False)
+
+    @_units.default  # pyright: ignore[reportAttributeAccessIssue]
+    def _find_units(self) -> list[Any]:
+        groups = [m._get_fsdp_state()._fsdp_param_group for m in self.model.modules() if isinstance(m, FSDPModule)]
+        return [group for group in groups if group is not None]
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._forwards.clear()
+        self.ledger.begin("lasting")
+        self.ledger.assign("parameters", pieces(self._parameters()))
+        self.ledger.assign("optimizer", pieces(self._moments()))
+        self.ledger.assign("averages", pieces(self._averages()))
+
+    def forward_begins(self, batches: list[ModelBatch]) -> None:
+        """`batches`: those that wait, too."""
+        self.name_gradients()
+        for batch in batches:
+            tensors = (batch.input_ids_BS, batch.labels_BS, batch.positions_BS, batch.real_BS, batch.dataset_B)
+            read = (*batch.columns.values(), *(() if batch.units is None else (batch.units.segment_BS,)))
+            self.ledger.assign("batch", pieces((*tensors, *read, batch.packing.document_BS)))
+
+    def forward_ends(self, objective: Tensor | None) -> None:
+        """`objective`: what the last stage gives."""
+        if objective is not None and self.model.predicts:  # that of a head of rewards leaves to autograd what it needs
+            self.ledger.assign("loss", pieces(left_by_heads(objective, 1 + self.model.parts[0].arch.mtp)))
+        gathered = (tensor for p in self._sharded() for tensor in p.all_gather_outputs)
+        self.ledger.assign("unsharded", gathered)
+        self.forward_counts()
+
+    @property
+    def last_forward(self) -> int:
+        """When the latest forward ended, in the ledger's time."""
+        return self._forwards[-1]
+
+    def forward_counts(self) -> None:
+        """Activations are looked for here."""
+        self._forwards.append(self.ledger.now)
+
+    def name_gradients(self) -> None:
+        """A rank's own gradients, and whole ones that are still to be exchanged, which parameters that are gathered
+        have."""
+        whole = pieces(self._whole_gradients())
+        known = {tensor.untyped_storage()._cdata for tensor in whole}
+        own = pieces(p.grad for p in self.model.parameters())
+        self.ledger.assign("gradients", (tensor for tensor in own if tensor.untyped_storage()._cdata not in known))
+        self.ledger.assign("unreduced", whole)
+
+    def memory(self) -> Memory:
+        """All categories: each when most of it was alive, but activations after a forward."""
+        ledger, parameters = self.ledger, list(self.model.parameters())
+        states = {
+            "parameters": bytes_of(pieces(self._parameters())),
+            "gradients": bytes_of(pieces(p.grad for p in parameters)),
+            "optimizer": bytes_of(pieces(self._moments())),
+            "averages": bytes_of(pieces(self._averages())),
+        }
+        rest = {name: max(ledger.over_time(name)) for name in ("unsharded", "unreduced", "loss")}
+        left = ledger.over_time("")
+        rest["activations"] = max(left[end - 1] for end in self._forwards)
+        on_device = sum(rest.values()) + (0 if self.offloaded else sum(states.values()))
+        peak = max(ledger.over_time(but=STATES if self.offloaded else ()))
+        return Memory(**states, **rest, working=max(0, peak - on_device), offloaded=self.offloaded)
+
+    def _parameters(self) -> Iterator[Tensor]:
+        """With what those that are quantised have beside their bytes, and those of a teacher."""
+        yield from self.model.parameters()
+        for part in self.model.parts:
+            if part.teacher is not None:
+                yield from part.teacher.model.parameters()
+        for each in self.model.quantised():
+            if (beside := each.matrix.beside(each.module)) is not None:
+                yield beside
+
+    def _moments(self) -> Iterator[Tensor]:
+        for state in self.optimizer.state.values():
+            yield from (tensor for tensor in state.values() if tensor.dim())
+
+    def _averages(self) -> Iterator[Tensor]:
+        """Those of parameters: the others are as small as what they are of."""
+        if self.ema is not None:
+            yield from (self.ema.averages[name] for name, _ in self.model.named_parameters())
+
+    def _sharded(self) -> Iterator[Any]:
+        """What FSDP knows of every parameter that it shards."""
+        for unit in self._units:
+            yield from unit.fsdp_params
+
+    def _whole_gradients(self) -> Iterator[Tensor | None]:
+        for parameter in self._sharded():
+            yield parameter.unsharded_accumulated_grad
+            if hasattr(parameter, "_unsharded_param"):
+                yield parameter._unsharded_param.grad
+
+
+def left_by_heads(objective: Tensor, heads: int) -> list[Tensor | None]:
+    """The gradients that the chunked loss has computed in its forward, which its node in the graph has, or what is left
+    to compute them in the backward; of so many heads."""
+    nodes: dict[Any, None] = {objective.grad_fn: None}
+    found: list[Tensor | None] = []
+    queue = list(nodes)
+    for node in queue:
+        if hasattr(node, "grads"):
+            heads -= 1
+            if node.grads is not None:
+                found += node.grads
+            else:
+                _, lse_T, entropy_T, hidden_TD, *_ = node.saved_tensors
+                found += [hidden_TD, lse_T, entropy_T]
+            if not heads:
+                return found
+        new = [each for each, _ in node.next_functions if each is not None and each not in nodes]
+        nodes |= dict.fromkeys(new)
+        queue += new
+    raise AssertionError("the last stage ends with a loss")

@@ -1,0 +1,224 @@
+"""Facts of this machine: devices, driver, memory, limits, and the file system of the run directories."""
+
+import fcntl
+import os
+import re
+import shutil
+import socket
+import sysconfig
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, Final
+
+from attrs import asdict, frozen
+
+from xtrain.runtime.base.limits import clock_fault, most_files, tasks_left
+from xtrain.runtime.observe.provenance import versions
+
+
+@frozen(kw_only=True)
+class Unfit:
+    """code: of a diagnostic; one that begins with X keeps the run from working, one with W does not. what: is wrong, as
+    a clause. do: about it. host: where it was found."""
+
+    code: str
+    what: str
+    do: str
+    host: str = ""
+
+    @property
+    def stops(self) -> bool:
+        """Whether the run would not work."""
+        return self.code.startswith("X")
+
+    def __str__(self) -> str:
+        where = f"{self.host}: " if self.host else ""
+        return f"{'error' if self.stops else 'warning'}[{self.code}]: {where}{self.what}\n  {self.do}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+# The oldest driver that runs a CUDA release, by the first number of that release (NVIDIA, CUDA Toolkit release notes,
+# "minimum required driver version for CUDA minor version compatibility", Linux).
+OLDEST_DRIVER: Final[Mapping[int, tuple[int, ...]]] = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580,)}
+
+# Of versions 2 and 1 of control groups: the line of a process, where their folders lie, the files with the limit of
+# memory and with what is used, and the number of cached pages among its statistics.
+CONTROL_GROUPS: Final = (
+    (r"^0::/(.*)$", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    (
+        r"^\d+:(?:[^:]*,)?memory(?:,[^:]*)?:/(.*)$",
+        "sys/fs/cgroup/memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
+)
+
+
+@frozen(kw_only=True)
+class MachineFacts:
+    """host: its name. memory: bytes that processes may still take here, None where nobody knows. shared_memory: bytes
+    of `/dev/shm`, None where there is none. driver: of NVIDIA's kernel module, None without one. cuda: the release that
+    torch was built for, None for a build without. versions: of what computes. lacks: of what Triton compiles with, in
+    words; empty where all is there. files: that a process may have open. tasks: processes and threads that this user
+    may still start; None without a limit. clock: what is wrong with it, empty if nothing is."""
+
+    host: str
+    memory: int | None
+    shared_memory: int | None
+    driver: str | None
+    cuda: str | None
+    versions: Mapping[str, str]
+    lacks: str = ""
+    files: int | None = None
+    tasks: int | None = None
+    clock: str = ""
+
+
+def look_at_machine(root: Path = Path("/")) -> MachineFacts:
+    """root: of the file system."""
+    import torch
+
+    return MachineFacts(
+        host=socket.gethostname(),
+        memory=_memory(root),
+        shared_memory=_shared_memory(root / "dev/shm"),
+        driver=_driver(root / "proc/driver/nvidia/version"),
+        cuda=torch.version.cuda,
+        versions=versions(),
+        lacks=_lacks(),
+        files=most_files(),
+        tasks=tasks_left(root),
+        clock=clock_fault(),
+    )
+
+
+def version_numbers(text: str) -> tuple[int, ...]:
+    """`535.104.05` as numbers."""
+    return tuple(int(each) for each in re.findall(r"\d+", text))
+
+
+def _memory(root: Path) -> int | None:
+    """The least of what the kernel has to give and what is left to the control group of this process."""
+    found = []
+    if fields := re.search(r"^MemAvailable: +(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE):
+        found.append(int(fields[1]) * 1024)
+    for groups, top, limit, used, cached in CONTROL_GROUPS:
+        # In a container the path is that of its own root.
+        group = re.search(groups, _text(root / "proc/self/cgroup"), re.MULTILINE)
+        if group is None:
+            continue
+        folder = root / top / group[1]
+        for each in (folder, *folder.parents):
+            if not each.is_relative_to(root / top):
+                break
+            most, taken = (_text(each / name).strip() for name in (limit, used))
+            if most.isdecimal() and taken.isdecimal():
+                # Pages of files that were read are given up where memory is asked for.
+                pages = re.search(rf"^{cached} (\d+)$", _text(each / "memory.stat"), re.MULTILINE)
+                found.append(max(0, int(most) - int(taken) + (int(pages[1]) if pages else 0)))
+    return min(found, default=None)
+
+
+def _shared_memory(folder: Path) -> int | None:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_frsize * found.f_blocks
+
+
+def _lacks() -> str:
+    """Triton compiles the calls of its kernels as modules of this Python."""
+    found = []
+    if not os.environ.get("CC") and not (shutil.which("gcc") or shutil.which("clang")):
+        found.append("C compiler")
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
+        found.append("Python.h")
+    return " and no ".join(found)
+
+
+def _driver(path: Path) -> str | None:
+    """From `NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  …`, also of the open one."""
+    found = re.search(r"^NVRM version:.*?\s(\d+(?:\.\d+)+)\s", _text(path), re.MULTILINE)
+    return found[1] if found else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+# Bytes written to see how fast that is, and the seconds after which it has been seen.
+SAMPLE: Final = 64 << 20
+PATIENCE_SECONDS: Final = 2.0
+_CHUNK: Final = 4 << 20
+
+
+@frozen(kw_only=True)
+class DiskFacts:
+    """folder: that was looked at, the nearest one that exists. free: bytes. speed: bytes a second that reach the disk,
+    None where it was too full to see. locks: why locks do not work, empty if they do. fault: why nothing can be written
+    there, empty if something can."""
+
+    folder: Path
+    free: int
+    speed: float | None = None
+    locks: str = ""
+    fault: str = ""
+
+
+def look_at_disk(root: Path) -> DiskFacts:
+    """Where runs below `root` would be written; nothing is left there. The folder itself may not exist yet."""
+    folder = next(each for each in (root.absolute(), *root.absolute().parents) if each.exists() or each.is_symlink())
+    if not folder.exists():
+        return DiskFacts(
+            folder=folder, free=0, fault=f"it is a symbolic link to {folder.readlink()}, which does not exist"
+        )
+    if not folder.is_dir():
+        return DiskFacts(folder=folder, free=0, fault="it is not a folder")
+    free = shutil.disk_usage(folder).free
+    try:
+        with tempfile.TemporaryFile(dir=folder, prefix=".xtrain-doctor-") as file:
+            speed = _speed(file, min(SAMPLE, free // 4))
+        locks = lock_fault(folder)
+    except OSError as error:
+        return DiskFacts(folder=folder, free=free, fault=error.strerror or str(error))
+    return DiskFacts(folder=folder, free=free, speed=speed, locks=locks)
+
+
+def lock_fault(folder: Path) -> str:
+    """Why two processes would not keep each other out of a run directory here; empty if they do. Raises OSError where
+    no file can be made."""
+    with (
+        tempfile.NamedTemporaryFile(dir=folder, prefix=".xtrain-doctor-") as first,
+        Path(first.name).open("ab") as second,
+    ):
+        try:
+            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return f"the file system refuses them: {error.strerror}"
+        try:
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return ""
+        except OSError as error:
+            return f"the file system refuses them: {error.strerror}"
+    return "two processes get the same one"
+
+
+def _speed(file: IO[bytes], size: int) -> float | None:
+    """Bytes a second, of as many as can be written in PATIENCE_SECONDS."""
+    chunk, written, began = os.urandom(_CHUNK), 0, time.perf_counter()
+    while written + _CHUNK <= size and time.perf_counter() - began < PATIENCE_SECONDS:
+        file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+        written += _CHUNK
+    return written / (time.perf_counter() - began) if written else None

@@ -1,0 +1,160 @@
+"""Memory snapshot of ranks next to the figures of the plan, in `profile/memory-<step>/`."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from attrs import define, field
+from torch.optim import Optimizer
+
+from xtrain.plan.estimates import Memory
+from xtrain.records.training_events import MemorySnapshotEvent
+from xtrain.regular_files import read_json
+from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.loop.memory_report import (
+    file_of,
+    folder_of,
+    found,
+    from_first,
+    named,
+    snapshot_text,
+    summed,
+    sweep,
+    taken,
+    write_json,
+    write_whole,
+)
+from xtrain.runtime.nn.averages import WeightAverages
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter
+from xtrain.runtime.observe.records import Records
+
+# What an allocator remembers at most: as many of its latest acts.
+MOST_ACTS: Final = 100_000
+
+
+@define(kw_only=True, eq=False)
+class Snapshot:
+    """A snapshot that is taken when `history` more steps have ended.
+
+    planned: of this rank's pipeline coordinate. ranks: that are looked at; None for all of them.
+    """
+
+    kind: str = field(default="memory_snapshot", init=False)
+    node: str
+    ranks: list[int] | None
+    history: int
+    model: ModelParts
+    optimizer: Optimizer
+    ema: WeightAverages | None
+    planned: Memory
+    rank: Rank
+    records: Records
+    progress: Progress
+    beat: HeartbeatWriter | None
+    passed: int = 0
+    _fault: str = field(default="", init=False)
+
+    def begin(self) -> bool:
+        """Whether it waits for steps to end. Collective if it does not."""
+        if self.rank.device.type != "cuda":
+            self.history = 0  # where the plan left it to the machine
+        if not self.history:
+            self._take("")
+            return False
+        if self._looks:
+            self._try(lambda: torch.cuda.memory._record_memory_history(max_entries=MOST_ACTS))
+        return True
+
+    def after_step(self) -> bool:
+        self.passed += 1
+        if self.passed < self.history:
+            return True
+        self._take("")
+        return False
+
+    def cut_short(self, why: str) -> None:
+        self._take(f"taken early, as {why}")
+
+    def drop(self) -> None:
+        self._forget()
+
+    @property
+    def _looks(self) -> bool:
+        return self.ranks is None or self.rank.rank in self.ranks
+
+    def _forget(self) -> None:
+        if self.history and self._looks:
+            with suppress(Exception):
+                torch.cuda.memory._record_memory_history(enabled=None)
+
+    def _try(self, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except Exception as error:  # looking is no matter of the training
+            self._fault = self._fault or str(error) or repr(error)
+            return None
+
+    def _take(self, note: str) -> None:
+        """Write what there is, and tell of it. Collective."""
+        began, step = time.perf_counter(), self.progress.step
+        if self.beat is not None:
+            self.beat.at(self.node, lasting=True)
+        if self.rank.is_first:
+            sweep(self.records.directory)
+        name = f"memory-{step:012d}"
+        number = from_first(self.rank, lambda: taken(self.records.directory, name))
+        folder = folder_of(self.records.directory) / named(name, number)
+        own: dict[str, Any] = {}
+        size = (self._try(lambda: self._write(folder, own)) or 0) if self._looks else 0
+        self._forget()
+        if self._fault:
+            message = f"rank {self.rank.rank} could not write its memory snapshot {folder}: {self._fault}"
+            self.records.warn(message, step=step, every_rank=True)
+        failures, size = summed(self.rank, bool(self._fault), size)
+        count = self.rank.world_size if self.ranks is None else len(self.ranks)
+        if not self.rank.is_first or failures >= count:
+            return
+        page = self._page(folder, note)
+        self.records.event(
+            MemorySnapshotEvent(
+                step=step,
+                node=self.node,
+                path=str(folder),
+                ranks=count - int(failures),
+                seconds=time.perf_counter() - began,
+                bytes=int(size) + page,
+                note=note,
+                tensors=own.get("held"),
+                allocator=own.get("allocator"),
+                process=own.get("process"),
+                planned=own.get("planned"),
+            )
+        )
+
+    def _page(self, folder: Path, note: str) -> int:
+        """Bytes of the summary of all ranks; one that cannot be written is told of."""
+        try:
+            return self._write_page(folder, note)
+        except Exception as error:  # the files of ranks are there
+            message = f"the summary of {folder} could not be written: {error}"
+            self.records.warn(message, step=self.progress.step)
+            return 0
+
+    def _write(self, folder: Path, own: dict[str, Any]) -> int:
+        """Bytes that this rank has written; what it found is put into `own`."""
+        size = 0
+        if self.history:
+            pickle = file_of(folder, self.rank.rank, "pickle")
+            size = write_whole(pickle, lambda beside: torch.cuda.memory._dump_snapshot(str(beside)))
+        own |= found(self.rank, self.progress.step, self.model, self.optimizer, self.ema, self.planned)
+        own["history_steps"] = self.passed if self.history else 0
+        return size + write_json(file_of(folder, self.rank.rank, "json"), own)
+
+    def _write_page(self, folder: Path, note: str) -> int:
+        ranks = [read_json(path) for path in sorted(folder.glob("rank-*.json"))]
+        text = snapshot_text(ranks, node=self.node, world=self.rank.world_size, note=note)
+        return write_whole(folder / "summary.md", lambda beside: beside.write_text(text, encoding="utf-8"))

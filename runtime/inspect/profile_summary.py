@@ -1,0 +1,388 @@
+"""Recording of some steps with torch's profiler, and where the time went according to the trace."""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+from attrs import define, field, frozen
+from torch.profiler import ProfilerActivity, record_function
+from torch.profiler.profiler import _KinetoProfile
+
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter
+
+STEP = "ProfilerStep#"
+"""How a step is named in a trace, in front of its number: the name that tools which read traces look for."""
+
+
+@define(kw_only=True, eq=False)
+class ProfileRecorder:
+    """One trace: `prepare` some steps before it if they are to warm up, `start`, `begin_step`s, `stop`, `write`.
+
+    All of it may raise whatever torch and the disk raise.
+    """
+
+    beat: HeartbeatWriter | None
+    profiler: Any
+    _step: Any = field(default=None, init=False)
+    _node: Any = field(default=None, init=False)
+    _state: str = field(default="", init=False)  # prepared, started; empty before and behind
+
+    @classmethod
+    def of(
+        cls, device: torch.device, *, shapes: bool, stacks: bool, memory: bool, beat: HeartbeatWriter | None = None
+    ) -> "ProfileRecorder":
+        """A recorder of what the CPU does on this rank, and its GPU if it has one."""
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
+        profiler = _KinetoProfile(activities=activities, record_shapes=shapes, with_stack=stacks, profile_memory=memory)
+        return cls(profiler=profiler, beat=beat)
+
+    def prepare(self) -> None:
+        """From now on operations are seen, and forgotten."""
+        self.profiler.prepare_trace()
+        self._state = "prepared"
+
+    def start(self) -> None:
+        """From now on they are kept."""
+        if not self._state:
+            self.prepare()
+        self.profiler.start_trace()
+        self._state = "started"
+        if self.beat is not None:
+            self.beat.on_node = self._at
+
+    def begin_step(self, number: int) -> None:
+        """What follows belongs to another step, and that before it is over."""
+        self._leave()
+        self._step = record_function(f"{STEP}{number}")
+        self._step.__enter__()
+
+    def stop(self) -> None:
+        """Keep no more; what was only prepared is let go of."""
+        state, self._state = self._state, ""
+        if self.beat is not None:
+            self.beat.on_node = None
+        if state == "prepared":
+            self.profiler.start_trace()  # as torch ends what it has only prepared
+        self._leave()
+        if state:
+            self.profiler.stop_trace()
+
+    def write(self, path: Path) -> None:
+        """The trace as Chrome reads it."""
+        self.profiler.export_chrome_trace(str(path))
+
+    def _at(self, node: str) -> None:
+        """A node of the plan begins."""
+        if self._node is not None:
+            self._node.__exit__(None, None, None)
+        self._node = record_function(node)
+        self._node.__enter__()
+
+    def _leave(self) -> None:
+        node, step, self._node, self._step = self._node, self._step, None, None
+        for each in (node, step):
+            if each is not None:
+                each.__exit__(None, None, None)
+
+
+class TornTrace(Exception):
+    """The file holds no whole trace."""
+
+
+@frozen
+class TraceEntry:
+    """Something that took time. begin, end: in seconds of the trace's own clock. line: its thread or stream."""
+
+    category: str
+    name: str
+    begin: float
+    end: float
+    line: tuple[str, str]
+
+
+WANTED = frozenset({"cpu_op", "kernel", "gpu_memcpy", "gpu_memset", "user_annotation"})
+_HEAD = '"traceEvents"'
+
+
+def entries_of(path: Path) -> Iterator[TraceEntry]:
+    """Every entry that a summary is made of. Raises TornTrace where the file ends before the trace does, OSError."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    at = text.find("[", text.find(_HEAD))
+    if _HEAD not in text or at < 0 or not text.rstrip().endswith("}"):
+        raise TornTrace(f"{path} holds no whole trace")
+    decode = json.JSONDecoder(strict=False).raw_decode
+    try:
+        at = _next(text, at + 1)
+        while text[at] != "]":
+            content, at = decode(text, at)
+            if content.get("ph") == "X" and content.get("cat") in WANTED:
+                begin = content["ts"] / 1e6
+                line = (str(content.get("pid")), str(content.get("tid")))
+                yield TraceEntry(content["cat"], content["name"], begin, begin + content.get("dur", 0) / 1e6, line)
+            at = _next(text, at)
+            at = _next(text, at + 1) if text[at] == "," else at
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        raise TornTrace(f"{path} cannot be read as a trace: {error}") from error
+
+
+def _next(text: str, at: int) -> int:
+    """The next place that is no blank."""
+    while text[at].isspace():
+        at += 1
+    return at
+
+
+# What an operation is for.
+Kind = Literal["matmul", "attention", "communication", "copies", "other"]
+
+# Tried in this order. Names of kernels of GPUs are those of cuBLAS, CUTLASS, cuDNN, flash attention, NCCL, Inductor.
+_COMMUNICATION: Final = re.compile(
+    r"nccl|gloo:|^c10d::|^_c10d_functional::|record_param_comms|AllReduce|ReduceScatter|AllGather"
+)
+_ATTENTION: Final = re.compile(r"attention|flash|fmha|sdpa|flex_", re.IGNORECASE)
+_MATMUL: Final = re.compile(
+    r"^aten::(_?addmm|_?mm|bmm|baddbmm|addbmm|addmv|matmul|linear|linear_backward|einsum|mv|dot|_grouped_mm|_scaled_mm"
+    r"|_scaled_grouped_mm|_addmm_activation|mkldnn_\w*linear\w*)$"
+    r"|gemm|gemv|nvjet|cutlass|cublas|wgmma|_mm_|matmul|^triton_tem|splitKreduce|dot_kernel",
+    re.IGNORECASE,
+)
+_COPIES: Final = re.compile(r"copy|memcpy|memset|^aten::(_?to|clone|contiguous|pin_memory|zero_|fill_)$", re.IGNORECASE)
+# They only call others: what they take beside those is waiting, or nothing.
+_CALLERS: Final = re.compile(r"^(autograd::|torch::autograd::)|Backward\d*$|^[^:]*$")
+# But these compute by themselves.
+_COMPILED: Final = re.compile(r"^(Torch-Compiled Region|CompiledFunction|## Call Compiled)")
+
+# A set of instants: sorted, disjoint intervals, n rows (begin, end).
+Intervals = np.ndarray
+NOTHING: Intervals = np.empty((0, 2))
+
+MOST_OPERATORS: Final = 30
+# On a GPU they run beside each other, and what hides a copy is worth it; on a CPU they are parts of one another.
+_ON_GPU: Final[tuple[Kind, ...]] = ("attention", "matmul", "other", "copies")
+_ON_CPU: Final[tuple[Kind, ...]] = ("attention", "matmul", "copies", "other")
+_NODE: Final = re.compile(r"(step|tick|event)\.[\w.-]+")
+
+
+@frozen(kw_only=True)
+class Operator:
+    """All calls of one operation or kernel. seconds: without what it has called itself."""
+
+    name: str
+    kind: Kind
+    calls: int
+    seconds: float
+
+
+@frozen(kw_only=True)
+class Summary:
+    """Seconds are over all steps together. device: `gpu` or `cpu`, whose time it is.
+
+    shares: of `seconds`, adding up to 1, by kind; `exposed` is communication that nothing ran beside, `idle` that
+    nothing ran at all. communication: all of it, hidden or not. nodes: by node of the plan, on the CPU.
+    """
+
+    rank: int
+    first: int
+    last: int
+    device: str
+    seconds: float
+    step_seconds: tuple[float, ...]
+    shares: dict[str, float]
+    communication: float
+    nodes: dict[str, float]
+    operators: tuple[Operator, ...]
+
+
+@define
+class _TraceTotal:
+    calls: int = 0
+    seconds: float = 0.0
+
+
+@define
+class _Sorted:
+    """The entries of a trace by what they are."""
+
+    steps: dict[int, TraceEntry] = field(factory=dict)
+    marks: list[TraceEntry] = field(factory=list)
+    operations: list[TraceEntry] = field(factory=list)
+    kernels: list[TraceEntry] = field(factory=list)
+    transfers: list[TraceEntry] = field(factory=list)
+
+
+def summarise(entries: Iterable[TraceEntry], *, rank: int, first: int, last: int) -> Summary:
+    """What a trace says of steps first to last. Raises TornTrace where it does not have them all."""
+    found = _sorted(entries)
+    steps = [found.steps[number] for number in range(first, last + 1) if number in found.steps]
+    if len(steps) != last - first + 1:
+        raise TornTrace(f"the trace has {len(steps)} of steps {first} to {last}")
+    begin, end = steps[0].begin, steps[-1].end
+    if found.kernels:
+        end = max(end, max(each.end for each in found.kernels))
+        totals, busy = _of_kernels(found.kernels), _busy(found.kernels)
+        order = _ON_GPU
+    else:
+        totals, busy = _of_operations(found)
+        order = _ON_CPU
+    nodes: dict[str, float] = defaultdict(float)
+    for mark in found.marks:
+        nodes[mark.name] += max(min(mark.end, end) - max(mark.begin, begin), 0.0)
+    window: dict[Kind, Intervals] = {kind: clipped(each, begin, end) for kind, each in busy.items()}
+    seconds = end - begin
+    operators = [
+        Operator(name=name, kind=kind_of(name), calls=total.calls, seconds=total.seconds)
+        for name, total in sorted(totals.items(), key=lambda item: -item[1].seconds)[:MOST_OPERATORS]
+    ]
+    return Summary(
+        rank=rank,
+        first=first,
+        last=last,
+        device="gpu" if found.kernels else "cpu",
+        seconds=seconds,
+        step_seconds=tuple(each.end - each.begin for each in steps),
+        shares=_shares(window, order, seconds),
+        communication=length(window.get("communication", NOTHING)) / seconds,
+        nodes=dict(nodes),
+        operators=tuple(operators),
+    )
+
+
+def _sorted(entries: Iterable[TraceEntry]) -> _Sorted:
+    found = _Sorted()
+    for entry in entries:
+        if entry.category == "cpu_op":
+            found.operations.append(entry)
+        elif entry.category != "user_annotation":
+            found.kernels.append(entry)
+        elif entry.name.startswith(STEP):
+            found.steps[int(entry.name.removeprefix(STEP))] = entry
+        elif entry.name.startswith("gloo:"):
+            found.transfers.append(entry)
+        elif _NODE.fullmatch(entry.name):
+            found.marks.append(entry)
+    return found
+
+
+def _busy(entries: Iterable[TraceEntry]) -> dict[Kind, Intervals]:
+    pairs: dict[Kind, list[tuple[float, float]]] = defaultdict(list)
+    for entry in entries:
+        pairs[kind_of(entry.name)].append((entry.begin, entry.end))
+    return {kind: union(each) for kind, each in pairs.items()}
+
+
+def _shares(busy: dict[Kind, Intervals], order: Sequence[Kind], seconds: float) -> dict[str, float]:
+    """Shares of the time, each instant counted once, for the first kind of the order that has it."""
+    taken, found = NOTHING, {}
+    for kind in (*order, "communication"):
+        own = busy.get(kind, NOTHING)
+        found[kind] = length(minus(own, taken)) / seconds
+        taken = union([*taken, *own])  # pyright: ignore[reportArgumentType]
+    ordered = {kind: found[kind] for kind in ("matmul", "attention", "other", "copies")}
+    return {**ordered, "exposed": found["communication"], "idle": max(1 - length(taken) / seconds, 0.0)}
+
+
+def _of_kernels(kernels: Iterable[TraceEntry]) -> dict[str, _TraceTotal]:
+    totals: dict[str, _TraceTotal] = defaultdict(_TraceTotal)
+    for kernel in kernels:
+        total = totals[kernel.name]
+        total.calls += 1
+        total.seconds += kernel.end - kernel.begin
+    return totals
+
+
+def _of_operations(found: _Sorted) -> tuple[dict[str, _TraceTotal], dict[Kind, Intervals]]:
+    """Of a CPU: what runs on the threads that transfer is no computing of the step."""
+    transferring = {each.line for each in found.transfers}
+    lines: dict[tuple[str, str], list[TraceEntry]] = defaultdict(list)
+    for each in found.operations:
+        if each.line not in transferring:
+            lines[each.line].append(each)
+    totals = _of_kernels(found.transfers)
+    for line in lines.values():
+        _add_own_time(line, totals)
+    working = [each for line in lines.values() for each in line if not only_calls(each.name)]
+    return totals, _busy([*working, *found.transfers])
+
+
+def _add_own_time(line: list[TraceEntry], totals: dict[str, _TraceTotal]) -> None:
+    """Time of every operation of a thread without that of those inside it."""
+    line.sort(key=lambda each: (each.begin, -each.end))
+    around: list[TraceEntry] = []
+    for entry in line:
+        while around and around[-1].end <= entry.begin:
+            around.pop()
+        seconds = entry.end - entry.begin
+        if around and not only_calls(around[-1].name):
+            totals[around[-1].name].seconds -= seconds
+        if not only_calls(entry.name):
+            total = totals[entry.name]
+            total.calls += 1
+            total.seconds += seconds
+        around.append(entry)
+
+
+# Kinds of operations --------------------------------------------------------------------------------------------------
+
+
+@cache  # of a million entries there are some hundred names
+def kind_of(name: str) -> Kind:
+    """The kind of an operation or a kernel."""
+    if _COMMUNICATION.search(name):
+        return "communication"
+    if _ATTENTION.search(name):
+        return "attention"
+    if _MATMUL.search(name):
+        return "matmul"
+    return "copies" if _COPIES.search(name) else "other"
+
+
+@cache
+def only_calls(name: str) -> bool:
+    """Whether an operation of the CPU does nothing itself, such as a node of autograd around the work of a backward."""
+    return _COMPILED.match(name) is None and _CALLERS.search(name) is not None
+
+
+# Sets of instants -----------------------------------------------------------------------------------------------------
+
+
+def union(pairs: Iterable[tuple[float, float]] | Intervals) -> Intervals:
+    """The instants that lie in any of the pairs, which may overlap and come in any order."""
+    found = np.asarray(pairs if isinstance(pairs, np.ndarray) else list(pairs), dtype=np.float64).reshape(-1, 2)
+    found = found[found[:, 1] > found[:, 0]]
+    if not len(found):
+        return NOTHING
+    found = found[np.argsort(found[:, 0], kind="stable")]
+    until = np.maximum.accumulate(found[:, 1])
+    first = np.concatenate(([True], found[1:, 0] > until[:-1]))
+    last = np.concatenate((first[1:], [True]))
+    return np.stack((found[first, 0], until[last]), axis=1)
+
+
+def minus(one: Intervals, other: Intervals) -> Intervals:
+    """The instants of the one that are not in the other."""
+    if not len(one) or not len(other):
+        return one
+    # A sweep over all ends: how many of each set cover the stretch behind each of them.
+    at = np.concatenate((one[:, 0], one[:, 1], other[:, 0], other[:, 1]))
+    inside = np.repeat((1, -1, 0, 0), (len(one), len(one), len(other), len(other)))
+    outside = np.repeat((0, 0, 1, -1), (len(one), len(one), len(other), len(other)))
+    order = np.argsort(at, kind="stable")
+    at, inside, outside = at[order], inside[order].cumsum(), outside[order].cumsum()
+    only_inside = (inside[:-1] > 0) & (outside[:-1] == 0)
+    return union(np.stack((at[:-1][only_inside], at[1:][only_inside]), axis=1))
+
+
+def clipped(found: Intervals, begin: float, end: float) -> Intervals:
+    """The part between two instants."""
+    within = np.clip(found, begin, end)
+    return within[within[:, 1] > within[:, 0]]
+
+
+def length(found: Intervals) -> float:
+    return float((found[:, 1] - found[:, 0]).sum())

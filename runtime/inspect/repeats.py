@@ -1,0 +1,389 @@
+"""Microbatches of a pipeline that repeat an earlier one: they are counted and not run."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import torch
+from attrs import define, evolve, field, frozen
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+
+from xtrain.plan.pipeline import ZERO_BUBBLE, Kind, order
+from xtrain.runtime.inspect.ledger import Ledger, MemoryOwners
+from xtrain.runtime.inspect.observer import CollectiveRecorder, Sums
+from xtrain.runtime.nn.batch import ModelBatch
+from xtrain.runtime.nn.pipeline import PipelineSchedule
+from xtrain.runtime.nn.transformer import Transformer
+
+# What a microbatch may leave behind until the step ends, in bytes: sums that are recorded.
+LEAVINGS: Final = 1024
+# What the forward of the last stage leaves in its batch.
+LEFT_IN_BATCH: Final = ("cross_entropy", "recorded", "row_losses", "losses_BS")
+# Microbatches of a step that are run at least: the first, two that are alike, and the last, in which gradients are
+# exchanged.
+ENOUGH: Final = 4
+NEW: Final = "new"
+
+# A storage, as one microbatch sees it. One that an earlier computation has left, or this one begins (`NEW`): whether it
+# is one of the stage's first microbatch, of which computation, the how many-th. One that was there before: its number.
+Name = tuple[bool, str, int] | int
+
+
+class NotAlike(Exception):
+    """Microbatches of a stage that should do the same do not: all of them have to be run."""
+
+
+@frozen
+class Result:
+    """A tensor that a computation gives to the schedule: whose storage begins as the n-th one, and has `size` bytes."""
+
+    place: int
+    size: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    needs_gradient: bool
+
+    def made(self) -> Tensor:
+        """Another one like it."""
+        whole = torch.empty(self.size // self.dtype.itemsize, dtype=self.dtype)
+        found = whole.as_strided(self.shape, self.stride, self.offset)
+        return found.requires_grad_(self.needs_gradient)
+
+
+@frozen(kw_only=True)
+class Computation:
+    """What one forward or backward has done.
+
+    changes: to the ledger, in order. left: which of the storages that it began outlive it. ends: how many changes came
+    until its forward was done, if it is one. kinds: of the storages that it began, as of `Ledger.made_up`. batch: what
+    it left there.
+    """
+
+    changes: tuple[tuple[Name, int], ...]
+    left: tuple[int, ...]
+    results: tuple[Result | None, ...]
+    sums: Sums
+    ends: int | None
+    kinds: tuple[int | str, ...] = field(eq=False)
+    batch: dict[str, Any] = field(eq=False, factory=dict)
+
+
+@define(eq=False)
+class TracedMicrobatch:
+    """left: numbers of the storages that its computations have left, None for those of tensors that are there. sent:
+    those of results. stays: which of the others outlive all of its computations, once they are done."""
+
+    left: dict[str, list[int | None]] = field(factory=dict)
+    sent: set[int] = field(factory=set)
+    stays: frozenset[tuple[str, int]] | None = None
+
+
+Case = tuple[Kind, Kind | None]  # of a computation: what it is, and what its stage has computed before
+
+
+@frozen(kw_only=True)
+class KnownStage:
+    """What ranks share of a stage. base: what was alive when the step began. first: of its first microbatch."""
+
+    base: dict[int, int]
+    first: dict[Kind, Computation]
+    cases: dict[Case, tuple[TracedMicrobatch, Computation]]
+
+
+@frozen(kw_only=True)
+class Shared:
+    """What ranks have found of their stages, by what those compute: a rank of a trace tells it to the next."""
+
+    stages: list[KnownStage] = field(factory=list)
+
+    def like(self, base: dict[int, int], cases: set[Case]) -> KnownStage | None:
+        return next((each for each in self.stages if each.base == base and cases <= each.cases.keys()), None)
+
+
+def attach_repeats(
+    pipeline: PipelineSchedule,
+    coordinate: int,
+    count: int,
+    watching: tuple[Ledger, CollectiveRecorder, MemoryOwners],
+    shared: Shared | None,
+) -> list["StageRepeats"]:
+    """Let the schedule of `count` microbatches run no more of them than it must, in the step that begins now.
+
+    shared: what others have found, if that may be used.
+    """
+    ledger, collectives, owners = watching
+    own, splits = tuple(pipeline.own), pipeline.schedule in ZERO_BUBBLE
+    actions = order(pipeline.schedule, coordinate, pipeline.rank.pipeline_ranks, own, count)
+    base = ledger.alive()
+    found = []
+    for schedule in pipeline.schedules_of(count):
+        for stage in stages_of(schedule):
+            # The first stage has no input to compute gradients of.
+            kinds: list[tuple[Kind, int]] = [
+                (each.kind, each.microbatch)
+                for each in actions
+                if each.stage == stage.stage_index and (each.kind != "I" or not stage.is_first)
+            ]
+            cases: dict[Case, int] = {}
+            needed: set[Case] = set()  # where the last one is not run either
+            before: Kind | None = None
+            for kind, number in kinds:
+                if number > 0:
+                    needed.add((kind, before))
+                if 0 < number < count - 1:
+                    cases.setdefault((kind, before), number)
+                before = kind
+            assert isinstance(stage.submod, Transformer)
+            known = None if shared is None else shared.like(base, needed)
+            found.append(
+                StageRepeats(
+                    stage=stage,
+                    part=stage.submod,
+                    ledger=ledger,
+                    collectives=collectives,
+                    owners=owners,
+                    count=count,
+                    run=frozenset({0} if known else {*range(ENOUGH - 1), count - 1, *cases.values()}),
+                    last_kind="W" if splits else "B",
+                    known=known,
+                    base=base,
+                )
+            )
+            found[-1].attach()
+    return found
+
+
+def stages_of(schedule: Any) -> list[PipelineStage]:
+    return [schedule._stage] if hasattr(schedule, "_stage") else schedule._stages
+
+
+@define(kw_only=True, eq=False)
+class StageRepeats:
+    """Stands between a schedule of torch and what one of its stages computes.
+
+    run: the microbatches that are run, of `count`. last_kind: with which one is done. known: what a rank with a stage
+    like this one has found, if there is one.
+    """
+
+    stage: PipelineStage
+    part: Transformer
+    ledger: Ledger
+    collectives: CollectiveRecorder
+    owners: MemoryOwners
+    count: int
+    run: frozenset[int]
+    last_kind: Kind
+    known: KnownStage | None
+    base: dict[int, int]
+    _now: tuple[Kind, int] = ("F", 0)
+    _before: Kind | None = None
+    _first: dict[Kind, Computation] = field(factory=dict)
+    _cases: dict[Case, tuple[TracedMicrobatch, Computation]] = field(factory=dict)
+    _microbatches: dict[int, TracedMicrobatch] = field(factory=dict)
+    _last_is_alike: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        if self.known is not None:
+            self._cases = dict(self.known.cases)
+
+    def attach(self) -> None:
+        """Let the stage call this instead of its own methods."""
+        stage: Any = self.stage
+        kinds: dict[str, Kind] = {
+            "forward_one_chunk": "F",
+            "backward_one_chunk": "B",
+            "backward_weight_one_chunk": "W",
+        }
+        for name, kind in kinds.items():
+            setattr(stage, name, partial(self._numbered, getattr(stage, name), kind))
+        stage.forward_maybe_with_nosync = partial(self._forward, stage.forward_maybe_with_nosync)
+        stage.backward_maybe_with_nosync = partial(self._backward, stage.backward_maybe_with_nosync)
+
+    def shared(self) -> KnownStage | None:
+        """What another rank needs to know, after the step; None where that is no help to it."""
+        if self.known is not None:
+            return None
+        told = {case: (self._told(origin), self._named(done)) for case, (origin, done) in self._cases.items()}
+        newest = max(self.base, default=0)
+        names = (name for _, done in told.values() for name, _ in done.changes)
+        if not self._last_is_alike or any(isinstance(name, int) and name > newest for name in names):
+            return None
+        if any(value is not None for _, done in told.values() for value in done.batch.values()):
+            return None  # tensors of this rank
+        return KnownStage(base=self.base, first=self._first, cases=told)
+
+    def _named(self, done: Computation) -> Computation:
+        kinds = tuple(self.ledger.kind_of(kind) if isinstance(kind, int) else kind for kind in done.kinds)
+        return evolve(done, kinds=kinds)
+
+    def _told(self, origin: TracedMicrobatch) -> TracedMicrobatch:
+        return TracedMicrobatch(left=origin.left, stays=self._stays(origin))
+
+    # called by the schedule ------------------------------------------------------------------------------------------
+
+    def _numbered(self, call: Callable[..., Any], kind: Kind, number: int, *args: Any, **kwargs: Any) -> Any:
+        """Which microbatch is computed, and what of it."""
+        self._now = ("I" if kwargs.get("full_backward") is False else kind), number
+        return call(number, *args, **kwargs)
+
+    def _forward(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        batch = self.part.inbox[0]
+        if self._now[1] in self.run:
+            return self._run(partial(call, *args, **kwargs), lambda out: (out,), batch)
+        (out,) = self._repeat(self.part.inbox.popleft())
+        return out
+
+    def _backward(self, call: Callable[..., Any], kind: str, given: dict[str, Any], **kwargs: Any) -> Any:
+        if self._now[1] in self.run:
+            return self._run(partial(call, kind, given, **kwargs), self._gradients)
+        gradients = self._repeat()
+        if kind == "input":  # which torch leaves there
+            for tensor, gradient in zip(given["input_values"], gradients, strict=True):
+                tensor.grad = gradient
+        return gradients, []
+
+    def _gradients(self, out: Any) -> tuple[Tensor | None, ...]:
+        """Those that are sent on: nobody takes what a backward for weights gives."""
+        return () if self._now[0] == "W" else out[0]
+
+    # run, or counted -------------------------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        call: Callable[[], Any],
+        results_of: Callable[[Any], tuple[Tensor | None, ...]],
+        batch: ModelBatch | None = None,
+    ) -> Any:
+        kind, number = self._now
+        self.owners.name_gradients()  # as the next forward would, of which it is no part
+        begin, newest, sums = self.ledger.now, self.ledger.newest, self.collectives.sums.copy()
+        out = call()
+        mine = self._microbatches.setdefault(number, TracedMicrobatch())
+        names: dict[int, Name] = {}
+        for first, microbatch in ((True, self._microbatches.get(0)), (False, mine)):
+            for earlier, numbers in () if microbatch is None else microbatch.left.items():
+                names |= {n: (first, earlier, i) for i, n in enumerate(numbers) if n is not None}
+        began: list[int] = []
+        changes: list[tuple[Name, int]] = []
+        for each, size in self.ledger.since(begin):
+            if each > newest and each not in names:
+                names[each] = False, NEW, len(began)
+                began.append(each)
+            changes.append((names.get(each, each), size))
+        alive = self.ledger.alive()
+        left = tuple(place for place, each in enumerate(began) if each in alive)
+        mine.left[kind] = [began[place] for place in left]
+        done = Computation(
+            changes=tuple(changes),
+            left=left,
+            results=tuple(each if each is None else self._result(each, began, changes) for each in results_of(out)),
+            sums=self.collectives.sums.since(sums),
+            ends=None if batch is None else self.owners.last_forward - begin,
+            kinds=tuple(began),
+            batch={} if batch is None else {name: getattr(batch, name) for name in LEFT_IN_BATCH},
+        )
+        mine.sent |= {began[each.place] for each in done.results if each is not None}
+        self._note(mine, done)
+        self._before = kind
+        return out
+
+    def _result(self, tensor: Tensor, began: list[int], changes: list[tuple[Name, int]]) -> Result:
+        number = self.ledger.number_of(tensor)
+        if number is None or number not in began:
+            raise NotAlike("a tensor that is sent on is not a new one")
+        place, size = began.index(number), tensor.untyped_storage().nbytes()
+        if sum(name == (False, NEW, place) for name, _ in changes) > 1:
+            raise NotAlike("a tensor that is sent on has changed its size")
+        shape, stride, offset = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+        return Result(place, size, shape, stride, offset, tensor.dtype, tensor.requires_grad)
+
+    def _note(self, mine: TracedMicrobatch, done: Computation) -> None:
+        kind, number = self._now
+        case = kind, self._before
+        if number == 0:
+            self._first[kind] = done
+            if self.known is not None and self.known.first.get(kind) != done:
+                raise NotAlike("the first microbatch of the stage is another one's")
+        elif number == self.count - 1:
+            same = next((each for (of, _), each in self._cases.items() if of == kind and each[1] == done), None)
+            self._last_is_alike &= same is not None
+            if same is not None:
+                self._cases.setdefault(case, same)
+        elif case not in self._cases:
+            self._cases[case] = mine, done
+        elif self._cases[case][1] != done:
+            raise NotAlike(f"{kind} of microbatch {number} is another one's")
+
+    def _repeat(self, batch: ModelBatch | None = None) -> tuple[Tensor | None, ...]:
+        """Enter what the first microbatch of this case has done; gives tensors in place of its results."""
+        kind, number = self._now
+        if (kind, self._before) not in self._cases:
+            raise NotAlike(f"no microbatch has computed {kind} after {self._before}")
+        self.owners.name_gradients()
+        origin, done = self._cases[kind, self._before]
+        mine = self._microbatches.setdefault(number, TracedMicrobatch())
+        results = {each.place: each for each in done.results if each is not None}
+        made: dict[int, Tensor] = {}
+        began: dict[int, int] = {}
+        for at, (name, size) in enumerate(done.changes):
+            if at == done.ends:
+                self.owners.forward_counts()
+            if not isinstance(name, tuple) or name[1] != NEW:
+                self.ledger.change(self._number(name, mine), size)
+            elif (place := name[2]) in results:
+                made[place] = results[place].made()
+                self.ledger.has_kind(made[place], done.kinds[place])
+            else:
+                if place not in began:
+                    began[place] = self.ledger.made_up(done.kinds[place])
+                self.ledger.change(began[place], size)
+        if done.ends == len(done.changes):
+            self.owners.forward_counts()
+        mine.left[kind] = [began.get(place) for place in done.left]
+        self.collectives.sums.add(done.sums)
+        if batch is not None:
+            for attribute, value in done.batch.items():
+                setattr(batch, attribute, value)
+        if kind == self.last_kind:
+            self._end(mine, origin)
+            del self._microbatches[number]
+        self._before = kind
+        return tuple(each if each is None else made[each.place] for each in done.results)
+
+    def _number(self, name: Name, mine: TracedMicrobatch) -> int:
+        if isinstance(name, int):
+            return name
+        first, kind, place = name
+        microbatch = self._microbatches[0] if first else mine
+        left = microbatch.left.get(kind, [])
+        if place >= len(left) or (number := left[place]) is None:
+            raise NotAlike("what an earlier computation has left is not there")
+        return number
+
+    def _end(self, mine: TracedMicrobatch, origin: TracedMicrobatch) -> None:
+        """End what outlives the computations of a microbatch, and ended with that of `origin`."""
+        stays = self._stays(origin)
+        alive = self.ledger.alive()
+        for kind, numbers in mine.left.items():
+            if len(numbers) != len(origin.left[kind]):
+                raise NotAlike("computations of microbatches leave different storages")
+            for place, number in enumerate(numbers):
+                if number in alive and (kind, place) not in stays:
+                    self.ledger.change(number, -alive[number])
+
+    def _stays(self, origin: TracedMicrobatch) -> frozenset[tuple[str, int]]:
+        if origin.stays is None:
+            alive = self.ledger.alive()
+            sizes = {
+                (kind, place): alive[number]
+                for kind, numbers in origin.left.items()
+                for place, number in enumerate(numbers)
+                if number in alive and number not in origin.sent
+            }
+            origin.stays = frozenset(sizes)
+            if sum(sizes.values()) > LEAVINGS:
+                raise NotAlike("a microbatch leaves something behind")
+        return origin.stays

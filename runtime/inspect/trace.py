@@ -1,0 +1,474 @@
+"""Trace of a plan: one optimizer step of a rank's real program on meta tensors, without the other ranks."""
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import evolve, frozen
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.optim import Optimizer
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from xtrain.dsl.schema.cluster import CLUSTERS
+from xtrain.dsl.schema.losses import LATER, LATER_LABELS
+from xtrain.plan.architecture import widest_task
+from xtrain.plan.estimates import Memory, Traffic
+from xtrain.plan.graph import ALERTS, groups_node
+from xtrain.plan.plan import Node, Plan, Traced
+from xtrain.runtime.base.device import FakeDevice
+from xtrain.runtime.base.ops import PlanMismatch, load_ops, op_of
+from xtrain.runtime.base.state import Clocks, Progress, Rank
+from xtrain.runtime.feed.collate import CollateChain, encode_outline
+from xtrain.runtime.feed.microbatch import SIDES, Microbatch, Units
+from xtrain.runtime.feed.setup import Feed
+from xtrain.runtime.inspect.ledger import Ledger, MemoryOwners
+from xtrain.runtime.inspect.observer import CollectiveRecorder, TraceObserver, joined_pieces, own_pieces
+from xtrain.runtime.inspect.repeats import ENOUGH, NotAlike, Shared, StageRepeats, attach_repeats
+from xtrain.runtime.loop.agreement import Agreement
+from xtrain.runtime.loop.alerts import AlertActions
+from xtrain.runtime.loop.commands import Control
+from xtrain.runtime.loop.node_calls import topological
+from xtrain.runtime.nn.batch import Step
+from xtrain.runtime.nn.pipeline import PipelineSchedule
+from xtrain.runtime.nn.transformer import ModelParts, Transformer
+from xtrain.runtime.observe.stopping import StopRequests
+from xtrain.runtime.observe.watch import Poller
+
+# Ops that a trace leaves out: data, time, files, compiling, and hooks of the user's own.
+LEFT_OUT = frozenset(
+    {
+        "setup.bootstrap",
+        "setup.deterministic",
+        "setup.watch",
+        "setup.tokenizer",
+        "setup.data",
+        "setup.teacher",
+        "setup.read_teacher",
+        "setup.loader",
+        "setup.reference",
+        "setup.rollout_reference",
+        "setup.scheduler",
+        "setup.observe",
+        "setup.alerts",
+        "setup.base",
+        "setup.decompose",
+        "setup.pretrained",
+        "setup.read_weights",
+        "setup.read_adapter",
+        "setup.horizon",
+        "setup.resume",
+        "setup.residual",
+        "setup.checkpoint",
+        "setup.async_tp",
+        "setup.compile",
+        "setup.prompts",
+        "setup.scorer",
+        "setup.completions",
+        "rollout.generate",
+        "rollout.score",
+        "rollout.advantages",
+        "rollout.reference",
+        "rollout.compare",
+        "step.reference_point",
+        "step.put_off_save",
+        "step.await_copy",
+        "step.check_finite",
+        "step.schedule",
+        "step.measure",
+        "step.hook",
+        "step.let_go",
+    }
+)
+# Its tensors have values: where documents lie decides what comes after it.
+OUTLINE = "step.share_outline"
+
+
+def left_out(op: str) -> bool:
+    """Return whether a trace leaves an op out; trackers, `setup.log.NAME`, get no records of it."""
+    return op in LEFT_OUT or op.startswith("setup.log.")
+
+
+@frozen(kw_only=True, eq=False)
+class FullRows:
+    """Stands for the loader of a run: the same full rows in every step. whole, local: all positions, and a rank's."""
+
+    whole: Microbatch
+    local: Microbatch
+    accumulate: int
+
+    @classmethod
+    def of(cls, plan: Plan, collate: CollateChain) -> "FullRows":
+        args = plan.node("setup.loader").args
+        several = len(args["datasets"]) > 1
+        whole = full_rows(args["micro"], args["sequence"], dataset=_dataset(plan) if several else None)
+        read = next(node.args for node in plan.nodes if node.op == "collate.pack")
+        whole = with_numbers(whole, read.get("unit"), read.get("columns", ()), read.get("values", ()))
+        whole = with_later(whole, read.get("later", 0))
+        whole = with_teacher(whole, read.get("wide", {}))
+        return cls(whole=whole, local=collate.local_part(whole), accumulate=args["accumulate"])
+
+    def num_microbatches(self, step: int) -> int:
+        return self.accumulate
+
+    def microbatches(self, step: int) -> list[Microbatch]:
+        return [evolve(self.local) for _ in range(self.accumulate)]
+
+
+def _dataset(plan: Plan) -> int:
+    """The number of the dataset that all rows are of: with tasks, one of the task that costs most."""
+    datasets = plan.node("setup.loader").args["datasets"]
+    own = (node.args["tasks"][widest_task(plan.architecture)] for node in plan.nodes if node.op == "setup.tasks")
+    return datasets.index(next(own, datasets)[0])
+
+
+def full_rows(rows: int, sequence: int, *, dataset: int | None = None) -> Microbatch:
+    """Whole rows, before context parallelism takes its part of them. dataset: the number of theirs, where several are
+    to be told apart."""
+    positions_BS = torch.arange(sequence).repeat(rows, 1)
+    return Microbatch(
+        input_ids_BS=torch.zeros_like(positions_BS),
+        labels_BS=torch.zeros_like(positions_BS),
+        positions_BS=positions_BS,
+        real_BS=torch.ones_like(positions_BS, dtype=torch.bool),
+        cumulative_lengths=torch.arange(0, rows * sequence + 1, sequence, dtype=torch.int32),
+        real_lengths=torch.full((rows,), sequence, dtype=torch.int32),
+        dataset_B=None if dataset is None else torch.full((rows,), dataset),
+        place_B=torch.arange(rows),
+        num_valid=rows * sequence,
+    )
+
+
+def with_numbers(whole: Microbatch, unit: str | None, columns: Sequence[str], values: Sequence[str]) -> Microbatch:
+    """The same rows with what a loss reads of them: each row is a sequence, or both sides of a pair."""
+    rows, positions_BS = whole.positions_BS.shape[0], whole.positions_BS
+    units = Units(
+        segment_BS=torch.arange(rows)[:, None].repeat(1, positions_BS.shape[1]),
+        tokens_N=torch.full((rows,), positions_BS.shape[1]),
+        last_N=torch.arange(1, rows + 1) * positions_BS.shape[1] - 1,
+        members_KU=torch.arange(rows).repeat(len(SIDES[unit]), 1),
+        values={name: torch.zeros(rows, dtype=torch.float64) for name in values},
+    ) if unit is not None else None  # fmt: skip
+    return evolve(whole, columns={name: torch.zeros(positions_BS.shape) for name in columns}, units=units)
+
+
+def with_later(whole: Microbatch, modules: int) -> Microbatch:
+    """The same rows with what modules read that predict further tokens."""
+    names = (f"{kind}/{depth}" for kind in (LATER, LATER_LABELS) for depth in range(1, modules + 1))
+    more = {name: torch.zeros_like(whole.positions_BS) for name in names}
+    return evolve(whole, columns=whole.columns | more)
+
+
+def with_teacher(whole: Microbatch, wide: Mapping[str, Mapping[str, Any]]) -> Microbatch:
+    """The same rows with columns that have several numbers a token."""
+    shape = whole.positions_BS.shape
+    more = {
+        name: torch.zeros((*shape, each["width"]), dtype=getattr(torch, each["format"])) for name, each in wide.items()
+    }
+    return evolve(whole, columns=whole.columns | more)
+
+
+class Program:
+    """Set up, then run for one step: `memory_owners` and `collectives` have then seen what is held and what is sent."""
+
+    memory_owners: MemoryOwners
+    rows: FullRows
+
+    def __init__(self, plan: Plan, rank: Rank) -> None:
+        self.plan = plan
+        self.collectives = CollectiveRecorder(plan=plan)
+        self._ledger = Ledger()
+        self._watch = TraceObserver(self._ledger, self.collectives)
+        sheet = CLUSTERS[plan.cluster.preset].sheet
+        self._fake = FakeDevice(device_kind(plan), 0 if sheet is None else sheet.capability)
+        clocks = Clocks()
+        for tick in plan.timeline.ticks:
+            if tick.seconds is not None:
+                clocks.add(tick.seconds)
+        if any(node.op == "step.put_off_save" for node in plan.nodes):
+            clocks.ask_for(lambda: False)
+        requests = StopRequests(deadline_seconds=0.0, report=print)  # nobody makes any
+        control = Control((), call=lambda node: print)
+        self._resources: dict[str, Any] = {
+            "plan": plan,
+            "rank": rank,
+            "stages": [],
+            "clocks": clocks,
+            "agreement": Agreement(requests, clocks, control, AlertActions.of(plan, ALERTS)),
+            "poller": Poller(report=print),
+            "progress": Progress(),
+        }
+        self._resources["resources"] = self._resources
+
+    @property
+    def model(self) -> ModelParts:
+        return self._resources["model"]
+
+    def set_up(self) -> None:
+        """Everything before the first step; weights and what follows them without memory."""
+        # Of the links of `collate` the one that cuts rows: they are made up, whatever the others would make of them.
+        setup = [n for n in topological(self.plan) if n.kind == "setup" or n.op == "collate.shard"]
+        setup = [n for n in setup if not left_out(n.op)]
+        first = next(place for place, node in enumerate(setup) if node.op == "setup.weights")
+        with own_pieces():
+            for node in setup[:first]:
+                self._execute(node)
+        self.collectives.know(self._resources["meshes"])
+        with self._watching():
+            for node in setup[first:]:
+                self._execute(node)
+            self._make_moments()
+            for part in self.model.parts:
+                if isinstance(part, FSDPModule):
+                    part._get_fsdp_state()._lazy_init()  # from then on its units know their names
+        if "pipeline" in self._resources:
+            skip_vote(self._resources["pipeline"])
+        self._look_on()
+        collate = CollateChain(stages=tuple(self._resources["stages"]))
+        self.rows = FullRows.of(self.plan, collate)
+        loader: Any = self.rows
+        micro = self.rows.whole.positions_BS.shape[0]
+        self._resources["feed"] = Feed(loader=loader, collate=collate, micro=micro, steps=1, datasets={})
+
+    def step(self, shared: Shared | None = None, *, repeats: bool = True) -> None:
+        """The nodes of a step, one after the other, as the loop calls them.
+
+        repeats: microbatches of a pipeline that are alike are not all run. shared: what earlier ranks have found of
+        theirs, to which this one's is added. Raises NotAlike if they are not.
+        """
+        nodes = [n for n in topological(self.plan) if n.kind == "step" and not left_out(n.op)]
+        if own := next((n for n in nodes if n.op == "step.body"), None):
+            raise PlanMismatch(f"its step is {own.args['user']['function']} of your own, which only a run calls")
+        step = Step(index=0)
+        with self._watching(), _cycles_kept():
+            calls = [(n.id, op_of(n).bind(n, self._resources)()) for n in nodes]
+            self.memory_owners.begin()
+            self.collectives.begin()
+            stages = self._repeats(shared) if repeats else []
+            for node, call in calls:
+                self.collectives.node = node
+                with self._others() if node == OUTLINE else ExitStack():
+                    call(step)
+                self.memory_owners.name_gradients()
+            self.collectives.node = None
+            if shared is not None:
+                shared.stages.extend(found for each in stages if (found := each.shared()) is not None)
+
+    def _repeats(self, shared: Shared | None) -> list[StageRepeats]:
+        """Where a pipeline has more microbatches than have to be run."""
+        pipeline, count = self._resources.get("pipeline"), self.rows.accumulate
+        if pipeline is None or count <= ENOUGH:
+            return []
+        watching = self._ledger, self.collectives, self.memory_owners
+        return attach_repeats(pipeline, self._resources["rank"].coordinates["pp"], count, watching, shared)
+
+    def _execute(self, node: Node) -> None:
+        for name in {"attention", "pointwise"} & node.args.keys():  # with the kernels of the device the plan is for
+            kernels = node.args[name]
+            node = evolve(node, args={**node.args, name: dict.fromkeys(kernels, kernels[device_kind(self.plan)])})
+        op = op_of(node)
+        result = op.bind(node, self._resources)()
+        if op.gives:
+            self._resources[op.gives] = result
+
+    def _watching(self) -> ExitStack:
+        stack = ExitStack()
+        for context in (
+            self._fake,
+            self._watch,
+            self._watch.blind_to_shapes(),
+            self._ledger.watching_sizes(),
+            joined_pieces(),
+        ):
+            stack.enter_context(context)
+        return stack
+
+    @contextmanager
+    def _others(self) -> Iterator[None]:
+        """Tensors have values, and what is broadcast is the outline of rows that others have read."""
+        with unset_fake_temporarily():
+            shared = next((node.args for node in self.plan.nodes if node.op == OUTLINE), {})
+            whole, numbers = [self.rows.whole] * self.rows.accumulate, shared.get("numbers", ())
+            self._watch.heard = encode_outline(whole, numbers)
+            yield
+            self._watch.heard = None
+
+    def _make_moments(self) -> None:
+        """The optimizer makes its state in the first step; what is traced is a later one."""
+        optimizer: Optimizer = self._resources["optimizer"]
+        for _, parameter in self.model.trained():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def _look_on(self) -> None:
+        self.memory_owners = MemoryOwners(
+            model=self.model,
+            optimizer=self._resources["optimizer"],
+            ema=self._resources.get("ema"),
+            ledger=self._ledger,
+            offloaded=self.plan.node("setup.weights").args["offload"],
+        )
+        # Gradients that are not exchanged in this backward are whole from here on.
+        self._watch.ends["FSDP::root_post_backward_callback"] = self.memory_owners.name_gradients
+        for part in self.model.parts:
+            part.register_forward_pre_hook(self._before, prepend=True)
+            part.register_forward_hook(self._after)
+
+    def _before(self, part: Transformer, args: tuple[Any, ...]) -> None:
+        self.collectives.mark()
+        self.memory_owners.forward_begins([*part.inbox, *args[1:]])
+
+    def _after(self, part: Transformer, args: tuple[Any, ...], out: Tensor) -> None:
+        self.memory_owners.forward_ends(out if part.span.predicts else None)
+
+
+@contextmanager
+def _cycles_kept() -> Iterator[None]:
+    """Without the collector, which would end storages at times that have nothing to do with the step."""
+    was = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def device_kind(plan: Plan) -> str:
+    """The device that the run is for; where that is left to the machine, the one that training is done on."""
+    device = plan.node("setup.bootstrap").args["device"]
+    return "cpu" if device == "cpu" else "cuda"
+
+
+# pipelines in a world of one rank ------------------------------------------------------------------------------------
+
+
+def skip_vote(pipeline: PipelineSchedule) -> None:
+    """Leave out the messages by which stages agree, in their first step, on who works out shapes.
+
+    Stages that are told their shapes vote alike, and here there is nobody to hear it from.
+    """
+    for schedule in pipeline._schedules.values():
+        if hasattr(schedule, "_warmup_p2p"):  # from torch 2.13 on
+            schedule._warmup_p2p = _decide
+
+
+def _decide(stages: list[Any], has_backward: bool, done: bool) -> None:
+    from torch.distributed.pipelining._utils import InferenceMode
+
+    for stage in stages:
+        assert not InferenceMode.needs_dynamic(stage._user_meta, has_backward), "stages are told their shapes"
+        stage._inference_mode = InferenceMode.STATIC
+
+
+def trace_plan(
+    plan: Plan, ranks: Sequence[int] | None = None, told: Callable[[int, int], object] = lambda number, count: None
+) -> tuple[Traced, ...]:
+    """Trace `ranks`, or the first rank of every pipeline coordinate. told: is called before each, the first being 1.
+
+    Raises RuntimeError if this process is part of a process group, PlanMismatch if plan and program differ.
+    """
+    if groups_node(plan) is not None:
+        raise PlanMismatch("replica groups are of real ranks alone; a trace shows what stack parallel does")
+    load_ops()
+    if ranks is None:
+        size = plan.mesh.size("pp")
+        ranks = range(0, plan.mesh.world_size, plan.mesh.world_size // size)
+    shared, found = Shared(), []
+    for number, rank in enumerate(ranks, start=1):
+        told(number, len(ranks))
+        found.append(trace_rank(plan, rank, shared))
+    return tuple(found)
+
+
+def trace_rank(plan: Plan, number: int, shared: Shared | None = None) -> Traced:
+    """Trace one rank, in a world of which it is the only one that is there. shared: what ranks know of each other.
+
+    Of a pipeline no more microbatches are run than have to be, unless they turn out to differ.
+    """
+    begin = time.perf_counter()
+    for known, repeats in ((shared, True), (None, True), (None, False)):
+        try:
+            with _quiet_schedules():
+                memory, traffic = _step(plan, number, known, repeats)
+        except NotAlike:
+            continue
+        except RuntimeError as error:  # as torch tells of what a forward raises
+            if not isinstance(error.__cause__, NotAlike):
+                raise
+            continue
+        pp = plan.mesh.coordinates(number)["pp"]
+        return Traced(rank=number, pp=pp, memory=memory, traffic=traffic, seconds=time.perf_counter() - begin)
+    raise AssertionError("where nothing is repeated nothing has to be alike")
+
+
+@contextmanager
+def _quiet_schedules() -> Iterator[None]:
+    """Without the hundreds of lines that torch logs about a schedule in which something is raised."""
+    logger = logging.getLogger("torch.distributed.pipelining.schedules")
+    was, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was
+
+
+def _step(plan: Plan, number: int, shared: Shared | None, repeats: bool) -> tuple[Memory, tuple[Traffic, ...]]:
+    short, left_out = shortened(plan)
+    with fake_world(plan, number) as rank:
+        program = Program(short, rank)
+        program.set_up()
+        program.step(shared, repeats=repeats)
+        return program.memory_owners.memory(), program.collectives.traffic(rank.coordinates["pp"], left_out)
+
+
+# fewer microbatches --------------------------------------------------------------------------------------------------
+
+
+def shortened(plan: Plan) -> tuple[Plan, int]:
+    """The plan with at most ENOUGH microbatches in a step, and how many of those between were left out.
+
+    Without a pipeline one follows the other, and between the first and the last each finds what the one before it
+    found. A pipeline runs all of them.
+    """
+    count = plan.node("setup.loader").args["accumulate"]
+    if plan.mesh.size("pp") > 1 or count <= ENOUGH:
+        return plan, 0
+    nodes = [evolve(n, args={**n.args, "accumulate": ENOUGH}) if "accumulate" in n.args else n for n in plan.nodes]
+    return evolve(plan, nodes=tuple(nodes)), count - ENOUGH
+
+
+# one rank of a world -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def fake_world(plan: Plan, rank: int) -> Iterator[Rank]:
+    """This process as rank `rank` of the plan. Raises RuntimeError if it is part of a process group already."""
+    if dist.is_initialized():
+        raise RuntimeError("a trace needs a process that is not part of a process group")
+    mesh = plan.mesh
+    dist.init_process_group("fake", rank=rank, world_size=mesh.world_size, store=FakeStore())
+    try:
+        yield Rank(
+            rank=rank,
+            local_rank=rank % mesh.ranks_per_node,
+            world_size=mesh.world_size,
+            data_rank=mesh.data_rank(rank),
+            data_ranks=mesh.data_ranks,
+            device=torch.device("cpu"),
+            pipeline_ranks=mesh.size("pp"),
+            coordinates=mesh.coordinates(rank),
+        )
+    finally:
+        dist.destroy_process_group()
+        # What DTensor remembers speaks of groups that are gone, by names that the next world uses again.
+        _clear_sharding_prop_cache()

@@ -1,0 +1,170 @@
+"""Rendezvous of ranks that another launcher has started, before they have a process group."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, Final
+
+from attrs import define
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.hosts import ARRIVAL, LOOPBACK, NAME_SECONDS, PATIENCE, reach, words
+
+# Seconds that the first rank, which leaves, waits for the others to hear of it.
+SEND_AWAY_SECONDS: Final = 10.0
+_PAUSE: Final = 0.02
+_ROOM: Final = "xtrain"
+
+
+class SentAway(Exception):
+    """The first rank has sent this one away. code: to leave with."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"leave with exit code {code}")
+        self.code = code
+
+
+class CannotTakePart(EnvironmentFault):
+    """Other ranks cannot take part, each for the reason that the message gives."""
+
+
+@define
+class RendezvousHost:
+    """The first rank's side. number: of this start among those that have met in this store, from 1."""
+
+    _store: Store
+    _world: int
+    number: int
+
+    @classmethod
+    def open(cls) -> "RendezvousHost":
+        """Raises CannotTakePart where the store is not to be reached."""
+        with _reaching():
+            store = _store()
+            return cls(store, int(os.environ["WORLD_SIZE"]), store.add("starts", 1))
+
+    @property
+    def name(self) -> str:
+        return f"start-{self.number}"
+
+    def admit(self, **answer: Any) -> Store:
+        """Let all others in, and give the word once they are ready; the store of this start.
+
+        Raises CannotTakePart where one of them cannot, or does not come: then none does.
+        """
+        with _reaching():
+            came = self._admit({"name": self.name, **answer}, ARRIVAL)
+            number = self._count("faults")
+            faults = [json.loads(self._store.get(f"{self.name}/fault/{n}")) for n in range(1, number + 1)]
+            if came < self._world - 1:
+                why = f"{came} of the {self._world - 1} other ranks have come within {ARRIVAL:g} s: did they start?"
+                faults.append([0, "X716", why])
+            self._store.set(f"{self.name}/word", str(3 if faults else 0))
+        if faults:
+            said = "; ".join(f"rank {rank}: {why}" for rank, _, why in sorted(faults))
+            raise CannotTakePart(faults[0][1], said)
+        return PrefixStore(self.name, self._store)
+
+    def send_away(self, code: int) -> None:
+        """Send all others away, those that come within a while."""
+        with suppress(CannotTakePart), _reaching():  # they are gone
+            self._store.set_timeout(timedelta(seconds=SEND_AWAY_SECONDS))
+            self._admit({"name": self.name, "exit_code": code}, SEND_AWAY_SECONDS)
+
+    def _admit(self, answer: dict[str, Any], seconds: float) -> int:
+        """Answer whoever asks; how many have come, all others or those of so many seconds."""
+        text, deadline = json.dumps(answer), time.monotonic() + seconds
+        while (came := self._count("came")) < self._world - 1 and time.monotonic() < deadline:
+            answered, last = self._store.add("answered", 0), self._store.add("arrivals", 0)
+            for number in range(answered + 1, last + 1):
+                self._store.set(f"answer/{number}", text)
+            if last > answered:
+                self._store.add("answered", last - answered)
+            time.sleep(_PAUSE)
+        return came
+
+    def _count(self, what: str) -> int:
+        return self._store.add(f"{self.name}/{what}", 0)
+
+
+@define
+class RendezvousMember:
+    """The side of all other ranks. answer: what the first one has said of this start."""
+
+    _store: Store
+    answer: dict[str, Any]
+
+    @classmethod
+    def arrive(cls) -> "RendezvousMember":
+        """Wait for the first rank. Raises SentAway if it sends this one away, CannotTakePart where it is not there."""
+        with _reaching():
+            store = _store()
+            key = f"answer/{store.add('arrivals', 1)}"
+            answer = json.loads(store.get(key))
+        member = cls(store, answer)
+        if "exit_code" in answer:
+            with suppress(CannotTakePart):  # the first one leaves too
+                member._came()
+            raise SentAway(answer["exit_code"])
+        with _reaching():
+            store.delete_key(key)
+        return member
+
+    def ready(self) -> Store:
+        """Say that this rank can take part, and wait for the word. Raises SentAway if others cannot, CannotTakePart
+        where the first one is not there any more."""
+        self._came()
+        with _reaching():
+            code = int(self._store.get(f"{self.answer['name']}/word"))
+        if code:
+            raise SentAway(code)
+        return PrefixStore(self.answer["name"], self._store)
+
+    def cannot(self, code: str, why: str) -> None:
+        """Say why this rank cannot take part: no rank will. code: of the diagnostic."""
+        name = self.answer["name"]
+        with _reaching():
+            number = self._store.add(f"{name}/faults", 1)
+            self._store.set(f"{name}/fault/{number}", json.dumps([int(os.environ["RANK"]), code, why]))
+        self._came()
+
+    def _came(self) -> None:
+        with _reaching():
+            self._store.add(f"{self.answer['name']}/came", 1)
+
+
+def _store() -> Store:
+    """Which the launcher has, or else the first rank. That one does not wait in here for the others: it would hear no
+    signal."""
+    timeout, rank, world = timedelta(seconds=PATIENCE), os.environ["RANK"], os.environ["WORLD_SIZE"]
+    if os.environ.get("LOCAL_WORLD_SIZE") == world:
+        os.environ["MASTER_ADDR"] = LOOPBACK  # a single machine needs no name
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    speaks = os.environ.get("LOCAL_RANK", "0") == "0"
+    if rank == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        own = {"is_master": True, "multi_tenant": True, "wait_for_workers": False}
+        store = TCPStore(LOOPBACK, port, int(world), timeout=timeout, **own)
+        reach(host, port, NAME_SECONDS, note=f"rank 0 of {world} does not reach itself")
+        return PrefixStore(_ROOM, store)
+    reach(host, port, PATIENCE, note=f"rank {rank} of {world} waits for the first rank" if speaks else "")
+    store, _, _ = next(rendezvous("env://", timeout=timeout))
+    return PrefixStore(_ROOM, store)
+
+
+@contextmanager
+def _reaching() -> Iterator[None]:
+    """Turn a store that does not answer, or is not where the environment says, into CannotTakePart."""
+    try:
+        yield
+    except (RuntimeError, ValueError, KeyError, OSError) as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT') or '(no MASTER_PORT)'}"
+        what = "the ranks cannot meet" if os.environ["RANK"] == "0" else "the first rank is not there"
+        why = words(error)
+        message = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: {what} at {place}: {why}"
+        raise CannotTakePart("X716", message) from None

@@ -1,0 +1,362 @@
+"""Launcher of replica groups: a group that fails is started again while the others train."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from attrs import define, field
+
+from xtrain.plan.plan import Node, Plan
+from xtrain.records.events import ReplicaGroupEvent
+from xtrain.records.names import EVENTS_FILE, EndStatus, heartbeat_path
+from xtrain.records.status import read_heartbeat
+from xtrain.runtime.base.errors import EXIT_CODES
+from xtrain.runtime.base.json_lines import JsonLinesFile
+from xtrain.runtime.base.locks import WORKER_LOCK, hold
+from xtrain.runtime.base.process import (
+    BEGAN,
+    FEWER,
+    FIRST_STEP,
+    GROUP,
+    JOINED,
+    LIGHTHOUSE,
+    OPEN,
+    OVER,
+    READY,
+    RESTART,
+    START,
+    gone,
+)
+from xtrain.runtime.jobs.launch import Ended, StopNotes
+from xtrain.runtime.jobs.machines import OneNode, RankProcess, RankStart
+from xtrain.runtime.jobs.meeting_place import MeetingPlace
+from xtrain.runtime.observe.judge import SeenRank
+from xtrain.runtime.observe.stopping import stop_signals
+
+# What the ranks of all machines are told of the start that they belong to.
+OF_START: Final = (RESTART, FIRST_STEP, BEGAN)
+# Starts of a group in a row that come to no step: another one would not either.
+AT_ONCE: Final = 3
+# Seconds before a group is started again, twice as many each time that it has come to no step.
+SHORTEST: Final = 1.0
+LONGEST: Final = 30.0
+# Seconds that ranks have to leave, beyond those in which they save; and between two looks at their heartbeats.
+LEAVE: Final = 10.0
+LOOK: Final = 1.0
+_PAUSE: Final = 0.05
+_FAULT: Final = EXIT_CODES[EndStatus.ENVIRONMENT]
+
+
+def launch_groups(
+    plan: Plan,
+    node: Node,
+    directory: Path,
+    attempt: str,
+    *,
+    stop_seconds: float,
+    notes: StopNotes,
+    machines: OneNode,
+) -> Ended:
+    """Run the groups over the plan in `directory`; returns when all have ended, or none is left with the state of the
+    run. node: that of the stack. machines: those of the plan. Main thread only.
+
+    A signal to this process goes on to every rank, which then has `stop_seconds` to save and leave; nothing is started
+    from then on. Raises EnvironmentFault where what the stack needs cannot be had.
+    """
+    from xtrain.dsl.schema.parallel import stack_of_node
+
+    stack = stack_of_node(node.op)
+    assert stack is not None
+    meeting, count = MeetingPlace(stack.run_module(), node.args, machines.host), int(node.args["replicas"])
+    lock = hold(directory, WORKER_LOCK)
+    try:
+        meeting.keep_open()
+        return _Launcher(plan, count, directory, attempt, meeting, machines, stop_seconds, notes).run()
+    finally:
+        lock.close()
+        meeting.close()
+
+
+@define(eq=False, kw_only=True)
+class _Group:
+    """A replica group under way, or on its way back. due: when it is started again, None while it runs or has ended for
+    good. starts: how often it was started. short: how often in a row without coming to a step."""
+
+    index: int
+    ranks: range
+    starts: int = 0
+    short: int = 0
+    due: float | None = None
+    over: bool = False
+    processes: list[RankProcess] = field(factory=list)
+    store: Any = None
+    seen: dict[int, SeenRank] = field(factory=dict)
+
+    @property
+    def runs(self) -> bool:
+        return any(each.poll() is None for each in self.processes)
+
+    @property
+    def codes(self) -> dict[int, int]:
+        """Rank → how it has ended, of those that have."""
+        found = zip(self.ranks, (each.poll() for each in self.processes), strict=False)
+        return {rank: code for rank, code in found if code is not None}
+
+    @property
+    def failed(self) -> dict[int, int]:
+        return {rank: code for rank, code in self.codes.items() if code != 0}
+
+    def has(self, key: str) -> bool:
+        """Whether its ranks have said so."""
+        with suppress(RuntimeError):
+            return bool(self.processes) and self.store.check([key])
+        return False
+
+    def say(self, *keys: str) -> None:
+        """Tell its ranks so, in its store, which is in this process."""
+        for key in keys:
+            self.store.set(key, "1")
+
+    def send(self, number: int) -> None:
+        for each in self.processes:
+            if each.poll() is None:
+                with suppress(ProcessLookupError):
+                    each.send_signal(number)
+
+    def end(self) -> None:
+        """Kill what is left of it. What its ranks have is what others have."""
+        self.send(signal.SIGKILL)
+        for each in self.processes:
+            each.wait()
+
+
+class _Launcher:
+    """All groups of a plan."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        count: int,
+        directory: Path,
+        attempt: str,
+        meeting: MeetingPlace,
+        machines: OneNode,
+        stop_seconds: float,
+        notes: StopNotes,
+    ) -> None:
+        self._directory, self._attempt, self._meeting, self._notes = directory, attempt, meeting, notes
+        self._plan, self._machines, self._stop_seconds = plan, machines, stop_seconds
+        self._stuck: float | None = plan.node("setup.watch").args["stuck_seconds"]
+        size = plan.mesh.world_size // count
+        self._groups = [_Group(index=i, ranks=range(i * size, (i + 1) * size)) for i in range(count)]
+        self._lines = JsonLinesFile(directory / EVENTS_FILE)
+        self._own: list[int] = []
+        self._asked: list[int] = []
+        self._sent = 0
+        self._until: float | None = None
+        self._opened = False
+        self._looked = 0.0
+
+    def run(self) -> Ended:
+        before = {number: signal.signal(number, self._on_signal) for number in stop_signals()}
+        try:
+            if self._notes.signal is not None:
+                return Ended(signal=self._notes.signal)
+            while (ended := self._look()) is None:
+                time.sleep(_PAUSE)
+            return ended
+        finally:
+            for group in self._groups:
+                group.end()
+            self._lines.close()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._own.append(number)
+
+    def _pass_on(self) -> None:
+        """To all ranks, each signal once."""
+        self._until = self._until or time.monotonic() + self._stop_seconds + LEAVE
+        for number in self._asked[self._sent :]:
+            for group in self._groups:
+                group.send(number)
+        self._sent = len(self._asked)
+
+    def _look(self) -> Ended | None:
+        """See to all groups once; how they have ended, once that is known."""
+        self._meeting.keep_open()
+        # A signal that came to all machines was sent once.
+        self._asked = max([*self._own], self._machines.look(self._opened), self._asked, key=len)
+        if self._asked:
+            self._pass_on()
+            return self._stopping()
+        if not self._opened:
+            return self._opening()
+        self._look_for_frozen()
+        for group in self._groups:
+            if group.processes and not group.runs and not group.failed:
+                group.over = True
+        done = any(group.over and group.processes and not group.failed for group in self._groups)
+        for group in self._groups:
+            if group.over or group.due is not None:
+                continue
+            if group.failed:
+                self._ended(group, done=done)
+            elif done and not group.has(JOINED):
+                group.end()  # it comes back to a run that is over
+                group.over = True
+            elif done:
+                group.say(OVER)
+        alive = [group for group in self._groups if group.runs and group.has(JOINED)]
+        if done:
+            return None if alive else Ended()
+        if not alive:
+            return self._lost()
+        for group in self._groups:
+            if group.due is not None and time.monotonic() >= group.due and self._can_start(group):
+                self._start(group)
+                self._tell(group, "started", "")
+        return None
+
+    def _can_start(self, group: _Group) -> bool:
+        """Whether its machines are there: one that is away may come back."""
+        return all(map(self._machines.has, group.ranks))
+
+    def _opening(self) -> Ended | None:
+        """Before the first step: all groups are needed."""
+        for group in self._groups:
+            if not group.processes and self._can_start(group):
+                self._start(group)
+        if any(group.failed or not group.runs for group in self._begun()):
+            return self._lost()
+        if all(group.has(READY) for group in self._groups):
+            for group in self._groups:
+                group.say(OPEN, JOINED)  # all have the state that the run begins with
+            self._opened = True
+        return None
+
+    def _stopping(self) -> Ended | None:
+        """Ranks save and leave. The second Ctrl-C has gone on to them as the first one did."""
+        for group in self._begun():
+            if group.failed:
+                for each in self._begun():
+                    each.say(gone(group.index))
+        over = self._until is not None and time.monotonic() > self._until
+        if any(group.runs for group in self._groups) and not over:
+            return None
+        failures = {rank: code for group in self._groups for rank, code in group.failed.items()}
+        at_once = self._asked.count(signal.SIGINT) > 1
+        # Of a group that was on its way back a signal was the end: nothing was to be saved there.
+        own = {rank: code for rank, code in failures.items() if -code not in self._asked}
+        if own and not at_once:
+            return Ended(failures=own, signal=self._asked[0])
+        return Ended(signal=self._asked[0], at_once=at_once)
+
+    def _lost(self) -> Ended:
+        """There is no group left that has the state of the run: how ranks have ended that nobody has killed here."""
+        failures = {rank: code for group in self._groups for rank, code in group.failed.items()}
+        return Ended(failures=failures)
+
+    def _begun(self) -> Iterator[_Group]:
+        """Groups that were started at least once."""
+        return (group for group in self._groups if group.store is not None)
+
+    def _ended(self, group: _Group, *, done: bool) -> None:
+        """A group has lost a rank: the others of it cannot go on."""
+        failed, took_part = group.failed, group.has(JOINED)
+        group.end()
+        for each in self._begun():
+            each.say(FEWER, gone(group.index))
+        if done:
+            group.over = True
+            return
+        rank, reason = next(iter(Ended(failures=failed).causes().items()))
+        if (node := self._machines.gone_with(group.processes[rank - group.ranks.start])) is not None:
+            reason = f"is gone with node {node}"
+        self._tell(group, "ended", f"rank {rank} {reason}")
+        group.short = 1 if took_part else group.short + 1
+        if group.short >= AT_ONCE or _FAULT in failed.values():
+            group.over = True
+            why = (
+                f"{group.short} starts in a row came to no step" if group.short >= AT_ONCE else "another would fail too"
+            )
+            self._tell(group, "given_up", why)
+            return
+        group.due = time.monotonic() + min(SHORTEST * 2 ** (group.short - 1), LONGEST)
+
+    def _start(self, group: _Group) -> None:
+        from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+        # In this process, where it outlives the group: others may still read in it how to connect.
+        group.store = TCPStore(self._machines.host, 0, is_master=True, wait_for_workers=False)
+        if self._opened:
+            group.say(OPEN, FEWER, *(gone(each.index) for each in self._groups if each is not group and not each.runs))
+        for each in self._begun():
+            each.store.delete_key(gone(group.index))
+        group.due, group.seen = None, {}
+        group.processes = list(self._processes(group))
+        group.starts += 1
+
+    def _processes(self, group: _Group) -> Iterator[RankProcess]:
+        local_world = self._plan.mesh.ranks_per_node
+        for number, rank in enumerate(group.ranks):
+            start = f"group{group.index}/start{group.starts}/{rank}"
+            environment = {
+                "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive"),  # as under torch's agent
+                "RUST_LOG": os.environ.get("RUST_LOG", "error"),
+                GROUP: str(group.index),
+                START: str(group.starts),
+                LIGHTHOUSE: self._meeting.address,
+                "RANK": str(number),
+                "WORLD_SIZE": str(len(group.ranks)),
+                "LOCAL_RANK": str(rank % local_world),
+                "LOCAL_WORLD_SIZE": str(local_world),
+                "MASTER_ADDR": self._machines.host,
+                "MASTER_PORT": str(group.store.port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                **{name: os.environ[name] for name in OF_START if name in os.environ},
+            }
+            given = RankStart(
+                directory=str(self._directory),
+                plan=self._plan.id,
+                log=str(self._directory / "logs" / self._attempt / start),
+                environment=environment,
+            )
+            yield self._machines.start(rank, given)
+
+    def _tell(self, group: _Group, state: str, reason: str) -> None:
+        event = ReplicaGroupEvent(
+            step=self._step(),
+            group=group.index,
+            state=state,
+            reason=reason,
+            ranks=[*group.ranks],
+            number=group.starts,
+        )
+        self._lines.write(event)
+
+    def _step(self) -> int:
+        """How far the furthest rank was a moment ago: steps that have ended."""
+        lines = (read_heartbeat(heartbeat_path(self._directory, rank)) for rank in range(self._plan.mesh.world_size))
+        return max((each.step - 1 for each in lines if each is not None and each.step), default=0)
+
+    def _look_for_frozen(self) -> None:
+        """End groups of which a rank runs no Python any more: nobody else waits for it that could."""
+        now = time.monotonic()
+        if self._stuck is None or now - self._looked < LOOK:
+            return
+        self._looked = now
+        for group in self._groups:
+            for rank in group.ranks if group.runs else ():
+                reading = read_heartbeat(heartbeat_path(self._directory, rank))
+                if rank not in group.seen:
+                    group.seen[rank] = SeenRank(reading, now, now)
+                group.seen[rank].take(reading, now)
+                if now - group.seen[rank].line_moved > self._stuck:
+                    group.processes[rank - group.ranks.start].send_signal(signal.SIGKILL)

@@ -1,0 +1,277 @@
+"""Worker groups of a run, one after another: restarts after failures, and the last record when no rank wrote it."""
+
+import os
+from signal import SIGINT, Signals
+from typing import Final
+
+from attrs import define, field, frozen
+
+from xtrain.dsl.schema.actions import SIGNALS
+from xtrain.plan.graph import groups_node
+from xtrain.plan.plan import Plan
+from xtrain.records.events import FailureEvent, RestartEvent, RunEndEvent, SignalEvent, StuckEvent, events_since
+from xtrain.records.lines import Event, objects_since, read_all
+from xtrain.records.metrics import StepMetrics
+from xtrain.records.names import EVENTS_FILE, METRICS_FILE, EndStatus
+from xtrain.records.training_events import RunStartEvent, SetupDoneEvent
+from xtrain.runtime.base.errors import EXIT_CODES, STATUS_OF_SIGNAL, EnvironmentFault
+from xtrain.runtime.base.json_lines import JsonLinesFile, size_of
+from xtrain.runtime.base.limits import limit_fault
+from xtrain.runtime.base.process import FIRST_STEP, RESTART, starts_before
+from xtrain.runtime.jobs.launch import (
+    Ended,
+    FailureCause,
+    StopNotes,
+    end_leftovers,
+    exit_code_of,
+    failures_in,
+    find_failure_cause,
+    launch,
+    stopped_early,
+)
+from xtrain.runtime.jobs.machines import OneNode
+from xtrain.runtime.jobs.replica_groups import launch_groups
+from xtrain.runtime.jobs.worlds import fewer_ranks
+from xtrain.runtime.loop.preflight import device_of
+from xtrain.runtime.observe.stopping import EVENTS
+from xtrain.runtime.store.beginning import StartingPoint, has_finished, starting_point, total_steps
+from xtrain.runtime.store.checkpoints import CheckpointFolder
+from xtrain.runtime.store.run_directory import RunDirectory, reopen
+from xtrain.text.units import plural
+
+
+def conclude(workspace: RunDirectory, said: list[Event], ended: Ended, cause: FailureCause, *, report: str = "") -> int:
+    """Write the causes that nobody has told, then how the run has ended; returns the exit code.
+
+    said: the events of the last worker group. report: what is to be said of the worker groups before it.
+    """
+    lines = JsonLinesFile(workspace.directory / EVENTS_FILE)
+    failures = failures_in(said)
+    logged = read_all(StepMetrics, objects_since(workspace.directory / METRICS_FILE))
+    step = max((metrics.step or 0 for metrics in logged), default=0)
+    # A stop request that comes before the loop has begun finds nothing to save; one that no rank answered is a failure.
+    begun = any(isinstance(event, SetupDoneEvent) for event in said)
+    early = EndStatus.INTERRUPTED if ended.at_once else stopped_early(said, ended)
+    if early is not None:
+        reason = "Ctrl-C was pressed a second time" if ended.at_once else f"{cause.reason} before the first step"
+        numbers = {int(SIGINT)} if ended.at_once else {-code for code in ended.failures.values() if code < 0}
+        return _stopped(lines, step, early, numbers, reason)
+    asked = STATUS_OF_SIGNAL.get(ended.signal)
+    unreported = unreported_causes(said, ended)
+    status = asked if asked and not (failures or unreported or begun) else EndStatus.FAILED
+    if ended.signal is not None and status != EndStatus.FAILED:
+        reason = f"{ended.who} received {Signals(ended.signal).name} {ended.when}"
+        return _stopped(lines, step, status, {ended.signal}, reason)
+    log = workspace.directory / "logs" / workspace.attempt
+    causes: list[tuple[int | None, str]] = [
+        (rank, f"{reason}{_unrecorded_reason(ended.failures[rank])}; its output is in {log}")
+        for rank, reason in unreported.items()
+    ]
+    if not failures and not causes:
+        causes = [(None, "the ranks were killed before they had saved" if ended.signal else cause.reason)]
+    if report:
+        causes.append((None, report))
+    for rank, error in causes:
+        found = rank is not None and ended.failures.get(rank) == EXIT_CODES[EndStatus.ENVIRONMENT]
+        exit_code, code = (3, "X706") if found else (1, "")
+        failure = FailureEvent(step=step, rank=rank, error=error, exit_code=exit_code, traceback="", code=code)
+        failures.append(failure)
+        lines.write(failure)
+    code = 3 if any(failure.exit_code == 3 for failure in failures) else EXIT_CODES[status]
+    return _end(lines, step, status, code, cause.reason)
+
+
+def conclude_finished(workspace: RunDirectory, plan: Plan, start: StartingPoint) -> int:
+    """Record that a run has nothing left to do, as its ranks would after their set-up; returns the exit code."""
+    directory, status = workspace.directory, EndStatus.COMPLETE
+    lines = JsonLinesFile(directory / EVENTS_FILE)
+    before = sum(isinstance(event, RunStartEvent) for event in events_since(directory / EVENTS_FILE, 0))
+    lines.write(
+        RunStartEvent(
+            step=0,
+            run_id=directory.name,
+            plan_id=plan.id,
+            name=plan.name,
+            world_size=plan.mesh.world_size,
+            device=device_of(plan),
+            steps=total_steps(plan, start),
+            attempt=before + 1,
+            resumed_step=start.step,
+            directory=str(directory),
+            rewards=plan.architecture.head == "reward",
+        )
+    )
+    return _end(lines, start.step, status, EXIT_CODES[status], "")
+
+
+def _unrecorded_reason(exit_code: int) -> str:
+    """What may be the matter with a rank that found a fault of its environment, and could not write that down."""
+    found = exit_code == EXIT_CODES[EndStatus.ENVIRONMENT]
+    return ", and could not record the reason: is the disk full?" if found else ""
+
+
+def _stopped(lines: JsonLinesFile, step: int, status: str, numbers: set[int], reason: str) -> int:
+    """Of several signals the one is named that a rank would have answered first."""
+    name = min((EVENTS[Signals(number)] for number in numbers), key=SIGNALS.index)
+    lines.write(SignalEvent(step=step, name=name, reason=reason))
+    return _end(lines, step, status, EXIT_CODES[status], reason)
+
+
+def _end(lines: JsonLinesFile, step: int, status: str, exit_code: int, reason: str) -> int:
+    lines.write(RunEndEvent(step=step, status=status, exit_code=exit_code, seconds=None, loss=None, reason=reason))
+    lines.close()
+    return exit_code
+
+
+def unreported_causes(said: list[Event], ended: Ended) -> dict[int, str]:
+    """Rank → how it ended, of those that had no chance to tell, or have left without a word.
+
+    Where all ranks have agreed on a failure a single rank speaks for all: that others left as well is no news. Where
+    ranks were found to stand still one failure names all of them, and the rest was ended because of them.
+    """
+    if any(isinstance(event, StuckEvent) for event in said):
+        return {}
+    failures = failures_in(said)
+    reported = {failure.rank for failure in failures}
+    agreed = any(failure.agreed for failure in failures)
+    causes = {rank: reason for rank, reason in ended.causes().items() if rank not in reported}
+    return {rank: reason for rank, reason in causes.items() if not agreed or ended.failures[rank] < 0}
+
+
+def report_fault(workspace: RunDirectory, step: int, fault: EnvironmentFault) -> list[Event]:
+    """Write what is wrong with the environment where the launcher itself has found it; the records that say so."""
+    lines = JsonLinesFile(workspace.directory / EVENTS_FILE)
+    said = FailureEvent(step=step, rank=None, error=str(fault), exit_code=3, traceback="", code=fault.code)
+    lines.write(said)
+    lines.close()
+    return [said]
+
+
+# Worker groups in a row that fail before their set-up is done: another one would fail as well.
+AT_ONCE: Final = 3
+# Seconds before a restart, twice as many each time: what has failed for a moment may have come back.
+SHORTEST: Final = 1.0
+LONGEST: Final = 30.0
+
+
+@frozen(kw_only=True)
+class Try:
+    """A worker group that has failed: why, on how many ranks, and the step of the checkpoint it began with."""
+
+    cause: FailureCause
+    world: int
+    step: int
+
+
+@define(kw_only=True)
+class RestartLoop:
+    """Runs a plan in a workspace until it has ended, or is not to be started again. machines: those of the plan, which
+    are several only where its ranks are in replica groups."""
+
+    plan: Plan
+    workspace: RunDirectory
+    machines: OneNode = field(factory=OneNode)
+    tries: list[Try] = field(factory=list)
+    _notes: StopNotes = field(factory=StopNotes)
+    _starts_before: int = field(factory=starts_before)
+    """Of the job that this is a start of."""
+
+    def run(self) -> int:
+        """The exit code of the run. Main thread only."""
+        directory = self.workspace.directory
+        if has_finished(self.plan, start := starting_point(self.plan, directory), directory):
+            return conclude_finished(self.workspace, self.plan, start)
+        events = directory / EVENTS_FILE
+        self._notes.listen()
+        while True:
+            begin, step = size_of(events), self._saved_step()
+            if not self.tries:
+                os.environ[FIRST_STEP] = str(start.step)
+            os.environ[RESTART] = str(self._starts_before + len(self.tries))
+            try:
+                ended = self._launch()
+            except (EnvironmentFault, OSError, RuntimeError, OverflowError) as error:
+                fault = error if isinstance(error, EnvironmentFault) else limit_fault(error)
+                if fault is None:
+                    raise
+                return self._end_with(fault, FailureCause(reason=str(fault), ranks=(), again=False, begun=False))
+            self._notes.listen()
+            said = events_since(events, begin)
+            cause = find_failure_cause(said, ended)
+            if cause is None:
+                return exit_code_of(said)
+            self.tries.append(Try(cause=cause, world=self.plan.mesh.world_size, step=step))
+            if not self._may_go_on():
+                return conclude(self.workspace, said, ended, cause, report=self._report())
+            try:
+                ready = self._begin_again(cause)
+            except EnvironmentFault as fault:
+                return self._end_with(fault, cause)
+            if not ready:
+                stopped = Ended(signal=self._notes.signal, when="before the ranks were started again")
+                return conclude(self.workspace, [], stopped, cause)
+
+    def _launch(self) -> Ended:
+        place = self.workspace.directory, self.workspace.attempt
+        seconds: float = self.plan.launch["stop_deadline_seconds"]
+        if (node := groups_node(self.plan)) is not None:
+            given = {"stop_seconds": seconds, "notes": self._notes, "machines": self.machines}
+            return launch_groups(self.plan, node, *place, **given)
+        return launch(*place, ranks=self.plan.mesh.world_size, stop_seconds=seconds, notes=self._notes)
+
+    def _end_with(self, fault: EnvironmentFault, cause: FailureCause) -> int:
+        """What the launcher itself has found ends the run."""
+        return conclude(self.workspace, report_fault(self.workspace, self._saved_step(), fault), Ended(), cause)
+
+    def _may_go_on(self) -> bool:
+        last = self.tries[-AT_ONCE:]
+        at_once = len(last) == AT_ONCE and not any(each.cause.begun for each in last)
+        return last[-1].cause.again and len(self.tries) <= self.plan.launch["restarts"] and not at_once
+
+    def _begin_again(self, cause: FailureCause) -> bool:
+        """Make everything ready for a restart; False if a stop was asked for meanwhile."""
+        directory, number = self.workspace.directory, len(self.tries)
+        os.environ[RESTART] = str(self._starts_before + number)
+        end_leftovers(directory)
+        self.plan = fewer_ranks(self.plan, again=self._same_rank_again()) or self.plan
+        lines = JsonLinesFile(directory / EVENTS_FILE)
+        lines.write(
+            RestartEvent(
+                step=starting_point(self.plan, directory).step,
+                number=number,
+                of=self.plan.launch["restarts"],
+                reason=cause.reason,
+                world=self.plan.mesh.world_size,
+            )
+        )
+        lines.close()
+        if self._notes.wait(min(SHORTEST * 2 ** (number - 1), LONGEST)):
+            return False
+        self.workspace = reopen(self.workspace, self.plan)
+        return self._notes.signal is None
+
+    def _same_rank_again(self) -> bool:
+        """Whether the last two worker groups failed because of the same rank, with no new checkpoint between."""
+        if len(self.tries) < 2:
+            return False
+        before, now = self.tries[-2:]
+        same = set(before.cause.ranks) & set(now.cause.ranks)
+        return bool(same) and before.world == now.world and self._saved_step() <= now.step
+
+    def _saved_step(self) -> int:
+        """The step of the newest checkpoint that is whole; 0 for none."""
+        latest = CheckpointFolder(self.workspace.directory / "checkpoints").latest()
+        return latest.step if latest is not None else 0
+
+    def _report(self) -> str:
+        """All worker groups that have failed, where there was more than one."""
+        if len(self.tries) < 2:
+            return ""
+        used = len(self.tries) > self.plan.launch["restarts"]
+        why = "all restarts are used up" if used else "a restart would fail in the same way"
+        lines = [f"given up after {len(self.tries)} starts: {why}"]
+        for number, each in enumerate(self.tries, start=1):
+            where = f"from step {each.step:,}" if each.step else "from the beginning"
+            ranks = plural(each.world, "rank")
+            lines.append(f"start {number}, {where}, on {ranks}: {each.cause.reason}")
+        return "\n".join(lines)

@@ -1,0 +1,425 @@
+"""Driver of a sweep: points, trials, rungs of successive halving, and the measured values."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from importlib import import_module
+from itertools import count
+from pathlib import Path
+from typing import Final, Protocol
+
+from attrs import define, field, frozen
+
+from xtrain.dsl.schema.sweep import Point, Sweep
+from xtrain.plan.plan import Plan
+from xtrain.plan.serialise import dumps
+from xtrain.planner.compile_sweep import SweepPlan, Trials, point_name, sameness
+from xtrain.records.lines import Event, objects_since
+from xtrain.records.names import METRICS_FILE, EndStatus
+from xtrain.records.sweep import (
+    STOP_FILE,
+    SWEEP_FILE,
+    SWEEP_PLAN_FILE,
+    SweepBeginEvent,
+    SweepEndEvent,
+    SweepState,
+    TrialAskedEvent,
+    TrialDecidedEvent,
+    TrialFailedEvent,
+    TrialMeasuredEvent,
+    TrialStartedEvent,
+    TrialState,
+)
+from xtrain.runtime.base import files as durable
+from xtrain.runtime.base.errors import EXIT_CODES, EnvironmentFault
+from xtrain.runtime.base.json_lines import JsonLinesFile
+from xtrain.runtime.base.locks import LAUNCHER_LOCK, HeldLock, hold
+from xtrain.runtime.base.ops import code_of
+from xtrain.runtime.jobs.runs import is_live, last_end, would_fail_again
+from xtrain.runtime.jobs.trials import StartedTrial, TrialLauncher, TrialStart
+
+
+@frozen
+class Decision:
+    """place: among `of` trials that came to the rung, from 1; those after it in number do not count."""
+
+    trial: int
+    rung: int
+    goes_on: bool
+    place: int
+    of: int
+
+
+def decisions(trials: Mapping[int, TrialState], factor: int) -> list[Decision]:
+    """What can be decided now: of each trial that waits at a rung, once every earlier one has come there or ended."""
+    found = []
+    for number in sorted(trials):
+        trial = trials[number]
+        if not trial.undecided or trial.ended:
+            continue
+        rung = len(trial.decisions)
+        earlier = [trials[each] for each in sorted(trials) if each < number and trials[each].same_as is None]
+        if all(len(each.values) > rung or each.ended for each in earlier):
+            values = [each.values[rung] for each in earlier if len(each.values) > rung]
+            found.append(_decided(trial, rung, values, factor))
+    return found
+
+
+def _decided(trial: TrialState, rung: int, earlier: list[float | None], factor: int) -> Decision:
+    """Equal values: the earlier trial is better. A value that is missing or not finite never goes on."""
+    value = trial.values[rung]
+    count = len(earlier) + 1
+    if value is None:
+        return Decision(trial.number, rung, False, count, count)
+    better = sum(1 for each in earlier if each is not None and math.isfinite(each) and each <= value)
+    return Decision(trial.number, rung, better < max(count // factor, 1), better + 1, count)
+
+
+def last_lines(log: Path) -> str:
+    """The error at the end of a log."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    words = ("error", "failure")
+    found = (place for place in reversed(range(len(lines))) if any(word in lines[place] for word in words))
+    place = next(found, len(lines))
+    return " ".join(each.strip() for each in lines[place : place + 2]) or f"see {log}"
+
+
+def trained_steps(directory: Path) -> int:
+    """The step at which a run ended last; 0 where it has not."""
+    end = last_end(directory)
+    return 0 if end is None else end.step or 0
+
+
+def measured(directory: Path, key: str, step: int) -> tuple[float | None, int | None]:
+    """The last value of a metric up to a step, and the tokens seen by the last logged step up to there."""
+    rows = [row for row in objects_since(directory / METRICS_FILE) if int(row.get("step", 0)) <= step]
+    return last_number(rows, key), _whole(last_number(rows, "tokens"))
+
+
+def last_number(rows: Sequence[dict], key: str) -> float | None:
+    """The last value of a key, None where it is not finite."""
+    values = [row[key] for row in rows if key in row]
+    if not values or not isinstance(values[-1], int | float) or not math.isfinite(values[-1]):
+        return None
+    return float(values[-1])
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+class Study(Protocol):
+    """A record of a sweep for other programs."""
+
+    def update(self, state: SweepState) -> None:
+        """Take in what has ended since."""
+        ...
+
+
+class NoStudy:
+    """Of a method that suggests nothing."""
+
+    def update(self, state: SweepState) -> None:
+        """Nothing is to be recorded."""
+
+
+def check_method(sweep: Sweep) -> None:
+    """Raise EnvironmentFault where a package is missing that the method needs, or where another package offers the
+    method and what suggests cannot be imported."""
+    for package in sweep.method.needed():
+        try:
+            import_module(package)
+        except ImportError as error:
+            remedy = "install it with `pip install 'xtrain[sweep]'`, or take another method"
+            message = f"`method {sweep.method.kind}` needs the package {package}; {remedy}"
+            raise EnvironmentFault("X715", message) from error
+    if sweep.method.suggests:
+        code_of(type(sweep.method), sweep.method.run_module())
+
+
+def suggested(sweep: Sweep, state: SweepState, basis: Sequence[TrialState], number: int) -> Point:
+    """The point of a trial, from the results of those that it rests on and nothing else."""
+    told = [(each, state.of(each)) for each in basis]
+    return import_module(sweep.method.run_module()).suggest(sweep.method, sweep.over, told, number)
+
+
+def study_of(plan: SweepPlan, sweep: Sweep, folder: Path) -> Study:
+    """The record of the library that suggests; made anew from what is known."""
+    if not sweep.method.needed():
+        return NoStudy()
+    return import_module(sweep.method.run_module()).open_study(plan.name, sweep.over, folder)
+
+
+LOOK_SECONDS: Final = 0.1
+UNFIT: Final = (2, EXIT_CODES[EndStatus.ENVIRONMENT])
+"""Exit codes of a run that was refused: no other trial would fare better."""
+
+
+@define(eq=False)
+class _Going:
+    """A trial that is running. before: the step that it had ended at when it was started."""
+
+    started: StartedTrial
+    target: int | None
+    before: int
+    slot: int
+
+
+@define(eq=False)
+class SweepDriver:
+    """Drives the sweep of a plan in its folder. show: is told every event once it is written.
+
+    Raises EnvironmentFault where another driver is at work there.
+    """
+
+    plan: SweepPlan
+    trials: Trials
+    launcher: TrialLauncher
+    show: Callable[[Event], None] = lambda event: None
+    folder: Path = field(init=False)
+    state: SweepState = field(init=False)
+    stopping: bool = field(default=False, init=False)
+    fault: str = field(default="", init=False)
+    """What is wrong with the machine or the data, so that no trial can be trained; empty: nothing."""
+    _lock: HeldLock = field(init=False)
+    _lines: JsonLinesFile = field(init=False)
+    _going: dict[int, _Going] = field(factory=dict, init=False)
+    _tries: dict[int, int] = field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.folder = Path(self.plan.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = hold(self.folder, LAUNCHER_LOCK)
+        (self.folder / STOP_FILE).unlink(missing_ok=True)
+        self._lines = JsonLinesFile(self.folder / SWEEP_FILE)
+        self.state = SweepState.read(self.folder)
+        durable.write(self.folder / SWEEP_PLAN_FILE, json.dumps(self.plan.to_json(), indent=2))
+
+    def run(self) -> str:
+        """Until every trial has ended, or the driver is to stop; `done` or `stopped`."""
+        attempt = time.strftime("%Y%m%d-%H%M%S")
+        objective = self.trials.sweep.objective.key
+        self._write(
+            SweepBeginEvent(step=0, sweep_id=self.plan.id, attempt=attempt, lag=self.plan.parallel, objective=objective)
+        )
+        study = study_of(self.plan, self.trials.sweep, self.folder)
+        self._take_over()
+        while True:
+            self.stopping = self.stopping or (self.folder / STOP_FILE).exists()
+            moved = self._reap()
+            if self.stopping:
+                for each in self._going.values():
+                    each.started.stop()
+                if not self._going:
+                    return self._end("stopped")
+            else:
+                try:
+                    moved |= self._decide() | self._ask() | self._start()
+                except EnvironmentFault:
+                    if not self._going:  # no trial trains, although some were about to
+                        self._end("stopped")
+                    raise
+                if not self._going and self._all_ended():
+                    study.update(self.state)
+                    return self._end("done")
+            if moved:
+                study.update(self.state)
+            else:
+                time.sleep(LOOK_SECONDS)
+
+    def stop(self) -> None:
+        """Let the trials that run save and end, and then end; from a signal handler."""
+        self.stopping = True
+
+    def _end(self, status: str) -> str:
+        best = self.state.best()
+        self._write(SweepEndEvent(step=0, status=status, best=best.number if best else None))
+        self._lines.close()
+        return status
+
+    def _write(self, event: Event) -> None:
+        """Write what has happened or is to happen; only then it counts."""
+        self._lines.write(event)
+        self.state.take(event)
+        self.show(event)
+
+    # Points -----------------------------------------------------------------------------------------------------------
+
+    def _all_ended(self) -> bool:
+        return len(self.state.trials) == self.plan.count and all(each.ended for each in self.state.trials.values())
+
+    def _ask(self) -> bool:
+        """The next point, if there is a trial without one that can begin."""
+        number, moved = len(self.state.trials), False
+        while number < self.plan.count and self._free_slots() > len(self._startable()):
+            point = self._point(number)
+            if point is None:
+                break
+            self._write(self._asked(number, point))
+            number, moved = number + 1, True
+        return moved
+
+    def _point(self, number: int) -> Point | None:
+        """That of a trial; None until the trials have ended that it rests on."""
+        if number < len(self.plan.trials):
+            return self.plan.trials[number].point
+        basis = [self.state.trials[each] for each in range(max(number - self.state.lag + 1, 0))]
+        if not all(self.state.of(each).ended for each in basis):
+            return None
+        return suggested(self.trials.sweep, self.state, basis, number)
+
+    def _asked(self, number: int, point: Point) -> TrialAskedEvent:
+        plan, reason = self._compiled(number, point)
+        name = point_name(number, point)
+        if plan is None:
+            return TrialAskedEvent(
+                step=0, trial=number, name=name, point=dict(point), sameness="", config_id="", reason=reason
+            )
+        same = sameness(plan)
+        first = next((each.number for each in self.state.trials.values() if each.sameness == same), None)
+        return TrialAskedEvent(
+            step=0, trial=number, name=name, point=dict(point), sameness=same, config_id=plan.config_id,
+            same_as=first,
+        )  # fmt: skip
+
+    def _compiled(self, number: int, point: Point) -> tuple[Plan | None, str]:
+        """The plan of a trial to its end, or why it has none."""
+        if number < len(self.plan.trials):
+            return self.plan.trials[number].plan, ""
+        compiled = self.trials.compiled(number, point)
+        errors = list(compiled.diagnostics.errors)
+        return compiled.plan, f"{errors[0].code}: {errors[0].message}" if errors else ""
+
+    # Decisions --------------------------------------------------------------------------------------------------------
+
+    def _decide(self) -> bool:
+        halving = self.plan.method.halving
+        found = [] if halving is None else decisions(self.state.trials, halving.factor)
+        for each in found:
+            self._write(
+                TrialDecidedEvent(
+                    step=0, trial=each.trial, rung=each.rung, goes_on=each.goes_on, place=each.place, of=each.of
+                )
+            )
+        return bool(found)
+
+    # Runs -------------------------------------------------------------------------------------------------------------
+
+    def _free_slots(self) -> int:
+        return max(0, self.plan.parallel - len(self._going))
+
+    def _waiting(self) -> list[TrialState]:
+        """Trials that are to be trained further and that this driver has not started, the lowest number first."""
+        found = (self.state.trials[number] for number in sorted(self.state.trials))
+        return [each for each in found if not each.ended and not each.undecided and each.number not in self._going]
+
+    def _startable(self) -> list[TrialState]:
+        """Those of them that can be started now."""
+        return [each for each in self._waiting() if not self._is_left(each)]
+
+    def _is_left(self, trial: TrialState) -> bool:
+        """Whether processes of a driver that was killed are still in the run directory, saving."""
+        directory = self._directory(trial)
+        return is_live(directory, LAUNCHER_LOCK) or is_live(directory)
+
+    def _directory(self, trial: TrialState) -> Path:
+        return self.folder / trial.name
+
+    def _log(self, trial: TrialState) -> Path:
+        return self.folder / "logs" / f"{trial.name}.log"
+
+    def _take_over(self) -> None:
+        """Look after trials that an earlier driver has started and that have outlived it."""
+        waiting = self._waiting()
+        found = self.launcher.still_going([self._directory(each) for each in waiting])
+        for trial, started in zip(waiting, found, strict=True):
+            if started is not None:
+                self._look_after(trial, self._plan_of(trial), started, self._next_slot())
+
+    def _start(self) -> bool:
+        startable = self._startable()[: self._free_slots()]
+        found = [(trial, self._plan_of(trial)) for trial in startable]
+        # One that came to its rung or its end while no driver saw it is measured, and not started once more.
+        there = [(trial, plan) for trial, plan in found if self._measure_if_there(trial, self._target(trial, plan))]
+        starts = []
+        for trial, plan in (each for each in found if each not in there):
+            file = self.folder / "plans" / f"{trial.name}.json"
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(dumps(plan), encoding="utf-8")
+            self._write(TrialStartedEvent(step=0, trial=trial.number, rung=self._rung(trial)))
+            slot = self._next_slot({each.slot for _, each in starts})
+            starts.append((trial, TrialStart(plan, file, self._log(trial), slot)))
+        for (trial, start), started in zip(starts, self.launcher.start([each for _, each in starts]), strict=True):
+            self._look_after(trial, start.plan, started, start.slot)
+        return bool(startable)
+
+    def _look_after(self, trial: TrialState, plan: Plan, started: StartedTrial, slot: int) -> None:
+        before = trained_steps(self._directory(trial))
+        self._going[trial.number] = _Going(started, self._target(trial, plan), before, slot)
+
+    def _next_slot(self, taken: Set[int] = frozenset()) -> int:
+        """The first that no trial has. A driver that takes trials over may have more of them than slots."""
+        taken = taken | {each.slot for each in self._going.values()}
+        return next(slot for slot in count() if slot not in taken)
+
+    def _rung(self, trial: TrialState) -> int | None:
+        """The rung that a trial is trained up to; None: it is trained to its end."""
+        return trial.rung if trial.rung < len(self.plan.rungs) else None
+
+    def _target(self, trial: TrialState, plan: Plan) -> int | None:
+        """The step of that rung."""
+        return None if self._rung(trial) is None else plan.timeline.stop_at
+
+    def _plan_of(self, trial: TrialState) -> Plan:
+        rung = self._rung(trial)
+        if rung is None:
+            plan, _ = self._compiled(trial.number, trial.point)
+        else:
+            plan = self.trials.compiled(trial.number, trial.point, self.plan.rungs[rung]).plan
+        assert plan is not None, "it had one when it was asked for"
+        return plan
+
+    def _reap(self) -> bool:
+        """Look after the trials that run; whether any has ended."""
+        ended = [(number, code) for number, each in self._going.items() if (code := each.started.poll()) is not None]
+        for number, code in ended:
+            self._take(self.state.trials[number], self._going.pop(number), code)
+        return bool(ended)
+
+    def _take(self, trial: TrialState, going: _Going, code: int) -> None:
+        """What has become of a trial whose processes are gone: measured, failed, or to be started again."""
+        trained = trained_steps(self._directory(trial))
+        if self._measure_if_there(trial, going.target):
+            return
+        if code == 0 and not self._directory(trial).is_dir():
+            where = f"its run directory {self._directory(trial)} is not here: the folder of runs must be seen by all"
+            self.fault = self.fault or f"trial {trial.number:03d} has ended, and {where}"
+            self.stopping = True
+        elif code in UNFIT and trained <= going.before:
+            self.fault = self.fault or f"trial {trial.number:03d} cannot begin: {last_lines(self._log(trial))}"
+            self.stopping = True
+        elif not self.stopping:
+            tries = self._tries.get(trial.number, 0) + 1 if trained <= going.before else 0
+            self._tries[trial.number] = tries
+            if tries > self.plan.retries or would_fail_again(self._directory(trial)):
+                self._write(TrialFailedEvent(step=0, trial=trial.number, exit_code=code))
+
+    def _measure_if_there(self, trial: TrialState, target: int | None) -> bool:
+        """Measure a trial whose records say that it has come to its end, or to the rung at a step."""
+        end = last_end(self._directory(trial))
+        if end is None:
+            return False
+        if end.status in (EndStatus.DONE, EndStatus.COMPLETE):
+            self._measure(trial, None, end.step or 0)
+            return True
+        if target is not None and (end.step or 0) >= target:
+            self._measure(trial, trial.rung, target)
+            return True
+        return False
+
+    def _measure(self, trial: TrialState, rung: int | None, trained: int) -> None:
+        value, tokens = measured(self._directory(trial), self.trials.sweep.objective.key, trained)
+        self._write(
+            TrialMeasuredEvent(step=0, trial=trial.number, rung=rung, trained=trained, tokens=tokens, value=value)
+        )

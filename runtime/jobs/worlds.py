@@ -1,0 +1,84 @@
+"""Smaller worlds that a run may continue in: fewer ranks after devices were lost or a machine failed repeatedly."""
+
+import subprocess
+import sys
+
+from attrs import evolve
+
+from xtrain.plan.plan import ElasticWorld, Plan
+from xtrain.planner.load import plan_from_text
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.text.units import plural
+
+_COUNT = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else -1)"
+
+
+def fewer_ranks(plan: Plan, *, again: bool) -> Plan | None:
+    """The plan of a smaller world where one is needed and allowed; None to stay.
+
+    again: the same rank has failed twice without getting further. Raises EnvironmentFault if too few devices are left
+    for every world of the plan, or what was recorded is no longer what comes out.
+    """
+    if not plan.elastic:
+        return None
+    most, now = _devices(plan), plan.mesh.world_size
+    if most is not None and most < now:
+        found = largest_world(plan, most)
+        if found is None:
+            message = (
+                f"this run needs {plural(now, 'CUDA device')}; {most or 'none'} {'is' if most == 1 else 'are'} left, "
+                "and this plan has no world size that small"
+            )
+            raise EnvironmentFault("X702", message)
+        return plan_of_world(plan, found)
+    found = largest_world(plan, now - 1) if again else None
+    return plan_of_world(plan, found) if found is not None else None
+
+
+def plan_of_started(plan: Plan, started: int) -> Plan:
+    """The plan for as many ranks as another launcher has started: this one, or that of a world it allows."""
+    found = next((each for each in plan.elastic if each.world == started), None)
+    if found is None or started == plan.mesh.world_size:
+        return plan
+    return plan_of_world(plan, found)
+
+
+def largest_world(plan: Plan, most: int) -> ElasticWorld | None:
+    """The largest world of a plan with at most so many ranks."""
+    return max((each for each in plan.elastic if each.world <= most), key=lambda each: each.world, default=None)
+
+
+def plan_of_world(plan: Plan, found: ElasticWorld) -> Plan:
+    """The plan of another world, made of the text that this plan carries.
+
+    Raises EnvironmentFault if it is not the one that was recorded when this plan was made.
+    """
+    compiled = plan_from_text(plan.spec_text, f"{plan.spec} (as planned)", world=found.world)
+    if compiled.plan is None or compiled.plan.id != found.id:
+        came = (
+            "the spec has no plan for this number of ranks now"
+            if compiled.plan is None
+            else f"its id is {compiled.plan.id} now"
+        )
+        recorded = f"the plan for {found.world} ranks was recorded as {found.id}"
+        message = f"{recorded}, and {came}: its spec or xtrain has changed"
+        raise EnvironmentFault("X711", message)
+    return evolve(compiled.plan, spec=plan.spec, origin=plan.origin)
+
+
+def _devices(plan: Plan) -> int | None:
+    """How many CUDA devices there are, counted afresh: this process would remember those that are gone.
+
+    None where ranks need none, or it cannot be told.
+    """
+    import torch
+
+    asked = plan.launch["device"]
+    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+        return None
+    try:
+        done = subprocess.run([sys.executable, "-P", "-c", _COUNT], capture_output=True, text=True, timeout=120)
+        count = int(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+    return max(count, 0)

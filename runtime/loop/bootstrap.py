@@ -1,0 +1,152 @@
+"""Start of a rank (`setup.bootstrap`): device, threads, number formats, process group and signals."""
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
+
+from xtrain.plan.plan import Mesh, Plan
+from xtrain.records.training_events import DeviceEvent
+from xtrain.runtime.base import device as streams
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.process import ReplicaGroup
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.loop.preflight import check_device, check_world
+from xtrain.runtime.observe.records import Records
+from xtrain.runtime.observe.stopping import StopRequests
+
+# Ranks wait this long for the slowest in a collective: the longest wait is for a large dataset to be tokenised.
+TIMEOUT = timedelta(hours=2)
+
+
+@op("setup.bootstrap", gives="rank")
+def bootstrap(
+    plan: Plan,
+    requests: StopRequests,
+    records: Records,
+    seed: int,
+    device: str,
+    threads: int | None,
+    matmul: str,
+    axes: list,
+    stop_deadline_seconds: float,
+    small_products: bool = False,
+    lazily: bool = False,
+    store: Store | None = None,
+    replica: ReplicaGroup | None = None,
+) -> Rank:
+    """Join the process group that RANK, WORLD_SIZE and LOCAL_RANK speak of; alone where they are not set.
+
+    small_products: as of `set_matmul`. lazily: ranks connect over gloo where they first need each other, not all at
+    once. store: that of this start; None: the environment says where it is, and nothing was started there before.
+    replica: the replica group that these ranks are, of several.
+
+    Raises EnvironmentFault if the world is not the one that the plan was made for, or the device is not there.
+    """
+    requests.deadline_seconds = stop_deadline_seconds
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    check_world(plan, world)
+    number = int(os.environ.get("RANK", "0"))
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    chosen = choose_device(device, local)
+    check_device(plan, chosen.type)
+    use_threads(threads, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    in_force = set_matmul(matmul, chosen, small_products=small_products)
+    count, version = torch.get_num_threads(), str(torch.__version__)
+    records.event(DeviceEvent(step=0, device=str(chosen), threads=count, matmul=in_force, torch=version))
+    mesh: Mesh = plan.mesh
+    if world > 1:
+        if lazily:
+            os.environ["TORCH_GLOO_LAZY_INIT"] = "1"  # which gloo reads for every group
+        backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=TIMEOUT, store=store or _own_store(), rank=number, world_size=world)
+    assert [[a.name, a.size] for a in mesh.axes] == [list(a) for a in axes]
+    rank = Rank(
+        rank=number,
+        # Among those of its own group on this machine, where another group may come first.
+        local_rank=min(local, number),
+        world_size=world,
+        data_rank=mesh.data_rank(number),
+        data_ranks=mesh.data_ranks,
+        device=chosen,
+        pipeline_ranks=mesh.size("pp"),
+        coordinates=mesh.coordinates(number),
+        replica=replica,
+    )
+    streams.begin(seed, 0, rank.row_rank)
+    return rank
+
+
+@op("setup.deterministic")
+def use_deterministic_algorithms(workspaces: str) -> None:
+    """Of this process, before it has computed anything. workspaces: of cuBLAS, which reads the environment then."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = workspaces
+    torch.use_deterministic_algorithms(True)
+
+
+def choose_device(kind: str, local_rank: int) -> torch.device:
+    """The device of this rank; `auto` is cuda where there is one. Raises EnvironmentFault where it is missing."""
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        message = f"local rank {local_rank} needs a CUDA device of its own and there are {count} here"
+        raise EnvironmentFault("X702", message)
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _own_store() -> Store:
+    store, _, _ = next(rendezvous("env://", timeout=TIMEOUT))
+    return store
+
+
+def use_threads(threads: int | None, local_world: int) -> None:
+    """Set the CPU threads of this rank; None: OMP_NUM_THREADS where it is set, else an even share of the cores."""
+    if threads is None and "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, len(os.sched_getaffinity(0)) // local_world)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    # MKL's functions of vectors (cos, exp, log …) find out how exact they are to be in the first call of a process: of
+    # two threads that are in it at once, one computed cosines in fp32 that were wrong in the fourth digit.
+    torch.ones(16).cos()
+
+
+def set_matmul(setting: str, device: torch.device, *, small_products: bool = False) -> str:
+    """Choose how fp32 matrix products are computed, and return the setting that is in force.
+
+    `auto` takes `medium` on a CPU whose products keep fp32 accuracy under it: there it selects another library, not
+    another format. On processors and GPUs where it does round inputs, the probe sees it and `highest` stays.
+    small_products: so does it where the plan says that they are small, for which that library is slower.
+    """
+    if setting == "auto":
+        faster = device.type == "cpu" and not small_products and _medium_is_exact()
+        setting = "medium" if faster else "highest"
+    torch.set_float32_matmul_precision(setting)
+    return setting
+
+
+# What is multiplied to see it: some versions of torch (2.11) round inputs of batches, and of large matrices, alone.
+_PROBED = (((64, 512), (512, 64)), ((4, 64, 64), (4, 64, 64)), ((512, 512), (512, 512)))
+
+
+def _medium_is_exact() -> bool:
+    """Whether products under `medium` are as near to fp64 as those under `highest`. Leaves `medium` in force."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = [tuple(torch.randn(shape, generator=generator) for shape in pair) for pair in _PROBED]
+    exact = [left.double() @ right.double() for left, right in drawn]
+
+    def apart() -> list[float]:
+        return [float((left @ right - each).abs().max()) for (left, right), each in zip(drawn, exact, strict=True)]
+
+    torch.set_float32_matmul_precision("highest")
+    reference = apart()
+    torch.set_float32_matmul_precision("medium")
+    return all(found <= 4 * least for found, least in zip(apart(), reference, strict=True))

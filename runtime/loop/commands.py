@@ -1,0 +1,313 @@
+"""Commands to a running run: files in `control/`, read by the first rank and carried out by all ranks between steps."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import msgspec
+from attrs import define, field, frozen
+
+from xtrain.plan.plan import Command
+from xtrain.records.events import ControlEvent
+from xtrain.records.names import ControlState, ControlWord
+from xtrain.records.status import ControlRequest
+from xtrain.regular_files import MOST_JSON, read_regular
+from xtrain.runtime.base.errors import StorageFailed
+from xtrain.runtime.base.state import Clocks, Progress
+from xtrain.runtime.nn.batch import Step, StepCall
+from xtrain.runtime.observe.records import Records
+
+# A profile keeps everything of its steps in memory until it is written.
+MOST_PROFILED: Final = 100
+
+
+class CommandRefused(Exception):
+    """A command that is not carried out; the message says why."""
+
+
+@frozen
+class Order:
+    """A command that was accepted. id: the name of its file. number: its place among the commands of the plan."""
+
+    id: str
+    command: Command
+    number: int
+    amount: int = 0
+
+
+@define(kw_only=True)
+class Inbox:
+    """Turns files into orders. `look` is called by a thread beside training, `take` by the step."""
+
+    folder: Path
+    commands: tuple[Command, ...]
+    records: Records
+    progress: Progress
+    profiling: bool = False
+    """Whether a profile is asked for or under way."""
+    _orders: deque[Order] = field(factory=deque)
+    _paused: bool = False  # once all orders have been carried out
+    _torn: dict[str, tuple[int, int]] = field(factory=dict)
+    _done_with: set[str] = field(factory=set)
+    _looking: threading.Lock = field(factory=threading.Lock)
+
+    def sweep(self, before: float) -> None:
+        """Refuse what lies there since before a time: whoever gave it did not mean this start of the run."""
+        for path in self._files():
+            with suppress(OSError):
+                if path.stat().st_mtime >= before:
+                    continue
+            self._refuse(path, "the command is older than this start of the run: give it again")
+        for path in self.folder.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
+
+    def look(self) -> None:
+        """Accept or refuse what has come since."""
+        with self._looking:
+            for path in self._files():
+                try:
+                    order = self._read(path)
+                except CommandRefused as refused:
+                    self._refuse(path, str(refused))
+                    continue
+                if order is not None:
+                    self.report(order.id, order.command.name, ControlState.ACCEPTED)
+                    self._remove(path)
+                    self._orders.append(order)
+
+    def ask(self, id: str, word: str) -> None:
+        """Give an order of the run's own. Raises CommandRefused."""
+        self._orders.append(self._understood(id, word, None))
+
+    def take(self) -> Order | None:
+        """The next order, if there is one."""
+        return self._orders.popleft() if self._orders else None
+
+    def close(self) -> None:
+        """The run ends: nothing is carried out any more."""
+        self.look()
+        while self._orders:
+            order = self._orders.popleft()
+            why = "the run ended before the command was executed"
+            self.report(order.id, order.command.name, ControlState.REFUSED, why)
+
+    def report(self, id: str, command: str, state: str, detail: str = "") -> None:
+        """Write what has become of a command: accepted, done or refused."""
+        step = self.progress.step
+        self.records.event(ControlEvent(step=step, id=id, command=command, state=state, detail=detail))
+
+    def _files(self) -> list[Path]:
+        """Oldest first; files of commands that could not be removed are not seen twice."""
+        paths = [path for path in self.folder.glob("*.json") if path.name not in self._done_with]
+        try:
+            return sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
+        except FileNotFoundError:
+            return []  # one was taken back: look again next time
+
+    def _read(self, path: Path) -> Order | None:
+        """The order in a file; None for a file that may still be being written. Raises Refused."""
+        try:
+            status, text = path.stat(), read_regular(path, MOST_JSON)
+        except FileNotFoundError:
+            return None  # taken back
+        except OSError as error:
+            raise CommandRefused(f"the file cannot be read: {error.strerror}") from error
+        try:
+            request = msgspec.json.decode(text, type=ControlRequest)
+        except msgspec.ValidationError as error:
+            raise CommandRefused('the file holds no object with a "command"') from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            mark = (status.st_size, status.st_mtime_ns)
+            if self._torn.get(path.name) != mark:
+                self._torn[path.name] = mark
+                return None
+            raise CommandRefused("the file is not a complete JSON object") from error
+        return self._understood(path.stem, request.command, request.arg)
+
+    def _understood(self, id: str, word: str, arg: Any) -> Order:
+        names = [command.name for command in self.commands]
+        words = dict.fromkeys((*(name.partition(" ")[0] for name in names), ControlWord.SAVE, ControlWord.EVAL))
+        if word not in words:
+            raise CommandRefused(f"there is no command {word}; commands: {', '.join(words)}")
+        if word == ControlWord.EVAL:
+            known = [name.partition(" ")[2] for name in names if name.startswith(f"{ControlWord.EVAL} ")]
+            if arg is None and len(known) == 1:
+                arg = known[0]
+            if arg not in known:
+                choice = f"choose {' or '.join(known)}" if known else "no dataset of this run has a held-out part"
+                raise CommandRefused(
+                    f"which dataset: {choice}" if arg is None else f"dataset {arg} has no held-out part: {choice}"
+                )
+            word, arg = f"{ControlWord.EVAL} {arg}", None
+        if word == ControlWord.SAVE and word not in names:
+            raise CommandRefused("this run saves no checkpoints: checkpoint.enabled is false")
+        command = self.commands[names.index(word)]
+        amount = self._amount(command, arg)
+        if word in (ControlWord.PAUSE, ControlWord.RESUME):
+            if self._paused == (word == ControlWord.PAUSE):
+                raise CommandRefused("the run is paused already" if self._paused else "the run is not paused")
+            self._paused = word == ControlWord.PAUSE
+        if word == ControlWord.PROFILE:
+            if self.profiling:
+                raise CommandRefused("another profile is being recorded")
+            self.profiling = True
+        return Order(id, command, names.index(word), amount)
+
+    def _amount(self, command: Command, arg: Any) -> int:
+        if not command.counts:
+            if arg is not None:
+                raise CommandRefused(f"{command.name} takes no argument, and {arg!r} was given")
+            return 0
+        if isinstance(arg, bool) or not isinstance(arg, int) or not 1 <= arg <= MOST_PROFILED:
+            given = "nothing" if arg is None else repr(arg)
+            raise CommandRefused(
+                f"{command.name} takes a number of {command.counts} from 1 to {MOST_PROFILED}, not {given}"
+            )
+        return arg
+
+    def _refuse(self, path: Path, reason: str) -> None:
+        word = ""
+        with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            word = msgspec.json.decode(read_regular(path, MOST_JSON), type=ControlRequest).command
+        self.report(path.stem, word, ControlState.REFUSED, reason)
+        self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        self._torn.pop(path.name, None)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError:
+            self._done_with.add(path.name)
+
+
+class Control:
+    """What all ranks know of commands. `busy` is all that a step without one looks at.
+
+    call: the callable of a node of the plan. inbox: of the first rank, None on the others.
+    """
+
+    def __init__(self, commands: tuple[Command, ...], call: Callable[[str], StepCall]) -> None:
+        self.busy = False
+        self.paused = False
+        self.inbox: Inbox | None = None
+        self.order: Order | None = None
+        """The order that is being carried out."""
+        self._commands, self._call = commands, call
+        self.stopping = False
+        self._taken: Order | None = None  # by the first rank, and not agreed upon yet
+        self._heard: list[Order] = []
+
+    def ask_through(self, clocks: Clocks) -> None:
+        """Let all ranks hear of the first rank's next order."""
+        self._clocks = clocks
+        self._number = clocks.ask_for(self._next)
+        self._amount = clocks.ask_for(lambda: self._taken.amount if self._taken else 0)
+
+    def _next(self) -> float:
+        if self.inbox is None or self._taken is not None:
+            return 0
+        self._taken = self.inbox.take()
+        return self._taken.number + 1 if self._taken else 0
+
+    def hear(self) -> None:
+        """After an agreement: keep the order that was spoken of, if any."""
+        if number := self._clocks.value(self._number):
+            command, amount = self._commands[number - 1], self._clocks.value(self._amount)
+            id = self._taken.id if self._taken else ""
+            self._heard.append(Order(id, command, number - 1, amount))
+            self._taken, self.busy = None, True
+
+    def obey(self, step: Step) -> bool:
+        """Carry out what was heard; whether the run is to stop. Collective.
+
+        Raises Halt if the run is to stop while it is paused.
+        """
+        self.carry_out(step)
+        self.busy = False
+        return self.stopping
+
+    def carry_out(self, step: Step) -> None:
+        """What was heard, one after the other, until the run is to stop."""
+        while self._heard and not self.stopping:
+            order = self._heard.pop(0)
+            if order.command.name == ControlWord.RESUME:
+                self.paused = False
+            self.order = order
+            try:
+                for node in order.command.nodes:
+                    self._call(node)(step)
+            except StorageFailed as failure:
+                if order.command.stop:
+                    raise
+                self.report(order, ControlState.REFUSED, str(failure))
+                continue
+            self.stopping = self.stopping or order.command.stop
+            if order.command.name not in (ControlWord.PROFILE, ControlWord.PAUSE):  # which speak for themselves
+                self.report(order, ControlState.DONE)
+
+    def report(self, order: Order, state: str, detail: str = "") -> None:
+        """The first rank writes what has become of an order."""
+        if self.inbox is not None:
+            self.inbox.report(order.id, order.command.name, state, detail)
+
+    def close(self) -> None:
+        """The run ends: what was not carried out is refused."""
+        if self.inbox is None:
+            return
+        for order in (*self._heard, *([self._taken] if self._taken else [])):
+            self.report(order, ControlState.REFUSED, "the run ended before the command was executed")
+        self._heard, self._taken = [], None
+        self.inbox.close()
+
+
+class LongAction(Protocol):
+    """Something that has begun and that further steps go on with. `kind`: of each there is one at a time."""
+
+    kind: str
+
+    def after_step(self) -> bool:
+        """Whether it goes on behind this step. Collective."""
+        ...
+
+    def cut_short(self, why: str) -> None:
+        """It cannot go on: keep what there is, and say why there is no more. Collective."""
+        ...
+
+    def drop(self) -> None:
+        """The run has failed: let go of everything, without the other ranks, which may be gone. Never raises."""
+        ...
+
+
+class UnderWay:
+    """All that is under way. All ranks begin and end the same things in the same places."""
+
+    def __init__(self) -> None:
+        self._all: list[LongAction] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def has(self, kind: str) -> bool:
+        """Whether one of a kind is under way."""
+        return any(each.kind == kind for each in self._all)
+
+    def begin(self, lasting: LongAction) -> None:
+        """Go on with something from the next step on."""
+        self._all.append(lasting)
+
+    def after_step(self) -> None:
+        """A step has ended, and its ticks are still to come. Collective."""
+        self._all = [each for each in self._all if each.after_step()]
+
+    def cut_short(self, why: str) -> None:
+        """The steps do not go on as they were going to. Collective."""
+        while self._all:
+            self._all.pop(0).cut_short(why)
+
+    def drop(self) -> None:
+        """The run has failed."""
+        while self._all:
+            self._all.pop(0).drop()

@@ -1,0 +1,330 @@
+"""Functions of a user in a run: hooks (`step.hook`, `event.hook`), and bodies of a step or an evaluation."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from xtrain.dsl.user_parts.kinds import GRADIENTS, IN_STEP, NOTHING, PARAMETERS, Kind
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Progress, Rank, Resources
+from xtrain.runtime.base.user_parts import UserPart, failures_of, part_of, spec_folder
+from xtrain.runtime.feed.microbatch import Microbatch
+from xtrain.runtime.feed.setup import Feed
+from xtrain.runtime.nn.batch import ModelBatch, Step, StepCall
+from xtrain.runtime.nn.pipeline import WrappedModel
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter
+from xtrain.runtime.observe.records import Records
+
+
+@frozen(kw_only=True)
+class RunContext:
+    """The state of a run where a hook is called.
+
+    place: of the hook. step: number of the step under way, from 1; outside of steps, of the last one that has ended.
+    total: how many steps the whole run has. epoch: epochs of data that have been taken. tokens: positions that the
+    steps before have seen. phase: name of the phase. rows: the microbatches of this rank, empty outside of a step,
+    and on ranks that read none. valid_tokens: of the step on all ranks, 0 before they are counted. loss: mean over
+    these, and grad_norm, before clipping: NaN until they have been summed over ranks, behind `after_backward`.
+    objective: mean of what was minimised; None until then, and where that is the cross-entropy. lr: of the step, also
+    before the optimizer has it. measured: metric → value of the latest evaluations, as `eval/web/loss`.
+    model: what this rank holds of the model: `named_parameters()`, with their names in the whole model, and `parts`.
+    failure: what has ended the run, `at_failure` alone. status: how it has ended, `at_end` alone.
+    resources: name → whatever else the nodes of the plan have made, which may change with the version.
+    """
+
+    place: str
+    step: int
+    total: int
+    epoch: float
+    tokens: int
+    phase: str
+    rows: tuple[Microbatch, ...]
+    valid_tokens: int
+    loss: float
+    objective: float | None
+    grad_norm: float
+    lr: float
+    measured: Mapping[str, float]
+    model: ModelParts
+    optimizer: Optimizer
+    rank: Rank
+    plan: Plan
+    failure: BaseException | None
+    status: str
+    resources: Mapping[str, Any]
+
+    @property
+    def device(self) -> torch.device:
+        """That this rank computes on."""
+        return self.rank.device
+
+
+STEP = "in place of the forward and backward"
+# Places at which the step in which a hook is called has not ended.
+_UNDER_WAY = (STEP, *(place for place in IN_STEP if place != "after_phase"))
+
+
+@frozen(kw_only=True, eq=False)
+class HookCall:
+    """One function of a plan that is called with a `RunContext`, loaded. metrics: what their names begin with.
+
+    Raises PartFailed for what its code raises, gives or changes against its words."""
+
+    metrics: str
+    part: UserPart
+    function: Callable[..., Any]
+    place: str
+    changes: str
+    plan: Plan
+    model: ModelParts
+    optimizer: Optimizer
+    feed: Feed
+    rank: Rank
+    records: Records
+    progress: Progress
+    resources: Resources
+
+    @classmethod
+    def of(
+        cls,
+        kind: Kind,
+        plan: Plan,
+        user: dict[str, Any],
+        resources: Resources,
+        *,
+        place: str,
+        changes: str = NOTHING,
+        name: str = "",
+    ) -> "HookCall":
+        """A function of a kind with what it needs of the run. name: in those of its metrics; else its own."""
+        part = part_of(kind, user, spec_folder(plan.spec))
+        needed = {each: resources[each] for each in ("model", "optimizer", "feed", "rank", "records", "progress")}
+        return cls(
+            metrics=f"{kind}/{name or part.function}",
+            part=part,
+            function=part.load(),
+            place=place,
+            changes=changes,
+            plan=plan,
+            resources=resources,
+            **needed,
+        )
+
+    def __call__(self, step: Step, *, failure: BaseException | None = None, status: str = "") -> None:
+        before = _versions(self.model)
+        with failures_of(self.part):
+            given = self.function(self.context(step, failure, status), **self.part.arguments)
+        after = _versions(self.model)
+        for number, what in enumerate((PARAMETERS, GRADIENTS)):
+            if what != self.changes and before[number] != after[number]:
+                own = "that it changes " + (self.changes if self.changes != NOTHING else "nothing")
+                raise self.part.failed(f"changed {what} {self.place}, and its declaration says {own}")
+        self.record(given, step.index + 1 if self.place in _UNDER_WAY else self.progress.step)
+
+    def _lr(self, step: Step) -> float:
+        """The learning rate of a step that has not set it yet; 0 before there is a schedule."""
+        schedule = self.resources.get("schedule")
+        return 0.0 if schedule is None or self.feed.batch is None else schedule(step.index)
+
+    def context(self, step: Step, failure: BaseException | None = None, status: str = "") -> RunContext:
+        """What the function gets to see."""
+        progress = self.progress
+        return RunContext(
+            place=self.place,
+            step=step.index + 1 if self.place in _UNDER_WAY else progress.step,
+            total=self.feed.steps,
+            epoch=self.feed.epoch(progress.step) or 0.0,
+            tokens=progress.tokens,
+            phase=step.phase or self.feed.phase(step.index).name,
+            rows=tuple(step.microbatches),
+            valid_tokens=step.valid_tokens,
+            loss=step.loss,
+            objective=step.objective,
+            grad_norm=step.grad_norm,
+            lr=step.lr or (self._lr(step) if failure is None else 0.0),
+            measured={name: value for name, (_, value) in progress.measured.items()},
+            model=self.model,
+            optimizer=self.optimizer,
+            rank=self.rank,
+            plan=self.plan,
+            failure=failure,
+            status=status,
+            resources=self.resources,
+        )
+
+    def record(self, given: Any, at: int) -> None:
+        """What the function has returned, as metrics of the state after `at` steps."""
+        if given is not None:
+            found = self._metrics(given)
+            self.records.measured(found)
+            # One that decides about the best checkpoint is of the state that is saved in this step.
+            self.progress.measured |= {name: (at, value) for name, value in found.items()}
+
+    def _metrics(self, given: Any) -> dict[str, float]:
+        if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
+            raise self.part.failed(f"returned {type(given).__name__}, and metrics are a dict of numbers by their names")
+        found: dict[str, float] = {}
+        for name, value in given.items():
+            try:
+                found[f"{self.metrics}/{name}"] = float(value)
+            except (TypeError, ValueError):
+                message = f"gave {type(value).__name__} as the metric `{name}`, and a metric is a number"
+                raise self.part.failed(message) from None
+        return found
+
+
+@op("event.hook")
+def event_hook(
+    plan: Plan,
+    node_id: str,
+    user: dict[str, Any],
+    place: str,
+    changes: str,
+    resources: Resources,
+    nodes: list[str] | None = None,
+) -> HookCall:
+    """A hook outside of steps. nodes: around which the run calls it."""
+    name = node_id.partition(".")[2]
+    return HookCall.of("hook", plan, user, resources, place=place, changes=changes, name=name)
+
+
+@op("step.hook")
+def step_hook(
+    plan: Plan, node_id: str, user: dict[str, Any], place: str, changes: str, feed: Feed, resources: Resources
+) -> StepCall:
+    """A hook in every step, or where a phase begins or has ended."""
+    call = event_hook(plan, node_id, user, place, changes, resources)
+    if place == "before_phase":
+        return lambda step: call(step) if _begins(feed, step.index) else None
+    if place == "after_phase":
+        # Behind its last step, which is known for sure when the next phase begins; the run calls that of the last one.
+        return lambda step: call(_before(step, feed)) if step.index and _begins(feed, step.index) else None
+    return call
+
+
+def _begins(feed: Feed, index: int) -> bool:
+    """Whether a step is the first one of its phase."""
+    return index == 0 or feed.phase(index).name != feed.phase(index - 1).name
+
+
+def _before(step: Step, feed: Feed) -> Step:
+    """The step before, of which only the phase is known."""
+    return Step(index=step.index - 1, phase=feed.phase(step.index - 1).name)
+
+
+def _versions(model: ModelParts) -> tuple[list[int], list[tuple[int, int]]]:
+    """How often parameters have been written to, and gradients; writes through `.data` are not seen."""
+    parameters = [_local(parameter)._version for parameter in model.parameters()]
+    gradients = [
+        (0, 0) if parameter.grad is None else (id(parameter.grad), _local(parameter.grad)._version)
+        for parameter in model.parameters()
+    ]
+    return parameters, gradients
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+@define(kw_only=True, eq=False)
+class StepContext:
+    """What a function in place of a step gets.
+
+    batches: the microbatches of this rank, each once, in their order; gradients are summed over ranks in the backward
+    of the last one. scale: what losses are multiplied with before their backward: 1 / the valid tokens of the step on
+    all ranks, or its sequences or pairs where the loss is of these; 1 in evaluations. run: all else.
+    """
+
+    batches: Iterator[ModelBatch]
+    scale: float
+    run: RunContext
+    _whole: Callable[[None, ModelBatch], Tensor] = field(alias="whole")
+    _first: dict[int, ModelBatch] = field(factory=dict)
+    _losses: list[Tensor] = field(factory=list)
+    _rows: list[Any] = field(factory=list)
+
+    def forward(self, batch: ModelBatch) -> Tensor:
+        """The loss of a microbatch, summed over the valid tokens that this rank holds: a tensor without dimensions. In
+        evaluations the cross-entropy; with a head of rewards the loss itself.
+
+        Of the first forward of each microbatch the loss is recorded.
+        """
+        objective = self._whole(None, batch).sum()
+        if not torch.is_grad_enabled():
+            assert batch.cross_entropy is not None
+            return batch.cross_entropy
+        if id(batch) not in self._first:
+            self._first[id(batch)] = batch
+            self._losses.append(batch.sums)
+            self._rows += [batch.row_losses] if batch.row_losses is not None else []
+        return objective
+
+
+@op("step.body")
+def user_body(
+    plan: Plan,
+    user: dict[str, Any],
+    model: ModelParts,
+    rank: Rank,
+    accumulate: int,
+    sync: str,
+    resources: Resources,
+    wrapped: WrappedModel | None = None,
+    beat: HeartbeatWriter | None = None,
+) -> StepCall:
+    """Call the function with the microbatches of each step. Raises PartFailed where it leaves some of them out."""
+    wrapped = wrapped or WrappedModel.of(model)
+    call = HookCall.of("step", plan, user, resources, place=STEP)
+
+    def batches(step: Step) -> Iterator[ModelBatch]:
+        for number, microbatch in enumerate(step.microbatches, start=1):
+            wrapped.sync_gradients(number == len(step.microbatches) or sync == "microbatch")
+            if beat is not None:
+                beat.mark()
+            yield ModelBatch.of(microbatch, rank.device)
+
+    def run(step: Step) -> None:
+        assert 1 <= len(step.microbatches) <= accumulate
+        given, scale = batches(step), 1.0 / step.units
+        context = StepContext(batches=given, scale=scale, run=call.context(step), whole=wrapped.forward)
+        with failures_of(call.part):
+            found = call.function(context, **call.part.arguments)
+        if len(context._losses) != len(step.microbatches) or next(given, None) is not None:
+            taken = f"{len(context._losses)} of {len(step.microbatches)} microbatches"
+            raise call.part.failed(
+                f"has called `context.forward` of {taken}, and a step takes all of `context.batches`"
+            )
+        step.loss_sums = torch.stack(context._losses).sum(0)
+        step.row_losses = context._rows
+        call.record(found, step.index + 1)
+
+    return run
+
+
+def evaluation_body(
+    plan: Plan, user: dict[str, Any], resources: Resources
+) -> Callable[[Step, Iterator[ModelBatch]], float]:
+    """The function in place of the forward of evaluations: its sum of losses over the valid tokens of a rank."""
+    place = "in place of the forward of an evaluation"
+    call = HookCall.of("evaluation_step", plan, user, resources, place=place)
+
+    def run(step: Step, batches: Iterator[ModelBatch]) -> float:
+        context = StepContext(batches=batches, scale=1.0, run=call.context(step), whole=call.model.whole)
+        with failures_of(call.part):
+            found = call.function(context, **call.part.arguments)
+        if next(batches, None) is not None:
+            raise call.part.failed("has left out microbatches, and an evaluation takes all of `context.batches`")
+        try:
+            return float(found)
+        except (TypeError, ValueError):
+            kind = type(found).__name__
+            raise call.part.failed(f"returned {kind}, and the sum of losses is a number") from None
+
+    return run

@@ -1,0 +1,387 @@
+"""Memory that a rank holds, by purpose, as JSON and as text; and the report of a rank that ran out of memory."""
+
+import gc
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from attrs import asdict, define, field
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from xtrain.plan.estimates import Memory
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.device import MemoryNow, peak_bytes
+from xtrain.runtime.base.state import Rank, Resources
+from xtrain.runtime.nn.averages import WeightAverages
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.text.units import bytes_text, table
+
+PARTIAL = ".partial"
+
+
+def folder_of(directory: Path) -> Path:
+    """All of them."""
+    return directory / "profile"
+
+
+def file_of(folder: Path, rank: int, ending: str) -> Path:
+    """The file of a rank."""
+    return folder / f"rank-{rank:05d}.{ending}"
+
+
+def from_first(rank: Rank, found: Callable[[], int]) -> int:
+    """A number that only the first rank can know, on all of them. Collective."""
+    return int(summed(rank, found() if rank.is_first else 0)[0])
+
+
+def summed(rank: Rank, *numbers: float) -> list[float]:
+    """Numbers summed over all ranks. Collective."""
+    if rank.world_size == 1:
+        return list(numbers)
+    shared = torch.tensor(numbers, dtype=torch.float64, device=rank.device)
+    dist.all_reduce(shared)
+    return shared.tolist()
+
+
+def taken(directory: Path, begin: str) -> int:
+    """How many folders have a name that begins so: steps may be trained again, and what was seen before is kept."""
+    with suppress(OSError):
+        return sum(path.name.startswith(begin) for path in folder_of(directory).iterdir())
+    return 0
+
+
+def named(name: str, number: int) -> str:
+    """The name of the folder where `number` others have it before."""
+    return f"{name}-{number + 1}" if number else name
+
+
+def sweep(directory: Path) -> None:
+    """Remove what processes that were killed have left unfinished."""
+    with suppress(OSError):
+        for path in folder_of(directory).glob(f"*/*{PARTIAL}"):
+            path.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, write: Callable[[Path], Any]) -> int:
+    """Let a file be written under another name first; its bytes. Nothing is left of one that cannot be.
+
+    Raises whatever `write` does.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + PARTIAL)
+    try:
+        write(beside)
+        size = beside.stat().st_size
+        beside.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+    return size
+
+
+def write_json(path: Path, content: Any) -> int:
+    """Bytes of the file. Raises OSError."""
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    return write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+
+
+# In the order in which a storage that several of them share is counted.
+CATEGORIES: Final = ("parameters", "gradients", "optimizer", "averages", "unsharded", "buffers", "other")
+LARGEST: Final = 10
+
+
+@define
+class MemoryByCategory:
+    """Bytes by category: on the device that computes, and in host memory where that is another one.
+
+    optimizer: the moments; its counters of steps are `other`. unsharded: parameters that FSDP has gathered. other: all
+    other tensors that Python knows of; those that only a graph of autograd keeps are not among them. largest: the
+    largest of the others, as (bytes, type, shape).
+    """
+
+    device: dict[str, int] = field(factory=lambda: dict.fromkeys(CATEGORIES, 0))
+    host: dict[str, int] = field(factory=lambda: dict.fromkeys(CATEGORIES, 0))
+    largest: list[tuple[int, str, list[int]]] = field(factory=list)
+
+
+def memory_by_category(
+    model: ModelParts | None, optimizer: Optimizer | None, averages: Iterable[Tensor], device: torch.device
+) -> MemoryByCategory:
+    """Look at everything that is alive now. model, optimizer: None where they have not been made. averages: of the
+    parameters."""
+    found, seen = MemoryByCategory(), set[int]()
+    # Those of the optimizer are the pieces of this rank, whatever FSDP has put into the model.
+    if optimizer is not None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    else:
+        parameters = [] if model is None else [*model.parameters()]
+    named: dict[str, Iterable[Tensor | None]] = {
+        "parameters": parameters,
+        "gradients": [parameter.grad for parameter in parameters],
+        "optimizer": () if optimizer is None else _moments(optimizer),
+        "averages": averages,
+        "unsharded": () if model is None else _gathered(model),
+        "buffers": [] if model is None else [buffer for _, buffer in model.named_buffers()],
+        "other": _alive(),
+    }
+    others: list[tuple[int, str, list[int]]] = []
+    for category in CATEGORIES:
+        for tensor in named[category]:
+            piece = _piece(tensor)
+            size = _new_bytes(piece, seen)
+            if piece is None or not size:
+                continue
+            where = found.device if piece.device.type == device.type else found.host
+            where[category] += size
+            if category == "other":
+                others.append((size, str(piece.dtype).removeprefix("torch."), list(piece.shape)))
+    found.largest = sorted(others, reverse=True)[:LARGEST]
+    return found
+
+
+def _moments(optimizer: Optimizer) -> Iterator[Tensor]:
+    for state in optimizer.state.values():
+        yield from (tensor for tensor in state.values() if tensor.dim())
+
+
+def _gathered(model: ModelParts) -> Iterator[Tensor]:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            group: Any = module._get_fsdp_state()._fsdp_param_group
+            for parameter in group.fsdp_params if group is not None else ():
+                yield from parameter.all_gather_outputs
+
+
+def _alive() -> Iterator[Tensor]:
+    """All tensors of this process that Python knows of."""
+    # By type: `isinstance` would ask objects that do what they like when they are asked.
+    return (each for each in gc.get_objects() if issubclass(type(each), Tensor))
+
+
+def _piece(tensor: Tensor | None) -> Tensor | None:
+    """The part of this rank."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _new_bytes(piece: Tensor | None, seen: set[int]) -> int:
+    """Bytes of the storage of a tensor that has not been seen before; 0 of one without."""
+    if piece is None or piece.device.type == "meta":
+        return 0
+    try:
+        storage = piece.untyped_storage()
+        address, size = storage.data_ptr(), storage.nbytes()
+    except (RuntimeError, NotImplementedError):
+        return 0  # of a kind that has none: sparse ones, and those that stand for others
+    if not address or address in seen:
+        return 0
+    seen.add(address)
+    return size
+
+
+STATES: Final = ("parameters", "gradients", "optimizer", "averages")
+NOTES: Final = """\
+Looked at between two steps: what a step alone needs is not there then, and the plan's figures for it are those of the
+peak. `other` is tensors that Python knows of and that belong to none of these.
+"""
+
+
+def snapshot_text(found: Sequence[Mapping[str, Any]], *, node: str, world: int, note: str = "") -> str:
+    """The page, of the JSON of one rank each, in their order. note: a sentence about when it was taken."""
+    head = found[0]
+    lines = [f"# Memory after step {head['step']:,}", ""]
+    lines += [f"`{node}`, {len(found)} of {world:,} ranks; memory of the {_device(head)}. {note}".rstrip(), ""]
+    lines += [f"## Rank {head['rank']}", ""]
+    lines += [*of_rank(head), "", NOTES]
+    rows = [
+        (
+            str(each["rank"]),
+            *(bytes_text(_bytes(each, name)) for name in STATES),
+            bytes_text(_bytes(each, "other")),
+            bytes_text(_most(each)),
+            bytes_text(each["planned"]["allocated"]),
+        )
+        for each in found
+    ]
+    peak = "peak allocated" if head["allocator"] else "peak resident"
+    lines += ["## All that were looked at", ""]
+    lines += [*table(("rank", *STATES, "other", peak, "planned peak"), rows, texts=0), ""]
+    return "\n".join(lines)
+
+
+def of_rank(one: Mapping[str, Any]) -> list[str]:
+    """The table of one rank: what it holds beside what is planned."""
+    return table(("what", "planned", "held"), _rows(one), texts=1)
+
+
+def _rows(one: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    planned = one["planned"]
+    rows = [(name, bytes_text(planned[name]), bytes_text(_bytes(one, name))) for name in STATES if _there(one, name)]
+    rows += [
+        (name, bytes_text(planned[name]) if name in planned else "", bytes_text(_bytes(one, name)))
+        for name in ("unsharded", "buffers", "other")
+    ]
+    rows += [
+        (f"{name}, at the peak", bytes_text(planned[name]), "")
+        for name in ("unreduced", "activations", "loss", "working", "reserve")
+        if planned[name]
+    ]
+    known = sum(one["held"].values())
+    rows.append(("all of it", bytes_text(planned["total"]), bytes_text(known)))
+    allocator: Mapping[str, int] = one["allocator"] or {}
+    rows += [(f"allocator: {_words(name)}", "", bytes_text(size)) for name, size in allocator.items()]
+    rows += [(f"process: {_words(name)}", "", bytes_text(size)) for name, size in one["process"].items()]
+    return rows
+
+
+def _there(one: Mapping[str, Any], name: str) -> bool:
+    return bool(one["planned"][name] or _bytes(one, name))
+
+
+def _bytes(one: Mapping[str, Any], name: str) -> int:
+    """Held on the device, and in host memory what the plan has put there."""
+    host: Mapping[str, int] = one["held_in_host"] or {}
+    return one["held"][name] + (host.get(name, 0) if name in STATES else 0)
+
+
+def _most(one: Mapping[str, Any]) -> int:
+    return one["allocator"]["peak_allocated_bytes"] if one["allocator"] else one["process"]["peak_bytes"]
+
+
+def _device(one: Mapping[str, Any]) -> str:
+    return "GPU" if one["allocator"] else "CPU"
+
+
+def _words(name: str) -> str:
+    return name.removesuffix("_bytes").replace("_", " ")
+
+
+def found(
+    rank: Rank,
+    step: int,
+    model: ModelParts | None,
+    optimizer: Optimizer | None,
+    ema: WeightAverages | None,
+    planned: Memory,
+) -> dict[str, Any]:
+    """planned: of this rank's pipeline coordinate. What set-up has not made yet holds nothing."""
+    device = rank.device
+    averages = _averages(model, ema)
+    seen = memory_by_category(model, optimizer, averages, device)
+    on_gpu = device.type == "cuda"
+    return {
+        "rank": rank.rank,
+        "step": step,
+        "time": time.time(),
+        "device": device.type,
+        "coordinates": rank.coordinates,
+        "held": seen.device,
+        "held_in_host": seen.host if on_gpu else None,
+        "largest_others": [{"bytes": size, "type": type, "shape": shape} for size, type, shape in seen.largest],
+        "allocator": _allocator(device, sum(seen.device.values())) if on_gpu else None,
+        "process": {**MemoryNow(torch.device("cpu")).take(), "peak_bytes": peak_bytes(torch.device("cpu"))},
+        "planned": {**asdict(planned), "allocated": planned.allocated_bytes, "total": planned.total_bytes},
+    }
+
+
+def planned_of(plan: Plan, rank: Rank) -> Memory:
+    """The plan's figures for the rank with the most of this rank's pipeline coordinate."""
+    return next(each.memory for each in plan.estimates.classes if each.pp == rank.coordinates["pp"])
+
+
+def _allocator(device: torch.device, known: int) -> dict[str, int]:
+    """Of a GPU's allocator. unknown_bytes: allocated and held by no tensor that Python knows of."""
+    stats = torch.cuda.memory_stats(device)
+    allocated = stats["allocated_bytes.all.current"]
+    return {
+        "allocated_bytes": allocated,
+        "reserved_bytes": stats["reserved_bytes.all.current"],
+        "peak_allocated_bytes": stats["allocated_bytes.all.peak"],
+        "peak_reserved_bytes": stats["reserved_bytes.all.peak"],
+        "unknown_bytes": allocated - known,
+    }
+
+
+def _averages(model: ModelParts | None, ema: WeightAverages | None) -> list[Tensor]:
+    """Those of parameters, as the plan counts them."""
+    if model is None or ema is None:
+        return []
+    return [ema.averages[name] for name, _ in model.named_parameters()]
+
+
+# What allocators say, those of torch for a CPU and a GPU, of libraries of NVIDIA, of C++ and of the system.
+SAYS: Final = re.compile(
+    r"out of memory|can't allocate memory|cannot allocate memory|not enough memory|bad_alloc|_ALLOC_FAILED",
+    re.IGNORECASE,
+)
+NOTE: Final = """\
+Looked at when the error had been raised: what the step had made by then is among `other`, but for what a graph of
+autograd alone keeps. The plan's figures are those of the peak of a step.
+"""
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error, or one that it was raised from, says that there is no memory left."""
+    cause: BaseException | None = error
+    while cause is not None:
+        says_so = isinstance(cause, RuntimeError | OSError) and SAYS.search(str(cause)) is not None
+        if says_so or isinstance(cause, MemoryError | torch.OutOfMemoryError):
+            return True
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return False
+
+
+def write(directory: Path, attempt: int, resources: Resources, error: BaseException, place: str) -> str:
+    """Write what this rank holds, beside what is planned of it; what is to be said of that, in a line.
+
+    place: the node under way. Never raises: what cannot be written is missing.
+    """
+    if "rank" not in resources:  # it has not begun yet
+        return ""
+    try:
+        return _written(directory / "logs" / f"memory-{attempt}", resources, error, place)
+    except Exception as fault:  # there is no memory left, or no disk
+        return f"the memory report could not be written: {_line(fault)}"
+
+
+def _written(folder: Path, resources: Resources, error: BaseException, place: str) -> str:
+    rank, step = resources["rank"], resources["progress"].step
+    model, optimizer, ema = (resources.get(name) for name in ("model", "optimizer", "ema"))
+    own = found(rank, step, model, optimizer, ema, planned_of(resources["plan"], rank))
+    own |= {"node": place, "error": _line(error)}
+    write_json(file_of(folder, rank.rank, "json"), own)
+    page = file_of(folder, rank.rank, "md")
+    write_whole(page, lambda beside: beside.write_text(_page(own), encoding="utf-8"))
+    if rank.device.type == "cuda":
+        with suppress(Exception):
+            pickle = file_of(folder, rank.rank, "pickle")
+            write_whole(pickle, lambda beside: torch.cuda.memory._dump_snapshot(str(beside)))
+    parts = [f"the rank held {bytes_text(sum(own['held'].values()))} in tensors"]
+    if own["allocator"] is not None:
+        parts.append(f"{bytes_text(own['allocator']['reserved_bytes'])} reserved on the device")
+    elif "resident_bytes" in own["process"]:
+        parts.append(f"{bytes_text(own['process']['resident_bytes'])} as a process")
+    parts.append(f"and {bytes_text(own['planned']['allocated'])} are planned at the peak of a step")
+    return f"{', '.join(parts)}; report: {page}"
+
+
+def _page(own: dict[str, Any]) -> str:
+    lines = [f"# Rank {own['rank']} out of memory in step {own['step'] + 1:,}, {own['node']}", "", own["error"], ""]
+    others = [
+        f"- {bytes_text(each['bytes'])}, {each['type']} of {' × '.join(map(str, each['shape'])) or 'one number'}"
+        for each in own["largest_others"]
+    ]
+    return "\n".join([*lines, *of_rank(own), "", NOTE, "The largest of `other`:", "", *(others or ["- none"]), ""])
+
+
+def _line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

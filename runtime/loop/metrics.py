@@ -1,0 +1,304 @@
+"""Metrics of a run since the last record: losses of datasets, rates of computation, and balance of routers."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from attrs import define, field, frozen
+from torch import Tensor
+
+from xtrain.plan.estimates import Work
+from xtrain.plan.hardware import FP8, FP8_SPEED, product_format
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.device import peak_flops as peak_of_device
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.feed.microbatch import DocumentSums
+from xtrain.runtime.nn.batch import RowLosses, Step, StepCall
+from xtrain.runtime.nn.build import compute_format
+from xtrain.runtime.nn.router import ExpertRouter
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.observe.heartbeat import WAITS
+
+
+@define
+class CountedWork:
+    """What some steps were computed of, on all ranks together.
+
+    valid_tokens: those that were learned from. positions: all of them, padding included. Else as in DocumentSums.
+    """
+
+    valid_tokens: int = 0
+    positions: int = 0
+    tokens: int = 0
+    pairs: int = 0
+    laid_pairs: int = 0
+
+    def add(self, valid_tokens: int, positions: int, documents: DocumentSums) -> None:
+        """Count one more step."""
+        self.valid_tokens += valid_tokens
+        self.positions += positions
+        self.tokens += documents.tokens
+        self.pairs += documents.pairs
+        self.laid_pairs += documents.laid_pairs
+
+
+@frozen(kw_only=True)
+class Rates:
+    """work: of one model. devices: how many compute it. peak: operations a second that all of them could do together,
+    None where that is not known of each; fp8_peak: the same of those in fp8, where there are some."""
+
+    work: Work
+    devices: int
+    peak: float | None
+    fp8_peak: float | None = None
+
+    def of(self, counted: CountedWork, seconds: float) -> dict[str, float]:
+        """The figures of a record by name, of steps that took `seconds` together; shares only where `peak` is known."""
+        if seconds <= 0:
+            return {}
+        model = self.model_flops(counted)
+        found = {
+            "valid_tokens_per_second": counted.valid_tokens / seconds,
+            "tflops": model / seconds / self.devices / 1e12,
+        }
+        if self.peak is not None:
+            hardware = self.hardware_flops(counted)
+            fp8, again = self.work.position_fp8, self.work.position_fp8_again
+            found["mfu"] = self._usual(model, fp8 * counted.tokens) / seconds / self.peak
+            found["mfu_causal"] = self._usual(self.causal_flops(counted), fp8 * counted.tokens) / seconds / self.peak
+            found["hfu"] = self._usual(hardware, (fp8 + again) * counted.positions) / seconds / self.peak
+        return found
+
+    def _usual(self, flops: float, fp8: float) -> float:
+        """Operations, so many of them in fp8, as those of the compute format that take as long at the peak."""
+        return flops if self.peak is None or self.fp8_peak is None else flops - fp8 + fp8 * self.peak / self.fp8_peak
+
+    def model_flops(self, counted: CountedWork) -> int:
+        """As PaLM counts (arXiv 2204.02311, appendix B): nothing off for causality, nothing for recomputation."""
+        return self.work.position * counted.tokens + self.work.pair * counted.pairs
+
+    def causal_flops(self, counted: CountedWork) -> float:
+        """The same with attention to earlier positions and the own one alone."""
+        return self.work.position * counted.tokens + self.work.pair * (counted.pairs + counted.tokens) / 2
+
+    def hardware_flops(self, counted: CountedWork) -> int:
+        """What devices are given to do, as the plan counts it: padding and second runs, and attention in full."""
+        products = self.work.position + self.work.position_again
+        attention = self.work.pair + self.work.pair_again
+        return products * counted.positions + attention * counted.laid_pairs
+
+
+# Rows of a dataset without a single valid token, after which that is worth a warning.
+UNLABELLED_ROWS: Final = 50
+
+
+class DatasetLosses:
+    """Cross-entropies and valid tokens of each dataset on this rank, since they were last taken.
+
+    They stay on the device, and ranks exchange them only when they are taken. Of one dataset alone there is nothing to
+    count: its loss is that of the run.
+    """
+
+    def __init__(self, names: Sequence[str], rank: Rank) -> None:
+        self._names, self._rank = tuple(names), rank
+        # Those of which no token was learned from since the run was started, nor a word said about it.
+        self._unlabelled = dict.fromkeys(names) if len(names) > 1 else {}
+        self._sums_2D: Tensor | None = None
+        if len(names) > 1:
+            self._sums_2D = torch.zeros(2, len(names), dtype=torch.float64, device=rank.device)
+            self._numbers_D = torch.arange(len(names), device=rank.device)
+
+    @torch.no_grad()
+    def add(self, batches: Iterable[RowLosses]) -> None:
+        """Count the rows of some microbatches; those of tensor-parallel peers are counted by one of them."""
+        if self._sums_2D is None or not self._rank.is_tp_first:
+            return
+        for batch in batches:
+            own_BD = batch.dataset_B[:, None] == self._numbers_D
+            for sums_D, of_rows_B in zip(self._sums_2D, (batch.cross_entropy_B, batch.valid_B), strict=True):
+                # Chosen, not multiplied by 0 or 1: what is no number in one dataset is none in the others.
+                sums_D += torch.where(own_BD, of_rows_B[:, None], 0.0).sum(0)
+
+    def clear(self) -> None:
+        """Begin anew."""
+        if self._sums_2D is not None:
+            self._sums_2D.zero_()
+
+    def take(self) -> dict[str, float]:
+        """`loss/NAME`, in nats a token, and `valid_tokens/NAME`, over all ranks; nothing of a dataset without valid
+        tokens. Collective where there are several datasets."""
+        if self._sums_2D is None:
+            return {}
+        if self._rank.world_size > 1:
+            dist.all_reduce(self._sums_2D)
+        sums, tokens = self._sums_2D.tolist()
+        self.clear()
+        for name, count in zip(self._names, tokens, strict=True):
+            if count:
+                self._unlabelled.pop(name, None)
+        seen = [(name, total, count) for name, total, count in zip(self._names, sums, tokens, strict=True) if count]
+        found: dict[str, float] = {f"loss/{name}": total / count for name, total, count in seen}
+        found |= {f"valid_tokens/{name}": int(count) for name, _, count in seen}
+        return found
+
+    def unlabelled(self, rows: dict[str, int]) -> list[str]:
+        """The datasets that have given many rows and not one valid token, each once. rows: of each dataset, since the
+        run was started."""
+        found = [name for name in self._unlabelled if rows.get(name, 0) >= UNLABELLED_ROWS]
+        for name in found:
+            del self._unlabelled[name]
+        return found
+
+
+@define
+class Window:
+    """The steps since the last log line. timed: those of them that times are of, which are all but the first one of a
+    start, and what `counted` is of. comm_seconds: that this rank waited for others; 0 where nobody measures."""
+
+    losses: DatasetLosses
+    rates: Rates
+    sequence: int
+    steps: int = 0
+    rows: int = 0
+    valid_tokens: int = 0
+    timed: int = 0
+    seconds: float = 0.0
+    data_seconds: float = 0.0
+    comm_seconds: float = 0.0
+    counted: CountedWork = field(factory=CountedWork)
+    node_seconds: dict[str, float] = field(factory=dict)
+    logged: int | None = None
+    """The step that was logged last; None where none was since the run began, or went back."""
+
+    def add(self, step: Step, now: float) -> None:
+        self.steps += 1
+        self.rows += step.rows
+        self.valid_tokens += step.valid_tokens
+        self.losses.add(step.row_losses)
+        if step.warms_up:
+            return
+        self.timed += 1
+        self.seconds += now - step.began
+        self.data_seconds += step.data_seconds
+        self.comm_seconds += WAITS.seconds - step.waited
+        self.counted.add(step.valid_tokens, step.rows * self.sequence, step.documents)
+
+    def clear(self) -> None:
+        self.steps = self.rows = self.valid_tokens = self.timed = 0
+        self.seconds = self.data_seconds = self.comm_seconds = 0.0
+        self.counted = CountedWork()
+        for node in self.node_seconds:
+            self.node_seconds[node] = 0.0
+        self.losses.clear()
+        self.logged = None
+
+
+@op("setup.observe", gives="window")
+def observe(plan: Plan, rank: Rank, peak_flops: float | None) -> Window:
+    """Start counting. peak_flops: what a device can do, if the spec says so; else its data sheet does. Collective."""
+    WAITS.begin(plan, rank)
+    fp8 = None
+    if peak_flops is None:
+        product = product_format(compute_format(plan), plan.node("setup.bootstrap").args["matmul"])
+        peak_flops = peak_of_device(rank.device, product)
+        fp8 = peak_of_device(rank.device, FP8)
+    else:
+        fp8 = FP8_SPEED * peak_flops
+    in_fp8 = plan.estimates.work.position_fp8 > 0
+    return Window(
+        losses=DatasetLosses(plan.node("setup.loader").args["datasets"], rank),
+        rates=Rates(
+            work=plan.estimates.work,
+            devices=rank.world_size * rank.replicas,
+            peak=_of_all(peak_flops, rank),
+            fp8_peak=_of_all(fp8, rank) if in_fp8 else None,
+        ),
+        sequence=plan.node("setup.loader").args["sequence"],
+    )
+
+
+def _of_all(peak: float | None, rank: Rank) -> float | None:
+    """The sum over the devices of all ranks, which need not be alike; None unless each is known. Collective."""
+    if rank.world_size == 1:
+        return None if peak is None else peak * rank.replicas
+    sums = torch.tensor([peak or 0.0, float(peak is None)], dtype=torch.float64, device=rank.device)
+    dist.all_reduce(sums)
+    whole, unknown = sums.tolist()
+    return None if unknown else whole * rank.replicas
+
+
+class RouterCounts:
+    """Counts of all routers of the model, of all ranks, since they were last taken."""
+
+    def __init__(self, model: ModelParts, rank: Rank, layers: int, experts: int) -> None:
+        self._rank = rank
+        self._routers = routers(model)
+        self._before = torch.zeros(layers, experts + 1, dtype=torch.float64, device=rank.device)
+        self._begun = {layer: router.begun for layer, router in self._routers.items()}
+
+    @torch.no_grad()
+    def take(self) -> tuple[Tensor, Tensor]:
+        """Loads [N, E] (assignments of real tokens) and sums of aux losses over rows [N]. Collective."""
+        now = torch.zeros_like(self._before)
+        for layer, router in self._routers.items():
+            if router.begun != self._begun[layer]:
+                self._begun[layer] = router.begun
+                self._before[layer] = 0
+            if router.loads_E is not None and router.aux is not None:
+                now[layer, :-1], now[layer, -1] = router.loads_E, router.aux
+        new, self._before = now - self._before, now
+        if self._rank.world_size > 1:
+            dist.all_reduce(new)
+        return new[:, :-1], new[:, -1]
+
+
+def routers(model: ModelParts) -> dict[int, ExpertRouter]:
+    """The routers on this rank by number of their layer."""
+    return {int(n.split(".")[1]): m for n, m in model.named_modules() if isinstance(m, ExpertRouter)}
+
+
+@op("step.router_bias")
+def balance(plan: Plan, model: ModelParts, rank: Rank, speed: float) -> StepCall:
+    """Move the bias of every expert by `speed`, up if it got less than its share of the step's tokens, down if more.
+
+    DeepSeek-V3 (arXiv 2412.19437) §2.1.2. Loads are whole numbers over all ranks, so all ranks move alike.
+    """
+    counts = RouterCounts(model, rank, plan.architecture.layers, plan.architecture.experts)
+    found = routers(model)
+
+    def run(step: Step) -> None:
+        loads_NE, _ = counts.take()
+        for layer, router in found.items():
+            assert router.e_score_correction_bias is not None
+            load_E = loads_NE[layer]
+            router.e_score_correction_bias += speed * torch.sign(load_E.mean() - load_E)
+
+    return run
+
+
+@frozen(eq=False)
+class RouterMetrics:
+    """Numbers of a log line: `moe/aux_loss`, its mean over rows, layers with experts and the steps since the
+    last line, and `moe/load/<layer>`, the share of assignments of every expert. layers: those with experts."""
+
+    counts: RouterCounts | None
+    layers: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, plan: Plan, model: ModelParts, rank: Rank) -> "RouterMetrics":
+        """For a dense model too, of which there is nothing to say."""
+        arch = plan.architecture
+        counts = RouterCounts(model, rank, arch.layers, arch.experts) if arch.is_moe else None
+        return cls(counts=counts, layers=arch.expert_layers)
+
+    def take(self, rows: int) -> dict[str, float | list[float]]:
+        """Collective. `rows`: those of the steps that have ended since the last line."""
+        if self.counts is None:
+            return {}
+        loads_NE, aux_N = self.counts.take()
+        shares_NE = loads_NE / loads_NE.sum(1, keepdim=True).clamp(min=1)
+        *shares, (aux, *_) = torch.cat((shares_NE, aux_N.sum().expand(1, shares_NE.shape[1]))).tolist()
+        taken = {"moe/aux_loss": aux / (len(self.layers) * max(1, rows))}
+        return taken | {f"moe/load/{layer}": shares[layer] for layer in self.layers}

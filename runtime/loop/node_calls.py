@@ -1,0 +1,161 @@
+"""Order of a plan's nodes, the ticks that are due, and the callables of the nodes on this rank."""
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import Any
+
+import networkx as nx
+from attrs import define, field, frozen
+
+from xtrain.dsl.schema.actions import action_of
+from xtrain.plan.plan import Node, Plan, PlanTick
+from xtrain.plan.step_sizes import StepSizes
+from xtrain.plan.timeline import passes
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.ops import OPS, op_of
+from xtrain.runtime.base.state import Clocks, Progress, Resources
+from xtrain.runtime.nn.batch import Step, StepCall
+from xtrain.runtime.observe.heartbeat import LASTING, HeartbeatWriter
+
+
+@frozen
+class DueTick:
+    """A tick, counted, with its nodes bound, by their ids; `due` is asked once after every step."""
+
+    tick: PlanTick
+    calls: dict[str, StepCall]
+    clock: int | None
+
+    def due(self, step: int, tokens: int, of_epochs: int, of_step: int, clocks: Clocks) -> bool:
+        """After `step` steps of the run. tokens: that it has taken, `of_step` in the last one; of_epochs: those of the
+        data its epochs are of."""
+        if self.clock is not None:
+            return clocks.due(self.clock)
+        if self.tick.tokens is not None:
+            return passes(of_epochs if self.tick.epochs is not None else tokens, of_step, self.tick.tokens)
+        assert self.tick.steps is not None
+        return step % self.tick.steps == 0
+
+
+@define
+class DueTicks:
+    """The ticks of a run, and which of them are due: behind a step that has ended, or behind the one under way."""
+
+    progress: Progress
+    clocks: Clocks
+    sizes: StepSizes
+    """Tokens of every step."""
+    ticks: list[DueTick] = field(factory=list)
+    tokens_taken: Callable[[int], int] = int
+    """Tokens of the data after so many steps."""
+
+    def due(self, ahead: int = 0) -> list[DueTick]:
+        """ahead: 1 for what will be due when the step under way has ended."""
+        step = self.progress.step + ahead
+        of_step, of_epochs = self.sizes.at(step - 1), self.tokens_taken(step)
+        tokens = self.progress.tokens + ahead * of_step
+        return [tick for tick in self.ticks if tick.due(step, tokens, of_epochs, of_step, self.clocks)]
+
+    def will_run(self, nodes: Collection[str]) -> bool:
+        """Whether any of these nodes runs behind the step under way, by a tick; known once ranks have agreed."""
+        return any(not tick.calls.keys().isdisjoint(nodes) for tick in self.due(ahead=1))
+
+
+def nodes_due(ticks: Sequence[DueTick]) -> dict[str, StepCall]:
+    """What ticks that are due in the same step run, in their order: a node that several of them name runs once."""
+    return {node: call for tick in ticks for node, call in tick.calls.items()}
+
+
+def topological(plan: Plan) -> list[Node]:
+    """Nodes in an order that respects every edge, the plan's own order where the edges leave a choice."""
+    graph = nx.DiGraph()
+    place = {node.id: number for number, node in enumerate(plan.nodes)}
+    graph.add_nodes_from(place)
+    graph.add_edges_from((edge.before, edge.after) for edge in plan.edges)
+    order = nx.lexicographical_topological_sort(graph, key=place.__getitem__)
+    by_id = {node.id: node for node in plan.nodes}
+    return [by_id[node_id] for node_id in order]
+
+
+@define(eq=False)
+class NodeCalls:
+    """last_step: the step that has ended last, None before the first and when the run has gone back."""
+
+    plan: Plan
+    resources: Resources
+    progress: Progress
+    beat: HeartbeatWriter
+    clocks: Clocks
+    last_step: Step | None = None
+    _bound: dict[str, StepCall] = field(factory=dict)
+    _hooks: list[Node] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._hooks = [node for node in self.plan.nodes if node.op in ("step.hook", "event.hook")]
+
+    def act(self, node: Node) -> Any:
+        """Call the op of a node: what it does at once, or the callable that it makes."""
+        return op_of(node).bind(node, {**self.resources, "node_id": node.id})()
+
+    def due_tick(self, tick: PlanTick) -> DueTick:
+        clock = self.clocks.add(tick.seconds) if tick.seconds is not None else None
+        return DueTick(tick, {node: self.call(node) for node in tick.nodes}, clock)
+
+    def call(self, node_id: str) -> StepCall:
+        """The callable of a step, tick or event node, made once."""
+        if node_id not in self._bound:
+            node = self.plan.node(node_id)
+            call = op_of(node).bind(node, {**self.resources, "node_id": node_id})()
+            call = self._with_hooks(node_id, call)
+            self._bound[node_id] = call if node.kind == "step" else self._marked(node, call)
+        return self._bound[node_id]
+
+    def _with_hooks(self, node_id: str, call: StepCall) -> StepCall:
+        """The call of a node with the hooks before and after it."""
+        around = [node for node in self._hooks if node_id in node.args.get("nodes", ())]
+        action = action_of(self.plan.node(node_id).op)
+        if not around or (action is not None and action.saves):  # a save that is due need not be made: the saver knows
+            return call
+        before, after = (
+            [self.call(node.id) for node in around if node.args["place"].startswith(word)]
+            for word in ("before", "after")
+        )
+
+        def run(step: Step) -> None:
+            for each in (*before, call, *after):
+                each(step)
+
+        return run
+
+    def call_hooks(self, place: str, **details: Any) -> None:
+        """Call the hooks of a place that no node alone decides about."""
+        step = self.last_step or Step(index=max(0, self.progress.step - 1))
+        for node in self._hooks:
+            if node.args["place"] == place:
+                self.beat.at(node.id, lasting=True)
+                OPS["event.hook"].bind(node, {**self.resources, "node_id": node.id})()(step, **details)
+
+    def call_failure_hooks(self, error: BaseException) -> None:
+        """What goes wrong in them is a warning: the run has failed for another reason."""
+        if "optimizer" not in self.resources or "feed" not in self.resources:
+            return
+        try:
+            self.call_hooks("at_failure", failure=error)
+        except (Exception, SystemExit) as another:
+            with suppress(EnvironmentFault):
+                records = self.resources["records"]
+                records.warn(f"a hook at_failure: {another}", step=self.progress.step, every_rank=True)
+
+    def _marked(self, node: Node, call: StepCall) -> StepCall:
+        """The call with a mark before it; the first time it may take long, as it may compile."""
+        action, before = action_of(node.op), False
+        lasting = node.op in LASTING if action is None or action.lasting is None else action.lasting
+        compiles = action is None or action.lasting is None
+
+        def run(step: Step) -> None:
+            nonlocal before
+            self.beat.at(node.id, lasting=lasting or (compiles and not before))
+            before = True
+            call(step)
+
+        return run

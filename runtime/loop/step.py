@@ -1,0 +1,430 @@
+"""Ops of a training step, in the order of the plan, and steps whose loss or gradient norm is not finite.
+
+An op takes what it needs once and returns the callable that the loop runs.
+"""
+
+import time
+from math import isfinite
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from xtrain.plan.plan import Plan
+from xtrain.records.training_events import PhaseEvent
+from xtrain.runtime.base.mesh import Meshes
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import BadSteps, Progress, Rank
+from xtrain.runtime.feed.microbatch import DocumentSums
+from xtrain.runtime.feed.setup import Feed
+from xtrain.runtime.loop.agreement import Agreement, Limits
+from xtrain.runtime.loop.alerts import AlertMonitor
+from xtrain.runtime.loop.metrics import Window
+from xtrain.runtime.nn.axes import local
+from xtrain.runtime.nn.batch import ModelBatch, NonFinite, NothingLearned, SkipStep, Step, StepCall
+from xtrain.runtime.nn.gradients import GradientNorm, clip_factor
+from xtrain.runtime.nn.optimizer import MovesWeights, Schedule, SeveralOptimizers
+from xtrain.runtime.nn.pipeline import Outlines, PipelineSchedule, WrappedModel
+from xtrain.runtime.nn.router import ExpertRouter
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter
+from xtrain.runtime.observe.records import Records
+from xtrain.runtime.observe.watch import Poller
+from xtrain.text.units import plural
+
+
+@op("step.fetch")
+def fetch(feed: Feed, rank: Rank, readers: list[int], records: Records | None = None) -> StepCall:
+    """Take this rank's microbatches of the step, on the pipeline coordinates `readers`; others have none yet.
+
+    Of several phases each is reported when it begins, and that in which a run goes on.
+    """
+    reads = rank.coordinates["pp"] in readers
+    several, reported = len(feed.phases) > 1, ""
+
+    def run(step: Step) -> None:
+        nonlocal reported
+        phase = feed.phase(step.index)
+        step.phase = phase.name
+        if several and phase.name != reported and records is not None:
+            shares = {name: share for name, share in phase.shares.items() if share}
+            event = PhaseEvent(
+                step=step.index,
+                name=phase.name,
+                shares=shares,
+                lr_scale=phase.lr_scale,
+                epoch=feed.epoch(step.index),
+            )
+            records.event(event)
+            reported = phase.name
+        begin = time.perf_counter()
+        step.microbatches = feed.microbatches(step.index) if reads else []
+        step.data_seconds = time.perf_counter() - begin
+
+    return run
+
+
+@op("step.share_outline")
+def outline(
+    plan: Plan, feed: Feed, rank: Rank, meshes: Meshes, source: int, numbers: list[str] | None = None
+) -> StepCall:
+    """Tell the ranks that read nothing where documents lie, from the pipeline coordinate `source`. numbers: of rows,
+    that go with it."""
+    outlines = Outlines.of(plan, feed.collate, rank, meshes)
+    assert outlines.readers[0] == source and outlines.numbers == tuple(numbers or ())
+
+    def run(step: Step) -> None:
+        step.microbatches = outlines.share(step.microbatches, feed.loader.num_microbatches(step.index))
+
+    return run
+
+
+@op("step.agree")
+def agree(
+    plan: Plan,
+    rank: Rank,
+    agreement: Agreement,
+    poller: Poller,
+    progress: Progress,
+    time_limit_seconds: float | None = None,
+    stop_file: str | None = None,
+    empty_steps: int | None = None,
+    unit: str = "token",
+) -> StepCall:
+    """One sum over all ranks: the valid tokens of the step, how long its documents are, who was asked to stop, what
+    clocks and commands say.
+
+    unit: what the loss is divided by the number of, which is counted here too. empty_steps: so many in a row without a
+    valid token end the run. Raises, on all ranks alike, Halt if the run is to
+    stop, SkipStep if no rank has a valid token, and NothingLearned in the last of `empty_steps` such steps.
+    """
+    limited = time_limit_seconds is not None or stop_file is not None
+    limits = Limits(time_limit_seconds, stop_file) if limited else None
+    agreement.among(rank, limits)
+    if limits is not None:
+        poller.looks["a stop file"] = limits.look
+    counts = rank.is_tp_first and rank.coordinates["pp"] == 0
+    # Of the ranks that share rows one counts the documents in them.
+    measures = counts and rank.coordinates["ring"] == rank.coordinates["ulysses"] == 0
+
+    def run(step: Step) -> None:
+        valid = sum(m.num_valid for m in step.microbatches) if counts else 0
+        own = DocumentSums.of(step.microbatches, plan.estimates.work.pairs) if measures else DocumentSums()
+        counted = () if unit == "token" else (sum(m.num_units for m in step.microbatches) if measures else 0,)
+        heard = agreement.meet(valid, own.tokens, own.pairs, own.laid_pairs, *counted)
+        step.valid_tokens, *sums = map(int, heard)
+        step.documents = DocumentSums(*sums[:3])
+        step.units = sums[3] if counted else step.valid_tokens
+        if step.units == 0:
+            raise _empty(progress, empty_steps)
+
+    return run
+
+
+def _empty(progress: Progress, limit: int | None) -> Exception:
+    """What becomes of a step without a valid token. limit: of how many in a row; None in plans that had none."""
+    bad = progress.bad
+    bad.empty += 1
+    if limit is None:
+        return SkipStep("no rank has a valid token")
+    if bad.empty < limit:
+        return SkipStep(f"no rank has a valid token; {bad.empty} in a row of {limit}")
+    since = f"step {bad.last_good:,} was the last with a valid token" if bad.last_good else "no step had a valid token"
+    return NothingLearned(
+        f"{plural(limit, 'step')} in a row without a valid token ({since}): the labels of all rows are masked, "
+        "by a collator or by `train_on`, or the rows are padding; if this is intended, raise "
+        f"`fault_tolerance {{ empty_steps = {limit} }}`"
+    )
+
+
+@op("step.zero_gradients")
+def zero_gradients(optimizer: Optimizer) -> StepCall:
+    """Let go of all gradients. Those of an optimizer that has its own way to do that are let go of in that way."""
+    if type(optimizer).zero_grad is not Optimizer.zero_grad:
+        return lambda step: optimizer.zero_grad(set_to_none=True)
+
+    def run(step: Step) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    return run
+
+
+@op("step.router_rows")
+def router_rows(model: ModelParts, rank: Rank) -> StepCall:
+    """Losses of routers are means over the rows of a step: where it has fewer than a step behind the ramp, each counts
+    for more."""
+    factor = torch.ones((), dtype=torch.float64, device=rank.device)
+    for module in model.modules():
+        if isinstance(module, ExpertRouter):
+            module.row_factor = factor
+
+    def run(step: Step) -> None:
+        factor.fill_(1 / step.share)
+
+    return run
+
+
+@op("step.mtp_weight")
+def weigh_further(model: ModelParts, feed: Feed, weight: float) -> StepCall:
+    """Let further tokens count what the phase of the step says, or `weight`."""
+
+    def run(step: Step) -> None:
+        chosen = feed.phase(step.index).mtp_weight
+        for part in model.parts:
+            part.further_weight = weight if chosen is None else chosen
+
+    return run
+
+
+@op("step.forward_backward")
+def forward_backward(
+    model: ModelParts,
+    rank: Rank,
+    accumulate: int,
+    sync: str,
+    each: bool = False,
+    wrapped: WrappedModel | None = None,
+    beat: HeartbeatWriter | None = None,
+) -> StepCall:
+    """Mean of the loss over the valid tokens of the step, or its sequences or pairs, microbatch by microbatch.
+
+    The division is by the number on all ranks and microbatches, so gradients only ever add. Ranks exchange them in the
+    backward of the last microbatch, and where `sync` is `microbatch` in that of every one. accumulate: how many
+    microbatches a step has; in a ramp steps have fewer. each: nodes behind it see the cross-entropy of each token.
+    """
+    wrapped = wrapped or WrappedModel.of(model)
+    beat = beat or HeartbeatWriter()  # nobody looks at that one
+
+    def run(step: Step) -> None:
+        count = len(step.microbatches)
+        assert 1 <= count <= accumulate
+        scale = 1.0 / step.units
+        sums: list[Tensor] = []
+        for number, microbatch in enumerate(step.microbatches, start=1):
+            wrapped.sync_gradients(number == count or sync == "microbatch")
+            beat.mark()
+            batch = ModelBatch.of(microbatch, rank.device)
+            batch.each = each
+            wrapped.backward((wrapped.forward(None, batch) * scale).sum())
+            sums.append(batch.sums)
+            step.row_losses += [batch.row_losses] if batch.row_losses is not None else []
+            step.batches += [batch] if each else []
+        step.loss_sums = torch.stack(sums).sum(0)
+
+    return run
+
+
+@op("step.pipeline")
+def pipelined(pipeline: PipelineSchedule, rank: Rank, accumulate: int, each: bool = False) -> StepCall:
+    """The same over the stages of a pipeline: its schedule decides which microbatch goes when."""
+
+    def run(step: Step) -> None:
+        assert 1 <= len(step.microbatches) <= accumulate
+        batches = [ModelBatch.of(microbatch, rank.device) for microbatch in step.microbatches]
+        for batch in batches:
+            batch.each = each
+        step.loss_sums = pipeline.train(batches, 1.0 / step.units)
+        step.row_losses = [batch.row_losses for batch in batches if batch.row_losses is not None]
+        step.batches = batches if each else []
+
+    return run
+
+
+@op("step.clip")
+def clip(
+    model: ModelParts,
+    rank: Rank,
+    progress: Progress,
+    max_norm: float | None = None,
+    deviations: float | None = None,
+    decay: float = 0.0,
+    first: int = 0,
+    wrapped: WrappedModel | None = None,
+) -> StepCall:
+    """Scale gradients so that their norm over all ranks is at most `max_norm`, and that which `NormStatistics` allow
+    for `deviations`, with `decay` and `first`."""
+    norm = GradientNorm(model, rank, None if wrapped is None else wrapped.gradients)
+
+    def run(step: Step) -> None:
+        _reduce(step, norm, rank, model)
+        limit = float("inf") if max_norm is None else max_norm
+        if deviations is not None and isfinite(step.loss) and isfinite(step.grad_norm):
+            limit = min(limit, progress.norms.limit(step.grad_norm, deviations, decay, first))
+        step.clipped = clip_factor(step.grad_norm, limit)
+        norm.scale(limit)
+
+    return run
+
+
+@op("step.clip_value")
+def clip_value(model: ModelParts, largest: float) -> StepCall:
+    """Limit every element of the gradients to `largest`, up and down."""
+
+    @torch.no_grad()
+    def run(step: Step) -> None:
+        gradients = [local(parameter.grad) for _, parameter in model.trained() if parameter.grad is not None]
+        if gradients:
+            torch._foreach_clamp_max_(gradients, largest)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_clamp_min_(gradients, -largest)  # pyright: ignore[reportPrivateImportUsage]
+
+    return run
+
+
+@op("step.gradient_norm")
+def gradient_norm(model: ModelParts, rank: Rank, wrapped: WrappedModel | None = None) -> StepCall:
+    """Measure the norm of the gradients over all ranks; nothing is scaled."""
+    norm = GradientNorm(model, rank, None if wrapped is None else wrapped.gradients)
+
+    def run(step: Step) -> None:
+        _reduce(step, norm, rank, model)
+
+    return run
+
+
+def _reduce(step: Step, norm: GradientNorm, rank: Rank, model: ModelParts) -> None:
+    assert step.loss_sums is not None
+    sums = norm.measure(step.loss_sums if rank.is_tp_first else torch.zeros_like(step.loss_sums))
+    step.loss = sums[0] / (step.valid_tokens if model.predicts else step.units)
+    step.record(model.measured, sums[1:], step.units if model.measures_units else step.valid_tokens)
+    step.grad_norm = norm.value
+
+
+@op("step.schedule")
+def schedule_lr(plan: Plan, optimizer: Optimizer, schedule: Schedule, decay: str | None = None) -> StepCall:
+    """Set the learning rate of this step. decay: what weight decay is in proportion to as well: `lr`, as a share of its
+    peak (Defazio 2025, arXiv 2506.02285); None: it is what it is."""
+    assert decay in (None, "lr")
+    peak = plan.node("setup.scheduler").args["lr"]
+    decays = [group.get("weight_decay", 0.0) for group in optimizer.param_groups]
+
+    def run(step: Step) -> None:
+        step.lr = schedule(step.index)
+        for group in optimizer.param_groups:
+            group["lr"] = step.lr * group.get("lr_scale", 1.0)
+        if decay is not None:
+            for group, whole in zip(optimizer.param_groups, decays, strict=True):
+                group["weight_decay"] = whole * (step.lr / peak)
+
+    return run
+
+
+@op("step.training_point")
+def to_training_point(optimizer: Optimizer) -> StepCall:
+    """Move the weights to where gradients are taken; the update of the step moves them back."""
+    several = optimizer.optimizers if isinstance(optimizer, SeveralOptimizers) else (optimizer,)
+    moving = [each for each in several if isinstance(each, MovesWeights)]
+
+    def run(step: Step) -> None:
+        for each in moving:
+            each.to_training_point()
+
+    return run
+
+
+@op("step.optimizer")
+def update(optimizer: Optimizer) -> StepCall:
+    def run(step: Step) -> None:
+        if isinstance(optimizer, SeveralOptimizers):
+            optimizer.left_out = step.left_out
+        optimizer.step()
+
+    return run
+
+
+@op("step.measure")
+def measure(window: Window, rank: Rank, alerts: AlertMonitor | None = None, lets_go: bool = True) -> StepCall:
+    """Add the step to what the next log line and alerts speak of. lets_go: of its microbatches, as nothing follows that
+    needs them."""
+    watched = alerts if rank.is_first else None
+
+    def run(step: Step) -> None:
+        now = time.perf_counter()
+        window.add(step, now)
+        if watched is not None:
+            watched.step_done(step, now - step.began)
+        if lets_go:
+            step.let_go()
+
+    return run
+
+
+@op("step.let_go")
+def let_go() -> StepCall:
+    """Let go of the microbatches of the step."""
+    return Step.let_go
+
+
+@op("step.check_finite")
+def check_finite(model: ModelParts, progress: Progress, limit: int, alerts: AlertMonitor | None = None) -> StepCall:
+    """Leave a step out whose loss or norm is not a number, but for the `limit`-th in a row.
+
+    Raises SkipStep for those that are left out, NonFinite for the `limit`-th, on all ranks alike.
+    """
+    counts = RouterCountsCopy(model) if limit > 1 else None
+
+    def run(step: Step) -> None:
+        number, bad = step.index + 1, progress.bad
+        if isfinite(step.loss) and isfinite(step.grad_norm):
+            bad.in_a_row, bad.empty, bad.last_good = 0, 0, number
+            bad.latest.clear()
+            if counts is not None:
+                counts.keep()
+            return
+        bad.in_a_row += 1
+        bad.total += 1
+        bad.latest.append((number, step.loss, step.grad_norm))
+        if alerts is not None:
+            alerts.bad_step(step.loss, step.grad_norm)
+        if bad.in_a_row >= limit:
+            raise NonFinite(number, step.loss, step.grad_norm, bad_steps_text(bad) if limit > 1 else "")
+        assert counts is not None
+        counts.restore()
+        reason = f"loss {step.loss:g}, gradient norm {step.grad_norm:g}; {bad.in_a_row} in a row of {limit}"
+        raise SkipStep(reason, loss=step.loss, grad_norm=step.grad_norm, in_a_row=bad.in_a_row, limit=limit)
+
+    return run
+
+
+def bad_steps_text(bad: BadSteps) -> str:
+    """The bad steps in a row, the latest with what they gave."""
+    listed = "; ".join(f"step {number}: loss {loss:g}, gradient norm {norm:g}" for number, loss, norm in bad.latest)
+    more = f"the latest {len(bad.latest)} of them: " if bad.in_a_row > len(bad.latest) else ""
+    since = f"step {bad.last_good:,} was the last good one" if bad.last_good else "none was good before"
+    return f"{plural(bad.in_a_row, 'step')} in a row without a finite loss and gradient norm ({since}): {more}{listed}"
+
+
+class RouterCountsCopy:
+    """What the routers of this rank had counted after the last good step.
+
+    Their counts only grow: one that has taken in something that is not a number would never give one again, and the
+    tokens of a step that is left out must not move the biases of experts.
+    """
+
+    def __init__(self, model: ModelParts) -> None:
+        self._routers = [module for module in model.modules() if isinstance(module, ExpertRouter)]
+        self._before: list[Tensor] = []
+        self._begun: list[int] = []
+
+    def keep(self) -> None:
+        """Remember the counts as they are."""
+        now = self._now()
+        if len(self._before) != len(now):
+            self._before = [torch.empty_like(count) for count in now]
+        if now:
+            torch._foreach_copy_(self._before, now)  # pyright: ignore[reportPrivateImportUsage]
+        self._begun = [router.begun for router in self._routers]
+
+    def restore(self) -> None:
+        """Go back to what was remembered since counting has begun, or to nothing."""
+        if self._begun == [router.begun for router in self._routers]:
+            if self._before:
+                torch._foreach_copy_(self._now(), self._before)  # pyright: ignore[reportPrivateImportUsage]
+            return
+        for router in self._routers:
+            router.loads_E = router.aux = None
+
+    def _now(self) -> list[Tensor]:
+        counts = ((router.loads_E, router.aux) for router in self._routers)
+        return [count for pair in counts for count in pair if count is not None]

@@ -1,0 +1,291 @@
+"""Training loop: steps as flat lists of calls, the ticks that are due after each, and steps that are left out."""
+
+import time
+from typing import Final
+
+from attrs import define, evolve
+
+from xtrain.dsl.schema.actions import SIGNALS
+from xtrain.plan.plan import Node, Plan, Timeline
+from xtrain.plan.step_sizes import StepSizes
+from xtrain.records.events import SignalEvent, StopEvent
+from xtrain.records.names import EndStatus
+from xtrain.records.training_events import EstimateEvent, NonFiniteEvent, SkippedEvent
+from xtrain.runtime.base import files as durable
+from xtrain.runtime.base.process import first_step
+from xtrain.runtime.base.state import Clocks, Progress
+from xtrain.runtime.feed.setup import Feed
+from xtrain.runtime.loop.alerts import AlertActions, informs
+from xtrain.runtime.loop.commands import Control, UnderWay
+from xtrain.runtime.loop.metrics import Window
+from xtrain.runtime.loop.node_calls import DueTicks, NodeCalls, nodes_due
+from xtrain.runtime.nn.batch import Halt, NonFinite, NothingLearned, RunIsOver, SkipStep, Step, StepAgain, StepCall
+from xtrain.runtime.observe.heartbeat import LASTING, WAITS
+from xtrain.runtime.observe.records import Records
+from xtrain.runtime.observe.stopping import StopRequests
+from xtrain.runtime.observe.watch import Poller
+from xtrain.runtime.store.beginning import FINISHED, begun_from, check_left, finished_step
+from xtrain.text.units import plural
+
+# Seconds of steps, and steps, that are measured before anything is said.
+LEAST_SECONDS: Final = 3.0
+LEAST_STEPS: Final = 2
+
+
+@define
+class TimeLeft:
+    """Of the first rank alone: all ranks wait for each other in every step."""
+
+    done: bool = False
+    _first: float | None = None
+    _steps: int = 0
+    _rows: int = 0
+    _seconds: float = 0.0
+
+    def after(self, step: Step, seconds: float, last: int, rows_left: int) -> EstimateEvent | None:
+        """The event `estimate` once enough has been measured, else None.
+
+        seconds: that the step has taken. last: the steps behind which this start of the run ends. rows_left: those that
+        it takes until then.
+        """
+        if step.warms_up:
+            self._first = seconds
+            return None
+        self._steps += 1
+        self._rows += step.rows
+        self._seconds += seconds
+        left = last - (step.index + 1)
+        if self._seconds < LEAST_SECONDS or self._steps < LEAST_STEPS or left <= 0:
+            return None
+        self.done = True
+        each = self._seconds / self._steps
+        return EstimateEvent(
+            step=step.index + 1,
+            step_seconds=each,
+            measured_steps=self._steps,
+            first_step_seconds=self._first,
+            steps_left=left,
+            seconds_left=rows_left * self._seconds / self._rows,
+        )
+
+
+STATUS_OF_EVENT: Final = {
+    "sigint": EndStatus.INTERRUPTED,
+    **dict.fromkeys(("sigterm", "sigusr1", "time_limit", "stop_file", "stop_at"), EndStatus.STOPPED),
+}
+
+
+@define(eq=False, kw_only=True)
+class TrainingLoop:
+    """order: all nodes of the plan, in which they run. reason: why the run was stopped, empty where it was not."""
+
+    plan: Plan
+    order: list[Node]
+    nodes: NodeCalls
+    records: Records
+    progress: Progress
+    requests: StopRequests
+    clocks: Clocks
+    control: Control
+    poller: Poller
+    under_way: UnderWay
+    alert_actions: AlertActions
+    due_ticks: DueTicks
+    reason: str = ""
+
+    def run(self) -> str:
+        """Train to the end of the run, or to what stops it before; how it ended: `done`, `stopped`, `interrupted`, or
+        `complete` where nothing was left to do."""
+        feed: Feed = self.nodes.resources["feed"]
+        window: Window = self.nodes.resources["window"]
+        begun = begun_from(self.plan, self.nodes.resources["begun"].start)
+        if (saver := self.nodes.resources.get("saver")) is not None:
+            saver.hooks = self.nodes.call_hooks
+            if (watch := self.nodes.resources.get("directory_watch")) is not None:
+                saver.look = watch.look
+        total = feed.steps
+        calls = [(node.id, self.nodes.call(node.id), node.op in LASTING) for node in self.order if node.kind == "step"]
+        timeline = feed.timeline
+        assert feed.batch is not None
+        due_ticks = self.due_ticks
+        due_ticks.ticks = [self.nodes.due_tick(tick) for tick in timeline.ticks]
+        due_ticks.tokens_taken, due_ticks.sizes = feed.tokens_taken, feed.batch.sizes
+        event_calls = {
+            r.event: tuple(map(self.nodes.call, r.nodes)) for r in self.plan.timeline.triggers if r.event != "nan"
+        }
+        on_nan = [r for r in self.plan.timeline.triggers if r.event == "nan"]
+        bad_steps = {r.count or 1: tuple(map(self.nodes.call, r.nodes)) for r in on_nan}
+        too_many = max(bad_steps)
+        fails = any(each.stop for each in on_nan)
+        check_left(self.plan, self.nodes.resources["begun"].start, self.records.directory, total)
+        self.records.flush(self.progress.step)  # what a checkpoint has kept of its step's record
+        if self.progress.step >= total and finished_step(self.records.directory) == self.progress.step:
+            return EndStatus.COMPLETE
+        sequence, sizes = feed.batch.sequence, feed.batch.row_sizes
+        seconds = window.node_seconds = dict.fromkeys((node for node, *_ in calls), 0.0)
+        spent = [0.0] * len(calls)
+        clock, at = time.perf_counter, self.nodes.beat.at
+        stopping, control, alert_actions, under_way = False, self.control, self.alert_actions, self.under_way
+        if self.records.first:
+            self.poller.begin()
+        time_left = TimeLeft(done=not self.records.speaks)
+        warms_up = True  # until a step has been computed: the first one compiles, and may take long
+        stops = self._stops_at(timeline, sizes.times(sequence))
+        last = min(total, stops)
+        while self.progress.step < last:
+            rows = sizes.at(self.progress.step)
+            step = Step(
+                index=self.progress.step,
+                rows=rows,
+                share=rows / sizes.full,
+                began=clock(),
+                warms_up=warms_up,
+                waited=WAITS.seconds,
+            )
+            try:
+                mark = step.began
+                self.nodes.beat.begin(step.index + 1)
+                for number, (node, call, lasting) in enumerate(calls):
+                    at(node, warms_up or lasting)
+                    call(step)
+                    now = clock()
+                    spent[number] = now - mark
+                    mark = now
+                if not warms_up:  # nor is a step that is left out one of the window's
+                    for node, each in zip(seconds, spent, strict=True):
+                        seconds[node] += each
+                warms_up = False
+                if not time_left.done:
+                    left = sizes.between(step.index + 1, int(last))
+                    if estimate := time_left.after(step, mark - step.began, int(last), left):
+                        self.records.event(estimate)
+            except RunIsOver:
+                return EndStatus.COMPLETE
+            except StepAgain as again:
+                step.let_go()
+                if again.moved:
+                    self.nodes.last_step = None
+                if again.agreed:
+                    self.clocks.put_back()
+                continue
+            except SkipStep as reason:
+                self.records.event(SkippedEvent(step=step.index + 1, reason=str(reason), **reason.fields))
+                step.let_go()
+                for call in bad_steps.get(reason.fields.get("in_a_row", 0), ()):
+                    call(step)
+            except NonFinite as error:
+                self.records.event(NonFiniteEvent(step=error.step, loss=error.loss, grad_norm=error.grad_norm))
+                step.let_go()
+                for call in bad_steps[too_many]:
+                    call(step)
+                if fails:
+                    raise
+                self.nodes.last_step = None
+                self.clocks.put_back()
+                total = feed.steps  # of a budget in epochs there may be less left
+                timeline = feed.timeline
+                pairs = zip(due_ticks.ticks, timeline.ticks, strict=True)
+                due_ticks.ticks = [evolve(each, tick=tick) for each, tick in pairs]
+                last = min(total, stops)
+                continue
+            except Halt as halt:
+                return self._stop(halt.event, halt.reason, event_calls)
+            self.nodes.last_step = step
+            self.progress.step += 1
+            self.progress.tokens += rows * sequence
+            if under_way:
+                under_way.after_step()
+            due = due_ticks.due()
+            for call in nodes_due(due).values():
+                call(step)
+            step.taken.clear()
+            for tick in due:
+                if tick.tick.stop:
+                    self._note_stop("tick", f"every {tick.tick.period} … stop")
+                    stopping = True
+            if step.stop:
+                self._note_stop("tick", step.stop)
+                stopping = True
+            if alert_actions.due:
+                stopping = self._on_alerts(step) or stopping
+            if control.busy:
+                try:
+                    stopping = control.obey(step) or stopping
+                except Halt as halt:
+                    return self._stop(halt.event, halt.reason, event_calls)
+            self.records.flush(self.progress.step)
+            if stopping and self.progress.step < total:
+                return EndStatus.STOPPED
+        try:
+            for call in self.nodes.resources["at_end"]:
+                call()
+        except RunIsOver:
+            return EndStatus.COMPLETE
+        if self.progress.step < total:
+            return self._stop("stop_at", f"the run stops after step {last:,} of {total:,}", event_calls)
+        self._check_learned(begun["step"] if begun else 0)
+        self.nodes.call_hooks("after_phase")
+        self._react("finish", event_calls)
+        self.records.settle(self.progress.step)
+        if self.records.speaks:
+            try:
+                durable.write(self.records.directory / FINISHED, f"{self.progress.step}\n")
+            except OSError as error:
+                # Nothing of the training is lost: another start does once more what was to happen at the end.
+                message = f"the end of the run could not be recorded: {error}"
+                self.records.warn(message, step=self.progress.step)
+        return EndStatus.DONE
+
+    def _check_learned(self, first: int) -> None:
+        """Raises NothingLearned, on all ranks alike, if the run is at its end and all of its steps were left out: there
+        is nothing to publish, and nothing to call done. first: the step that the run has begun with."""
+        bad = self.progress.bad
+        if bad.last_good > first or self.progress.step == first:
+            return
+        steps = f"all {plural(self.progress.step - first, 'step')} of the run were skipped"
+        why = ["had no valid token"] if bad.empty else []
+        why += ["had a non-finite loss or gradient norm"] if bad.in_a_row else []
+        raise NothingLearned(f"{steps}, as they {' or '.join(why)}: nothing was learned, and no model is saved")
+
+    def _stops_at(self, timeline: Timeline, sizes: StepSizes) -> float:
+        """The step after which this start stops, whatever the budget: infinite where nothing is said. sizes: tokens."""
+        at, after, first = timeline.stop_at, timeline.stop_after, first_step(self.progress.step)
+        if timeline.stop_after_tokens is not None:
+            after = sizes.steps_of(sizes.before(first) + timeline.stop_after_tokens) - first
+        return min(
+            float("inf") if at is None else max(at, self.progress.step),
+            float("inf") if after is None else first + after,
+        )
+
+    def _stop(self, event: str, reason: str, event_calls: dict[str, tuple[StepCall, ...]]) -> str:
+        """Do what is declared for something that stops the run; how the run then ends."""
+        self._note_stop(event, reason)
+        self.requests.hurry(event)
+        self._react(event, event_calls)
+        self.requests.answered = True
+        return STATUS_OF_EVENT[event]
+
+    def _note_stop(self, event: str, reason: str) -> None:
+        """Write why the run is to stop; its end says the first reason again."""
+        kind = SignalEvent if event in SIGNALS else StopEvent
+        self.records.event(kind(step=self.progress.step, name=event, reason=reason))
+        self.reason = self.reason or f"{event}: {reason}"
+
+    def _on_alerts(self, step: Step) -> bool:
+        """Do what is declared for alerts that all ranks have heard of; whether the run is to stop."""
+        stopping = False
+        for trigger in self.alert_actions.take():
+            for node in trigger.nodes:
+                if not informs(self.plan.node(node)):  # that was run when the alert was raised
+                    self.nodes.call(node)(step)
+            if trigger.stop:
+                self._note_stop(trigger.event, f"an alert was raised: on {trigger.event}")
+                stopping = True
+        return stopping
+
+    def _react(self, event: str, event_calls: dict[str, tuple[StepCall, ...]]) -> None:
+        """Run the nodes that the plan names for an event."""
+        step = self.nodes.last_step or Step(index=self.progress.step)
+        for call in event_calls[event]:
+            call(step)
+        self.records.flush(self.progress.step)

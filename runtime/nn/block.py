@@ -1,0 +1,286 @@
+"""Decoder block: the modules of its pieces, and the forward that combines them."""
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from xtrain.blocks.adapted import AdaptedBlock
+from xtrain.blocks.attention import AttentionLayer, LatentAttentionLayer
+from xtrain.blocks.block import BlockPiece, Chain, JoinLayer, Layer, NormLayer, Residual, Sum
+from xtrain.blocks.feed_forward import ExpertsLayer, SwiGLULayer
+from xtrain.blocks.user_layer import UserLayer
+from xtrain.plan.architecture import Architecture
+from xtrain.runtime.base.ops import PlanMismatch
+from xtrain.runtime.base.user_parts import UserPart
+from xtrain.runtime.nn.adapters import put_on
+from xtrain.runtime.nn.attention import AttentionKernel, AttentionModule, LatentAttention
+from xtrain.runtime.nn.attention_blocks import Scores
+from xtrain.runtime.nn.axes import Axes, column_parallel_input, local
+from xtrain.runtime.nn.batch import DocumentLayout, LayerCache
+from xtrain.runtime.nn.fused import Fusible, turned
+from xtrain.runtime.nn.layers import HasKeys, Linear, OwnLayer, RMSNorm, Rotation, SwiGLU
+from xtrain.runtime.nn.moe import MoE
+from xtrain.runtime.nn.recompute import TiledModule
+
+
+class Attention(AttentionModule, Fusible):
+    """Grouped-query attention, as an `AttentionLayer` says it."""
+
+    def __init__(self, arch: Architecture, kernel: AttentionKernel, axes: Axes, layer: AttentionLayer) -> None:
+        super().__init__(kernel, axes, Scores(window=layer.window, scale=layer.scale, cap=layer.cap))
+        self.head_dim = arch.head_dim
+        queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+        self.q_proj = Linear(arch.dim, queries, bias=layer.bias)
+        self.k_proj = Linear(arch.dim, keys, bias=layer.bias)
+        self.v_proj = Linear(arch.dim, keys, bias=layer.bias)
+        self.o_proj = Linear(queries, arch.dim, bias=layer.output_bias)
+        self.sinks = nn.Parameter(torch.empty(arch.heads)) if layer.sinks else None
+        self.wide_norm = layer.wide_norm
+
+        def norm(width: int) -> nn.Module:
+            if not layer.qk_norm:
+                return nn.Identity()
+            if layer.wide_norm:
+                return RMSNorm(width, arch.norm_eps, axes=axes, plus_one=layer.plus_one)
+            return RMSNorm(arch.head_dim, arch.norm_eps, by_head=True, plus_one=layer.plus_one)
+
+        self.q_norm, self.k_norm = norm(queries), norm(keys)
+
+    def forward(
+        self, x_BSD: Tensor, rotate: Rotation | None, packing: DocumentLayout, cache: LayerCache | None = None
+    ) -> Tensor:
+        def heads(flat: Tensor) -> Tensor:
+            return flat.unflatten(-1, (-1, self.head_dim))
+
+        # The number of heads is read off the tensor, so a layer that holds only some of them needs no change.
+        x_BSD = column_parallel_input(x_BSD, self.axes.tensor)
+
+        def positioned(flat: Tensor, norm: nn.Module) -> Tensor:
+            if self.wide_norm:
+                flat = norm(flat)
+            elif self.fused and rotate is not None and isinstance(norm, RMSNorm):
+                return norm.turned(heads(flat), rotate).transpose(1, 2)
+            x_BSHA = heads(flat) if self.wide_norm else norm(heads(flat))
+            if rotate is None:
+                return x_BSHA.transpose(1, 2)
+            return turned(x_BSHA, rotate).transpose(1, 2) if self.fused else rotate(x_BSHA.transpose(1, 2))
+
+        q_BHSA, k_BKSA = positioned(self.q_proj(x_BSD), self.q_norm), positioned(self.k_proj(x_BSD), self.k_norm)
+        v_BKSA = heads(self.v_proj(x_BSD)).transpose(1, 2)
+        if cache is not None:
+            k_BKSA, v_BKSA = cache.extended(self, k_BKSA, v_BKSA, window=self.scores.window)
+        sink_H = None if self.sinks is None else local(self.sinks)
+        out_BHSA = self.kernel(q_BHSA, k_BKSA, v_BKSA, packing, self.scores, sink_H)
+        return self.o_proj.row_parallel(out_BHSA.transpose(1, 2).flatten(-2), self.axes.tensor)
+
+
+class BlockInput(NamedTuple):
+    """What the modules of a block are given beside activations. known_BSK: experts, as of a router."""
+
+    rotate: Rotation | None
+    packing: DocumentLayout
+    real_BS: Tensor
+    cache: LayerCache | None = None
+    known_BSK: Tensor | None = None
+    later_BS: Tensor | None = None
+
+
+class Join(nn.Module):
+    """A `JoinLayer`: a hidden state and the embedding of a later token. embed: ids [B, S] → the residual stream before
+    the first block; the model gives it."""
+
+    embed: Callable[[Tensor], Tensor]
+
+    def __init__(self, dim: int, eps: float, *, plus_one: bool) -> None:
+        super().__init__()
+        self.enorm = RMSNorm(dim, eps, plus_one=plus_one)
+        self.hnorm = RMSNorm(dim, eps, plus_one=plus_one)
+        self.eh_proj = Linear(2 * dim, dim)
+
+    def forward(self, x_BSD: Tensor, ids_BS: Tensor) -> Tensor:
+        embedded_BSD = self.enorm(self.embed(ids_BS))
+        return self.eh_proj(torch.cat((embedded_BSD, self.hnorm(x_BSD)), dim=-1))
+
+
+@frozen(eq=False)
+class BlockSettings:
+    """What the modules of a block are built with. rows: those of a step, for the means of a router's losses. base: the
+    folder that modules of the user's start at."""
+
+    arch: Architecture
+    kernel: AttentionKernel
+    axes: Axes
+    rows: int
+    base: Path
+
+
+Call = Callable[[Tensor, BlockInput], Tensor]
+Built = tuple[nn.Module, Call]
+"""A module, and how it is called: with activations [B, S, D], giving as many."""
+
+Build = Callable[[Any, BlockSettings], Built]
+BUILDERS: Final[dict[type[Layer], Build]] = {}
+
+
+def builds(layer: type[Layer]) -> Callable[[Build], Build]:
+    """Registers what builds the modules of one class of pieces."""
+
+    def add(build: Build) -> Build:
+        BUILDERS[layer] = build
+        return build
+
+    return add
+
+
+@builds(NormLayer)
+def _norm(layer: NormLayer, of: BlockSettings) -> Built:
+    module = RMSNorm(of.arch.dim, of.arch.norm_eps, plus_one=layer.plus_one)
+    return module, lambda x_BSD, _: module(x_BSD)
+
+
+@builds(AttentionLayer)
+def _attention(layer: AttentionLayer, of: BlockSettings) -> Built:
+    module = Attention(of.arch, of.kernel, of.axes, layer)
+    return module, lambda x_BSD, given: module(x_BSD, given.rotate, given.packing, given.cache)
+
+
+@builds(LatentAttentionLayer)
+def _latent_attention(layer: LatentAttentionLayer, of: BlockSettings) -> Built:
+    module = LatentAttention(of.arch, of.kernel, of.axes, layer)
+    return module, lambda x_BSD, given: module(x_BSD, given.rotate, given.packing, given.cache)
+
+
+@builds(SwiGLULayer)
+def _swiglu(layer: SwiGLULayer, of: BlockSettings) -> Built:
+    module = SwiGLU(of.arch.dim, of.arch.ffn, of.axes, bias=layer.bias, activation=layer.activation)
+    return module, lambda x_BSD, _: module(x_BSD)
+
+
+@builds(ExpertsLayer)
+def _experts(layer: ExpertsLayer, of: BlockSettings) -> Built:
+    module = MoE(of.arch, of.axes, of.rows, layer)
+    return module, lambda x_BSD, given: module(x_BSD, given.real_BS, given.known_BSK)
+
+
+@builds(JoinLayer)
+def _join(layer: JoinLayer, of: BlockSettings) -> Built:
+    module = Join(of.arch.dim, of.arch.norm_eps, plus_one=layer.plus_one)
+
+    def call(x_BSD: Tensor, given: BlockInput) -> Tensor:
+        assert given.later_BS is not None
+        return module(x_BSD, given.later_BS)
+
+    return module, call
+
+
+@builds(UserLayer)
+def _of_user(layer: UserLayer, of: BlockSettings) -> Built:
+    user = of.arch.own["user"]
+    part = UserPart("layer", user["module"], layer.function, user["digest"], dict(layer.arguments), of.base.absolute())
+    module = OwnLayer(layer, part, of.axes)
+    return module, lambda x_BSD, _: module(x_BSD)
+
+
+def built(layer: Layer, of: BlockSettings) -> Built:
+    """The module of a piece. Raises PlanMismatch where nothing builds it."""
+    if type(layer) not in BUILDERS:
+        importlib.import_module(layer.torch_module())
+    if type(layer) not in BUILDERS:
+        raise PlanMismatch(f"`{layer.torch_module()}` builds no module for {type(layer).__name__}")
+    return BUILDERS[type(layer)](layer, of)
+
+
+class DecoderBlock(nn.Module):
+    """The decoder block of one layer. `recompute`, where it is set, runs `compute` so that the backward can run it
+    again. number: of its layer. angles: of the positions that its `rotate` is made of; None: it takes none. dropping:
+    those of its modules that drop inputs, by the tokens' keys."""
+
+    def __init__(
+        self, arch: Architecture, layer: int, kernel: AttentionKernel, axes: Axes, rows: int, base: Path | None = None
+    ) -> None:
+        super().__init__()
+        self.number = layer
+        block, settings = arch.block(layer), BlockSettings(arch, kernel, axes, rows, base or Path())
+        calls: dict[str, Call] = {}
+        for piece in block.layers():
+            module, calls[piece.name] = built(piece, settings)
+            self.add_module(piece.name, module)
+        if isinstance(block, AdaptedBlock):
+            put_on(self, block, arch, axes)
+        self.tasks = axes.tasks
+        self.angles = block.angles(arch)
+        self._forward = _call_of(block, calls)
+        self.recompute: Callable[..., Tensor] | None = None
+        self.dropping: list[HasKeys] = []
+
+    @property
+    def routes(self) -> bool:
+        """Whether it has experts."""
+        return any(isinstance(module, MoE) for module in self.children())
+
+    @property
+    def tiled(self) -> bool:
+        """Whether a layer of it computes some positions at a time."""
+        return any(isinstance(module, TiledModule) and module.positions is not None for module in self.children())
+
+    def forward(
+        self,
+        x_BSD: Tensor,
+        rotate: Rotation | None,
+        packing: DocumentLayout,
+        real_BS: Tensor,
+        cache: LayerCache | None = None,
+        keys_BS: Tensor | None = None,
+        known_BSK: Tensor | None = None,
+        later_BS: Tensor | None = None,
+    ) -> Tensor:
+        """later_BS: ids of later tokens, of a block that predicts further ones."""
+        if self.recompute is None or cache is not None:
+            return self.compute(x_BSD, rotate, packing, real_BS, cache, keys_BS, known_BSK, later_BS)
+        return self.recompute(self.compute, x_BSD, rotate, packing, real_BS, None, keys_BS, known_BSK, later_BS)
+
+    def compute(
+        self,
+        x_BSD: Tensor,
+        rotate: Rotation | None,
+        packing: DocumentLayout,
+        real_BS: Tensor,
+        cache: LayerCache | None,
+        keys_BS: Tensor | None,
+        known_BSK: Tensor | None = None,
+        later_BS: Tensor | None = None,
+    ) -> Tensor:
+        if self.tasks is not None:  # in the backward other microbatches have come in between
+            self.tasks.counts = packing.task_rows
+        for module in self.dropping:
+            module.keys_BS = keys_BS
+        return self._forward(x_BSD, BlockInput(rotate, packing, real_BS, cache, known_BSK, later_BS))
+
+
+def _call_of(piece: BlockPiece, calls: dict[str, Call]) -> Call:
+    """How a piece is called, made once of the calls of its modules."""
+    if isinstance(piece, Layer):
+        return calls[piece.name]
+    if not isinstance(piece, Chain):
+        raise PlanMismatch(f"a block has no {type(piece).__name__}")
+    inner = [_call_of(each, calls) for each in piece.pieces]
+
+    def chain(x_BSD: Tensor, given: BlockInput) -> Tensor:
+        for call in inner:
+            x_BSD = call(x_BSD, given)
+        return x_BSD
+
+    def side_by_side(x_BSD: Tensor, given: BlockInput) -> Tensor:
+        total_BSD = inner[0](x_BSD, given)
+        for call in inner[1:]:
+            total_BSD = total_BSD + call(x_BSD, given)
+        return total_BSD
+
+    if isinstance(piece, Residual):
+        return lambda x_BSD, given: x_BSD + chain(x_BSD, given)
+    return side_by_side if isinstance(piece, Sum) else chain

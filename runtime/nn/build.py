@@ -1,0 +1,344 @@
+"""Set-up nodes that build the model on the meta device and set how it computes.
+
+The model that was built is compared with the plan's inventory name by name. Then follow frozen parameters, dropout,
+noise, temperature, fp8, recomputation, tiles and compilation.
+"""
+
+from collections.abc import Iterator
+from itertools import chain
+
+import torch
+from attrs import frozen
+from torch import nn
+
+from xtrain.dsl.schema.adapters import TaskAdapters
+from xtrain.dsl.schema.precision import RECIPES
+from xtrain.plan.architecture import EMBEDDING, Architecture
+from xtrain.plan.hardware import kernel_on
+from xtrain.plan.mesh import fits, tensor_rules
+from xtrain.plan.plan import Plan
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.ops import PlanMismatch, op
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.base.user_parts import spec_folder
+from xtrain.runtime.nn.axes import Axes, matching
+from xtrain.runtime.nn.block import DecoderBlock
+from xtrain.runtime.nn.fused import Fusible
+from xtrain.runtime.nn.head_product import TaskRouting
+from xtrain.runtime.nn.layers import Dropout, DropsInputs, EmbeddingNoise, Linear
+from xtrain.runtime.nn.loss import Head
+from xtrain.runtime.nn.moe import MoE
+from xtrain.runtime.nn.number_formats import Fp8Matrix
+from xtrain.runtime.nn.recompute import SAVED, RecomputeFunction, TiledModule
+from xtrain.runtime.nn.transformer import ModelParts, StageSpan, Transformer
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "uint8": torch.uint8}
+
+
+@op("setup.build_model", gives="model")
+def build_model(
+    plan: Plan,
+    rank: Rank,
+    architecture: Architecture,
+    attention: dict[str, str],
+    params: str,
+    stages: list[list[int]],
+    owners: list[list[int]],
+    z_loss: float = 0.0,
+    chunk_bytes: int = 0,
+    rows: int = 1,
+    pointwise: dict[str, str] | None = None,
+) -> ModelParts:
+    """Build without memory; `setup.weights` gives it values.
+
+    attention: device type → kernel. stages: [first, last] layer of every stage. owners: the stages of each pipeline
+    coordinate. z_loss, chunk_bytes: of a `Head` that gives logits. rows: those of a step, over which the losses of a
+    router are averaged. pointwise: device type → whether norms, rotations and SwiGLU are `plain` or `fused`; None in
+    plans of before, where they are plain.
+    """
+    adapter = architecture.adapter
+    axes = Axes(tasks=TaskRouting(tuple(adapter.tasks)) if isinstance(adapter, TaskAdapters) else None)
+    cap = architecture.ends.logit_cap
+    head = Head(vocabulary=architecture.vocab, z_weight=z_loss, chunk_bytes=chunk_bytes, cap=cap)
+    kernel = kernel_on(rank.device.type, torch.get_float32_matmul_precision(), attention)
+    with torch.device("meta"):
+        parts = tuple(
+            Transformer(
+                architecture, span, axes=axes, kernel=kernel, head=head, rows=rows, base=spec_folder(plan.spec)
+            ).to(DTYPES[params])
+            for span in spans(stages, owners[rank.coordinates["pp"]])
+        )
+    model = ModelParts(parts, axes)
+    if pointwise is not None and pointwise[rank.device.type] == "fused":
+        for module in model.modules():
+            if isinstance(module, Fusible):
+                module.fused = True
+    assert_matches_plan(model, plan)
+    return model
+
+
+@op("setup.mtp")
+def begin_further(model: ModelParts, modules: int, weight: float) -> None:
+    """Let the mean of the losses of modules that predict further tokens count `weight`."""
+    for part in model.parts:
+        if part.arch.mtp != modules:
+            raise PlanMismatch(f"the model has {part.arch.mtp} modules that predict further tokens, not {modules}")
+        part.further_weight = weight
+
+
+@op("setup.tasks")
+def route(plan: Plan, model: ModelParts, tasks: dict[str, list[str]]) -> None:
+    """Let rows go through the adapter of their task. tasks: the datasets of each."""
+    routing = model.axes.tasks
+    if routing is None or set(routing.names) != tasks.keys():
+        raise PlanMismatch(f"the model has no adapters of {', '.join(tasks)}")
+    place = {dataset: number for number, name in enumerate(routing.names) for dataset in tasks[name]}
+    routing.of_dataset = tuple(place[name] for name in plan.node("setup.loader").args["datasets"])
+
+
+def compute_format(plan: Plan) -> str:
+    """The number format of forward and backward: that of the parameters, unless sharding casts them."""
+    casts = [node.args["compute"] for node in plan.nodes if node.op == "setup.parallel.root_fsdp"]
+    return casts[0] if casts else plan.node("setup.build_model").args["params"]
+
+
+def spans(stages: list[list[int]], own: list[int]) -> list[StageSpan]:
+    """What the stages `own` are made of."""
+    last = len(stages) - 1
+    return [StageSpan(*stages[stage], embeds=stage == 0, predicts=stage == last) for stage in own]
+
+
+def assert_matches_plan(model: ModelParts, plan: Plan) -> None:
+    """Raise PlanMismatch unless the parts have the plan's parameters of their layers, by name and whole shape."""
+    built = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    wanted = {p.name: p.shape for p in plan.parameters.tensors if _belongs(p.name, model)}
+    if built == wanted:
+        return
+    missing, extra = wanted.items() - built.items(), built.items() - wanted.items()
+    raise PlanMismatch(
+        f"the model is not the planned one: planned but not built {sorted(missing)[:5]}, "
+        f"built but not planned {sorted(extra)[:5]}"
+    )
+
+
+def _belongs(name: str, model: ModelParts) -> bool:
+    behind = model.parts[0].arch.embeds_behind
+    for span in (part.span for part in model.parts):
+        if name.startswith("layers."):
+            mine = span.first <= int(name.split(".")[1]) <= span.last
+        elif name.startswith("embed_tokens."):
+            mine = span.embeds or (span.predicts and behind)
+        else:
+            mine = span.predicts
+        if mine:
+            return True
+    return False
+
+
+@op("setup.freeze")
+def freeze(plan: Plan, model: ModelParts, parameters: int, format: str) -> None:
+    """Let the parameters that the plan does not train have no gradient; they are stored in `format`.
+
+    Raises PlanMismatch unless the plan freezes so many `parameters`.
+    """
+    frozen = {tensor.name for tensor in plan.parameters.tensors if not tensor.trained}
+    if (found := plan.parameters.total - plan.parameters.trained) != parameters:
+        raise PlanMismatch(f"the plan freezes {found:,} parameters, and its node says {parameters:,}")
+    for path, module in model.named_modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if f"{path}.{name}" in frozen:
+                still = nn.Parameter(parameter.detach().to(DTYPES[format]), requires_grad=False)
+                module.register_parameter(name, still)
+    stages = plan.node("setup.build_model").args["stages"]
+    for part in model.parts:
+        span = part.span
+        part.begins_backward = len(stages) > 1 and not _trains_before(
+            plan, span.last + 1 if span.embeds else span.first
+        )
+
+
+def _trains_before(plan: Plan, layer: int) -> bool:
+    """Whether something is trained that a model computes before the block of a layer."""
+    for tensor in plan.parameters.tensors:
+        kind, number, *_ = tensor.name.split(".")
+        if tensor.trained and (kind == EMBEDDING or (kind == "layers" and int(number) < layer)):
+            return True
+    return False
+
+
+@op("setup.dropout")
+def set_dropout(plan: Plan, model: ModelParts, seed: int, share: float, matrices: int) -> None:
+    """Let A of every adapter drop a share of its inputs in training.
+
+    Raises PlanMismatch unless the plan has so many `matrices` with an adapter, and all modules drop inputs that have
+    one.
+    """
+    names = {tensor.adapter for tensor in plan.parameters.tensors if tensor.adapter}
+    if len(names) != matrices:
+        raise PlanMismatch(f"{len(names)} matrices have an adapter, and the node of dropout says {matrices}")
+    own = names & {name for name, _ in model.named_parameters()}
+    for path, block in model.named_modules():
+        if not isinstance(block, DecoderBlock):
+            continue
+        for name, module in block.named_modules():
+            if isinstance(module, DropsInputs):
+                module.dropout = Dropout.of(f"{path}.{name}.weight", share, seed)
+                block.dropping.append(module)
+                own.discard(f"{path}.{name}.weight")
+            elif isinstance(module, MoE) and module.experts.adapters:
+                stacks = {matrix: f"{path}.{name}.experts.{matrix}" for matrix in module.experts.adapters}
+                module.experts.dropout = {matrix: Dropout.of(each, share, seed) for matrix, each in stacks.items()}
+                block.dropping.append(module)
+                own.difference_update(stacks.values())
+    if own:
+        raise PlanMismatch(f"nothing drops what goes into the adapter of {min(own)}")
+    for part in model.parts:
+        part.drops = True
+
+
+@op("setup.embedding_noise")
+def set_embedding_noise(model: ModelParts, seed: int, most: float) -> None:
+    """Let the stage that embeds add noise in training."""
+    for part in model.parts:
+        if part.span.embeds:
+            part.noise = EmbeddingNoise.of(most, seed)
+
+
+@op("setup.temperature")
+def set_temperature(model: ModelParts, temperature: float) -> None:
+    """Let the losses of training be those of logits / `temperature`."""
+    for part in model.parts:
+        part.temperature = temperature
+
+
+# The first compute capability with products in fp8: Ada.
+CAPABILITY = (8, 9)
+
+
+@op("setup.float8")
+def multiply_in_fp8(plan: Plan, model: ModelParts, rank: Rank, recipe: str, matrices: dict[str, list[int]]) -> None:
+    """Let matrices of blocks be multiplied in fp8. matrices: name inside a block → the layers that it is one of.
+
+    Raises PlanMismatch where one of them is none of a `Linear`, and EnvironmentFault X443 on a CUDA device that has no
+    such products.
+    """
+    check_device(rank.device)
+    chosen = RECIPES[recipe]()
+    wanted = {f"layers.{layer}.{name}" for name, layers in matrices.items() for layer in layers}
+    rules = tensor_rules(plan.architecture) if model.axes.tensor is not None else ()
+    for part in model.parts:
+        for path, module in part.named_modules():
+            if path not in wanted:
+                continue
+            if not isinstance(module, Linear):
+                raise PlanMismatch(f"`{path}` is multiplied in fp8 by the plan, and a {type(module).__name__} is not")
+            cut = next((style for pattern, style in rules if fits(path, pattern)), None)
+            module.fp8 = Fp8Matrix(chosen, model.axes, cut, own_tokens=module.partial)
+
+
+def check_device(device: torch.device) -> None:
+    """Raises EnvironmentFault X443 for a CUDA device without products in fp8."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) >= CAPABILITY:
+        return
+    name, found = torch.cuda.get_device_name(device), ".".join(map(str, torch.cuda.get_device_capability(device)))
+    wanted = ".".join(map(str, CAPABILITY))
+    message = f"precision.compute is fp8, and {name} has no products of it: its compute capability is {found}, below "
+    raise EnvironmentFault("X443", f"{message}{wanted}; use compute bf16")
+
+
+@op("setup.activation")
+def recompute_blocks(
+    model: ModelParts,
+    rank: Rank,
+    mode: str,
+    every: int,
+    pattern: str,
+    matches: list[int],
+    save: list[str] | None = None,
+) -> None:
+    """Run blocks again in the backward: of every so many neighbours in the whole model the last one.
+
+    mode: `full` keeps what a block is given, `selective` also the results of the operators named in `save`.
+    matches: how many blocks that concerns. Raises PlanMismatch for another number of them, and for a mode or a word of
+    `save` that this version does not know.
+    """
+    words = (save or []) if mode == "selective" else []
+    unknown = [word for word in words if word not in SAVED]
+    if mode not in ("full", "selective") or unknown:
+        raise PlanMismatch(f"activation mode `{mode}` with save {unknown or words} is not known")
+    operators = frozenset(chain.from_iterable(SAVED[word] for word in words))
+    for _, block in matching(_Every(model, every), pattern, matches, rank):
+        assert isinstance(block, DecoderBlock)
+        block.recompute = RecomputeFunction(save=operators, routes=block.routes)
+
+
+@frozen
+class _Every:
+    """The last one of every `number` neighbouring blocks, counted in the whole model."""
+
+    model: ModelParts
+    number: int
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        for name, module in self.model.named_modules():
+            if isinstance(module, DecoderBlock) and (int(name.rsplit(".", 1)[1]) + 1) % self.number == 0:
+                yield name, module
+
+
+@op("setup.routing_replay")
+def replay_routing(model: ModelParts, rank: Rank, matches: list[int]) -> None:
+    """Let recomputed blocks take the experts they took in the forward. `matches`: how many blocks that concerns.
+
+    Choosing again can choose otherwise, and ranks that disagree about who sends what to whom wait for ever.
+    """
+    found = [block for block in model.modules() if isinstance(block, DecoderBlock) and block.routes]
+    recomputes = [block.recompute for block in found if isinstance(block.recompute, RecomputeFunction)]
+    expected = matches[rank.coordinates["pp"]]
+    if len(recomputes) != expected:
+        raise PlanMismatch(f"{len(recomputes)} blocks with experts are recomputed, and the plan says {expected}")
+    for recompute in recomputes:
+        recompute.keep_choices = True
+
+
+@op("setup.tile_mlp")
+def tile_layers(model: ModelParts, rank: Rank, positions: int, pattern: str, matches: list[int]) -> None:
+    """Let layers of blocks compute so many positions at a time. matches: how many blocks have such layers."""
+    for _, block in matching(_Tiled(model), pattern, matches, rank):
+        for module in block.children():
+            if isinstance(module, TiledModule) and module.tiles:
+                module.positions = positions
+
+
+@frozen
+class _Tiled:
+    """Blocks with layers that can compute some positions at a time."""
+
+    model: ModelParts
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        for name, module in self.model.named_modules():
+            layers = module.children() if isinstance(module, DecoderBlock) else ()
+            if any(isinstance(each, TiledModule) and each.tiles for each in layers):
+                yield name, module
+
+
+@op("setup.compile")
+def compile_blocks(model: ModelParts, rank: Rank, mode: str, pattern: str, matches: list[int]) -> None:
+    """Compile every block in place, so that no name changes; shapes are taken as fixed, which packed rows are.
+
+    Where tokens go to experts no shape is fixed: of such a block everything but that is compiled, each part by itself.
+    So is a block with layers that compute some positions at a time, of these layers what they do with a piece.
+    """
+    for _, block in matching(model, pattern, matches, rank):
+        assert isinstance(block, DecoderBlock)
+        if not block.routes and not block.tiled:
+            if isinstance(block.recompute, RecomputeFunction):
+                block.recompute.compiled = True
+            block.compile(dynamic=False, mode=mode)
+            continue
+        for part in block.children():
+            for module in (part.shared_experts, part.shared_expert) if isinstance(part, MoE) else (part,):
+                if isinstance(module, TiledModule) and module.positions is not None:
+                    module.of_piece = torch.compile(module.of_piece, dynamic=False, mode=mode)
+                elif module is not None:
+                    module.compile(dynamic=False, mode=mode)

@@ -1,0 +1,441 @@
+"""Distillation: divergences of a student from a teacher's stored tokens, or from the logits of a live teacher."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from attrs import frozen
+from torch import Tensor
+
+from xtrain.dsl.schema.losses import TEACHER_IDS, TEACHER_LOGPROBS
+from xtrain.runtime.base.collectives import all_reduce
+from xtrain.runtime.nn.head_product import HeadFactors, HeadProduct, product_of
+from xtrain.runtime.nn.loss import IGNORE, Head, LossTerms, Objective, cap_logits, gathered, own_positions, scaled
+
+METRICS: Final = 2
+
+
+@frozen(kw_only=True)
+class Distillation(Objective):
+    """What is minimised of each token: (1 − mix) · temperature² · divergence + mix · cross-entropy.
+
+    form, beta: as `divergence` has them. Both distributions are of logits / temperature, with the factor of Hinton et
+    al. (arXiv 1503.02531), which leaves gradients as large at every temperature. columns: what is stored of the
+    teacher; none of one that is live.
+    """
+
+    form: str
+    beta: float
+    temperature: float
+    mix: float
+    metrics: tuple[str, ...]
+    columns: tuple[str, ...] = (TEACHER_IDS, TEACHER_LOGPROBS)
+
+    @property
+    def live(self) -> bool:
+        """Whether the teacher computes beside the student."""
+        return not self.columns
+
+
+class Divergence(NamedTuple):
+    """Of each token its value [t], and the derivatives of that by the student's log-probabilities [t, N]."""
+
+    value_T: Tensor
+    slope_TN: Tensor
+
+
+def divergence(form: str, beta: float, teacher_TN: Tensor, student_TN: Tensor) -> Divergence:
+    """Of distributions P of a teacher and S of a student, given as log-probabilities.
+
+    forward_kl: Σ P (log P − log S); reverse_kl: Σ S (log S − log P); jsd: β KL(P‖M) + (1 − β) KL(S‖M) with
+    M = β P + (1 − β) S (Agarwal et al. 2024, arXiv 2306.13649, as TRL has it). Log-probabilities count as independent
+    of each other in the derivatives.
+    """
+    if form == "forward_kl":
+        teacher_P = teacher_TN.exp()
+        return Divergence((teacher_P * (teacher_TN - student_TN)).sum(-1), -teacher_P)
+    student_S = student_TN.exp()
+    if form == "reverse_kl":
+        apart_TN = student_TN - teacher_TN
+        return Divergence((student_S * apart_TN).sum(-1), student_S * (apart_TN + 1))
+    assert form == "jsd"
+    own = teacher_TN.new_tensor(beta)
+    mixed_TN = torch.logaddexp(teacher_TN + own.log(), student_TN + (-own).log1p())
+    slope_TN = (1 - beta) * student_S * (student_TN - mixed_TN)
+    value_T = beta * (teacher_TN.exp() * (teacher_TN - mixed_TN)).sum(-1) + slope_TN.sum(-1)
+    return Divergence(value_T, slope_TN)
+
+
+def distillation_losses(
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    labels_T: Tensor,
+    head: Head,
+    columns: dict[str, Tensor],
+    *,
+    each: bool = False,
+    factors: Sequence[HeadFactors] = (),
+) -> LossTerms:
+    """Σ of what `head.term` minimises, with z-loss, over tokens whose label is not −100.
+
+    columns: int [T, K] ids of the tokens that the teacher holds most probable, the first most of all; [T, K1] the
+    logarithms of their probabilities and of that of all others together. Of the student the others are taken together
+    too: the divergence of distributions over K1 outcomes, which is never above that over the vocabulary.
+    """
+    ids_TK, teacher_TK1 = (columns[name] for name in (TEACHER_IDS, TEACHER_LOGPROBS))
+
+    def piece(part: slice, logits_tV: Tensor, labels_t: Tensor, needs: bool) -> LogitsPiece:
+        return _piece(logits_tV, labels_t, head, ids_TK[part].long(), teacher_TK1[part].to(logits_tV.dtype), needs)
+
+    return distilled(hidden_TD, weight_VD, labels_T, head, piece, head.chunk, each=each, factors=factors)
+
+
+class LogitsPiece(NamedTuple):
+    """loss: sum of what is minimised. nll_T: cross-entropies, 0 without a label. metrics_M: sums of what is measured.
+    grad_TV: of the loss by logits."""
+
+    loss: Tensor
+    nll_T: Tensor
+    metrics_M: Tensor
+    grad_TV: Tensor | None
+
+
+# Of a piece of the tokens: which, its logits [t, V], which may be overwritten, its labels, and whether gradients are
+# needed.
+OfPiece = Callable[[slice, Tensor, Tensor, bool], LogitsPiece]
+
+
+def distilled(
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    labels_T: Tensor,
+    head: Head,
+    piece: OfPiece,
+    tokens: int,
+    *,
+    each: bool,
+    factors: Sequence[HeadFactors],
+) -> LossTerms:
+    """The sum over pieces of so many tokens."""
+    product = product_of(hidden_TD, weight_VD, factors)
+    found = _Distilled.apply(product, labels_T, head, each, piece, tokens, *product.tensors)
+    objective, cross_entropy, each_T, metrics_M = found  # pyright: ignore[reportGeneralTypeIssues]
+    return LossTerms(objective, cross_entropy, each_T, torch.cat((objective.detach()[None], metrics_M)))
+
+
+class _Distilled(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        product: HeadProduct,
+        labels_T: Tensor,
+        head: Head,
+        each: bool,
+        piece: OfPiece,
+        tokens: int,
+        *tensors: Tensor,
+    ):
+        hidden_TD = product.hidden_TD
+        exact = torch.float64 if hidden_TD.dtype == torch.float64 else torch.float32
+        objective, cross_entropy = torch.zeros((2,), dtype=exact, device=hidden_TD.device)
+        metrics_M = torch.zeros(METRICS, dtype=exact, device=hidden_TD.device)
+        each_T = hidden_TD.new_empty(labels_T.shape, dtype=exact) if each else None
+        grads = product.gradients(exact)
+        for first in range(0, labels_T.numel(), tokens):
+            part = slice(first, first + tokens)
+            logits_tV = product.logits(part).to(exact)
+            found = piece(part, logits_tV, labels_T[part], any(product.needs))
+            del logits_tV
+            objective += found.loss
+            cross_entropy += found.nll_T.sum()
+            metrics_M += found.metrics_M
+            if each_T is not None:
+                each_T[part] = found.nll_T
+            if found.grad_TV is not None:
+                grads.add(part, found.grad_TV)
+            del found  # nothing of a piece is alive in the next one
+        ctx.grads = grads.found()
+        ctx.twice, ctx.scaled = head.twice, False
+        ctx.mark_non_differentiable(*(each for each in (cross_entropy, each_T, metrics_M) if each is not None))
+        return objective, cross_entropy, each_T, metrics_M
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor):
+        return None, None, None, None, None, None, *scaled(ctx, grad_outputs[0])
+
+
+def _piece(
+    logits_tV: Tensor, labels_t: Tensor, head: Head, ids_tK: Tensor, teacher_tK1: Tensor, needs: bool
+) -> LogitsPiece:
+    """`logits_tV` is overwritten."""
+    term = head.term
+    assert isinstance(term, Distillation)
+    mix, temperature = term.mix, term.temperature
+    valid_t = (labels_t != IGNORE).to(logits_tV.dtype)
+    slope_tV = cap_logits(logits_tV, head, slope=needs)
+    sums = _student_sums(logits_tV, labels_t, ids_tK, head, temperature)
+    lse_t = sums.sum_T.log() + sums.top_T
+    nll_t = (lse_t - sums.label_T) * valid_t
+    # Of logits / temperature, from here on.
+    log_sum_t = sums.tempered_T.log()
+    kept_tK = (sums.stored_TK - sums.top_T[:, None]) / temperature
+    tiny = torch.finfo(log_sum_t.dtype).tiny
+    student_tK1 = torch.cat((kept_tK, sums.rest_T.clamp(min=tiny).log()[:, None]), 1) - log_sum_t[:, None]
+    value_t, slope_tK1 = divergence(term.form, term.beta, teacher_tK1, student_tK1)
+    agrees_t = sums.stored_TK[:, 0] >= sums.top_T
+    metrics_M = torch.stack(((value_t * valid_t).sum(), (agrees_t * valid_t).sum()))
+    share_t = valid_t * ((1 - mix) * temperature**2)
+    loss = (share_t * value_t).sum() + mix * nll_t.sum() + head.z_weight * (lse_t.square() * valid_t).sum()
+    if not needs:
+        return LogitsPiece(loss, nll_t, metrics_M, None)
+    # With s the student's probabilities and h the derivatives by their logarithms, which add up to H: a logit of a
+    # stored token has the derivative h − s H, any other one its share of the rest's, s (h_rest / s_rest − H).
+    plain_t, by_t = valid_t * (mix + 2 * head.z_weight * lse_t), share_t / temperature
+    slope_sum_t, student_tK1 = slope_tK1.sum(-1), student_tK1.exp()
+    rest_t = slope_tK1[:, -1] / student_tK1[:, -1].clamp(min=tiny)
+    stored_tK = by_t[:, None] * (slope_tK1[:, :-1] - student_tK1[:, :-1] * slope_sum_t[:, None])
+    others_t = by_t * (rest_t - slope_sum_t)
+    plain_tV = None
+    if temperature == 1:
+        others_t = others_t + plain_t
+        stored_tK = stored_tK + plain_t[:, None] * student_tK1[:, :-1]
+    elif mix or head.z_weight:
+        plain_tV = (logits_tV - lse_t[:, None]).exp_().mul_(plain_t[:, None])
+    grad_tV = logits_tV.sub_(sums.top_T[:, None]).div_(temperature).sub_(log_sum_t[:, None]).exp_()
+    if grad_tV.shape[1]:
+        at_tK, own_tK = own_positions(ids_tK, head.first, grad_tV.shape[1])
+        _set_zero(grad_tV, at_tK, own_tK)
+        grad_tV.mul_(others_t[:, None])
+        grad_tV.scatter_add_(1, at_tK, stored_tK * own_tK)
+        if plain_tV is not None:
+            grad_tV.add_(plain_tV)
+        at_t, own_t = own_positions(labels_t, head.first, grad_tV.shape[1])
+        grad_tV.scatter_add_(1, at_t[:, None], -(mix * valid_t * own_t)[:, None])
+    if slope_tV is not None:
+        grad_tV.mul_(slope_tV)
+    return LogitsPiece(loss, nll_t, metrics_M, grad_tV)
+
+
+class _StudentSums(NamedTuple):
+    """Of each token of a piece: its largest logit; Σ exp(logit − top), and the same of logits / temperature, of all
+    tokens of the vocabulary and of those that are not stored; the logit of the label and those of stored tokens."""
+
+    top_T: Tensor
+    sum_T: Tensor
+    label_T: Tensor
+    tempered_T: Tensor
+    rest_T: Tensor
+    stored_TK: Tensor
+
+
+def _set_zero(numbers_tV: Tensor, at_tK: Tensor, own_tK: Tensor) -> None:
+    """At the tokens of this rank, in numbers that are not negative. The least is the same in any order, so that torch
+    has this where only algorithms that give the same each time are allowed."""
+    least_tK = numbers_tV.new_zeros(at_tK.shape).masked_fill_(~own_tK, torch.inf)
+    numbers_tV.scatter_reduce_(1, at_tK, least_tK, "amin")
+
+
+def _student_sums(logits_tV: Tensor, labels_t: Tensor, ids_tK: Tensor, head: Head, temperature: float) -> _StudentSums:
+    """Over the whole vocabulary."""
+    tensor, first, group = head.tensor, head.first, None
+    if tensor is not None and tensor.loss:
+        group = tensor.group
+    elif tensor is not None:
+        logits_tV, first = gathered(logits_tV, head), 0
+    width = logits_tV.shape[1]
+    lowest = torch.finfo(logits_tV.dtype).min
+    top_t = logits_tV.amax(-1) if width else logits_tV.new_full(labels_t.shape, lowest)
+    top_t = top_t if group is None else all_reduce(top_t, group, "max")
+    raised_tV = (logits_tV - top_t[:, None]).exp_()
+    sum_t = raised_tV.sum(-1)
+    if temperature != 1:
+        torch.sub(logits_tV, top_t[:, None], out=raised_tV).div_(temperature).exp_()
+    tempered_t = raised_tV.sum(-1)
+    if width:
+        at_t, own_t = own_positions(labels_t, first, width)
+        at_tK, own_tK = own_positions(ids_tK, first, width)
+        label_t = logits_tV.gather(1, at_t[:, None])[:, 0] * own_t
+        stored_tK = logits_tV.gather(1, at_tK) * own_tK
+        # Taken out before the sum: what is left of a difference of sums would be rounding.
+        _set_zero(raised_tV, at_tK, own_tK)
+    else:
+        label_t, stored_tK = torch.zeros_like(sum_t), logits_tV.new_zeros(ids_tK.shape)
+    sums = torch.cat((torch.stack((sum_t, label_t, tempered_t, raised_tV.sum(-1))), stored_tK.t()))
+    del raised_tV
+    sums = sums if group is None else all_reduce(sums, group)
+    sum_t, label_t, tempered_t, rest_t = sums[:4]
+    return _StudentSums(top_t, sum_t, label_t, tempered_t, rest_t, sums[4:].t())
+
+
+@frozen(eq=False)
+class Taught:
+    """What a teacher has computed of a microbatch. hidden_TE: what its head reads of each token. weight_VE: of its
+    head, the piece of the vocabulary that this rank has of the student's. head: how its logits are capped."""
+
+    hidden_TE: Tensor
+    weight_VE: Tensor
+    head: Head
+
+
+def live_losses(
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    labels_T: Tensor,
+    head: Head,
+    taught: Taught,
+    *,
+    each: bool = False,
+    factors: Sequence[HeadFactors] = (),
+) -> LossTerms:
+    """As `distillation_losses`, of the distributions over all of the vocabulary. Logits of both models are alive for as
+    many tokens as their size together allows."""
+
+    def piece(part: slice, logits_tV: Tensor, labels_t: Tensor, needs: bool) -> LogitsPiece:
+        teacher_tV = F.linear(taught.hidden_TE[part], taught.weight_VE).to(logits_tV.dtype)
+        cap_logits(teacher_tV, taught.head, slope=False)
+        return compared(logits_tV, teacher_tV, labels_t, head, needs)
+
+    return distilled(hidden_TD, weight_VD, labels_T, head, piece, head.at_once(2), each=each, factors=factors)
+
+
+def compared(logits_tV: Tensor, teacher_tV: Tensor, labels_t: Tensor, head: Head, needs: bool) -> LogitsPiece:
+    """What is minimised of each token, and its gradient. Both logits are overwritten."""
+    slope_tV, width = cap_logits(logits_tV, head, slope=needs), logits_tV.shape[1]
+    tensor = head.tensor
+    if tensor is None or tensor.loss:
+        found = _compared(logits_tV, teacher_tV, labels_t, head, needs, head.first)
+    else:
+        whole_tV, teacher_tV = gathered(logits_tV, head), gathered(teacher_tV, head)
+        del logits_tV
+        found = _compared(whole_tV, teacher_tV, labels_t, head, needs, 0)
+        if found.grad_TV is not None:
+            found = found._replace(grad_TV=found.grad_TV[:, head.first : head.first + width])
+    if slope_tV is not None and found.grad_TV is not None:
+        found.grad_TV.mul_(slope_tV)
+    return found
+
+
+def _compared(
+    logits_tV: Tensor, teacher_tV: Tensor, labels_t: Tensor, head: Head, needs: bool, first: int
+) -> LogitsPiece:
+    """first: id of the first token of `logits_tV`."""
+    term = head.term
+    assert isinstance(term, Distillation)
+    mix, temperature = term.mix, term.temperature
+    valid_t = (labels_t != IGNORE).to(logits_tV.dtype)
+    at_t, own_t = own_positions(labels_t, first, logits_tV.shape[1])
+    scratch_tV = torch.empty_like(logits_tV)
+    sums = _sums(logits_tV, teacher_tV, scratch_tV, at_t, own_t, head, temperature)
+    lse_t = sums.sum_t.log() + sums.top_t
+    nll_t = (lse_t - sums.label_t) * valid_t
+    # Of logits / temperature, from here on.
+    log_sum_t = sums.tempered_t.log()
+    student_tV = logits_tV.sub_(sums.top_t[:, None]).div_(temperature).sub_(log_sum_t[:, None])
+    teacher_tV.sub_(sums.teacher_top_t[:, None]).div_(temperature).sub_(sums.taught_t.log()[:, None])
+    share_t, plain_t = valid_t * ((1 - mix) * temperature**2), valid_t * (mix + 2 * head.z_weight * lse_t)
+    plain_tV = None
+    if needs and temperature != 1 and (mix or head.z_weight):
+        back_t = temperature * log_sum_t + sums.top_t - lse_t
+        plain_tV = (student_tV * temperature).add_(back_t[:, None]).exp_().mul_(plain_t[:, None])
+    tempered_t = plain_t if temperature == 1 else torch.zeros_like(plain_t)
+    value_t, grad_tV = _DIVERGENCES[term.form](
+        term.beta, teacher_tV, student_tV, scratch_tV, head, (share_t / temperature)[:, None], tempered_t[:, None]
+    )
+    metrics_M = torch.stack(((value_t * valid_t).sum(), (sums.agrees_t.clamp(max=1) * valid_t).sum()))
+    loss = (share_t * value_t).sum() + mix * nll_t.sum() + head.z_weight * (lse_t.square() * valid_t).sum()
+    if not needs:
+        return LogitsPiece(loss, nll_t, metrics_M, None)
+    if plain_tV is not None:
+        grad_tV.add_(plain_tV)
+    if grad_tV.shape[1]:
+        grad_tV.scatter_add_(1, at_t[:, None], -(mix * valid_t * own_t)[:, None])
+    return LogitsPiece(loss, nll_t, metrics_M, grad_tV)
+
+
+class _Sums(NamedTuple):
+    """Of each token [t], over the whole vocabulary: the largest logit of both models; of the student the sum of
+    exponentials of logits less that, the logit of the label, and the sum of those of logits / temperature; the latter
+    of the teacher; whether both hold the same token most probable."""
+
+    top_t: Tensor
+    teacher_top_t: Tensor
+    sum_t: Tensor
+    label_t: Tensor
+    tempered_t: Tensor
+    taught_t: Tensor
+    agrees_t: Tensor
+
+
+def _sums(
+    logits_tV: Tensor,
+    teacher_tV: Tensor,
+    scratch_tV: Tensor,
+    at_t: Tensor,
+    own_t: Tensor,
+    head: Head,
+    temperature: float,
+) -> _Sums:
+    """scratch_tV: is overwritten. at_t, own_t: where labels stand, and whether they do."""
+    width, lowest = logits_tV.shape[1], torch.finfo(logits_tV.dtype).min
+    tops = [each.amax(-1) if width else each.new_full(at_t.shape, lowest) for each in (logits_tV, teacher_tV)]
+    top_t, teacher_top_t = _over_ranks(torch.stack(tops), head, "max")
+    sums = [torch.sub(logits_tV, top_t[:, None], out=scratch_tV).exp_().sum(-1)]
+    sums += [logits_tV.gather(1, at_t[:, None])[:, 0] * own_t if width else torch.zeros_like(top_t)]
+    for each_tV, its_top_t in ((logits_tV, top_t), (teacher_tV, teacher_top_t)):
+        sums += [torch.sub(each_tV, its_top_t[:, None], out=scratch_tV).div_(temperature).exp_().sum(-1)]
+    if width:
+        likeliest_t = teacher_tV.argmax(-1, keepdim=True)
+        here_t = teacher_tV.gather(1, likeliest_t)[:, 0] >= teacher_top_t
+        sums += [(here_t & (logits_tV.gather(1, likeliest_t)[:, 0] >= top_t)).to(logits_tV.dtype)]
+    else:
+        sums += [torch.zeros_like(top_t)]
+    return _Sums(top_t, teacher_top_t, *_over_ranks(torch.stack(sums), head))
+
+
+def _over_ranks(found: Tensor, head: Head, operation: str = "sum") -> Tensor:
+    """Of ranks that each have a piece of the vocabulary."""
+    tensor = head.tensor
+    return all_reduce(found, tensor.group, operation) if tensor is not None and tensor.loss else found
+
+
+# Each takes log-probabilities [t, V] of teacher and student, which it overwrites as it does `scratch_tV`, and gives the
+# divergence of each token [t], and by · its gradient by logits / temperature, with plain · the student's probabilities.
+# With s the student's probabilities and h the derivatives of the divergence by their logarithms, the
+# gradient is h − s Σ h.
+
+
+def _forward_kl(
+    beta: float, teacher_tV: Tensor, student_tV: Tensor, scratch_tV: Tensor, head: Head, by_t1: Tensor, plain_t1: Tensor
+) -> tuple[Tensor, Tensor]:
+    probable_tV = torch.exp(teacher_tV, out=scratch_tV)
+    (value_t,) = _over_ranks(teacher_tV.sub_(student_tV).mul_(probable_tV).sum(-1)[None], head)
+    return value_t, student_tV.exp_().mul_(by_t1 + plain_t1).sub_(probable_tV.mul_(by_t1))
+
+
+def _reverse_kl(
+    beta: float, teacher_tV: Tensor, student_tV: Tensor, scratch_tV: Tensor, head: Head, by_t1: Tensor, plain_t1: Tensor
+) -> tuple[Tensor, Tensor]:
+    apart_tV, student_tV = teacher_tV.neg_().add_(student_tV), student_tV.exp_()
+    weighted_tV = torch.mul(student_tV, apart_tV, out=scratch_tV)
+    (value_t,) = _over_ranks(weighted_tV.sum(-1)[None], head)
+    return value_t, weighted_tV.mul_(by_t1).add_(student_tV.mul_(plain_t1 - by_t1 * value_t[:, None]))
+
+
+def _jsd(
+    beta: float, teacher_tV: Tensor, student_tV: Tensor, scratch_tV: Tensor, head: Head, by_t1: Tensor, plain_t1: Tensor
+) -> tuple[Tensor, Tensor]:
+    log_beta, log_rest = math.log(beta), math.log1p(-beta)
+    mixed_tV = torch.logaddexp(teacher_tV.add_(log_beta), student_tV.add_(log_rest), out=scratch_tV)
+    weighted_tV = teacher_tV.exp()  # β P
+    taught_t = weighted_tV.mul_(teacher_tV.sub_(mixed_tV).sub_(log_beta)).sum(-1)
+    share_tV = torch.exp(student_tV, out=weighted_tV)  # (1 − β) S
+    slope_tV = student_tV.sub_(mixed_tV).sub_(log_rest).mul_(share_tV)
+    slope_t = slope_tV.sum(-1)
+    value_t, slope_t = _over_ranks(torch.stack((taught_t + slope_t, slope_t)), head)
+    factor_t1 = (plain_t1 - by_t1 * slope_t[:, None]) / (1 - beta)
+    return value_t, slope_tV.mul_(by_t1).add_(share_tV.mul_(factor_t1))
+
+
+_DIVERGENCES = {"forward_kl": _forward_kl, "reverse_kl": _reverse_kl, "jsd": _jsd}

@@ -1,0 +1,304 @@
+"""Gradients of the whole model: sums that no parallelism makes by itself, the norm, and gradients of tasks."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from xtrain.plan.architecture import task_in
+from xtrain.plan.mesh import groups
+from xtrain.plan.plan import Mesh, Plan
+from xtrain.runtime.base.device import numbers
+from xtrain.runtime.base.mesh import Meshes
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.nn.batch import NonFinite, Step, StepCall
+from xtrain.runtime.nn.moe import Experts
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.observe.records import Records
+from xtrain.text.units import plural
+
+TIED = "embed_tokens.weight"
+# torch adds up squares one after the other on a CPU: the norm of a tensor of 2^24 numbers in fp32 is 6e-4 too small. So
+# they are added up in rows of so many numbers.
+EXACT = 2**12
+
+
+class GradientNorm:
+    """Measures the global norm with one all-reduce, which carries the loss of the step along.
+
+    A rank adds the square of its shard divided by the number of ranks that hold the same shard, so that the sum over
+    all ranks counts each element once, whatever is sharded or replicated over what.
+    """
+
+    def __init__(self, model: ModelParts, rank: Rank, pieces: Callable[[], list[Tensor]] | None = None) -> None:
+        """pieces: what this rank alone has of the gradients, where they are not those of the parameters."""
+        self._pieces = pieces
+        self._parameters, self._rank = [parameter for _, parameter in model.trained()], rank
+        weights = [1.0 / count for count in copies_of(model, rank, trained=True)]
+        self._weights = torch.tensor(weights, dtype=torch.float64, device=rank.device)
+        self._grads: list[Tensor] = []
+        self.value = float("nan")
+
+    @torch.no_grad()
+    def measure(self, loss_sums: Tensor) -> list[float]:
+        """Take the norm of the gradients as they are now; returns `loss_sums` [n] summed over all ranks."""
+        if self._pieces is None:
+            assert all(p.grad is not None for p in self._parameters), "every trained parameter is part of every step"
+            self._grads = [local_gradient(p.grad) for p in self._parameters]
+            squares = squares_of(self._grads, self._weights) @ self._weights
+        else:
+            self._grads = self._pieces()
+            squares = squares_of(self._grads, self._weights).sum()
+        sums = torch.cat((squares[None], loss_sums.double()))
+        if self._rank.world_size > 1:
+            dist.all_reduce(sums)
+        squared, *totals = numbers(sums, [1.0] * len(sums))
+        self.value = math.sqrt(squared) if squared >= 0 else float("nan")
+        return totals
+
+    @torch.no_grad()
+    def scale(self, max_norm: float) -> None:
+        """Shrink the measured gradients to `max_norm`; smaller ones stay as they are."""
+        if self.value > max_norm and self._grads:
+            factor = clip_factor(self.value, max_norm)
+            torch._foreach_mul_(self._grads, factor)  # pyright: ignore[reportPrivateImportUsage]
+        self._grads = []
+
+
+def squares_of(gradients: Sequence[Tensor], like: Tensor) -> Tensor:
+    """fp64, on the device of `like`: the square of the norm of each, as a rank has it."""
+    grads = [_at_least_fp32(gradient) for gradient in gradients]
+    if not grads:  # of a stage that has nothing to train
+        return like.new_zeros(0)
+    long = [grad.is_cpu and grad.numel() > EXACT for grad in grads]
+    short = [grad.new_zeros(0) if apart else grad for grad, apart in zip(grads, long, strict=True)]
+    squares = torch.stack(torch._foreach_norm(short)).double().square()  # pyright: ignore[reportPrivateImportUsage]
+    for place, grad in enumerate(grads):
+        if long[place]:
+            squares[place] = _square_by_rows(grad.flatten())
+    return squares.to(like.device)
+
+
+def _square_by_rows(gradient: Tensor) -> Tensor:
+    rows, rest = gradient.split([gradient.numel() // EXACT * EXACT, gradient.numel() % EXACT])
+    norms = torch.linalg.vector_norm(rows.view(-1, EXACT), dim=1).double()
+    return norms.square().sum() + torch.linalg.vector_norm(rest).double().square()
+
+
+def clip_factor(norm: float, max_norm: float) -> float:
+    """What gradients of this norm are multiplied with, so that theirs is at most `max_norm`."""
+    return max_norm / (norm + 1e-6) if norm > max_norm else 1.0
+
+
+def copies_of(model: ModelParts, rank: Rank, *, trained: bool) -> list[int]:
+    """Of every parameter of this rank, or of those that are trained, how many ranks hold the same elements."""
+    tied = rank.pipeline_ranks > 1 and model.parts[0].arch.embeds_behind
+    ranks = rank.world_size // rank.pipeline_ranks
+    named = model.trained() if trained else model.named_parameters()
+    return [copies_of_parameter(p, ranks) * (2 if tied and name == TIED else 1) for name, p in named]
+
+
+def copies_of_parameter(parameter: Tensor, ranks: int) -> int:
+    """How many of the `ranks` that share a pipeline stage hold the same elements as this one."""
+    if not isinstance(parameter, DTensor):
+        return ranks
+    mesh, placements = parameter.device_mesh, parameter.placements
+    shards = math.prod(mesh.size(i) for i, placement in enumerate(placements) if not placement.is_replicate())
+    return ranks // shards
+
+
+@op("step.tensor_grad_sync")
+def sum_partial(model: ModelParts, axes: list[str]) -> StepCall:
+    """Sum the gradients that every tensor-parallel rank has one summand of; fsdp, where it is, does that itself."""
+    assert axes == ["tp"]
+
+    @torch.no_grad()
+    def run(step: Step) -> None:
+        for parameter in model.parameters():
+            grad = parameter.grad
+            if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
+                parameter.grad = grad.redistribute(placements=parameter.placements)
+
+    return run
+
+
+@op("step.context_grad_sync")
+def sum_over_context(model: ModelParts, meshes: Meshes, axes: list[str]) -> StepCall:
+    """Sum dense gradients over the context axes that fsdp does not cover: each rank saw other positions."""
+    experts = {p for module in model.modules() if isinstance(module, Experts) for p in module.parameters()}
+    dense = [parameter for parameter in model.parameters() if parameter not in experts]
+    every = [meshes.group(axis) for axis in axes]
+
+    @torch.no_grad()
+    def run(step: Step) -> None:
+        for group in every:
+            _sum([local_gradient(p.grad) for p in dense if p.grad is not None], group)
+
+    return run
+
+
+@op("step.tied_grad_sync")
+def sum_tied(plan: Plan, model: ModelParts, rank: Rank, axes: list[str]) -> StepCall:
+    """Sum the gradient of an embedding that is also read behind the last block over the stages that hold it."""
+    assert axes == ["pp"]
+    parameters = dict(model.named_parameters())
+    ends = _ends(plan.mesh, rank)
+
+    @torch.no_grad()
+    def run(step: Step) -> None:
+        if ends is not None:
+            grad = parameters[TIED].grad
+            assert grad is not None
+            _sum([local_gradient(grad)], ends)
+
+    return run
+
+
+def _ends(mesh: Mesh, rank: Rank) -> dist.ProcessGroup | None:
+    """First and last rank of this rank's pipeline, if it is one of them. Collective: every rank makes all groups."""
+    found = None
+    for pipeline in groups(mesh, "pp"):
+        pair = [pipeline[0], pipeline[-1]]
+        group = dist.new_group(pair, group_desc="ends of the pipeline")
+        if rank.rank in pair:
+            assert isinstance(group, dist.ProcessGroup)
+            found = group
+    return found
+
+
+def _sum(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors if tensor.numel()]
+    for work in works:
+        assert work is not None
+        work.wait()
+
+
+def local_gradient(grad: Tensor | nn.Parameter | None) -> Tensor:
+    assert grad is not None
+    return grad.to_local() if isinstance(grad, DTensor) else grad
+
+
+def _at_least_fp32(grad: Tensor) -> Tensor:
+    return grad if grad.dtype in (torch.float32, torch.float64) else grad.float()
+
+
+@frozen(kw_only=True)
+class TaskNumbers:
+    """Of a task in a step, over all ranks: the norm of its gradients as they are, its cross-entropies and its valid
+    tokens."""
+
+    norm: float
+    loss_sum: float
+    tokens: int
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.norm) and math.isfinite(self.loss_sum)
+
+
+class TaskGradients:
+    """The gradients of each task, and what is measured of them with one all-reduce."""
+
+    def __init__(self, plan: Plan, model: ModelParts, rank: Rank, tasks: Mapping[str, Mapping[str, Any]]) -> None:
+        self.names, self._rank = tuple(tasks), rank
+        trained = list(model.trained())
+        place = {name: number for number, name in enumerate(self.names)}
+        self._parameters = [parameter for _, parameter in trained]
+        self._of_task = [place[task_in(name)] for name, _ in trained]
+        weights = [1.0 / count for count in copies_of(model, rank, trained=True)]
+        self._weights = torch.tensor(weights, dtype=torch.float64, device=rank.device)
+        self._measured = model.measured
+        self._places = torch.tensor(self._of_task, dtype=torch.int64, device=rank.device)
+        datasets = plan.node("setup.loader").args["datasets"]
+        reads = {name: place[task] for task, args in tasks.items() for name in args["datasets"]}
+        self._task_of_dataset = torch.tensor([reads[name] for name in datasets], device=rank.device)
+
+    @torch.no_grad()
+    def measure(self, step: Step) -> dict[str, TaskNumbers]:
+        """The numbers of each task; what the loss measures beside itself is recorded of all together. Collective."""
+        count = len(self.names)
+        sums_3T = torch.zeros(3, count, dtype=torch.float64, device=self._rank.device)
+        assert all(parameter.grad is not None for parameter in self._parameters), "every task is part of every step"
+        sums_3T[0].index_add_(
+            0, self._places, squares_of([local_gradient(p.grad) for p in self._parameters], sums_3T) * self._weights
+        )
+        if self._rank.is_tp_first:
+            for rows in step.row_losses:
+                place_B = self._task_of_dataset[rows.dataset_B]
+                sums_3T[1].index_add_(0, place_B, rows.cross_entropy_B)
+                sums_3T[2].index_add_(0, place_B, rows.valid_B)
+        assert step.loss_sums is not None
+        objective = step.loss_sums[1:].double() * self._rank.is_tp_first
+        sums = torch.cat((sums_3T.flatten(), objective))
+        if self._rank.world_size > 1:
+            dist.all_reduce(sums)
+        found = numbers(sums, [1.0] * len(sums))
+        squares, losses, tokens = found[:count], found[count : 2 * count], found[2 * count : 3 * count]
+        step.record(self._measured, found[3 * count :], step.valid_tokens)  # losses of tasks are of tokens
+        norms = [math.sqrt(square) if square >= 0 else math.nan for square in squares]
+        of_each = zip(norms, losses, map(int, tokens), strict=True)
+        return {
+            name: TaskNumbers(norm=norm, loss_sum=loss, tokens=valid)
+            for name, (norm, loss, valid) in zip(self.names, of_each, strict=True)
+        }
+
+    @torch.no_grad()
+    def scale(self, factors: Mapping[str, float]) -> None:
+        """Multiply the gradients of tasks."""
+        for name, factor in factors.items():
+            place = self.names.index(name)
+            own = [p.grad for p, of in zip(self._parameters, self._of_task, strict=True) if of == place]
+            if own and factor != 1.0:
+                torch._foreach_mul_([local_gradient(grad) for grad in own], factor)  # pyright: ignore[reportPrivateImportUsage]
+
+
+@op("step.task_gradients")
+def task_gradients(
+    plan: Plan,
+    model: ModelParts,
+    rank: Rank,
+    progress: Progress,
+    tasks: dict[str, dict[str, Any]],
+    limit: int,
+    records: Records | None = None,
+) -> StepCall:
+    """Bring the gradients of each task to the loss over its own valid tokens, and clip them to its own norm.
+
+    tasks: of each its `datasets`, and `max_norm` if it clips. A task without a valid token leaves the step out, and
+    with a `limit` above 1 so does one whose loss or norm is not a number: the others go on. Raises NonFinite where
+    that is so for the `limit`-th time in a row; `step.check_finite` sees to steps in which no task has numbers.
+    """
+    gradients = TaskGradients(plan, model, rank, tasks)
+
+    def run(step: Step) -> None:
+        found = gradients.measure(step)
+        learning = {name: of for name, of in found.items() if of.tokens}
+        bad = {name for name, of in learning.items() if not of.finite}
+        isolates = limit > 1 and len(bad) < len(learning)
+        good = {name: of for name, of in learning.items() if not (isolates and name in bad)}
+        step.loss = sum(of.loss_sum for of in good.values()) / sum(of.tokens for of in good.values())
+        shares = {name: step.valid_tokens / of.tokens for name, of in good.items()}
+        step.task_norms = {name: of.norm * shares[name] for name, of in good.items()}
+        step.grad_norm = math.sqrt(sum(norm * norm for norm in step.task_norms.values()))
+        step.left_out = frozenset(found.keys() - good.keys())
+        most = {name: tasks[name].get("max_norm", math.inf) for name in good}
+        gradients.scale({n: shares[n] * clip_factor(norm, most[n]) for n, norm in step.task_norms.items()})
+        for name in learning:
+            progress.bad_tasks[name] = progress.bad_tasks.get(name, 0) + 1 if name in bad else 0
+        for name in sorted(bad) if isolates else ():
+            of, in_a_row = found[name], progress.bad_tasks[name]
+            numbers_text = f"loss {of.loss_sum / of.tokens:g}, gradient norm {of.norm:g}"
+            if in_a_row >= limit:
+                report = f"task {name}: {plural(in_a_row, 'step')} in a row without a finite loss and gradient norm"
+                raise NonFinite(step.index + 1, step.loss, step.grad_norm, f"{report}; the last has {numbers_text}")
+            if records is not None:
+                message = f"task {name} leaves this step out: {numbers_text}; {in_a_row} in a row of {limit}"
+                records.warn(message, step=step.index + 1)
+
+    return run

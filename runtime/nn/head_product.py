@@ -1,0 +1,227 @@
+"""Product of hidden states and the vocabulary head, in pieces of the tokens, with the adapters of tasks."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from attrs import define, frozen
+from torch import Tensor
+
+
+class HeadFactors(NamedTuple):
+    """What an adapter adds to the logits of neighbouring tokens, which may be none: scale · (x · Aᵀ) · Bᵀ. first: the
+    first of them; end: the one behind the last."""
+
+    a_RD: Tensor
+    b_VR: Tensor
+    scale: float
+    first: int
+    end: int
+
+
+class HeadSpan(NamedTuple):
+    """Tokens of a piece that go through an adapter. number: of it; own: among all tokens; inside: in the piece."""
+
+    number: int
+    own: slice
+    inside: slice
+
+
+@frozen(eq=False)
+class HeadProduct:
+    """x · Wᵀ and what `factors` add. needs: of hidden states, W, and A and B of each, whether they have a gradient."""
+
+    hidden_TD: Tensor
+    weight_VD: Tensor
+    factors: tuple[HeadFactors, ...]
+    needs: tuple[bool, ...]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that it is a function of, in the order of `needs`."""
+        return (self.hidden_TD, self.weight_VD, *(each for own in self.factors for each in (own.a_RD, own.b_VR)))
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> "HeadProduct":
+        """The same of others, as a backward is given them."""
+        hidden_TD, weight_VD, *rest = tensors
+        pairs = zip(rest[::2], rest[1::2], self.factors, strict=True)
+        factors = tuple(own._replace(a_RD=a_RD, b_VR=b_VR) for a_RD, b_VR, own in pairs)
+        return HeadProduct(hidden_TD, weight_VD, factors, self.needs)
+
+    def logits(self, part: slice) -> Tensor:
+        """[t, V], of this rank's piece of the vocabulary."""
+        logits_tV = F.linear(self.hidden_TD[part], self.weight_VD)
+        for number, own, inside in self._spans(part):
+            logits_tV[inside].addmm_(self.low(number, own), self.factors[number].b_VR.t())
+        return logits_tV
+
+    def low(self, number: int, own: slice) -> Tensor:
+        """scale · x · Aᵀ, [n, R]."""
+        factors = self.factors[number]
+        low_nR = F.linear(self.hidden_TD[own], factors.a_RD)
+        return low_nR if factors.scale == 1 else low_nR * factors.scale
+
+    def _spans(self, part: slice) -> Iterator[HeadSpan]:
+        for number, each in enumerate(self.factors):
+            first, end = max(each.first, part.start), min(each.end, part.stop)
+            if first < end:
+                yield HeadSpan(number, slice(first, end), slice(first - part.start, end - part.start))
+
+    def gradients(self, exact: torch.dtype, temperature: float = 1.0) -> "HeadGradients":
+        """With nothing in them yet. temperature: what logits are divided by behind this."""
+        hidden, *rest = self.needs
+        return HeadGradients(
+            self,
+            torch.empty_like(self.hidden_TD) if hidden else None,
+            tuple(
+                torch.zeros_like(each, dtype=exact) if needed else None
+                for each, needed in zip(self.tensors[1:], rest, strict=True)
+            ),
+            temperature,
+        )
+
+    def add_factors(
+        self, part: slice, grad_tV: Tensor, hidden_TD: Tensor | None, sums: Sequence[Tensor | None]
+    ) -> None:
+        """What the gradient of the logits of a piece adds to that of hidden states, and to those of A and B, `sums`."""
+        for number, own, inside in self._spans(part):
+            factors, (a_sum, b_sum) = self.factors[number], sums[2 * number : 2 * number + 2]
+            grad_nV = grad_tV[inside]
+            low_nR = grad_nV @ factors.b_VR
+            low_nR = low_nR if factors.scale == 1 else low_nR * factors.scale
+            if hidden_TD is not None:
+                hidden_TD[own].addmm_(low_nR, factors.a_RD)
+            if a_sum is not None:
+                _add_product(a_sum, low_nR, self.hidden_TD[own])
+            if b_sum is not None:
+                _add_product(b_sum, grad_nV, self.low(number, own))
+
+
+@frozen(eq=False)
+class HeadGradients:
+    """Gradients of what a product is of, from those of logits piece by piece; None what is not asked for. sums: of the
+    weight, and of A and B of each adapter, added up in at least fp32. temperature: what logits were divided by."""
+
+    product: HeadProduct
+    hidden_TD: Tensor | None
+    sums: tuple[Tensor | None, ...]
+    temperature: float
+
+    def add(self, part: slice, grad_tV: Tensor) -> Tensor:
+        """The products of a piece of tokens; `grad_tV`, which is overwritten, as they take it."""
+        product, (weight_VD, *factors) = self.product, self.sums
+        if self.temperature != 1:
+            grad_tV.div_(self.temperature)
+        grad_tV = grad_tV.to(product.hidden_TD.dtype)
+        if self.hidden_TD is not None:
+            torch.mm(grad_tV, product.weight_VD, out=self.hidden_TD[part])
+        if weight_VD is not None:
+            _add_product(weight_VD, grad_tV, product.hidden_TD[part])
+        product.add_factors(part, grad_tV, self.hidden_TD, factors)
+        return grad_tV
+
+    def found(self) -> tuple[Tensor | None, ...]:
+        """All of them, in the order and in the formats of what they are of."""
+        rest = zip(self.sums, self.product.tensors[1:], strict=True)
+        return (self.hidden_TD, *(None if each is None else each.to(of.dtype) for each, of in rest))
+
+
+def _add_product(sum_MN: Tensor, left_tM: Tensor, right_tN: Tensor) -> None:
+    if left_tM.dtype == sum_MN.dtype:
+        sum_MN.addmm_(left_tM.t(), right_tN)  # no second one for the product
+    else:
+        sum_MN.add_(left_tM.t() @ right_tN)
+
+
+def product_of(hidden_TD: Tensor, weight_VD: Tensor, factors: Sequence[HeadFactors] = ()) -> HeadProduct:
+    """What needs a gradient is asked here: inside a custom forward gradients are off, and the inputs say they need one
+    even under no_grad."""
+    found = HeadProduct(hidden_TD, weight_VD, tuple(factors), ())
+    enabled = torch.is_grad_enabled()
+    return HeadProduct(
+        hidden_TD, weight_VD, found.factors, tuple(enabled and each.requires_grad for each in found.tensors)
+    )
+
+
+class ChangesProduct(Protocol):
+    """What an adapter puts in the place of a `Linear`. scales: it changes the product without the bias."""
+
+    scales: bool
+
+    def applied(self, x_BSD: Tensor, out_BSF: Tensor) -> Tensor:
+        """[B, S, F]: the product of the matrix, with what it adds."""
+        ...
+
+    def factors(self, first: int, end: int) -> HeadFactors:
+        """What it adds to logits, of tokens from `first` to before `end`."""
+        ...
+
+
+@define(eq=False)
+class TaskRouting:
+    """Which rows go through which adapter; one object for all modules of a model.
+
+    names: of the tasks. of_dataset: the place among them of each dataset that is trained on. whole: that of all rows
+    of batches whose datasets are not told apart; None: these rows go through no adapter. counts: of the rows that a
+    block computes now, how many are of each task; empty: they go through no adapter. part: the places of the tasks
+    that take part in a backward, with or without rows on this rank; None: all.
+    """
+
+    names: tuple[str, ...]
+    of_dataset: tuple[int, ...] = ()
+    whole: int | None = None
+    counts: tuple[int, ...] = ()
+    part: frozenset[int] | None = None
+
+    def of_rows(self, datasets: Sequence[int] | None, rows: int) -> tuple[int, ...]:
+        """How many rows of a microbatch are of each task. datasets: numbers of the rows' datasets, if they are told
+        apart."""
+        if datasets is not None:
+            places = [self.of_dataset[number] for number in datasets]
+            assert places == sorted(places), "rows of a task lie side by side"
+            return tuple(places.count(place) for place in range(len(self.names)))
+        return () if self.whole is None else tuple(rows * (place == self.whole) for place in range(len(self.names)))
+
+    @contextmanager
+    def all_of(self, task: str | None) -> Iterator[None]:
+        """Meanwhile all rows go through the adapter of a task; None: through none."""
+        before, self.whole = self.whole, None if task is None else self.names.index(task)
+        try:
+            yield
+        finally:
+            self.whole = before
+
+    def applied(self, adapters: "Sequence[ChangesProduct | None]", x_BSD: Tensor, out_BSF: Tensor) -> Tensor:
+        """The product with what the adapter of each row adds. adapters: of each task, None where it has none here.
+
+        Those without rows may take part as well, so that each has a gradient in every microbatch.
+        """
+        if not self.counts:
+            return out_BSF
+        found = []
+        pieces = zip(adapters, x_BSD.split(self.counts), out_BSF.split(self.counts), strict=True)
+        for place, (adapter, x, out) in enumerate(pieces):
+            if adapter is not None and self.takes_part(place, len(x)):
+                out = adapter.applied(x, out)
+            found.append(out)
+        return torch.cat(found)
+
+    def takes_part(self, place: int, rows: int) -> bool:
+        """Whether the adapter of a task computes, of so many rows."""
+        return rows > 0 or (torch.is_grad_enabled() and (self.part is None or place in self.part))
+
+    def as_in(self, rows: Sequence[int]) -> list[int]:
+        """Rows of each expert as rows of each expert and task, where the rows that are computed are all of one task."""
+        return [count * (own > 0) for count in rows for own in self.counts]
+
+    def task_T(self, rows: int, positions: int, device: torch.device) -> Tensor | None:
+        """int64: the task of each token of rows that are flattened; None where none goes through an adapter."""
+        if not self.counts:
+            return None
+        assert sum(self.counts) == rows
+        parts = [
+            torch.full((n * positions,), place, dtype=torch.int64, device=device) for place, n in enumerate(self.counts)
+        ]
+        return torch.cat(parts)

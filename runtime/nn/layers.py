@@ -1,0 +1,372 @@
+"""Layers that read this rank's shards of their weights: linear, norm, embedding, SwiGLU, dropout, user layers.
+
+The random bits of dropout and of noise on embeddings (NEFTune, arXiv 2310.05914) follow from numbers alone
+(SplitMix64, Steele et al. 2014), so that all layouts draw the same.
+"""
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from attrs import frozen
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import _StopRecomputationError
+
+from xtrain.blocks.user_layer import UserLayer
+from xtrain.dsl.schema.adapters import DROPOUT_CHUNK
+from xtrain.plan.architecture import RotaryAngles
+from xtrain.plan.mesh import piece
+from xtrain.runtime.base.user_parts import UserPart, failures_of
+from xtrain.runtime.nn.axes import Axes, TensorAxis, column_parallel_input, local, row_parallel_output
+from xtrain.runtime.nn.fused import Fusible, normed_and_turned, rms_norm, silu_times
+from xtrain.runtime.nn.number_formats import Fp8Matrix, QuantisedMatrix
+from xtrain.runtime.nn.recompute import TiledModule
+
+
+def stream_of(text: str) -> int:
+    """The key of a stream that has a name."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), signed=True)
+
+
+def splitmix64(numbers: Tensor, key: int | Tensor) -> Tensor:
+    """int64: of each number, int64, the bits there in the stream `key`; a key for each number is broadcast."""
+    bits = numbers * _signed(0x9E3779B97F4A7C15) + key
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ shifted(bits, shift)) * _signed(factor)
+    return bits ^ shifted(bits, 31)
+
+
+def shifted(bits: Tensor, by: int) -> Tensor:
+    """To the right, with zeros from the left."""
+    return (bits >> by) & ((1 << (64 - by)) - 1)
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+@frozen
+class Dropout:
+    """share: of the numbers that are dropped; the others are divided by the rest. stream: of a matrix."""
+
+    share: float
+    stream: int
+
+    @classmethod
+    def of(cls, matrix: str, share: float, seed: int) -> "Dropout":
+        """That of a matrix, by its name."""
+        return cls(share, stream_of(f"{seed}:{matrix}"))
+
+    def __call__(self, x_BSD: Tensor, keys_BS: Tensor, first: int) -> Tensor:
+        """keys_BS: as of `token_keys`. first: which of all features of the matrix is the first of x."""
+        return _Dropped.apply(x_BSD, keys_BS, self, first)  # pyright: ignore[reportReturnType]
+
+    def dropped(self, x_BSD: Tensor, keys_BS: Tensor, first: int) -> Tensor:
+        out_TD = (x_BSD * (1 / (1 - self.share))).flatten(0, -2)
+        features = out_TD.shape[-1]
+        numbers_D = torch.arange(first, first + features, device=out_TD.device)
+        feature_D = splitmix64(numbers_D, self.stream).to(torch.int32)
+        token_T = splitmix64(keys_BS.flatten(), self.stream).to(torch.int32)
+        # Of 2^32 numbers, as int32, the lowest ones are dropped.
+        limit = round(self.share * 2**32) - 2**31
+        each = len(token_T) if torch.compiler.is_compiling() else max(1, DROPOUT_CHUNK // features)
+        for begin in range(0, len(token_T), each):
+            bits = mixed(token_T[begin : begin + each, None] + feature_D)
+            out_TD[begin : begin + each].masked_fill_(bits < limit, 0)
+        return out_TD.view_as(x_BSD)
+
+
+def mixed(bits: Tensor) -> Tensor:
+    """int32, in place: the last steps of MurmurHash3, in which every bit changes all others."""
+    for shift, factor in ((16, -0x7A143595), (13, -0x3D4D51CB)):
+        bits ^= (bits >> shift).bitwise_and_((1 << (32 - shift)) - 1)
+        bits *= factor
+    return bits.bitwise_xor_((bits >> 16).bitwise_and_(0xFFFF))
+
+
+def token_keys(place_B: Tensor, in_row_BS: Tensor) -> Tensor:
+    """int64 [B, S]: a number for each token of a run. place_B: of its row in the run; in_row_BS: its
+    position there; [S] where that is the same in all rows."""
+    return splitmix64(in_row_BS, splitmix64(place_B, 0)[:, None])
+
+
+class _Dropped(torch.autograd.Function):
+    """Keeps nothing but the tokens' keys: what is dropped is drawn again in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keys_BS: Tensor, how: Dropout, first: int) -> Tensor:
+        ctx.save_for_backward(keys_BS)
+        ctx.how, ctx.first = how, first
+        return how.dropped(x, keys_BS, first)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        (keys_BS,) = ctx.saved_tensors
+        return ctx.how.dropped(grad_outputs[0], keys_BS, ctx.first), None, None, None
+
+
+class HasKeys(nn.Module):
+    """A module whose block sets keys_BS, those of all tokens; None where nothing is dropped."""
+
+    keys_BS: Tensor | None = None
+
+
+class DropsInputs(HasKeys):
+    """A module that drops some of its inputs where `dropout` and keys are set."""
+
+    dropout: Dropout | None = None
+
+
+@frozen
+class EmbeddingNoise:
+    """Even numbers from −most up to most. stream: of the seed."""
+
+    most: float
+    stream: int
+
+    @classmethod
+    def of(cls, most: float, seed: int) -> "EmbeddingNoise":
+        return cls(most, stream_of(f"{seed}:embedding"))
+
+    def add(self, x_BSD: Tensor, keys_BS: Tensor) -> Tensor:
+        """To x, in place. keys_BS: as of `token_keys`, of its positions."""
+        x_TD = x_BSD.detach().view(-1, x_BSD.shape[-1])  # gradients pass as if it were not there
+        features = x_TD.shape[1]
+        feature_D = splitmix64(torch.arange(features, device=x_TD.device), self.stream).to(torch.int32)
+        token_T = splitmix64(keys_BS.flatten(), self.stream).to(torch.int32)
+        exact = torch.promote_types(x_TD.dtype, torch.float32)
+        each = max(1, DROPOUT_CHUNK // features)
+        for begin in range(0, len(token_T), each):
+            bits = mixed(token_T[begin : begin + each, None] + feature_D)
+            x_TD[begin : begin + each] += (bits.to(exact) * (self.most * 2.0**-31)).to(x_TD.dtype)
+        return x_BSD
+
+
+ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "silu": F.silu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+class Linear(nn.Linear):
+    """x · Wᵀ, and the bias if there is one. `partial` as in `local`. quantised: how the matrix is stored, if not as it
+    is; fp8: how it is multiplied, if not in the format of the computation."""
+
+    partial = False
+    quantised: QuantisedMatrix | None = None
+    fp8: Fp8Matrix | None = None
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
+        super().__init__(inputs, outputs, bias=bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        bias = None if self.bias is None else local(self.bias, partial=self.partial)
+        return self._product(input, bias)
+
+    def _product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        if self.fp8 is not None:
+            out = self.fp8.product(x, local(self.weight, partial=self.partial))
+            return out if bias is None else out + bias
+        if self.quantised is None:
+            return F.linear(x, local(self.weight, partial=self.partial), bias)
+        out = self.quantised.product(x, local(self.weight), self.quantised.beside(self), torch.matmul, turned=True)
+        return out if bias is None else out + bias  # not in place: recomputation may keep the product
+
+    def without_adapters(self, x: Tensor) -> Tensor:
+        """x · Wᵀ alone, also of what an adapter has put in its place."""
+        return self._product(x)
+
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """What of it a rank computes with, [outputs, inputs]; of a quantised one computed anew."""
+        weight = local(self.weight)
+        if self.quantised is None:
+            return weight
+        return self.quantised.values(weight, self.quantised.beside(self), dtype)
+
+    def row_parallel(self, x_BSD: Tensor, tensor: TensorAxis | None) -> Tensor:
+        """The same of a matrix that tensor parallel cuts by input: the bias is added once, to the sum over ranks, of
+        which each has its own positions under sequence parallel."""
+        return self.row_parallel_sum(self.row_parallel_summand(x_BSD, tensor), tensor)
+
+    def row_parallel_summand(self, x_BSD: Tensor, tensor: TensorAxis | None) -> Tensor:
+        """What this rank has of it before the sum."""
+        return self(x_BSD) if tensor is None or self.bias is None else self.without_bias(x_BSD)
+
+    def row_parallel_sum(self, summand_BSD: Tensor, tensor: TensorAxis | None) -> Tensor:
+        """The sum of what ranks have of it."""
+        out_BSD = row_parallel_output(summand_BSD, tensor)
+        return out_BSD if tensor is None or self.bias is None else out_BSD + local(self.bias, partial=tensor.sequence)
+
+    def without_bias(self, x_BSD: Tensor) -> Tensor:
+        return self._product(x_BSD)
+
+
+class RMSNorm(Fusible):
+    """`rms_norm`. `partial` as in `local`. by_head: of heads, of which a tensor-parallel rank has its own. axes: given
+    where rows are cut by tensor parallel. plus_one: rows are multiplied by 1 + weight."""
+
+    partial = False
+
+    def __init__(
+        self, width: int, eps: float, *, by_head: bool = False, axes: Axes | None = None, plus_one: bool = False
+    ) -> None:
+        super().__init__()
+        self.by_head, self.axes, self.plus_one = by_head, axes, plus_one
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        tensor = None if self.axes is None else self.axes.tensor
+        group = None if tensor is None else tensor.group
+        weight_D = local(self.weight, partial=self.partial)
+        return rms_norm(x, weight_D, self.eps, group, plus_one=self.plus_one, fused=self.fused)
+
+    def turned(self, x_BSHA: Tensor, rotate: "Rotation") -> Tensor:
+        """Heads that are normed and turned by their positions, by the fused kernels."""
+        weight_A = local(self.weight, partial=self.partial)
+        return normed_and_turned(x_BSHA, 1 + weight_A if self.plus_one else weight_A, self.eps, rotate)
+
+
+class Embedding(nn.Embedding):
+    """Rows of a table of which a tensor-parallel rank holds some: the others are looked up where they are."""
+
+    def __init__(self, vocabulary: int, dim: int, axes: Axes) -> None:
+        super().__init__(vocabulary, dim)
+        self.axes = axes
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight_VD = local(self.weight)
+        tensor = self.axes.tensor
+        if tensor is None:
+            return F.embedding(input, weight_VD)
+        first = first_row(self.num_embeddings, tensor)
+        own_BS = (input >= first) & (input < first + len(weight_VD))
+        if not len(weight_VD):
+            x_BSD = weight_VD.new_zeros(*input.shape, self.embedding_dim) + 0 * weight_VD.sum()
+        else:
+            x_BSD = F.embedding(torch.where(own_BS, input - first, 0), weight_VD) * own_BS[..., None]
+        return row_parallel_output(x_BSD, tensor)
+
+
+class SwiGLU(TiledModule, Fusible):
+    """down(activation(gate(x)) · up(x)) (Shazeer 2020). With `axes` its width is cut where there is tensor parallel."""
+
+    def __init__(
+        self, dim: int, ffn: int, axes: Axes | None = None, *, bias: bool = False, activation: str = "silu"
+    ) -> None:
+        super().__init__()
+        self.axes, self.activation = axes, ACTIVATIONS[activation]
+        self.gate_proj = Linear(dim, ffn, bias=bias)
+        self.up_proj = Linear(dim, ffn, bias=bias)
+        self.down_proj = Linear(ffn, dim, bias=bias)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        tensor = self._tensor
+        return self.down_proj.row_parallel_sum(self.in_pieces(column_parallel_input(x_BSD, tensor)), tensor)
+
+    def of_piece(self, x_BSD: Tensor) -> Tensor:
+        if self.fused and self.activation is F.silu:
+            hidden_BSF = silu_times(self.gate_proj(x_BSD), self.up_proj(x_BSD))
+        else:
+            hidden_BSF = self.activation(self.gate_proj(x_BSD)) * self.up_proj(x_BSD)
+        return self.down_proj.row_parallel_summand(hidden_BSF, self._tensor)
+
+    @property
+    def _tensor(self) -> TensorAxis | None:
+        return None if self.axes is None else self.axes.tensor
+
+
+@frozen(eq=False)
+class Rotation:
+    """Cosine and sine of every position's angles, each [B, 1, S, A]; made once a forward for all blocks that have the
+    same angles."""
+
+    cos: Tensor
+    sin: Tensor
+
+    @classmethod
+    def of(cls, positions_BS: Tensor, angles: RotaryAngles, dtype: torch.dtype) -> "Rotation":
+        # Angles in fp64 when the model is, else fp32: a bf16 angle is wrong by whole turns at long positions.
+        exact = torch.float64 if dtype == torch.float64 else torch.float32
+        width, theta, rope = angles.width, angles.theta, angles.rope
+        if rope.scaling == "none":
+            frequencies = theta ** (-torch.arange(0, width, 2, device=positions_BS.device, dtype=exact) / width)
+        else:
+            frequencies = torch.tensor(rope.frequencies(width, theta), device=positions_BS.device, dtype=exact)
+        angle = positions_BS.to(exact)[:, None, :, None] * frequencies
+        angle = torch.cat((angle, angle), dim=-1)
+        cos, sin = angle.cos(), angle.sin()
+        if rope.magnitude != 1:
+            cos, sin = cos * rope.magnitude, sin * rope.magnitude
+        return cls(cos=cos.to(dtype), sin=sin.to(dtype))
+
+    def __call__(self, x_BHSA: Tensor) -> Tensor:
+        left, right = x_BHSA.chunk(2, dim=-1)
+        return x_BHSA * self.cos + torch.cat((-right, left), dim=-1) * self.sin
+
+
+def first_row(extent: int, tensor: TensorAxis | None) -> int:
+    """Where this rank's piece of `extent` rows begins."""
+    return 0 if tensor is None else tensor.group.rank() * piece(extent, tensor.size, 0)
+
+
+class WeightHolder(nn.Module):
+    """A parameter under a name of its own, so that tensor parallelism can cut it by itself."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape))
+
+
+class OwnLayer(TiledModule):
+    """What a function makes of activations [B, S, D]."""
+
+    def __init__(self, layer: UserLayer, part: UserPart, axes: Axes) -> None:
+        super().__init__()
+        self.is_cut, self.axes, self.part, self.function = layer.is_cut, axes, part, part.load()
+        self.tiles = layer.tiles
+        self.is_whole = {weight.owner: weight.cut is None for weight in layer.weights}
+        for weight in layer.weights:
+            self.add_module(weight.owner, WeightHolder(weight.shape))
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        """Raises PartFailed for what the function raises, and for a result of another shape or number format."""
+        if not self.is_cut:
+            return self.in_pieces(x_BSD)
+        tensor = self.axes.tensor
+        return row_parallel_output(self.in_pieces(column_parallel_input(x_BSD, tensor)), tensor)
+
+    def of_piece(self, x_BSD: Tensor) -> Tensor:
+        tensor = self.axes.tensor
+        # A rank has only a summand of the gradient of what is not cut: of its own matrices, or of its own positions.
+        partial = tensor is not None and (self.is_cut or tensor.sequence)
+        weights = {
+            name: local(getattr(self, name).weight, partial=partial and whole) for name, whole in self.is_whole.items()
+        }
+        return self._call(x_BSD, weights)
+
+    def _call(self, x_BSD: Tensor, weights: dict[str, Any]) -> Tensor:
+        if torch.compiler.is_compiling():
+            return self.function(x_BSD, **weights, **self.part.arguments)
+        out_BSD: Any = None
+        stopped: _StopRecomputationError | None = None
+        with failures_of(self.part):
+            try:
+                out_BSD = self.function(x_BSD, **weights, **self.part.arguments)
+            except _StopRecomputationError as stop:  # a backward has all that it computes again
+                stopped = stop
+        if stopped is not None:
+            try:
+                raise stopped
+            finally:
+                del stopped  # its traceback holds this frame and what the function has computed: no circle of them
+        if not isinstance(out_BSD, Tensor) or out_BSD.shape != x_BSD.shape or out_BSD.dtype != x_BSD.dtype:
+            found = type(out_BSD).__name__
+            if isinstance(out_BSD, Tensor):
+                found = f"{out_BSD.dtype} of shape {tuple(out_BSD.shape)}"
+            raise self.part.failed(f"gave {found} for {x_BSD.dtype} of shape {tuple(x_BSD.shape)}, and gives as many")
+        return out_BSD

@@ -1,0 +1,395 @@
+"""Loss over a large vocabulary, summed over valid tokens, with a bounded piece of the logits alive at once.
+
+The head computes the gradients of a term's statistics in its forward, as logits are not kept for the backward.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from attrs import frozen
+from torch import Tensor
+
+from xtrain.dsl.user_parts.kinds import LOGPROB
+from xtrain.plan.mesh import piece
+from xtrain.runtime.base.collectives import all_gather, all_reduce
+from xtrain.runtime.nn.axes import TensorAxis
+from xtrain.runtime.nn.head_product import HeadFactors, HeadProduct, product_of
+from xtrain.runtime.nn.layers import first_row
+
+IGNORE = -100
+
+
+class LossTerms(NamedTuple):
+    """Sums over valid tokens: `objective` carries the gradient; `cross_entropy` is what is logged.
+
+    each_T: the summands of `cross_entropy`, 0 where a token is not valid; None unless they are asked for.
+    recorded: [1 + metrics] the objective and what a term measures beside it, as this rank counts them; None where the
+    cross-entropy alone is minimised.
+    """
+
+    objective: Tensor
+    cross_entropy: Tensor
+    each_T: Tensor | None = None
+    recorded: Tensor | None = None
+
+
+class TermValues(NamedTuple):
+    """Of each token its loss [t], the derivatives of that by what it was computed from, by name, and the metrics of the
+    term [metrics, t]."""
+
+    loss_T: Tensor
+    by: dict[str, Tensor]
+    metrics_MT: Tensor
+
+
+class Objective:
+    """Minimised instead of the cross-entropy: of each token (`Term`, `Distillation`), or of each unit."""
+
+    __slots__ = ()
+    metrics: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+
+@frozen
+class Term(Objective):
+    """What is minimised of each token instead of its cross-entropy.
+
+    function: is given the log-probability of each label, [t] in at least fp32, and by name what it `reads` besides, of
+    STATISTICS, and the numbers of its `columns`; returns the loss of each token [t], which may depend on what is given
+    of that token alone, and beside it, if it has `metrics`, a dict of these, each [t].
+    failures: what errors of the function and of its backward pass through.
+    """
+
+    function: Callable[..., Any]
+    reads: tuple[str, ...] = ()
+    failures: Callable[[], AbstractContextManager[None]] = nullcontext
+    columns: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+
+    def by(self, given: dict[str, Tensor], columns: Mapping[str, Tensor] | None = None) -> TermValues:
+        """given: the label's log-probability and behind it what is read, by name; `columns` have no derivative."""
+        given = {name: value.detach().requires_grad_() for name, value in given.items()}
+        logprob_T, *_ = given.values()
+        with torch.enable_grad(), self.failures():
+            found = self.function(logprob_T, **{name: given[name] for name in self.reads}, **(columns or {}))
+            loss_T, metrics = found if self.metrics else (found, {})
+            slopes = torch.autograd.grad(loss_T.sum(), tuple(given.values()), allow_unused=True, materialize_grads=True)
+        metrics_MT = logprob_T.new_empty(len(self.metrics), len(logprob_T))
+        for number, name in enumerate(self.metrics):
+            metrics_MT[number] = metrics[name].detach()
+        return TermValues(loss_T.detach(), dict(zip(given, slopes, strict=True)), metrics_MT)
+
+
+@frozen(kw_only=True)
+class Head:
+    """How logits become a loss.
+
+    term: what is minimised; None: the cross-entropy. z_weight: weight of lse². chunk_bytes: bytes of logits (as fp32)
+    alive at once.
+    vocabulary: its whole size, of which `tensor`, if any, cuts a piece for each rank. cap: logits l become
+    cap · tanh(l / cap) (Gemma 2, arXiv 2408.00118); None: they are as they are.
+    twice: the backward may run a second time, as in a pipeline that takes gradients of inputs and weights apart.
+    temperature: losses are of logits, capped if there is a cap, divided by it.
+    """
+
+    vocabulary: int
+    z_weight: float
+    chunk_bytes: int
+    tensor: TensorAxis | None = None
+    term: Objective | None = None
+    twice: bool = False
+    cap: float | None = None
+    temperature: float = 1.0
+
+    @property
+    def first(self) -> int:
+        """The first token id of this rank's piece."""
+        return first_row(self.vocabulary, self.tensor)
+
+    @property
+    def widest(self) -> int:
+        """The largest piece of a rank."""
+        return self.vocabulary if self.tensor is None else piece(self.vocabulary, self.tensor.size, 0)
+
+    @property
+    def chunk(self) -> int:
+        """Tokens whose logits are alive at once."""
+        return self.at_once(1)
+
+    def at_once(self, models: int) -> int:
+        """The same where logits of so many models are."""
+        alive = self.widest if self.tensor is None or self.tensor.loss else self.vocabulary
+        return max(1, self.chunk_bytes // (4 * alive * models))
+
+
+def token_losses(
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    labels_T: Tensor,
+    head: Head,
+    *,
+    each: bool = False,
+    columns: Mapping[str, Tensor] | None = None,
+    factors: Sequence[HeadFactors] = (),
+) -> LossTerms:
+    """Σ (loss + z_weight · lse²) over tokens whose label is not −100; a loss is taken in at least fp32.
+
+    columns: the numbers [T] that the term is given, by name; what they are without a label is not looked at.
+
+    z-loss: PaLM (arXiv 2204.02311) §5. The gradient of `hidden_TD` is that of this rank's piece of the vocabulary.
+    With `each` the terms tell tokens apart; nothing else changes by that. factors: what adapters add to the logits.
+    """
+    product = product_of(hidden_TD, weight_VD, factors)
+    terms = _ChunkedLoss.apply(product, labels_T, head, each, columns or {}, *product.tensors)
+    objective, cross_entropy, each_T, metrics_M = terms  # pyright: ignore[reportGeneralTypeIssues]
+    records = head.term is not None or head.z_weight > 0
+    recorded = torch.cat((objective.detach()[None], metrics_M)) if records else None
+    return LossTerms(objective, cross_entropy, each_T, recorded)
+
+
+def whole_logits(hidden_TD: Tensor, weight_VD: Tensor, head: Head, factors: Sequence[HeadFactors] = ()) -> Tensor:
+    """Logits [T, whole vocabulary], without gradient."""
+    logits_TV = product_of(hidden_TD, weight_VD, factors).logits(slice(0, len(hidden_TD)))
+    cap_logits(logits_TV, head, slope=False)
+    return logits_TV if head.tensor is None else gathered(logits_TV, head)
+
+
+def cap_logits(logits_TV: Tensor, head: Head, *, slope: bool) -> Tensor | None:
+    """Cap logits, in place. Returns the derivatives of that, if there is a cap and they are asked for."""
+    if head.cap is None:
+        return None
+    logits_TV.div_(head.cap).tanh_()
+    slope_TV = logits_TV.square().neg_().add_(1) if slope else None
+    logits_TV.mul_(head.cap)
+    return slope_TV
+
+
+def cool_logits(logits_TV: Tensor, head: Head) -> None:
+    """Divide logits by the temperature, in place; `HeadGradients` does the same with their gradients."""
+    if head.temperature != 1:
+        logits_TV.div_(head.temperature)
+
+
+def gathered(logits_TV: Tensor, head: Head) -> Tensor:
+    """Pieces side by side. Only the last ones can be narrower, so what fills them up lies behind the vocabulary."""
+    assert head.tensor is not None
+    filled_TV = F.pad(logits_TV, (0, head.widest - logits_TV.shape[1]))
+    return all_gather(filled_TV, 1, head.tensor.group)[:, : head.vocabulary]
+
+
+class Statistics(NamedTuple):
+    """Of every token: logarithm of the sum of exponentials, logit of the label, mean logit of the vocabulary and
+    entropy where they are asked for; softmax of this rank's piece, and its logarithm with the entropy."""
+
+    lse_T: Tensor
+    label_T: Tensor
+    mean_T: Tensor | None
+    entropy_T: Tensor | None
+    softmax_TV: Tensor
+    logprob_TV: Tensor | None
+    position_T: Tensor
+    own_T: Tensor
+
+    def logprobs(self, valid_T: Tensor) -> Tensor:
+        """Log-probabilities of the labels; −1 where there is none."""
+        return (self.label_T - self.lse_T).clamp_(max=0).masked_fill_(~valid_T, -1.0)
+
+    def read(self, name: str) -> Tensor:
+        """One of STATISTICS."""
+        known = {
+            "mean_logprob_T": None if self.mean_T is None else self.mean_T - self.lse_T,
+            "entropy_T": self.entropy_T,
+            "lse_T": self.lse_T,
+        }
+        value_T = known[name]
+        assert value_T is not None
+        return value_T
+
+
+def own_positions(ids: Tensor, first: int, width: int) -> tuple[Tensor, Tensor]:
+    """Where tokens stand among the `width` of a piece of the vocabulary that begins with `first`, and whether they do;
+    0 where not. Of any shape."""
+    position = ids - first
+    own = (position >= 0) & (position < width)
+    return torch.where(own, position, 0), own
+
+
+def statistics_of(logits_TV: Tensor, labels_T: Tensor, head: Head, reads: tuple[str, ...]) -> Statistics:
+    """`logits_TV` is overwritten."""
+    tensor, width = head.tensor, logits_TV.shape[1]
+    position_T, own_T = own_positions(labels_T, head.first, width)
+    mean_T = entropy_T = logprob_TV = None
+    if tensor is not None and tensor.loss:
+        lowest = torch.finfo(logits_TV.dtype).min
+        top_T = logits_TV.amax(-1) if width else logits_TV.new_full(labels_T.shape, lowest)
+        top_T = all_reduce(top_T, tensor.group, "max")
+        sums = [(logits_TV - top_T[:, None]).exp_().sum(-1)]
+        sums += [logits_TV.gather(1, position_T[:, None])[:, 0] * own_T if width else torch.zeros_like(sums[0])]
+        if "mean_logprob_T" in reads:
+            sums += [logits_TV.sum(-1)]
+        if "entropy_T" in reads:
+            below_TV = logits_TV - top_T[:, None]
+            sums += [below_TV.exp().mul_(below_TV).sum(-1)]
+            del below_TV
+        sum_T, label_T, *more = all_reduce(torch.stack(sums), tensor.group)
+        lse_T = sum_T.log() + top_T
+        if "entropy_T" in reads:
+            entropy_T = sum_T.log() - more.pop() / sum_T
+        if "mean_logprob_T" in reads:
+            mean_T = more.pop() / head.vocabulary
+    else:
+        every_TV, labels_at = logits_TV, position_T
+        if tensor is not None:
+            every_TV, labels_at = gathered(logits_TV, head), labels_T.clamp(min=0)
+        lse_T = torch.logsumexp(every_TV, dim=-1)
+        label_T = every_TV.gather(1, labels_at[:, None])[:, 0]
+        if "mean_logprob_T" in reads:
+            mean_T = every_TV.mean(-1)
+        if "entropy_T" in reads:
+            below_TV = every_TV - lse_T[:, None]
+            entropy_T = -below_TV.exp().mul_(below_TV).sum(-1)
+            del below_TV
+        del every_TV
+    softmax_TV = logits_TV.sub_(lse_T[:, None])
+    if "entropy_T" in reads:
+        logprob_TV, softmax_TV = softmax_TV, softmax_TV.exp()
+    else:
+        softmax_TV.exp_()
+    return Statistics(lse_T, label_T, mean_T, entropy_T, softmax_TV, logprob_TV, position_T, own_T)
+
+
+def _minimised(term: Term, found: Statistics, valid_T: Tensor, columns: dict[str, Tensor]) -> TermValues:
+    """All of it is 0 where a token is not valid. Of these the function is shown any log-probability, and columns of 0:
+    what it gives for them is left out."""
+    given = {LOGPROB: found.logprobs(valid_T)} | {name: found.read(name) for name in term.reads}
+    exact = given[LOGPROB].dtype
+    loss_T, by, metrics_MT = term.by(given, {name: _where(valid_T, columns[name].to(exact)) for name in term.columns})
+    by = {name: _where(valid_T, slope_T) for name, slope_T in by.items()}
+    return TermValues(_where(valid_T, loss_T), by, _where(valid_T, metrics_MT))
+
+
+def _where(valid_T: Tensor, values: Tensor) -> Tensor:
+    return torch.where(valid_T, values, 0.0)
+
+
+def _gradient(found: Statistics, valid_t: Tensor, head: Head) -> Tensor:
+    """That of cross-entropy and z-loss by this rank's logits [t, V], in the place of the softmax."""
+    grad_tV = found.softmax_TV.mul_((valid_t * (1 + 2 * head.z_weight * found.lse_T))[:, None])
+    if grad_tV.shape[1]:
+        grad_tV.scatter_add_(1, found.position_T[:, None], -(valid_t * found.own_T)[:, None])
+    return grad_tV
+
+
+def gradient_of(by: dict[str, Tensor], found: Statistics, valid_t: Tensor, head: Head) -> Tensor:
+    """The same of a term, from its derivatives. Over logits z with softmax p: ∂ log p(label) = 1[label] − p, ∂ lse = p,
+    ∂ (mean of log p) = 1/V − p, ∂ entropy = −p · (log p + entropy)."""
+    factor_t = 2 * head.z_weight * found.lse_T * valid_t - by[LOGPROB]
+    if "lse_T" in by:
+        factor_t += by["lse_T"]
+    if "mean_logprob_T" in by:
+        factor_t -= by["mean_logprob_T"]
+    if "entropy_T" in by:
+        assert found.logprob_TV is not None and found.entropy_T is not None
+        factor_t -= by["entropy_T"] * found.entropy_T
+        grad_tV = found.logprob_TV.mul_(-by["entropy_T"][:, None]).add_(factor_t[:, None]).mul_(found.softmax_TV)
+    else:
+        grad_tV = found.softmax_TV.mul_(factor_t[:, None])
+    if "mean_logprob_T" in by:
+        grad_tV.add_((by["mean_logprob_T"] / head.vocabulary)[:, None])
+    if grad_tV.shape[1]:
+        grad_tV.scatter_add_(1, found.position_T[:, None], (by[LOGPROB] * found.own_T)[:, None])
+    return grad_tV
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        product: HeadProduct,
+        labels_T: Tensor,
+        head: Head,
+        each: bool,
+        columns: dict[str, Tensor],
+        *tensors: Tensor,
+    ):
+        hidden_TD, needs = product.hidden_TD, product.needs
+        exact = torch.float64 if hidden_TD.dtype == torch.float64 else torch.float32
+        objective = torch.zeros((), dtype=exact, device=hidden_TD.device)
+        cross_entropy = torch.zeros_like(objective)
+        each_T = hidden_TD.new_empty(labels_T.shape, dtype=exact) if each else None
+        grads = product.gradients(exact, head.temperature)
+        term = head.term
+        assert term is None or isinstance(term, Term)
+        metrics_M = torch.zeros(0 if term is None else len(term.metrics), dtype=exact, device=hidden_TD.device)
+        reads = () if term is None else term.reads
+        for first in range(0, labels_T.numel(), head.chunk):
+            part = slice(first, first + head.chunk)
+            labels_t = labels_T[part]
+            valid_t = (labels_t != IGNORE).to(exact)
+            logits_tV = product.logits(part).to(exact)
+            slope_tV = cap_logits(logits_tV, head, slope=any(needs))
+            cool_logits(logits_tV, head)
+            found = statistics_of(logits_tV, labels_t, head, reads)
+            loss_t = (found.lse_T - found.label_T) * valid_t
+            loss = loss_t.sum()
+            if each_T is not None:
+                each_T[part] = loss_t
+            cross_entropy += loss
+            minimised = None
+            if term is not None:
+                its = {name: columns[name][part] for name in term.columns}
+                minimised = _minimised(term, found, labels_t != IGNORE, its)
+                loss = minimised.loss_T.sum()
+                metrics_M += minimised.metrics_MT.sum(1)
+            objective += loss + head.z_weight * (found.lse_T.square() * valid_t).sum()
+            if any(needs):
+                if minimised is None:
+                    grad_tV = _gradient(found, valid_t, head)
+                else:
+                    grad_tV = gradient_of(minimised.by, found, valid_t, head)
+                if slope_tV is not None:
+                    grad_tV.mul_(slope_tV)
+                    slope_tV = None
+                grad_tV = grads.add(part, grad_tV)
+        # Kept on ctx, not saved for backward: it is scaled in place there, once.
+        ctx.grads = grads.found()
+        ctx.twice, ctx.scaled = head.twice, False
+        ctx.mark_non_differentiable(*(each for each in (cross_entropy, each_T, metrics_M) if each is not None))
+        return objective, cross_entropy, each_T, metrics_M
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor):
+        return None, None, None, None, None, *scaled(ctx, grad_outputs[0])
+
+
+def scaled(ctx: Any, by: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of what logits are of, which a forward has left on `ctx`, times that of the loss: in place, and
+    once, as a backward may run a second time."""
+    grads = ctx.grads
+    if not ctx.scaled:
+        for grad in grads:
+            if grad is not None:
+                grad.mul_(by)
+        ctx.scaled = True
+    if not ctx.twice:
+        del ctx.grads
+    return grads
+
+
+def with_zero_gradient(out: Tensor, given: Tensor) -> Tensor:
+    """A copy of `out`, whose backward gives `given` zeros as its gradient, whatever `out` was computed from."""
+    return _WithZeroGradient.apply(out, given)  # pyright: ignore[reportReturnType]
+
+
+class _WithZeroGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, given: Tensor) -> Tensor:
+        ctx.shape, ctx.dtype, ctx.device = given.shape, given.dtype, given.device
+        return out.clone()  # schedules want no view
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor):
+        return grad_outputs[0], torch.zeros(ctx.shape, dtype=ctx.dtype, device=ctx.device)

@@ -1,0 +1,399 @@
+"""Mixture of experts: each token passes through the few experts that its router chooses."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from attrs import evolve, frozen
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from xtrain.blocks.feed_forward import ExpertsLayer
+from xtrain.plan.architecture import Architecture
+from xtrain.runtime.base.collectives import join, own_piece, split
+from xtrain.runtime.base.device import capability, device_type, numbers
+from xtrain.runtime.nn.adapters import ExpertStacks, TaskExperts
+from xtrain.runtime.nn.axes import Axes, local
+from xtrain.runtime.nn.head_product import TaskRouting
+from xtrain.runtime.nn.layers import Dropout, HasKeys, Linear, SwiGLU, splitmix64
+from xtrain.runtime.nn.number_formats import QuantisedMatrix
+from xtrain.runtime.nn.router import ExpertRouter, attach, even, to_experts
+
+
+@frozen(eq=False)
+class ExpertWeights:
+    """The weights of experts.
+
+    matrices: of gate, up and down, [E, D, F], [E, D, F] and [E, F, D], the last dim being the output. biases: one of
+    each, [E, F], [E, F] and [E, D], or none. quantised: how each of the matrices is stored, if not as it is, with the
+    fp32 numbers beside its bytes. added: what the adapter, or that of each task, adds to each of the three products.
+    limit, alpha: as of an `ExpertsLayer`.
+    """
+
+    matrices: tuple[Tensor, ...]
+    biases: tuple[Tensor | None, ...] = (None, None, None)
+    quantised: tuple[tuple[QuantisedMatrix, Tensor | None] | None, ...] = (None, None, None)
+    added: "tuple[tuple[ExpertAdapter | None, ...], ...]" = ((None,), (None,), (None,))
+    limit: float | None = None
+    alpha: float = 1.0
+
+
+Product = Callable[[Tensor], Tensor]
+Stored = tuple[QuantisedMatrix, Tensor | None] | None
+MatrixProduct = Callable[[Tensor, Tensor], Tensor]
+"""Rows [N, K] and a stack of matrices [E, K, M], or one of them [K, M] → [N, M]."""
+MATRICES = ("gate_proj", "up_proj", "down_proj")
+
+
+@frozen(eq=False)
+class ExpertAdapter:
+    """What is added to a product of experts. stacks: of matrices [E, …]. call: given the rows, these stacks or of each
+    the matrix of one expert, and how both are multiplied, what is added. shares: [E, M], or [M] of one expert: what the
+    sum is multiplied by before there is a bias; None: 1. dropout: of what goes in, by the keys [N] of the rows."""
+
+    stacks: tuple[Tensor, ...]
+    call: Callable[[Tensor, tuple[Tensor, ...], MatrixProduct], Tensor]
+    shares: Tensor | None = None
+    dropout: Dropout | None = None
+    keys_N: Tensor | None = None
+
+    def sum(
+        self,
+        x_NK: Tensor,
+        out_NM: Tensor,
+        plain: "Product",
+        times: MatrixProduct,
+        shares: Callable[[Tensor], Tensor] = lambda shares: shares,
+    ) -> Tensor:
+        """[N, M]: the product with what is added, scaled. plain: the product of what goes in, without a bias. shares:
+        [E, M] or [M] → those of the rows. Where some is dropped, as of `DoraLinear`."""
+        kept_NK, rest = x_NK, None
+        if self.dropout is not None and self.keys_N is not None:
+            kept_NK = self.dropout(x_NK, self.keys_N, 0)
+            if self.shares is not None:
+                kept_NM = plain(kept_NK)
+                out_NM, rest = kept_NM, out_NM - kept_NM
+        out_NM = out_NM + self.call(kept_NK, self.stacks, times)
+        if self.shares is None:
+            return out_NM
+        share = shares(self.shares)
+        return out_NM * share if rest is None else torch.addcmul(rest, out_NM, share)
+
+
+class Experts(ExpertStacks):
+    """SwiGLUs side by side, as an `ExpertsLayer` says it; parameters as of `ExpertWeights`."""
+
+    factor = 1.0  # of the scale of adapters, as of `TaskExperts`
+
+    def __init__(self, arch: Architecture, layer: ExpertsLayer) -> None:
+        super().__init__()
+        self.limit, self.alpha = layer.limit, layer.alpha
+        self.quantised: dict[str, QuantisedMatrix] = {}
+        self.gate_proj = nn.Parameter(torch.empty(arch.experts, arch.dim, arch.expert_ffn))
+        self.up_proj = nn.Parameter(torch.empty(arch.experts, arch.dim, arch.expert_ffn))
+        self.down_proj = nn.Parameter(torch.empty(arch.experts, arch.expert_ffn, arch.dim))
+
+        def bias(width: int) -> nn.Parameter | None:
+            return nn.Parameter(torch.empty(arch.experts, width)) if layer.matrix_bias else None
+
+        self.gate_proj_bias, self.up_proj_bias = bias(arch.expert_ffn), bias(arch.expert_ffn)
+        self.down_proj_bias = bias(arch.dim)
+        # Name of a matrix → what an adapter adds to its product, with this rank's pieces of it; None while it is off.
+        self.adapters: dict[str, Callable[[], ExpertAdapter | None]] = {}
+        self.dropout: dict[str, Dropout] = {}  # by name of a matrix too, of what goes into its adapter
+
+    def forward(self, rows_ND: Tensor, counts_E: Tensor, keys_N: Tensor | None = None) -> Tensor:
+        """Rows in order of expert, `counts_E` of them for each expert of this rank; of those that go through the
+        adapters of tasks, `counts_E` are the rows of each expert and task, in order of both. keys_N: by which inputs
+        are dropped."""
+        matrices = tuple(map(local, (self.gate_proj, self.up_proj, self.down_proj)))
+        biases = (self.gate_proj_bias, self.up_proj_bias, self.down_proj_bias)
+        biases = tuple(None if bias is None else local(bias) for bias in biases)
+        stored = tuple(self.quantised.get(name) for name in MATRICES)
+        beside = tuple(None if each is None else (each, each.beside(self)) for each in stored)
+        if (tasks := self._tasks()) is not None:
+            added = tuple(tuple(_made(each, name) for each in tasks) for name in MATRICES)
+            weights = ExpertWeights(matrices, biases, beside, added, self.limit, self.alpha)
+            return one_by_one(rows_ND, counts_E, weights, self.routing)
+        added = tuple((_made(self.adapters, name),) for name in MATRICES)
+        if keys_N is not None:
+            drops = [self.dropout.get(name) for name in MATRICES]
+            added = tuple(
+                (None if each is None else evolve(each, dropout=drop, keys_N=keys_N),)
+                for (each,), drop in zip(added, drops, strict=True)
+            )
+        weights = ExpertWeights(matrices, biases, beside, added, self.limit, self.alpha)
+        shapes = [m.shape if each is None else each.piece for m, each in zip(matrices, stored, strict=True)]
+        shapes += [stack.shape for (each,) in added if each is not None for stack in each.stacks]
+        return (grouped if can_group(rows_ND, shapes) else one_by_one)(rows_ND, counts_E, weights)
+
+    def matrix(self, name: str, number: int, dtype: torch.dtype) -> Tensor:
+        """That of one of this rank's experts, [inputs, outputs]; of a quantised one computed anew."""
+        whole, stored = local(getattr(self, name)), self.quantised.get(name)
+        if stored is None:
+            return whole[number]
+        matrix, beside = _expert((stored, stored.beside(self)), number)
+        return matrix.values(whole[number], beside, dtype)
+
+    def _tasks(self) -> "list[Adapters] | None":
+        """What each task adds; None where rows go through no adapter of a task."""
+        if self.tasks is None or self.routing is None or not self.routing.counts:
+            return None
+        found = [self.tasks.get(name) for name in self.routing.names]
+        return [each.adapters if isinstance(each, TaskExperts) else {} for each in found]
+
+
+def _made(adapters: "Adapters", name: str) -> "ExpertAdapter | None":
+    make = adapters.get(name)
+    return None if make is None else make()
+
+
+def can_group(rows_ND: Tensor, shapes: Iterable[Sequence[int]]) -> bool:
+    """Whether one kernel may do the products of all experts: bf16 on CUDA, strides of whole 16 bytes.
+
+    On Hopper alone: on Blackwell experts without rows get weight gradients that are not zero (pytorch #172439).
+    """
+    if device_type(rows_ND) != "cuda" or rows_ND.dtype != torch.bfloat16 or len(rows_ND) == 0:
+        return False
+    aligned = all(extent % 8 == 0 for shape in shapes for extent in shape[1:])
+    return aligned and capability(rows_ND) == 9
+
+
+def grouped(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights) -> Tensor:
+    """Three kernels for all experts; the device is not asked how many rows each of them has."""
+    ends_E = counts_E.cumsum(0).int()
+    scaled = any(each is not None and each.shares is not None for (each,) in weights.added)
+    one_hot_NE = _one_hot(ends_E, rows_ND) if scaled or weights.biases[0] is not None else None
+
+    def multiply(x_NK: Tensor, matrix_EKM: Tensor) -> Tensor:
+        return F.grouped_mm(x_NK, matrix_EKM, offs=ends_E)
+
+    def product(matrix_EKM: Tensor, bias_EM: Tensor | None, stored: Stored, added: ExpertAdapter | None) -> Product:
+        def plain(x_NK: Tensor) -> Tensor:
+            return _times(x_NK, matrix_EKM, stored, multiply)
+
+        def of_rows(shares_EM: Tensor) -> Tensor:
+            assert one_hot_NE is not None
+            return one_hot_NE @ shares_EM
+
+        def call(x_NK: Tensor) -> Tensor:
+            out_NM = plain(x_NK)
+            if added is not None:
+                out_NM = added.sum(x_NK, out_NM, plain, multiply, of_rows)
+            if bias_EM is not None and one_hot_NE is not None:
+                out_NM = torch.addmm(out_NM, one_hot_NE, bias_EM)
+            return out_NM
+
+        return call
+
+    added = (each for (each,) in weights.added)
+    of_each = zip(weights.matrices, weights.biases, weights.quantised, added, strict=True)
+    return _swiglu(weights, rows_ND, *(product(*each) for each in of_each))
+
+
+def _one_hot(ends_E: Tensor, rows_ND: Tensor) -> Tensor:
+    """Which expert each row is of. A product with it adds biases, and sums their gradients in an order that is always
+    the same."""
+    expert_N = torch.searchsorted(ends_E, torch.arange(len(rows_ND), device=ends_E.device), right=True)
+    return (expert_N[:, None] == torch.arange(len(ends_E), device=ends_E.device)).to(rows_ND.dtype)
+
+
+def one_by_one(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights, routing: TaskRouting | None = None) -> Tensor:
+    """A product for each expert; where there are gradients those without rows included, so that every parameter has
+    one. routing: `counts_E` are of each expert and task."""
+    tasks = 1 if routing is None else len(routing.names)
+    guess = even(len(rows_ND), len(counts_E) // tasks)
+    counts = numbers(counts_E, guess if routing is None else routing.as_in(guess))
+    of_tasks = [counts[first : first + tasks] for first in range(0, len(counts), tasks)]
+    parts = rows_ND.split([sum(each) for each in of_tasks])
+    # Unbound at once: gradients of single slices would each be as large as all experts.
+    matrices = zip(*(matrix.unbind(0) for matrix in weights.matrices), strict=True)
+    biases = zip(*(repeat(None) if bias is None else bias.unbind(0) for bias in weights.biases), strict=False)
+    sizes = [len(part) for part in parts]
+    added = zip(*(_one_by_one(each, sizes) for each in weights.added), strict=True)  # of each expert
+    experts = enumerate(zip(parts, matrices, biases, added, strict=False))
+    if not torch.is_grad_enabled():
+        experts = [(number, each) for number, each in experts if len(each[0])]
+
+    def product(
+        number: int, matrix_KM: Tensor, bias_M: Tensor | None, stored: Stored, added: "tuple[ExpertAdapter | None, ...]"
+    ) -> Product:
+        def plain(x_NK: Tensor) -> Tensor:
+            return _times(x_NK, matrix_KM, stored, torch.matmul)
+
+        def plus(out_NM: Tensor, x_NK: Tensor, added: ExpertAdapter | None) -> Tensor:
+            return out_NM if added is None else added.sum(x_NK, out_NM, plain, torch.matmul)
+
+        def call(x_NK: Tensor) -> Tensor:
+            scaled = any(each is not None and each.shares is not None for each in added)
+            if stored is None and bias_M is not None and not scaled:
+                out_NM = torch.addmm(bias_M, x_NK, matrix_KM)
+            else:
+                out_NM = plain(x_NK)
+                out_NM = out_NM if bias_M is None or scaled else out_NM + bias_M  # as of a `Linear`
+            if tasks == 1:
+                out_NM = plus(out_NM, x_NK, added[0])
+            else:
+                rows = of_tasks[number]
+                out_NM = torch.cat(list(map(plus, out_NM.split(rows), x_NK.split(rows), added)))
+            return out_NM + bias_M if scaled and bias_M is not None else out_NM
+
+        return call
+
+    def own(number: int) -> list[Stored]:
+        return [None if each is None else _expert(each, number) for each in weights.quantised]
+
+    out = [
+        _swiglu(weights, x, *map(product, repeat(number), matrix, bias, own(number), more))
+        for number, (x, matrix, bias, more) in experts
+    ]
+    return torch.cat(out) if out else rows_ND
+
+
+def _one_by_one(
+    added: "tuple[ExpertAdapter | None, ...]", rows: list[int]
+) -> "Iterable[tuple[ExpertAdapter | None, ...]]":
+    """Of each expert alone."""
+    return zip(*(_of_experts(each, rows) for each in added), strict=True)
+
+
+def _of_experts(added: ExpertAdapter | None, rows: list[int]) -> Iterable[ExpertAdapter | None]:
+    experts = len(rows)
+    if added is None:
+        return repeat(None, experts)
+    shares = repeat(None, experts) if added.shares is None else added.shares.unbind(0)
+    keys = repeat(None, experts) if added.keys_N is None else added.keys_N.split(rows)
+    stacks = zip(*(stack.unbind(0) for stack in added.stacks), strict=True)
+    pieces = zip(stacks, shares, keys, strict=True)
+    return [evolve(added, stacks=own, shares=share, keys_N=key) for own, share, key in pieces]
+
+
+def _expert(stored: tuple[QuantisedMatrix, Tensor | None], number: int) -> tuple[QuantisedMatrix, Tensor | None]:
+    """How the matrix of one of this rank's experts is stored."""
+    matrix, beside = stored
+    return matrix.expert(number), None if beside is None else beside[matrix.first[0] + number]
+
+
+def _times(x: Tensor, matrix: Tensor, stored: Stored, multiply: MatrixProduct) -> Tensor:
+    if stored is None:
+        return multiply(x, matrix)
+    return stored[0].product(x, matrix, stored[1], multiply, turned=False)
+
+
+def _swiglu(weights: ExpertWeights, x_ND: Tensor, gate: Product, up: Product, down: Product) -> Tensor:
+    if weights.limit is None:
+        return down(F.silu(gate(x_ND)) * up(x_ND))
+    hidden: Any = _ClampedSwiGLU.apply(gate(x_ND), up(x_ND), weights.limit, weights.alpha)
+    return down(hidden)
+
+
+class _ClampedSwiGLU(torch.autograd.Function):
+    """(u + 1) · g · sigmoid(α · g) of g = min(gate, limit) and u = up within ± limit, which keeps gate and up alone."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        ctx.limit, ctx.alpha = limit, alpha
+        g, u = gate.clamp(max=limit), up.clamp(-limit, limit).add_(1)
+        return u.mul_((alpha * g).sigmoid_().mul_(g))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        (gate, up), (grad,) = ctx.saved_tensors, grad_outputs
+        limit, alpha = ctx.limit, ctx.alpha
+        g = gate.clamp(max=limit)
+        s = (alpha * g).sigmoid_()
+        glu = g.mul_(s)
+        # As torch's clamp: at the limit itself there is a gradient.
+        grad_up = (grad * glu).masked_fill_(up.abs() > limit, 0)
+        slope = glu.mul_(alpha).mul_(1 - s).add_(s)
+        grad_gate = slope.mul_(up.clamp(-limit, limit).add_(1)).mul_(grad).masked_fill_(gate > limit, 0)
+        return grad_gate, grad_up, None, None
+
+
+Adapters = dict[str, Callable[[], ExpertAdapter | None]]
+
+
+class MoE(HasKeys):
+    """Σ weight · expert(x) over a token's experts, plus the shared experts: one SwiGLU as wide as they are together.
+
+    Its ranks take different tokens, tensor-parallel ones too: they cut the positions, not the matrices.
+    rows: those of a step, for the means of the router's losses.
+    """
+
+    def __init__(self, arch: Architecture, axes: Axes, rows: int, layer: ExpertsLayer) -> None:
+        super().__init__()
+        self.axes = axes
+        self.gate = ExpertRouter(arch, axes, rows, layer)
+        self.experts = Experts(arch, layer)
+        self.shared_experts = SwiGLU(arch.dim, arch.shared_experts * arch.expert_ffn) if arch.shared_experts else None
+        gated = layer.gated_ffn
+        self.shared_expert = SwiGLU(arch.dim, gated) if gated else None
+        self.shared_expert_gate = Linear(arch.dim, 1) if gated else None
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.partial = True
+
+    def forward(self, x_BSD: Tensor, real_BS: Tensor, known_BSK: Tensor | None = None) -> Tensor:
+        """`real_BS` has all positions of `x_BSD`, and under sequence parallel those of the other ranks' pieces too; so
+        has `known_BSK`, as of a router."""
+        tensor, keys_BS = self.axes.tensor, self.keys_BS
+        if tensor is None:
+            return self._compute(x_BSD, real_BS, keys_BS, known_BSK)
+        if keys_BS is not None:
+            keys_BS = own_piece(F.pad(keys_BS, (0, -keys_BS.shape[1] % tensor.size)), 1, tensor.group)
+        if known_BSK is not None:
+            known_BSK = F.pad(known_BSK, (0, 0, 0, -known_BSK.shape[1] % tensor.size))
+            known_BSK = own_piece(known_BSK, 1, tensor.group)
+        if tensor.sequence:
+            return self._compute(x_BSD, own_piece(real_BS, 1, tensor.group), keys_BS, known_BSK)
+        positions = x_BSD.shape[1]
+        # Texts that grow token by token cannot always be cut evenly.
+        missing = -positions % tensor.size
+        x_BSD, real_BS = F.pad(x_BSD, (0, 0, 0, missing)), F.pad(real_BS, (0, missing))
+        real_BS = own_piece(real_BS, 1, tensor.group)
+        piece_BSD = self._compute(split(x_BSD, 1, tensor.group), real_BS, keys_BS, known_BSK)
+        return join(piece_BSD, 1, tensor.group)[:, :positions]
+
+    def _compute(self, x_BSD: Tensor, real_BS: Tensor, keys_BS: Tensor | None, known_BSK: Tensor | None) -> Tensor:
+        routing = self.gate(x_BSD, real_BS, known_BSK)
+        if self.axes.recorded is not None:
+            self.axes.recorded.append(routing.chosen_TK.view(*x_BSD.shape[:2], -1))
+        x_TD = x_BSD.flatten(0, 1)
+        chosen_TK, places = self._places(routing.chosen_TK, x_BSD)
+        # Each expert drops others of a token's numbers.
+        keys_TK = None if keys_BS is None else splitmix64(routing.chosen_TK, keys_BS.flatten()[:, None])
+        shared: list[Tensor] = []
+
+        def meanwhile() -> None:
+            shared.extend(self._shared(x_BSD))
+
+        beside = meanwhile if self.axes.shared_meanwhile else None
+        out_TKD = to_experts(x_TD, chosen_TK, self.experts, places, self.axes.experts, keys_TK, beside)
+        # Summed in order of choice and in the router's precision.
+        pairs = zip(out_TKD.unbind(1), routing.weights_TK.unbind(1), strict=True)
+        out_TD = sum((out_TD * weight_T[:, None] for out_TD, weight_T in pairs), start=x_TD.new_zeros(()))
+        out_BSD = out_TD.to(x_BSD.dtype).view_as(x_BSD)
+        for more_BSD in shared or self._shared(x_BSD):
+            out_BSD = out_BSD + more_BSD
+        return out_BSD if routing.loss is None else attach(out_BSD, routing.loss)
+
+    def _shared(self, x_BSD: Tensor) -> list[Tensor]:
+        """What experts give that every token is sent to."""
+        found = [] if self.shared_experts is None else [self.shared_experts(x_BSD)]
+        if self.shared_expert is not None and self.shared_expert_gate is not None:
+            more_BSD = self.shared_expert(x_BSD)
+            found.append(self.shared_expert_gate(x_BSD).sigmoid() * more_BSD)
+        return found
+
+    def _places(self, chosen_TK: Tensor, x_BSD: Tensor) -> tuple[Tensor, int]:
+        """Which expert each token goes to, and of how many; with adapters of tasks which expert and task."""
+        routing = self.experts.routing
+        task_T = None if routing is None else routing.task_T(len(x_BSD), x_BSD.shape[1], x_BSD.device)
+        if routing is None or task_T is None:
+            return chosen_TK, self.gate.experts
+        count = len(routing.names)
+        return chosen_TK * count + task_T[:, None], self.gate.experts * count

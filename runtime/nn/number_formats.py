@@ -1,0 +1,415 @@
+"""Matrices in other number formats: fp8 products with scales, and frozen weights stored in blocks of codes."""
+
+import importlib
+from collections.abc import Callable, Sequence
+from functools import cache
+from math import prod
+from typing import Any, Final, NamedTuple
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
+
+from xtrain.dsl.schema.precision import CHUNK, GROUP, MULTIPLE, Base, Recipe
+from xtrain.runtime.base.collectives import all_reduce
+from xtrain.runtime.base.device import device_type
+from xtrain.runtime.nn.axes import Axes
+from xtrain.runtime.nn.recompute import as_one
+
+E4M3: Final = torch.float8_e4m3fn
+E5M2: Final = torch.float8_e5m2
+# Below it a largest number counts as this one.
+SMALLEST: Final = 1e-12
+
+Groups = tuple[ProcessGroup, ...]
+
+
+class Scaled(NamedTuple):
+    """codes / scale: a matrix in fp8. scale: fp32 [], [.., 1] or [1, ..]."""
+
+    codes: Tensor
+    scale: Tensor
+
+    @property
+    def turned(self) -> "Scaled":
+        return Scaled(self.codes.t(), self.scale.t() if self.scale.ndim else self.scale)
+
+
+@frozen(eq=False)
+class Fp8Matrix:
+    """How a `Linear` multiplies. cut: as tensor parallelism cuts its matrix. own_tokens: each of its ranks has other
+    tokens."""
+
+    recipe: Recipe
+    axes: Axes
+    cut: str | None = None
+    own_tokens: bool = False
+
+    def product(self, x: Tensor, weight_NK: Tensor) -> Tensor:
+        """x · Wᵀ."""
+        return _ScaledProduct.apply(x, weight_NK, self)  # pyright: ignore[reportReturnType]
+
+    @property
+    def _tensor(self) -> Groups:
+        return () if self.axes.tensor is None else (self.axes.tensor.group,)
+
+    @property
+    def tokens(self) -> Groups:
+        """The groups whose ranks have the other tokens of a microbatch."""
+        context = tuple(group for group in (self.axes.ring, self.axes.ulysses) if group is not None)
+        return (*context, *(self._tensor if self.own_tokens else ()))
+
+    @property
+    def inputs(self) -> Groups:
+        """Those whose ranks have the other inputs of a token."""
+        return self._tensor if self.cut == "row" else ()
+
+    @property
+    def outputs(self) -> Groups:
+        """Those whose ranks have the other outputs of a token."""
+        return self._tensor if self.cut == "column" else ()
+
+    def forward(self, x_TK: Tensor, weight_NK: Tensor) -> Tensor:
+        """y [T, N]."""
+        recipe = self.recipe
+        if recipe.scales == "row":
+            x, weight = self._scaled((x_TK, E4M3, 1, self.inputs), (weight_NK, E4M3, 1, self.inputs))
+        else:
+            weight_groups = self._tensor if self.cut else ()
+            x, weight = self._scaled(
+                (x_TK, E4M3, None, (*self.inputs, *self.tokens)), (weight_NK, E4M3, None, weight_groups)
+            )
+        return _multiplied(x, weight.turned, x_TK.dtype, fast=True)
+
+    def input_gradient(self, grad_TN: Tensor, weight_NK: Tensor) -> Tensor:
+        """[T, K]."""
+        recipe = self.recipe
+        whole = (weight_NK, E4M3, None, self._tensor if self.cut else ())
+        weight = whole if recipe.scales == "tensor" or recipe.whole_weight else (weight_NK, E4M3, 0, self.outputs)
+        gradient, matrix = self._scaled(self._gradient(grad_TN), weight)
+        return _multiplied(gradient, matrix, grad_TN.dtype)
+
+    def weight_gradient(self, grad_TN: Tensor, x_TK: Tensor) -> Tensor:
+        """[N, K]."""
+        recipe = self.recipe
+        if not recipe.weight_gradient:
+            return grad_TN.t() @ x_TK
+        if recipe.scales == "row":
+            gradient, x = self._scaled((grad_TN, E4M3, 0, self.tokens), (x_TK, E4M3, 0, self.tokens))
+        else:
+            x_groups = (*self.inputs, *self.tokens)
+            gradient, x = self._scaled(self._gradient(grad_TN), (x_TK, E4M3, None, x_groups))
+        return _multiplied(gradient.turned, x, grad_TN.dtype)
+
+    def _gradient(self, grad_TN: Tensor) -> "_Wanted":
+        if self.recipe.scales == "row":
+            return grad_TN, E4M3, 1, self.outputs
+        return grad_TN, E5M2 if self.recipe.wide_gradients else E4M3, None, (*self.outputs, *self.tokens)
+
+    def _scaled(self, *wanted: "_Wanted") -> "tuple[Scaled, Scaled]":
+        one, other = (_largest(x, dim) for x, _, dim, _ in wanted)
+        groups = [each[3] for each in wanted]
+        if groups[0] == groups[1]:  # one message for both
+            both = _over(torch.cat((one.flatten(), other.flatten())), groups[0]) if groups[0] else None
+            if both is not None:
+                one, other = both[: one.numel()].view_as(one), both[one.numel() :].view_as(other)
+        else:
+            one, other = _over(one, groups[0]), _over(other, groups[1])
+        powers = self.recipe.powers_of_two
+        first, second = (
+            Scaled(_codes(x, scale := _scale(largest, format, powers), format), scale)
+            for (x, format, _, _), largest in zip(wanted, (one, other), strict=True)
+        )
+        return first, second
+
+
+_Wanted = tuple[Tensor, torch.dtype, int | None, Groups]
+"""A matrix that is to be scaled: in which format, along which dim it shares scales, none meaning one scale, and with
+which ranks."""
+
+
+def _largest(x: Tensor, dim: int | None) -> Tensor:
+    """The largest absolute value of all, or along a dim, which stays."""
+    if dim is None:
+        return torch.linalg.vector_norm(x, torch.inf)
+    return torch.linalg.vector_norm(x, torch.inf, dim, keepdim=True)
+
+
+def _over(largest: Tensor, groups: Sequence[ProcessGroup]) -> Tensor:
+    for group in groups:
+        largest = all_reduce(largest, group, "max")
+    return largest
+
+
+def _scale(largest: Tensor, format: torch.dtype, powers: bool) -> Tensor:
+    scale = (torch.finfo(format).max / largest.to(torch.float64).clamp(min=SMALLEST)).to(torch.float32)
+    return torch.exp2(torch.floor(torch.log2(scale))) if powers else scale
+
+
+def _codes(x: Tensor, scale: Tensor, format: torch.dtype) -> Tensor:
+    most = torch.finfo(format).max
+    # Versions of torch before 2.12 make NaN of what is beyond the format.
+    return (x.to(torch.float32) * scale).clamp_(-most, most).to(format)
+
+
+def _multiplied(a: Scaled, b: Scaled, format: torch.dtype, *, fast: bool = False) -> Tensor:
+    """a [M, I] · b [I, M']. fast: sums may be rounded on the way where a kernel is faster that does."""
+    if device_type(a.codes) == "cuda":
+        return _on_cuda(a, b, format, fast=fast)
+    exact = torch.promote_types(format, torch.float32)
+    left = a.codes.to(exact).div_(a.scale)
+    return (left @ b.codes.to(exact).div_(b.scale)).to(format)
+
+
+def _on_cuda(a: Scaled, b: Scaled, format: torch.dtype, *, fast: bool) -> Tensor:
+    left, right = a.codes, b.codes
+    if missing := -left.shape[1] % MULTIPLE:  # tokens, where these are multiplied away
+        left = torch.nn.functional.pad(left.view(torch.uint8), (0, missing)).view(left.dtype)
+        right = torch.nn.functional.pad(right.view(torch.uint8), (0, 0, 0, missing)).view(right.dtype)
+    left, right = left.contiguous(), right.t().contiguous().t()  # as kernels take them: by rows, and by columns
+    by_row = bool(a.scale.ndim or b.scale.ndim)
+    one, other = a.scale.reciprocal(), b.scale.reciprocal()
+    if not by_row:
+        return _kernel(left, right, one, other, format, fast)
+    out = torch.bfloat16 if format == torch.float32 else format  # all that kernels give that scale by rows
+    one, other = one.expand(len(left), 1).contiguous(), other.expand(1, right.shape[1]).contiguous()
+    if fast:
+        return _kernel(left, right, one, other, out, fast).to(format)
+    # The kernel that scales by rows is slow where its sums are exact: the other one, and the scales behind it.
+    unit = one.new_ones(())
+    return _kernel(left, right, unit, unit, out, fast).mul_(one).mul_(other).to(format)
+
+
+def _kernel(
+    left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, format: torch.dtype, fast: bool
+) -> Tensor:
+    """left · right, times both scales."""
+    return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
+        left, right, scale_a=left_scale, scale_b=right_scale, out_dtype=format, use_fast_accum=fast
+    )
+
+
+class _ScaledProduct(torch.autograd.Function):
+    """Keeps what is multiplied as it is, and makes codes of it again in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_NK: Tensor, matrix: Fp8Matrix) -> Tensor:
+        gradient, matrix_gradient, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if matrix_gradient else None, weight_NK if gradient else None)
+        ctx.matrix = matrix
+
+        def make() -> tuple[Tensor]:
+            return (matrix.forward(x.flatten(0, -2), weight_NK).view(*x.shape[:-1], len(weight_NK)),)
+
+        (out,) = make() if torch.compiler.is_compiling() else as_one("matmul", make)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        (x, weight_NK), (grad,) = ctx.saved_tensors, grad_outputs
+        matrix: Fp8Matrix = ctx.matrix
+        grad_TN, grad_x, grad_weight = grad.flatten(0, -2), None, None
+        if ctx.needs_input_grad[0]:
+            grad_x = matrix.input_gradient(grad_TN, weight_NK).view(*grad.shape[:-1], weight_NK.shape[1])
+        if ctx.needs_input_grad[1]:
+            grad_weight = matrix.weight_gradient(grad_TN, x.flatten(0, -2))
+        return grad_x, grad_weight, None
+
+
+GRID: Final = 65_535  # steps between -1 and 1
+# x [.., K] and a matrix [K, M] → [.., M], or the same of rows of experts and a stack of matrices.
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
+@frozen(eq=False)
+class QuantisedMatrix:
+    """How a module stores a matrix [R, C], or a stack of them [E, R, C].
+
+    shape: of all of it. piece: of what a rank computes with, before FSDP cuts it; first: the indices at which that
+    begins. scales: name of the module's buffer with the fp32 numbers beside the bytes, whole on every rank; empty where
+    there are none.
+    """
+
+    base: Base
+    shape: tuple[int, ...]
+    piece: tuple[int, ...]
+    first: tuple[int, ...]
+    scales: str
+
+    def beside(self, module: nn.Module) -> Tensor | None:
+        """The fp32 numbers that the module has beside the bytes."""
+        return module.get_buffer(self.scales) if self.scales else None
+
+    @property
+    def codes(self) -> Any:
+        """The module with `encode`, `decode` and `table` of its base."""
+        return importlib.import_module(self.base.torch_module())
+
+    def expert(self, number: int) -> "QuantisedMatrix":
+        """That of one matrix of the stack, counted among those of this rank."""
+        return evolve(self, shape=self.shape[1:], piece=self.piece[1:], first=self.first[1:])
+
+    # Packing ----------------------------------------------------------------------------------------------------------
+
+    def pack(self, whole: Tensor) -> tuple[Tensor, Tensor | None]:
+        """All of a matrix, or of a stack, in a number format → its bytes, and the fp32 numbers beside them."""
+        if whole.ndim == 3:
+            packed = [self.expert(number).pack(matrix) for number, matrix in enumerate(whole)]
+            scales = [each for _, each in packed if each is not None]
+            return torch.stack([each for each, _ in packed]), torch.stack(scales) if scales else None
+        flat, size = whole.to(torch.float32).flatten(), self.base.block
+        full = len(flat) // size * size
+        codes_NU, scales_N = self.codes.encode(flat[:full].view(-1, size))
+        if full < len(flat):
+            rest = torch.nn.functional.pad(flat[full:], (0, size - len(flat) + full))
+            more = self.codes.encode(rest[None], rest=True)
+            codes_NU, scales_N = torch.cat((codes_NU, more[0])), torch.cat((scales_N, more[1]))
+        beside = None
+        if self.base.double:
+            bytes_N, beside = pack_scales(scales_N)
+            scale_NU = bytes_N[:, None]
+        else:
+            scale_NU = scales_N[:, None].contiguous().view(torch.uint8)
+        return torch.cat((codes_NU, scale_NU), dim=-1).view(self.base.stored_shape(self.shape)), beside
+
+    # Computing --------------------------------------------------------------------------------------------------------
+
+    def values(self, packed: Tensor, beside: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """The piece [R, C] or [E, R, C] of its bytes. beside: the fp32 numbers of the whole matrix, or stack."""
+        # Versions of torch before 2.13 may gather bytes in the format of the computation, which has all of them.
+        packed = packed.to(torch.uint8)
+        if len(self.piece) == 3:
+            out_ERC = packed.new_empty(self.piece, dtype=dtype)
+            for number in range(len(packed)):
+                own = None if beside is None else beside[self.first[0] + number]
+                self.expert(number)._fill(out_ERC[number], packed[number], own)
+            return out_ERC
+        if self.base.in_rows(self.shape):
+            out_RC = packed.new_empty(self.piece, dtype=dtype)
+            self._fill(out_RC, packed, beside)
+            return out_RC
+        filled = packed.new_empty((len(packed), self.base.block), dtype=dtype)
+        blocks = evolve(self, shape=tuple(filled.shape), piece=tuple(filled.shape))
+        blocks._fill(filled, packed, beside)
+        return filled.flatten()[: prod(self.shape)].view(self.shape)
+
+    def _fill(self, out_RC: Tensor, packed: Tensor, beside: Tensor | None) -> None:
+        """Compute a matrix whose blocks are in rows, some rows at a time."""
+        base, (rows, columns) = self.base, self.piece
+        if not rows:
+            return
+        units, out = packed.view(rows, -1, base.block_bytes), out_RC.view(rows, -1, base.block)
+        module, code_bytes = self.codes, base.block * base.bits // 8
+        table, each = on_device(module.table, packed), max(1, CHUNK // columns)
+        for begin in range(0, rows, each):
+            unit = units[begin : begin + each]
+            if beside is None:
+                scale = unit[..., code_bytes:].contiguous().view(torch.float32)
+            else:
+                scale = self._scales(unit[..., code_bytes], beside, begin)[..., None]
+            out[begin : begin + each] = module.decode(unit[..., :code_bytes], table).mul_(scale)
+
+    def _scales(self, codes_RN: Tensor, beside: Tensor, begin: int) -> Tensor:
+        """fp32 [R, N] of blocks, from the 8-bit codes of their scales; begin: the first row, of those of the piece."""
+        device, in_row = codes_RN.device, self.shape[1] // self.base.block
+        row_R = torch.arange(len(codes_RN), device=device) + (self.first[0] + begin)
+        block_N = torch.arange(codes_RN.shape[1], device=device) + self.first[1] // self.base.block
+        group_RN = (row_R[:, None] * in_row + block_N).div_(GROUP, rounding_mode="floor")
+        levels = on_device(dynamic_levels, codes_RN)
+        return levels[codes_RN.to(torch.int32)].mul_(beside[1:][group_RN]).add_(beside[0])
+
+    def product(self, x: Tensor, packed: Tensor, beside: Tensor | None, product: Product, *, turned: bool) -> Tensor:
+        """`product` of x and the matrix [K, M], which is computed for it and again in the backward. turned: it is
+        stored as [M, K]."""
+        return _Product.apply(x, packed, beside, self, product, turned)  # pyright: ignore[reportReturnType]
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        packed: Tensor,
+        beside: Tensor | None,
+        matrix: QuantisedMatrix,
+        product: Product,
+        turned: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(packed, beside)
+        ctx.matrix, ctx.product, ctx.turned = matrix, product, turned
+
+        def make() -> tuple[Tensor]:
+            stored = matrix.values(packed, beside, x.dtype)
+            return (product(x, stored.transpose(-1, -2) if turned else stored),)
+
+        (out,) = make() if torch.compiler.is_compiling() else as_one("matmul", make)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        packed, beside = ctx.saved_tensors
+        (grad,) = grad_outputs
+        stored = ctx.matrix.values(packed, beside, grad.dtype)
+        grad_x = ctx.product(grad, stored if ctx.turned else stored.transpose(-1, -2))
+        return grad_x, None, None, None, None, None
+
+
+# Scales in 8 bits -----------------------------------------------------------------------------------------------------
+
+
+def pack_scales(scales_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes of scales as bytes [N], and [1 + N / GROUP] in fp32: their mean, and the largest distance from it in every
+    group.
+
+    A code is the level that is nearest to distance / largest, which is rounded to a grid of `GRID` steps before: so
+    does bitsandbytes 0.50 on a CPU. Its kernel for CUDA has no grid, and chooses the other of two levels that are about
+    as near for one scale in a thousand.
+    """
+    mean = scales_N.mean()
+    distance_N = scales_N - mean
+    missing = -len(distance_N) % GROUP
+    distance_MG = torch.nn.functional.pad(distance_N, (0, missing)).view(-1, GROUP)
+    largest_M = distance_MG.abs().amax(-1)
+    share_MG = distance_MG / torch.where(largest_M == 0, 1.0, largest_M)[:, None]
+    step_MG = ((share_MG.clamp_(-1, 1) + 1) * 0.5 * GRID + 0.5).to(torch.int32)
+    grid_MG, levels = -1 + 2 * step_MG / GRID, dynamic_levels().to(scales_N.device)
+    above_MG = torch.bucketize(grid_MG, levels).clamp_(min=1)
+    nearer_MG = (levels[above_MG] - grid_MG).abs() < (grid_MG - levels[above_MG - 1]).abs()
+    codes_MG = (above_MG - 1 + nearer_MG.to(torch.int64)) * (largest_M != 0)[:, None]
+    return codes_MG.flatten()[: len(scales_N)].to(torch.uint8), torch.cat((mean[None], largest_M))
+
+
+def dynamic_levels() -> Tensor:
+    """The 256 levels of the signed dynamic map, fp32, in order (Dettmers 2016, arXiv 1511.04561, section 3.1): decades
+    from 1e-7 to 1, the larger ones cut finer, with 0 and 1."""
+    levels = [torch.tensor((0.0, 1.0))]
+    for power in range(7):
+        edges = torch.linspace(0.1, 1, 2**power + 1, dtype=torch.float32)
+        middles = ((edges[:-1] + edges[1:]) / 2).mul(10 ** (power - 6))
+        levels += [middles, -middles]
+    return torch.cat(levels).sort().values
+
+
+_TABLES: Final[dict[tuple[Callable[[], Tensor], torch.device], Tensor]] = {}
+
+
+def on_device(make: Callable[[], Tensor], beside: Tensor) -> Tensor:
+    """A table on the device of a tensor, made once; in a trace without values, as all tensors there."""
+    key = (make, beside.device)
+    if isinstance(beside, FakeTensor) or beside.device.type == "meta":
+        size, dtype = _form(make)
+        return torch.empty(size, dtype=dtype, device=beside.device)
+    if key not in _TABLES:
+        _TABLES[key] = make().to(beside.device)
+    return _TABLES[key]
+
+
+@cache
+def _form(make: Callable[[], Tensor]) -> tuple[torch.Size, torch.dtype]:
+    table = make()
+    return table.shape, table.dtype

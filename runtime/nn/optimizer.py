@@ -1,0 +1,375 @@
+"""Parameter groups that optimizers are built from, element-wise optimizers, and the learning rate of a step.
+
+The optimizers are in `components/optimizers/`. The closed form of the learning rate is in the planner.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from math import prod
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+from attrs import define, evolve, field, frozen
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from xtrain.dsl.schema.optimizers import Rate, StateTensor
+from xtrain.plan.arithmetic import Arithmetic
+from xtrain.plan.groups import ParameterGroups, is_in, name_of, rows_at_once
+from xtrain.plan.learning_rate import learning_rate
+from xtrain.plan.plan import Node, Plan
+from xtrain.runtime.base.ops import PlanMismatch, op, op_of
+from xtrain.runtime.base.state import Progress, Resources
+from xtrain.runtime.feed.setup import Feed
+from xtrain.runtime.nn.axes import local, start_of
+from xtrain.runtime.nn.layers import shifted, splitmix64, stream_of
+from xtrain.runtime.nn.pipeline import WrappedModel
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.nn.weights import first_state
+
+
+@define(eq=False)
+class StochasticRounding:
+    """parameters: those whose weights are rounded, by name. progress: knows the step."""
+
+    parameters: Iterable[tuple[str, Tensor]]
+    seed: int
+    progress: Progress
+    _places: dict[int, tuple[str, tuple[int, ...], tuple[int, ...]]] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._places = {id(each): (name, tuple(each.shape), start_of(each)) for name, each in self.parameters}
+
+    def write(self, parameter: Tensor, first: int, piece: Tensor, value: Tensor) -> None:
+        """Round `value`, in fp32, into `piece`: rows of this rank's piece of a parameter, from its row `first` on."""
+        name, shape, start = self._places[id(parameter)]
+        place_RC = _places(shape, (start[0] + first, *start[1:]), piece.shape, piece.device)
+        piece.copy_(rounded(value, random_bits(place_RC, stream_of(f"{self.seed}:{self.progress.step}:{name}"))))
+
+
+def rounded(value: Tensor, bits: Tensor) -> Tensor:
+    """fp32 → bf16 as fp32: up where the lower half of a number and 16 random bits, of int32, carry into the upper."""
+    upper = ((value.view(torch.int32) + bits) & -0x10000).view(torch.float32)
+    return torch.where(value.isfinite(), upper, value).to(torch.bfloat16)
+
+
+def random_bits(place: Tensor, key: int) -> Tensor:
+    """16 bits, as int32, for each number of int64."""
+    return shifted(splitmix64(place, key), 48).to(torch.int32)
+
+
+def _places(shape: tuple[int, ...], start: tuple[int, ...], extent: torch.Size, device: torch.device) -> Tensor:
+    """The place of each element of a box in the flattened whole. shape: of the whole."""
+    found = torch.zeros((), dtype=torch.int64, device=device)
+    for dim, (begin, length) in enumerate(zip(start, extent, strict=True)):
+        along = torch.arange(begin, begin + length, device=device) * prod(shape[dim + 1 :])
+        found = found + along.view(-1, *(1 for _ in range(len(shape) - dim - 1)))
+    return found
+
+
+@frozen(eq=False)
+class Storage:
+    """How weights and moments are stored. states: the format of moments; empty: that of the weights. rounding: of
+    weights; None: to the nearest number."""
+
+    states: str = ""
+    rounding: StochasticRounding | None = None
+
+    @property
+    def converts(self) -> bool:
+        """Whether numbers are brought into another format for an update."""
+        return bool(self.states) or self.rounding is not None
+
+    def first(self, parameter: Tensor, moment: str) -> Tensor:
+        """A moment as it begins."""
+        return first_state(parameter, StateTensor(moment, self.states))
+
+    def write(self, parameter: Tensor, first: int, stored: Tensor, value: Tensor) -> None:
+        """New weights of rows of this rank's piece of a parameter, from row `first` on."""
+        if value is stored:
+            return
+        if self.rounding is None:
+            stored.copy_(value)
+        else:
+            self.rounding.write(parameter, first, stored, value)
+
+
+def storage_of(
+    plan: Plan, model: ModelParts, progress: Progress, states: str = "", stochastic_rounding: bool = False
+) -> Storage:
+    """states, stochastic_rounding: of the optimizer's node."""
+    if not stochastic_rounding:
+        return Storage(states)
+    return Storage(states, StochasticRounding(model.trained(), plan.seed, progress))
+
+
+def wide(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """In the format of an update of `parameter`: fp32 or finer; itself if it is already."""
+    return tensor.to(torch.promote_types(parameter.dtype, torch.float32))
+
+
+def row_ranges(tensor: Tensor) -> Iterator[slice]:
+    """Rows of a rank's piece that are updated at once; of one without rows, none of them."""
+    rows = rows_at_once(tensor.shape)
+    return (slice(first, first + rows) for first in range(0, max(1, tensor.shape[0]), rows))
+
+
+def decay_cautiously(weights: Tensor, updates: Tensor, share: float) -> None:
+    """w ← w − share · w where `updates`, which will be subtracted from the weights, do not move them away from 0
+    (Chen et al. 2025, arXiv 2510.12402)."""
+    for rows in row_ranges(weights):
+        weight, update = weights[rows], updates[rows]
+        toward_zero = (weight.sign() * update.sign() >= 0).to(weight.dtype)
+        weight.mul_(toward_zero.mul_(-share).add_(1))
+
+
+class LocalOptimizer(Optimizer):
+    """An optimizer whose update of an element needs that element alone: a rank updates its pieces, as plain tensors,
+    and nothing is sent.
+
+    As DTensors torch would derive their layout anew from that of all parameters, which in the first step takes a second
+    for a few hundred of them, and some of that again in each step.
+    """
+
+    moments: ClassVar[tuple[str, ...]] = ()
+    counts: ClassVar[bool] = False
+
+    def __init__(
+        self, params: Any, defaults: dict[str, Any], storage: Storage | None = None, cautious_decay: bool = False
+    ) -> None:
+        super().__init__(params, {"weight_decay": 0.0, **defaults})
+        self._storage, self._cautious_decay = storage or Storage(), cautious_decay
+
+    @property
+    def converts(self) -> bool:
+        """Whether numbers are brought into another format for an update, some rows at a time."""
+        return self._storage.converts
+
+    def update(
+        self,
+        group: dict[str, Any],
+        weights: list[Tensor],
+        gradients: list[Tensor],
+        moments: Sequence[list[Tensor]],
+        counts: list[Tensor],
+    ) -> None:
+        """Update weights and moments in place. moments: for each of the names in `moments`, of all weights. counts: of
+        updates, with this one, if it counts them."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient. closure: not used."""
+        for group in self.param_groups:
+            used = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not used:
+                continue
+            for parameter in used:
+                self._begin(parameter)
+            counts = [self.state[parameter]["step"] for parameter in used] if self.counts else []
+            if counts:
+                torch._foreach_add_(counts, 1)  # pyright: ignore[reportPrivateImportUsage]
+            if self.converts:
+                for place, parameter in enumerate(used):
+                    self._update_converted(group, parameter, counts[place : place + 1])
+                continue
+            moments = [[local(self.state[parameter][name]) for parameter in used] for name in self.moments]
+            self.update(group, list(map(local, used)), [local(each.grad) for each in used], moments, counts)
+
+    def _begin(self, parameter: Tensor) -> None:
+        state = self.state[parameter]
+        if self.counts and "step" not in state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        for name in self.moments:
+            if name not in state:
+                self.begin(parameter, name)
+
+    def begin(self, parameter: Tensor, moment: str) -> None:
+        """Make a moment as it begins."""
+        self.state[parameter][moment] = self._storage.first(parameter, moment)
+
+    def load(self, parameter: Tensor, moment: str, rows: slice) -> Tensor:
+        """Rows of a moment of this rank's piece of a parameter, in the format of an update."""
+        return wide(local(self.state[parameter][moment])[rows], parameter)
+
+    def store(self, parameter: Tensor, moment: str, rows: slice, value: Tensor) -> None:
+        """Put back what `load` gave, with the numbers of the update."""
+        stored = local(self.state[parameter][moment])[rows]
+        if stored.dtype != value.dtype:  # else the update was in place
+            stored.copy_(value)
+
+    def _update_converted(self, group: dict[str, Any], parameter: Tensor, counts: list[Tensor]) -> None:
+        """Some rows after the other, in the format of the update meanwhile."""
+        weights, gradients = local(parameter), local(parameter.grad)  # pyright: ignore[reportArgumentType]
+        for rows in row_ranges(weights):
+            piece, moments = weights[rows], [self.load(parameter, name, rows) for name in self.moments]
+            weight = wide(piece, piece)
+            self.update(group, [weight], [wide(gradients[rows], piece)], [[each] for each in moments], counts)
+            for name, moment in zip(self.moments, moments, strict=True):
+                self.store(parameter, name, rows, moment)
+            self._storage.write(parameter, rows.start, piece, weight)
+
+
+def updated(plan: Plan, model: ModelParts) -> Iterator[tuple[str, nn.Parameter]]:
+    """The trained parameters, by name, that the optimizer which is being built updates: those of `model.group`."""
+    owner = ParameterGroups.of(plan).owner
+    return ((name, parameter) for name, parameter in model.trained() if owner(name) == model.group)
+
+
+def groups_of(
+    plan: Plan, model: ModelParts, weight_decay: float, only: Callable[[str], bool] = lambda name: True
+) -> list[dict[str, Any]]:
+    """Groups of the parameters that an optimizer of torch updates: those that decay, as the plan says, and those that
+    do not, and of each those of every `group`. only: whether a parameter, by its name, is among them.
+
+    One fused update works on tensors of one mesh only: experts and the rest are groups of their own.
+    """
+    decays = {p.name: p.decays for p in plan.parameters.tensors}
+    all_groups = ParameterGroups.of(plan).groups
+    groups: dict[tuple[bool, str | None, DeviceMesh | None], list[nn.Parameter]] = {}
+    for name, parameter in updated(plan, model):
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        if only(name):
+            pattern = next((name_of(each) for each in all_groups if is_in(each, name)), None)
+            groups.setdefault((decays[name], pattern, mesh), []).append(parameter)
+    if not groups:  # of a stage that has nothing to train; an optimizer wants a group all the same
+        return [{"params": [], "weight_decay": weight_decay}]
+    return [
+        {"params": parameters, "weight_decay": weight_decay if decay else 0.0}
+        for (decay, _, _), parameters in groups.items()
+    ]
+
+
+@runtime_checkable
+class MovesWeights(Protocol):
+    """An optimizer whose gradients are taken elsewhere than at the weights that it leaves behind."""
+
+    def to_training_point(self) -> None:
+        """Move the weights there; the update of the step moves them back."""
+        ...
+
+
+@runtime_checkable
+class KeepsPieces(Protocol):
+    """An optimizer whose state is not that of parameters as they are, but of other pieces."""
+
+    def tensors(self, plan: Plan) -> dict[str, Tensor]:
+        """`optimizer.<name>.<moment>` → state of the parameter, for a checkpoint. Collective."""
+        ...
+
+    def weights(self) -> dict[str, Tensor]:
+        """`model.<name>` → those parameters that are in such pieces too. Collective."""
+        ...
+
+    def take_weights(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from parameters that have been read, those of `weights` into these tensors. Collective."""
+        ...
+
+    def take(self, plan: Plan, tensors: dict[str, Tensor]) -> None:
+        """Go on from the state in these tensors, which have been read. Collective."""
+        ...
+
+
+class SeveralOptimizers(Optimizer):
+    """Optimizers of different parameters, as one."""
+
+    def __init__(self, optimizers: Sequence[Optimizer], tasks: Sequence[str] = ()) -> None:
+        """tasks: whose parameters the last of the optimizers update, one each."""
+        super().__init__([group for each in optimizers for group in each.param_groups], {})
+        self.optimizers, self.tasks = tuple(optimizers), tuple(tasks)
+        self.left_out: Set[str] = frozenset()
+        self._share_state()
+
+    def _share_state(self) -> None:
+        for each in self.optimizers:
+            for group in each.param_groups:
+                for parameter in group["params"]:
+                    self.state[parameter] = each.state[parameter]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update all parameters, one optimizer after the other, but those of tasks that are `left_out`. closure: not
+        used."""
+        first = len(self.optimizers) - len(self.tasks)
+        for place, each in enumerate(self.optimizers):
+            if place < first or self.tasks[place - first] not in self.left_out:
+                each.step()
+        self._share_state()
+
+
+@op("setup.stack_optimizer", gives="optimizer")
+def of_stack(wrapped: WrappedModel) -> Optimizer:
+    """The optimizer that the stack has wrapped."""
+    assert wrapped.optimizer is not None
+    return wrapped.optimizer
+
+
+@op("setup.group", gives="optimizer")
+def set_group(
+    plan: Plan,
+    model: ModelParts,
+    resources: Resources,
+    optimizer: Optimizer,
+    pattern: str = "",
+    task: str = "",
+    lr_scale: float = 1.0,
+    weight_decay: float | None = None,
+    own: dict[str, Any] | None = None,
+) -> Optimizer:
+    """The optimizer, with another learning rate, weight decay or update rule for the parameters that a pattern means,
+    or those of a task.
+
+    own: arguments of the optimizer that they have for themselves. Raises PlanMismatch where the optimizer has put some
+    of them in one group of torch with others.
+    """
+    args = {"task": task} if task else {"pattern": pattern}
+    if own is not None:
+        node = Node(id=f"setup.group.{name_of(args)}", kind="setup", op="setup.optimizer", does="", args=own)
+        built = op_of(node).bind(node, {**resources, "model": evolve(model, group=name_of(args))})()
+        before, tasks = (optimizer,), ()
+        if isinstance(optimizer, SeveralOptimizers):
+            before, tasks = optimizer.optimizers, optimizer.tasks
+        optimizer = SeveralOptimizers([*before, built], (*tasks, task) if task else tasks)
+    names = {parameter: name for name, parameter in model.trained()}
+    for group in optimizer.param_groups:
+        meant = {is_in(args, names[parameter]) for parameter in group["params"]}
+        if meant == {True}:
+            group["lr_scale"] = group.get("lr_scale", 1.0) * lr_scale
+            if weight_decay is not None:
+                group["weight_decay"] = weight_decay
+        elif len(meant) > 1:
+            which = f"task {task}" if task else f"group {pattern}"
+            raise PlanMismatch(
+                f"the optimizer has joined parameters of `{which}` with others: it must keep the groups that "
+                "it is given apart"
+            )
+    return optimizer
+
+
+Schedule = Rate
+
+
+@op("setup.scheduler", gives="schedule")
+def build_schedule(
+    feed: Feed,
+    kind: str,
+    lr: float,
+    steps: int | None,
+    **own: Any,
+) -> Schedule:
+    """Step index (from 0) → learning rate, with the factor of the phase that the step lies in.
+
+    Lengths in tokens and epochs count from the checkpoint, once a resumed run has read it.
+    own: what the schedule takes besides.
+    """
+    args = {"kind": kind, "lr": lr, "steps": steps, **own}
+    known: list[tuple[Arithmetic, Rate]] = []
+
+    def rate(index: int) -> float:
+        assert feed.batch is not None
+        if not known or known[0][0] is not feed.batch:
+            known[:] = [(feed.batch, learning_rate(args, feed.batch, feed.phases))]
+        return known[0][1](index)
+
+    return rate

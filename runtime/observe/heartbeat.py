@@ -1,0 +1,282 @@
+"""Heartbeat of a rank, the seconds for which it waits for others, and long waits for one rank of each machine.
+
+The line `ranks/<rank>.beat` tells other processes of the progress of a rank.
+"""
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from threading import get_ident
+from time import perf_counter
+from typing import Any, Final, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from attrs import define, field
+from torch import Tensor
+from torch._C._distributed_c10d import Work
+from torch.distributed import _functional_collectives as functional
+
+from xtrain.plan.plan import Plan
+from xtrain.records.status import Heartbeat
+from xtrain.runtime.base.state import Rank
+
+# Marks that are remembered, for whoever looks at a rank that came to nothing.
+TRAIL: Final = 64
+# Ops that may take any time without a mark, as disks are slow.
+LASTING: Final = frozenset({"tick.model", "step.await_copy", "step.put_off_save", "rollout.score"})
+
+
+@define(eq=False)
+class HeartbeatWriter:
+    """The marks of this rank. Only its main thread makes them; any thread may read them.
+
+    node: what is under way. step: the step under way, counted from 1; 0 before the first. marks: all of this start.
+    within: marks since the step began, in which the ranks of a run agree where they are equally far. lasting: the node
+    may take any time. limit: seconds that it may take instead of what the run allows. on_node: called with every node
+    that begins.
+    """
+
+    node: str = ""
+    step: int = 0
+    marks: int = 0
+    lasting: bool = True
+    limit: float | None = None
+    trail: deque[str] = field(factory=lambda: deque(maxlen=TRAIL))
+    on_node: Callable[[str], None] | None = None
+    _before: int = 0
+
+    def begin(self, step: int) -> None:
+        """A step begins, counted from 1."""
+        self.step, self._before = step, self.marks
+
+    def at(self, node: str, lasting: bool = False) -> None:
+        """A node begins."""
+        self.node = node
+        self.lasting = lasting
+        self.marks += 1
+        self.trail.append(node)
+        if self.on_node is not None:
+            self.on_node(node)
+
+    def mark(self) -> None:
+        """The node goes on: another batch, another token, another question to the other ranks."""
+        self.marks += 1
+
+    @property
+    def within(self) -> int:
+        return self.marks - self._before
+
+
+def own_host() -> str:
+    """The name of this machine, as lines have it."""
+    return socket.gethostname()[:64]
+
+
+@define
+class BeatFile:
+    """The line of this rank. What goes wrong with it is no matter of the training."""
+
+    path: Path
+    rank: int
+    attempt: int
+    alive: int = 0
+    _host: str = field(factory=own_host)
+    _born: int = field(factory=lambda: born(os.getpid()))
+
+    def write(self, beat: HeartbeatWriter, idle: float, place: str, debugger: bool) -> None:
+        """Write the line anew. The file is opened each time: other machines then see what was written."""
+        self.alive += 1
+        heartbeat = Heartbeat(
+            rank=self.rank,
+            host=self._host,
+            pid=os.getpid(),
+            born=self._born,
+            attempt=self.attempt,
+            alive=self.alive,
+            time=round(time.time(), 3),
+            step=beat.step,
+            node=beat.node[:120],
+            marks=beat.marks,
+            within=beat.within,
+            lasting=beat.lasting,
+            idle=round(idle, 1),
+            place=place[-120:],
+            debugger=debugger,
+        )
+        line = heartbeat.line()
+        with suppress(OSError):
+            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
+            try:
+                os.pwrite(fd, line, 0)
+            finally:
+                os.close(fd)
+
+
+def born(pid: int) -> int:
+    """When a process of this machine began, in clock ticks; 0 where that is not to be known."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else 0
+
+
+def process_state(pid: int) -> str:
+    """The state of a process of this machine as the kernel names it: R, S, D, T (stopped), t (traced), Z; empty where
+    there is none, or no way to know."""
+    fields = _stat(pid)
+    return fields[0] if fields else ""
+
+
+def is_same_process(reading: Heartbeat) -> bool:
+    """Whether the process of this machine that has written a line is there, and has not ended."""
+    return process_state(reading.pid) not in ("", "Z", "X") and born(reading.pid) == reading.born
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat behind the name of the program, which may have blanks in it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+# Axes whose ranks exchange something in the middle of a block.
+INSIDE: Final = ("tp", "ring", "ulysses", "ep")
+
+
+class Waits:
+    """seconds: that this process has waited so far, in the thread that trains. measured: False where nobody knows."""
+
+    def __init__(self) -> None:
+        self.measured = False
+        self._thread = 0
+        self._installed = False
+        self._waited = 0.0
+        self._lock = threading.Lock()
+        self._last_bucket: float | None = None
+        self._for_buckets = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self._waited + self._for_buckets
+
+    def begin(self, plan: Plan, rank: Rank) -> None:
+        """Measure from here on, if that can be done on this rank; a rank that is alone waits for nobody."""
+        self._thread = get_ident()
+        compiled = any(node.op == "setup.compile" for node in plan.nodes)
+        axes = (*plan.mesh.axes, *plan.mesh.expert_axes)
+        hidden = compiled and any(axis.size > 1 for axis in axes if axis.name in INSIDE)
+        self.measured = rank.world_size == 1 or (rank.device.type == "cpu" and not hidden)
+        if rank.world_size > 1 and self.measured and not self._installed:
+            self._installed = True
+            self._time_works()
+            self._time_tensors()
+
+    def bucket_sent(self, *, last: bool) -> Callable[[], None]:
+        """DDP sends a bucket of gradients; what is given back is called when it has come, by whichever thread.
+
+        Behind the last bucket nothing is left to compute: from then on the rank waits.
+        """
+        self._last_bucket = perf_counter() if last else None
+
+        def came() -> None:
+            with self._lock:
+                if self._last_bucket is not None:
+                    now = perf_counter()
+                    self._for_buckets += now - self._last_bucket
+                    self._last_bucket = now
+
+        return came
+
+    def _time_works(self) -> None:
+        original = Work.wait
+
+        def wait(work: Work, *args: Any, **kwargs: Any) -> Any:
+            if get_ident() != self._thread:
+                return original(work, *args, **kwargs)
+            began = perf_counter()
+            try:
+                return original(work, *args, **kwargs)
+            finally:
+                self._waited += perf_counter() - began
+
+        Work.wait = wait  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _time_tensors(self) -> None:
+        original = functional.wait_tensor
+
+        def wait_tensor(tensor: Tensor) -> Tensor:
+            if torch.compiler.is_compiling() or get_ident() != self._thread:
+                return original(tensor)
+            began = perf_counter()
+            try:
+                return original(tensor)
+            finally:
+                self._waited += perf_counter() - began
+
+        functional.wait_tensor = wait_tensor
+
+
+WAITS = Waits()
+"""There is one of a process, as the places where torch waits are those of a process."""
+
+
+T = TypeVar("T")
+# Seconds between two questions: short work is not kept waiting for, long work is not disturbed.
+SOONEST: Final = 0.05
+LATEST: Final = 2.0
+
+
+def first_of_machine(rank: Rank, work: Callable[[], T], beat: HeartbeatWriter) -> T | None:
+    """Do `work` on the first rank of every machine; returns when it is done on all of them, what it gave, or None.
+
+    Collective. The work runs in a thread where there are other ranks, and all ask each other now and then whether it is
+    done: so no collective lasts long, no time limit of the process group is hit by hours of work, and a rank that is
+    lost meanwhile is noticed. Raises what the work raises on the rank that does it.
+    """
+    if rank.world_size == 1:
+        return work()
+    mine = _Work(work) if rank.local_rank == 0 else None
+    pause = SOONEST
+    while True:
+        if mine is not None:
+            mine.wait(pause)
+        done = torch.tensor([float(mine is None or mine.done)])
+        dist.all_reduce(done, op=dist.ReduceOp.MIN)
+        beat.mark()
+        if done.item():
+            return None if mine is None else mine.result()
+        pause = min(2 * pause, LATEST)
+
+
+class _Work(Generic[T]):
+    """A call in a thread of its own."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._found: list[T] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(work,), name="preparing data", daemon=True)
+        self._thread.start()
+
+    def _run(self, work: Callable[[], T]) -> None:
+        try:
+            self._found.append(work())
+        except BaseException as error:
+            self._error = error
+
+    def wait(self, seconds: float) -> None:
+        """Until it is done, but no longer than that. Raises what it has raised."""
+        self._thread.join(seconds)
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def done(self) -> bool:
+        return bool(self._found)
+
+    def result(self) -> T:
+        return self._found[0]

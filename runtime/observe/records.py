@@ -1,0 +1,348 @@
+"""Records of a run: metrics and events, into their files and to trackers.
+
+Files and trackers are written by threads of their own and cannot delay training.
+"""
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from attrs import define, field
+from msgspec.structs import replace
+
+from xtrain.dsl.values import masked
+from xtrain.records.events import WarningEvent
+from xtrain.records.lines import Event, as_object, plain_value, read
+from xtrain.records.metrics import StepMetrics
+from xtrain.records.names import EVENTS_FILE, METRICS_FILE, rank_lines_path
+from xtrain.runtime.base.errors import EnvironmentFault
+from xtrain.runtime.base.json_lines import (
+    EVENT_SECONDS,
+    BackgroundLines,
+    BackgroundQueue,
+    JsonLinesFile,
+    QueuedLines,
+    Sizes,
+    add_to_last,
+    last_step,
+    trim_after,
+)
+from xtrain.runtime.base.process import ReplicaGroup
+
+# Seconds that a checkpoint waits for what lies behind a local disk.
+TRACKER_SETTLE_SECONDS: Final = 5.0
+
+
+class RecordWriter(Protocol):
+    """Takes records as they are written to metrics.jsonl and events.jsonl. All calls come from one thread.
+
+    Whatever is raised is told in a warning, and the writer gets nothing more. name: for people. seconds: how long
+    `end` may take. local: whether what it has taken is to be safe before a checkpoint is.
+    """
+
+    name: str
+    seconds: float
+    local: bool
+
+    def begin(self) -> None:
+        """Load the library and open what is written to."""
+        ...
+
+    def metric(self, record: StepMetrics) -> None: ...
+
+    def event(self, record: Event) -> None: ...
+
+    def rest(self, *, must: bool) -> None:
+        """Nothing waits: make lasting what is held back. must: whatever that costs."""
+        ...
+
+    def end(self, exit_code: int) -> None: ...
+
+
+def _nothing() -> None:
+    pass
+
+
+class RecordSink:
+    """A writer and what is on its way to it. warn: is told in words what goes wrong."""
+
+    def __init__(self, writer: RecordWriter, warn: Callable[[str], None]) -> None:
+        self.writer, self.lost = writer, 0
+        self._warn, self._failed, self._begun, self._late = warn, False, False, False
+        self._sizes = Sizes()
+        self._queue = BackgroundQueue(writer.name, self._carry, rest=partial(self._rest, must=False))
+
+    def begin(self) -> None:
+        """Load the library now, beside the set-up, and not with the first record."""
+        self._queue.send(_nothing)
+
+    def metric(self, record: StepMetrics) -> None:
+        """Never waits; a record that finds no room is lost to this writer."""
+        if not self._failed and not self._queue.put(partial(self.writer.metric, record), self._sizes.of(record)):
+            self.lost += 1
+
+    def event(self, record: Event) -> None:
+        """Never waits. Any thread."""
+        if not self._failed:
+            self._queue.send(partial(self.writer.event, record))
+
+    def settle(self) -> None:
+        """What lies on a local disk in the end is there, unless that takes too long."""
+        if self.writer.local and not self._failed and not self._late:
+            self._late = not self._queue.deliver(partial(self._rest, must=True), TRACKER_SETTLE_SECONDS)
+
+    def end(self, exit_code: int, seconds: float = inf) -> None:
+        """Hand over what waits, and take leave, in at most so many seconds."""
+        seconds = min(seconds, self.writer.seconds)
+        self._queue.send(partial(self.writer.end, exit_code))
+        ended = self._queue.close(seconds)
+        if not ended and not self._failed:
+            self._try_to_warn(f"{self.writer.name} did not finish within {seconds:g} s, and was abandoned")
+        if self.lost:
+            self._try_to_warn(f"{self.lost} records were not sent to {self.writer.name}, which was too slow")
+
+    def _try_to_warn(self, message: str) -> None:
+        with suppress(EnvironmentFault):  # of a disk that takes no event; somebody else says so
+            self._warn(message)
+
+    def _carry(self, call: Callable[[], None]) -> None:
+        self._attempt(call)
+        self._late = False
+
+    def _rest(self, *, must: bool) -> None:
+        self._attempt(partial(self.writer.rest, must=must))
+
+    def _attempt(self, call: Callable[[], None]) -> None:
+        if self._failed:
+            return
+        try:
+            if not self._begun:
+                self._begun = True
+                self.writer.begin()
+            call()
+        except Exception as error:  # a library may fail in any way, and training must not
+            self._failed = True
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            self._try_to_warn(f"{self.writer.name} gets no more records: {reason[0]}; metrics.jsonl is complete")
+
+
+# Seconds that whoever needs all records in their files waits for a disk.
+SETTLE_SECONDS: Final = 60.0
+# Seconds at the end for what has not been written.
+CLOSE_SECONDS: Final = 10.0
+# Records that a rank keeps which another one is to write, and may be killed before it has.
+MOST_UNWRITTEN: Final = 256
+
+
+@define(eq=False)
+class Records:
+    """Where a rank reports. `metrics` and `events` are written by the first rank alone, `own` by every rank. Of several
+    replica groups the first rank of the one that leads does that; whoever takes over from one that is lost writes the
+    records of the last steps, should they be missing.
+
+    A step has one record: what is logged and what evaluations measure behind it is gathered in `pending`, and written
+    once nothing more is to come. It is written by a thread: a step does not wait for a disk. Events are written in
+    order with records, and waited for: what an event speaks of lies in the files before it, but for the record of the
+    step under way. Faults of a disk are raised by whatever is reported next.
+    """
+
+    directory: Path
+    rank: int
+    writer: BackgroundLines
+    metrics: QueuedLines
+    own: QueuedLines
+    events: JsonLinesFile
+    group: ReplicaGroup | None = None
+    pending: StepMetrics | None = None
+    sinks: list[RecordSink] = field(factory=list)
+    begin_speaking: list[Callable[[], None]] = field(factory=list)
+    """What is to be done before the first record, where that is not written yet as another group speaks."""
+    variables: frozenset[str] = frozenset()
+    """Environment variables that the spec hides: no event has the value of one."""
+    _last_step: int | None = None
+    """Of the last record in `metrics`; None where the file has to be asked."""
+    _reported_lost: bool = False
+    _closed: bool = False
+    _unwritten: deque[StepMetrics] = field(factory=lambda: deque(maxlen=MOST_UNWRITTEN))
+    """The last records that were another group's to write."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the first rank, or that of a replica group."""
+        return self.rank == (0 if self.group is None else self.group.first)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this is the rank that writes what is of the whole run."""
+        return self.first and (self.group is None or self.group.leads)
+
+    @classmethod
+    def open(cls, directory: Path, rank: int, group: ReplicaGroup | None = None) -> "Records":
+        writer = BackgroundLines()
+        return cls(
+            directory=directory,
+            rank=rank,
+            writer=writer,
+            metrics=QueuedLines(JsonLinesFile(directory / METRICS_FILE), writer),
+            own=QueuedLines(JsonLinesFile(rank_lines_path(directory, rank)), writer),
+            events=JsonLinesFile(directory / EVENTS_FILE),
+            group=group,
+        )
+
+    def event(self, event: Event, *, every_rank: bool = False) -> None:
+        """Report something that happened; only the first rank writes, unless the event is a rank's own.
+
+        Raises EnvironmentFault where the disk does not take it.
+        """
+        if self.speaks or every_rank:
+            self._event(event)
+
+    def warn(self, message: str, *, step: int, code: str = "", every_rank: bool = False) -> None:
+        """Report that something was left out or has failed."""
+        self.event(WarningEvent(step=step, message=message, code=code), every_rank=every_rank)
+
+    def _event(self, event: Event, seconds: float = EVENT_SECONDS) -> None:
+        if self.variables:
+            event = replace(
+                event, **{name: self.without_values(getattr(event, name)) for name in type(event).__struct_fields__}
+            )
+        for sink in self.sinks:
+            sink.event(event)
+        if self._closed:
+            self.events.write(event)
+        else:
+            self.writer.write_now(self.events, event, seconds)
+
+    def without_values(self, value: Any) -> Any:
+        """Texts with `env(NAME)` for the values of `variables`."""
+        return masked(value, self.variables, os.environ)
+
+    def log(self, metrics: StepMetrics) -> None:
+        """The record of the step that has just ended. Never waits."""
+        self.pending = replace(metrics, rest=self.pending.rest | metrics.rest) if self.pending else metrics
+
+    def measured(self, found: dict[str, Any]) -> None:
+        """Numbers that belong into the record of the step that has just ended, by their names. Never waits."""
+        before = self.pending or StepMetrics(step=None, time=None)
+        self.pending = replace(before, rest=before.rest | found)
+
+    def flush(self, step: int) -> None:
+        """Write the record of the step that has ended, if anything was added to it; should the file have one of that
+        step already, as where a run stops with an evaluation, what was measured is added to that.
+
+        Waits only in that case. Raises EnvironmentFault where the disk did not take an earlier record.
+        """
+        self.writer.raise_fault()
+        pending, self.pending = self.pending, None
+        if pending is None or not self.first:
+            return
+        record = replace(pending, step=step, time=pending.time or time.time())
+        if not self.speaks:
+            self._unwritten.append(record)
+            self._last_step = None
+            return
+        while self.begin_speaking:
+            self.begin_speaking.pop(0)()
+        while self._unwritten:
+            before = self._unwritten.popleft()
+            if self._step_of_last() < (before.step or 0) < step:
+                self._write(before)
+        self._write(record)
+
+    def _write(self, record: StepMetrics) -> None:
+        step = record.step or 0
+        for sink in self.sinks:
+            sink.metric(record)
+        if self._step_of_last() == step and self._added(record):
+            return
+        self._last_step = step
+        if self.metrics.write(record) and not self._reported_lost:
+            self._warn_of_lost(step)
+
+    def unwritten(self) -> dict[str, Any]:
+        """`record`: that of the step that has just ended, which is in no file yet, as JSON."""
+        return {} if self.pending is None else {"record": plain_value(as_object(self.pending))}
+
+    def go_on_with(self, record: dict[str, Any], step: int) -> None:
+        """The run goes on behind a step whose record was gathered when it was saved: it is still to be written, unless
+        that was done."""
+        if self.speaks and self._step_of_last() < step:
+            self.pending = read(StepMetrics, record)
+
+    def _step_of_last(self) -> int:
+        if self._last_step is None:
+            self._last_step = last_step(self.metrics.lines.path)
+        return self._last_step
+
+    def _added(self, record: StepMetrics) -> bool:
+        """Whether the last record in the file has all of it now."""
+        with suppress(OSError):
+            if self.writer.settle(EVENT_SECONDS):
+                self.metrics.lines.close()
+                return add_to_last(self.metrics.lines.path, record)
+        return False
+
+    def settle(self, step: int = 0) -> None:
+        """Return when all that was reported is in its file; a disk that does not answer is not waited for for ever, and
+        a warning says so.
+
+        Raises EnvironmentFault where the disk did not take something.
+        """
+        if not self.writer.settle(SETTLE_SECONDS):
+            message = (
+                f"rank {self.rank}: the disk of {self.directory} did not write all records within {SETTLE_SECONDS:g} s;"
+            )
+            message += " if the run is killed before it does, these records are lost"
+            self._event(WarningEvent(step=step, message=message), seconds=0)
+        for sink in self.sinks:
+            sink.settle()
+
+    def undo_after(self, step: int) -> None:
+        """Move the records of later steps out of metrics.jsonl: they will be computed again. Raises OSError."""
+        self.writer.settle(None)
+        self.metrics.lines.close()
+        self._last_step = None
+        superseded = self.directory / "logs" / f"metrics-superseded-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+        trim_after(self.metrics.lines.path, step, superseded)
+
+    def reopen(self) -> None:
+        """Write on under the names of the files, whatever became of those that are open."""
+        self.writer.settle(EVENT_SECONDS)
+        for lines in (self.metrics.lines, self.events, self.own.lines):
+            lines.close()
+
+    def attempts(self) -> int:
+        """How often this run has been started before."""
+        if not self.events.path.exists():
+            return 0
+        with self.events.path.open("rb") as lines:
+            return sum(b'"event":"run_start"' in line for line in lines)
+
+    def end_sinks(self, exit_code: int, seconds: float) -> None:
+        """All that was reported has been handed to whoever else takes it, as far as each does so in so many seconds."""
+        ending, self.sinks = self.sinks, []  # what is reported of one is no business of another that has ended
+        for sink in ending:
+            sink.end(exit_code, seconds)
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """All that can be written in so many seconds is written; what is reported later is written at once."""
+        lost = self.metrics.lost + self.own.lost
+        if self.speaks and lost and not self._reported_lost:
+            self._warn_of_lost(0)
+        if self.writer.close(seconds):  # else a thread hangs in one of them
+            self._closed = True
+            for lines in (self.metrics.lines, self.events, self.own.lines):
+                lines.close()
+
+    def _warn_of_lost(self, step: int) -> None:
+        """Say, once, that records are missing; the records themselves say how many."""
+        if lost := self.metrics.lost + self.own.lost:
+            self._reported_lost = True
+            message = f"{lost} records were dropped: the disk of {self.directory} was too slow"
+            self._event(WarningEvent(step=step, message=message), seconds=0)

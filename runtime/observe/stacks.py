@@ -1,0 +1,299 @@
+"""Python stacks of a process, and the collectives in flight, when a run makes no progress.
+
+The collectives are read from the records that torch keeps of them.
+"""
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from torch._C import _distributed_c10d
+
+import xtrain
+from xtrain.records.status import Heartbeat
+from xtrain.regular_files import read_json
+from xtrain.runtime.observe import heartbeat as waits
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter, born, process_state
+
+# Asks a rank for its stacks even where its Python does not run: the answer is written by the handler itself.
+ASK: Final = signal.SIGUSR2
+# The name of the file in memory that the answer goes to; others find it by that among the open files of the process.
+ANSWER: Final = "xtrain-stacks"
+_DEBUGGERS: Final = ("pdb", "bdb", "pydevd", "debugpy")
+_SITE: Final = str(Path(torch.__file__).parent.parent)
+_OURS: Final = str(Path(str(xtrain.__file__)).parent.parent)
+
+
+def answer_when_asked() -> int | None:
+    """Let ASK write the stacks of this process into a file in memory; its descriptor. None where there are none."""
+    if not hasattr(os, "memfd_create"):
+        return None
+    with suppress(OSError):
+        answer = os.memfd_create(ANSWER)
+        faulthandler.register(ASK, file=answer, all_threads=True)
+        return answer
+    return None
+
+
+def whereabouts() -> tuple[str, bool]:
+    """What the main thread is in, as `torch/distributed/distributed_c10d.py:2990 all_reduce`, and whether a debugger
+    has stopped it."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    # What measures how long a rank waits stands where torch itself would: the rank is in what has called it.
+    while frame is not None and frame.f_code.co_filename == waits.__file__:
+        frame = frame.f_back
+    if frame is None:
+        return "", False
+    return place_of(frame), _debugged(frame)
+
+
+def place_of(frame: FrameType) -> str:
+    """File, line and function; the file as it is imported."""
+    path = frame.f_code.co_filename
+    for folder in (_SITE, _OURS):
+        path = path.removeprefix(f"{folder}/")
+    return f"{path}:{frame.f_lineno} {frame.f_code.co_name}"
+
+
+def _debugged(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] in _DEBUGGERS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def save_own(folder: Path, rank: int, beat: HeartbeatWriter) -> None:
+    """Write the last collectives, where torch keeps them, to `<rank>.collectives.json`, then the stacks of all threads
+    and the last marks to `<rank>.txt`: where that is, the rank has written all."""
+    with suppress(Exception):
+        if (found := collectives()) is not None:
+            (folder / f"{rank:05d}.collectives.json").write_text(json.dumps(found))
+    partial = folder / f"{rank:05d}.partial"
+    with suppress(OSError), partial.open("w") as file:
+        step = f"step {beat.step}" if beat.step else "set-up"
+        file.write(f"rank {rank}, process {os.getpid()}, {step}, mark {beat.marks}\n")
+        file.write(f"last marks: {' '.join(beat.trail)}\n\n")
+        file.flush()
+        faulthandler.dump_traceback(file, all_threads=True)
+        partial.rename(folder / f"{rank:05d}.txt")
+
+
+def collectives() -> dict[str, Any] | None:
+    """The last collectives that this rank has entered, as torch's flight recorders of all backends tell them, and under
+    `groups` the ranks of every group that it is in; None where nothing is recorded."""
+    if not dist.is_initialized():
+        return None
+    found: dict[str, Any] = {"entries": []}
+    for recorder in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        if (dump := getattr(_distributed_c10d, recorder, None)) is not None:
+            dumped = json.loads(dump())
+            entries = found["entries"] + [entry for entry in dumped.get("entries", ()) if entry not in found["entries"]]
+            found |= {**dumped, "entries": entries}
+    found["groups"] = {name: list(ranks) for name, ranks in _groups()}
+    return found
+
+
+def _groups() -> Iterator[tuple[str, Iterable[int]]]:
+    world = dist.distributed_c10d._world
+    for group, name in world.pg_names.items():
+        yield name, world.pg_group_ranks[group]
+
+
+def save_of(folder: Path, reading: Heartbeat) -> None:
+    """Write what can be known of another process of this machine to `<rank>.txt`: its state, what the kernel has it
+    wait for, and its Python stacks, if it still writes them when asked. The first rank to call does it for all."""
+    partial = folder / f"{reading.rank:05d}.partial"
+    try:
+        partial.open("x").close()
+    except OSError:
+        return
+    lines = [f"rank {reading.rank}, process {reading.pid}, written by another rank", ""]
+    folder_of = Path(f"/proc/{reading.pid}")
+    with suppress(OSError):
+        lines += [
+            line
+            for line in (folder_of / "status").read_text().splitlines()
+            if line.startswith(("State", "TracerPid", "Threads", "VmRSS", "SigQ", "SigPnd"))
+        ]
+    with suppress(OSError):
+        lines.append(f"waits in the kernel in: {(folder_of / 'wchan').read_text() or 'nothing'}")
+    if process_state(reading.pid) not in ("", "T", "t", "Z"):
+        lines += ["", _asked(reading.pid)]
+    with suppress(OSError):
+        partial.write_text("\n".join(lines) + "\n")
+        partial.rename(folder / f"{reading.rank:05d}.txt")
+
+
+def _asked(pid: int) -> str:
+    """The stacks that a process writes when asked."""
+    with suppress(OSError):
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            if ANSWER in str(file.readlink()):
+                os.kill(pid, ASK)
+                return _settled(file)
+    return "its stacks are not available"
+
+
+def _settled(file: Path) -> str:
+    """What is in a file once nothing more comes; a busy machine takes its time, and a stuck process may never write."""
+    found = ""
+    with suppress(OSError):  # the process may end meanwhile
+        for _ in range(10):
+            time.sleep(0.3)
+            before, found = found, file.read_text(encoding="utf-8", errors="replace")
+            if found and found == before:
+                break
+    return found
+
+
+def here(reading: Heartbeat, host: str) -> bool:
+    """Whether what wrote the line is a process of this machine that still has its number."""
+    return reading.host == host and reading.born != 0 and born(reading.pid) in (0, reading.born)
+
+
+def end(reading: Heartbeat) -> None:
+    """End a process of this machine that cannot end itself."""
+    if born(reading.pid) == reading.born != 0:
+        with suppress(OSError):
+            os.kill(reading.pid, signal.SIGKILL)
+
+
+# What groups are for, by what they are called in torch, where that is not the name of an axis.
+MEANT: Final = {
+    "default_pg": "of all ranks",
+    "shard": "along fsdp",
+    "row": "of the ranks of a row",
+    "ends of the pipeline": "of the ends of the pipeline",
+    "saving": "of all ranks, to save",
+}
+
+
+@frozen
+class CollectiveEntry:
+    """A collective that a rank has entered. group: its name and what it is for; number: among those of the group."""
+
+    group: tuple[str, str]
+    number: int
+    name: str
+    sizes: str
+    under_way: bool
+    between_two: bool
+
+    @property
+    def what(self) -> str:
+        """`all_reduce 118 of all ranks`, `all_gather 4 along fsdp`."""
+        group = self.group[1].removeprefix("mesh_")
+        return f"{self.name} {self.number} {MEANT.get(group, f'along {group}')}"
+
+
+@frozen
+class RankCollectives:
+    """What one rank has told: its collectives in the order in which it entered them, and the ranks of its groups."""
+
+    calls: tuple[CollectiveEntry, ...]
+    groups: Mapping[str, tuple[int, ...]]
+
+    @property
+    def waits_in(self) -> CollectiveEntry | None:
+        """The first one that has not ended."""
+        return next((call for call in self.calls if call.under_way), None)
+
+    def last_in(self, group: tuple[str, str]) -> CollectiveEntry | None:
+        """The last one of a group that it has entered."""
+        return next((call for call in reversed(self.calls) if call.group == group and not call.between_two), None)
+
+
+def read_collectives(folder: Path, world: int, first: int = 0) -> dict[int, RankCollectives]:
+    """What every rank has told that could, of `world` ranks from number `first` on; the groups that it tells of have
+    ranks by the same numbers."""
+    found = {}
+    for rank in range(first, first + world):
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            content = read_json(folder / f"{rank:05d}.collectives.json")
+            entries = sorted(content["entries"], key=lambda entry: entry.get("time_created_ns", 0))
+            named = content.get("groups", {}).items()
+            groups = {name: tuple(first + each for each in ranks) for name, ranks in named}
+            found[rank] = RankCollectives(calls=tuple(map(_call, entries)), groups=groups)
+    return found
+
+
+def _call(entry: dict[str, Any]) -> CollectiveEntry:
+    name, between_two = entry["profiling_name"].partition(":")[2] or entry["profiling_name"], bool(entry["is_p2p"])
+    return CollectiveEntry(
+        group=(entry["process_group"][0], entry["process_group"][1]),
+        number=entry["p2p_seq_id"] if between_two else entry["collective_seq_id"],
+        name=name,
+        sizes="×".join(map(str, entry["input_sizes"][0])) if entry["input_sizes"] else "",
+        under_way=not entry["retired"] and entry["state"] != "completed",
+        between_two=between_two,
+    )
+
+
+def read(found: Mapping[int, RankCollectives], world: int) -> list[str]:
+    """What is to be seen of it, a sentence for each collective that ranks wait in; empty where none does."""
+    waiting: dict[tuple[tuple[str, str], int], list[int]] = {}
+    sentences = []
+    for rank, collectives in sorted(found.items()):
+        call = collectives.waits_in
+        if call is not None and call.between_two:
+            sentences.append(f"rank {rank} waits in {call.what}")
+        elif call is not None:
+            waiting.setdefault((call.group, call.number), []).append(rank)
+    return [*(_sentence(group, number, ranks, found, world) for (group, number), ranks in waiting.items()), *sentences]
+
+
+def _sentence(
+    group: tuple[str, str], number: int, waiting: list[int], found: Mapping[int, RankCollectives], world: int
+) -> str:
+    calls = {rank: call for rank in waiting if (call := found[rank].waits_in) is not None}
+    first = calls[waiting[0]]
+    kinds = {(call.name, call.sizes) for call in calls.values()}
+    if len(kinds) > 1:
+        each = ", ".join(f"rank {rank} {call.name} of {call.sizes or 'nothing'}" for rank, call in calls.items())
+        return f"ranks have entered different collectives as number {number} of one group: {each}"
+    members = found[waiting[0]].groups.get(group[0]) or tuple(range(world))
+    others = [rank for rank in members if rank not in waiting]
+    behind = [rank for rank in others if rank in found and _number(found[rank].last_in(group)) < number]
+    silent = [rank for rank in others if rank not in found]
+    beyond = [rank for rank in others if rank in found and rank not in behind]
+    wait = f"{_ranks(waiting)} {_verb(waiting, 'wait')} in {first.what}"
+    parts = []
+    if behind:
+        parts.append(f"{_ranks(behind)} did not enter {first.what}")
+        last = {call.what for rank in behind if (call := found[rank].last_in(group)) is not None}
+        parts[-1] += f" (the last one there was {last.pop()})" if len(last) == 1 else ""
+    if silent:
+        parts.append(f"nothing is known of {_ranks(silent)}")
+    if beyond:
+        parts.append(f"{_ranks(beyond)} {_verb(beyond, 'have', 'has')} already left this collective")
+    return f"{wait}; {'; '.join(parts)}" if parts else f"{wait}, which all ranks have entered"
+
+
+def _number(call: CollectiveEntry | None) -> int:
+    return 0 if call is None else call.number
+
+
+def _verb(ranks: list[int], many: str, one: str = "") -> str:
+    return many if len(ranks) > 1 else one or f"{many}s"
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    """`rank 2`, `ranks 0, 1 and 3`; of many the first eight."""
+    names = [str(rank) for rank in ranks]
+    if len(names) == 1:
+        return f"rank {names[0]}"
+    shown = [*names[:8], f"{len(names) - 8} more"] if len(names) > 9 else names
+    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"

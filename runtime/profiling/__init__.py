@@ -1,1 +1,0 @@
-"""Looking closely at some steps of a run: traces with their summaries, and what ranks hold in memory."""

@@ -1,0 +1,344 @@
+"""Weights of reference models and live teachers, and how much likelier the model makes answers than its reference."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from attrs import define, evolve, frozen
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+
+from xtrain.dsl.schema.losses import ADAPTER_OFF, INITIAL, MISMATCHED, REF
+from xtrain.plan.architecture import Architecture
+from xtrain.plan.canonical import DATA
+from xtrain.plan.canonical import digest as canonical_digest
+from xtrain.plan.hardware import kernel_on
+from xtrain.plan.peft import PEFT_WEIGHTS
+from xtrain.plan.plan import Node, Plan
+from xtrain.plan.weight_files import WeightFiles
+from xtrain.plan.weight_layout import Assignment, assign
+from xtrain.runtime.base.mesh import Meshes
+from xtrain.runtime.base.ops import op, op_of
+from xtrain.runtime.base.state import Rank, Resources
+from xtrain.runtime.feed.collate import CollateChain
+from xtrain.runtime.feed.digests import FileDigests, remembering
+from xtrain.runtime.feed.microbatch import IGNORE_INDEX, Microbatch
+from xtrain.runtime.feed.packing.rows import Rows
+from xtrain.runtime.feed.packing.stored_rows import RawRow, mismatched
+from xtrain.runtime.feed.setup import Feed
+from xtrain.runtime.loop.checkpointing import read_files, read_weights
+from xtrain.runtime.nn.axes import Axes, column_parallel_input
+from xtrain.runtime.nn.batch import ModelBatch, Step, StepCall
+from xtrain.runtime.nn.build import DTYPES
+from xtrain.runtime.nn.distillation import Taught
+from xtrain.runtime.nn.loss import Head
+from xtrain.runtime.nn.parallelize import reshard
+from xtrain.runtime.nn.pipeline import PipelineSchedule, forwarded
+from xtrain.runtime.nn.transformer import ModelParts, StageSpan, Transformer
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter
+from xtrain.runtime.observe.records import Records
+from xtrain.runtime.store.beginning import find, planned_adapter, planned_files, starting_point
+
+# The nodes that give parameters the values that a run begins with; behind those of the model those of an adapter.
+OF_MODEL: Final = ("setup.weights", "setup.read_weights", "setup.pretrained")
+OF_ADAPTER: Final = ("setup.adapter", "setup.read_adapter")
+# Arguments of these that are only about where something lies.
+PLACES: Final = ("offload", "folder", "repo", "revision", "path", "digest")
+
+
+def identity_of(plan: Plan, reference: str, digest: str, index: Path) -> str:
+    """What the weights of a reference are known by, a hash: of the seed of those that are drawn, of the content of
+    those that lie in files, which are read once, and of the model. index: where digests of files are remembered.
+
+    Raises OSError where a file is not there.
+    """
+    return canonical_digest(_depends_on(plan, reference, digest, index), DATA, size=16)
+
+
+def _depends_on(plan: Plan, reference: str, digest: str, index: Path) -> dict[str, Any]:
+    build, freeze = plan.node("setup.build_model").args, _args(plan, "setup.freeze")
+    arch = plan.architecture if reference == INITIAL else plan.architecture.base
+    found: dict[str, Any] = {
+        "architecture": arch.to_json(),
+        "formats": [build["params"], freeze.get("format", "")],
+        "base": _args(plan, "setup.quantise").get("base", {}),
+    }
+    with remembering(digests := FileDigests(index)):
+        if reference not in (INITIAL, ADAPTER_OFF):
+            return {**found, "weights": [["folder", _contents(digests, _files(reference, digest))]]}
+        nodes = begun_by(plan, OF_MODEL if reference == ADAPTER_OFF else (*OF_MODEL, *OF_ADAPTER))
+        known = [[node.op, _kept(node), _contents(digests, _read(plan, node))] for node in nodes]
+    return {**found, "weights": known}
+
+
+def begun_by(plan: Plan, ops: tuple[str, ...]) -> list[Node]:
+    """The nodes of a plan with these ops, in their order."""
+    return [node for node in plan.nodes if node.op in ops]
+
+
+def _args(plan: Plan, op: str) -> dict[str, Any]:
+    return next((node.args for node in plan.nodes if node.op == op), {})
+
+
+def _kept(node: Node) -> dict[str, Any]:
+    """What a node says of values; of a checkpoint its files, whose checksums are known."""
+    if node.op == "setup.pretrained":
+        return find(Path(node.args["path"]), weights=True).state()["files"]
+    return {name: value for name, value in node.args.items() if name not in PLACES}
+
+
+def _files(folder: str, digest: str) -> list[Path]:
+    files = planned_files(digest, folder)
+    return [Path(files.folder) / name for name in files.files]
+
+
+def _read(plan: Plan, node: Node) -> list[Path]:
+    """The files that a node reads."""
+    if node.op == "setup.read_weights":
+        files = planned_files(**node.args)
+        return [Path(files.folder) / name for name in files.files]
+    if node.op == "setup.read_adapter":
+        return [Path(planned_adapter(plan, **node.args).folder) / PEFT_WEIGHTS]
+    return []
+
+
+def _contents(digests: FileDigests, files: list[Path]) -> list[list[str]]:
+    """Name and digest of each file."""
+    digests.learn(files)
+    return [[path.name, digests.digest(path)] for path in files]
+
+
+@frozen(kw_only=True, eq=False)
+class ReferenceWeights:
+    """The model of a run, which may have the weights of a reference for a while. resources: of the set-up."""
+
+    plan: Plan
+    model: ModelParts
+    rank: Rank
+    records: Records
+    beat: HeartbeatWriter
+    resources: Resources
+
+    @contextmanager
+    def in_place(self, reference: str, digest: str, task: str | None) -> Iterator[None]:
+        """Within the block the model is the reference; behind it, it has the weights that it has had before, or those
+        that a checkpoint takes the place of.
+
+        task: with whose adapter, of several. Collective; raises what reading weights raises.
+        """
+        if reference == INITIAL and not self._begins_with_a_part:
+            if self._goes_on:
+                self._begin((*OF_MODEL, *OF_ADAPTER))
+            with self.model.with_adapter_of(task):
+                yield
+        elif reference in (INITIAL, ADAPTER_OFF):
+            # What an adapter of a folder has beside its matrices has taken the place of parts of the model.
+            changed = self._goes_on or bool(begun_by(self.plan, ("setup.read_adapter",)))
+            if changed:
+                self._begin(OF_MODEL)
+            with self.model.without_adapter():
+                yield
+            if changed:
+                self._begin(OF_ADAPTER)
+        else:
+            read_weights(self.plan, self.model, self.rank, self.records, self.beat, digest, reference, anew=True)
+            with self.model.without_adapter():
+                yield
+            self._begin((*OF_MODEL, *OF_ADAPTER))
+
+    @property
+    def _begins_with_a_part(self) -> bool:
+        """Whether the adapter begins with a part of the matrices, which is not taken out of them before the references
+        are computed: without it the model is what it begins with."""
+        return bool(begun_by(self.plan, ("setup.decompose",)))
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether a state is taken over later, so that weights in files have not been read."""
+        return starting_point(self.plan, self.records.directory).entry is not None
+
+    @torch.no_grad()
+    def _begin(self, ops: tuple[str, ...]) -> None:
+        """Give parameters the values that a run begins with, by the nodes with these ops."""
+        for node in begun_by(self.plan, ops):
+            op_of(node).bind(node, {**self.resources, "node_id": node.id, "anew": True})()
+
+
+@frozen(eq=False)
+class LiveTeacher:
+    """model: of one part, cut over the axes of the run where these cut it; on ranks that do not compute it, of none."""
+
+    model: ModelParts
+    architecture: Architecture
+
+    @torch.no_grad()
+    def taught(self, batch: ModelBatch, head: Head, width: int) -> Taught:
+        """What it makes of a microbatch. head: of the student. width: of its piece of the vocabulary.
+
+        What is gathered of it for that stays until `let_go`.
+        """
+        teacher, tensor = self.model.whole, self.model.axes.tensor
+        hidden_BSE = column_parallel_input(teacher.hidden(batch), tensor)
+        weight_VE = teacher.head_weight()
+        if tensor is None and head.tensor is not None:
+            weight_VE = weight_VE[head.first : head.first + width]
+        return Taught(hidden_BSE.flatten(0, 1), weight_VE, teacher.head)
+
+    def let_go(self) -> None:
+        """Free what has been gathered."""
+        reshard(self.model)
+
+
+@op("setup.teacher_model", gives="teacher")
+def build_teacher(
+    rank: Rank,
+    meshes: Meshes,
+    architecture: Architecture,
+    attention: dict[str, str],
+    format: str,
+    owner: int,
+    cuts: list[dict[str, Any]],
+) -> LiveTeacher:
+    """Build the teacher without memory, where this rank is at the pipeline coordinate `owner`; elsewhere no part of it.
+
+    attention: device type → kernel. format: of all its numbers. cuts: nodes, op and arguments, that spread it over
+    ranks as the same nodes do the model of the run.
+    """
+    axes = Axes()
+    if rank.coordinates["pp"] != owner:
+        return LiveTeacher(ModelParts((), axes), architecture)
+    head = Head(vocabulary=architecture.vocab, z_weight=0.0, chunk_bytes=0, cap=architecture.ends.logit_cap)
+    span = StageSpan(0, architecture.layers - 1, embeds=True, predicts=True)
+    kernel = kernel_on(rank.device.type, torch.get_float32_matmul_precision(), attention)
+    with torch.device("meta"):
+        whole = Transformer(architecture, span, axes=axes, kernel=kernel, head=head, rows=1).to(DTYPES[format])
+    teacher = LiveTeacher(ModelParts((whole,), axes), architecture)
+    known = {"model": teacher.model, "meshes": meshes, "rank": evolve(rank, coordinates={**rank.coordinates, "pp": 0})}
+    whole.requires_grad_(False)
+    for each in cuts:
+        node = Node(id=each["op"], kind="setup", op=each["op"], args=each["args"], axes=(), does="")
+        op_of(node).bind(node, known)()
+    whole.requires_grad_(False)  # what has been cut is made anew
+    if isinstance(whole, FSDPModule):
+        register_fsdp_forward_method(whole, "hidden")
+    teacher.model.train(False)
+    return teacher
+
+
+@op("setup.teacher_weights")
+@torch.no_grad()
+def give_memory(model: ModelParts, teacher: LiveTeacher, rank: Rank, offload: bool) -> None:
+    """Let the teacher have memory, and compute before the head of the model. offload: its shards are in host memory."""
+    for part in teacher.model.parts:
+        part.to_empty(device=torch.device("cpu") if offload else rank.device)
+        for module in part.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, torch.zeros_like(buffer, device=rank.device))
+    for part in model.parts:
+        part.teacher = teacher if part.span.predicts else None
+
+
+@op("setup.read_teacher")
+@torch.no_grad()
+def read_teacher_weights(
+    teacher: LiveTeacher,
+    rank: Rank,
+    records: Records,
+    beat: HeartbeatWriter,
+    folder: str,
+    digest: str,
+) -> None:
+    """Read this rank's pieces of the teacher's weights. Raises StorageFailed on all ranks where a file is not what it
+    was when the plan was made, or has NaN."""
+
+    def files() -> tuple[WeightFiles, Assignment]:
+        found = planned_files(digest, folder)
+        return found, assign(teacher.architecture, found)
+
+    read_files(files, folder, teacher.model, rank, records, beat)
+
+
+@define(kw_only=True, eq=False)
+class ReferencePoint:
+    """What a loss compares log-ratios with. estimated: anew for each step, and for each evaluation."""
+
+    value: float
+    estimated: bool
+
+
+def exchanged_rows(raw: Iterable[list[RawRow]], rows: Rows, collate: CollateChain) -> Iterator[Microbatch]:
+    """Microbatches of the same rows with the answers of other documents, and with what the reference gives these."""
+    for microbatch in raw:
+        found = (mismatched(row, rows) for row in microbatch)
+        yield collate([evolve(row, columns=_of_reference(row)) for row in found])
+
+
+def _of_reference(row: RawRow) -> dict[str, list[np.ndarray]]:
+    """None while the reference is computed."""
+    return {REF: row.columns[MISMATCHED]} if MISMATCHED in row.columns else {}
+
+
+@frozen(kw_only=True, eq=False)
+class PointEstimate:
+    """All calls are collective."""
+
+    model: ModelParts
+    rank: Rank
+    pipeline: PipelineSchedule | None = None
+    beat: HeartbeatWriter | None = None
+
+    @torch.no_grad()
+    def of(self, microbatches: Iterable[Microbatch]) -> float:
+        """The mean over the answers of all ranks of Σ log π − log π_ref over their tokens, and 0 where that is less
+        (Ethayarajh et al. 2024, arXiv 2402.01306, section 4.1); 0 of no answers. The model has to be in evaluation
+        mode."""
+        rank = self.rank
+        counts = all(rank.coordinates[axis] == 0 for axis in ("pp", "ring", "ulysses", "tp"))
+        sums = torch.zeros(2, dtype=torch.float64, device=rank.device)
+
+        def batches() -> Iterator[ModelBatch]:
+            for microbatch in microbatches:
+                if self.beat is not None:
+                    self.beat.mark()
+                if counts:
+                    sums[1] += microbatch.num_units
+                batch = ModelBatch.of(microbatch, rank.device)
+                batch.each = True
+                yield batch
+
+        for batch in forwarded(self.model, self.pipeline, batches()):
+            if batch.losses_BS is not None and rank.is_tp_first:
+                assert batch.labels_BS is not None
+                valid_BS = batch.labels_BS != IGNORE_INDEX
+                sums[0] -= (batch.losses_BS.double() + batch.columns[REF].double())[valid_BS].sum()
+        if rank.world_size > 1:
+            dist.all_reduce(sums)
+        total, answers = sums.tolist()
+        return max(0.0, total / answers) if answers else 0.0
+
+
+@op("step.reference_point")
+def estimate(
+    model: ModelParts,
+    rank: Rank,
+    feed: Feed,
+    reference_point: ReferencePoint,
+    pipeline: PipelineSchedule | None = None,
+    beat: HeartbeatWriter | None = None,
+) -> StepCall:
+    """Estimate the point of a step from its own rows."""
+    estimated = PointEstimate(model=model, rank=rank, pipeline=pipeline, beat=beat)
+    rows = feed.loader.datasets[0].reader.rows
+
+    def run(step: Step) -> None:
+        model.train(False)
+        try:
+            reference_point.value = estimated.of(exchanged_rows(feed.loader.rows(step.index), rows, feed.collate))
+        finally:
+            reshard(model)
+            model.train()
+
+    return run

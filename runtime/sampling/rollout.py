@@ -1,0 +1,362 @@
+"""Rollouts: completions from the model in training, with their log-probabilities, advantages and comparison."""
+
+import time
+from collections.abc import Iterator, Sequence
+from random import Random
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from torch import Tensor
+
+from xtrain.dsl.schema.losses import OLD
+from xtrain.plan.plan import Plan
+from xtrain.records.training_events import GeneratedText, GenerateEvent
+from xtrain.runtime.base.collectives import all_gather
+from xtrain.runtime.base.mesh import Meshes
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.feed.setup import Feed
+from xtrain.runtime.feed.tokenizers import TextTokenizer
+from xtrain.runtime.nn.batch import (
+    Completion,
+    ModelBatch,
+    NonFinite,
+    Prompt,
+    SampledGroup,
+    Step,
+    StepCall,
+    advantages_of,
+)
+from xtrain.runtime.nn.loss import IGNORE
+from xtrain.runtime.nn.parallelize import reshard
+from xtrain.runtime.nn.pipeline import PipelineSchedule
+from xtrain.runtime.nn.router import ExpertRouter
+from xtrain.runtime.nn.texts import NO_TOKEN, Continuation, Draws, Sampling, TextEnds
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter
+from xtrain.runtime.observe.records import Records
+from xtrain.runtime.sampling.prompts import Groups, KeptCompletions, PromptReader
+from xtrain.runtime.sampling.text_generator import LogitsNotFinite, Prompts, TextGenerator
+
+
+@frozen(eq=False)
+class RowRanks:
+    """row: the ranks of tp and cp; pipeline: the stages; None where that is this rank alone."""
+
+    rank: Rank
+    row: dist.ProcessGroup | None
+    pipeline: dist.ProcessGroup | None
+
+    @classmethod
+    def of(cls, rank: Rank, meshes: Meshes) -> "RowRanks":
+        return cls(rank, *(meshes.group(axis) if meshes.has(axis) else None for axis in ("row", "pp")))
+
+    @property
+    def is_first(self) -> bool:
+        """Of those with the same rows this one does what one of them has to do."""
+        return all(self.rank.coordinates[axis] == 0 for axis in ("pp", "ring", "ulysses", "tp"))
+
+    def share(self, tensor: Tensor, stage: int = 0) -> Tensor:
+        """Fill it on all of them with what it is on the first one of a pipeline coordinate. Collective."""
+        if self.row is not None:
+            dist.broadcast(tensor, group=self.row, group_src=0)
+        if self.pipeline is not None:
+            dist.broadcast(tensor, group=self.pipeline, group_src=stage)
+        return tensor
+
+
+@frozen(kw_only=True, eq=False)
+class Sampler:
+    """most: tokens of a completion. records: also the experts that tokens are sent to. Every call is collective over
+    all ranks, which need as many rows each."""
+
+    author: TextGenerator
+    tokenizer: TextTokenizer
+    row_ranks: RowRanks
+    sampling: Sampling
+    most: int
+    records: bool = False
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], ends: Sequence[TextEnds], keys: Sequence[str]
+    ) -> list[Completion]:
+        """A completion of each prompt, drawn by random numbers that follow from its key and the position alone. Raises
+        LogitsNotFinite, on all ranks alike."""
+        texts = [Continuation(self.tokenizer, ids, end, self.most) for ids, end in zip(prompts, ends, strict=True)]
+        tokens: list[list[int]] = [[] for _ in prompts]
+        logprobs: list[list[float]] = [[] for _ in prompts]
+        left_out = [0.0] * len(prompts)
+        sent: list[np.ndarray] = []
+        draws = Draws(self.sampling, [Random(key) for key in keys])
+        rows = Prompts.of(prompts, max(map(len, prompts)) + self.most - 1, self.author.rank.device)
+        with self.author.model.axes.uncut_rows():
+            batch = rows.first()
+            for number in range(1, self.most + 1):
+                following, chances, missing = self._drawn(draws, self._logits(batch, sent), len(prompts))
+                for row, text in enumerate(texts):
+                    if not text.done:
+                        tokens[row].append(following[row])
+                        logprobs[row].append(chances[row])
+                        left_out[row] += missing[row]
+                        text.add(following[row])
+                if self._all_done(all(text.done for text in texts), NO_TOKEN not in following):
+                    break
+                if number < self.most:
+                    batch = rows.next(following)
+        experts = [None] * len(prompts) if not self.records else _of_rows(sent, prompts, tokens)
+        return [
+            Completion(tokens=ids, logprobs=chance, text=text.text, cut=text.cut, left_out=missing, experts=own)
+            for ids, chance, text, missing, own in zip(tokens, logprobs, texts, left_out, experts, strict=True)
+        ]
+
+    def _logits(self, batch: ModelBatch, sent: list[np.ndarray]) -> Tensor | None:
+        """As of the author. sent: gets the experts that the positions of the batch are sent to, int32 [B, S, width]."""
+        if not self.records:
+            return self.author.logits(batch)
+        model, axes = self.author.model, self.author.model.axes
+        axes.recorded = recorded = []
+        try:
+            logits_BV = self.author.logits(batch)
+        finally:
+            axes.recorded = None
+        arch, (rows, positions) = model.parts[0].arch, batch.shape
+        of_layer = dict(zip((layer for part in model.parts for layer in part.routing_layers), recorded, strict=True))
+        none_BSK = torch.full((rows, positions, arch.experts_per_token), -1, device=self.author.rank.device)
+        each = []
+        for layer in arch.expert_layers:
+            chosen_BSK = of_layer.get(layer, none_BSK)
+            if layer in of_layer and axes.tensor is not None:  # ranks have cut the positions
+                chosen_BSK = all_gather(chosen_BSK, 1, axes.tensor.group)[:, :positions]
+            each.append(chosen_BSK)
+        sent.append((torch.cat(each, 2) + 1).int().cpu().numpy())
+        return logits_BV
+
+    def _drawn(self, draws: Draws, logits_BV: Tensor | None, rows: int) -> tuple[list[int], list[float], list[float]]:
+        """The next token of every row, its log-probability, and the probability of the tokens that are left out."""
+        pipeline, device = self.author.pipeline, self.author.rank.device
+        drawn = torch.zeros(3, rows, dtype=torch.float64, device=device)
+        if logits_BV is not None:
+            chosen_B = draws.next(logits_BV)
+            exact_BV = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
+            logprob_BV = (exact_BV / self.sampling.temperature).log_softmax(-1)
+            drawn[0] = chosen_B
+            drawn[1] = logprob_BV.gather(1, chosen_B.clamp(min=0)[:, None])[:, 0]
+            drawn[2] = self.sampling.left_out(exact_BV, logprob_BV)
+        self.row_ranks.share(drawn, 0 if pipeline is None else pipeline.last_owner)
+        chosen, chances, missing = drawn.tolist()
+        return [int(token) for token in chosen], chances, missing
+
+    def _all_done(self, done: bool, finite: bool) -> bool:
+        """Whether every rank has all of its completions. Raises LogitsNotFinite where one of them has no token."""
+        rank = self.author.rank
+        state = torch.tensor([not done, not finite], dtype=torch.int32, device=rank.device)
+        if rank.data_ranks > 1:
+            dist.all_reduce(state, op=dist.ReduceOp.MAX)
+        goes_on, broken = state.tolist()
+        if broken:
+            raise LogitsNotFinite("no token can be chosen: logits of the model are NaN or infinite")
+        return not goes_on
+
+
+def _of_rows(
+    sent: Sequence[np.ndarray], prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
+) -> list[np.ndarray]:
+    """The column of each row: the number of a token is that of the position before it, where it is a label.
+
+    sent: of the prompts, which end together, and of one position after another, int32 [B, S, width].
+    """
+    whole = np.concatenate(sent, axis=1)
+    longest, width = max(map(len, prompts)), whole.shape[2]
+    found = []
+    for row, (ids, own) in enumerate(zip(prompts, tokens, strict=True)):
+        first, positions = longest - len(ids), len(ids) + len(own) - 1
+        found.append(np.concatenate((np.zeros((1, width), np.int32), whole[row, first : first + positions])))
+    return found
+
+
+@op("rollout.generate")
+def generate(
+    model: ModelParts,
+    tokenizer: TextTokenizer,
+    rank: Rank,
+    meshes: Meshes,
+    prompts: PromptReader,
+    records: Records,
+    node_id: str,
+    group: int,
+    max_tokens: int,
+    temperature: float,
+    top_p: float,
+    seed: int,
+    top_k: int | None = None,
+    replay_routing: bool = False,
+    show: int | None = None,
+    steps: int = 1,
+    updates: int = 1,
+    feed: Feed | None = None,
+    kept_completions: KeptCompletions | None = None,
+    pipeline: PipelineSchedule | None = None,
+    beat: HeartbeatWriter | None = None,
+) -> StepCall:
+    """Sample `group` completions of each prompt, by the microbatches that will be made of them.
+
+    What is drawn follows from the seed, the place of the prompt in the run, the number of the completion and the
+    position, whatever ranks there are. show: every so many steps those of the first prompt are recorded. steps,
+    updates: the steps whose numbers their product divides sample for all up to the next one; each completion is that of
+    `updates` of these. Raises NonFinite, on all ranks alike, where no token can be chosen.
+    """
+    author = TextGenerator(model=model, rank=rank, pipeline=pipeline, beat=beat)
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    sampler = Sampler(
+        author=author,
+        tokenizer=tokenizer,
+        row_ranks=RowRanks.of(rank, meshes),
+        sampling=sampling,
+        most=max_tokens,
+        records=replay_routing,
+    )
+
+    def sampled(microbatch: list[Prompt]) -> list[SampledGroup]:
+        each = [(prompt, number) for prompt in microbatch for number in range(group)]
+        completions = sampler.sample(
+            [prompt.ids.tolist() for prompt, _ in each],
+            [prompts.ends_of(prompt) for prompt, _ in each],
+            [f"{seed} {prompt.place} {number}" for prompt, number in each],
+        )
+        parts = (completions[first : first + group] for first in range(0, len(each), group))
+        return [SampledGroup(prompt, part) for prompt, part in zip(microbatch, parts, strict=True)]
+
+    def of_step(step: Step) -> list[list[SampledGroup]]:
+        if kept_completions is None:
+            step.sampled = True
+            return [sampled(microbatch) for microbatch in prompts.of_step(step.index)]
+        assert feed is not None
+        kept_completions.find(step.index, prompts, group=group, most=max_tokens, experts=replay_routing)
+        if kept_completions.of(step.index) is None:
+            step.sampled = True
+            period = steps * updates
+            made: dict[int, Groups] = {}
+            for number in range(step.index, min((step.index // period + 1) * period, feed.steps)):
+                # Up to the end of the period the prompts are those of `steps` steps before.
+                made[number] = made.get(number - steps) or [sampled(each) for each in prompts.of_step(number)]
+                kept_completions.keep(number, made[number])
+        found = kept_completions.of(step.index)
+        assert found is not None
+        return found
+
+    def run(step: Step) -> None:
+        begin = time.perf_counter()
+        model.train(False)
+        try:
+            # Rows of one token, and of prompts: a block that is compiled for the rows of a step is of no use for them.
+            with torch.compiler.set_stance("force_eager"):
+                step.groups = of_step(step)
+        except LogitsNotFinite as problem:
+            nan = float("nan")
+            raise NonFinite(step.index + 1, nan, nan, f"step {step.index + 1}: {problem}") from problem
+        finally:
+            reshard(model)
+            model.train()
+        if show is not None and step.index % show == 0:
+            first, seconds = step.groups[0][0], time.perf_counter() - begin
+            samples = [GeneratedText(first.prompt.text, each.text) for each in first.completions]
+            event = GenerateEvent(step=step.index, node=node_id, weights="trained", samples=samples, seconds=seconds)
+            records.event(event)
+
+    return run
+
+
+@op("rollout.advantages")
+def advantages(
+    feed: Feed, rank: Rank, meshes: Meshes, plan: Plan, scale: str, mask_truncated: bool = False
+) -> StepCall:
+    """How much better each completion is than the others of its group, and the rows that the step learns from.
+
+    mask_truncated: not from completions that are cut.
+    """
+    counts = RowRanks.of(rank, meshes).is_first
+    sampled = plan.node("rollout.generate").args
+    leaves_out = "top_k" in sampled or sampled["top_p"] < 1
+
+    def run(step: Step) -> None:
+        for microbatch in step.groups:
+            for group in microbatch:
+                group.advantages = advantages_of(group.rewards, scale)
+        rows = ([group.row(mask_truncated=mask_truncated) for group in microbatch] for microbatch in step.groups)
+        step.microbatches = [feed.collate(each) for each in rows]
+        sums = torch.tensor(summed(step.groups) if counts else [0.0] * 8, dtype=torch.float64, device=rank.device)
+        if rank.world_size > 1:
+            dist.all_reduce(sums)
+        completions, groups, reward, squares, silent, tokens, cut, left_out = sums.tolist()
+        step.reward = mean = reward / completions
+        step.metrics |= {
+            "rollout/reward_std": max(0.0, squares / completions - mean**2) ** 0.5,
+            "rollout/no_signal": silent / groups,
+            "rollout/tokens": tokens / completions,
+            "rollout/cut": cut / completions,
+            **({"rollout/left_out": left_out / tokens} if leaves_out else {}),
+        }
+
+    return run
+
+
+def summed(microbatches: list[list[SampledGroup]]) -> list[float]:
+    """Completions, groups, rewards and their squares, groups of equal rewards, tokens, completions that are cut, sum
+    over tokens of the probability that was left out."""
+    groups = [group for microbatch in microbatches for group in microbatch]
+    completions = [each for group in groups for each in group.completions]
+    rewards = np.concatenate([group.rewards for group in groups])
+    silent = sum(bool((group.rewards == group.rewards[0]).all()) for group in groups)
+    tokens, cut = sum(len(each.tokens) for each in completions), sum(each.cut for each in completions)
+    left_out = sum(each.left_out for each in completions)
+    numbers = (len(completions), len(groups), rewards.sum(), np.square(rewards).sum(), silent, tokens, cut, left_out)
+    return [float(number) for number in numbers]
+
+
+@op("rollout.compare")
+def compare(rank: Rank, model: ModelParts, replay_routing: bool = False) -> StepCall:
+    """How far the log-probabilities of the sampler are from those that the step has computed, in steps that have
+    sampled; with `replay_routing` also how many experts the step would have chosen otherwise."""
+    routers = [module for module in model.modules() if isinstance(module, ExpertRouter)]
+
+    def differing() -> float:
+        counts = torch.zeros(2, dtype=torch.int64, device=rank.device)
+        for router in routers:
+            if router.replayed is not None:
+                counts += router.replayed
+                router.replayed = None
+        if rank.world_size > 1:
+            dist.all_reduce(counts)
+        replayed, other = counts.tolist()
+        return other / replayed
+
+    def run(step: Step) -> None:
+        step.metrics |= {"rollout/routing_differs": differing()} if replay_routing else {}
+        if not step.sampled:  # the weights have moved since
+            return
+        total = torch.zeros((), dtype=torch.float64, device=rank.device)
+        largest = torch.zeros_like(total)
+        for gap_T in gaps(step.batches):
+            total += gap_T.sum()
+            largest = torch.maximum(largest, gap_T.max()) if len(gap_T) else largest
+        if not rank.is_tp_first:
+            total.zero_()
+        if rank.world_size > 1:
+            dist.all_reduce(total)
+            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        gap = total.item() / step.valid_tokens
+        step.metrics |= {"rollout/logprob_gap": gap, "rollout/logprob_gap_max": largest.item()}
+
+    return run
+
+
+def gaps(batches: list[ModelBatch]) -> Iterator[torch.Tensor]:
+    """The differences of each microbatch that this rank has losses of, float64 [valid tokens]."""
+    for batch in batches:
+        if batch.losses_BS is not None:
+            assert batch.labels_BS is not None
+            valid_BS = batch.labels_BS != IGNORE
+            logprobs_T = -batch.losses_BS[valid_BS].double()
+            yield (logprobs_T - batch.columns[OLD][valid_BS].double()).abs()

@@ -1,0 +1,252 @@
+"""Scores of completions: rewards, reward models, and log-probabilities of a reference model."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from xtrain.dsl.schema.losses import ADAPTER_OFF, REF
+from xtrain.dsl.schema.policy import EXPERTS
+from xtrain.plan.architecture import Architecture
+from xtrain.plan.hardware import kernel_on
+from xtrain.plan.plan import Plan
+from xtrain.plan.weight_files import WeightFiles
+from xtrain.plan.weight_layout import assign
+from xtrain.runtime.base.errors import EnvironmentFault, ResumeRefused
+from xtrain.runtime.base.mesh import Meshes
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Rank, Resources
+from xtrain.runtime.feed.prepared import PreparedDataset
+from xtrain.runtime.nn.axes import Axes, local
+from xtrain.runtime.nn.batch import DocumentLayout, ModelBatch, Prompt, SampledGroup, Step, StepCall
+from xtrain.runtime.nn.build import DTYPES
+from xtrain.runtime.nn.loss import Head
+from xtrain.runtime.nn.parallelize import reshard
+from xtrain.runtime.nn.pipeline import PipelineSchedule, forwarded
+from xtrain.runtime.nn.transformer import ModelParts, StageSpan, Transformer
+from xtrain.runtime.nn.weights import model_tensors
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter
+from xtrain.runtime.observe.records import Records
+from xtrain.runtime.sampling.reference_column import weights_before, weights_now
+from xtrain.runtime.sampling.reference_weights import ReferenceWeights
+from xtrain.runtime.sampling.rollout import RowRanks
+from xtrain.runtime.store.beginning import planned_scorer
+from xtrain.runtime.store.stored_weights import WeightReader
+
+Score = Callable[[SampledGroup], Sequence[float]]
+"""From a group to the rewards of its completions."""
+
+
+def by_text(reward: Callable[[Prompt, str], float]) -> Score:
+    """Scores that follow from a prompt and the text of a completion."""
+    return lambda group: [reward(group.prompt, each.text) for each in group.completions]
+
+
+def scoring(score: Score, row_ranks: RowRanks) -> StepCall:
+    """One of the ranks with the same rows scores each group, the others are told."""
+
+    def run(step: Step) -> None:
+        groups = [group for microbatch in step.groups for group in microbatch]
+        count = sum(len(group.completions) for group in groups)
+        found = [reward for group in groups for reward in score(group)] if row_ranks.is_first else [0.0] * count
+        rewards = row_ranks.share(torch.tensor(found, dtype=torch.float64, device=row_ranks.rank.device)).cpu().numpy()
+        first = 0
+        for group in groups:
+            group.rewards = rewards[first : first + len(group.completions)]
+            first += len(group.completions)
+
+    return run
+
+
+@frozen(eq=False)
+class Scorer:
+    """model: None on ranks that are told rewards."""
+
+    model: Transformer | None
+    device: torch.device
+    beat: HeartbeatWriter | None = None
+
+    @torch.no_grad()
+    def rewards(self, group: SampledGroup) -> list[float]:
+        """Of each completion what the head gives the last token of its document: the prompt, the completion, and unless
+        that is cut what documents have behind answers. In at least fp32.
+
+        A group is one batch, on every layout of ranks.
+        """
+        assert self.model is not None
+        if self.beat is not None:
+            self.beat.mark()
+        prompt = group.prompt
+        head, rest = prompt.ids.tolist(), prompt.rest.tolist()
+        documents = [[*head, *each.tokens, *([] if each.cut else rest)] for each in group.completions]
+        last_G = torch.tensor([len(each) - 1 for each in documents], device=self.device)
+        hidden_GSD = self.model.hidden(batch_of(documents, self.device))
+        hidden_GD = hidden_GSD[torch.arange(len(documents), device=self.device), last_G]
+        exact = torch.float64 if hidden_GD.dtype == torch.float64 else torch.float32
+        weight_1D = self.model.score.weight
+        return (hidden_GD.to(exact) * weight_1D.to(exact)).sum(-1).tolist()
+
+
+def batch_of(documents: list[list[int]], device: torch.device) -> ModelBatch:
+    """A row for each document, filled up behind it."""
+    longest = max(map(len, documents))
+    ids_GS = torch.zeros(len(documents), longest, dtype=torch.int64)
+    bounds = [0]
+    for row, each in enumerate(documents):
+        ids_GS[row, : len(each)] = torch.tensor(each)
+        bounds += [] if len(each) == longest else [row * longest + len(each)]
+        bounds.append((row + 1) * longest)
+    lengths = torch.tensor([[len(each)] for each in documents])
+    positions_GS = torch.arange(longest).expand(len(documents), longest)
+    return ModelBatch(
+        input_ids_BS=ids_GS.to(device),
+        labels_BS=None,
+        positions_BS=positions_GS.to(device),
+        real_BS=(positions_GS < lengths).to(device),
+        packing=DocumentLayout.from_lengths(torch.tensor(bounds, dtype=torch.int32), len(documents), longest, device),
+    )
+
+
+@op("setup.scorer", gives="scorer")
+def load_scorer(
+    rank: Rank,
+    meshes: Meshes,
+    attention: dict[str, str],
+    format: str,
+    folder: str,
+    digest: str = "",
+    architecture: Architecture | None = None,
+    beat: HeartbeatWriter | None = None,
+) -> Scorer:
+    """attention: device type → kernel. Raises EnvironmentFault where files are not those of the plan."""
+    kernel, device = kernel_on(rank.device.type, torch.get_float32_matmul_precision(), attention), rank.device
+    try:
+        files = planned_scorer(folder, digest)
+        if not RowRanks.of(rank, meshes).is_first:
+            return Scorer(None, device)
+        assert architecture is not None
+        model = scorer_model(architecture, files, kernel, format, device)
+    except OSError as error:
+        raise EnvironmentFault("X524", str(error)) from error
+    return Scorer(model, device, beat)
+
+
+@torch.no_grad()
+def scorer_model(
+    architecture: Architecture, files: WeightFiles, kernel: str, format: str, device: torch.device
+) -> Transformer:
+    """The model of a folder, whole. Raises OSError where a file is not what its header says."""
+    span = StageSpan(0, architecture.layers - 1, embeds=True, predicts=True)
+    head = Head(vocabulary=architecture.vocab, z_weight=0.0, chunk_bytes=1)
+    with torch.device("meta"):
+        model = Transformer(architecture, span, axes=Axes(), kernel=kernel, head=head, rows=1).to(DTYPES[format])
+    model.to_empty(device=device)
+    tensors: dict[str, Tensor] = dict(model.named_parameters()) | dict(model.named_buffers())
+    with WeightReader(files, assign(architecture, files), lambda done: None) as reader:
+        reader.read([(name, tensor) for name, tensor in tensors.items() if reader.has(name)])
+    return model.eval().requires_grad_(False)
+
+
+@frozen(kw_only=True, eq=False)
+class KeptReference:
+    """The reference as what differs from the model of the run: this rank's pieces of `kept`, by name, and whether the
+    adapter is left out."""
+
+    model: ModelParts
+    kept: Mapping[str, Tensor]
+    without_adapter: bool
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within the block the model is the reference. Behind it all is as it was before, bit for bit."""
+        self._trade()
+        try:
+            with self.model.without_adapter() if self.without_adapter else nullcontext():
+                yield
+        finally:
+            self._trade()
+
+    @torch.no_grad()
+    def _trade(self) -> None:
+        """Tensor by tensor, so that there is never a third copy of all of them."""
+        reshard(self.model)  # what FSDP has gathered is of the others
+        tensors = model_tensors(self.model, "")
+        for name, kept in self.kept.items():
+            weight = local(tensors[name])
+            before = weight.clone()
+            weight.copy_(kept)
+            kept.copy_(before)
+
+
+@op("setup.rollout_reference", gives="kept_reference")
+def keep_reference(
+    plan: Plan,
+    model: ModelParts,
+    rank: Rank,
+    records: Records,
+    beat: HeartbeatWriter,
+    prepared: dict[str, PreparedDataset],
+    resources: Resources,
+    reference: str,
+    bytes: int,
+) -> KeptReference:
+    """Keep the weights of the reference that training changes, before a state of the run is read. bytes: of the rank
+    with the most of them.
+
+    Raises EnvironmentFault if files are not those of the plan, and ResumeRefused if the run has compared with other
+    weights up to now.
+    """
+    named = weights_now(plan, rank, beat, reference)
+    for dataset in plan.node("setup.loader").args["datasets"]:
+        if weights_before(plan, records, dataset, reference) not in (None, named):
+            raise ResumeRefused(
+                f"the run has compared completions with the reference {reference}, whose weights are others by now; "
+                "bring back the files that it has begun with, or start anew with checkpoint.resume = false"
+            )
+        # From there checkpoints know what the run compares with.
+        known = {"reference": reference, "weights": named}
+        prepared = {**prepared, dataset: evolve(prepared[dataset], reference=known)}
+    resources["prepared"] = prepared
+    off = reference == ADAPTER_OFF
+    adapted = {each.name for each in plan.parameters.tensors if each.adapter}
+    weights = ReferenceWeights(plan=plan, model=model, rank=rank, records=records, beat=beat, resources=resources)
+    with weights.in_place(reference, "", None):
+        frozen_ones = {name for name, each in model.named_parameters() if not each.requires_grad}
+        kept = {
+            name: local(value).clone()
+            for name, value in model_tensors(model, "").items()
+            if name not in frozen_ones and not (off and name in adapted)
+        }
+    return KeptReference(model=model, kept=kept, without_adapter=off)
+
+
+@op("rollout.reference")
+def refer(
+    model: ModelParts, rank: Rank, kept_reference: KeptReference, pipeline: PipelineSchedule | None = None
+) -> StepCall:
+    """Give the microbatches of a step the log-probabilities of the reference."""
+
+    @torch.no_grad()
+    def run(step: Step) -> None:
+        def batches() -> Iterator[ModelBatch]:
+            for microbatch in step.microbatches:
+                batch = ModelBatch.of(microbatch, rank.device)
+                batch.columns.pop(EXPERTS, None)  # a reference chooses experts by itself
+                batch.each = batch.as_sampled = True
+                yield batch
+
+        model.train(False)
+        try:
+            with kept_reference.in_place():
+                found = [batch.losses_BS for batch in forwarded(model, pipeline, batches())]
+        finally:
+            model.train()
+        for number, losses_BS in enumerate(found):
+            if losses_BS is not None:  # else another stage has them
+                microbatch = step.microbatches[number]
+                columns = {**microbatch.columns, REF: losses_BS.neg()}
+                step.microbatches[number] = evolve(microbatch, columns=columns)
+
+    return run

@@ -1,0 +1,310 @@
+"""Export of an adapter as a folder that PEFT reads, and the choice of the weights that are exported."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import evolve, field, frozen
+from torch import Tensor
+
+from xtrain.blocks.adapted import AdaptedMatrix, adapted_matrices, alone_name
+from xtrain.dsl.schema.adapters import TaskAdapters
+from xtrain.plan.architecture import Architecture, ParameterSpec, parameters
+from xtrain.plan.groups import alone, unfit_task
+from xtrain.plan.parameters import count_parameters, name_of
+from xtrain.plan.peft import (
+    PEFT_CONFIG,
+    PeftFolder,
+    PeftUnreadable,
+    assign_peft,
+    is_expert_magnitude,
+    lay_out_adapter,
+    not_written_for_peft,
+    peft_config,
+    read_peft,
+    taken_for_experts,
+)
+from xtrain.plan.plan import Node, Plan
+from xtrain.runtime.base import files as durable
+from xtrain.runtime.base.errors import EnvironmentFault, ExportFailed
+from xtrain.runtime.base.locks import HeldLock
+from xtrain.runtime.nn.adapters import written
+from xtrain.runtime.nn.averages import Which
+from xtrain.runtime.observe.provenance import started_in
+from xtrain.runtime.store.base_weights import averaged_flaw, prefix, published
+from xtrain.runtime.store.beginning import check_weights, find, find_named, find_to_read, planned_adapter
+from xtrain.runtime.store.checkpoints import CheckpointEntry, flaws
+from xtrain.runtime.store.export import (
+    CARD,
+    FORMATS,
+    SMALL_BYTES,
+    Export,
+    Exported,
+    check_exportable,
+    check_room,
+    formats_of,
+)
+from xtrain.runtime.store.export_folder import exporting, last_loss, model_card, new_folder
+from xtrain.runtime.store.export_weights import Merging, Report, WeightsWriter
+from xtrain.runtime.store.reading import WholeTensors
+
+READ: Final = "setup.read_adapter"
+
+
+def plan_of(plan: Plan, task: str | None) -> Plan:
+    """The plan of a run with the adapter of a task alone; without tasks the plan itself. Raises ExportFailed where it
+    has no such task, or none is named."""
+    if (problem := unfit_task(plan.architecture, task)) is not None:
+        raise ExportFailed("; ".join(problem), "X525")
+    if task is None:
+        return plan
+    kept = (tensor for tensor in plan.parameters.tensors if tensor.task in ("", task))
+    tensors = tuple(evolve(tensor, name=alone_name(tensor), task="") for tensor in kept)
+    return evolve(
+        plan,
+        architecture=alone(plan.architecture, task),
+        parameters=evolve(plan.parameters, tensors=tensors),
+        nodes=tuple(_as_alone(node) for node in plan.nodes if node.op != READ or node.args["task"] == task),
+    )
+
+
+def _as_alone(node: Node) -> Node:
+    """What reads the adapter of a task as a run of that task alone has it; another node as it is."""
+    return evolve(node, args={name: node.args[name] for name in ("folder", "digest")}) if node.op == READ else node
+
+
+def stored_names(plan: Plan, task: str | None) -> Mapping[str, str]:
+    """What checkpoints of a plan with tasks call the parameters of `plan_of`, where they do otherwise."""
+    if task is None or not isinstance(plan.architecture.adapter, TaskAdapters):
+        return {}
+    return {alone_name(tensor): tensor.name for tensor in plan.parameters.tensors if tensor.task == task}
+
+
+@frozen(kw_only=True)
+class AdapterExport:
+    """What is exported, as of `Export`. dtype: number format, None: of an adapter from a folder that which each tensor
+    has there, of others that of the run's parameters. names: of parameters that the checkpoint calls otherwise, which
+    are those of a task (`plan_of`)."""
+
+    plan: Plan
+    run: Path
+    base: Path
+    tensors: Path
+    prefix: str
+    weights: Which
+    state: dict[str, Any]
+    dtype: str | None
+    names: Mapping[str, str] = field(factory=dict)
+    held: HeldLock | None = None
+
+    def write(self, to: Path, report: Report) -> Exported:
+        """Write the folder `to`. Raises EnvironmentFault, and then there is none."""
+        check_adapter_exportable(self.plan)
+        with exporting(to):
+            return self._write(to, report)
+
+    def _write(self, to: Path, report: Report) -> Exported:
+        origin = self._origin()
+        arch = self._as_written(origin)
+        trained = self._trained(arch)
+        usual = FORMATS[self.dtype or self.plan.node("setup.build_model").args["params"]]
+
+        def format_of(parameter: ParameterSpec, name: str) -> str:
+            if self.dtype is None and origin is not None and name in origin.files.tensors:
+                return origin.files.tensors[name].format
+            return usual
+
+        file = lay_out_adapter(arch, trained, format_of)
+        formats = formats_of((file,))
+        contents = {PEFT_CONFIG: self._config(origin, arch)}
+        loss = last_loss(self.run, self.state)
+        frozen = frozenset(tensor.name for tensor in self.plan.parameters.tensors if not tensor.trained)
+        plan = evolve(self.plan, architecture=arch, parameters=count_parameters(arch, frozen))
+        contents[CARD] = model_card(plan, self.state, self.weights, formats, loss, adapter_alone=True).encode()
+        check_room(to, file.bytes + SMALL_BYTES)
+        with new_folder(to) as folder:
+            for name, content in contents.items():
+                durable.write(folder / name, content)
+            writer = WeightsWriter((file,), self._reader(arch), folder, report)
+            writer.write()
+            writer.verify()
+            self._verify(folder, arch)
+        problems: list[str] = []
+        if (module := taken_for_experts(arch, trained)) is not None:
+            problems.append(f"may leave out {module} and others that are called as matrices of experts")
+        if (stack := next((each.adapter for each in trained if is_expert_magnitude(each)), None)) is not None:
+            problems.append(f"has no magnitudes of {stack}, and reads no such adapter")
+        remarks = tuple(
+            f"PEFT with transformers 5 {each}; `xtrain merge` writes a model with all of the adapter"
+            for each in problems
+        )
+        return Exported(folder=to, tensors=len(file.tensors), files=1, formats=formats, remarks=remarks)
+
+    def _as_written(self, origin: PeftFolder | None) -> Architecture:
+        """The model with the adapter as the folder has it: one from a folder as it is there."""
+        arch = self.plan.architecture
+        if arch.adapter is None or origin is not None:
+            return arch
+        return evolve(arch, adapter=arch.adapter.as_written(arch.base))
+
+    def _trained(self, arch: Architecture) -> tuple[ParameterSpec, ...]:
+        """The parameters of such a model that the folder has."""
+        trained = {tensor.name for tensor in self.plan.parameters.tensors if tensor.trained}
+        return tuple(tensor for tensor in parameters(arch) if tensor.name in trained)
+
+    def _reader(self, arch: Architecture) -> Callable[[str], Tensor]:
+        """What gives all of a parameter of such a model."""
+        tensors, before = WholeTensors(self.tensors), list(adapted_matrices(self.plan.architecture))
+        made: dict[str, tuple[str, AdaptedMatrix, AdaptedMatrix]] = {}
+        for (layer, matrix), (_, other) in zip(before, adapted_matrices(arch), strict=True):
+            if matrix != other:
+                start = name_of(layer, "")
+                made |= dict.fromkeys(self._beside(f"{start}{matrix.name}"), (start, matrix, other))
+
+        def stored(name: str) -> Tensor:
+            return tensors.read(f"{self.prefix}{self.names.get(name, name)}")
+
+        def read(name: str) -> Tensor:
+            if name not in made:
+                return stored(name)
+            start, matrix, other = made[name]
+            beside = {each.removeprefix(start): stored(each) for each in self._beside(f"{start}{matrix.name}")}
+            return written(matrix, other, beside)[name.removeprefix(start)]
+
+        return read
+
+    def _beside(self, matrix: str) -> list[str]:
+        """What the checkpoint has beside a matrix."""
+        return [tensor.name for tensor in self.plan.parameters.tensors if tensor.adapter == matrix]
+
+    def _origin(self) -> PeftFolder | None:
+        """The folder that the adapter was read from; None where it was drawn, or the folder is another by now."""
+        args = next((node.args for node in self.plan.nodes if node.op == "setup.read_adapter"), None)
+        if args is None:
+            return None
+        try:
+            return planned_adapter(self.plan, str(self.base / args["folder"]), args["digest"])
+        except OSError:
+            return None
+
+    def _config(self, origin: PeftFolder | None, arch: Architecture) -> bytes:
+        """That of the folder that the adapter was read from, byte for byte."""
+        if origin is not None:
+            return (Path(origin.folder) / PEFT_CONFIG).read_bytes()
+        config = peft_config(arch, self._trained(arch), self._base_name())
+        return (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
+
+    def _base_name(self) -> str | None:
+        """The folder or repository of the model under the adapter; None where it has none."""
+        args = next((node.args for node in self.plan.nodes if node.op == "setup.read_weights"), None)
+        if args is None or any(node.op == "setup.pretrained" for node in self.plan.nodes):
+            return None
+        return args["repo"] if "repo" in args else str(self.base / args["folder"])
+
+    def _verify(self, folder: Path, arch: Architecture) -> None:
+        """Read the folder as `adapter { from }` does. Raises ExportFailed."""
+        assert arch.adapter is not None
+        try:
+            found = read_peft(str(folder), arch.base, arch.adapter.peft_keys)
+            assign_peft(arch, self._trained(arch), found.files)
+        except (PeftUnreadable, ValueError) as problem:
+            raise ExportFailed(f"what was written is not the adapter: {problem}") from problem
+
+
+def check_adapter_exportable(plan: Plan) -> None:
+    """Raise ExportFailed if PEFT has no form of the adapter of a plan."""
+    trained = [tensor for tensor in plan.parameters.tensors if tensor.trained]
+    if (problem := not_written_for_peft(plan.architecture, trained)) is not None:
+        raise ExportFailed("; ".join(problem), "X525")
+
+
+def export_of(
+    plan: Plan,
+    directory: Path,
+    *,
+    checkpoint: str | None,
+    averaged: bool | None,
+    dtype: str | None,
+    most: int,
+    dequantise: bool = False,
+    merges: bool = False,
+    task: str | None = None,
+) -> Export:
+    """The export of a run's checkpoint. merges: with its adapter put into the model; task: that of one of several.
+
+    checkpoint, averaged: as of `chosen`. Raises EnvironmentFault where there is none, it is of another model, or it has
+    no such weights.
+    """
+    check_exportable(plan, dequantise=dequantise, merges=merges)
+    own = plan_of(plan, task) if merges else plan
+    entry, weights, held = chosen(plan, directory, checkpoint=checkpoint, averaged=averaged)
+    # The paths of a run are relative to where it was started, not to where it is exported.
+    base = started_in(directory)
+    return Export(
+        plan=own,
+        run=directory,
+        base=base,
+        tensors=entry.path,
+        prefix=prefix(entry, weights),
+        weights=weights,
+        state={**entry.state(), "step": entry.step},
+        dtype=dtype,
+        most=most,
+        dequantise=dequantise,
+        merging=Merging(own, base, entry, stored_names(plan, task)) if merges else None,
+        held=held,
+    )
+
+
+def adapter_export_of(
+    plan: Plan,
+    directory: Path,
+    *,
+    checkpoint: str | None,
+    averaged: bool | None,
+    dtype: str | None,
+    task: str | None = None,
+) -> AdapterExport:
+    """The export of the adapter of a run's checkpoint, the rest as of `export_of`."""
+    own = plan_of(plan, task)
+    check_adapter_exportable(own)
+    entry, weights, held = chosen(plan, directory, checkpoint=checkpoint, averaged=averaged)
+    return AdapterExport(
+        plan=own,
+        run=directory,
+        base=started_in(directory),
+        tensors=entry.path,
+        prefix=prefix(entry, weights),
+        weights=weights,
+        state={**entry.state(), "step": entry.step},
+        dtype=dtype,
+        names=stored_names(plan, task),
+        held=held,
+    )
+
+
+def chosen(
+    plan: Plan, directory: Path, *, checkpoint: str | None, averaged: bool | None
+) -> tuple[CheckpointEntry, Which, HeldLock]:
+    """Return a checkpoint of a run, which of its weights are taken, and what keeps the run from removing it.
+
+    checkpoint: as `find_named` takes it, None: the weights of the finished run, else the latest state. averaged: its
+    averaged weights, None: those that the run publishes. Raises EnvironmentFault.
+    """
+    if checkpoint is None and not any((directory / "checkpoints").glob("*-s*")):
+        raise EnvironmentFault("X708", f"{directory} has no checkpoint yet")
+    entry, held = find_to_read(
+        lambda: find(directory, weights=True) if checkpoint is None else find_named(directory, checkpoint)
+    )
+    check_weights(plan, entry)
+    if averaged is not None and (flaw := averaged_flaw(entry, averaged=averaged)):
+        other = "; another checkpoint of the run may have them, see `xtrain checkpoint show`" if entry.is_full else ""
+        raise ExportFailed(f"{entry.name} {flaw}{other}")
+    return entry, published(entry) if averaged is None else "averaged" if averaged else "trained", held
+
+
+def check_sound(tensors: Path) -> None:
+    """Read a whole checkpoint and compare its checksums. Raises EnvironmentFault that names a damaged file."""
+    if found := flaws(tensors, content=True):
+        raise EnvironmentFault("X720", f"the checkpoint {tensors} is damaged: {'; '.join(found)}")

@@ -1,0 +1,420 @@
+"""Frozen weights below an adapter: their identity, their values, and matrices that an adapter was taken out of."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from hashlib import blake2b
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from attrs import define, field, frozen
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from xtrain.blocks.adapted import AdaptedMatrix, adapted_matrices
+from xtrain.dsl.schema.precision import Base
+from xtrain.plan.architecture import ParameterSpec
+from xtrain.plan.checkpoints import base_names, base_sizes
+from xtrain.plan.mesh import base_of_plan
+from xtrain.plan.parameters import name_of
+from xtrain.plan.plan import Plan
+from xtrain.plan.weight_layout import assign
+from xtrain.runtime.base.mesh import CollectiveErrors
+from xtrain.runtime.base.ops import PlanMismatch, op
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.nn.adapters import begun_part, decomposed
+from xtrain.runtime.nn.averages import Which
+from xtrain.runtime.nn.axes import local
+from xtrain.runtime.nn.build import DTYPES
+from xtrain.runtime.nn.layers import splitmix64, stream_of
+from xtrain.runtime.nn.number_formats import QuantisedMatrix
+from xtrain.runtime.nn.transformer import ModelParts, QuantisedParameter
+from xtrain.runtime.nn.weights import drawing, fill, model_tensors, own_indices, store, store_experts
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter
+from xtrain.runtime.observe.records import Records
+from xtrain.runtime.store.beginning import check_base, check_origin, find, planned_files, starting_point
+from xtrain.runtime.store.checkpoints import CheckpointEntry
+from xtrain.runtime.store.reading import WholeTensors
+from xtrain.runtime.store.stored_weights import WeightReader
+
+
+def prefix(entry: CheckpointEntry, which: Which) -> str:
+    """What stands before the name of such a weight in a checkpoint; one of weights alone has only one kind of them."""
+    return "ema." if which == "averaged" and entry.is_full else "model."
+
+
+def published(entry: CheckpointEntry) -> Which:
+    """The weights that a run would publish of a full state, or has published."""
+    return "averaged" if _is_of_averages(entry, "publish") else "trained"
+
+
+def averaged_flaw(entry: CheckpointEntry, *, averaged: bool) -> str:
+    """Why a checkpoint has no averaged, or no trained, weights; empty if it has."""
+    state = entry.state()
+    if not entry.is_full:
+        has = state.get("weights") == "averaged"
+        return "" if has == averaged else f"holds {'averaged' if has else 'trained'} weights alone"
+    said = state.get("ema")
+    if not averaged or (said and said["updates"]):
+        return ""
+    return "has no average yet: it was never updated" if said else "has no averaged weights: its run has no `ema`"
+
+
+def evaluated(entry: CheckpointEntry) -> Which:
+    """The weights of a full state that its run looked at; of weights alone those that they are."""
+    return "averaged" if _is_of_averages(entry, "eval") else "trained"
+
+
+def _is_of_averages(entry: CheckpointEntry, use: str) -> bool:
+    """Whether averages are taken for some use: of a full state where they hold any weights yet."""
+    state = entry.state()
+    if not entry.is_full:
+        return state.get("weights") == "averaged"
+    said = state.get("ema")
+    return bool(said and said["updates"] and said.get(use))
+
+
+# Numbers of a tensor that are looked at at a time: their bits as int64 stay in a cache of a CPU.
+CHUNK: Final = 2**18
+DIGEST_BYTES: Final = 8
+MASK: Final = 2**64 - 1
+# Odd multipliers of the parts of a number in fp64.
+_PARTS: Final = (1, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+@frozen(kw_only=True)
+class TensorSum:
+    """What a rank has of a tensor. numbers: how many; sum: theirs, not negative."""
+
+    numbers: int
+    sum: int
+
+
+def piece_of(name: str, tensor: Tensor, report: Callable[[], None] = lambda: None) -> TensorSum:
+    """The sum of this rank's piece of a tensor, which is cut as it is itself."""
+    piece = local(tensor)
+    if piece.numel() == 0:
+        return TensorSum(numbers=0, sum=0)
+    rows, columns = _weights(name, tensor, piece.device)
+    matrix, total = piece.reshape(-1, piece.shape[-1] if piece.ndim else 1), 0
+    each = max(1, CHUNK // matrix.shape[1])
+    for begin in range(0, matrix.shape[0], each):
+        part, weights = matrix[begin : begin + each], rows[begin : begin + each]
+        for multiplier, bits in zip(_PARTS, _bits(part), strict=False):
+            total += multiplier * int((bits.mul_(columns).sum(1) * weights).sum().item())
+        report()
+    return TensorSum(numbers=piece.numel(), sum=total & MASK)
+
+
+def digest_of(sums: Mapping[str, int]) -> str:
+    """One name for tensors with these sums."""
+    content = "".join(f"{name}\0{sums[name]:016x}\n" for name in sorted(sums))
+    return blake2b(content.encode(), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def _bits(part: Tensor) -> list[Tensor]:
+    """int64, new: the bits of every number; of fp64 those of three numbers in fp32 that add up to it."""
+    if not part.dtype.is_floating_point:
+        return [part.to(torch.int64, copy=True)]
+    found = []
+    for _ in range(3 if part.dtype == torch.float64 else 1):
+        rounded = part.to(torch.float32)
+        found.append(rounded.contiguous().view(torch.int32).to(torch.int64))
+        part = part - rounded
+    return found
+
+
+def _weights(name: str, tensor: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """int64 [R], [C]: of the rows and columns of this rank's piece, dimensions before the last being rows."""
+    dims = [_drawn_factors(own_indices(tensor, dim), f"{name}:{dim}") for dim in range(tensor.ndim)]
+    columns = dims.pop() if dims else torch.ones(1, dtype=torch.int64)
+    rows = torch.ones(1, dtype=torch.int64)
+    for weights in dims:
+        rows = (rows[:, None] * weights).flatten()
+    return rows.to(device), columns.to(device)
+
+
+def _drawn_factors(indices: Tensor, seed: str) -> Tensor:
+    """int64, odd: one for each index."""
+    return splitmix64(indices.to(torch.int64), stream_of(seed)) | 1
+
+
+@op("setup.base", gives="base")
+def name_base(plan: Plan, model: ModelParts, rank: Rank, beat: HeartbeatWriter, parameters: int) -> str:
+    """The digest of all that is not trained. Collective: every rank looks at its own pieces, and the sums are added.
+
+    What several ranks have is counted on each, and so many times over in the sum of all.
+    """
+    sizes, own = base_sizes(plan), model_tensors(model, "")
+    names = sorted(sizes)
+    pieces = [piece_of(name, own[name], beat.mark) if name in own else TensorSum(numbers=0, sum=0) for name in names]
+    # In halves, so that no sum over ranks is too large for int64.
+    counts = torch.tensor([[each.numbers, each.sum >> 32, each.sum & (2**32 - 1)] for each in pieces])
+    group = CollectiveErrors.of(rank).group
+    if group is not None:
+        dist.all_reduce(counts, group=group)
+    sums: dict[str, int] = {}
+    for name, (numbers, high, low) in zip(names, counts.tolist(), strict=True):
+        times, rest = divmod(numbers, sizes[name])
+        assert times and not rest, f"{name}: {numbers:,} numbers are in pieces of ranks, and it has {sizes[name]:,}"
+        sums[name] = ((high << 32) + low) // times & MASK
+    return digest_of(sums)
+
+
+# A parameter → all of it, in some number format; of a stack of experts the matrix of one, if a number is given.
+Read = Callable[[ParameterSpec, int | None], Tensor]
+
+
+@define
+class BaseWeights:
+    """specs: the parameters that no checkpoint of the run holds, by name. format: of those that are no codes."""
+
+    specs: dict[str, ParameterSpec]
+    format: str
+    base: Base | None
+    _read: Read
+    _one_by_one: bool = False
+    _open: ExitStack = field(factory=ExitStack)
+
+    @classmethod
+    def of(cls, plan: Plan, folder: Path, device: torch.device) -> "BaseWeights":
+        """As a run of the plan reads them that is started in `folder`; device: where it draws them. Raises
+        EnvironmentFault or OSError."""
+        opened, names, one_by_one = ExitStack(), base_names(plan), False
+        args = {node.op: node.args for node in plan.nodes}
+        if "setup.pretrained" in args:
+            read = _of_run(plan, folder / args["setup.pretrained"]["path"])
+        elif "setup.read_weights" in args:
+            where = dict(args["setup.read_weights"])
+            if "folder" in where:
+                where["folder"] = str(folder / where["folder"])
+            files = planned_files(**where)
+            reader = WeightReader(files, assign(plan.architecture, files), lambda done: None)
+            read, one_by_one = _of_folder(opened.enter_context(reader), args["setup.freeze"]["format"]), True
+        else:
+            chosen = args["setup.weights"]
+            read = _read_drawn(plan, chosen["seed"], chosen["init_std"], device)
+        specs = {each.name: each for each in plan.parameters.tensors if each.name in names}
+        return cls(specs, args["setup.freeze"]["format"], base_of_plan(plan), read, one_by_one, opened)
+
+    def __enter__(self) -> "BaseWeights":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def whole(self, name: str) -> Tensor:
+        """All of a parameter as it was read or drawn, before it is stored in codes. Raises OSError."""
+        return self._read(self.specs[name], None)
+
+    def experts(self, name: str) -> Callable[[int], Tensor]:
+        """What gives all of the matrix of an expert of a stack: of a folder each is read by itself. Raises OSError."""
+        spec = self.specs[name]
+        if self._one_by_one:
+            return lambda number: self._read(spec, number)
+        whole = self.whole(name)
+        return lambda number: whole[number]
+
+    def read(self, name: str, less: Tensor | None = None) -> Tensor:
+        """All of a parameter as the run computes with it; fp32 of one that is stored in codes. less: what is taken out
+        of it before it is stored, in the format of the difference. Raises OSError."""
+        stored = self._stored(name, less)
+        if (matrix := self._matrix(name)) is None:
+            return stored[name]
+        return matrix.values(stored[name], stored.get(matrix.scales), torch.float32)
+
+    def check(self, entry: CheckpointEntry, take: Callable[[str, Tensor], object] = lambda name, whole: None) -> None:
+        """Read all of them, and raise ResumeRefused if the checkpoint is of an adapter of another base. take: is given
+        each tensor as the run stores it. Raises OSError."""
+        sums: dict[str, int] = {}
+        for name in sorted(self.specs):
+            for stored, whole in self._stored(name).items():
+                sums[stored] = piece_of(stored, whole).sum
+                take(stored, whole)
+        check_base(entry, digest_of(sums))
+
+    @property
+    def digest(self) -> str:
+        """Of all of them. Raises OSError."""
+        return digest_of(
+            {each: piece_of(each, whole).sum for name in self.specs for each, whole in self._stored(name).items()}
+        )
+
+    def _stored(self, name: str, less: Tensor | None = None) -> dict[str, Tensor]:
+        """The tensors of a parameter in a run: its values, or its codes and the scales beside them."""
+        whole = self.whole(name)
+        whole = whole if less is None else whole.to(less.dtype) - less.to(whole.device)
+        if (matrix := self._matrix(name)) is None:
+            return {name: whole.to(DTYPES[self.format])}
+        codes, scales = matrix.pack(whole)
+        return {name: codes} if scales is None else {name: codes, matrix.scales: scales}
+
+    def _matrix(self, name: str) -> QuantisedMatrix | None:
+        spec = self.specs[name]
+        if not spec.quantised or self.base is None:
+            return None
+        scales = f"{name}_scales" if self.base.double else ""
+        return QuantisedMatrix(self.base, spec.shape, spec.shape, (0,) * len(spec.shape), scales)
+
+
+def _of_run(plan: Plan, path: Path) -> Read:
+    entry = find(path, weights=True)
+    check_origin(plan, entry)
+    if "base" in entry.state():
+        message = f"{entry.path} has matrices in codes; export it with --dequantise, and begin with that folder"
+        raise OSError(message)
+    tensors, before = WholeTensors(entry.path), prefix(entry, published(entry))
+    return lambda spec, expert: tensors.read(f"{before}{spec.name}")
+
+
+def _of_folder(reader: WeightReader, format: str) -> Read:
+    def read(spec: ParameterSpec, expert: int | None) -> Tensor:
+        shape = spec.shape if expert is None else spec.shape[1:]
+        whole = torch.empty(shape, dtype=torch.float32 if spec.quantised else DTYPES[format])
+        if expert is None:
+            reader.read([(spec.name, whole)])
+        else:
+            reader.read_whole(spec.name, whole, expert)
+        return whole
+
+    return read
+
+
+def _read_drawn(plan: Plan, seed: int, init_std: float, device: torch.device) -> Read:
+    draw = drawing(plan.architecture, seed, init_std, device)
+    return lambda spec, expert: draw(spec.name, spec.shape).cpu()
+
+
+@op("setup.decompose")
+@torch.no_grad()
+def decompose(
+    plan: Plan, model: ModelParts, rank: Rank, records: Records, beat: HeartbeatWriter, matrices: int
+) -> None:
+    """Give an adapter its first values, made of the matrices as they were read or drawn. Each rank decomposes one
+    matrix, or one stack of experts, of a turn; all get the values of all. A run that goes on reads its checkpoint
+    instead.
+
+    Raises PlanMismatch unless it decomposes so many `matrices`; StorageFailed on all ranks where one cannot read the
+    model.
+    """
+    if starting_point(plan, records.directory).entry is not None:
+        return
+    own, todo = model_tensors(model, ""), _as_planned(plan, matrices)
+    collective, exact = CollectiveErrors.of(rank), _exact(plan)
+    format = DTYPES[plan.node("setup.freeze").args["format"]]
+    with BaseWeights.of(plan, Path(), rank.device) as base:
+
+        def values(at: int) -> dict[str, Tensor]:
+            if at >= len(todo):
+                return {}
+            start, matrix = todo[at]
+            spec = base.specs[name := f"{start}{matrix.name}"]
+            if not spec.expert:
+                made = decomposed(matrix, base.whole(name).to(rank.device, exact), format)
+            else:
+                read = base.experts(name)
+                stacks = (read(number)[None].to(rank.device, exact) for number in range(spec.shape[0]))
+                each = [decomposed(matrix, stack, format) for stack in stacks]
+                made = {own: torch.cat([one[own] for one in each]) for own in each[0]}
+            return {f"{start}{own}": value.cpu() for own, value in made.items()}
+
+        for turn in range(0, len(todo), rank.world_size):
+            for found in collective.all(lambda at=turn + rank.rank: values(at)):
+                for name, whole in found.items():
+                    if name in own:
+                        fill(own[name], whole.to(rank.device))
+            beat.mark()
+
+
+@op("setup.residual")
+def take_out(plan: Plan, model: ModelParts, rank: Rank, matrices: int) -> None:
+    """Leave the rest of the matrices that the adapter has begun with a part of. Raises PlanMismatch unless these are so
+    many `matrices`."""
+    _as_planned(plan, matrices)
+    leave_residual(plan, model, rank, Path())
+
+
+@torch.no_grad()
+def leave_residual(plan: Plan, model: ModelParts, rank: Rank, folder: Path) -> None:
+    """The same of a model in whose memory the matrices are whole, and what the adapter has begun with. Collective.
+    folder: where the run was started. Raises EnvironmentFault or OSError."""
+    own, exact = model_tensors(model, ""), _exact(plan)
+    quantised = {found.name: found for found in model.quantised()}
+    with BaseWeights.of(plan, folder, rank.device) as base:
+        for start, matrix in _decomposed(plan):
+            if (name := f"{start}{matrix.name}") not in own:  # of another stage
+                continue
+            names = [each.name for each in plan.parameters.tensors if each.begun and each.adapter == name]
+            beside = {each.removeprefix(start): whole_of(own[each], rank.device).to(exact) for each in names}
+            if base.specs[name].expert:
+                _leave_of_experts(matrix, base.experts(name), beside, own[name], quantised.get(name))
+                continue
+            part = begun_part(matrix, beside)
+            if (found := quantised.get(name)) is not None:
+                store(found, base.whole(name).to(rank.device, exact) - part)
+                continue
+            piece = torch.empty_like(own[name], dtype=exact)
+            fill(piece, part)
+            local(own[name]).copy_(local(own[name]).to(exact) - local(piece))
+
+
+def _leave_of_experts(
+    matrix: AdaptedMatrix,
+    read: Callable[[int], Tensor],
+    beside: Mapping[str, Tensor],
+    parameter: Tensor,
+    found: QuantisedParameter | None,
+) -> None:
+    """The same of a stack of experts, one of them at a time. read: gives the matrix of one."""
+
+    def part_of(expert: int) -> Tensor:
+        return begun_part(matrix, {name: each[expert : expert + 1] for name, each in beside.items()})[0]
+
+    if found is not None:
+
+        def rest(expert: int) -> Tensor:
+            part = part_of(expert)
+            return read(expert).to(part) - part
+
+        store_experts(found, rest, every=True)
+        return
+    piece, experts = local(parameter), own_indices(parameter, 0).tolist()
+    cut = torch.meshgrid(*(own_indices(parameter, dim).to(piece.device) for dim in (1, 2)), indexing="ij")
+    for place, expert in enumerate(experts):
+        part = part_of(expert)
+        piece[place] = (piece[place].to(part.dtype) - part[cut]).to(piece.dtype)
+
+
+def whole_of(parameter: Tensor, device: torch.device) -> Tensor:
+    """All of a parameter, of which every rank has its piece. Collective over the ranks that share it."""
+    if not isinstance(parameter, DTensor):
+        return parameter.to(device)
+    indices = [own_indices(parameter, dim).to(device) for dim in range(parameter.ndim)]
+    whole = torch.zeros(parameter.shape, dtype=parameter.dtype, device=device)
+    whole[torch.meshgrid(*indices, indexing="ij")] = local(parameter).to(device)
+    for axis, placement in enumerate(parameter.placements):
+        if not placement.is_replicate():
+            dist.all_reduce(whole, group=parameter.device_mesh.get_group(axis))  # zeros but in one place
+    return whole
+
+
+def _decomposed(plan: Plan) -> Iterator[tuple[str, AdaptedMatrix]]:
+    """(what stands before names in the block, matrix) of all that an adapter begins with a part of."""
+    for layer, matrix in adapted_matrices(plan.architecture):
+        if matrix.decomposes:
+            yield name_of(layer, ""), matrix
+
+
+def _as_planned(plan: Plan, matrices: int) -> list[tuple[str, AdaptedMatrix]]:
+    found = list(_decomposed(plan))
+    if len(found) != matrices:
+        raise PlanMismatch(f"an adapter begins with a part of {len(found)} matrices, and the node says {matrices}")
+    return found
+
+
+def _exact(plan: Plan) -> torch.dtype:
+    return torch.float64 if plan.node("setup.build_model").args["params"] == "fp64" else torch.float32

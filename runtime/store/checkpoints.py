@@ -1,0 +1,331 @@
+"""Folder of checkpoints as its readers see it: entries, pointer files, `state.json` and checksums.
+
+An entry never changes once it is published. `state.json` has the counters, and the size and checksum of every file.
+"""
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from pathlib import Path
+from typing import Annotated, Any
+from zlib import crc32
+
+import msgspec
+from attrs import frozen
+
+from xtrain.plan.canonical import SEAL, digest
+from xtrain.plan.checkpoints import ALIAS, EPOCH, FULL, POINTERS, STATE, WEIGHTS, Pointer
+from xtrain.regular_files import read_json, read_regular
+from xtrain.runtime.base import files as durable
+from xtrain.runtime.base.files import PARTIAL, REMOVING, means
+
+PIECE_BYTES = 4 * 2**20
+DIGEST_BYTES = 16
+MOST_THREADS = 8  # a disk gives no more, and other work wants cores too
+
+
+def file_checksums(paths: Iterable[Path], threads: int | None = None) -> dict[str, str]:
+    """Name → checksum in hex, of each file. Raises OSError for one that cannot be read.
+
+    threads: None takes this process's share of the cores.
+    """
+    spans = {path: range(0, max(path.stat().st_size, 1), PIECE_BYTES) for path in paths}
+    with ThreadPoolExecutor(threads or share_of_cores()) as pool:
+        pieces = {path: [pool.submit(_piece, path, start) for start in starts] for path, starts in spans.items()}
+        return {path.name: _join(piece.result() for piece in each) for path, each in pieces.items()}
+
+
+def share_of_cores() -> int:
+    """Threads for this process, of which there is one for each rank of the machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(MOST_THREADS, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
+def _piece(path: Path, start: int) -> bytes:
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        left, sum = PIECE_BYTES, 0
+        while left and (read := file.read(left)):
+            sum = crc32(read, sum)  # without the lock of the interpreter
+            left -= len(read)
+    return sum.to_bytes(4)
+
+
+def _join(pieces: Iterable[bytes]) -> str:
+    return blake2b(b"".join(pieces), digest_size=DIGEST_BYTES).hexdigest()
+
+
+LATE_METRICS = "metrics.json"
+# The file without which there is nothing to read: of many files the one that says what lies where, or the only one.
+METADATA = ".metadata"
+TENSORS = "state.pt"
+FORMAT = 2
+
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+
+
+class _Average(msgspec.Struct):
+    updates: Count
+    decay: float | None = None
+
+
+class _BegunFrom(msgspec.Struct):
+    path: str
+    step: Count
+
+
+class _Stored(msgspec.Struct):
+    """Kinds of the values of a sidecar that are shown or computed with, each of which may be left out."""
+
+    step: Count = 0
+    tokens: Count = 0
+    metrics: dict[str, float] = {}
+    time: Seconds | None = None
+    plan_id: str | None = None
+    config_id: str | None = None
+    world_size: Count = 0
+    steps: Count | None = None
+    epoch: float | None = None
+    epoch_ended: Count | None = None
+    ema: _Average | None = None
+    begun_from: _BegunFrom | None = None
+    made_by: dict[str, str] | None = None
+    model: dict[str, Any] | None = None
+    tensors: dict[str, list[Count]] | list[str] | None = None
+    params: str | None = None
+    nonfinite: dict[str, Any] | None = None
+    record: dict[str, Any] | None = None
+    files: dict[str, Any] = {}
+
+
+def write_sidecar(folder: Path, state: dict[str, Any], checksums: dict[str, str]) -> None:
+    """Seal a folder in which everything else has been written. `checksums`: of every file in it. Raises OSError."""
+    files = {name: {"bytes": (folder / name).stat().st_size, "checksum": sum} for name, sum in checksums.items()}
+    content = {"format": FORMAT, **state, "files": files}
+    durable.write(folder / STATE, json.dumps({**content, "seal": _seal(content)}, indent=1))
+
+
+def read_sidecar(folder: Path) -> dict[str, Any]:
+    """Raises OSError or ValueError where there is none that can be read."""
+    content = read_json(folder / STATE)
+    if not isinstance(content, dict):
+        raise ValueError("not an object")
+    try:
+        msgspec.convert(content, _Stored)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+    return content
+
+
+def write_late_metrics(folder: Path, metrics: dict[str, float]) -> None:
+    """Keep what was measured of a state when it was saved already, beside what is sealed. Raises OSError."""
+    durable.write(folder / LATE_METRICS, json.dumps(metrics, indent=1))
+
+
+def read_late_metrics(folder: Path) -> dict[str, float]:
+    """Metric → value; empty where nothing was measured behind the save, or that cannot be read."""
+    try:
+        found = read_json(folder / LATE_METRICS)
+    except (OSError, ValueError):
+        return {}
+    numbers = isinstance(found, dict) and all(isinstance(value, int | float) for value in found.values())
+    return found if numbers else {}
+
+
+def flaws(folder: Path, *, content: bool = False, part: tuple[int, int] = (0, 1)) -> list[str]:
+    """What is wrong with a published checkpoint; empty if nothing is.
+
+    Sizes are compared, which takes no time; with `content` checksums too, which reads all of it. part: (i, n) reads the
+    i-th of n parts of the files, for n processes that share the work.
+    """
+    try:
+        state = read_sidecar(folder)
+        files = {name: _recorded(record) for name, record in state["files"].items()}
+    except FileNotFoundError:
+        return [f"{STATE} is missing"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return [f"{STATE} cannot be read"]
+    if "seal" in state and state["seal"] != _seal({name: value for name, value in state.items() if name != "seal"}):
+        return [f"{STATE} has changed since it was written"]
+    if METADATA not in files and TENSORS not in files:
+        return [f"{STATE} names neither {METADATA} nor {TENSORS}"]
+    if strange := next((name for name in files if Path(name).name != name), None):
+        return [f"{STATE} names {strange!r}, which is no file of the checkpoint"]
+    found = [flaw for name, (size, _) in files.items() if (flaw := _size_flaw(folder / name, size))]
+    if found or not content:
+        return found
+    # Dealt by size, so that no process has all the large ones.
+    names = sorted(files, key=lambda name: (files[name][0], name))[part[0] :: part[1]]
+    known = [name for name in names if files[name][1]]  # the first format had no checksums
+    try:
+        sums = file_checksums(folder / name for name in known)
+    except OSError as error:
+        return [f"{error.filename or folder} cannot be read: {error.strerror}"]
+    return [f"{name} has changed since it was written" for name in known if sums[name] != files[name][1]]
+
+
+def total_bytes(state: dict[str, Any]) -> int:
+    """Of all files but the sidecar itself."""
+    return sum(_recorded(record)[0] for record in state["files"].values())
+
+
+def _recorded(record: Any) -> tuple[int, str]:
+    """(bytes, checksum) of a file; the first format had only the bytes."""
+    return (record, "") if isinstance(record, int) else (record["bytes"], record["checksum"])
+
+
+def _size_flaw(file: Path, size: int) -> str:
+    try:
+        mode, found = file.stat().st_mode, file.stat().st_size
+    except OSError:
+        return f"{file.name} is missing"
+    if not stat.S_ISREG(mode):
+        return f"{file.name} is not a regular file"
+    return "" if found == size else f"{file.name} has {found:,} of {size:,} bytes"
+
+
+def _seal(content: dict[str, Any]) -> str:
+    return digest(content, SEAL, size=DIGEST_BYTES)
+
+
+@frozen
+class CheckpointEntry:
+    """One published checkpoint, intact or not. step: optimizer steps behind its state."""
+
+    path: Path
+    step: int
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a run can go on from it; else it holds weights alone."""
+        return FULL.fullmatch(self.name) is not None
+
+    def state(self) -> dict[str, Any]:
+        """Its sidecar, with what was measured behind the save. Raises OSError or ValueError where that is damaged."""
+        state = read_sidecar(self.path)
+        return {**state, "metrics": {**state.get("metrics", {}), **read_late_metrics(self.path)}}
+
+    def flaws(self, *, content: bool = False) -> list[str]:
+        """See `sidecar.flaws`."""
+        return flaws(self.path, content=content)
+
+
+@frozen
+class CheckpointFolder:
+    """`checkpoints/` of a run."""
+
+    root: Path
+
+    def path(self, step: int) -> Path:
+        return self.root / f"ckpt-s{step:012d}"
+
+    def model_path(self, step: int) -> Path:
+        return self.root / f"model-s{step:012d}"
+
+    def published(self) -> list[CheckpointEntry]:
+        """All full checkpoints that have a name, oldest first, intact or not."""
+        return self._named(FULL)
+
+    def models(self) -> list[CheckpointEntry]:
+        """The same of weights alone."""
+        return self._named(WEIGHTS)
+
+    def entries(self) -> list[CheckpointEntry]:
+        """Full checkpoints of which every file has its size, oldest first."""
+        return [entry for entry in self.published() if not entry.flaws()]
+
+    def remains(self) -> list[Path]:
+        """What is left of saves and removals that were cut off."""
+        return sorted(path for path in self._paths() if path.suffix in (PARTIAL, REMOVING))
+
+    def named(self, pointer: Pointer = "latest") -> str:
+        """The name in a pointer; empty where there is none."""
+        try:
+            name = read_regular(self.root / pointer, 1000).decode().strip()
+        except (OSError, UnicodeDecodeError):
+            return ""
+        return name if FULL.fullmatch(name) or WEIGHTS.fullmatch(name) else ""
+
+    def alias(self, pointer: Pointer) -> Path:
+        """Where the one file of what a pointer names lies as well, under a name that stays."""
+        return self.root / f"{pointer}{ALIAS}"
+
+    def pointed(self, pointer: Pointer) -> CheckpointEntry | None:
+        """What a pointer names, if every file of it has its size."""
+        found = entry_of(self.root / self.named(pointer))
+        return found if found is not None and not found.flaws() else None
+
+    def at_epoch(self, number: int) -> CheckpointEntry | None:
+        """The newest full checkpoint that this epoch, counted from 1, has ended with."""
+        return next((entry for entry in reversed(self.entries()) if entry.state().get("epoch_ended") == number), None)
+
+    def protected(self) -> dict[str, tuple[Pointer, ...]]:
+        """Name → the pointers to it."""
+        names = {pointer: self.named(pointer) for pointer in POINTERS}
+        return {name: tuple(p for p in POINTERS if names[p] == name) for name in names.values() if name}
+
+    def old(self, keep: int, *, begun: CheckpointEntry | None = None) -> list[CheckpointEntry]:
+        """All but the newest `keep` and what any pointer names: what `best` names is kept, be it among the newest or in
+        addition to them.
+
+        begun: what a run goes on from. Those of later steps, which it will save again, are not counted either: with
+        them, one that the run would still have kept had it not been cut off would go.
+        """
+        protected, counted = self.protected(), self.entries()
+        if begun is not None:
+            counted = [entry for entry in counted if entry.step <= begun.step]
+        return [entry for entry in counted[:-keep] if entry.name not in protected and not self._aliased(entry)]
+
+    def candidates(self) -> list[CheckpointEntry]:
+        """What a run can go on from, the best choice first: what `latest` names, then the others, newest first."""
+        named = self.named()
+        return sorted(self.published(), key=lambda entry: (entry.name == named, entry.step), reverse=True)
+
+    def latest(self) -> CheckpointEntry | None:
+        """The first of the candidates of which every file has its size."""
+        return next((entry for entry in self.candidates() if not entry.flaws()), None)
+
+    def _aliased(self, entry: CheckpointEntry) -> bool:
+        """Whether a file beside the pointers still is that of a checkpoint, because a crash came before the next."""
+        return any(means(self.alias(pointer), entry.path / TENSORS) for pointer in POINTERS)
+
+    def best_of(self, metric: str, *, highest: bool, besides: str) -> CheckpointEntry | None:
+        """The full checkpoint, of all but one, that has measured the least of a metric, or the most if `highest`; the
+        oldest of equals."""
+        found = [(value, entry) for entry in self.entries() if entry.name != besides
+                 if (value := entry.state().get("metrics", {}).get(metric)) is not None]  # fmt: skip
+        return min(found, key=lambda each: -each[0] if highest else each[0])[1] if found else None
+
+    def _named(self, pattern: re.Pattern[str]) -> list[CheckpointEntry]:
+        found = [(path, pattern.fullmatch(path.name)) for path in self._paths()]
+        return sorted((CheckpointEntry(path, int(m[1])) for path, m in found if m), key=lambda entry: entry.step)
+
+    def _paths(self) -> list[Path]:
+        return list(self.root.iterdir()) if self.root.is_dir() else []
+
+
+def epoch_named(name: str) -> int | None:
+    """2 of `epoch-2`; None of what is no such name."""
+    match = EPOCH.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def entry_of(path: Path) -> CheckpointEntry | None:
+    """The checkpoint in a folder; None where its name is not that of one or it is not there."""
+    match = FULL.fullmatch(path.name) or WEIGHTS.fullmatch(path.name)
+    return CheckpointEntry(path, int(match[1])) if match and path.is_dir() else None
+
+
+def size_bytes(path: Path) -> int:
+    """Of all files in a folder, the sidecar included."""
+    return sum(file.stat().st_size for file in path.iterdir())

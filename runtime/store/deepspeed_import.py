@@ -1,0 +1,284 @@
+"""Conversion of checkpoints of DeepSpeed's engine (`xtrain checkpoint convert`): ZeRO 1 to 3 into a model folder."""
+
+import pickle
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil, prod
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from attrs import define, frozen
+from torch import Tensor
+
+from xtrain.plan.weight_files import LOADED, PICKLES, StoredPart, WeightsUnreadable, read_weight_files
+from xtrain.plan.weight_layout import WrittenTensor, in_files
+from xtrain.runtime.base import files as durable
+from xtrain.runtime.base.errors import ExportFailed
+from xtrain.runtime.store.export import FORMATS, SMALL_BYTES, Exported, check_room, formats_of
+from xtrain.runtime.store.export_folder import exporting, new_folder
+from xtrain.runtime.store.export_weights import Report, WeightsWriter
+from xtrain.runtime.store.stored_weights import TYPES
+
+LATEST: Final = "latest"
+WHOLE: Final = "mp_rank_00_model_states.pt"
+
+
+class _Inert:
+    """Stands in for a class of DeepSpeed."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.arguments = arguments
+
+
+class _Stage(int):
+    """Stands in for `ZeroStageEnum`."""
+
+
+_CLASSES: Final = [
+    (_Inert, "deepspeed.utils.tensor_fragment.fragment_address"),
+    (_Inert, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
+    (_Inert, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
+    (_Stage, "deepspeed.runtime.zero.config.ZeroStageEnum"),
+]
+
+
+@frozen
+class _Span:
+    """Where a parameter lies in the pieces of a group, one rank's behind the other's. stage 3: in each piece the same
+    part."""
+
+    group: int
+    begin: int
+    each: int
+
+
+@define(eq=False)
+class ZeroFiles:
+    """One checkpoint. shapes: of all that is a weight, by the names of the module that was trained."""
+
+    folder: Path
+    stage: int
+    ranks: int
+    shapes: dict[str, tuple[int, ...]]
+    _whole: dict[str, Tensor]
+    _fragments: Sequence[Mapping[str, Tensor]]
+    _pieces: list[list[Tensor]]
+    _spans: dict[str, _Span]
+
+    @classmethod
+    def open(cls, folder: Path, *, trust: bool = False) -> "ZeroFiles":
+        """That of a folder, or the newest below it. trust: read files that hold other classes as well, which executes
+        whatever they say. Raises ExportFailed."""
+        folder = _tagged(folder)
+        models = sorted(folder.glob("*_model_states.pt"), key=_rank_of)
+        if not models:
+            raise ExportFailed(f"{folder} holds no *_model_states.pt: it is no checkpoint of DeepSpeed's engine")
+        _check_layout(folder, models)
+        states = [_load(path, trust=trust) for path in models]
+        optimizers = [_load(path, trust=trust) for path in sorted(folder.glob("*_optim_states.pt"), key=_rank_of)]
+        found = [each["optimizer_state_dict"] for each in optimizers]
+        if not found or "zero_stage" not in found[0]:
+            module = _weights(states[0]["module"])
+            return cls(folder, 0, 1, _shapes(module), module, [], [], {})
+        stage, count = int(found[0]["zero_stage"]), found[0]["partition_count"]
+        ranks = max(count) if isinstance(count, list) else int(count)
+        if len(found) != ranks or (stage == 3 and len(states) != ranks):
+            missing = f"of the files of {ranks} ranks there are {len(found)}"
+            raise ExportFailed(f"{folder} is not whole: {missing}; it must hold those of all machines")
+        return cls._of_pieces(folder, stage, ranks, states, found)
+
+    @classmethod
+    def _of_pieces(
+        cls, folder: Path, stage: int, ranks: int, states: list[dict[str, Any]], found: list[dict[str, Any]]
+    ) -> "ZeroFiles":
+        first = states[0]
+        trained = [{name: tuple(shape) for name, shape in group.items()} for group in first["param_shapes"]]
+        frozen = {name: tuple(shape) for name, shape in (first.get("frozen_param_shapes") or {}).items()}
+        buffers = _weights({name: first["module"][name] for name in first["buffer_names"] if name in first["module"]})
+        key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
+        paddings = found[0].get("param_alignment_paddings")
+        spans = _spans_of_three(trained, found[0][key], ranks) if stage == 3 else _spans_of(trained, paddings)
+        shapes = {_plain(name): shape for group in (*trained, frozen) for name, shape in group.items()}
+        fragments = [
+            {_plain(name): each for name, each in (s.get("frozen_param_fragments") or {}).items()} for s in states
+        ]
+        pieces = [each[key] for each in found]
+        return cls(folder, stage, ranks, shapes | _shapes(buffers), buffers, fragments, pieces, spans)
+
+    def whole(self, name: str) -> Tensor:
+        """All of a weight, in the format that its files have it in."""
+        shape = self.shapes[name]
+        if name in self._whole:
+            return self._whole[name]
+        if name not in self._spans:  # frozen: whole, or in stage 3 a part on each rank
+            fragments = [each[name].flatten() for each in (self._fragments if self.stage == 3 else self._fragments[:1])]
+            return torch.cat(fragments)[: prod(shape)].view(shape)
+        return torch.cat([*self._parts(self._spans[name], prod(shape))])[: prod(shape)].view(shape)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The format that files have a weight in."""
+        if name in self._spans:
+            return self._pieces[0][self._spans[name].group].dtype
+        return (self._whole[name] if name in self._whole else self._fragments[0][name]).dtype
+
+    def _parts(self, span: _Span, numbers: int) -> Iterator[Tensor]:
+        begin = span.begin
+        for groups in self._pieces:
+            if self.stage == 3:
+                yield _across(groups, span.begin, span.each)
+                continue
+            length = groups[span.group].numel()
+            own = groups[span.group][max(begin, 0) : max(begin + numbers, 0)]
+            begin -= length
+            yield own
+
+
+def _tagged(folder: Path) -> Path:
+    """The folder of one checkpoint: that which `latest` names."""
+    try:
+        tag = (folder / LATEST).read_text().strip()
+    except OSError:
+        return folder
+    return folder / tag
+
+
+def _check_layout(folder: Path, models: list[Path]) -> None:
+    """Raise ExportFailed for what other parts of DeepSpeed write."""
+    for pattern, what in (
+        ("layer_*-model_*", "layers of a pipeline (PipelineModule)"),
+        ("*_expert_*", "experts of DeepSpeed's own layers"),
+        ("*mp_rank_01_*", "pieces of tensor parallelism"),
+    ):
+        if any(folder.glob(pattern)):
+            raise ExportFailed(f"{folder} holds {what}, which are not put together; export it where it was trained")
+
+
+def _rank_of(path: Path) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"rank_(\d+)", path.name)))
+
+
+def _load(path: Path, *, trust: bool) -> dict[str, Any]:
+    """A file; its tensors are read when they are used. Raises ExportFailed."""
+    try:
+        with torch.serialization.safe_globals(_CLASSES):
+            return torch.load(path, map_location="cpu", mmap=True, weights_only=not trust)
+    except pickle.UnpicklingError as error:
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f"`{named[1]}`" if named else "objects that are no tensors"
+        message = f"{path} holds {what}, and to read that is to execute what the file says"
+        raise ExportFailed(f"{message}; if you trust where it is from, add --trust-pickle") from error
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
+        text = str(error).partition("\n")[0]
+        raise ExportFailed(f"{path} cannot be read: {text}; copy the file again") from error
+
+
+def _plain(name: str) -> str:
+    """A name without what wrappers put in front of it."""
+    return name.removeprefix("module.").removeprefix("_orig_mod.")
+
+
+def _weights(module: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Tensors of floating point numbers; of tensors that are the same one the first."""
+    found: dict[str, Tensor] = {}
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    for name, value in module.items():
+        if isinstance(value, Tensor) and value.is_floating_point():
+            place = value.data_ptr(), tuple(value.shape)
+            if not value.numel() or place not in seen:
+                found[_plain(name)] = value
+            seen.add(place)
+    return found
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in tensors.items()}
+
+
+def _spans_of(groups: list[dict[str, tuple[int, ...]]], paddings: Any) -> dict[str, _Span]:
+    """Stages 1 and 2: the parameters of a group lie in a row, perhaps with padding between them."""
+    found: dict[str, _Span] = {}
+    for number, group in enumerate(groups):
+        begin = 0
+        for place, (name, shape) in enumerate(group.items()):
+            found[_plain(name)] = _Span(number, begin, prod(shape))
+            begin += prod(shape) + (int(paddings[number][place]) if paddings is not None else 0)
+    return found
+
+
+def _spans_of_three(groups: list[dict[str, tuple[int, ...]]], pieces: list[Tensor], ranks: int) -> dict[str, _Span]:
+    """Stage 3: a rank has an equal part of each parameter, all of them in a row."""
+    found: dict[str, _Span] = {}
+    begin = 0
+    for group in groups:
+        for name, shape in group.items():
+            each = ceil(prod(shape) / ranks)
+            found[_plain(name)] = _Span(0, begin, each)
+            begin += each
+    return found
+
+
+def _across(groups: list[Tensor], begin: int, count: int) -> Tensor:
+    """So many numbers of several tensors in a row."""
+    found: list[Tensor] = []
+    for each in groups:
+        if count > 0 and begin < each.numel():
+            found.append(each[begin : begin + count])
+            count -= found[-1].numel()
+            begin = 0
+        else:
+            begin = begin - each.numel() if count > 0 else begin
+    return torch.cat(found) if found else torch.empty(0)
+
+
+# Of the folder of a model these hold weights; all else is taken along.
+WEIGHTS: Final = ("*.safetensors", "*.safetensors.index.json", "*.bin.index.json", *PICKLES)
+_STORED: Final = {type: name for name, type in TYPES.items()}
+
+
+def convert(files: ZeroFiles, like: Path | None, to: Path, dtype: str | None, most: int, report: Report) -> Exported:
+    """Write the folder `to`. like: a folder with the config and the tokenizer of the model. dtype: number format; None:
+    that of the checkpoint, which is fp32 under ZeRO. most: bytes of a file. Raises ExportFailed; then there is none."""
+    with exporting(to):
+        written = in_files(_tensors(files, dtype), most)
+        formats = formats_of(written)
+        beside = {each.name: each.read_bytes() for each in _beside(like)}
+        check_room(to, sum(formats.values()) + sum(map(len, beside.values())) + SMALL_BYTES)
+        with new_folder(to) as folder:
+            for name, content in beside.items():
+                durable.write(folder / name, content)
+            writer = WeightsWriter(written, files.whole, folder, report)
+            writer.write()
+            writer.verify()
+        remarks = tuple(_remarks(files, like))
+    count = sum(len(each.tensors) for each in written)
+    return Exported(folder=to, tensors=count, files=len(written), formats=formats, remarks=remarks)
+
+
+def _tensors(files: ZeroFiles, dtype: str | None) -> Iterator[WrittenTensor]:
+    for name, shape in files.shapes.items():
+        format = FORMATS[dtype] if dtype is not None else _STORED.get(files.dtype(name))
+        if format not in LOADED:
+            raise ExportFailed(f"`{name}` of {files.folder} is no bf16, fp16, fp32 or fp64: it is no weight of a model")
+        yield WrittenTensor(((name, StoredPart(name, shape)),), format)
+
+
+def _beside(like: Path | None) -> list[Path]:
+    if like is None:
+        return []
+    return [each for each in sorted(like.iterdir()) if each.is_file() and not any(map(each.match, WEIGHTS))]
+
+
+def _remarks(files: ZeroFiles, like: Path | None) -> Iterator[str]:
+    """What the folder lacks."""
+    if like is None:
+        yield "the folder has no config.json and no tokenizer: copy those of the model there, or say --like FOLDER"
+        return
+    try:
+        there = read_weight_files(str(like)).tensors
+    except WeightsUnreadable:
+        return  # it has no weights of its own, or none that are compared
+    other = [name for name in files.shapes.keys() | there.keys() if (name in files.shapes) != (name in there)]
+    shaped = [n for n in files.shapes.keys() & there.keys() if files.shapes[n] != tuple(there[n].shape)]
+    if wrong := sorted([*other, *shaped]):
+        yield f"{len(wrong)} tensors are not those of {like}, such as `{wrong[0]}`; `xtrain check` says if they fit"

@@ -1,0 +1,248 @@
+"""Differences from the last start of a run, and from runs of the same experiment that are not resumed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import evolve, frozen
+
+from xtrain.dsl.schema.data import TEMPLATES
+from xtrain.dsl.schema.data_components import SOURCES, tokenizer_kind
+from xtrain.plan.data import own_modules
+from xtrain.plan.plan import Plan
+from xtrain.plan.serialise import PlanError
+from xtrain.plan.step_sizes import StepSizes, past_of
+from xtrain.plan.views import changed_values
+from xtrain.planner.review.resumable import Verdict, resumable
+from xtrain.planner.review.resuming_course import BUDGET
+from xtrain.regular_files import read_json
+from xtrain.runtime.base.errors import ResumeRefused
+from xtrain.runtime.observe.provenance import ENVIRONMENT, Before, CodeUnread, CodeVersion, plan_in, versions
+from xtrain.runtime.store.checkpoints import CheckpointEntry, CheckpointFolder
+
+MOST: Final = 8
+MOST_REASONS: Final = 3
+
+
+@frozen(kw_only=True)
+class ChangedSinceStart:
+    """texts: a short list for people. found: what a checkpoint can be under this plan; None where the plan before
+    cannot be read."""
+
+    texts: tuple[str, ...]
+    found: Verdict | None
+
+    def __bool__(self) -> bool:
+        return bool(self.texts)
+
+    @property
+    def verdict(self) -> str:
+        """same, safe, resharded or incompatible; empty where it is not known."""
+        return self.found.kind if self.found is not None else ""
+
+    def refuse_if_unfit(self, directory: Path) -> None:
+        """Raise ResumeRefused if it is certain that no checkpoint of the plan before can be gone on with."""
+        if self.found is None or self.found.kind != "incompatible" or not self.found.certain:
+            return
+        reasons = [reason for reason in self.found.refusals if reason.certain]
+        more = f"; and {len(reasons) - MOST_REASONS} more differences" if len(reasons) > MOST_REASONS else ""
+        said = "; ".join(f"{reason.path} {reason.text}" for reason in reasons[:MOST_REASONS])
+        raise ResumeRefused(f"the run in {directory} cannot be resumed with this plan: {said}{more}")
+
+
+def find_changes(
+    before: Before, plan: Plan, code: CodeVersion | CodeUnread | None, step: int | None, past: StepSizes | None = None
+) -> ChangedSinceStart:
+    """Against the start before. step: that of the checkpoint that the run goes on from, None if it does not; past: the
+    rows of the steps before it."""
+    texts = [*_of_code(before, code)]
+    if before.plan is None:
+        return ChangedSinceStart(texts=tuple(texts), found=None)
+    found = resumable(before.plan, plan, step, past)
+    if before.plan.id != plan.id:
+        texts += _of_plan(before.plan, plan, found)
+    return ChangedSinceStart(texts=_short(texts), found=found)
+
+
+def _of_code(before: Before, code: CodeVersion | CodeUnread | None) -> list[str]:
+    known = isinstance(code, CodeVersion)
+    now: dict[str, Any] = {"code_id": code.code_id if known else None, **versions()}
+    names = {"code_id": "code", "xtrain": "xtrain", "torch": "torch", "python": "python"}
+    then = before.environment
+    unread = "could not be read" if isinstance(code, CodeUnread) else "no checkout"
+    then_unread = "could not be read" if then.get("code_unread") else "no checkout"
+    texts = [
+        f"{words} {then[name] or then_unread} → {now[name] or unread}"
+        for name, words in names.items()
+        if name in then and then[name] != now[name]
+    ]
+    if then.get("xtrain") == now["xtrain"] and then.get("source", now["source"]) != now["source"]:
+        texts.append(f"xtrain {now['xtrain']} has other source files")
+    return texts
+
+
+def _of_plan(before: Plan, plan: Plan, found: Verdict) -> list[str]:
+    # What is left of the budget, counted from the checkpoint, says more than the steps of a run from its start.
+    left = next((f"steps {reason.text}" for reason in found.reasons if reason.path == BUDGET), None)
+    texts = [
+        left
+        if change.path == "steps" and left
+        else f"{change.path} {change.before.value if change.before else 'not there'} → "
+        f"{change.after.value if change.after else 'not there'}"
+        for change in changed_values(before, plan)
+    ]
+    then, now = own_modules(before), own_modules(plan)
+    return texts + [f"{name} has changed" for name, digest in now.items() if then.get(name, digest) != digest]
+
+
+def _short(texts: list[str]) -> tuple[str, ...]:
+    return tuple(texts) if len(texts) <= MOST else (*texts[:MOST], f"and {len(texts) - MOST} more")
+
+
+# Of the runs beside one, the newest so many are looked at: each costs the reading of its plan.
+MOST_OTHER_RUNS: Final = 50
+_BUILT_IN: Final = ("auto", *TEMPLATES)
+_MOST_VALUES: Final = 4
+# Where a value comes from that nobody wrote.
+_DERIVED: Final = ("derived", "default")
+
+
+@frozen(kw_only=True)
+class OtherRun:
+    """A run that is not resumed. step: of its latest checkpoint; what: it is, next to the new run; refusal: why it
+    cannot be resumed with the present plan; world: the ranks with which it is found, None where they are the same."""
+
+    directory: Path
+    step: int
+    what: str
+    refusal: str = ""
+    world: int | None = None
+
+    def text(self) -> str:
+        """For people, in a line."""
+        ways = [f"--world {self.world}"] if self.world else []
+        ways += [] if self.refusal else [f"--set workspace.run={self.directory.name}"]
+        text = f"{self.directory}, at step {self.step:,}, is {self.what}, and this is a new run"
+        text += f"; that run cannot be resumed with these values: {self.refusal}" if self.refusal else ""
+        return text + (f"; to resume that run: {' or '.join(ways)}" if ways else "")
+
+
+def other_run(directory: Path, plan: Plan, code_id: str | None) -> OtherRun | None:
+    """Find the run beside `directory` that whoever starts `plan` may have wanted to resume; None if there is none.
+
+    In this order: the same experiment under other code, of several the one that saved last; the newest whose paths are
+    written in other words; the newest of the same spec with other derived values, or other code of the user's own.
+    """
+    if (other := saved_last(directory, plan.config_id)) is not None:
+        theirs = _read(other.path.parents[1] / ENVIRONMENT).get("code_id")
+        words = f"{theirs or 'unknown'} → {code_id or 'unknown'}"
+        return _found(other, f"a run of the same experiment with other code ({words})")
+    beside = [*_beside(directory)]
+    ours = meaning(plan.config, Path.cwd())
+    for entry, content, folder in beside:
+        if content["config"] != plan.config and meaning(content["config"], folder) == ours:
+            return _found(entry, "a run of the same experiment with paths written differently")
+    spec = Path(plan.spec).resolve()
+    for entry, content, folder in beside:
+        if (folder / content["spec"]).resolve() == spec and (other := _derived(entry, plan)) is not None:
+            return other
+    return None
+
+
+def saved_last(directory: Path, config_id: str) -> CheckpointEntry | None:
+    """The latest checkpoint of the run of an experiment beside `directory` that saved last, whatever its code."""
+    others = [other for other in directory.parent.glob(f"*{config_id}") if other != directory]
+    # Names of code have a dash at most; a run that the user has named says nothing of its code.
+    others = [other for other in others if other.name.removesuffix(config_id).count("-") <= 2 and "~" not in other.name]
+    latest = (CheckpointFolder(other / "checkpoints").latest() for other in others)
+    return max((entry for entry in latest if entry), key=lambda entry: entry.state().get("time", 0.0), default=None)
+
+
+def _derived(entry: CheckpointEntry, plan: Plan) -> OtherRun | None:
+    """A run of the same spec, if nobody wrote any value that it has otherwise in what is learned."""
+    try:
+        before = plan_in(entry.path.parents[1])
+    except (OSError, ValueError, PlanError):
+        return None
+    changes = [change for change in changed_values(before, plan) if change.group == "experiment"]
+    sides = [side for change in changes for side in (change.before, change.after) if side is not None]
+    if any(side.origin not in _DERIVED for side in sides):
+        return None
+    texts = [
+        f"{change.path} {change.before.value if change.before else 'not there'} → "
+        f"{change.after.value if change.after else 'not there'}"
+        for change in changes
+    ]
+    then, now = own_modules(before), own_modules(plan)
+    texts += [f"{name} has changed" for name, digest in now.items() if then.get(name, digest) != digest]
+    texts = texts or [name for name, value in plan.config.items() if before.config.get(name) != value]
+    verdict = resumable(before, plan, entry.step, past_of(entry.state()))
+    refusal = f"{verdict.refusals[0].path} {verdict.refusals[0].text}" if verdict.refusals and verdict.certain else ""
+    world = before.mesh.world_size if before.mesh.world_size != plan.mesh.world_size else None
+    what = f"a run of the same spec with other values ({', '.join(texts[:_MOST_VALUES])})"
+    return evolve(_found(entry, what), refusal=refusal, world=world)
+
+
+def _found(entry: CheckpointEntry, what: str) -> OtherRun:
+    return OtherRun(directory=entry.path.parents[1], step=entry.step, what=what)
+
+
+def _beside(directory: Path) -> Iterator[tuple[CheckpointEntry, dict[str, Any], Path]]:
+    """The latest checkpoint, the plan and the working folder of each run beside one, the newest first."""
+    for other in _newest(directory):
+        content, folder = _read(other / "plan.json"), _read(other / ENVIRONMENT).get("folder")
+        entry = CheckpointFolder(other / "checkpoints").latest()
+        if entry is not None and isinstance(folder, str) and {"config", "spec"} <= content.keys():
+            yield entry, content, Path(folder)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def meaning(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What identifies an experiment, with every path as an absolute one without links. folder: relative ones start
+    there."""
+    found = {**config, "tokenizer": _tokenizer(config["tokenizer"], folder)}
+    found["datasets"] = {name: _dataset(dataset, folder) for name, dataset in config["datasets"].items()}
+    if "checkpoint" in config:
+        found["checkpoint"] = {name: _place(path, folder) for name, path in config["checkpoint"].items()}
+    return found
+
+
+def _tokenizer(source: str, folder: Path) -> str:
+    return _place(source, folder) if tokenizer_kind(source).of_files else source
+
+
+def _dataset(dataset: dict[str, Any], folder: Path) -> dict[str, Any]:
+    found = {**dataset, "source": _source(dataset["source"], folder)}
+    if isinstance(dataset["text"], dict) and "template" in dataset["text"]:
+        found["text"] = {**dataset["text"], "template": _place(dataset["text"]["template"], folder)}
+    return found
+
+
+def _source(source: Any, folder: Path) -> Any:
+    if not isinstance(source, list):
+        return source
+    name, given = source[0], source[1]
+    kind = next((each for each in SOURCES.values() if each.__name__ == name), None)
+    return source if kind is None else [name, kind.placed(given, lambda path: _place(path, folder))]
+
+
+def _place(path: str, folder: Path) -> str:
+    return path if path in _BUILT_IN else str((folder / path).resolve())
+
+
+def _newest(directory: Path) -> list[Path]:
+    found = []
+    for plan in directory.parent.glob("*/plan.json"):
+        if plan.parent != directory and "~" not in plan.parent.name:
+            try:
+                found.append((plan.stat().st_mtime, plan.parent))
+            except OSError:
+                continue  # it was removed just now
+    return [other for _, other in sorted(found, reverse=True)[:MOST_OTHER_RUNS]]

@@ -1,0 +1,268 @@
+"""Weights of a checkpoint in safetensors files, with adapters merged and quantized matrices dequantized."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import Final
+from zlib import crc32
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+from xtrain.blocks.adapted import adapted_matrices
+from xtrain.plan.mesh import base_of_plan
+from xtrain.plan.parameters import name_of
+from xtrain.plan.plan import Plan
+from xtrain.plan.weight_files import INDEX, SIZES, StoredTensor, read_file
+from xtrain.plan.weight_layout import WrittenFile, WrittenTensor
+from xtrain.runtime.base import files as durable
+from xtrain.runtime.base.errors import EnvironmentFault, ExportFailed
+from xtrain.runtime.nn.adapters import begun_part, merged
+from xtrain.runtime.nn.number_formats import QuantisedMatrix
+from xtrain.runtime.store.base_weights import BaseWeights
+from xtrain.runtime.store.checkpoints import CheckpointEntry
+from xtrain.runtime.store.reading import WholeTensors
+from xtrain.runtime.store.stored_weights import CHUNK_BYTES, TYPES
+
+
+@frozen
+class Dequantised:
+    """source: the checkpoint. matrices: name in it → how it is stored."""
+
+    source: WholeTensors
+    matrices: Mapping[str, QuantisedMatrix]
+
+    @classmethod
+    def of(cls, plan: Plan, source: WholeTensors, prefix: str) -> "Dequantised":
+        """prefix: of the names of weights in the checkpoint."""
+        base, found = base_of_plan(plan), {}
+        for each in plan.parameters.tensors if base is not None else ():
+            if each.quantised:
+                assert base is not None
+                first, scales = (0,) * len(each.shape), f"{prefix}{each.name}_scales" if base.double else ""
+                found[f"{prefix}{each.name}"] = QuantisedMatrix(base, each.shape, each.shape, first, scales)
+        return cls(source, found)
+
+    def read(self, name: str) -> Tensor:
+        """All of a tensor, in its own format, or in fp32 where it is stored in codes. Raises OSError."""
+        stored = self.source.read(name)
+        if (matrix := self.matrices.get(name)) is None:
+            return stored
+        beside = self.source.read(matrix.scales) if matrix.scales else None
+        return matrix.values(stored, beside, torch.float32)
+
+
+@frozen(kw_only=True)
+class MergedMatrix:
+    """What became of the change of one matrix. rms: of its elements. error: of what is written, as a share of it.
+    unchanged: share of elements that are written as they were."""
+
+    name: str
+    rms: float
+    error: float
+    unchanged: float
+
+
+@define
+class Merging:
+    """plan: of the run; folder: where it was started; entry: its checkpoint. names: of parameters that the checkpoint
+    calls otherwise. matrices: filled while it is written."""
+
+    plan: Plan
+    folder: Path
+    entry: CheckpointEntry
+    names: Mapping[str, str] = field(factory=dict)
+    matrices: list[MergedMatrix] = field(factory=list)
+
+    @contextmanager
+    def into(
+        self, trained: Callable[[str], Tensor], files: tuple[WrittenFile, ...]
+    ) -> Iterator[Callable[[str], Tensor]]:
+        """What gives all of a parameter of the merged model. trained: gives those that the checkpoint has."""
+        exact = torch.float64 if self.plan.node("setup.build_model").args["params"] == "fp64" else torch.float32
+        matrices = {
+            name_of(layer, each.name): (layer, each) for layer, each in adapted_matrices(self.plan.architecture)
+        }
+        formats = {name: TYPES[tensor.format] for file in files for tensor in file.tensors for name, _ in tensor.parts}
+        factors: dict[str, list[str]] = {}
+        for tensor in self.plan.parameters.tensors:
+            if tensor.adapter:
+                factors.setdefault(tensor.adapter, []).append(tensor.name)
+
+        def read(name: str) -> Tensor:
+            if name not in base.specs:
+                return trained(name)
+            if name not in matrices:
+                return base.read(name)
+            layer, matrix = matrices[name]
+            start = name_of(layer, "")
+            beside = {each.removeprefix(start): trained(self.names.get(each, each)).to(exact) for each in factors[name]}
+            before = weight = base.read(name).to(exact)
+            if matrix.decomposes:
+                weight = base.read(name, less=begun_part(matrix, beside)).to(exact)
+            whole = merged(matrix, weight, beside)
+            self.matrices.append(_compared(name, before, whole, formats[name]))
+            return whole
+
+        with self._base() as base:
+            yield read
+
+    def check(self) -> None:
+        """Read all of the model. Raises ResumeRefused if it is not the one that the adapter was trained on, and
+        EnvironmentFault if it cannot be read."""
+        try:
+            with self._base() as base:
+                base.check(self.entry)
+        except OSError as error:
+            raise EnvironmentFault("X524", f"the model under the adapter cannot be read: {error}") from error
+
+    def _base(self) -> BaseWeights:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # where the run has drawn it
+        return BaseWeights.of(self.plan, self.folder, device)
+
+
+def _compared(name: str, before: Tensor, after: Tensor, format: torch.dtype) -> MergedMatrix:
+    change, written = after - before, after.to(format)
+    size = float(change.norm())
+    lost = float((written.to(after.dtype) - after).norm())
+    unchanged = float((written == before.to(format)).float().mean())
+    return MergedMatrix(
+        name=name, rms=size / change.numel() ** 0.5, error=lost / size if size else 0.0, unchanged=unchanged
+    )
+
+
+# What is told of the progress: (what is done, bytes so far, bytes in all, file, files).
+Report = Callable[[str, int, int, int, int], None]
+WRITING: Final = "writing"
+READING_BACK: Final = "reading back"
+
+
+@define(eq=False)
+class WeightsWriter:
+    """Writes the files of a model into a folder.
+
+    whole: gives all of a parameter by its name, or raises OSError. Of the whole model the parameters of one tensor are
+    in memory at a time, and of what is written one chunk.
+    """
+
+    files: tuple[WrittenFile, ...]
+    whole: Callable[[str], Tensor]
+    folder: Path
+    report: Report
+    _sums: dict[str, int] = field(factory=dict)
+    _read: dict[str, Tensor] = field(factory=dict)
+
+    @property
+    def total(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+    def write(self) -> None:
+        """All files, and the index if there are several; they are on the disk then. Raises ExportFailed or OSError."""
+        done = 0
+        for number, file in enumerate(self.files, start=1):
+            path = self.folder / file.name
+            fd = durable.create(path)
+            try:
+                durable.append(fd, file.header)
+                for tensor in file.tensors:
+                    for chunk in self._chunks(tensor):
+                        durable.append(fd, chunk)
+                        done += len(chunk)
+                        self.report(WRITING, done, self.total, number, len(self.files))
+            finally:
+                os.close(fd)
+            durable.sync(path)
+        self._read.clear()
+        if len(self.files) > 1:
+            durable.write(self.folder / INDEX, json.dumps(self._index(), indent=2) + "\n")
+
+    def verify(self) -> None:
+        """Read the files and hold every tensor against what was written. Raises ExportFailed or OSError."""
+        found: dict[str, StoredTensor] = {}
+        for file in self.files:
+            found |= read_file(str(self.folder), file.name).tensors
+        if found.keys() != self._sums.keys():
+            raise ExportFailed(f"{self.folder} has other tensors than were written")
+        numbers, done = {file.name: number for number, file in enumerate(self.files, start=1)}, 0
+        for name, tensor in found.items():
+            with (self.folder / tensor.file).open("rb", buffering=0) as file:
+                sum = 0
+                for piece in _pieces(file.fileno(), tensor):
+                    sum = crc32(piece, sum)
+                    done += len(piece)
+                    self.report(READING_BACK, done, self.total, numbers[tensor.file], len(self.files))
+            if sum != self._sums[name]:
+                raise ExportFailed(f"`{name}` in {tensor.file} is not what was written: the disk has changed it")
+
+    def _index(self) -> dict[str, object]:
+        sizes = [tensor.bytes // SIZES[tensor.format] for file in self.files for tensor in file.tensors]
+        places = {tensor.name: file.name for file in self.files for tensor in file.tensors}
+        return {
+            "metadata": {"total_parameters": sum(sizes), "total_size": self.total},
+            "weight_map": dict(sorted(places.items())),
+        }
+
+    def _chunks(self, tensor: WrittenTensor) -> Iterator[memoryview]:
+        """The bytes of a tensor as it is stored, some rows at a time."""
+        views, type, sum = self._views(tensor), TYPES[tensor.format], 0
+        row_bytes = prod(tensor.shape[1:]) * SIZES[tensor.format]
+        rows, each = tensor.shape[0] if tensor.shape else 1, max(1, CHUNK_BYTES // max(1, row_bytes))
+        for begin in range(0, rows, each):
+            stored = _rows(tensor, views, begin, min(begin + each, rows))
+            written = stored.to(type).contiguous()
+            if not bool(torch.isfinite(written).all()):
+                raise ExportFailed(_not_finite(tensor, stored))
+            content = written.view(torch.uint8).numpy().data.cast("B")
+            sum = crc32(content, sum)
+            yield content
+        self._sums[tensor.name] = sum
+
+    def _views(self, tensor: WrittenTensor) -> list[Tensor]:
+        """Of its parameters, as files have each part."""
+        names = [parameter for parameter, _ in tensor.parts]
+        for name in self._read.keys() - names:  # the parameters before make room for the next
+            del self._read[name]
+        found = []
+        for name, part in tensor.parts:
+            if name not in self._read:
+                self._read[name] = self.whole(name)
+            value = self._read[name] if part.expert is None else self._read[name][part.expert]
+            found.append(value.transpose(-1, -2) if part.transposed else value)
+        return found
+
+
+def _rows(tensor: WrittenTensor, views: list[Tensor], begin: int, end: int) -> Tensor:
+    """Some rows of a tensor, put together where several parameters lie in it."""
+    pieces = [view[begin:end] if view.ndim else view[None] for view in views]
+    if len(pieces) == 1:
+        assert views[0].shape == tensor.shape, f"{tensor.name} lacks a parameter"
+        return pieces[0]
+    whole = pieces[0].new_empty(end - begin, *tensor.shape[1:])
+    assert sum(piece.numel() for piece in pieces) == whole.numel(), f"{tensor.name} lacks a parameter"
+    for piece, (_, part) in zip(pieces, tensor.parts, strict=True):
+        width = piece.shape[-2 if part.transposed else -1]
+        place = slice(part.first, part.first + width * part.step, part.step)
+        (whole[..., place, :] if part.transposed else whole[..., place]).copy_(piece)
+    return whole
+
+
+def _not_finite(tensor: WrittenTensor, part: Tensor) -> str:
+    if bool(torch.isfinite(part).all()):
+        most = torch.finfo(TYPES[tensor.format]).max
+        return f"`{tensor.name}` has values above {most:g}, the largest of this format; use bf16 or fp32"
+    kind = "NaN" if bool(torch.isnan(part).any()) else "an infinite value"
+    return f"`{tensor.name}` has {kind} in the checkpoint; export one that was saved before the run failed"
+
+
+def _pieces(fd: int, tensor: StoredTensor) -> Iterator[bytes]:
+    at, end = tensor.start, tensor.start + tensor.bytes
+    while at < end:
+        piece = os.pread(fd, min(CHUNK_BYTES, end - at), at)
+        if not piece:
+            raise ExportFailed(f"{tensor.file} is cut off: the disk has lost what was written")
+        at += len(piece)
+        yield piece

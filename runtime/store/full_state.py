@@ -1,0 +1,322 @@
+"""State that a checkpoint holds, the order in which it is restored, and the choice of an intact checkpoint."""
+
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import torch
+from attrs import frozen
+from torch import Tensor
+from torch.optim import Optimizer
+
+from xtrain.plan.checkpoints import checkpoint_contents
+from xtrain.plan.plan import Plan
+from xtrain.plan.step_sizes import past_of
+from xtrain.runtime.base import device as streams
+from xtrain.runtime.base.data_errors import DataError
+from xtrain.runtime.base.errors import ResumeRefused, StorageFailed
+from xtrain.runtime.base.mesh import CollectiveErrors
+from xtrain.runtime.base.state import Progress, Rank
+from xtrain.runtime.feed.curriculum import Remarks
+from xtrain.runtime.feed.setup import Feed
+from xtrain.runtime.nn.averages import WeightAverages
+from xtrain.runtime.nn.axes import local
+from xtrain.runtime.nn.optimizer import KeepsPieces
+from xtrain.runtime.nn.parallelize import reshard
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.nn.weights import optimizer_tensors, saved_tensors
+from xtrain.runtime.store.checkpoints import CheckpointEntry, CheckpointFolder, flaws
+from xtrain.runtime.store.publication import onward
+from xtrain.runtime.store.writing import read_tensors
+
+# The learning rate needs no place of its own: it is a closed form of the counters.
+ORDER: Final = ("model", "ema", "optimizer", "loader", "counters", "completions", "rng")
+
+
+class KeptFile(Protocol):
+    """What a checkpoint has in a file `name` of its own: that of some steps, and not of others."""
+
+    name: str
+
+    def packed(self, step: int) -> bytes | None:
+        """What a run goes on with behind `step` steps, on the first rank; None: nothing. Collective."""
+        ...
+
+    def take(self, content: bytes | None) -> None:
+        """Go on from what `packed` has given."""
+        ...
+
+
+@frozen(kw_only=True)
+class Restored:
+    """What became of each group of a checkpoint, in the order in which they were put back; `remarks` are the loader's.
+
+    Words: read; begun: the average starts at the weights that were read; dropped: the plan keeps no average; own, anew:
+    streams of random numbers go on, or start from seed, step and rank.
+    """
+
+    groups: dict[str, str]
+    remarks: Remarks | None
+
+
+@frozen(kw_only=True, eq=False)
+class FullState:
+    """The live state of a run on this rank. ema: None where the plan keeps no average. base: the digest of what
+    checkpoints do not hold, None where they hold all. completions: that later steps learn from, None where each step
+    samples its own."""
+
+    plan: Plan
+    rank: Rank
+    model: ModelParts
+    ema: WeightAverages | None
+    optimizer: Optimizer
+    feed: Feed
+    progress: Progress
+    base: str | None = None
+    completions: KeptFile | None = None
+
+    # Saving -----------------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors under the names of a checkpoint. Streams of random numbers are copies, made now."""
+        own = {self._stream(name): state for name, state in streams.streams(self.rank.device).items()}
+        averages = self.ema.tensors() if self.ema is not None else {}
+        return {
+            **self._model_tensors(),
+            **averages,
+            **self._optimizer_tensors(),
+            **own,
+        }
+
+    def given(self) -> tuple[dict[str, Tensor], ...]:
+        """What `take` of another rank in the same place reads, in its order."""
+        averages = self.ema.tensors() if self.ema is not None else {}
+        return self._model_tensors(), averages, self._optimizer_tensors()
+
+    def files(self) -> dict[str, bytes]:
+        """Name → content of what is in no tensor, on the first rank. Collective."""
+        packed = self.completions.packed(self.progress.step) if self.completions is not None else None
+        return {self.completions.name: packed} if self.completions is not None and packed is not None else {}
+
+    def weights(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The weights for publishing under the names of a model, and what is said of them."""
+        if self.ema is not None and self.ema.publishes and self.ema.updates:
+            return self.ema.tensors("model"), {"weights": "averaged", "ema": self.ema.described()}
+        return self._model_tensors(), {"weights": "trained"}
+
+    def described(self) -> dict[str, Any]:
+        """What is known of the state besides its tensors, as JSON."""
+        step = self.progress.step
+        measured = {
+            name: value for name, (at, value) in self.progress.measured.items() if at == step and math.isfinite(value)
+        }
+        return {
+            **self.progress.counters(),
+            "metrics": measured,
+            "time": time.time(),
+            "plan_id": self.plan.id,
+            "config_id": self.plan.config_id,
+            "world_size": self.plan.mesh.world_size,
+            "steps": self.feed.steps,
+            **self._epochs(step),
+            **({"ema": self.ema.described()} if self.ema is not None else {}),
+            "rng": self._described_streams(streams.streams(self.rank.device)),
+            **checkpoint_contents(self.plan),
+            **({"base_content": self.base} if self.base is not None else {}),
+            **({"references": references} if (references := self._references()) else {}),
+            "loader": self.feed.loader.state(step),
+            **({"batches": self.feed.batch.row_sizes.described()} if self.feed.batch is not None else {}),
+        }
+
+    def _references(self) -> dict[str, dict[str, str]]:
+        """What the references of datasets are of; by datasets."""
+        return {name: dict(each.reference) for name, each in self.feed.datasets.items() if each.reference}
+
+    def _epochs(self, step: int) -> dict[str, Any]:
+        """How many epochs of its data the run has taken, and which one its last step has ended, if it has."""
+        epoch, batch = self.feed.epoch(step), self.feed.batch
+        if epoch is None or batch is None:
+            return {}
+        return {"epoch": epoch, "epoch_ended": batch.epoch_ended(step)}
+
+    # Putting back -----------------------------------------------------------------------------------------------------
+
+    def restore(self, entry: CheckpointEntry, collective: CollectiveErrors) -> Restored:
+        """Put back what a full checkpoint holds, in place; where the run has gone back to it, with the data that comes
+        behind what was left out. Collective.
+
+        Counters come behind the loader, so that a refusal leaves them; random numbers come last, as whatever is done
+        before may draw some. Raises ResumeRefused if its rows are not those of this data.
+        """
+
+        def read(tensors: dict[str, Tensor]) -> str:
+            read_tensors(tensors, entry.path, collective)
+            return "read"
+
+        return self.take(onward(entry), read, entry.path)
+
+    def take(self, state: dict[str, Any], read: Callable[[dict[str, Tensor]], str], source: Path) -> Restored:
+        """Put back what `described` has said of another state, `state`, with what `read` fills its tensors with, in
+        place: those of the model, of averages, of the optimizer, of streams. source: where that is from."""
+        reshard(self.model)  # parameters have the names of their shards only while these are in force
+        remarks: list[Remarks] = []
+
+        def loader() -> str:
+            try:
+                remarks.append(self.feed.resume(state["loader"], past_of(state)))
+            except DataError as error:
+                raise ResumeRefused(f"{source}: {error}") from error
+            return "read"
+
+        def counters() -> str:
+            self.progress.take(state)
+            return "read"
+
+        put_back: dict[str, Callable[[], str]] = {
+            "model": lambda: self._restore_model(read),
+            "ema": lambda: self._restore_ema(state, read),
+            "optimizer": lambda: self._restore_optimizer(read),
+            "loader": loader,
+            "counters": counters,
+            "completions": lambda: self._restore_completions(source),
+            "rng": lambda: self._restore_streams(state, read),
+        }
+        groups = {name: put_back[name]() for name in ORDER}
+        return Restored(groups={name: word for name, word in groups.items() if word}, remarks=next(iter(remarks), None))
+
+    def _model_tensors(self) -> dict[str, Tensor]:
+        own = self.optimizer.weights() if isinstance(self.optimizer, KeepsPieces) else {}
+        return saved_tensors(self.model, self.plan) | own
+
+    def _restore_model(self, read: Callable[[dict[str, Tensor]], str]) -> str:
+        tensors = self._model_tensors()
+        word = read(tensors)
+        if isinstance(self.optimizer, KeepsPieces):
+            self.optimizer.take_weights(tensors)
+        return word
+
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        if isinstance(self.optimizer, KeepsPieces):
+            return self.optimizer.tensors(self.plan)
+        return optimizer_tensors(self.model, self.optimizer, self.plan)
+
+    def _restore_optimizer(self, read: Callable[[dict[str, Tensor]], str]) -> str:
+        tensors = self._optimizer_tensors()
+        word = read(tensors)
+        if isinstance(self.optimizer, KeepsPieces):
+            self.optimizer.take(self.plan, tensors)
+        return word
+
+    def _restore_ema(self, state: dict[str, Any], read: Callable[[dict[str, Tensor]], str]) -> str:
+        saved = state.get("ema")
+        if self.ema is None:
+            return "dropped" if saved else ""
+        if saved is None:
+            self.ema.restart()
+            return "begun"
+        word = read(self.ema.tensors())
+        self.ema.updates = saved["updates"]
+        return word
+
+    def _restore_completions(self, source: Path) -> str:
+        if self.completions is None:
+            return ""
+        file = source / self.completions.name
+        self.completions.take(file.read_bytes() if file.exists() else None)
+        return "read" if file.exists() else ""
+
+    def _restore_streams(self, state: dict[str, Any], read: Callable[[dict[str, Tensor]], str]) -> str:
+        """A rank's streams are its own in the same mesh alone: in another it stands for other rows, beside others."""
+        saved = state.get("rng")
+        now = streams.streams(self.rank.device)
+        # Those of one replica group are saved, and each stands for rows of its own.
+        if saved is None or saved != self._described_streams(now) or self.rank.replica is not None:
+            streams.begin(self.plan.seed, state["step"], self.rank.row_rank)
+            return "anew"
+        read({self._stream(name): stream for name, stream in now.items()})
+        streams.put_back(now, self.rank.device)
+        return "own"
+
+    def _stream(self, name: str) -> str:
+        return f"rng.{self.rank.rank:05d}.{name}"
+
+    def _described_streams(self, found: dict[str, Tensor]) -> dict[str, Any]:
+        """What a checkpoint says of the streams that it holds, those of every rank."""
+        axes = [[axis.name, axis.size] for axis in self.plan.mesh.axes]
+        return {"axes": axes, "sizes": {name: state.numel() for name, state in found.items()}}
+
+
+Send = Callable[[Tensor], None]
+"""Takes bytes, uint8 [n], in host memory."""
+Receive = Callable[[int], Tensor]
+"""Gives the next n bytes."""
+_LENGTH = 8
+
+
+def give(state: FullState, beside: dict[str, Any], send: Send) -> None:
+    """beside: what else is to be known of it, as JSON."""
+    text = json.dumps({**state.described(), **beside}).encode()
+    send(torch.tensor([len(text)]).view(torch.uint8))
+    send(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    for tensors in state.given():
+        for name in sorted(tensors):
+            send(local(tensors[name]).detach().cpu().contiguous().view(-1).view(torch.uint8))
+
+
+def take(state: FullState, receive: Receive, source: Path) -> dict[str, Any]:
+    """Put back what `give` of another rank sends, in place; what it has said. source: where that is from, for errors.
+
+    Raises ResumeRefused if its rows are not those of this data.
+    """
+    length = int(receive(_LENGTH).view(torch.int64).item())
+    said: dict[str, Any] = json.loads(bytes(receive(length).tolist()))
+
+    @torch.no_grad()
+    def read(tensors: dict[str, Tensor]) -> str:
+        for name in sorted(tensors):
+            own = local(tensors[name])
+            content = receive(own.numel() * own.element_size())
+            own.copy_(content.view(own.dtype).view(own.shape))
+        return "read"
+
+    state.take(said, read, source)
+    return said
+
+
+# Told of every checkpoint that is passed over: (it, why).
+Report = Callable[[CheckpointEntry, str], None]
+
+
+def choose(
+    folder: CheckpointFolder, collective: CollectiveErrors, *, content: bool, report: Report
+) -> CheckpointEntry | None:
+    """The checkpoint `latest` names or else the newest that is intact; None if the folder has none at all.
+
+    content: read all of it and compare checksums, the files dealt among ranks. Collective, with one result for all.
+    Raises ResumeRefused if there are checkpoints and none is intact: a run that began anew would hide that.
+    """
+    candidates = collective.first(folder.candidates)
+    for entry in candidates:
+        flaw = flaw_of(entry, collective, content=content)
+        if not flaw:
+            return entry
+        report(entry, flaw)
+    if candidates:
+        raise ResumeRefused(
+            f"no checkpoint in {folder.root} is intact; `xtrain checkpoint verify` says what is wrong with each, and "
+            "checkpoint.resume = false starts from scratch"
+        )
+    return None
+
+
+def flaw_of(entry: CheckpointEntry, collective: CollectiveErrors, *, content: bool) -> str:
+    """What is wrong with a checkpoint; empty if nothing is. Collective, with one result for all."""
+    part = (collective.rank, collective.size)
+    try:
+        found = collective.all(lambda: flaws(entry.path, content=content, part=part))
+    except StorageFailed as failure:
+        return str(failure)
+    return next((flaw for each in found for flaw in each), "")

@@ -1,0 +1,211 @@
+"""Folder of checkpoints as its writer changes it: begin, publish, point, retain and roll back."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import asdict, fields, frozen
+
+from xtrain.plan.checkpoints import POINTERS, Pointer
+from xtrain.regular_files import read_json
+from xtrain.runtime.base import files as durable
+from xtrain.runtime.base.errors import ResumeRefused
+from xtrain.runtime.base.locks import unless_read
+from xtrain.runtime.store.checkpoints import TENSORS, CheckpointEntry, CheckpointFolder, write_sidecar
+
+
+@frozen
+class Publisher:
+    """Writes into the folder of a run; one process at a time. All methods raise OSError.
+
+    best: the metric whose least value `best` follows, the highest if `highest`; None where none is followed.
+    """
+
+    folder: CheckpointFolder
+    best: str | None = None
+    highest: bool = False
+
+    def sweep(self) -> None:
+        """Remove what saves and removals that were cut off have left; nobody may be saving here."""
+        for path in self.folder.remains():
+            durable.clear(path) if path.is_dir() else durable.forget(path)
+        for pointer in POINTERS:
+            if not self._follows(pointer):
+                self._follow(pointer)
+
+    def begin(self, final: Path) -> Path:
+        """An empty folder to write `final` into; what an earlier attempt left half-made is removed."""
+        partial = partial_of(final)
+        if partial.exists():
+            durable.clear(partial)
+        partial.mkdir(parents=True)
+        return partial
+
+    def abandon(self, final: Path) -> None:
+        """Remove what was written of a checkpoint that will not be finished."""
+        partial = partial_of(final)
+        if partial.exists():
+            durable.clear(partial)
+
+    def publish(
+        self, final: Path, state: dict[str, Any], checksums: dict[str, str], pointers: tuple[Pointer, ...]
+    ) -> None:
+        """Seal what was written, give it its name and point at it, in that order.
+
+        Every file must be on the disk already, `checksums` speaks of each.
+        """
+        partial = partial_of(final)
+        write_sidecar(partial, state, checksums)  # which syncs the folder as well
+        aside = self._make_way(final) if final.exists() else None
+        durable.rename(partial, final)
+        for pointer in pointers:
+            self.point(pointer, final.name)
+        if aside is not None:
+            durable.clear(aside)
+
+    def point(self, pointer: Pointer, name: str) -> None:
+        """Let a pointer name a checkpoint, then its alias mean the file of that, where it is one file."""
+        durable.write(self.folder.root / pointer, f"{name}\n")
+        self._follow(pointer)
+
+    def _follow(self, pointer: Pointer) -> None:
+        """Bring an alias to where its pointer is."""
+        alias, file = self.folder.alias(pointer), self._file(pointer)
+        if file is not None:
+            durable.name_also(file, alias)
+        elif alias.exists():
+            durable.forget(alias)
+
+    def _follows(self, pointer: Pointer) -> bool:
+        alias, file = self.folder.alias(pointer), self._file(pointer)
+        return durable.means(alias, file) if file is not None else not alias.exists()
+
+    def _file(self, pointer: Pointer) -> Path | None:
+        """The one file of what a pointer names; None where there is none."""
+        file = self.folder.root / self.folder.named(pointer) / TENSORS
+        return file if file.is_file() else None
+
+    def retain(self, keep: int | None, *, begun: CheckpointEntry | None = None) -> list[Path]:
+        """Remove what `CheckpointFolder.old` says (None: nothing of it), and weights that `model` has left behind.
+
+        begun: the checkpoint that a run goes on from, which is left alone. One that another process reads, as to export
+        it, is left for the next call. Returns what was removed.
+        """
+        old = self.folder.old(keep, begun=begun) if keep is not None else []
+        old = [entry for entry in old if begun is None or entry.name != begun.name]
+        if model := self.folder.named("model"):
+            old += [entry for entry in self.folder.models() if entry.name != model]
+        removed = []
+        for entry in old:
+            with unless_read(entry.path) as unread:
+                if unread:
+                    self.remove(entry.path)
+                    removed.append(entry.path)
+        return removed
+
+    def remove(self, path: Path) -> None:
+        durable.clear(durable.set_aside(path))
+
+    def _make_way(self, final: Path) -> Path:
+        """Free the name of a step that is saved again; pointers to it go to another checkpoint, or away."""
+        for pointer in POINTERS:
+            if self.folder.named(pointer) == final.name:
+                other = self._other(pointer, final.name)
+                if other is not None:
+                    self.point(pointer, other.name)
+                else:
+                    durable.forget(self.folder.root / pointer)
+                    self._follow(pointer)
+        return durable.set_aside(final)
+
+    def _other(self, pointer: Pointer, name: str) -> CheckpointEntry | None:
+        """What a pointer is to name instead."""
+        if pointer == "latest":
+            return next((entry for entry in reversed(self.folder.entries()) if entry.name != name), None)
+        if pointer != "best" or not self.best:
+            return None
+        return self.folder.best_of(self.best, highest=self.highest, besides=name)
+
+
+def partial_of(final: Path) -> Path:
+    """Where a checkpoint is written before it has its name."""
+    return final.with_name(final.name + durable.PARTIAL)
+
+
+FILE: Final = "rollback.json"
+_KEYS: Final = {"newer": "undone"}  # of fields whose key in the file is another
+
+
+@frozen(kw_only=True)
+class RollbackState:
+    """What was undone, and how it goes on.
+
+    checkpoint, seal: from which. from_step: how many steps there were. loader: the state of the data that the run goes
+    on with. nonfinite: the counters it goes on with. newer: name → seal of the checkpoints that were newer.
+    """
+
+    checkpoint: str
+    seal: str
+    from_step: int
+    loader: dict[str, Any]
+    nonfinite: dict[str, Any]
+    newer: dict[str, str]
+
+    def write(self, directory: Path) -> None:
+        """Make it last, in place of an earlier one. Raises OSError."""
+        content = {_KEYS.get(name, name): value for name, value in asdict(self).items()}
+        durable.write(directory / FILE, json.dumps(content, indent=1))
+
+    def finish(self, directory: Path) -> None:
+        """Take the names from what was undone; the best one so far keeps it. Raises OSError."""
+        folder = CheckpointFolder(directory / "checkpoints")
+        publisher = Publisher(folder)
+        discarded = [entry for entry in folder.published() if self.newer.get(entry.name) == seal_of(entry)]
+        named = folder.named()
+        if named in {entry.name for entry in discarded}:
+            publisher.point("latest", self.checkpoint)
+        for entry in discarded:
+            if "best" not in folder.protected().get(entry.name, ()):
+                publisher.remove(entry.path)
+
+
+def read_rollback(directory: Path) -> RollbackState | None:
+    """The last one of a run; None where it has never gone back. Raises ResumeRefused where it is damaged."""
+    try:
+        content = read_json(directory / FILE)
+        return RollbackState(
+            **{each.name: content.pop(_KEYS.get(each.name, each.name)) for each in fields(RollbackState)}, **content
+        )
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ResumeRefused(
+            f"{directory / FILE} is damaged. It lists rows to skip after a rollback; remove it to train on these rows "
+            "again"
+        ) from error
+
+
+def finish_rollback(directory: Path) -> None:
+    """Do what a run that was killed while it went back has left to do; nobody may be saving there. Raises OSError."""
+    rollback = read_rollback(directory)
+    if rollback is not None:
+        rollback.finish(directory)
+
+
+def onward(entry: CheckpointEntry) -> dict[str, Any]:
+    """What a checkpoint says of itself, with the place in the data where a run goes on that has gone back to it."""
+    state = entry.state()
+    rollback = read_rollback(entry.path.parent.parent)
+    if rollback is None:
+        return state
+    if (rollback.checkpoint, rollback.seal) == (entry.name, seal_of(entry)):
+        return {**state, "loader": rollback.loader, "nonfinite": rollback.nonfinite}
+    return state
+
+
+def seal_of(entry: CheckpointEntry) -> str:
+    """What tells a checkpoint from another of its name; empty where it cannot be read."""
+    try:
+        return str(entry.state().get("seal", ""))
+    except (OSError, ValueError):
+        return ""

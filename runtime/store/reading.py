@@ -1,0 +1,302 @@
+"""Reading of the tensors of a checkpoint, without executing anything that its files contain."""
+
+import pickle
+import re
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, Final, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from xtrain.regular_files import open_regular, read_regular
+from xtrain.runtime.store.checkpoints import METADATA, TENSORS
+
+
+def mapped(folder: Path) -> dict[str, Tensor]:
+    """Name → tensor whose content is read from the disk when it is asked for. Raises OSError."""
+    try:
+        found = torch.load(folder / TENSORS, map_location="cpu", mmap=True, weights_only=True)
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError, UnpicklingError) as error:
+        raise OSError(f"{folder / TENSORS} cannot be read: {str(error).splitlines()[0]}") from error
+    if not isinstance(found, dict) or not all(isinstance(each, Tensor) for each in found.values()):
+        raise OSError(f"{folder / TENSORS} holds something else than tensors by name")
+    return found
+
+
+class FileReader(StorageReader):
+    """One piece a tensor: the whole of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tensors = mapped(folder)
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        pass
+
+    def read_metadata(self, *args: Any, **rest: Any) -> Metadata:
+        return Metadata(state_dict_metadata={name: _whole_tensor(tensor) for name, tensor in self._tensors.items()})
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **rest: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        for item in plan.items:
+            assert item.type is LoadItemType.TENSOR
+            piece = self._tensors[cast(MetadataIndex, item.storage_index).fqn]
+            for dim, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                piece = piece.narrow(dim, offset, length)
+            target = planner.resolve_tensor(item).detach()
+            target.copy_(piece)
+            planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return (Path(checkpoint_id) / TENSORS).is_file()
+
+
+def _whole_tensor(tensor: Tensor) -> TensorStorageMetadata:
+    origin = torch.Size([0] * tensor.dim())
+    return TensorStorageMetadata(
+        properties=TensorProperties.create_from_tensor(tensor),
+        size=tensor.size(),
+        chunks=[ChunkStorageMetadata(offsets=origin, sizes=tensor.size())],
+    )
+
+
+T = TypeVar("T")
+MOST_BYTES: Final = 2**31  # of `.metadata`: about 20 million shards
+MOST_DIMENSIONS: Final = 64  # as torch has it
+# Packages whose classes torch writes into `.metadata`.
+_PACKAGES: Final = ("torch", "pathlib")
+# Instructions of a pickle (`pickletools.opcodes`) that build plain data, with the bytes of their arguments, then those
+# with a length before their data. LONG_BINPUT is not among them: one such instruction can take gigabytes of memory.
+_PLAIN: Final = re.compile(rb"(?:[(0NRabdestu})\]\x81\x85-\x89\x93\x94]|[Kh\x80].|M..|[Jj]....|\x95.{8})++", re.DOTALL)
+_COUNTED: Final = {b"\x8c": 1, b"\x8a": 1, b"X": 4}
+_LONG: Final = b"\x8a"
+_END: Final = b"."
+
+
+class _StandIn:
+    """Stands in for what a pickle names: keeps what it is given, and does nothing with it."""
+
+    arguments: tuple[Any, ...] = ()
+    state: Any = None
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes stand-ins, of one class for each name."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(BytesIO(content))
+        self._classes: dict[str, type[_StandIn]] = {}
+
+    def find_class(self, module_name: str, global_name: str) -> type[_StandIn]:
+        name = f"{module_name}.{global_name}"
+        if module_name.partition(".")[0] not in _PACKAGES:
+            raise pickle.UnpicklingError(f"it names `{name}`, which was not executed")
+        if name not in self._classes:
+            self._classes[name] = type(global_name, (_StandIn,), {})
+        return self._classes[name]
+
+
+class ShardReader(FileSystemReader):
+    """Reads a checkpoint of shards. Raises OSError where `.metadata` is not what torch writes."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._metadata = _read_metadata(folder)
+
+    def read_metadata(self, *args: Any, **rest: Any) -> Metadata:
+        return self._metadata
+
+
+def reader_of(folder: Path) -> StorageReader:
+    """Open a checkpoint of either form. Raises OSError."""
+    return FileReader(folder) if (folder / TENSORS).is_file() else ShardReader(folder)
+
+
+def _read_metadata(folder: Path) -> Metadata:
+    content = read_regular(folder / METADATA, MOST_BYTES)
+    try:
+        _check_instructions(content)
+        return _Records(folder, len(content)).metadata(_Unpickler(content).load())
+    except (ValueError, LookupError, TypeError, AttributeError, EOFError, OverflowError, RecursionError,
+            MemoryError, pickle.UnpicklingError) as error:  # fmt: skip
+        raise OSError(f"{folder / METADATA} is not what torch writes: {error or type(error).__name__}") from error
+
+
+def _check_instructions(content: bytes) -> None:
+    """Raise ValueError for instructions that torch's records do not need."""
+    place = 0
+    while content[place : place + 1] != _END:
+        if (plain := _PLAIN.match(content, place)) is not None:
+            place = plain.end()
+            continue
+        sign = content[place : place + 1]
+        if sign not in _COUNTED:
+            raise ValueError(f"byte {place:,} is no instruction of it" if sign else "it is cut off")
+        start = place + 1 + _COUNTED[sign]
+        length = int.from_bytes(content[place + 1 : start], "little")
+        place = start + length
+        # Larger numbers can be chosen so that all have one hash.
+        if place >= len(content) or (sign == _LONG and length > 8):
+            raise ValueError(f"a length in front of byte {start:,} is too large")
+
+
+class _Records:
+    """Builds torch's records from stand-ins. Raises ValueError, TypeError or KeyError for what they do not hold.
+
+    most: shards that a file of this size can have; a pickle may name the same list again and again.
+    """
+
+    def __init__(self, folder: Path, most: int) -> None:
+        self._folder, self._left = folder, most
+        self._bytes: dict[str, int] = {}
+
+    def metadata(self, root: Any) -> Metadata:
+        fields = _fields(root, "Metadata")
+        places = {
+            self._index(index): self._place(place) for index, place in _mapping(fields["storage_data"]).items()
+        }  # fmt: skip
+        tensors = {name: self._tensor(name, each) for name, each in _mapping(fields["state_dict_metadata"]).items()}
+        for name, tensor in tensors.items():
+            for chunk in tensor.chunks:
+                if MetadataIndex(name, chunk.offsets) not in places:
+                    raise ValueError(f"it does not say where `{name}` from {list(chunk.offsets)} lies")
+        # torch's own type of a value is a union, which a dict of one of its members is not.
+        return Metadata(state_dict_metadata={**tensors}, storage_data=places)
+
+    def _tensor(self, name: Any, record: Any) -> TensorStorageMetadata:
+        if not isinstance(name, str):
+            raise TypeError("a name is no text")
+        if type(record).__name__ == "BytesStorageMetadata":
+            raise ValueError(f"`{name}` is no tensor but an object of Python, which can run code when read")
+        fields = _fields(record, "TensorStorageMetadata")
+        dtype = _state(fields["properties"], "TensorProperties")[0]
+        dtype = getattr(torch, dtype.__name__, None) if isinstance(dtype, type) else None
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"`{name}` has no dtype")
+        size = _size(fields["size"])
+        return TensorStorageMetadata(TensorProperties(dtype=dtype), size, [*self._chunks(name, fields["chunks"], size)])
+
+    def _chunks(self, name: str, records: Any, size: torch.Size) -> Iterator[ChunkStorageMetadata]:
+        for record in _checked(records, list):
+            self._left -= 1
+            fields = _fields(record, "ChunkStorageMetadata")
+            offsets, sizes = _size(fields["offsets"]), _size(fields["sizes"])
+            ends = [offset + length for offset, length in zip(offsets, sizes, strict=True)]
+            if self._left < 0 or any(end > whole for end, whole in zip(ends, size, strict=True)):
+                raise ValueError(f"`{name}` has shards that are not of it")
+            yield ChunkStorageMetadata(offsets, sizes)
+
+    def _index(self, record: Any) -> MetadataIndex:
+        fields = _fields(record, "MetadataIndex")
+        offset = fields.get("offset")
+        return MetadataIndex(_checked(fields["fqn"], str), None if offset is None else _size(offset))
+
+    def _place(self, record: Any) -> _StorageInfo:
+        fields = _fields(record, "_StorageInfo")
+        file = _checked(fields["relative_path"], str)
+        offset, length = _checked_int(fields["offset"]), _checked_int(fields["length"])
+        if fields.get("transform_descriptors"):
+            raise ValueError("it has shards that are compressed")
+        if file not in self._bytes:
+            if Path(file).name != file:
+                raise ValueError(f"it names {file!r}, which is no file of the checkpoint")
+            with open_regular(self._folder / file) as opened:
+                self._bytes[file] = opened.seek(0, 2)
+        if offset + length > self._bytes[file]:
+            raise ValueError(f"{file} ends before a shard that it should have")
+        return _StorageInfo(file, offset, length)
+
+
+def _checked(value: Any, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(f"it has {type(value).__name__} instead of {kind.__name__}")
+    return value
+
+
+def _mapping(value: Any) -> dict[Any, Any]:
+    return _checked(value, dict)
+
+
+def _state(record: Any, name: str) -> Any:
+    if not isinstance(record, _StandIn) or type(record).__name__ != name:
+        raise TypeError(f"it has {type(record).__name__} instead of {name}")
+    return record.state
+
+
+def _fields(record: Any, name: str) -> dict[str, Any]:
+    return _mapping(_state(record, name))
+
+
+def _checked_int(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError("a size or place is no whole number")
+    return value
+
+
+def _size(record: Any) -> torch.Size:
+    if not isinstance(record, _StandIn) or type(record).__name__ != "Size":
+        raise TypeError(f"it has {type(record).__name__} instead of Size")
+    (extents,) = record.arguments
+    if len(_checked(extents, tuple)) > MOST_DIMENSIONS:
+        raise ValueError("a tensor has too many dimensions")
+    return torch.Size(map(_checked_int, extents))
+
+
+class WholeTensors:
+    """Reads a checkpoint of any layout and form. What lies where is read once. Raises OSError."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            self._reader = reader_of(folder)
+            self._metadata = self._reader.read_metadata()
+            self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
+        except Exception as error:  # what torch raises of a damaged file is of many kinds
+            raise OSError(f"{folder} cannot be read: {error}") from error
+
+    def read(self, name: str) -> Tensor:
+        """All of a tensor, in its own format. In memory there is also one shard of it. Raises OSError."""
+        stored = self._metadata.state_dict_metadata.get(name)
+        if not isinstance(stored, TensorStorageMetadata):
+            raise OSError(f"{self._folder} has no tensor {name}")
+        tensor = torch.empty(stored.size, dtype=stored.properties.dtype)
+        planner = DefaultLoadPlanner(flatten_state_dict=False)
+        planner.set_up_planner({name: tensor}, self._metadata, is_coordinator=True)
+        try:
+            plan = self._reader.prepare_local_plan(planner.create_local_plan())
+            self._reader.read_data(plan, planner).wait()
+        except Exception as error:
+            raise OSError(f"{self._folder}: `{name}` cannot be read: {error}") from error
+        return tensor

@@ -1,0 +1,229 @@
+"""Weights of a folder, read into the shards of a rank: each rank reads the bytes of its own shards only."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from math import isfinite
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+from attrs import define, field
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from xtrain.plan.plan import Plan
+from xtrain.plan.weight_files import EMBEDDING_WEIGHT, HEAD_WEIGHT, SIZES, StoredPart, StoredTensor, WeightFiles
+from xtrain.plan.weight_layout import Assignment, assign
+from xtrain.runtime.nn.build import DTYPES
+from xtrain.runtime.nn.weights import own_indices
+
+TYPES: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+# Of a tensor that is in host memory at a time, whatever its size.
+CHUNK_BYTES: Final = 2**24
+PAUSE_SECONDS: Final = 10.0  # between two reports of how far reading is
+
+
+@define
+class WeightReader:
+    """Reads pieces of stored tensors; a file is opened when it is first needed.
+
+    report: called with the bytes read so far whenever some seconds have passed.
+    """
+
+    files: WeightFiles
+    assignment: Assignment
+    report: Callable[[int], None]
+    bytes: int = 0
+    _open: dict[str, int] = field(factory=dict)
+    _buffer: bytearray = field(factory=bytearray)
+    _reported: float = field(factory=time.monotonic)
+
+    @classmethod
+    def of(cls, plan: Plan, files: WeightFiles, report: Callable[[int], None]) -> "WeightReader":
+        return cls(files, assign(plan.architecture, files), report)
+
+    def __enter__(self) -> "WeightReader":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
+
+    def has(self, name: str) -> bool:
+        """Whether the files have a parameter, or a buffer."""
+        return name in self.assignment.parts
+
+    def total(self, parameters: Iterable[tuple[str, Tensor]]) -> int:
+        """Bytes that reading the pieces of these parameters takes."""
+        found = 0
+        for name, parameter in parameters:
+            piece = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            stored = self.files.tensors[self.assignment.parts[name][0].name]
+            twice = 2 if name == EMBEDDING_WEIGHT and self.assignment.twin else 1
+            found += twice * piece.numel() * SIZES[stored.format]
+        return found
+
+    def read(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
+        """Fill this rank's pieces of parameters. Raises OSError whose text names file and tensor."""
+        together: dict[str, dict[str, Tensor]] = {}
+        for name, parameter in parameters:
+            part = self.assignment.parts[name][0]
+            # What lies in turns in one tensor is read at once, so that no byte is read twice.
+            together.setdefault(part.name if part.step > 1 else name, {})[name] = parameter
+        for group in together.values():
+            self._read(group)
+
+    def read_whole(self, name: str, into: Tensor, expert: int | None = None) -> None:
+        """Fill `into` [R, C] with all of a matrix, or of that of an expert of a stack. Raises OSError."""
+        indices = [torch.arange(extent) for extent in into.shape]
+        for part in self.assignment.parts[name]:
+            if part.expert == expert:
+                self._read_parts([part], [into], indices)
+            elif len(part.shape) == 3 and expert is not None:
+                self._read_parts([part], [into], indices, expert)
+
+    def _read(self, parameters: Mapping[str, Tensor]) -> None:
+        """The same of one, or of those that lie in turns in the same tensors, which are alike."""
+        name, parameter = next(iter(parameters.items()))
+        indices = [own_indices(parameter, dim) for dim in range(parameter.ndim)]
+        pieces = [each.to_local() if isinstance(each, DTensor) else each for each in parameters.values()]
+        assert {piece.shape for piece in pieces} == {pieces[0].shape}
+        if pieces[0].numel() == 0:
+            return
+        stored = self.assignment.parts[name][0]
+        if name in (EMBEDDING_WEIGHT, HEAD_WEIGHT) and (own := int((indices[0] < stored.shape[0]).sum())) < len(
+            indices[0]
+        ):
+            (piece,) = pieces
+            self._grow(stored, piece[own:], indices[1])
+            pieces, indices = [piece[:own]], [indices[0][:own], indices[1]]
+        for parts in zip(*(self.assignment.parts[each] for each in parameters), strict=True):
+            if (expert := parts[0].expert) is not None:
+                if expert in (mine := indices[0].tolist()):
+                    self._read_parts(parts, [piece[mine.index(expert)] for piece in pieces], indices[1:])
+            elif len(parts[0].shape) == 3:
+                for place, expert in enumerate(indices[0].tolist()):
+                    self._read_parts(parts, [piece[place] for piece in pieces], indices[1:], expert)
+            else:
+                self._read_parts(parts, pieces, indices)
+        if name == EMBEDDING_WEIGHT and self.assignment.twin:
+            twin, (piece,) = self.files.tensors[self.assignment.twin], pieces
+            for place, chunk in self._chunks(self.assignment.twin, twin, indices[0], indices[1], 0):
+                if not torch.equal(piece[place].cpu(), chunk[..., 0].to(piece.dtype)):
+                    message = f"{self._path(twin.file)}: `{self.assignment.twin}` differs from the embedding, to which "
+                    raise OSError(f"{message}config.json ties it")
+
+    def _grow(self, part: StoredPart, new: Tensor, columns: Tensor) -> None:
+        """Fill rows [r, c] that files do not have with the mean of those that they have, summed in fp64."""
+        stored = self.files.tensors[part.name]
+        sums = torch.zeros(len(columns), dtype=torch.float64)
+        for (_, place), chunk in self._chunks(part.name, stored, torch.arange(part.shape[0]), columns, 0):
+            sums[place] += chunk[..., 0].double().sum(0)
+        self._put((sums / part.shape[0]).expand(new.shape), new, part.name, stored)
+
+    def _read_parts(
+        self, parts: Sequence[StoredPart], pieces: Sequence[Tensor], indices: list[Tensor], matrix: int = 0
+    ) -> None:
+        """pieces [r, c] of a matrix, [r] of a vector; transposed: [c, r]. matrix: which of the stored tensor."""
+        part, stored = parts[0], self.files.tensors[parts[0].name]
+        skipped = matrix * stored.bytes // part.shape[0]
+        indices = [*indices[:-1], indices[-1] + (part.first if part.step == 1 else 0)]
+        if part.transposed:
+            pieces, indices = [piece.t() for piece in pieces], indices[::-1]
+        rows, columns = indices[0], indices[1] if len(indices) > 1 else None
+        for place, chunk in self._chunks(part.name, stored, rows, columns, skipped, part.step):
+            for each, piece in zip(parts, pieces, strict=True):
+                self._put(chunk[..., each.first if each.step > 1 else 0], piece[place], part.name, stored)
+
+    def _put(self, values: Tensor, to: Tensor, name: str, stored: StoredTensor) -> None:
+        """Copy values, which the number format of parameters must have."""
+        if torch.finfo(to.dtype).max < torch.finfo(values.dtype).max:
+            values = values.to(to.dtype)
+            if not _is_finite(values):
+                format = next(format for format, dtype in DTYPES.items() if dtype == to.dtype)
+                message = f"{self._path(stored.file)}: `{name}` has a value that is too large for {format}"
+                raise OSError(f"{message}, the format of the parameters")
+        to.copy_(values)
+
+    def _chunks(
+        self, name: str, stored: StoredTensor, rows: Tensor, columns: Tensor | None, skipped: int, step: int = 1
+    ) -> Iterator[tuple[Any, Tensor]]:
+        """(place in the piece, what belongs there) for some rows, and some columns of a matrix, all being in order.
+
+        step: so many neighbouring numbers are one column, and the last dimension of what is given. skipped: bytes of
+        the tensor before the matrix.
+        """
+        width = 1 if columns is None else stored.shape[-1] // step
+        size, type = SIZES[stored.format] * step, TYPES[stored.format]
+        start, row_bytes = stored.start + skipped, width * size
+        for first, end in runs(columns if columns is not None else torch.zeros(1, dtype=torch.int64)):
+            # Where all columns are wanted, rows that follow each other are one range of the file.
+            begin = 0 if columns is None else int(columns[first])
+            whole = end - first == width
+            wide, most = (end - first) * size, max(1, CHUNK_BYTES // ((end - first) * size))
+            for top, bottom in runs(rows, most):
+                count, at = bottom - top, start + int(rows[top]) * row_bytes + begin * size
+                view = memoryview(self._room(count * wide))
+                if whole:
+                    self._fill(view, at, name, stored)
+                else:
+                    for row in range(count):
+                        self._fill(view[row * wide : (row + 1) * wide], at + row * row_bytes, name, stored)
+                chunk = torch.frombuffer(view, dtype=type)
+                if not _is_finite(chunk):
+                    kind = "NaN" if bool(torch.isnan(chunk).any()) else "an infinite value"
+                    raise OSError(f"{self._path(stored.file)}: `{name}` has {kind}")
+                self._progress()
+                if columns is None:
+                    yield slice(top, bottom), chunk.view(count, step)
+                else:
+                    yield (slice(top, bottom), slice(first, end)), chunk.view(count, end - first, step)
+
+    def _room(self, size: int) -> memoryview:
+        """Memory of the buffer, which is as large as the largest chunk so far."""
+        if size > len(self._buffer):
+            self._buffer = bytearray()  # before there are both
+            self._buffer = bytearray(size)
+        return memoryview(self._buffer)[:size]
+
+    def _fill(self, view: memoryview, at: int, name: str, stored: StoredTensor) -> None:
+        """Read as many bytes as the view has. Raises OSError."""
+        if stored.file not in self._open:
+            self._open[stored.file] = os.open(self._path(stored.file), os.O_RDONLY | os.O_CLOEXEC)
+        done = 0
+        while done < len(view):
+            count = os.preadv(self._open[stored.file], [view[done:]], at + done)
+            if count == 0:
+                raise OSError(f"{self._path(stored.file)} is cut off in `{name}`")
+            done += count
+        self.bytes += done
+
+    def _path(self, file: str) -> Path:
+        return Path(self.files.folder) / file
+
+    def _progress(self) -> None:
+        if time.monotonic() - self._reported >= PAUSE_SECONDS:
+            self._reported = time.monotonic()
+            self.report(self.bytes)
+
+
+def _is_finite(values: Tensor) -> bool:
+    """Whether no value is NaN or infinite; without memory of its own."""
+    least, most = torch.aminmax(values)
+    return isfinite(least) and isfinite(most)
+
+
+def runs(indices: Tensor, most: int | None = None) -> Iterator[tuple[int, int]]:
+    """[first, end) of each stretch of indices that follow one another, cut where one is longer than `most`."""
+    breaks = (indices.diff() != 1).nonzero().flatten().add(1).tolist()
+    bounds = [0, *breaks, len(indices)]
+    for first, end in pairwise(bounds):
+        step = most or end - first or 1
+        for begin in range(first, end, step):
+            yield begin, min(begin + step, end)

@@ -1,0 +1,291 @@
+"""Writing of a checkpoint: planned pieces, files with checksums, and a transaction of all ranks.
+
+Either all ranks succeed, or all know why not.
+"""
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+from attrs import field, frozen
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.tensor import DTensor
+from torch.futures import Future
+
+from xtrain.plan.checkpoints import Pointer
+from xtrain.runtime.base import files as durable
+from xtrain.runtime.base.errors import StorageFailed
+from xtrain.runtime.base.mesh import CollectiveErrors, reason
+from xtrain.runtime.nn.weights import quiet_alone
+from xtrain.runtime.store.checkpoints import TENSORS, CheckpointEntry, file_checksums
+from xtrain.runtime.store.publication import Publisher, partial_of
+from xtrain.runtime.store.reading import reader_of
+
+# Stands for the plan of a rank that all know already.
+UNCHANGED = SavePlan([], usable=False)
+
+
+@frozen(eq=False)
+class _Planned:
+    """Of the last save: what this rank has proposed, what the first rank made of it, and, there, the metadata."""
+
+    proposed: SavePlan
+    final: SavePlan
+    metadata: Metadata | None
+
+
+class CachedSavePlanner(DefaultSavePlanner):
+    """Plans of the saves of a run. The first rank divides replicated tensors among the ranks that have them, and checks
+    that the pieces are whole tensors: while names, shapes and placements are those of the last save on all ranks, so is
+    its outcome, and ranks send it nothing.
+
+    torch has such a cache, in variables of the class: after a save that failed on a few ranks, ranks differ in what
+    they have in theirs. This one is of a save that succeeded on all ranks, or is empty on all.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(flatten_sharded_tensors=False)
+        self._last: _Planned | None = None
+        self._again = False
+        self._metadata: Metadata | None = None
+        self._proposed = self._final = UNCHANGED
+
+    def begin(self, tensors: dict[str, Any], collective: CollectiveErrors) -> None:
+        """Before a save of `tensors`. Collective."""
+        super().set_up_planner(tensors, is_coordinator=collective.rank == 0)
+        self._proposed = super().create_local_plan()
+        known = self._last is not None and self._last.proposed == self._proposed
+        self._again = all(collective.all(lambda: known))
+
+    def end(self, *, saved: bool) -> None:
+        """After a save. saved: whether it succeeded, the same on all ranks."""
+        self._last = _Planned(self._proposed, self._final, self._metadata) if saved else None
+        self.state_dict = {}
+
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        """`begin` has been told the tensors."""
+
+    def create_local_plan(self) -> SavePlan:
+        return UNCHANGED if self._again else self._proposed
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        if self._again:
+            assert self._metadata is not None
+            return all_plans, self._metadata
+        plans, self._metadata = super().create_global_plan(all_plans)
+        return plans, self._metadata
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        if not self._again:
+            self._final = new_plan
+        return self._final
+
+
+class _Writer(FileSystemWriter):
+    """One file a rank. What is written reaches the disk later, with its checksum."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, sync_files=False, thread_count=1)
+
+    def write_data(self, plan: Any, planner: Any) -> Future:
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:
+            raise _origin(error) from None
+
+
+def _origin(error: BaseException) -> BaseException:
+    """The error of the disk behind one of torch, which speaks of wrong positions in a file."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, OSError):
+            return found
+        found = found.__cause__ or found.__context__
+    return error
+
+
+def write_sharded(
+    tensors: dict[str, Any], folder: Path, collective: CollectiveErrors, planner: CachedSavePlanner
+) -> dict[str, str]:
+    """Write every rank's pieces into an empty folder that all see; name → checksum of all files, which are then on the
+    disk. Collective. Raises StorageFailed on all ranks alike."""
+    group = collective.group
+
+    def write() -> None:
+        # The planner has the tensors: of those that are given to `save` it would log each one by one.
+        save({}, storage_writer=_Writer(folder), planner=planner, process_group=group, no_dist=group is None)
+
+    saved = False
+    with quiet_alone():
+        planner.begin(tensors, collective)
+        try:
+            collective.all(write)
+            saved = True
+        finally:
+            planner.end(saved=saved)
+    parts = collective.all(lambda: _settled(folder, collective.rank))
+    return {name: checksum for part in parts for name, checksum in part.items()}
+
+
+def _settled(folder: Path, rank: int) -> dict[str, str]:
+    """Checksums of the files that this rank has written, computed while the disk takes them."""
+    own = [path for path in folder.iterdir() if path.name.startswith(f"__{rank}_") or (rank == 0 and _shared(path))]
+    with ThreadPoolExecutor(1) as pool:
+        syncing = [pool.submit(durable.sync, path) for path in own]
+        sums = file_checksums(own)
+        for each in syncing:
+            each.result()
+    return sums
+
+
+def _shared(path: Path) -> bool:
+    return not path.name.startswith("__")
+
+
+class _CountingFile:
+    """What `torch.save` writes to; every change of a file goes through `durable`, as all others of a save do."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.error: BaseException | None = None
+
+    def write(self, content: Any) -> int:
+        if self.error is None:
+            try:
+                durable.append(self._fd, content)
+            except BaseException as error:
+                # Raised when torch is done: it would speak of a wrong position in the file instead.
+                self.error = error
+        return memoryview(content).nbytes
+
+    def flush(self) -> None:
+        """Nothing is held back here."""
+
+
+def write_file(tensors: dict[str, Any], folder: Path) -> dict[str, str]:
+    """Write name → tensor into an empty folder; name → checksum of the file, which is then on the disk.
+
+    Raises OSError.
+    """
+    path = folder / TENSORS
+    fd = durable.create(path)
+    try:
+        file = _CountingFile(fd)
+        torch.save({name: alone(tensor) for name, tensor in tensors.items()}, file)  # pyright: ignore[reportArgumentType]
+        if file.error is not None:
+            raise file.error
+    finally:
+        os.close(fd)
+    durable.sync(path)
+    return file_checksums([path])
+
+
+def alone(tensor: Tensor) -> Tensor:
+    """All of a tensor of a run of one process, which has the whole of whatever is cut into shards, in memory that holds
+    nothing else: `torch.save` writes what lies around a piece too."""
+    local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+    own = local.untyped_storage().nbytes() == local.numel() * local.element_size()
+    return local if own else local.clone()
+
+
+Backend = Literal["dcp", "file"]
+
+
+def write_tensors(
+    backend: Backend,
+    tensors: dict[str, Any],
+    folder: Path,
+    collective: CollectiveErrors,
+    planner: CachedSavePlanner | None = None,
+) -> dict[str, str]:
+    """Write name → tensor into an empty folder that all ranks see; name → checksum of all files, which are then on the
+    disk. Collective. Raises StorageFailed on all ranks alike.
+
+    planner: of a run that saves again and again, which need not plan each `dcp` save anew.
+    """
+    if backend == "dcp":
+        return write_sharded(tensors, folder, collective, planner or CachedSavePlanner())
+    return collective.first(lambda: write_file(tensors, folder))
+
+
+def read_tensors(tensors: dict[str, Any], folder: Path, collective: CollectiveErrors | None = None) -> None:
+    """Fill name → tensor, of whatever layout, with what a checkpoint of any layout and form holds under these names.
+
+    Collective; without `collective` this process is alone. Raises StorageFailed on all ranks alike, also where a name
+    is missing or has another shape.
+    """
+    collective = collective or CollectiveErrors(0, 1, None)
+    group, readers = collective.group, list[StorageReader]()
+    collective.all(lambda: readers.append(reader_of(folder)))
+    with quiet_alone():
+        try:
+            load(tensors, checkpoint_id=folder, storage_reader=readers[0], process_group=group, no_dist=group is None)
+        except CheckpointException as error:
+            causes = [cause for cause, _ in error.failures.values()]
+            if any(isinstance(cause, torch.OutOfMemoryError | torch.AcceleratorError) for cause in causes):
+                raise
+            raise StorageFailed(f"{folder} cannot be read: {'; '.join(dict.fromkeys(map(reason, causes)))}") from error
+
+
+@frozen(kw_only=True, eq=False)
+class Transaction:
+    """How this run saves. keep: see `Publisher.retain`."""
+
+    publisher: Publisher
+    collective: CollectiveErrors
+    keep: int | None
+    backend: Backend = "dcp"
+    _planner: CachedSavePlanner = field(factory=CachedSavePlanner, init=False)
+
+    def run(
+        self,
+        final: Path,
+        tensors: dict[str, Any],
+        state: dict[str, Any],
+        pointers: tuple[Pointer, ...],
+        files: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> None:
+        """Save `tensors`, and on the first rank `files` by their names, as `final`; on return it is durable and named.
+        Collective.
+
+        Raises StorageFailed on all ranks alike; what was written so far is then removed as far as the disk allows.
+        """
+        collective, publisher = self.collective, self.publisher
+        try:
+            collective.first(lambda: publisher.begin(final))
+            checksums = write_tensors(self.backend, tensors, partial_of(final), collective, self._planner)
+            collective.first(
+                lambda: publisher.publish(final, state, checksums | _written(files, partial_of(final)), pointers)
+            )
+        except BaseException:
+            if collective.rank == 0:
+                with suppress(OSError):
+                    publisher.abandon(final)
+            raise
+
+    def retain(self, *, begun: CheckpointEntry | None = None) -> list[str]:
+        """Remove what is too old but for what a run goes on from (`begun`); the names of what was removed. Collective.
+
+        Raises StorageFailed on all ranks alike.
+        """
+        return self.collective.first(lambda: [path.name for path in self.publisher.retain(self.keep, begun=begun)])
+
+
+def _written(files: Mapping[str, bytes], folder: Path) -> dict[str, str]:
+    """Name → checksum of files that are on the disk when it returns. Raises OSError."""
+    for name, content in files.items():
+        durable.write(folder / name, content)
+    return file_checksums(folder / name for name in files)

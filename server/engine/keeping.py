@@ -1,0 +1,357 @@
+"""Adapters that enter and leave slots and files: open, close, keep, load and export."""
+
+import json
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from attrs import asdict, evolve, frozen
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from xtrain.dsl.schema.data_components import tokenizer_kind
+from xtrain.plan.architecture import Architecture, ParameterSpec, buffers
+from xtrain.plan.graph import SETUP
+from xtrain.plan.mesh import base_of_plan
+from xtrain.plan.peft import PEFT_CONFIG, PEFT_WEIGHTS, lay_out_adapter, peft_config
+from xtrain.plan.plan import Plan
+from xtrain.plan.weight_files import CONFIG, WeightsUnreadable, header_of, read_file, read_weight_files
+from xtrain.plan.weight_layout import ConfigValues, assign, lay_out, not_written
+from xtrain.runtime.base import files as durable
+from xtrain.runtime.base.errors import ExportFailed
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.feed.tokenizers import TextTokenizer
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.store.export import FORMATS, configs, origin_of
+from xtrain.runtime.store.export_folder import new_folder
+from xtrain.runtime.store.export_weights import WeightsWriter
+from xtrain.runtime.store.stored_weights import TYPES, WeightReader
+from xtrain.server.engine.messages import RankMessage
+from xtrain.server.engine.passes import Handle
+from xtrain.server.engine.slots import MOMENTS, AdapterShape, AdapterSlot, Slots, put
+
+KINDS: Final = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16"}
+MOST: Final = 5 * 2**30  # bytes of a file
+
+
+@frozen(eq=False)
+class ModelFiles:
+    """Writes folders of the model of a plan."""
+
+    plan: Plan
+    tokenizer: TextTokenizer
+
+    @classmethod
+    def of(cls, plan: Plan, tokenizer: TextTokenizer) -> "ModelFiles | None":
+        """None where transformers has no model that computes the same, or where matrices are stored in codes."""
+        arch = plan.architecture
+        unfit = not_written(arch) is not None or base_of_plan(plan) is not None or any(buffers(arch))
+        return None if unfit else cls(plan, tokenizer)
+
+    def write(self, folder: Path, values: Mapping[str, Tensor]) -> None:
+        """values: all parameters of the model, whole. Raises ExportFailed if there is a folder, and OSError."""
+        plan, tokens, arch = self.plan, self.tokenizer, self.plan.architecture
+        format, source = KINDS[next(iter(values.values())).dtype], plan.node("setup.tokenizer").args["source"]
+        context = plan.node(SETUP).args["max_tokens"]
+        about = ConfigValues(format=format, context=context, begin=tokens.bos, end=tokens.eos)
+        here = Path()
+        contents = tokenizer_kind(source).files(source, here)
+        contents |= configs(arch, origin_of(plan, here), about, [tokens.eos])
+        with new_folder(folder) as to:
+            for name, content in contents.items():
+                (to / name).parent.mkdir(exist_ok=True)
+                durable.write(to / name, content)
+            files = lay_out(arch, lambda parameter, number: FORMATS[format], MOST)
+            writer = WeightsWriter(files, values.__getitem__, to, lambda *progress: None)
+            writer.write()
+            writer.verify()
+
+
+def read_model(folder: Path, arch: Architecture, specs: tuple[ParameterSpec, ...]) -> dict[str, Tensor]:
+    """Some parameters of the model in a folder, whole. Raises OSError, ValueError or WeightsUnreadable."""
+    files = read_weight_files(str(folder))
+    kind = TYPES[next(iter(files.tensors.values())).format]
+    found = {spec.name: torch.empty(spec.shape, dtype=kind) for spec in specs}
+    with WeightReader(files, assign(arch, files), lambda done: None) as reader:
+        reader.read(found.items())
+    return found
+
+
+STATE: Final = "trained.json"
+TENSORS: Final = "trained.safetensors"
+WHOLE: Final = AdapterShape(rank=0, seed=0, attn=True, mlp=True, unembed=True)  # of the model itself
+NAMES: Final = {type: name for name, type in TYPES.items()}
+
+
+@frozen(kw_only=True)
+class KeptState:
+    """shape: of the adapter. step: how often it was updated. tensors: whole, by parameter, and `NAME/MOMENT`."""
+
+    shape: AdapterShape
+    step: int
+    tensors: Mapping[str, Tensor]
+
+
+def keep(folder: Path, state: KeptState) -> None:
+    """Write a new folder; all of it is on the disk then. Raises ExportFailed if there is one, and OSError."""
+    with new_folder(folder) as to:
+        durable.write(to / STATE, json.dumps({**asdict(state.shape), "step": state.step}, indent=2) + "\n")
+        fd = durable.create(to / TENSORS)
+        try:
+            items = sorted(state.tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+            durable.append(fd, header_of((name, NAMES[each.dtype], tuple(each.shape)) for name, each in items))
+            for _, each in items:
+                durable.append(fd, each.contiguous().view(torch.uint8).numpy().data.cast("B"))
+        finally:
+            os.close(fd)
+        durable.sync(to / TENSORS)
+
+
+def read_kept(folder: Path) -> KeptState:
+    """What `keep` has written. Raises OSError, ValueError, KeyError, TypeError or WeightsUnreadable."""
+    values = json.loads((folder / STATE).read_text())
+    step = values.pop("step")
+    return KeptState(shape=AdapterShape(**values), step=step, tensors=_tensors(folder, TENSORS))
+
+
+def export(folder: Path, slots: Slots, shape: AdapterShape, values: Mapping[str, Tensor], base: str | None) -> None:
+    """Write the folder that PEFT reads; of the model itself what is trained of it, by our names, where no folder of
+    `ModelFiles` can have it.
+
+    Raises ExportFailed if there is one, and OSError.
+    """
+    if slots.adapter is None:
+        keep(folder, KeptState(shape=shape, step=0, tensors=values))
+        return
+    arch, trained = slots.shaped(shape.rank), slots.trained(shape)
+    usual = FORMATS[_format(values)]
+    file = lay_out_adapter(arch, trained, lambda parameter, name: usual)
+    config = peft_config(arch, trained, base)
+    with new_folder(folder) as to:
+        durable.write(to / PEFT_CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")
+        writer = WeightsWriter((file,), values.__getitem__, to, lambda *progress: None)
+        writer.write()
+        writer.verify()
+
+
+def read_exported(folder: Path, slots: Slots) -> tuple[int, dict[str, Tensor]]:
+    """The rank of an adapter that `export` has written, 0 for the model itself, and its parameters as a slot has them.
+
+    Raises OSError, ValueError, KeyError, TypeError or WeightsUnreadable.
+    """
+    if slots.adapter is None:
+        if (folder / CONFIG).is_file():
+            return 0, read_model(folder, slots.architecture, slots.trained(WHOLE))
+        return 0, dict(read_kept(folder).tensors)
+    rank = int(json.loads((folder / PEFT_CONFIG).read_text())["r"])
+    stored = _tensors(folder, PEFT_WEIGHTS)
+    whole = evolve(WHOLE, rank=rank)
+    specs: dict[str, ParameterSpec] = {each.name: each for each in slots.trained(whole)}
+    file = lay_out_adapter(slots.shaped(rank), tuple(specs.values()), lambda parameter, name: "F32")
+    found: dict[str, Tensor] = {}
+    for tensor in file.tensors:
+        ((name, part),) = tensor.parts
+        if tensor.name not in stored:
+            continue  # its matrix has no adapter
+        value = stored[tensor.name].transpose(-1, -2) if part.transposed else stored[tensor.name]
+        if part.expert is None:
+            found[name] = value
+        else:
+            found.setdefault(name, torch.zeros(specs[name].shape, dtype=value.dtype))[part.expert] = value
+    return rank, found
+
+
+def _format(values: Mapping[str, Tensor]) -> str:
+    return KINDS[next(iter(values.values())).dtype]
+
+
+def _tensors(folder: Path, name: str) -> dict[str, Tensor]:
+    """All tensors of a file. Raises WeightsUnreadable or OSError."""
+    found = read_file(str(folder), name).tensors
+    content = np.fromfile(folder / name, np.uint8)
+    tensors: dict[str, Tensor] = {}
+    for key, each in found.items():
+        if each.start + each.bytes > len(content) or each.format not in TYPES:
+            raise WeightsUnreadable(f"{folder / name} is cut off, or has numbers of another kind", "save it again")
+        data = torch.from_numpy(content[each.start : each.start + each.bytes].copy())
+        tensors[key] = data.view(TYPES[each.format]).reshape(each.shape)
+    return tensors
+
+
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, WeightsUnreadable)
+
+
+class RequestRefused(Exception):
+    """A request that cannot be done, as all ranks know; nothing was changed."""
+
+
+def agree(rank: Rank, problem: str) -> None:
+    """Raises RequestRefused on all ranks if any of them has a problem, with what the first of these has. Collective."""
+    if rank.world_size == 1:
+        if problem:
+            raise RequestRefused(problem)
+        return
+    first = torch.tensor(rank.rank if problem else rank.world_size)
+    dist.all_reduce(first, op=dist.ReduceOp.MIN)
+    if int(first) < rank.world_size:
+        raise RequestRefused(problem or f"rank {int(first)} could not do it")
+
+
+@op("request.open")
+def open_adapter(slots: Slots) -> Handle:
+    """A new adapter in a slot that is free. Raises RequestRefused where there is none."""
+
+    def run(message: RankMessage) -> RankMessage:
+        slot = slots.free()
+        if slot is None:
+            raise RequestRefused(f"all {len(slots.slots)} places for adapters are taken; try again when one is free")
+        slots.open(slot, AdapterShape(**message.values["shape"]))
+        slots.of_model[message.values["model"]] = slot
+        return RankMessage(name=message.name)
+
+    return run
+
+
+@op("request.close")
+def close_adapter(slots: Slots) -> Handle:
+    def run(message: RankMessage) -> RankMessage:
+        slots.of_model.pop(message.values["model"]).clear()
+        return RankMessage(name=message.name)
+
+    return run
+
+
+@op("request.keep")
+def keep_adapter(rank: Rank, slots: Slots) -> Handle:
+    """Write an adapter, its moments and steps into a new folder. Every rank takes part in putting tensors together."""
+
+    def run(message: RankMessage) -> RankMessage:
+        slot = slots.of_model[message.values["model"]]
+        assert slot.shape is not None
+        tensors = whole_values(slots, slot, slot.shape)
+        for spec in slots.trained(slot.shape) if slot.step else ():
+            for moment in MOMENTS:
+                own = slot.moments.get(spec.name, {}).get(moment)
+                tensors[f"{spec.name}/{moment}"] = _put_together(slots, slot, spec, own)
+        state = KeptState(shape=slot.shape, step=slot.step, tensors=tensors)
+        _first_writes(rank, lambda: keep(Path(message.values["folder"]), state))
+        return RankMessage(name=message.name)
+
+    return run
+
+
+@op("request.export")
+def export_adapter(plan: Plan, rank: Rank, slots: Slots, model: ModelParts, tokenizer: TextTokenizer) -> Handle:
+    """Write an adapter as PEFT reads it into a new folder, or the model itself as transformers does, with what is not
+    trained of it."""
+    files = ModelFiles.of(plan, tokenizer) if slots.adapter is None else None
+    args = next((node.args for node in plan.nodes if node.op == "setup.read_weights"), {})
+    base = args.get("repo", args.get("folder"))
+
+    def run(message: RankMessage) -> RankMessage:
+        slot = slots.of_model[message.values["model"]]
+        assert slot.shape is not None
+        shape, folder = slot.shape, Path(message.values["folder"])
+        if files is not None:
+            own = dict(model.named_parameters())
+            every = {name: _put_together(slots, slot, spec, own.get(name)) for name, spec in slots.specs.items()}
+            _first_writes(rank, partial(files.write, folder, every))
+        else:
+            values = whole_values(slots, slot, shape)
+            _first_writes(rank, lambda: export(folder, slots, shape, values, base))
+        return RankMessage(name=message.name)
+
+    return run
+
+
+@op("request.load")
+def load_adapter(rank: Rank, slots: Slots) -> Handle:
+    """Put what was kept of an adapter into the slot of another of the same shape. Raises RequestRefused where it does
+    not fit."""
+
+    def run(message: RankMessage) -> RankMessage:
+        slot, folder = slots.of_model[message.values["model"]], Path(message.values["folder"])
+        assert slot.shape is not None
+        state: KeptState | None = None
+        try:
+            state = read_kept(folder)
+            problem = _mismatch(state, slots, slot.shape)
+        except UNREADABLE as error:
+            problem = f"what was saved cannot be read: {error}"
+        agree(rank, problem)
+        assert state is not None
+        _take(slot, state, optimizer=message.values["optimizer"])
+        return RankMessage(name=message.name)
+
+    return run
+
+
+def _mismatch(state: KeptState, slots: Slots, shape: AdapterShape) -> str:
+    """Why what was kept is not of an adapter of this shape; empty where it is. The seed is of no account."""
+    for what in ("rank", "attn", "mlp", "unembed"):
+        kept, own = getattr(state.shape, what), getattr(shape, what)
+        if kept != own:
+            return f"what was saved has {what} {kept}, and the model has {own}"
+    for spec in slots.trained(shape):
+        if spec.name not in state.tensors or tuple(state.tensors[spec.name].shape) != spec.shape:
+            return f"what was saved lacks {spec.name}, or has it in another shape"
+    return ""
+
+
+def _take(slot: AdapterSlot, state: KeptState, *, optimizer: bool) -> None:
+    slot.drop_gradients()
+    slot.forget_moments()
+    slot.put(state.tensors)
+    if optimizer and state.step:
+        slot.step = state.step
+        slot.begin_moments()
+        for name, moments in slot.moments.items():
+            for moment in MOMENTS:
+                put(moments[moment], state.tensors.get(f"{name}/{moment}"))
+
+
+def whole_values(slots: Slots, slot: AdapterSlot, shape: AdapterShape) -> dict[str, Tensor]:
+    """The parameters of an adapter, put together, as a run that trains it alone has them, on the first rank; empty
+    ones may be on others. Collective."""
+    return {
+        spec.name: _put_together(slots, slot, spec, slot.parameters.get(spec.name)) for spec in slots.trained(shape)
+    }
+
+
+def _put_together(slots: Slots, slot: AdapterSlot, spec: ParameterSpec, own: Tensor | None) -> Tensor:
+    """A parameter, or what is beside it, as large as that of the client's adapter. own: None on ranks of other stages
+    of a pipeline, which send theirs to the first rank. Collective."""
+    rank, whole_shape = slots.rank, slots.specs[spec.name].shape
+    format = next(iter(slot.parameters.values())).dtype
+    found = None if own is None else whole(own).to(format)
+    source = slots.stages[spec.name] * (rank.world_size // rank.pipeline_ranks)
+    if source and rank.rank == source:
+        assert found is not None
+        dist.send(found, dst=0)
+    elif source and rank.is_first:
+        found = torch.empty(whole_shape, dtype=format)
+        dist.recv(found, src=source)
+    return torch.empty(0) if found is None else found[tuple(slice(length) for length in spec.shape)].contiguous()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, on the CPU. Collective."""
+    found = tensor.detach()
+    return (found.full_tensor() if isinstance(found, DTensor) else found).cpu()
+
+
+def _first_writes(rank: Rank, write: Any) -> None:
+    """The first rank writes; all know whether it could. Raises RequestRefused."""
+    problem = ""
+    if rank.is_first:
+        try:
+            write()
+        except (ExportFailed, OSError) as error:
+            problem = f"it could not be written: {error}"
+    agree(rank, problem)

@@ -1,0 +1,177 @@
+"""Connection to the first rank of a server, nodes of a server's plan on all ranks, and requests that all ranks execute
+in the same order.
+"""
+
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from attrs import define, frozen
+
+from xtrain.plan.plan import Node, Plan
+from xtrain.runtime.base.ops import load_ops, op_of
+from xtrain.runtime.base.state import Rank, Resources
+from xtrain.runtime.loop.node_calls import topological
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter
+from xtrain.server.engine.keeping import RequestRefused
+from xtrain.server.engine.messages import RankMessage
+from xtrain.server.engine.passes import Handle
+from xtrain.server.engine.slots import Slots
+
+HEAD: Final = 8  # bytes of a length
+
+
+class Closed(Exception):
+    """The other end is gone."""
+
+
+@frozen(eq=False)
+class Connection:
+    socket: socket.socket
+
+    def send(self, message: RankMessage) -> None:
+        """Raises Closed."""
+        content = message.pack()
+        try:
+            self.socket.sendall(len(content).to_bytes(HEAD, "little") + content)
+        except OSError as error:
+            raise Closed from error
+
+    def receive(self, seconds: float) -> RankMessage | None:
+        """The next message, whole; None if none begins within some seconds. Raises Closed."""
+        self.socket.settimeout(seconds)
+        try:
+            first = self.socket.recv(1)
+        except TimeoutError:
+            return None
+        except OSError as error:
+            raise Closed from error
+        if not first:
+            raise Closed
+        self.socket.settimeout(None)
+        head = first + self._exactly(HEAD - 1)
+        return RankMessage.unpack(self._exactly(int.from_bytes(head, "little")))
+
+    def _exactly(self, count: int) -> bytes:
+        content = bytearray(count)
+        view, at = memoryview(content), 0
+        while at < count:
+            try:
+                got = self.socket.recv_into(view[at:])
+            except OSError as error:
+                raise Closed from error
+            if not got:
+                raise Closed
+            at += got
+        return bytes(content)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+STOP: Final = "stop"
+WAIT: Final = "wait"
+REFUSED: Final = "refused"
+SAMPLES: Final = ("sample", "forget")
+
+
+@define(eq=False)
+class ServingRanks:
+    """handles: what carries out each kind of request. slots: as they are trained, for all but those that sample."""
+
+    rank: Rank
+    handles: Mapping[str, Handle]
+    slots: Slots
+    beat: HeartbeatWriter
+
+    def lead(self, message: RankMessage) -> RankMessage:
+        """Carry out a request on all ranks, as the first of them; its answer, or `refused` with a reason."""
+        self._share(message.pack())
+        return self._do(message)
+
+    def stop(self) -> None:
+        """Let the other ranks leave `follow`."""
+        self._share(RankMessage(name=STOP).pack())
+
+    def wait(self) -> None:
+        """Let the other ranks know that the first one is there, and waits for requests."""
+        self._share(RankMessage(name=WAIT).pack())
+        self.beat.mark()
+
+    def follow(self) -> None:
+        """Carry out what the first rank gives out, until it stops."""
+        while True:
+            message = RankMessage.unpack(self._share(None))
+            if message.name == STOP:
+                return
+            self.beat.mark()
+            if message.name != WAIT:
+                self._do(message)
+
+    def _do(self, message: RankMessage) -> RankMessage:
+        self.beat.at(f"request.{message.name}", lasting=True)
+        if message.name not in SAMPLES:
+            self.slots.restore()
+        try:
+            return self.handles[message.name](message)
+        except RequestRefused as refused:
+            return RankMessage(name=REFUSED, values={"reason": str(refused)})
+
+    def _share(self, content: bytes | None) -> bytes:
+        """Bytes of the first rank, on all of them. Collective."""
+        if self.rank.world_size == 1:
+            assert content is not None
+            return content
+        size = torch.tensor(0 if content is None else len(content))
+        dist.broadcast(size, src=0)
+        data = torch.empty(int(size), dtype=torch.uint8)
+        if content is not None:
+            data.copy_(torch.from_numpy(np.frombuffer(content, np.uint8).copy()))
+        dist.broadcast(data, src=0)
+        return data.numpy().tobytes()
+
+
+def set_up(
+    plan: Plan,
+    resources: Resources,
+    done: Callable[[Node, float], None] = lambda node, seconds: None,
+    without: Collection[str] = (),
+) -> ServingRanks:
+    """Run the set-up in the order of the plan; what the requests need is then among the resources.
+
+    done: is called behind each node, with the seconds that it took. without: nodes whose results are there already.
+    """
+    load_ops()
+    for node in topological(plan):
+        if node.kind == "setup" and node.id not in without:
+            began = time.perf_counter()
+            operation = op_of(node)
+            result = operation.bind(node, {**resources, "node_id": node.id})()
+            if operation.gives:
+                resources[operation.gives] = result
+            done(node, time.perf_counter() - began)
+    return ServingRanks(
+        rank=resources["rank"], handles=_handles(plan, resources), slots=resources["slots"], beat=resources["beat"]
+    )
+
+
+def _handles(plan: Plan, resources: Resources) -> dict[str, Handle]:
+    return {node.op.removeprefix("request."): _handle(node, resources) for node in plan.of_kind("request")}
+
+
+def _handle(node: Node, resources: dict[str, Any]) -> Handle:
+    return op_of(node).bind(node, {**resources, "node_id": node.id})()
+
+
+def shut_down(plan: Plan, resources: Resources) -> None:
+    """Run the nodes of the end, in their order."""
+    for node in topological(plan):
+        if node.kind == "shutdown":
+            op_of(node).bind(node, {**resources, "node_id": node.id})()
+    watch = resources.get("watch")
+    if watch is not None:
+        watch.close()

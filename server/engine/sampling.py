@@ -1,0 +1,316 @@
+"""Generation of texts with exported adapters or the base model (`request.sample`)."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from attrs import define, field
+from torch import Tensor
+
+from xtrain.runtime.base.ops import op
+from xtrain.runtime.base.state import Rank
+from xtrain.runtime.feed.tokenizers import TextTokenizer
+from xtrain.runtime.nn.axes import local
+from xtrain.runtime.nn.parallelize import reshard
+from xtrain.runtime.nn.pipeline import PipelineSchedule, forwarded
+from xtrain.runtime.nn.transformer import ModelParts
+from xtrain.runtime.observe.heartbeat import HeartbeatWriter
+from xtrain.runtime.sampling.text_generator import Prompts, TextGenerator
+from xtrain.server.engine.keeping import UNREADABLE, RequestRefused, agree, read_exported
+from xtrain.server.engine.messages import TARGETS, RankMessage, TextRow, microbatch, put_losses
+from xtrain.server.engine.passes import Handle
+from xtrain.server.engine.slots import AdapterSlot, Slots
+from xtrain.server.engine.writing import DrawnRow, SamplePages, WrittenRows
+
+TURN: Final = 8  # tokens until what is done is answered, and new requests are taken
+
+
+@define(eq=False)
+class OpenRequest:
+    """A request whose rows are written. arrays: what is known of its prompt."""
+
+    rows: list[DrawnRow]
+    arrays: dict[str, np.ndarray]
+
+    @property
+    def done(self) -> bool:
+        return all(row.done for row in self.rows)
+
+
+@define(eq=False)
+class ServedSampler:
+    """Writes texts on all ranks together. most: rows that are written at once; of more, some wait. counts: of pages, by
+    the window of layers. pages: of all rows that are written, as long as there are some. open: by id. written: the rows
+    that are written together: of all adapters, or by weights where the model itself is trained. placed: which weights
+    the slots have, for whom nothing waits the longest first; later: requests for whose weights there is no slot yet.
+    """
+
+    model: ModelParts
+    rank: Rank
+    slots: Slots
+    tokenizer: TextTokenizer
+    author: TextGenerator
+    most: int
+    counts: dict[int | None, int]
+    pages: SamplePages | None = None
+    open: dict[str, OpenRequest] = field(factory=dict)
+    written: dict[str | None, WrittenRows] = field(factory=dict)
+    placed: dict[str | None, int] = field(factory=dict)
+    later: dict[str, tuple[dict[str, Any], np.ndarray]] = field(factory=dict)
+
+    def answer(self, message: RankMessage) -> RankMessage:
+        """Take the requests of a message, let all rows grow by a few tokens, and give what is done then. values of the
+        answer: `done`: ids; `stopped` of their rows; `refused`: reasons by id."""
+        if message.values["first"]:  # what an engine has not asked for to its end
+            self.open, self.written, self.later, self.pages = {}, {}, {}, None
+        if not self.slots.replaced:  # they have been trained with since
+            self.placed = {}
+        refused: dict[str, str] = {}
+        self.later |= {
+            values["id"]: (values, message.arrays[f"prompt.{values['id']}"]) for values in message.values["requests"]
+        }
+        whole = self.slots.adapter is None
+        asked, self.later = self.later, {}
+        pages = self.pages = self.pages or SamplePages.with_counts(self.counts)
+        groups = {values["weights"] if whole else None: None for values, _ in asked.values()}
+        for weights in [*self.written, *(each for each in groups if each not in self.written)]:
+            own = {id: each for id, each in asked.items() if not whole or each[0]["weights"] == weights}
+            try:
+                with self.whole_model(weights) if whole else nullcontext():
+                    rows = self.written.setdefault(weights, WrittenRows(self.author, self.rank.device, pages))
+                    for id, (values, prompt) in own.items():
+                        self.take(id, values, prompt, rows, refused)
+                    self.write(rows, refused)
+            except RequestRefused as error:  # before any of its rows was written
+                refused |= dict.fromkeys(own, str(error))
+        self.written = {weights: rows for weights, rows in self.written.items() if rows.unfinished}
+        self.pages = pages if self.written else None  # what is trained next has the memory
+        done = [id for id, each in self.open.items() if each.done and id not in refused]
+        arrays: dict[str, np.ndarray] = {}
+        stopped: dict[str, list[bool]] = {}
+        for id in done:
+            arrays |= self.open[id].arrays
+            stopped[id] = [row.stopped for row in self.open[id].rows]
+            for row in self.open[id].rows:
+                arrays |= row.arrays()
+        for id in (*done, *refused):
+            self.open.pop(id, None)
+        return RankMessage(
+            name=message.name, values={"done": done, "stopped": stopped, "refused": refused}, arrays=arrays
+        )
+
+    def take(
+        self, id: str, values: dict[str, Any], prompt: np.ndarray, rows: WrittenRows, refused: dict[str, str]
+    ) -> None:
+        """Let the samples of a request join, once there is a slot for its weights. Collective."""
+        try:
+            place = 0 if self.slots.adapter is None else self.place(values["weights"])
+        except RequestRefused as error:
+            refused[id] = str(error)
+            return
+        if place is None:
+            self.later[id] = values, prompt
+            return
+        own = [
+            DrawnRow(request=id, number=each, values=values, prompt=prompt, place=place)
+            for each in range(values["count"])
+        ]
+        self.open[id] = OpenRequest(own, self.scored(id, values, prompt, place))
+        rows.waiting += own
+
+    def place(self, weights: str | None) -> int | None:
+        """The slot that has an exported adapter, or for the model alone one that is zero; None where rows of others are
+        written with all. Collective."""
+        if weights in self.placed:
+            return self.placed[weights]
+        taken = {row.place for rows in self.written.values() for row in (*rows.rows, *rows.waiting)}
+        free = [slot for slot in self.slots.slots if slot.number not in taken]
+        if not free:
+            return None
+        unused = [number for number in self.placed.values() if number not in taken]
+        empty = [slot for slot in free if slot.number not in self.placed.values()]
+        slot = empty[-1] if empty else self.slots.slots[unused[0]]
+        rank, values = (1, {}) if weights is None else self.values(weights)
+        self.placed = {each: number for each, number in self.placed.items() if number != slot.number}
+        self.slots.replace(slot, values, rank)
+        self.placed[weights] = slot.number
+        return slot.number
+
+    @torch.no_grad()
+    def write(self, rows: WrittenRows, refused: dict[str, str]) -> None:
+        """A few tokens more of all rows; those that wait join where there is room. The rank with the head draws."""
+        with self.model.axes.uncut_rows():
+            for _ in range(TURN):
+                busy = sum(len(each.rows) for each in self.written.values() if each is not rows)
+                for logits_BV, grown in rows.grow(self.most - busy):
+                    self.add(grown, logits_BV, refused)
+                    rows.leave(refused)
+                if not rows.rows:
+                    return
+
+    def add(self, rows: Sequence[DrawnRow], logits_BV: Tensor | None, refused: dict[str, str]) -> None:
+        """Give every row its next token."""
+        top = max(row.values["sample_top"] for row in rows)
+        tops = self.likeliest(logits_BV, len(rows), top) if top else None
+        for place, (row, (token, logprob)) in enumerate(zip(rows, self.drawn(rows, logits_BV), strict=True)):
+            if math.isnan(logprob):
+                refused[row.request] = "no token can be chosen: logits of the model are NaN or infinite"
+                continue
+            if tops is not None and (count := row.values["sample_top"]):
+                tokens, logprobs = tops[place].tolist()
+                row.top.append(([int(each) for each in tokens[:count]], logprobs[:count]))
+            row.add(int(token), logprob, self.tokenizer)
+
+    @contextmanager
+    def whole_model(self, weights: str | None) -> Iterator[None]:
+        """Meanwhile the model has the weights of a folder, None: those that it began with. What is trained is in the
+        memory of the machine."""
+        found = {} if weights is None else self.values(weights)[1]
+        slot = self.slots.slots[0]
+        before = {name: local(p).detach().to("cpu", copy=True) for name, p in slot.parameters.items()}
+        try:
+            if weights is None:
+                self.slots.begin(slot)
+            else:
+                slot.put(found)
+            yield
+        finally:
+            self.put_back(slot, before)
+
+    @torch.no_grad()
+    def put_back(self, slot: AdapterSlot, before: dict[str, Tensor]) -> None:
+        reshard(self.model)
+        for name, parameter in slot.parameters.items():
+            local(parameter).copy_(before[name])
+
+    def values(self, weights: str) -> tuple[int, dict[str, Tensor]]:
+        """The rank and the values of an exported adapter, of which the newest stay in memory. Collective."""
+        kept = self.slots.sampled
+        if weights not in kept:
+            problem, found = "", None
+            try:
+                found = read_exported(Path(weights), self.slots)
+            except UNREADABLE as error:
+                problem = f"the weights to sample from cannot be read: {error}"
+            agree(self.rank, problem)
+            assert found is not None
+            kept[weights] = found
+            while len(kept) > self.slots.most_sampled:
+                del kept[next(iter(kept))]
+        return kept[weights]
+
+    @torch.no_grad()
+    def scored(self, id: str, values: dict[str, Any], prompt: np.ndarray, place: int) -> dict[str, np.ndarray]:
+        """The log-probabilities of the tokens of a prompt, and the likeliest ones in their places, if asked for."""
+        found: dict[str, np.ndarray] = {}
+        if values["prompt_logprobs"]:
+            found[f"prompt_logprobs.{id}"] = np.full(len(prompt), np.nan, np.float32)
+            if len(prompt) > 1:
+                found[f"prompt_logprobs.{id}"][1:] = self.scores(prompt, place)
+        if (count := values["prompt_top"]) and len(prompt) > 1:
+            tops = torch.cat([self.likeliest(logits_BV, 1, count) for logits_BV in self.read(prompt[:-1], place)])
+            found[f"prompt_top_tokens.{id}"] = tops[:, 0].int().numpy()
+            found[f"prompt_top_logprobs.{id}"] = tops[:, 1].float().numpy()
+        return found
+
+    def scores(self, prompt: np.ndarray, place: int) -> np.ndarray:
+        """The log-probability of every token of a prompt but the first. Collective."""
+        text = TextRow(tokens=prompt[:-1], inputs={TARGETS: prompt[1:]}, slot=place, start=0)
+        logprobs = torch.zeros(text.targets, dtype=torch.float64)
+        with self.model.axes.uncut_rows():
+            batch = microbatch([text], (), self.rank.device, spare=place)
+            for _ in forwarded(self.model, self.author.pipeline, iter([batch])):
+                pass
+        if batch.losses_BS is not None:
+            put_losses(batch, [text], logprobs)
+        return self.shared(logprobs).numpy()
+
+    def shared(self, numbers: Tensor) -> Tensor:
+        """What the first rank with the head has in a tensor, on all. Collective."""
+        if self.rank.world_size > 1:
+            dist.broadcast(numbers, src=self.head_rank)
+        return numbers
+
+    @property
+    def head_rank(self) -> int:
+        return 0 if self.author.pipeline is None else self.author.pipeline.last_rank
+
+    def likeliest(self, logits_BV: Tensor | None, rows: int, count: int) -> Tensor:
+        """float64 [rows, 2, count]: tokens and their log-probabilities, the likeliest first. Collective."""
+        count = min(count, self.model.parts[0].arch.vocab)
+        found = torch.zeros(rows, 2, count, dtype=torch.float64)
+        if logits_BV is not None:
+            best = logits_BV.double().log_softmax(-1).topk(count)
+            found = torch.stack((best.indices.double(), best.values), 1).cpu()
+        return self.shared(found)
+
+    def read(self, tokens: np.ndarray, place: int) -> Iterator[Tensor | None]:
+        """Logits [1, V] behind every token of a text, one after the other; None where the head is on another stage."""
+        with self.model.axes.uncut_rows():
+            rows = Prompts.of([[int(tokens[0])]], len(tokens), self.rank.device)
+            for number, token in enumerate(tokens):
+                batch = rows.next([int(token)]) if number else rows.first()
+                batch.datasets = (place,)
+                yield self.author.logits(batch)
+
+    def drawn(self, rows: Sequence[DrawnRow], logits_BV: Tensor | None) -> list[list[float]]:
+        """The next token of every row and its log-probability; NaN where logits are not finite. Collective."""
+        found = torch.zeros(len(rows), 2, dtype=torch.float64)
+        if self.rank.rank == self.head_rank:
+            assert logits_BV is not None
+            for place, row in enumerate(rows):
+                found[place] = torch.tensor(_draw(row, logits_BV[place]))
+        return self.shared(found).tolist()
+
+
+def _draw(row: DrawnRow, logits_V: Tensor) -> tuple[float, float]:
+    """A token and its log-probability in the distribution that it is drawn from; of the likeliest, which is not drawn,
+    that of the model. NaN where logits are not finite."""
+    exact_V = logits_V.double().cpu()
+    best = exact_V.max()
+    if not math.isfinite(best.item()):
+        return math.nan, math.nan
+    share = row.draws.random()  # one number for every token, whatever there is to choose from
+    if row.values["temperature"] == 0:
+        token = int(exact_V.argmax())
+        return token, exact_V.log_softmax(-1)[token].item()
+    weights_BN, tokens_BN = row.sampling.candidates((exact_V - best)[None])
+    ends_N = weights_BN[0].cumsum(-1)
+    whole = ends_N[-1]
+    target = min(share * whole.item(), math.nextafter(whole.item(), 0.0))  # never a candidate of weight 0
+    place = int(torch.searchsorted(ends_N, torch.tensor(target, dtype=ends_N.dtype), right=True))
+    token = place if tokens_BN is None else int(tokens_BN[0, place])
+    return token, (weights_BN[0, place] / whole).log().item()
+
+
+@op("request.sample")
+def sample(
+    model: ModelParts,
+    rank: Rank,
+    slots: Slots,
+    tokenizer: TextTokenizer,
+    beat: HeartbeatWriter,
+    rows: int,
+    pages: list[list[int | None]],
+    pipeline: PipelineSchedule | None = None,
+) -> Handle:
+    """Texts that follow prompts, up to `rows` at once. pages: [window, count] of the pages of layers."""
+    author = TextGenerator(model=model, rank=rank, pipeline=pipeline, beat=beat)
+    counts = {window: count for window, count in pages if count is not None}
+    return ServedSampler(model, rank, slots, tokenizer, author, rows, counts).answer
+
+
+@op("request.forget")
+def forget(slots: Slots) -> Handle:
+    """Release what sampling has kept of the folder of an export, which is about to be removed."""
+
+    def run(message: RankMessage) -> RankMessage:
+        slots.sampled.pop(message.values["folder"], None)
+        return RankMessage(name=message.name)
+
+    return run

@@ -1,0 +1,361 @@
+"""Rows that are generated together, each with its adapter, and the pages of their keys and values."""
+
+import random
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import define, field
+from torch import Tensor, nn
+
+from xtrain.plan.graph import PAGE, window_pages
+from xtrain.runtime.feed.tokenizers import TextTokenizer
+from xtrain.runtime.nn.texts import Sampling
+from xtrain.runtime.sampling.text_generator import TextGenerator, next_batch, prompt_batch
+
+
+@define(eq=False)
+class Pages:
+    """Those of layers with one window. free: pages without a sample; users: how many samples have each. tables: the
+    pages of each sample; position p is in page p // PAGE of its table, counted round where there is a window. tensors:
+    of each layer [K, pages, PAGE, A], so that a row is read page by page."""
+
+    window: int | None
+    count: int
+    free: list[int] = field(init=False)
+    users: list[int] = field(init=False)
+    tables: dict[Hashable, list[int]] = field(factory=dict)
+    tensors: dict[nn.Module, tuple[Tensor, ...]] = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.free, self.users = list(range(self.count, 0, -1)), [0] * (self.count + 1)
+
+    def reserve(self, sample: Hashable, position: int) -> bool:
+        """Let a position have a page that no other sample has; False where none is free. Those before it have one."""
+        table = self.tables.setdefault(sample, [])
+        place = self.place(position)
+        if place < len(table) and self.users[table[place]] == 1:
+            return True
+        if not self.free:
+            return False
+        page = self.free.pop()
+        self.users[page] = 1
+        before = table[place] if place < len(table) else 0
+        for tensors in self.tensors.values():
+            for tensor in tensors:
+                tensor[:, page] = tensor[:, before]
+        if before:
+            self.users[before] -= 1
+            table[place] = page
+        else:
+            table.append(page)
+        return True
+
+    def share(self, sample: Hashable, other: Hashable) -> None:
+        """Let a new sample have the pages of another."""
+        self.tables[sample] = list(self.tables[other])
+        for page in self.tables[sample]:
+            self.users[page] += 1
+
+    def release(self, sample: Hashable) -> None:
+        for page in self.tables.pop(sample, ()):
+            self.users[page] -= 1
+            if not self.users[page]:
+                self.free.append(page)
+
+    def place(self, position: int) -> int:
+        """In the table of a sample."""
+        number = position // PAGE
+        return number if self.window is None else number % window_pages(self.window)
+
+    def table(self, samples: Sequence[Hashable]) -> Tensor:
+        """int64 [B, P], their pages, and behind them page 0."""
+        tables = [self.tables[sample] for sample in samples]
+        most = max(map(len, tables))
+        return torch.tensor([[*table, *[0] * (most - len(table))] for table in tables])
+
+    def positions(self, lengths: Sequence[int], pages: int) -> Tensor:
+        """int64 [B, L]: the newest position that may be in each place of so many pages of texts of these lengths; below
+        0 where there was none."""
+        place_L, last_B1 = torch.arange(pages * PAGE), torch.tensor(lengths)[:, None] - 1
+        if self.window is None:
+            return place_L.expand(len(lengths), -1)
+        around = window_pages(self.window)
+        back_BL = (last_B1 // PAGE - place_L // PAGE) % around
+        return (last_B1 // PAGE - back_BL) * PAGE + place_L % PAGE
+
+    def of(self, layer: nn.Module, new: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The pages of each tensor of a layer. new: such as are kept, [B, K, S, A]."""
+        if layer not in self.tensors:
+            self.tensors[layer] = tuple(x.new_empty(x.shape[1], self.count + 1, PAGE, x.shape[3]) for x in new)
+            used = [0, *(page for page, users in enumerate(self.users) if users)]
+            for tensor in self.tensors[layer]:
+                tensor[:, used] = 0
+        return self.tensors[layer]
+
+
+@define(eq=False)
+class SamplePages:
+    """The pages of all layers of this rank, by their windows, and the samples that have some, in the order in which
+    they came. read: memory for what one layer reads."""
+
+    of_window: dict[int | None, Pages]
+    _came: dict[Hashable, None] = field(factory=dict)
+    _read: dict[int, Tensor] = field(factory=dict)
+
+    @classmethod
+    def with_counts(cls, counts: Mapping[int | None, int]) -> "SamplePages":
+        return cls({window: Pages(window, count) for window, count in counts.items()})
+
+    def __contains__(self, sample: Hashable) -> bool:
+        return sample in self._came
+
+    @property
+    def newest(self) -> Hashable:
+        return next(reversed(self._came))
+
+    def take(self, sample: Hashable, length: int) -> bool:
+        """Give a new sample pages for so many positions, unless there are too few: then it gets none."""
+        self._came[sample] = None
+        if all(self.reserve(sample, position) for position in range(0, length, PAGE)):
+            return True
+        self.release(sample)
+        return False
+
+    def share(self, sample: Hashable, other: Hashable) -> None:
+        """Let a new sample have the pages of another."""
+        self._came[sample] = None
+        for pages in self.of_window.values():
+            pages.share(sample, other)
+
+    def reserve(self, sample: Hashable, position: int) -> bool:
+        """Let a sample have pages of its own for a position; False where there are too few."""
+        return all(pages.reserve(sample, position) for pages in self.of_window.values())
+
+    def spare(self, count: int) -> bool:
+        """Whether so many pages of each kind are free."""
+        return all(len(pages.free) >= count for pages in self.of_window.values())
+
+    def room(self, number: int, like: Tensor, *shape: int) -> Tensor:
+        """Memory for the tensor of a layer with a number, until the next layer asks for it."""
+        size = prod(shape)
+        if number not in self._read or len(self._read[number]) < size:
+            self._read[number] = like.new_empty(size)
+        return self._read[number][:size].view(shape)
+
+    def release(self, sample: Hashable) -> None:
+        del self._came[sample]
+        for pages in self.of_window.values():
+            pages.release(sample)
+
+
+@define(eq=False)
+class PagedRows:
+    """The pages of some samples as the cache of one forward. lengths: their positions, with those of this forward.
+    filled: 0: of prompts all positions, which end at the same place; else of each sample the newest one."""
+
+    pages: SamplePages
+    samples: Sequence[Hashable]
+    lengths: Sequence[int]
+    filled: int
+    length: int = field(init=False)
+    _written: dict[int | None, tuple[Tensor, ...]] = field(factory=dict, init=False)
+    _tables: dict[int | None, Tensor] = field(factory=dict, init=False)
+    _seen: dict[int | None, Tensor | None] = field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.length = max(self.lengths)
+
+    def extended(self, layer: nn.Module, *new: Tensor, window: int | None = None) -> Sequence[Tensor]:
+        """As of `LayerCache`: of prompts what is given; else [B, K, L, A], all pages of every row, until the next layer
+        asks for its own."""
+        pages, rows = self.pages.of_window[window], len(self.samples)
+        if window not in self._written:  # the first layer that sees so far
+            self._look(pages, new[0].shape[2], new[0].device)
+        row_N, at_N, slot_N = self._written[window]
+        kept = pages.of(layer, new)
+        for tensor, x in zip(kept, new, strict=True):
+            tensor.flatten(1, 2)[:, slot_N] = x.transpose(1, 2)[row_N, at_N].transpose(0, 1)
+        if not self.filled:
+            return new
+        table, found = self._tables[window], list[Tensor]()
+        for number, tensor in enumerate(kept):
+            by_page = tensor.flatten(2)
+            out = self.pages.room(number, tensor, len(tensor), len(table), by_page.shape[2])
+            torch.index_select(by_page, 1, table, out=out)
+            found.append(out.view(len(tensor), rows, -1, tensor.shape[3]).transpose(0, 1))
+        return found
+
+    def seen(self, count: int, window: int | None) -> Tensor | None:
+        return self._seen[window]
+
+    def _look(self, pages: Pages, size: int, device: torch.device) -> None:
+        """Rows, places among the `size` of a row, and slots of what layers with a window write; and of what they read
+        pages, and what is seen of these."""
+        table_BP, length_B1 = pages.table(self.samples), torch.tensor(self.lengths)[:, None]
+        position_BS = torch.arange(-size, 0) + length_B1
+        stays_BS = position_BS >= 0
+        if pages.window is not None:  # where positions go round, the newest ones alone
+            stays_BS &= position_BS >= length_B1 - window_pages(pages.window) * PAGE
+        row_N, at_N = stays_BS.nonzero(as_tuple=True)
+        position_N = position_BS[stays_BS]
+        place_N = position_N // PAGE
+        if pages.window is not None:
+            place_N %= window_pages(pages.window)
+        slot_N = table_BP[row_N, place_N] * PAGE + position_N % PAGE
+        self._written[pages.window] = tuple(each.to(device) for each in (row_N, at_N, slot_N))
+        position_BL = pages.positions(self.lengths, table_BP.shape[1])
+        seen_BL = (position_BL >= 0) & (position_BL < length_B1)
+        if pages.window is not None:
+            seen_BL &= position_BL >= length_B1 - pages.window
+        self._tables[pages.window] = table_BP.flatten().to(device)
+        self._seen[pages.window] = None if seen_BL.all() else seen_BL[:, None, None].to(device)
+
+
+@define(eq=False)
+class DrawnRow:
+    """A sample that grows. request: its id. place: the slot with its weights. tokens, logprobs: of what has been
+    written; top: the likeliest tokens at each."""
+
+    request: str
+    number: int
+    values: dict[str, Any]
+    prompt: np.ndarray
+    place: int = 0
+    tokens: list[int] = field(factory=list)
+    logprobs: list[float] = field(factory=list)
+    top: list[tuple[list[int], list[float]]] = field(factory=list)
+    stopped: bool = False
+    draws: random.Random = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.draws = random.Random(f"{self.values['seed']}/{self.number}")
+
+    @property
+    def sampling(self) -> Sampling:
+        values = self.values
+        return Sampling(temperature=values["temperature"], top_k=values["top_k"], top_p=values["top_p"])
+
+    @property
+    def done(self) -> bool:
+        return self.stopped or len(self.tokens) >= self.values["most"]
+
+    @property
+    def positions(self) -> int:
+        """That are computed: all but the newest token."""
+        return len(self.prompt) + max(0, len(self.tokens) - 1)
+
+    @property
+    def text(self) -> list[int]:
+        """All tokens so far."""
+        return [*self.prompt.tolist(), *self.tokens]
+
+    def add(self, token: int, logprob: float, tokenizer: TextTokenizer) -> None:
+        """Take the next token; what ends a sample is part of it."""
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        values = self.values
+        self.stopped = token in values["stop_tokens"] or (values["stop_at_end"] and token == tokenizer.eos)
+        if not self.stopped and values["stop_texts"]:
+            text = tokenizer.decode(self.tokens)
+            self.stopped = any(end in text for end in values["stop_texts"])
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        name = f"{self.request}.{self.number}"
+        found = {
+            f"tokens.{name}": np.array(self.tokens, np.int32),
+            f"logprobs.{name}": np.array(self.logprobs, np.float32),
+        }
+        if self.top:
+            found[f"top_tokens.{name}"] = np.array([each for each, _ in self.top], np.int32)
+            found[f"top_logprobs.{name}"] = np.array([each for _, each in self.top], np.float32)
+        return found
+
+
+@define(eq=False)
+class WrittenRows:
+    """rows: that have pages, with all of their tokens but the newest. waiting: that are still to join. pages: those of
+    these rows, and of others that are written with other weights."""
+
+    author: TextGenerator
+    device: torch.device
+    pages: SamplePages
+    rows: list[DrawnRow] = field(factory=list)
+    waiting: list[DrawnRow] = field(factory=list)
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self.rows or self.waiting)
+
+    def grow(self, most: int) -> Iterator[tuple[Tensor | None, Sequence[DrawnRow]]]:
+        """Logits [B, V] of the next token of rows, twice: of those that join, and of all that are there then; None
+        where the head is on another stage. Whoever asks gives the rows their tokens, and lets those that are done
+        leave, before the next ones come.
+
+        most: rows that there may be; one may always be. Collective.
+        """
+        self._step_back()
+        if new := self._joining(max(most - len(self.rows), int(not self.rows))):
+            yield self._first(new), new
+        self._make_room()
+        if self.rows:
+            cache = PagedRows(self.pages, self.rows, [row.positions + 1 for row in self.rows], filled=1)
+            positions_B1 = torch.tensor([[row.positions] for row in self.rows], device=self.device)
+            batch = next_batch([row.tokens[-1] for row in self.rows], positions_B1, cache)
+            batch.datasets = tuple(row.place for row in self.rows)
+            yield self.author.logits(batch), list(self.rows)
+
+    def leave(self, refused: Container[str]) -> None:
+        """Rows that are done, or whose requests are refused, make room."""
+        self.waiting = [row for row in self.waiting if row.request not in refused]
+        for row in [row for row in self.rows if row.done or row.request in refused]:
+            self.pages.release(row)
+            self.rows.remove(row)
+
+    def _joining(self, most: int) -> list[DrawnRow]:
+        """Of those that wait as many as have pages, one for the next token of each row beside; at most so many."""
+        new: list[DrawnRow] = []
+        firsts: dict[str, DrawnRow] = {}
+        for row in self.waiting[:most]:
+            first = None if row.tokens else firsts.setdefault(row.request, row)
+            if first is None or first is row:
+                if not self.pages.take(row, len(row.text)):
+                    break
+            else:
+                self.pages.share(row, first)
+            if not self.pages.spare(len(self.rows) + len(new) + 1) and (self.rows or new):
+                self.pages.release(row)
+                break
+            new.append(row)
+        self.waiting = self.waiting[len(new) :]
+        return sorted(new, key=lambda row: row.place)
+
+    def _first(self, new: Sequence[DrawnRow]) -> Tensor | None:
+        """Compute the texts of new rows, each prompt once: logits [B, V] behind them."""
+        firsts: dict[object, DrawnRow] = {}
+        for row in new:
+            firsts.setdefault(row if row.tokens else row.request, row)
+        texts = [row.text for row in firsts.values()]
+        batch = prompt_batch(texts, PagedRows(self.pages, list(firsts.values()), list(map(len, texts)), 0), self.device)
+        batch.datasets = tuple(row.place for row in firsts.values())
+        logits_PV = self.author.logits(batch)
+        self.rows = sorted((*self.rows, *new), key=lambda row: row.place)
+        if logits_PV is None:
+            return None
+        place_of = {key: place for place, key in enumerate(firsts)}
+        places = [place_of[row if row.tokens else row.request] for row in new]
+        return logits_PV[torch.tensor(places, device=self.device)]
+
+    def _make_room(self) -> None:
+        """Let every row have a page for its next token: the newest ones give theirs back."""
+        for row in list(self.rows):
+            while row in self.pages and not self.pages.reserve(row, row.positions):
+                self.pages.release(self.pages.newest)
+        self._step_back()
+
+    def _step_back(self) -> None:
+        """Rows without pages wait."""
+        self.waiting = [row for row in self.rows if row not in self.pages] + self.waiting
+        self.rows = [row for row in self.rows if row in self.pages]

@@ -1,0 +1,110 @@
+"""Pages of plain text: headings, aligned tables, wrapped lines, and color where a terminal shows it."""
+
+from collections.abc import Sequence
+from textwrap import wrap
+from typing import Final
+
+from attrs import frozen
+
+from xtrain.text.units import WIDTH
+
+LONGEST = 119  # lines of a page that nobody asked to be long
+_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+
+
+@frozen(kw_only=True)
+class Detail:
+    """How much of a plan a page shows.
+
+    full: everything. wraps: descriptions go on in the next line instead of being cut. rows: that no table exceeds.
+    """
+
+    full: bool = False
+    wraps: bool = True
+    rows: int = 24
+
+    def most(self, rows: int) -> int:
+        """How many rows a table may have that would like `rows`."""
+        return 10**9 if self.full else min(rows, self.rows)
+
+
+FULL: Final = Detail(full=True)
+DETAILS: Final = (Detail(), Detail(wraps=False), *(Detail(wraps=False, rows=rows) for rows in (14, 11, 9, 7, 5, 3, 1)))
+
+
+class Page:
+    """Lines of at most WIDTH columns. Without `color` not one escape code is written."""
+
+    def __init__(self, *, color: bool = False) -> None:
+        self._color = color
+        self._lines: list[str] = []
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines).rstrip("\n") + "\n"
+
+    @property
+    def height(self) -> int:
+        """Lines, without empty ones at the end."""
+        return str(self).count("\n")
+
+    def paint(self, text: str, style: str) -> str:
+        return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self._color and style and text else text
+
+    def line(self, text: str = "", style: str = "") -> None:
+        self._lines.append(self.paint(text, style) if text else "")
+
+    def heading(self, title: str, remark: str = "") -> None:
+        """An empty line, then the title of a section with a remark beside it."""
+        self.line()
+        room = WIDTH - len(title) - 2
+        self._lines.append(self.paint(title, "bold") + (f"  {self.paint(clip(remark, room), 'dim')}" if remark else ""))
+
+    def described(self, rows: Sequence[tuple[str, str]], *, wraps: bool = True) -> None:
+        """Names beside descriptions, which go on below themselves or are cut at a word."""
+        width = max((len(name) for name, _ in rows), default=0)
+        for name, does in rows:
+            first = f"  {name.ljust(width)}  "
+            if wraps:
+                self.wrapped(does, first=first, rest=" " * (width + 4))
+            else:
+                self.line((first + shorten(does, WIDTH - len(first))).rstrip())
+
+    def more(self, count: int, part: str) -> None:
+        """Say that `count` rows are left out and which part of the page has them."""
+        if count > 0:
+            self.line(f"  and {count:,} more: --part {part}", "dim")
+
+    def wrapped(self, text: str, *, first: str = "  ", rest: str = "  ", style: str = "") -> None:
+        """Text over as many lines as it needs; `first` and `rest` are their margins."""
+        room = WIDTH - max(len(first), len(rest))
+        for number, part in enumerate(wrap(text, room, break_on_hyphens=False) or [""]):  # names and paths stay whole
+            self._lines.append((first if number == 0 else rest) + self.paint(part, style))
+
+    def table(self, rows: Sequence[Sequence[str]], *, align: str = "", styles: Sequence[str] = ()) -> None:
+        """Columns as wide as their widest cell, `align` a letter a column (`<` or `>`); the last one gives way."""
+        if not rows:
+            return
+        count = len(rows[0])
+        align = align.ljust(count, "<")
+        widths = [max(len(row[column]) for row in rows) for column in range(count)]
+        widths[-1] = min(widths[-1], max(WIDTH - 2 - sum(widths[:-1]) - 2 * (count - 1), 7))
+        for row in rows:
+            cells = []
+            for column, cell in enumerate(row):
+                shown = clip(cell, widths[column])
+                shown = shown.rjust(widths[column]) if align[column] == ">" else shown.ljust(widths[column])
+                cells.append(self.paint(shown, styles[column] if column < len(styles) else ""))
+            self._lines.append(("  " + "  ".join(cells)).rstrip())
+
+
+def shorten(text: str, width: int) -> str:
+    """`text` in at most `width` columns, cut at the end of a word."""
+    if len(text) <= width:
+        return text
+    cut = text[: max(width - 1, 0)]
+    return (cut.rpartition(" ")[0].rstrip(" ,;:·") or cut) + "…"
+
+
+def clip(text: str, width: int) -> str:
+    """`text` in at most `width` columns."""
+    return text if len(text) <= width else text[: max(width - 1, 0)] + "…"

@@ -1,0 +1,310 @@
+"""Datasets, Experts, Events and Server screens."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.widgets import Input
+
+from xtrain.text.units import whole
+from xtrain.tui.board.pane import ListPane, RowsPane, SearchedPane, Sheet
+from xtrain.tui.board.plot import Line, Plot
+from xtrain.tui.model.event_log import EventLog
+from xtrain.tui.pages import events as event_keys
+from xtrain.tui.pages import experts as expert_page
+from xtrain.tui.pages import server_page
+from xtrain.tui.pages import sheet as list_page
+from xtrain.tui.pages.events import EventsPage, EventsView, back, searched
+from xtrain.tui.pages.events import page as events_page
+from xtrain.tui.pages.experts import ExpertsPage, ExpertsView, LayerLoad, layer_loads
+from xtrain.tui.pages.experts import page as experts_page
+from xtrain.tui.pages.mixture import MixtureTable, least_rows, mixture, several
+from xtrain.tui.pages.mixture import page as datasets_page
+from xtrain.tui.pages.sheet import ListPage, ListView
+
+if TYPE_CHECKING:
+    from xtrain.tui.model.board import Board
+
+
+_DATASETS_PLOT_ROWS = 7
+_TABLE_ROWS = 6
+# Plots: title, and key of the metrics of a dataset.
+_CURVES = (("loss by dataset", "loss/{}"), ("held-out loss", "eval/{}/loss"), ("data wait", ""))
+
+
+class DatasetsSheet(Sheet):
+    """Table of datasets; it has the keys of the screen."""
+
+
+class DatasetsPane(RowsPane[ListView, ListPage]):
+    """Datasets screen: losses, rows and shares of every dataset."""
+
+    title = "Datasets"
+    short = "Data"
+    keys = list_page
+
+    DEFAULT_CSS = """
+    DatasetsPane { layout: vertical; }
+    """
+    BINDINGS = [  # noqa: RUF012
+        Binding("down,j", "do('moved', 1)", "next dataset", show=False),
+        Binding("up,k", "do('moved', -1)", "previous dataset", show=False),
+        Binding("pagedown", "turn(1)", "page down", show=False),
+        Binding("pageup", "turn(-1)", "page up", show=False),
+        Binding("v", "curves", "curves", tooltip="losses, held-out losses, data wait"),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(ListView(), id=id)
+        self._mixture = MixtureTable()
+        self._step = 0
+        self._version: object = None
+        self._curves = 0
+        self._beside, self._only_plot = True, False
+        self._board: Board | None = None
+
+    @classmethod
+    def available(cls, board: "Board") -> bool:
+        return several(board)
+
+    def compose(self) -> ComposeResult:
+        yield DatasetsSheet()
+        yield Plot()
+
+    def show(self, board: "Board") -> None:
+        if board.version == self._version:
+            return
+        self._version, self._board = board.version, board
+        self._mixture, self._step = mixture(board), board.step
+        self._plot()
+        self._draw()
+
+    def _plot(self) -> None:
+        if self._board is None:
+            return
+        series = self._board.series
+        title, key = _CURVES[self._curves]
+        if not key:
+            x, y = series.xy("data_seconds")
+            self.query_one(Plot).show([Line(title, x, y)], title=title, unit="seconds")
+            return
+        found = [(one.name, series.xy(key.format(one.name))) for one in self._mixture.datasets]
+        lines = [Line(name, x, y) for name, (x, y) in found if len(x)]
+        self.query_one(Plot).show(lines, title=title)
+
+    def _draw(self) -> None:
+        sheet = self.query_one(DatasetsSheet)
+        width, height = self.content_size
+        if not width or not height:
+            return
+        # Without room for some of the table and a plot, `v` switches between the two.
+        self._beside = height - _DATASETS_PLOT_ROWS >= min(_TABLE_ROWS, least_rows(self._mixture))
+        only_plot = self._only_plot and not self._beside
+        sheet.display, self.query_one(Plot).display = not only_plot, self._beside or only_plot
+        most = height - _DATASETS_PLOT_ROWS if self._beside else height
+        self._page = datasets_page(self._mixture, self._view, width, most, step=self._step)
+        self._view = self._page.view
+        sheet.styles.height = len(self._page.rows)
+        sheet.draw(self._page.rows)
+
+    def action_curves(self) -> None:
+        """Show the next plot: losses, held-out losses, the wait for rows."""
+        if self._beside or self._only_plot:
+            self._curves = (self._curves + 1) % len(_CURVES)
+            self._only_plot = self._curves > 0
+        else:
+            self._only_plot = True
+        self._plot()
+        self._draw()
+
+
+AUX_LOSS = "moe/aux_loss"
+# The plot takes the rows that the map leaves, within these limits; with fewer rows it replaces the map.
+_EXPERTS_PLOT_ROWS, _MOST_PLOT_ROWS = 7, 26
+
+
+class ExpertsSheet(Sheet):
+    """Expert map; it has the keys of the screen."""
+
+
+class ExpertsPane(RowsPane[ExpertsView, ExpertsPage]):
+    """Experts screen: load of every expert of every layer, relative to an even load, and the balance loss."""
+
+    title = "Experts"
+    short = "MoE"
+    keys = expert_page
+
+    DEFAULT_CSS = """
+    ExpertsPane { layout: vertical; }
+    """
+    BINDINGS = [  # noqa: RUF012
+        Binding("down,j", "do('moved', 1)", "next layer", show=False),
+        Binding("up,k", "do('moved', -1)", "previous layer", show=False),
+        Binding("pagedown", "turn(1)", "page down", show=False),
+        Binding("pageup", "turn(-1)", "page up", show=False),
+        Binding("home", "do('moved', -1000000)", "first layer", show=False),
+        Binding("end", "do('moved', 1000000)", "last layer", show=False),
+        Binding("o", "do('reordered')", "order", tooltip="the most uneven layer first, or by number"),
+        Binding("a", "plot", "aux loss", tooltip="only the load-balancing loss, and back"),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(ExpertsView(), id=id)
+        self._loads: tuple[LayerLoad, ...] = ()
+        self._facts: list[str] = []
+        self._version: object = None
+        self._only_plot = False
+
+    @classmethod
+    def available(cls, board: "Board") -> bool:
+        planned = board.planned
+        if planned is not None and (whole(_architecture(board).get("experts")) or 0) > 1:
+            return True
+        return AUX_LOSS in board.series.keys or any(key.startswith("moe/") for key in board.series.last.rest)
+
+    def compose(self) -> ComposeResult:
+        yield ExpertsSheet()
+        yield Plot()
+
+    def show(self, board: "Board") -> None:
+        if board.series.version == self._version:
+            return
+        self._version = board.series.version
+        # A record without loads, as of a step that was skipped, leaves those that were there.
+        self._loads = layer_loads(board.series.last.rest) or self._loads
+        self._facts = _facts(board, self._loads)
+        x, y = board.series.xy(AUX_LOSS)
+        self.query_one(Plot).show([Line("aux loss", x, y)], title="aux loss (1: balanced)")
+        self._draw()
+
+    def _draw(self) -> None:
+        sheet, plot = self.query_one(ExpertsSheet), self.query_one(Plot)
+        width, height = self.content_size
+        if not width or not height:
+            return
+        wanted = 12 + max(1, len(self._loads))
+        rows = min(_MOST_PLOT_ROWS, max(_EXPERTS_PLOT_ROWS, height - wanted))
+        beside = height - wanted >= _EXPERTS_PLOT_ROWS or height >= 30
+        sheet.display = not self._only_plot
+        plot.display = self._only_plot or beside
+        plot.styles.height = "1fr" if self._only_plot else rows
+        room = height - (rows if beside else 0)
+        self._page = experts_page(self._loads, self._view, width, max(1, room), facts=self._facts)
+        self._view = self._page.view
+        sheet.draw(self._page.rows)
+
+    def action_plot(self) -> None:
+        """Toggle a view of the balance loss alone."""
+        self._only_plot = not self._only_plot
+        self._draw()
+        (self.query_one(Plot) if self._only_plot else self.query_one(ExpertsSheet)).focus()
+
+
+def _architecture(board: "Board") -> dict[str, object]:
+    found = board.planned.content.get("architecture") if board.planned else None
+    return found if isinstance(found, dict) else {}
+
+
+def _facts(board: "Board", loads: tuple[LayerLoad, ...]) -> list[str]:
+    """Return `4 layers of 8 experts`, `2 a token`, `step 60`."""
+    planned, parts = _architecture(board), []
+    if loads:
+        parts.append(f"{len(loads)} {'layer' if len(loads) == 1 else 'layers'} of {loads[0].num_experts} experts")
+    if taken := whole(planned.get("experts_per_token")):
+        parts.append(f"{taken} a token")
+    step = board.series.last.step
+    return [*parts, f"step {step:,}"] if step is not None else parts
+
+
+class EventsSheet(Sheet):
+    """List of events; it has the keys of the screen."""
+
+
+class EventsPane(SearchedPane[EventsView, EventsPage]):
+    """Events screen: all events, newest last; the chosen one in full; the logs of the ranks."""
+
+    title = "Events"
+    short = "Event"
+    keys = event_keys
+
+    BINDINGS = [  # noqa: RUF012
+        Binding("down,j", "do('moved', 1)", "later event", show=False),
+        Binding("up,k", "do('moved', -1)", "earlier event", show=False),
+        Binding("pagedown", "turn(1)", "page down", show=False),
+        Binding("pageup", "turn(-1)", "page up", show=False),
+        Binding("home", "do('moved', -1000000)", "oldest", show=False),
+        Binding("f,end", "do('newest')", "follow", key_display="f", tooltip="to the newest, and follow"),
+        Binding("enter", "do('entered')", "in full", tooltip="the event in full, and back"),
+        Binding("slash", "search", "filter", tooltip="filter by a text"),
+        Binding(
+            "right_square_bracket,right",
+            "do('other_kinds', 1)",
+            "kind",
+            key_display="]",
+            tooltip="all events, problems, or one kind",
+        ),
+        Binding("left_square_bracket,left", "do('other_kinds', -1)", "previous kind", show=False),
+        Binding("l", "do('other_log')", "logs", tooltip="the ends of the logs, one after the other"),
+        Binding("escape", "back", "back", show=False),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(EventsView(), id=id)
+        self._log = EventLog()
+        self._directory = Path()
+
+    def compose(self) -> ComposeResult:
+        yield EventsSheet()
+        yield Input(
+            placeholder="only events and lines with this text; enter keeps the filter, esc removes it", compact=True
+        )
+
+    def show(self, board: "Board") -> None:
+        if self._page is None or board.events.version != self._log.version or board.events is not self._log:
+            self._log, self._directory = board.events, board.directory
+            self._draw()
+
+    def _draw(self) -> None:
+        sheet = self.query_one(EventsSheet)
+        width, height = sheet.content_size
+        if not width or not height:
+            return
+        self._page = events_page(self._log, self._view, width, height, directory=str(self._directory))
+        self._view = self._page.view
+        sheet.draw(self._page.rows)
+
+    def action_back(self) -> None:
+        """Close the part that was opened last."""
+        if self.has_class("searching"):
+            self._end_search(clear=True)
+        elif self._page:
+            self._go(back(self._page))
+            with self.prevent(Input.Changed):
+                self.query_one(Input).value = self._view.query
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        if self._page:
+            self._go(searched(self._page, event.value.strip()))
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self.action_do("moved", 3)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self.action_do("moved", -3)
+
+
+class ServerPane(ListPane):
+    """Server screen: clients, models, queue and throughput."""
+
+    title = "Server"
+    short = "Serve"
+
+    @classmethod
+    def available(cls, board: "Board") -> bool:
+        return board.server is not None
+
+    def page(self, board: "Board", width: int, height: int) -> ListPage:
+        assert board.server is not None
+        return server_page.page(board.server, self._view, width, height, board.now)
