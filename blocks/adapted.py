@@ -1,4 +1,4 @@
-"""Decoder blocks with adapters: matrices next to those of a block, trained instead of them."""
+"""Decoder blocks with adapters: trained matrices next to the frozen matrices of a block."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -16,41 +16,40 @@ if TYPE_CHECKING:
 
 @frozen
 class AdaptedMatrix:
-    """A matrix of a block, by the name of its parameter, and what an adapter adds to its product. The module that
-    `torch_module` names puts that into the modules of a rank. task: whose adapter it is; empty where there is one
-    alone."""
+    """Adapter of one matrix of a block, named after the matrix's parameter. `torch_module` names the module that adds
+    it to a rank's modules. task: the task that owns the adapter; empty if there is only one adapter."""
 
     name: str
     task: str = field(default="", kw_only=True)
 
     @property
     def place(self) -> str:
-        """The module in whose place, or inside which, its parameters are."""
+        """Module path of the adapter's parameters: the matrix's own module, or a task's child of it."""
         owner = self.name.rpartition(".")[0]
         return f"{owner}.{TASKS}.{self.task}" if self.task else owner
 
     @property
     def decomposes(self) -> bool:
-        """Whether its first values are made of the matrix, which is the rest from there on."""
+        """True if the adapter's first values come from the matrix, which then keeps only the remainder."""
         return False
 
     @property
     def drops_inputs(self) -> bool:
-        """Whether some of what goes in is dropped in training."""
+        """True if training applies dropout to the adapter's inputs."""
         return False
 
     @property
     def scales(self) -> bool:
-        """Whether every output of the product has a factor of its own."""
+        """True if each output of the product has a factor of its own."""
         return False
 
     @classmethod
     def torch_module(cls) -> str:
-        """The module that ranks import for it: `…_torch`, beside its own."""
+        """Return the name of the module that ranks import: this class's module name + `_torch`."""
         return f"{cls.__module__}_torch"
 
     def parameters(self, matrix: BlockParameter) -> Iterator[BlockParameter]:
-        """What it has beside the matrix, in the order in which modules register them."""
+        """Yield the adapter's parameters in the order in which modules register them."""
         raise NotImplementedError
 
     def trace(
@@ -63,28 +62,29 @@ class AdaptedMatrix:
         parts: int = 1,
         added: int | None = None,
     ) -> TracedTensor:
-        """Write down what is added to `out`, the product of the matrix and `x`, of so many tokens; the sum. Of routed
-        experts that are computed one after the other, x and out are those of one of so many `parts`; added: as of
+        """Record what the adapter adds to `out`, the product of the matrix and `x` over `tokens` tokens, and return the
+        sum. For routed experts computed one after the other, x and out belong to one of `parts` experts. added: see
         `OpTrace.linear`."""
         raise NotImplementedError
 
     def trace_beside(self, on: "Tracer") -> None:
-        """Write down what it computes of a stack of routed experts once, before the products of single ones."""
+        """Record the operations on a stack of routed experts that run once, before the products of single experts."""
 
 
 def alone_name(parameter: ParameterSpec) -> str:
-    """What a parameter of a task is called in a run of that task alone, which draws it by this name."""
+    """Return the name of a task's parameter in a run of that task alone; its initial values are drawn under this
+    name."""
     return parameter.name.replace(f".{TASKS}.{parameter.task}.", ".", 1) if parameter.task else parameter.name
 
 
 @frozen
 class AdaptedBlock(Chain):
-    """A block, which is its only piece, with an adapter of some of its matrices."""
+    """Block (its only piece) with adapters on some of its matrices."""
 
     matrices: tuple[AdaptedMatrix, ...]
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
-        """Those of an adapter stand behind those of the module that they are added to."""
+        """Yield the block's parameters; an adapter's parameters follow those of the module that they are added to."""
         own = list(super().parameters(arch))
         by_name = {parameter.name: parameter for parameter in own}
         ends = {parameter.owner: parameter.name for parameter in own}
@@ -107,8 +107,8 @@ class AdaptedBlock(Chain):
 
 @frozen
 class TaskMatrices(AdaptedMatrix):
-    """The adapters that several tasks have of a matrix, each of some of the rows; as the rows differ from microbatch to
-    microbatch, the trace has all of them go through that of the widest task."""
+    """Adapters of several tasks on one matrix, each applied to some of the rows. Because the rows differ between
+    microbatches, the trace sends all rows through the adapter of the widest task."""
 
     of: tuple[AdaptedMatrix, ...]
 
@@ -140,7 +140,7 @@ class TaskMatrices(AdaptedMatrix):
 
 
 def adapted_matrices(arch: Architecture) -> Iterator[tuple[int | None, AdaptedMatrix]]:
-    """(layer, matrix) of all that an adapter is of, in the order of the model; the head is in no layer."""
+    """Yield (layer, matrix) for every adapted matrix in model order; the layer of the head is None."""
     found = {layer: kind.block for kind in arch.kinds for layer in kind.layers}
     for layer, block in sorted(found.items()):
         if isinstance(block, AdaptedBlock):

@@ -19,21 +19,23 @@ if TYPE_CHECKING:
     from xtrain.planner.costs.block_trace import Tracer
 
 
-TILE: Final = 256  # queries whose scores are in memory at once, where no kernel spares them and a row is on one rank
+TILE: Final = 256  # queries whose scores are in memory at once, for kernels that store scores and rows on one rank
 
 
 @frozen
 class AttentionLayer(Layer):
-    """qk_norm: RMSNorm on queries and keys, head by head, or with `wide_norm` over all heads together; with `plus_one`
-    they multiply by 1 + weight. bias: one on queries, keys and values. output_bias: one on what is added to the
-    residual stream. rope: queries and keys are turned by their positions.
+    """Grouped-query attention with rotary positions.
 
-    window: a query sees so many positions of its document, the newest, its own included; None: all before it. sinks:
-    every head has a further score in its softmax, learned, whose value is zero. scale: what products of queries and
-    keys are multiplied by; None: 1 / √head_dim. cap: scores s are cap · tanh(s / cap); None: as they are. theta: base
-    of its frequencies, which are then not scaled; None: those of the model.
+    qk_norm: RMSNorm on queries and keys, per head, or over all heads together with `wide_norm`; `plus_one` multiplies
+    by 1 + weight. bias: on queries, keys and values. output_bias: on the output, before the residual stream. rope:
+    apply rotary positions to queries and keys.
 
-    Raises ValueError for a window, a scale, a cap or a base that is not above 0.
+    window: number of most recent positions of its document that a query sees, its own included; None: all earlier ones.
+    sinks: every head has one more learned score in its softmax, whose value is zero. scale: factor of query-key
+    products; None: 1 / √head_dim. cap: scores s become cap · tanh(s / cap); None: no cap. theta: base of this layer's
+    frequencies, which are then unscaled; None: the model's.
+
+    Raises ValueError unless window, scale, cap and base are above 0.
     """
 
     attends = True
@@ -58,7 +60,7 @@ class AttentionLayer(Layer):
                 raise ValueError(f"`{name}` is {value}, and must be above 0")
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
-        if self.sinks:  # modules list their own parameters before those of modules inside them
+        if self.sinks:  # modules list their own parameters before those of child modules
             yield BlockParameter(
                 name=f"{self.name}.sinks", shape=(arch.heads,), decays=False, initial="normal", cut="column"
             )
@@ -127,7 +129,7 @@ class AttentionLayer(Layer):
                 y = on.norm(y, f"{self.name}.{norm}", rows, cut=self.wide_norm)
             if not self.rope:
                 return y
-            # x · cos + turned x · sin: nothing of x is kept.
+            # x · cos + rotated x · sin: nothing of x is kept.
             return on.ops.op(y, makes=size, scratch=(5 * size // 2, 2 * size))
 
         q = project("q_proj", "q_norm", local.heads)
@@ -137,7 +139,7 @@ class AttentionLayer(Layer):
 
 
 def _turned(layer: AttentionLayer, on: "Tracer", y: TracedTensor, norm: str, heads: int) -> TracedTensor:
-    """Heads normed and turned in one pass."""
+    """Record normalization and rotation of heads in one pass."""
     local, weight = on.local, f"{norm}.weight"
     if layer.qk_norm and layer.wide_norm:
         y = on.norm(y, norm, local.tokens, cut=True)
@@ -156,7 +158,7 @@ def _turned(layer: AttentionLayer, on: "Tracer", y: TracedTensor, norm: str, hea
 def trace_kernel(
     layer: AttentionLayer, on: "Tracer", q: TracedTensor, k: TracedTensor, v: TracedTensor
 ) -> TracedTensor:
-    """From queries, keys and values to what the output matrix takes."""
+    """Record the attention kernel: from queries, keys and values to the input of the output matrix."""
     local, axes = on.local, on.axes
     parts: tuple[TracedTensor, ...] = (q, k, v)
     if axes.ulysses > 1:
@@ -178,7 +180,7 @@ def _flops(layer: AttentionLayer, on: "Tracer") -> int:
 
 
 def _whole_rows(layer: AttentionLayer, on: "Tracer", parts: tuple[TracedTensor, ...]) -> TracedTensor:
-    """One product for each row, or under a mask of all its positions."""
+    """Record one product for each row, or one under a mask over all positions."""
     ops, local = on.ops, on.local
     size, sinks = local.queries, _sinks(layer, on)
     statistics = local.tokens * local.heads * local.exact  # logsumexp of the scores
@@ -187,7 +189,7 @@ def _whole_rows(layer: AttentionLayer, on: "Tracer", parts: tuple[TracedTensor, 
     written_out = masked and (layer.sinks or layer.cap is not None)
     mask = seen * (1 if written_out else local.width) if masked else 0
     scratch = (0, parts[0].size if len(parts) == 1 else 0)
-    if written_out:  # a cap has slopes beside
+    if written_out:  # the slopes of the cap are stored as well
         scratch = (2 * scores, 3 * scores if layer.cap is None else 4 * scores)
     out = ops.op(
         *parts,
@@ -204,14 +206,14 @@ def _whole_rows(layer: AttentionLayer, on: "Tracer", parts: tuple[TracedTensor, 
     )
     if not layer.sinks or written_out:
         return out
-    # What is left beside the sink, of each query, times what there is without.
+    # The share of the softmax left by the sink, for each query, times the output without the sink.
     shares = (statistics, *(() if local.width == local.exact else (local.tokens * local.heads * local.width,)))
     return ops.op(out, makes=size, keeps=(out,), extra=shares, scratch=(0, size), **sinks)
 
 
 def _by_queries(layer: AttentionLayer, on: "Tracer", parts: tuple[TracedTensor, ...]) -> TracedTensor:
-    """Some queries of all rows at a time: their scores with the keys up to the last of them, of which the backward has
-    three kinds."""
+    """Record attention over blocks of queries of all rows: each block takes scores with the keys up to its last query.
+    The backward holds three tensors of that size."""
     local = on.local
     heads, length = local.heads // on.axes.ulysses, local.sequence
     blocks = [(min(QUERIES, length - first), min(first + QUERIES, length)) for first in range(0, length, QUERIES)]
@@ -231,7 +233,7 @@ def _by_queries(layer: AttentionLayer, on: "Tracer", parts: tuple[TracedTensor, 
 
 
 def _sinks(layer: AttentionLayer, on: "Tracer") -> dict[str, Any]:
-    """The parameter of sinks, as an operation has it."""
+    """Return the arguments of an operation that uses the parameter of the sinks."""
     if not layer.sinks:
         return {}
     name = f"{layer.name}.sinks"
@@ -239,7 +241,7 @@ def _sinks(layer: AttentionLayer, on: "Tracer") -> dict[str, Any]:
 
 
 def _to_heads(on: "Tracer", q: TracedTensor, k: TracedTensor, v: TracedTensor) -> TracedTensor:
-    """One exchange of all three, which stay together."""
+    """Record one all-to-all of queries, keys and values together."""
     ops, local = on.ops, on.local
     size = local.tokens * (local.heads + 2 * local.spread_kv) * local.head_dim * local.width
     call = CollectiveCall("ulysses", "all_to_all", CP, size)
@@ -256,8 +258,8 @@ def _to_positions(on: "Tracer", out: TracedTensor) -> TracedTensor:
 
 
 def _blockwise(layer: AttentionLayer, on: "Tracer", parts: tuple[TracedTensor, ...]) -> TracedTensor:
-    """Block by block. In a ring keys and values go round; their gradients too, one message more, in the format of exact
-    sums."""
+    """Record attention block by block. In a ring, keys and values are passed on, and so are their gradients, one
+    message more, in the format of exact sums."""
     ops, local, axes = on.ops, on.local, on.axes
     keys = 2 * local.tokens * local.spread_kv * local.head_dim
     queries = local.queries // local.width
@@ -271,7 +273,7 @@ def _blockwise(layer: AttentionLayer, on: "Tracer", parts: tuple[TracedTensor, .
     scores, each = _scores(layer, on), queries * width
     if scores and not around:
         block = 4 * scores
-    elif scores:  # all of them where a rank meets its own keys, half of them where it meets another's
+    elif scores:  # all scores where a rank meets its own keys, half of them where it meets those of another
         met = max(3 * scores, 2 * scores + 3 * each)
         block = max(met, coming + each + max(3 * scores // 2, scores + 5 * each // 2))
     else:
@@ -298,7 +300,7 @@ def _blockwise(layer: AttentionLayer, on: "Tracer", parts: tuple[TracedTensor, .
 
 
 def _scores(layer: AttentionLayer, on: "Tracer") -> int:
-    """Bytes of the scores that are in memory at once, where no kernel spares them."""
+    """Return the bytes of scores in memory at once for kernels that store them."""
     local, axes = on.local, on.axes
     if local.flash and layer.cap is None:
         return 0
@@ -311,14 +313,16 @@ def _scores(layer: AttentionLayer, on: "Tracer") -> int:
 
 @frozen(kw_only=True)
 class LatentAttentionLayer(Layer):
-    """q_rank: width that queries are projected through; None: they come straight from the residual stream. kv_rank:
-    that of keys and values. nope_dim, rope_dim: widths of the parts of a query without and with rotary positions;
-    value_dim: that of a value. scale: what products of queries and keys are multiplied by. interleaved: rotary
-    positions turn neighbouring numbers; else a number of the first half with one of the second. bias: one on the
-    matrices to the narrow vectors, and on what is added to the residual stream.
+    """Multi-head latent attention.
 
-    Kernels compute heads of one width, `head_dim`, that of queries or of values, whichever is larger; the others are
-    padded with zeros.
+    q_rank: rank of the query projection; None: queries come straight from the residual stream. kv_rank: rank of the
+    joint projection of keys and values. nope_dim, rope_dim: widths of the parts of a query without and with rotary
+    positions. value_dim: width of a value. scale: factor of query-key products. interleaved: rotary positions turn
+    adjacent numbers; otherwise a number of the first half with one of the second. bias: on the matrices to the narrow
+    vectors and on the output.
+
+    Kernels compute heads of one width, `head_dim`, the larger of the query and value widths; the other is padded with
+    zeros.
     """
 
     attends = True
@@ -366,7 +370,7 @@ class LatentAttentionLayer(Layer):
         )
 
     def _narrow(self, name: str, outputs: int, inputs: int) -> Iterator[BlockParameter]:
-        """A matrix that every rank has all of, for its own positions."""
+        """Yield a matrix that every rank holds whole, for its own positions."""
         yield self._matrix(name, outputs, inputs, cut=False)
         if self.bias:
             yield row_bias(f"{self.name}.{name}", outputs)
@@ -381,8 +385,9 @@ class LatentAttentionLayer(Layer):
         return 2 * arch.heads * (self.query_dim + self.value_dim)
 
     def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str]) -> int:
-        """The narrow vector and the shared part of keys, where `kv_b_proj` can be multiplied with queries and with sums
-        of narrow vectors; else a key and a value of each of its heads."""
+        """Return the numbers cached for `positions` positions: the narrow vector and the shared part of keys if
+        `kv_b_proj` can be multiplied with queries and with sums of narrow vectors; otherwise a key and a value of
+        each head."""
         if f"{self.name}.kv_b_proj.weight" in plain:
             return (self.kv_rank + self.rope_dim) * positions
         return 2 * arch.heads // tp * arch.head_dim * positions

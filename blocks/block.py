@@ -1,11 +1,11 @@
 """Pieces of a decoder block and their composition: chains, residuals, sums, RMSNorm, multi-token prediction.
 
-A family composes its block of these pieces. The inventory, the cost and the modules of the runtime follow from that
-one tree. Every piece takes activations [tokens, dim] and returns as many.
+A family composes its block from these pieces. The inventory, the cost and the modules of the runtime follow from that
+one tree. Every piece takes activations [tokens, dim] and returns activations of the same shape.
 
-Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2): at each position t, module k takes the input of
-the head of the module before it, or of the model, and the embedding of token t + k. A block of its own and a norm
-make of both the prediction of token t + k + 1. Embedding and head are those of the model.
+Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2): at each position t, module k takes the input of the
+head of the module before it, or of the model, and the embedding of token t + k. From both, a block of its own and a
+norm predict token t + k + 1. Embedding and head are shared with the model.
 """
 
 import pkgutil
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-# Class of pieces, or function that puts some together → itself, by its name: what a plan is read back by, and what a
-# family in a module of the user's is put together of.
+# Name → piece class or composing function. Plans are read back by these names, and families in a user's module are
+# composed from them.
 _PIECES: Final[dict[str, Callable[..., Any]]] = {}
 
 
 def composed(function: F) -> F:
-    """Registers a function that puts pieces together."""
+    """Register a function that composes pieces."""
     _PIECES[function.__name__] = function
     return function
 
 
 def later(default: Any) -> Any:
-    """Declare a field that was added to a piece when there were plans already: they are silent on its default."""
+    """Declare a field that was added to a piece after plans of it existed; plans omit its default."""
     return attrs.field(default=default, metadata={"later": True})
 
 
 def piece(name: str) -> Callable[..., Any] | None:
-    """Return the class of pieces, or the function that puts some together, with this name; None if there is none."""
+    """Return the piece class, or the composing function, with this name; None if there is none."""
     if name not in _PIECES:
         pieces()
     if name not in _PIECES:
@@ -55,20 +55,20 @@ def piece(name: str) -> Callable[..., Any] | None:
 
 @cache
 def pieces() -> Mapping[str, Callable[..., Any]]:
-    """Return xtrain's own pieces and functions of pieces, by name."""
+    """Return xtrain's own pieces and composing functions, by name."""
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         import_module(f"{__package__}.{module.name}")
     return {name: each for name, each in _PIECES.items() if each.__module__.startswith(f"{__package__}.")}
 
 
 class BlockPiece:
-    """A part of a block, or all of it. Two with equal settings compute the same with the same parameters."""
+    """Part of a block, or all of it. Two pieces with equal settings compute the same with the same parameters."""
 
     def __init_subclass__(cls) -> None:
         _PIECES[cls.__name__] = cls
 
     def to_json(self) -> dict[str, Any]:
-        """The piece as JSON, which `from_json` makes it of again."""
+        """Return the piece as JSON, the input of `from_json`."""
         return {
             "piece": type(self).__name__,
             **{a.name: _json(value) for a, value in self._said()},
@@ -89,53 +89,52 @@ class BlockPiece:
         return made_by(**values)
 
     def further(self, *, plus_one: bool) -> "BlockPiece":
-        """The block of a module behind this one, the last, that predicts further tokens (`further.py`)."""
-        further_block = piece("further_block")  # it is made of pieces itself
+        """Return the block of a module that predicts further tokens, following this one, the last block."""
+        further_block = piece("further_block")  # it is composed from pieces itself
         assert further_block is not None
         return further_block(self, plus_one=plus_one)
 
     def layers(self) -> "Iterator[Layer]":
-        """The pieces with a name inside it, in the order in which modules are registered."""
+        """Yield the named pieces inside, in the order in which modules are registered."""
         raise NotImplementedError
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
-        """Write down what it makes of `x`, keeps and sends; the result."""
+        """Record the operations on `x` with the bytes they make, keep and send; return the result."""
         raise NotImplementedError
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
-        """In the order in which modules register them."""
+        """Yield the parameters in the order in which modules register them."""
         for layer in self.layers():
             yield from layer.parameters(arch)
 
     def buffers(self, arch: Architecture) -> dict[str, list[int]]:
-        """Name → shape of the tensors beside parameters that a checkpoint has."""
+        """Return name → shape of the tensors in a checkpoint that are not parameters."""
         return {name: shape for layer in self.layers() for name, shape in layer.buffers(arch).items()}
 
     def angles(self, arch: Architecture) -> RotaryAngles | None:
-        """Those of the layer that attends."""
+        """Return the RoPE angles of the attention layer."""
         return next((layer.angles(arch) for layer in self.layers() if layer.attends), None)
 
     @property
     def tiles(self) -> bool:
-        """Whether it, or a layer of it, can be computed in pieces of the positions (`Tracer.in_pieces`)."""
+        """True if the piece, or a layer of it, can be computed in pieces of the positions (`Tracer.in_pieces`)."""
         return any(layer.tiles for layer in self.layers())
 
     @property
     def routes(self) -> bool:
-        """Whether it has experts."""
+        """True if the piece has experts."""
         return any(issubclass(layer.settings, ExpertTransformer) for layer in self.layers())
 
 
 @frozen
 class Layer(BlockPiece):
-    """A piece that is a module, under its name. `runtime/nn/block.py` builds those of this folder; a piece that a
-    family defines itself is built by the module that `torch_module` names.
+    """Piece that is a module, under its name. `runtime/nn/block.py` builds the layers of this folder; the module that
+    `torch_module` names builds layers that a family defines itself.
 
-    settings: those of the families that can have it. reads: the settings that it reads which no layer has to.
-    adapts: adapters can be of its matrices, and these can be stored in codes: their products are computed by the
-    runtime's `Linear` and `Experts`, and written down by `Tracer.linear`.
-    attends: it mixes positions, which one layer of a block does. window: of one that attends, how many positions of its
-    document a query sees; None: all before it.
+    settings: settings class of the families that can use the layer. reads: optional settings that it reads. adapts: its
+    matrices can have adapters and can be stored in codes, because the runtime's `Linear` and `Experts` compute their
+    products and `Tracer.linear` records them. attends: it mixes positions; exactly one layer of a block does. window:
+    for an attention layer, the number of positions of its document that a query sees; None: all earlier ones.
     """
 
     settings: ClassVar[type[Model]] = TransformerSettings
@@ -148,7 +147,7 @@ class Layer(BlockPiece):
 
     @classmethod
     def torch_module(cls) -> str:
-        """The module that ranks import for it: `…_torch`, beside its own."""
+        """Return the name of the module that ranks import: this class's module name + `_torch`."""
         return f"{cls.__module__}_torch"
 
     def layers(self) -> "Iterator[Layer]":
@@ -165,31 +164,31 @@ class Layer(BlockPiece):
         return {}
 
     def angles(self, arch: Architecture) -> RotaryAngles | None:
-        """By how much a layer that attends turns its queries and keys; None: not at all."""
+        """Return the RoPE angles of an attention layer; None without RoPE."""
         return None
 
     def words(self, arch: Architecture) -> tuple[str, ...]:
-        """What tells it from layers of the same name in other blocks of the model, for people."""
+        """Return words that distinguish it from layers of the same name in other blocks of the model, for display."""
         return ()
 
     def pair_flops(self, arch: Architecture) -> int:
-        """Operations of the forward for two positions, of a layer that attends."""
+        """Return the forward FLOPs of an attention layer for one pair of positions."""
         return 0
 
     def shares_experts(self, arch: Architecture) -> bool:
-        """Whether it has experts, and some of them that every token is sent to."""
+        """Return True if it has shared experts, which every token is sent to."""
         return False
 
     def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str]) -> int:
-        """Numbers that one of `tp` ranks keeps of a text of so many positions while it is generated: those of a layer
-        that looks at other positions than its own. plain: those of the block's parameters that are stored in a number
-        format, and that no adapter is added to."""
+        """Return how many numbers one of `tp` ranks caches while it generates a text of `positions` positions; 0 unless
+        the layer looks at other positions. plain: the block's parameters that are stored in a number format and have
+        no adapter."""
         return 0
 
 
 @frozen
 class Chain(BlockPiece):
-    """Pieces one behind the other."""
+    """Pieces applied one after the other."""
 
     pieces: tuple[BlockPiece, ...]
 
@@ -209,7 +208,7 @@ class Chain(BlockPiece):
 
 @frozen
 class Residual(Chain):
-    """x + what the pieces, one behind the other, make of x."""
+    """x + pieces(x), with the pieces applied one after the other."""
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         return on.ops.add(x, super().trace(on, x))
@@ -217,7 +216,7 @@ class Residual(Chain):
 
 @frozen
 class Sum(Chain):
-    """The sum of what each piece makes of x."""
+    """Sum of the outputs of pieces that all take x."""
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         first, *others = self.pieces
@@ -235,8 +234,8 @@ def _traced(piece: BlockPiece, on: "Tracer", x: TracedTensor) -> TracedTensor:
 
 
 def row_bias(module: str, width: int, partial: Partial = "by_position") -> BlockParameter:
-    """The bias of a matrix that is cut by input: it is added once, to the sum of what ranks have, of which sequence
-    parallelism leaves each rank its own positions."""
+    """Return the bias of a matrix that is cut by input: it is added once, to the sum over ranks; sequence parallelism
+    leaves each rank its own positions of that sum."""
     return BlockParameter(name=f"{module}.bias", shape=(width,), decays=False, initial="zeros", partial=partial)
 
 
@@ -258,7 +257,7 @@ def _value(content: Any) -> Any:
 
 @frozen
 class NormLayer(Layer):
-    """RMSNorm over the width of the residual stream. plus_one: it multiplies by 1 + weight."""
+    """RMSNorm over the width of the residual stream. plus_one: multiply by 1 + weight."""
 
     plus_one: bool = later(False)
 
@@ -271,7 +270,7 @@ class NormLayer(Layer):
 
 @composed
 def pre_norm(attention: BlockPiece, feed_forward: BlockPiece) -> BlockPiece:
-    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    """Compose x + attention(norm(x)), then x + feed_forward(norm(x))."""
     return Chain.of(
         Residual.of(NormLayer("input_layernorm"), attention),
         Residual.of(NormLayer("post_attention_layernorm"), feed_forward),
@@ -280,7 +279,7 @@ def pre_norm(attention: BlockPiece, feed_forward: BlockPiece) -> BlockPiece:
 
 @composed
 def post_norm(attention: BlockPiece, feed_forward: BlockPiece) -> BlockPiece:
-    """x + norm(attention(x)), then x + norm(feed_forward(x))."""
+    """Compose x + norm(attention(x)), then x + norm(feed_forward(x))."""
     return Chain.of(
         Residual.of(attention, NormLayer("post_attention_layernorm")),
         Residual.of(feed_forward, NormLayer("post_feedforward_layernorm")),
@@ -289,7 +288,7 @@ def post_norm(attention: BlockPiece, feed_forward: BlockPiece) -> BlockPiece:
 
 @composed
 def sandwich_norm(attention: BlockPiece, feed_forward: BlockPiece, plus_one: bool = False) -> BlockPiece:
-    """x + norm(attention(norm(x))), then x + norm(feed_forward(norm(x))). plus_one: of all four norms."""
+    """Compose x + norm(attention(norm(x))), then x + norm(feed_forward(norm(x))). plus_one: for all four norms."""
     before, after, before_next, after_next = (
         NormLayer(f"{name}_layernorm", plus_one=plus_one)
         for name in ("input", "post_attention", "pre_feedforward", "post_feedforward")
@@ -305,7 +304,7 @@ def norm_weight(
     *,
     plus_one: bool = False,
 ) -> BlockParameter:
-    """plus_one: what is multiplied by is 1 + weight, which is 1 at the beginning in either case."""
+    """Return the weight of an RMSNorm. plus_one: the factor is 1 + weight; it starts at 1 in either case."""
     initial = "zeros" if plus_one else "ones"
     return BlockParameter(
         name=f"{name}.weight", shape=(width,), decays=False, initial=initial, cut=cut, partial=partial
@@ -317,10 +316,10 @@ JOIN: Final = "join"
 
 @frozen
 class JoinLayer(Layer):
-    """[norm(embedding of token t + k); norm(x)] · Wᵀ, twice as wide as the residual stream, and back. plus_one: of both
-    norms.
+    """Projection of [norm(embedding of token t + k); norm(x)] from twice the width of the residual stream back to it.
+    plus_one: for both norms.
 
-    Tensor parallel does not cut the matrix: each rank computes its own positions.
+    Tensor parallelism does not cut the matrix: each rank computes its own positions.
     """
 
     plus_one: bool = later(False)
@@ -343,7 +342,8 @@ class JoinLayer(Layer):
         return on.linear(both, f"{self.name}.eh_proj", on.local.between)
 
     def _embedded(self, on: "Tracer") -> TracedTensor:
-        """The gradient of the table is kept until that of the first embedding comes (`StageCosts`)."""
+        """Record the embedding. The gradient of its table is kept until that of the first embedding is ready
+        (`StageCosts`)."""
         local, tensor = on.local, on.axes.tensor
         trained = any(each.trained for each in on.run.inventory.tensors if each.name == f"{EMBEDDING}.weight")
         table = local.vocab * local.dim * local.width if trained else 0
@@ -363,5 +363,6 @@ class JoinLayer(Layer):
 
 @composed
 def further_block(last: BlockPiece, *, plus_one: bool = False) -> BlockPiece:
-    """A module as a block: `last`, the block behind which it stands, between both ends. plus_one: of its norms."""
+    """Compose a prediction module as a block: the join, `last` (the block that it follows) and a norm. plus_one: for
+    its norms."""
     return Chain.of(JoinLayer(JOIN, plus_one=plus_one), last, NormLayer("norm", plus_one=plus_one))

@@ -1,6 +1,6 @@
-"""Feed-forward layers: SwiGLU (Shazeer 2020, arXiv 2002.05202), the same with GELU, and mixtures of experts.
+"""Feed-forward layers: SwiGLU (Shazeer 2020, arXiv 2002.05202), GEGLU and mixtures of experts.
 
-Costs assume that tokens are dealt out evenly: every expert gets tokens · experts_per_token / experts of them.
+Costs assume balanced routing: every expert gets tokens · experts_per_token / experts tokens.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @frozen
 class SwiGLULayer(Layer):
-    """Of width `ffn`, which tensor parallelism cuts. bias: one on each of its three matrices. activation: of the gate;
-    gelu_tanh is GELU as its tanh approximates it, which makes it a GEGLU."""
+    """SwiGLU of width `ffn`, which tensor parallelism cuts. bias: on each of its three matrices. activation: of the
+    gate; `gelu_tanh` is the tanh approximation of GELU, which makes the layer a GEGLU."""
 
     reads = ("ffn",)
     adapts = True
@@ -50,7 +50,8 @@ class SwiGLULayer(Layer):
 
 
 def swiglu_parameters(name: str, dim: int, ffn: int, *, cut: bool, bias: bool = False) -> Iterator[BlockParameter]:
-    """cut: tensor parallelism cuts the width; else each of its ranks has all of it, for its own positions."""
+    """Yield the parameters of a SwiGLU. cut: tensor parallelism cuts the width; otherwise each rank holds all of it,
+    for its own positions."""
     for matrix, rows, columns in (("gate_proj", ffn, dim), ("up_proj", ffn, dim), ("down_proj", dim, ffn)):
         last = matrix == "down_proj"
         yield BlockParameter(
@@ -75,7 +76,7 @@ def swiglu_parameters(name: str, dim: int, ffn: int, *, cut: bool, bias: bool = 
 
 
 def trace_swiglu(on: "Tracer", x: TracedTensor, name: str, tokens: int) -> TracedTensor:
-    """Of one that is not cut."""
+    """Record a SwiGLU that tensor parallelism does not cut."""
     return on.linear(_hidden(on, x, name, tokens, on.local.fused), f"{name}.down_proj", tokens)
 
 
@@ -92,23 +93,23 @@ def _hidden(on: "Tracer", x: TracedTensor, name: str, tokens: int, fused: bool) 
 
 
 EP = "setup.parallel.ep"
-MOST_PARTS = 8  # experts of a rank that are simulated one by one; of more, several count as one
+MOST_PARTS = 8  # experts of a rank that are simulated separately; a larger number is simulated as this many groups
 
 
 @frozen
 class ExpertsLayer(Layer):
-    """As the settings of an `ExpertTransformer` say. gated_ffn: width of one more expert that every token is sent to,
-    whose output is multiplied by the sigmoid of a score of its own; 0: none.
+    """Mixture of experts with the settings of an `ExpertTransformer`. gated_ffn: width of one more expert that every
+    token is sent to, whose output is multiplied by the sigmoid of its own score; 0: none.
 
-    groups: of experts with consecutive numbers, of which a token is sent to experts of `groups_per_token` alone: those
-    whose two best scores have the highest sums. scale: what the weights of experts are multiplied by. choice_bias:
-    experts are chosen by score + bias, also where `router { bias_speed }` does not change biases.
+    groups: groups of consecutive experts. A token is sent only to experts in `groups_per_token` groups: those with the
+    highest sum of their two best scores. scale: factor of the experts' weights. choice_bias: choose experts by score +
+    bias, even if `router { bias_speed }` does not change biases.
 
-    matrix_bias: there is a bias on the router and on each of the three matrices of the experts that tokens are sent to.
-    limit: gates of these are at most it and the values beside them between ± it, and they become (value + 1) · gate ·
-    sigmoid(alpha · gate), as in gpt-oss (arXiv 2508.10925); None: silu(gate) · value.
+    matrix_bias: a bias on the router and on each of the three matrices of routed experts. limit: clamps gates to at
+    most `limit` and values to ± `limit`; the result is (value + 1) · gate · sigmoid(alpha · gate), as in gpt-oss (arXiv
+    2508.10925); None: silu(gate) · value.
 
-    Raises ValueError for a limit or an alpha that is not above 0.
+    Raises ValueError unless limit and alpha are above 0.
     """
 
     settings = ExpertTransformer
@@ -131,7 +132,7 @@ class ExpertsLayer(Layer):
                 raise ValueError(f"`{name}` is {value}, and must be above 0")
 
     def has_bias(self, arch: Architecture) -> bool:
-        """Whether experts are chosen by score + bias."""
+        """Return True if experts are chosen by score + bias."""
         return self.choice_bias or arch.router_bias_speed > 0
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
@@ -151,7 +152,7 @@ class ExpertsLayer(Layer):
             "down_proj": (arch.expert_ffn, arch.dim),
         }
         for matrix, (rows, columns) in matrices.items():
-            # Stacked [E, K, N]: the last dim is the output, so that a grouped product reads them in place.
+            # Stacked [E, K, N]: the output is the last dim, so that a grouped product reads the matrices in place.
             yield BlockParameter(
                 name=f"{self.name}.experts.{matrix}",
                 shape=(arch.experts, rows, columns),
@@ -182,7 +183,7 @@ class ExpertsLayer(Layer):
         return (f"{arch.experts} experts of {arch.expert_ffn}, {arch.experts_per_token} a token",)
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
-        """From the normed residual stream to what is added to it."""
+        """Record the layer from the normed residual stream to its summand."""
         spread = bool(on.axes.tensor) and not on.axes.sequence
         x = _own_piece(on, x) if spread else x
         weights = _route(on, x, f"{self.name}.gate")
@@ -202,7 +203,7 @@ class ExpertsLayer(Layer):
         return bool(arch.shared_experts or self.gated_ffn)
 
     def _shared(self, on: "Tracer", x: TracedTensor) -> list[TracedTensor]:
-        """What experts give that every token is sent to."""
+        """Return the outputs of the experts that every token is sent to."""
         found = []
         if on.run.architecture.shared_experts:
             found.append(trace_swiglu(on, x, f"{self.name}.shared_experts", on.local.routed))
@@ -215,7 +216,7 @@ class ExpertsLayer(Layer):
 
 
 def _own_piece(on: "Tracer", x: TracedTensor) -> TracedTensor:
-    """Padding, which copies, and a rank's piece of the positions."""
+    """Record padding, which copies, and the slice of positions of a rank."""
     ops, local = on.ops, on.local
     whole = ops.op(x, makes=local.whole)
     call = CollectiveCall("tp", "all_gather", TP, local.whole)
@@ -229,14 +230,14 @@ def _join(on: "Tracer", piece: TracedTensor) -> TracedTensor:
 
 
 def _route(on: "Tracer", x: TracedTensor, name: str) -> TracedTensor:
-    """The weights of what experts make of a token; the losses of the router are part of it."""
+    """Record the router and return the weights of a token's experts; the router's losses are included."""
     ops, local = on.ops, on.local
     arch, tokens, exact = on.run.architecture, local.routed, local.exact
     names = [each for each in (f"{name}.weight", f"{name}.bias") if each in on.shapes]
     numbers = prod(on.shapes[names[0]])
     scores_size = tokens * arch.experts * exact
     if local.width != exact:
-        x = ops.op(x, makes=tokens * local.dim * exact, extra=(numbers * exact,))  # and the weight
+        x = ops.op(x, makes=tokens * local.dim * exact, extra=(numbers * exact,))  # the router's weight is cast too
     logits = ops.linear(x, scores_size, weight=on.bytes_of(*names), flops=2 * tokens * numbers, parameters=names)
     counts = CollectiveCall(on.axes.row, "all_reduce", on.axes.row_node, local.rows * (arch.experts + 1) * INDEX)
     scores = ops.op(logits, makes=scores_size, keeps_output=True, calls=(counts,) if on.axes.row else ())
@@ -257,8 +258,8 @@ def _route(on: "Tracer", x: TracedTensor, name: str) -> TracedTensor:
 def _to_experts(
     layer: ExpertsLayer, on: "Tracer", x: TracedTensor, meanwhile: Callable[[], None] | None = None
 ) -> TracedTensor:
-    """Every token once for each of its experts, through them, and back into the order of tokens. meanwhile: writes what
-    is computed while they are on their way to other ranks."""
+    """Record the path of every token to each of its experts and back into token order. meanwhile: records what is
+    computed while tokens travel to other ranks."""
     ops, local = on.ops, on.local
     arch, ep = on.run.architecture, on.axes.experts
     count = local.routed * arch.experts_per_token
@@ -293,21 +294,21 @@ def _to_experts(
     ops.mark(closes=on.experts)
     if here is not None:
         rows = ops.op(rows, here, makes=size, keeps=(here,))
-        # Names in the functions under way still hold what was sent first, and what the experts gave.
+        # The functions that are still running hold references to the rows sent first and to the experts' output.
         scratch = (2 * size, 0)
         rows = ops.op(rows, makes=size, saved=ALL_TO_ALL, scratch=scratch, calls=(call,), back_calls=(call,))
     return ops.op(rows, back, makes=size, keeps=(back,))
 
 
 def _order(on: "Tracer", size: int) -> TracedTensor:
-    """The order in which rows are brought back, which the gradient takes the other way round."""
+    """Record the order in which rows are restored; the gradient uses it in reverse."""
     order = on.ops.op(makes=size)
     order.gradient = 0
     return order
 
 
 def _tasks(layer: ExpertsLayer, on: "Tracer") -> int:
-    """How many tasks the rows of an expert are told apart by; 1 where it has no adapters of tasks."""
+    """Return how many tasks the rows of an expert are split by; 1 without adapters of tasks."""
     module, adapter = f"{layer.name}.experts.", on.run.architecture.adapter
     if not isinstance(adapter, TaskAdapters) or not any(name.startswith(module) for name in on.adapted):
         return 1
@@ -315,7 +316,7 @@ def _tasks(layer: ExpertsLayer, on: "Tracer") -> int:
 
 
 def _experts(layer: ExpertsLayer, on: "Tracer", rows: TracedTensor, count: int) -> TracedTensor:
-    """SwiGLUs side by side: one kernel for all, or one after the other."""
+    """Record the experts' SwiGLUs: one kernel for all, or one after the other."""
     ops, local, name = on.ops, on.local, f"{layer.name}.experts"
     experts, _, ffn = on.shapes[f"{name}.gate_proj"]
     parts = 1 if local.grouped else min(experts, MOST_PARTS)
@@ -369,8 +370,8 @@ def _experts(layer: ExpertsLayer, on: "Tracer", rows: TracedTensor, count: int) 
 
 
 def _weigh(on: "Tracer", out: TracedTensor, weights: TracedTensor) -> TracedTensor:
-    """Σ weight · output, in exact sums."""
+    """Record Σ weight · output in exact sums."""
     local = on.local
     exact, size = local.routed * local.dim * local.exact, local.routed * local.dim * local.width
-    scratch = (3 * exact - size, out.size + 2 * exact)  # two terms of the sum, and it with the next
+    scratch = (3 * exact - size, out.size + 2 * exact)  # two terms of the sum, and the sum with the next term
     return on.ops.op(out, weights, makes=size, keeps=(out, weights), scratch=scratch)

@@ -1,8 +1,8 @@
-"""Reader that turns the source text of a user's own function with `@layer` into a `UserLayer`.
+"""Reader that turns the source text of a user's `@layer` function into a `UserLayer`.
 
-The body is read operation by operation: inputs and outputs, tensors kept for the backward, and where tensor
-parallelism cuts it. Shapes, memory, traffic and operations follow from that, and whether ranks together compute the
-same as one alone.
+It reads the body operation by operation: inputs and outputs, tensors kept for the backward, and the cut by tensor
+parallelism. Shapes, memory, traffic and operations follow, and so does the check that several ranks compute the same as
+one.
 """
 
 import ast
@@ -19,8 +19,8 @@ from xtrain.dsl.user_parts.reader import Declared
 from xtrain.dsl.user_parts.signatures import Weight
 from xtrain.plan.architecture import BlockParameter
 
-# Where values are of a layer whose matrices are cut: whole on every rank, cut along the last dimension, or summands of
-# what they are together.
+# State of values in a layer whose matrices are cut: whole on every rank, cut along the last dimension, or summands of a
+# sum over ranks.
 WHOLE, CUT, SUMMAND = "whole", "cut", "summand"
 _NN: Final = "torch.nn.functional"
 _SIGNS: Final = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow"}
@@ -29,8 +29,8 @@ _OPERATIONS: Final = ("linear", "rms_norm", *UNARY, "softmax")
 
 @frozen
 class AcceptedArgument:
-    """What a function takes beside a tensor. fits: whether it takes a value, in words: `takes`. required: it has no
-    default. named: it is given by its name alone."""
+    """Argument that a function accepts in addition to a tensor. fits: returns True for a valid value; `takes` describes
+    valid values. required: it has no default. named: it is keyword-only."""
 
     fits: Callable[[Any], bool]
     takes: str
@@ -45,8 +45,8 @@ _LAST: Final = AcceptedArgument(
     lambda value: value == -1 and is_number(value), "-1: all of the last dimension", required=True
 )
 _APPROXIMATE: Final = AcceptedArgument(lambda value: value in ("none", "tanh"), '"none" or "tanh"', named=True)
-# Of functions of single numbers, and softmax: those of `torch.nn.functional`, and those that are methods of a tensor
-# and functions of `torch`, with the signatures that they have there.
+# Elementwise functions and softmax: from `torch.nn.functional`, and those that are both tensor methods and functions of
+# `torch`, with their signatures there.
 FUNCTIONAL: Final[dict[str, dict[str, AcceptedArgument]]] = {
     "relu": {"inplace": _IN_PLACE},
     "sigmoid": {},
@@ -68,7 +68,7 @@ METHODS: Final[dict[str, dict[str, AcceptedArgument]]] = {
 
 @frozen(eq=False)
 class Activations:
-    """What an operation makes, of so many numbers for each position; `place`: WHOLE, CUT or SUMMAND."""
+    """Result of an operation: `width` numbers for each position. `place`: WHOLE, CUT or SUMMAND."""
 
     index: int
     width: int
@@ -78,7 +78,7 @@ class Activations:
 
 @frozen(eq=False)
 class GivenWeight:
-    """A parameter, or what is computed of a vector and numbers."""
+    """Parameter, or a value computed from a vector and numbers."""
 
     of: BlockParameter
     name: str
@@ -95,8 +95,8 @@ class GivenWeight:
 def read_layer(
     declared: Declared, name: str, given: Mapping[str, Any], known: Mapping[str, Any], width: int
 ) -> UserLayer:
-    """A layer under a name, with the arguments of its call. known: the settings that shapes may name. width: of what it
-    is given and gives. Raises BodyError."""
+    """Read a declared layer under a name, with the arguments of its call. known: settings that shapes may name. width:
+    of its input and output. Raises BodyError."""
     assert declared.body is not None
     weights = tuple(_weight(declared, each, {**known, **given}) for each in declared.weights)
     if not weights:
@@ -120,7 +120,7 @@ def read_layer(
 
 
 def check_argument(name: str, kind: Any, value: Any) -> str | None:
-    """What is wrong with an argument of a layer or a piece, as the end of a sentence; None if nothing is."""
+    """Return the fault of an argument of a layer or a piece, as the end of a sentence; None if it is valid."""
     if fits(kind, value):
         return None
     word = {int: "a whole number", float: "a number", str: "a text", bool: "True or False"}.get(kind, "of another type")
@@ -164,12 +164,12 @@ class _ShapeReader(BodyReader):
         return self.value(node, known)
 
     def wrong(self, message: str, node: Any, hint: str) -> BodyError:
-        """The place is that of the weight, as nodes are of a text of its own."""
+        """Return an error at the weight's place, because nodes belong to a text of their own."""
         return BodyError(f"the shape of `{self.weight.name}`: {message}", self.weight.span, hint)
 
 
 class _LayerReader(BodyReader):
-    """What the body of a layer does, operation by operation."""
+    """Reader of the body of a layer, operation by operation."""
 
     what = "activations"
 
@@ -182,7 +182,7 @@ class _LayerReader(BodyReader):
         self.values: list[Activations] = []
 
     def ops(self, given: Mapping[str, Any]) -> tuple[LayerOp, ...]:
-        """Its operations. Raises BodyError for what cannot be read, fits nowhere, or is not used."""
+        """Return the layer's operations. Raises BodyError if one cannot be read, does not fit, or is unused."""
         body, cut = self.body, any(weight.of.cut for weight in self.weights.values())
         names = {body.first: Activations(0, self.width, WHOLE), **given, **self.weights}
         out, span = self.returned(body.node, names), self.declared.span
@@ -241,7 +241,7 @@ class _LayerReader(BodyReader):
     def _arguments(
         self, node: ast.Call, given: list[Any], named: dict[str, Any], placed: Sequence[str], more: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """The arguments of a call by name. placed: the names of those that may be given by place; more: of others."""
+        """Return the arguments of a call by name. placed: names that may be positional; more: keyword-only names."""
         found = dict(zip(placed, given, strict=False))
         if len(given) > len(placed) or found.keys() & named or named.keys() - {*placed, *more}:
             raise self.wrong(f"this takes {', '.join((*placed, *more))}", node, "give each of them once")
@@ -292,7 +292,7 @@ class _LayerReader(BodyReader):
     def _single(
         self, name: str, node: ast.Call, takes: Mapping[str, AcceptedArgument], given: list[Any], named: dict[str, Any]
     ) -> Any:
-        """A function of single numbers, or a softmax over the last dimension. takes: its arguments but the first."""
+        """Read an elementwise function, or a softmax over the last dimension. takes: its arguments after the first."""
         placed = ["input", *(each for each, argument in takes.items() if not argument.named)]
         found = self._arguments(node, given, named, placed, [each for each in takes if each not in placed])
         for each, argument in takes.items():
@@ -338,7 +338,7 @@ class _LayerReader(BodyReader):
             raise self.wrong(f"`{ast.unparse(node)}` is not read without running the code", node, _HINT)
         if not tensors:
             if len(vectors) == 1:
-                return vectors[0]  # as the gradient flows on to it, and it is small
+                return vectors[0]  # as the gradient is passed on to it, and it is small
             raise self.wrong("two weights alone make no activations", node, _HINT)
         x = tensors[0]
         if numbers:

@@ -1,8 +1,8 @@
 """`OpTrace`: the forward of a block as operations, with the bytes that each makes, keeps and sends.
 
-It is to a block of the model what autograd's graph is: simulated forward and backward (`memory_simulator.py`), it
-gives the bytes alive at any moment. Fp8 products (`runtime/nn/number_formats.py`) add copies in memory and scales that
-ranks share. Shapes there: T tokens, K inputs and N outputs of a matrix, on a rank.
+It corresponds to autograd's graph: a simulated forward and backward (`memory_simulator.py`) gives the bytes alive at
+any moment. Fp8 products (`runtime/nn/number_formats.py`) add copies in memory and scales that ranks share. Shapes
+there: T tokens, K inputs and N outputs of a matrix, on one rank.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ INDEX: Final = 8  # bytes of an index
 
 @define(eq=False)
 class TracedTensor:
-    """A tensor: the bytes of its storage, or none if it is a view `of` another, and those of its gradient."""
+    """Tensor: the bytes of its storage (0 for a view `of` another tensor) and of its gradient."""
 
     size: int
     gradient: int
@@ -40,8 +40,8 @@ class TracedTensor:
 
 @frozen
 class CollectiveCall:
-    """One collective: its axis and node as in `Traffic`, and the larger of what goes in and what comes out. meanwhile:
-    operations that are computed while it is under way."""
+    """One collective: its axis and node as in `Traffic`, and the larger of input and output in bytes. meanwhile: FLOPs
+    computed while it runs."""
 
     axis: str
     op: "TrafficOp"
@@ -54,12 +54,12 @@ class CollectiveCall:
 class FsdpUnit:
     """Parameters that FSDP gathers and exchanges together, in bytes on one rank.
 
-    whole: gathered, in the format of the computation, uneven shards padded. Of those that are trained, gradients,
-    summed: of the pieces the rank computes with, in the format of the computation and in that of sums; buffer:
-    `summed`, padded, as it is exchanged; output, shard: the rank's part of it, in the format of sums and in that of the
-    parameters; largest: the gradient of the largest, in the format of sums. shards, copies: ranks that share the
-    parameters, and that hold the same part of them. moved: parts are not cut along the first dim and have to be put in
-    order. reshards: gathered parameters are freed after the forward.
+    whole: gathered, in the compute format, uneven shards padded. gradients, summed: gradients of the trained pieces
+    that the rank computes with, in the compute format and in the reduce format. buffer: `summed` padded for the
+    exchange. output, shard: the rank's part of it, in the reduce format and in the format of the parameters. largest:
+    the largest gradient, in the reduce format. shards: ranks that share the parameters; copies: ranks that hold the
+    same part of them. moved: parts are not cut along the first dim and have to be reordered. reshards: gathered
+    parameters are freed after the forward.
     """
 
     whole: int
@@ -76,19 +76,19 @@ class FsdpUnit:
 
     @property
     def flat(self) -> int:
-        """The buffer in which all parameters are gathered at once; a rank that shares with nobody needs none."""
+        """Bytes of the buffer in which all parameters are gathered at once; 0 if one rank holds them all."""
         return self.whole if self.shards > 1 else 0
 
     @property
     def casts_back(self) -> bool:
-        """Sums are put into another format than they were exchanged in."""
+        """True if reduced gradients are cast to another format after the exchange."""
         return self.output != self.shard
 
 
 @frozen(eq=False)
 class PieceTrace:
-    """One of the pieces of positions in which an operation is done. trace: its operations. wider: gradients of
-    parameters are summed over pieces in a format so many times as wide as that of the computation."""
+    """One piece of positions of an operation that is done in pieces. trace: its operations. wider: width of the format
+    in which parameter gradients are summed over pieces, divided by the width of the compute format."""
 
     trace: "OpTrace"
     wider: int
@@ -98,17 +98,16 @@ class PieceTrace:
 class TracedOp:
     """One operation.
 
-    inputs, outputs: what it takes and makes. receivers: the inputs that its backward gives a gradient, by default all.
-    runs_back: it has a backward. forgone: what it would keep if it had one. extra: what it makes beside. keeps: what it
-    needs in the backward. results: what selective recomputation keeps of it, under the word `saved`. fresh: it makes
-    new gradients of its inputs, where others hand on that of their output. weights: bytes of gradients of `parameters`,
-    which are named as inside the block. added: bytes of gradients of parameters that are complete behind its backward,
-    as those of slices are not. scratch: what is alive only while its forward, and its backward, runs. flops: of its
-    forward. attends: they grow with the pairs of positions of a document. fp8: they are of products
-    in fp8. calls, back_calls, weight_calls: those of its forward, of gradients of what it takes, and of those of its
-    parameters. opens, closes: an FSDP unit whose module
-    begins here, or ends. piece: of one that is done in pieces, which the backward does again one after the
-    other; it keeps what it takes before it computes.
+    inputs, outputs: tensors that it takes and makes. receivers: inputs that get a gradient from its backward, by
+    default all. runs_back: it has a backward. forgone: tensors that it would keep with a backward. extra: further
+    tensors that it makes. keeps: tensors that its backward needs. results: tensors kept by selective recomputation,
+    under the word `saved`. fresh: its backward makes new gradients of its inputs; otherwise it passes on that of its
+    output. weights: bytes of the gradients of `parameters`, which have names inside the block. added: bytes of
+    parameter gradients that are complete after its backward; gradients of slices are not. scratch: bytes alive only
+    during its forward and only during its backward. flops: of its forward. attends: flops grow with the pairs of
+    positions of a document. fp8: flops are fp8 products. calls, back_calls, weight_calls: collectives of its forward,
+    of input gradients and of parameter gradients. opens, closes: FSDP unit whose module begins or ends here. piece: set
+    if the operation is done in pieces; its backward computes them again one after the other, and it keeps its inputs.
     """
 
     inputs: tuple[TracedTensor, ...] = ()
@@ -138,8 +137,8 @@ class TracedOp:
 
 @define(eq=False)
 class OpTrace:
-    """The operations of a block in order, from its `input`. choices: bytes of what its router decided. scopes: the
-    operations of functions, whose names go when they return; those called by others stand before these."""
+    """Operations of a block in order, from its `input`. choices: bytes of the router's decisions. scopes: operations of
+    each function, whose local names are freed on return; called functions come before their callers."""
 
     input: TracedTensor
     ops: list[TracedOp] = field(factory=list)
@@ -148,7 +147,7 @@ class OpTrace:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """What is recorded meanwhile is done by one function."""
+        """Record the enclosed operations as one function's."""
         first = len(self.ops)
         yield
         self.scopes.append(range(first, len(self.ops)))
@@ -174,9 +173,9 @@ class OpTrace:
         piece: PieceTrace | None = None,
         named: Sequence[TracedTensor] = (),
     ) -> TracedTensor:
-        """Record an operation that makes a value of `makes` bytes; `extra`: sizes of others that it makes and keeps;
-        `arranged`: the same of what it makes of its inputs first, which is no result of it; `named`: values that the
-        backward does not need, and that have a name until the function is done."""
+        """Record an operation that makes a value of `makes` bytes. extra: sizes of further tensors that it makes and
+        keeps. arranged: the same for tensors that it first makes from its inputs, which are not results. named:
+        tensors that the backward does not need, but that have a name until the function returns."""
         output = TracedTensor(makes, makes)
         others = tuple(TracedTensor(size, 0) for size in extra)
         first = tuple(TracedTensor(size, 0) for size in arranged)
@@ -207,24 +206,24 @@ class OpTrace:
     def views(
         self, x: TracedTensor, parts: int = 1, *, back_calls: Sequence[CollectiveCall] = ()
     ) -> list[TracedTensor]:
-        """`x` in equal parts that share its storage, whose gradients are put together anew."""
+        """Split `x` into equal parts that share its storage; their gradients are joined into a new tensor."""
         outputs = tuple(TracedTensor(0, x.gradient // parts, x) for _ in range(parts))
         self.ops.append(TracedOp(inputs=(x,), outputs=outputs, back_calls=tuple(back_calls)))
         return list(outputs)
 
     def split(self, x: TracedTensor, *gradients: int) -> list[TracedTensor]:
-        """The same of parts of such sizes."""
+        """Split `x` into parts of the given sizes that share its storage."""
         outputs = tuple(TracedTensor(0, size, x) for size in gradients)
         self.ops.append(TracedOp(inputs=(x,), outputs=outputs))
         return list(outputs)
 
     def slices(self, *weights: int, parameters: Sequence[str] = ()) -> None:
-        """Parameters cut into slices, whose gradients stay until those of each parameter, of so many bytes, are put
-        together anew."""
+        """Record parameters cut into slices. The gradients of slices are kept until each parameter's, of `weights`
+        bytes, is joined into a new tensor."""
         self.ops.append(TracedOp(added=sum(weights), scratch=(0, max(weights)), parameters=tuple(parameters)))
 
     def add(self, left: TracedTensor, right: TracedTensor) -> TracedTensor:
-        """A sum, whose gradient is that of both."""
+        """Record a sum; its gradient is passed on to both summands."""
         return self.op(left, right, makes=left.gradient, fresh=False)
 
     def linear(
@@ -239,8 +238,8 @@ class OpTrace:
         unpacked: int = 0,
         fp8: "Fp8Product | None" = None,
     ) -> TracedTensor:
-        """x · Wᵀ, which keeps x; `weight`: bytes of the gradient of W. unpacked: bytes while W is computed. fp8: how it
-        is multiplied, if not in the format of the computation."""
+        """Record x · Wᵀ, which keeps x. weight: bytes of the gradient of W. unpacked: bytes while W is computed. fp8:
+        how it is multiplied, if not in the compute format."""
         out = self.op(
             x,
             makes=makes,
@@ -260,17 +259,17 @@ class OpTrace:
 
     @property
     def parameters(self) -> list[str]:
-        """The parameters in the order in which the forward uses them."""
+        """Parameters in the order in which the forward uses them."""
         return list(dict.fromkeys(name for op in self.ops for name in op.parameters))
 
     @property
     def single(self) -> "Iterator[TracedOp]":
-        """The operations, of those that are done in pieces the ones of a piece."""
+        """Operations; for operations done in pieces, those of one piece."""
         for op in self.ops:
             yield from (op,) if op.piece is None else op.piece.trace.ops
 
     def mark(self, *, opens: FsdpUnit | None = None, closes: FsdpUnit | None = None) -> None:
-        """An FSDP unit inside the block begins or ends here; None: there is none."""
+        """Mark where an FSDP unit inside the block begins or ends; None: no unit."""
         if opens is not None or closes is not None:
             self.ops.append(TracedOp(opens=opens, closes=closes))
 
@@ -282,9 +281,9 @@ Axes = tuple[str, ...]
 
 @frozen(kw_only=True)
 class Fp8Product:
-    """One of T tokens. width: bytes of a number that it takes and gives; exact: of one that is multiplied where fp8 is
-    emulated, 0 where kernels multiply it. inputs, outputs, spread: axes whose ranks have the other inputs, outputs and
-    tokens. trained: the matrix is."""
+    """Product over T tokens. width: bytes of a number of its inputs and outputs. exact: bytes of a multiplied number
+    where fp8 is emulated; 0 where kernels multiply fp8. inputs, outputs, spread: axes whose ranks hold the other
+    inputs, outputs and tokens. trained: the matrix is trained."""
 
     recipe: Recipe
     tokens: int
@@ -301,14 +300,14 @@ class Fp8Product:
 
     @property
     def calls(self) -> list[CollectiveCall]:
-        """Those of the forward."""
+        """Collectives of the forward."""
         if self.recipe.scales == "row":
             return list(self._shared((self.tokens, self.inputs), (self.outputs_wide, self.inputs)))
         return list(self._shared((1, (*self.inputs, *self.spread)), (1, (*self.inputs, *self.outputs))))
 
     @property
     def input_calls(self) -> list[CollectiveCall]:
-        """Those of the gradient of what is multiplied."""
+        """Collectives of the input's gradient."""
         recipe = self.recipe
         rows = (self.tokens, self.outputs)
         gradient = rows if recipe.scales == "row" else (1, (*self.outputs, *self.spread))
@@ -318,7 +317,7 @@ class Fp8Product:
 
     @property
     def weight_calls(self) -> list[CollectiveCall]:
-        """Those of the gradient of the matrix."""
+        """Collectives of the matrix's gradient."""
         if not self.recipe.weight_gradient or not self.trained:
             return []
         if self.recipe.scales == "row":
@@ -326,7 +325,7 @@ class Fp8Product:
         return list(self._shared((1, (*self.outputs, *self.spread)), (1, (*self.inputs, *self.spread))))
 
     def _shared(self, one: tuple[int, Axes], other: tuple[int, Axes]) -> Iterator[CollectiveCall]:
-        """Largest numbers of two matrices: in one message where the same ranks share both."""
+        """Yield the calls that share the largest numbers of two matrices: one message if the same ranks share both."""
         pairs = [(one[0] + other[0], one[1])] if one[1] == other[1] else [one, other]
         for numbers, axes in pairs:
             for axis in axes:
@@ -336,8 +335,8 @@ class Fp8Product:
 
     @property
     def scratch(self) -> tuple[int, int]:
-        """Bytes that are alive for a while beside what goes in and comes out: in the forward, and in the backward
-        beside both gradients."""
+        """Temporary bytes in addition to inputs and outputs in the forward, and in addition to both gradients in the
+        backward."""
         x, weight, y = (
             self.tokens * self.inputs_wide,
             self.outputs_wide * self.inputs_wide,
@@ -353,8 +352,8 @@ class Fp8Product:
         return self._product(x, weight, y) - y * self.width, max(inputs, weights) - made
 
     def _product(self, one: int, other: int, out: int, *, turned: int = 0) -> int:
-        """The most bytes while two matrices of so many numbers are scaled and multiplied, the result among them.
-        turned: numbers that kernels want in another order."""
+        """Return the peak bytes while two matrices of `one` and `other` numbers are scaled and multiplied, result
+        included. turned: numbers that kernels want in another order."""
         scaled = 1 if self.width == EXACT else 2  # copies of all numbers in fp32 while codes are made
         coding = max(one + scaled * EXACT * one, one + other + scaled * EXACT * other)
         result = out * self.width

@@ -1,4 +1,4 @@
-"""`UserLayer`: a user's own function with `@layer` as a piece of a block: its operations and their cost."""
+"""`UserLayer`: a user's `@layer` function as a piece of a block: its operations and their cost."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from xtrain.planner.costs.block_trace import Tracer
 
 
-# Function of single numbers → what torch keeps of it for its backward, and how many tensors of its size the backward
-# makes on the way.
+# Elementwise function → what torch keeps of it for its backward, and how many tensors of its size the backward makes on
+# the way.
 UNARY: Final[dict[str, tuple[str, int]]] = {
     "relu": ("output", 0),
     "sigmoid": ("output", 0),
@@ -32,7 +32,7 @@ UNARY: Final[dict[str, tuple[str, int]]] = {
     "square": ("input", 2),
     "pow": ("input", 2),
 }
-# Attributes that a module of torch has already, so that no layer or weight can be called so.
+# Attribute names of a torch module, which no layer or weight may have.
 RESERVED: Final = frozenset(
     """
     T_destination add_module apply axes bfloat16 buffers call_super_init children compile compute cpu cuda double
@@ -48,14 +48,15 @@ RESERVED: Final = frozenset(
 
 
 def is_reserved(name: str) -> bool:
-    """Whether no layer or weight can be called so; what begins with `_` is for torch alone, whatever its version."""
+    """Return True if no layer or weight may have this name. Names that begin with `_` are reserved for all versions of
+    torch."""
     return name in RESERVED or name.startswith("_")
 
 
 @frozen(kw_only=True)
 class LayerOp:
-    """An operation of a layer. of: the values that it takes, 0 being what the layer is given and n what its operation n
-    makes. weights: names of the parameters that it uses."""
+    """Operation of a layer. of: the values that it takes: 0 is the layer's input, n the result of its operation n.
+    weights: names of the parameters that it uses."""
 
     name: str
     of: tuple[int, ...]
@@ -72,8 +73,8 @@ def _weights(values: Any) -> tuple[BlockParameter, ...]:
 
 @frozen(kw_only=True)
 class UserLayer(Layer):
-    """function, arguments: what ranks call. code: 16 hex digits over what its text computes. weights: its parameters.
-    ops: what it does, the last operation giving its result."""
+    """Layer of a user's function. function, arguments: what ranks call. code: 16 hex digits over what its text
+    computes. weights: its parameters. ops: its operations; the last gives its result."""
 
     name: str
     function: str
@@ -84,7 +85,7 @@ class UserLayer(Layer):
 
     @property
     def is_cut(self) -> bool:
-        """Whether tensor parallelism cuts it; else each of its ranks has all of it, for its own positions."""
+        """True if tensor parallelism cuts it; otherwise each rank holds all of it, for its own positions."""
         return any(weight.cut for weight in self.weights)
 
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
@@ -109,7 +110,7 @@ class UserLayer(Layer):
 
 
 def _traced(on: "Tracer", name: str, of: list[TracedTensor], modules: list[str], tokens: int) -> TracedTensor:
-    """One operation, as torch runs it."""
+    """Record one operation as torch runs it."""
     ops, size, weights = on.ops, of[0].gradient, [f"{module}.weight" for module in modules]
     numbers = on.bytes_of(*weights)
     match name:

@@ -1,4 +1,4 @@
-"""Architecture of a model: every number resolved, and the names and shapes of all parameters that follow from it.
+"""Architecture of a model: every number resolved, and the names and shapes of all parameters.
 
 Shapes: D dim, F ffn, H query heads, K key/value heads, A head width, V vocabulary, E experts.
 """
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 EMBEDDING: Final = "embed_tokens"
 HEAD: Final = "lm_head"
 SCORE: Final = "score"
-# Of a model with a head of rewards: why it generates nothing, and what to do.
+# Reason why a model with a reward head generates no text, and the remedy.
 NO_TEXTS: Final = ("the model gives rewards, and no probabilities of tokens", "remove it, or choose a loss of tokens")
-# Of an `Architecture`: what its JSON has in another form.
+# Fields of `Architecture` that its JSON writes in another form.
 LEFT_OUT: Final = ("own", "rope", "adapter", "head")
 
 
-@frozen(cache_hash=True)  # asked for by every block of every forward
+@frozen(cache_hash=True)  # read by every block of every forward
 class RotaryAngles:
-    """By how much positions turn queries and keys. width: how many numbers of a head are turned, in pairs. theta: base
-    of the frequencies. rope: how they are scaled."""
+    """Rotation of queries and keys by their positions. width: numbers of a head that are rotated, in pairs. theta: base
+    of the frequencies. rope: scaling of the frequencies."""
 
     width: int
     theta: float
@@ -42,12 +42,12 @@ class RotaryAngles:
 
 @frozen(kw_only=True)
 class Architecture:
-    """A decoder-only transformer with nothing left to choose.
+    """Decoder-only transformer with every choice made.
 
-    layers: its decoder blocks, and behind them the modules that predict further tokens (`mtp`), if it has any.
-    own: settings that only its family has, as JSON. rope: left out of the JSON where positions are not scaled. adapter:
-    what is trained beside its matrices; None: nothing is, and the JSON says nothing of it. head: left out where it
-    gives logits; one of rewards is not tied.
+    layers: its decoder blocks, followed by the modules that predict further tokens (`mtp`), if any. own: settings that
+    only its family has, as JSON. rope: omitted from the JSON if positions are not scaled. adapter: matrices trained
+    next to the model's; None, and omitted from the JSON, without an adapter. head: omitted from the JSON if it gives
+    logits; a reward head is not tied.
     """
 
     family: str
@@ -79,7 +79,7 @@ class Architecture:
 
     @property
     def head_module(self) -> str:
-        """The module whose weight the head is."""
+        """Module whose weight is the head."""
         if self.head == "reward":
             return SCORE
         return EMBEDDING if self.tie_embeddings else HEAD
@@ -90,57 +90,57 @@ class Architecture:
 
     @property
     def head_parameter(self) -> "BlockParameter":
-        """The head of a vocabulary as a matrix that an adapter can be of; it has this name where it is the embedding as
-        well."""
+        """Vocabulary head as a matrix that can have an adapter; it has this name even if it is tied to the
+        embedding."""
         name, shape = f"{HEAD}.weight", (self.vocab, self.dim)
         return BlockParameter(name=name, shape=shape, decays=True, initial="normal", cut="column")
 
     @property
     def head_matrices(self) -> "tuple[AdaptedMatrix, ...]":
-        """What its adapter has beside the head of a vocabulary."""
+        """Adapters of the vocabulary head."""
         return () if self.adapter is None or self.head != "vocabulary" else self.adapter.on_head(self.base)
 
     def head_adapters(self) -> "Iterator[BlockParameter]":
-        """The parameters of these."""
+        """Yield the parameters of the head's adapters."""
         for matrix in self.head_matrices:
             yield from (attrs.evolve(each, task=matrix.task) for each in matrix.parameters(self.head_parameter))
 
     @property
     def head_products(self) -> int:
         """Weights of the head that each token is multiplied with, once more for each module that predicts further
-        tokens; that of rewards sees the last one of a sequence."""
+        tokens; 0 for a reward head, which sees only the last token of a sequence."""
         return 0 if self.head == "reward" else (1 + self.mtp) * self.vocab * self.dim
 
     @property
     def further_layers(self) -> range:
-        """The numbers of the modules that predict further tokens, behind those of the blocks."""
+        """Layer numbers of the modules that predict further tokens, after those of the blocks."""
         return range(self.blocks, self.layers)
 
     @property
     def embeds_behind(self) -> bool:
-        """Whether the embedding is also read where the head is: by a head that is tied to it, or by modules that
-        predict further tokens."""
+        """True if the last stage also reads the embedding: the head is tied to it, or modules predict further
+        tokens."""
         return self.tie_embeddings or self.mtp > 0
 
     @property
     def mtp(self) -> int:
-        """How many of its layers, the last ones, are modules that predict further tokens."""
+        """Number of modules that predict further tokens: the last layers."""
         return self.own.get("mtp", 0)
 
     @property
     def blocks(self) -> int:
-        """How many of its layers are decoder blocks of the model itself."""
+        """Number of decoder blocks of the model itself."""
         return self.layers - self.mtp
 
     @property
     def core(self) -> "Architecture":
-        """The model without modules that predict further tokens."""
+        """Model without the modules that predict further tokens."""
         own = {name: value for name, value in self.own.items() if not name.startswith("mtp")}
         return attrs.evolve(self, layers=self.blocks, own=own) if self.mtp else self
 
     @property
     def base(self) -> "Architecture":
-        """The model without adapter."""
+        """Model without adapter."""
         return self if self.adapter is None else attrs.evolve(self, adapter=None)
 
     @property
@@ -149,18 +149,18 @@ class Architecture:
 
     @property
     def angles(self) -> RotaryAngles:
-        """Those of layers that have no others."""
+        """RoPE angles of layers that have no angles of their own."""
         return RotaryAngles(self.head_dim, self.rope_theta, self.rope)
 
     @property
     def kinds(self) -> "tuple[LayerKind, ...]":
-        """The decoder blocks of its family, each with the layers that have it, in the order of the first of these.
-        Raises KeyError for a family that is not registered."""
+        """Distinct decoder blocks of its family, each with its layers, ordered by first layer. Raises KeyError if the
+        family is not registered."""
         return _kinds(self._family, self)
 
     @property
     def ends(self) -> ModelEnds:
-        """What its family has beside the blocks. Raises KeyError for a family that is not registered."""
+        """The family's modules before and after the blocks. Raises KeyError if the family is not registered."""
         return self._family.ends(self)
 
     @property
@@ -168,22 +168,22 @@ class Architecture:
         return FAMILIES.of_users if "user" in self.own else FAMILIES[self.family]
 
     def block(self, layer: int) -> "BlockPiece":
-        """That of one layer."""
+        """Return the block of one layer."""
         return next(kind.block for kind in self.kinds if layer in kind.layers)
 
     @property
     def expert_layers(self) -> tuple[int, ...]:
-        """The layers whose blocks have experts."""
+        """Layers whose blocks have experts."""
         return tuple(sorted(layer for kind in self.kinds if kind.block.routes for layer in kind.layers))
 
     @property
     def title(self) -> str:
-        """Its family, one of the user's own with its place."""
+        """Family name; a user's family with its module and line."""
         user = self.own.get("user")
         return self.family if user is None else f"{self.family} of {user['module']}:{user['line']}"
 
     def to_json(self) -> dict[str, Any]:
-        """All numbers by name, those of its family alone beside the others."""
+        """Return all numbers by name, the family's own settings among them."""
         numbers = attrs.asdict(self, filter=lambda attribute, _: attribute.name not in LEFT_OUT, recurse=False)
         rope = {"rope": scaled} if (scaled := self.rope.resolved()) else {}
         adapter = {} if self.adapter is None else {"adapter": self.adapter.to_json()}
@@ -192,7 +192,7 @@ class Architecture:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> "Architecture":
-        """The architecture with the values of `to_json`."""
+        """Return the architecture with the values of `to_json`."""
         known = attrs.fields_dict(cls).keys() - {"own"}
         if isinstance(values.get("rope"), Mapping):
             values = {**values, "rope": Rope(**values["rope"])}
@@ -204,7 +204,7 @@ class Architecture:
 
 @frozen
 class LayerKind:
-    """Layers whose blocks are alike. layers: their numbers, in order."""
+    """Layers with equal blocks. layers: their numbers, in order."""
 
     block: "BlockPiece"
     layers: tuple[int, ...]
@@ -214,7 +214,7 @@ class LayerKind:
         return self.layers[0]
 
 
-@lru_cache(maxsize=64)  # of many layouts that are compared, each asks, and often
+@lru_cache(maxsize=64)  # read often while many layouts are compared
 def _kinds(family: type[Model], arch: Architecture) -> tuple[LayerKind, ...]:
     blocks: list[BlockPiece] = []
     layers: list[list[int]] = []
@@ -231,12 +231,12 @@ def _kinds(family: type[Model], arch: Architecture) -> tuple[LayerKind, ...]:
 
 @frozen(kw_only=True)
 class ParameterSpec:
-    """A parameter: its name, its whole shape, and how the optimizer and a token's path treat it.
+    """Parameter: its name, its whole shape, and how the optimizer treats it.
 
-    trained: it has a gradient, and the optimizer a state of it. adapter: of what belongs to an adapter, the matrix that
-    it is added to; empty: it is a parameter of the model itself. quantised: it is stored as the base of the plan says
-    (`precision { base }`). task: whose adapter it belongs to, where there are several. begun: of what belongs to an
-    adapter, what that has begun with, which is not trained.
+    trained: it has a gradient and optimizer state. adapter: the matrix that an adapter's parameter is added to; empty
+    for a parameter of the model itself. quantised: it is stored in the format of the base (`precision { base }`). task:
+    the task that owns the adapter, if there are several. begun: stored initial value of an adapter's parameter, which
+    is not trained.
     """
 
     name: str
@@ -263,15 +263,15 @@ Partial = Literal["never", "by_position", "always"]
 
 @frozen(kw_only=True)
 class BlockParameter:
-    """A parameter of a block.
+    """Parameter of a block.
 
-    name: inside the block. initial: its first values; `residual`: normal, scaled down, of matrices whose output is
-    added to the residual stream. cut: how tensor parallelism cuts it, by output features (column) or by input features
-    (row); none: every rank has all of it. partial: when a rank has only a summand of the gradient of what is not cut:
-    where tensor parallelism cuts the sequence, as the rank has used it on its own positions, or always. router: its
-    products choose experts. adapter: of what belongs to an adapter, which gives it its first values, the matrix
-    that it is added to. heads: how many heads of attention have a matrix of it each, side by side along the features
-    by which it is cut. task, begun: as of a `ParameterSpec`.
+    name: inside the block. initial: its first values; `residual`: normal, scaled down, for matrices whose output is
+    added to the residual stream. cut: by output features (column) or by input features (row) under tensor parallelism;
+    None: every rank holds all of it. partial: when a rank has only a summand of the gradient of an uncut parameter:
+    never, by position (tensor parallelism cuts the sequence, so the rank used it on its own positions), or always.
+    router: its products choose experts. adapter: for an adapter's parameter, the matrix that it is added to; the
+    adapter sets its first values. heads: number of attention heads that have a matrix of it each, side by side along
+    the cut features. task, begun: as in `ParameterSpec`.
     """
 
     name: str
@@ -289,17 +289,17 @@ class BlockParameter:
 
     @property
     def owner(self) -> str:
-        """The module that has it."""
+        """Module that registers it."""
         return self.name.rpartition(".")[0]
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is a matrix, or of experts a stack of them; one of a single row or column is a vector."""
+        """True for a matrix or, for experts, a stack of matrices; a single row or column counts as a vector."""
         return len(self.shape) == (3 if self.expert else 2) and min(self.shape[-2:]) > 1
 
 
 def parameters(arch: Architecture) -> Iterator[ParameterSpec]:
-    """Every parameter in the order in which the model registers them.
+    """Yield every parameter in the order in which the model registers them.
 
     Matrices decay; norms and embeddings do not. A tied head is the embedding and is not listed again.
     """
@@ -316,7 +316,7 @@ def parameters(arch: Architecture) -> Iterator[ParameterSpec]:
 
 @lru_cache(maxsize=64)
 def widest_task(arch: Architecture) -> str:
-    """The task whose adapter has the most parameters; of none, an empty name."""
+    """Return the task whose adapter has the most parameters; empty without tasks."""
     sizes = Counter[str]()
     for tensor in parameters(arch):
         if tensor.adapter:
@@ -325,7 +325,7 @@ def widest_task(arch: Architecture) -> str:
 
 
 def buffers(arch: Architecture) -> Iterator[ParameterSpec]:
-    """The tensors beside parameters that a checkpoint has."""
+    """Yield the tensors in a checkpoint that are not parameters."""
     of_layer = {layer: kind.block.buffers(arch) for kind in arch.kinds for layer in kind.layers}
     for layer in range(arch.layers):
         for name, shape in of_layer[layer].items():
@@ -333,7 +333,7 @@ def buffers(arch: Architecture) -> Iterator[ParameterSpec]:
 
 
 def block_parameters(arch: Architecture, layer: int) -> Iterator[ParameterSpec]:
-    """The parameters of the block of one layer."""
+    """Return the parameters of the block of one layer."""
     return (_of_layer(parameter, layer) for parameter in arch.block(layer).parameters(arch))
 
 
@@ -342,7 +342,7 @@ def _of_layer(parameter: BlockParameter, layer: int) -> ParameterSpec:
 
 
 def _spec(parameter: BlockParameter, before: str) -> ParameterSpec:
-    """before: what names of the model have in front of those of the block."""
+    """Return the model's parameter for a block's. before: prefix of its name."""
     return ParameterSpec(
         name=f"{before}{parameter.name}",
         shape=parameter.shape,
@@ -355,26 +355,26 @@ def _spec(parameter: BlockParameter, before: str) -> ParameterSpec:
 
 
 def name_in_block(name: str) -> str:
-    """The name of a block's parameter without its layer; empty for those of the ends of a model."""
+    """Return the name of a block's parameter without its layer; empty for parameters outside blocks."""
     return name.split(".", 2)[2] if name.startswith("layers.") else ""
 
 
-# Of the module of a matrix: what holds the adapters of tasks.
+# Child of a matrix's module that holds the adapters of tasks.
 TASKS: Final = "tasks"
 
 
 def task_in(name: str) -> str:
-    """The task whose adapter a parameter is of, by its name; empty: of none."""
+    """Return the task that owns a parameter of this name; empty if none does."""
     return name.partition(f".{TASKS}.")[2].partition(".")[0]
 
 
 def expert_module(arch: Architecture) -> str:
-    """The module of a block whose parameters are the experts'. Raises StopIteration where there are none."""
+    """Return the module of a block that holds the experts' parameters. Raises StopIteration without experts."""
     return next(each.owner for kind in arch.kinds for each in kind.block.parameters(arch) if each.expert)
 
 
 def expert_widths(arch: Architecture) -> Set[int]:
-    """All extents of the matrices of experts, those of an adapter among them."""
+    """Return all extents of the experts' matrices, including those of their adapters."""
     widths = {arch.dim, arch.expert_ffn}
     if arch.adapter is None:
         return widths
@@ -383,7 +383,8 @@ def expert_widths(arch: Architecture) -> Set[int]:
 
 
 def pairs_within(length: int, window: int | None) -> int:
-    """Pairs of positions of a document of so many that lie less than `window` apart, before or behind."""
+    """Return the number of (query, key) pairs less than `window` apart in a document of `length` positions, in both
+    directions."""
     if window is None or window >= length:
         return length**2
     return length * (2 * window - 1) - window * (window - 1)

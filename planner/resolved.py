@@ -1,7 +1,7 @@
-"""`Resolved`: a spec with nothing left to choose, from which all parts of a plan are made.
+"""`Resolved`: a spec with every choice made, from which all parts of a plan are derived.
 
-Pointwise kernels: `plain` is torch's operations one after the other; `fused` is one pass over the rows for each,
-compiled by numba (`runtime/nn/fused_kernels.py`), which takes a fifth to a half of the time on a CPU.
+Pointwise kernels: `plain` runs torch's operations one after the other; `fused` makes one pass over the rows for each,
+compiled by numba (`runtime/nn/fused_kernels.py`), in a fifth to a half of the time on a CPU.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
     from xtrain.planner.derive.model import Shape
 
 
-# Positions of a row for which blocks take 0.5 to 0.8 of the time of torch's kernel on a CPU (docs/performance.md).
+# Row lengths for which blocks take 0.5 to 0.8 of the time of torch's kernel on a CPU (docs/performance.md).
 SHORTEST, LONGEST = 128, 512
 
 
 def pointwise_kernels(run: "Resolved") -> dict[str, str]:
-    """Device type → `plain` or `fused`: numba has no bf16, and what is compiled is fused by the compiler."""
+    """Return device type → `plain` or `fused`: numba has no bf16, and the compiler fuses compiled code itself."""
     fused = run.formats.compute in EXACT and run.spec.compile.mode == "none"
     return {"cpu": "fused" if fused else "plain", "cuda": "plain"}
 
 
 @frozen(kw_only=True)
 class Formats:
-    """Number formats: parameters and optimizer state, forward and backward, sums of gradients. fp8: how products of
-    blocks are computed, if not in that of forward and backward."""
+    """Number formats: of parameters and optimizer state, of forward and backward, and of gradient sums. fp8: how blocks
+    multiply, if not in the compute format."""
 
     params: str
     compute: str
@@ -59,18 +59,18 @@ class Formats:
 
     @property
     def frozen(self) -> str:
-        """That of parameters that are not trained: nothing is added to them, so they need no more than the computation
-        does."""
+        """Format of frozen parameters: nothing is added to them, so they need no more precision than the
+        computation."""
         return min(self.params, self.compute, key=BYTES.__getitem__)
 
     @property
     def averages(self) -> str:
-        """That of averaged weights: bf16 has no room for the small share of new weights."""
+        """Format of averaged weights: bf16 is too coarse for the small share of new weights."""
         return "fp32" if self.params == "bf16" else self.params
 
 
 def resolve_formats(precision: Precision, parallel: Parallel) -> Formats:
-    """`auto` is the format of the parameters."""
+    """Return the number formats; `auto` is the format of the parameters."""
     params, fp8 = precision.params, precision.scaled
     compute = params if precision.compute == "auto" else precision.compute
     return Formats(
@@ -82,24 +82,26 @@ def resolve_formats(precision: Precision, parallel: Parallel) -> Formats:
 
 
 def resolve_align(spec: Spec, ring: int) -> int:
-    """Positions to a multiple of which documents are padded: a ring cuts each of them into 2 · ring equal chunks."""
+    """Return the number of positions that document lengths are padded to a multiple of; a ring cuts each document into
+    2 · ring equal chunks."""
     given = row_link(spec.collate).align
     return (2 * ring if ring > 1 else 1) if isinstance(given, Auto) else given
 
 
 def resolve_reshard(parallel: Parallel, pp: int) -> bool:
-    """Pipelines run other microbatches between a block's forward and its backward, and would gather anew for each."""
+    """Return True to free gathered parameters after the forward. A pipeline keeps them: it runs other microbatches
+    between a block's forward and backward and would gather again for each."""
     reshard = parallel.fsdp.reshard
     return pp == 1 if isinstance(reshard, Auto) else reshard
 
 
 LARGEST_WHOLE_GRADIENTS = 2**30
-# Multiply-adds from which oneDNN's fp32 products take less time than MKL's, in spite of some 10 µs more a call.
+# Multiply-adds from which oneDNN's fp32 products are faster than MKL's, despite about 10 µs more per call.
 SMALL_PRODUCT = 4 * 2**20
 
 
 def resolve_save(run: "Resolved") -> tuple[str, ...]:
-    """What selective recomputation keeps."""
+    """Return the operations whose results selective recomputation keeps."""
     save = run.spec.activation.save
     if not isinstance(save, Auto):
         return save
@@ -108,10 +110,11 @@ def resolve_save(run: "Resolved") -> tuple[str, ...]:
 
 
 def hides_attention(run: "Resolved") -> bool:
-    """Whether attention may run as a compiled piece of its own, whose results selective recomputation cannot keep.
+    """Return True if attention may run as a separately compiled function, whose results selective recomputation cannot
+    keep.
 
-    So does flex, the kernel of cuda, but where whole blocks are compiled; of blocks with experts, or with feed-forward
-    layers in pieces, parts are.
+    So does flex, the kernel of cuda, unless whole blocks are compiled. Blocks with experts, or with feed-forward layers
+    in pieces, are compiled in parts.
     """
     spec = run.spec
     compiled, in_parts = spec.compile.mode != "none", spec.model.experts > 0 or spec.activation.tile_mlp != 1
@@ -120,25 +123,26 @@ def hides_attention(run: "Resolved") -> bool:
 
 
 def resolve_tile(activation: Activation, dim: int, positions: int) -> int | None:
-    """Positions of a piece of the feed-forward layers, of those that a rank computes at once; None: they are not cut.
+    """Return the positions of a piece of the feed-forward layers, out of `positions` on a rank; None: they are not cut.
 
-    auto: of as many as the model is wide the hidden values take as much memory as the matrices that make them
-    (ArcticTraining: sequence / hidden size pieces, rounded up)."""
+    auto: pieces of about `dim` positions, whose hidden values take as much memory as the matrices that make them
+    (ArcticTraining: sequence / hidden size pieces, rounded up).
+    """
     pieces = activation.tile_mlp
     tile = ceil(positions / (ceil(positions / dim) if isinstance(pieces, Auto) else pieces))
     return tile if tile < positions else None
 
 
 def exchanges(spec: Spec, layout: Layout) -> bool:
-    """Whether a block has an all-to-all: of tokens to experts, or of the sequence for heads."""
+    """Return True if a block has an all-to-all: of tokens to experts, or of the sequence for heads."""
     return spec.parallel.ep.size > 1 or layout.size("ulysses") > 1
 
 
 @frozen
 class TrainedKind(LayerKind):
-    """Layers whose blocks are alike, and what is trained of them too. frozen: names of parameters inside the block.
-    below: something before the block is trained, so that the gradient of what goes in is needed. runs_back: a gradient
-    comes to the block. fp8: names of modules whose matrices are multiplied in fp8."""
+    """Layers with equal blocks and equal trained parameters. frozen: names of frozen parameters inside the block.
+    below: something before the block is trained, so that the input's gradient is needed. runs_back: the block
+    receives a gradient. fp8: names of modules whose matrices are multiplied in fp8."""
 
     frozen: frozenset[str]
     below: bool
@@ -148,9 +152,9 @@ class TrainedKind(LayerKind):
 
 @frozen(kw_only=True)
 class Resolved:
-    """What the graph, the timeline and the estimates are derived from. training: the datasets, by name. weights:
-    the files that the model begins with, if its weights are not drawn; adapter_files: as of a `Shape`;
-    scorer: the model that completions are scored with; teacher: that of the model that computes beside this one."""
+    """Everything that the graph, the timeline and the estimates are derived from. training: names of the datasets.
+    weights: the files with the initial weights, if these are not drawn. adapter_files: as in `Shape`. scorer: the
+    model that scores completions. teacher: the teacher model, which computes alongside this one."""
 
     spec: Spec
     architecture: Architecture
@@ -173,37 +177,37 @@ class Resolved:
 
     @property
     def row_numbers(self) -> tuple[str, ...]:
-        """Which numbers of rows (`place` in the run, `dataset`) every stage of the model needs."""
+        """Row numbers (`place` in the run, `dataset`) that every stage of the model needs."""
         adapter = self.architecture.adapter
         return () if adapter is None else adapter.row_numbers
 
     @property
     def averages(self) -> str | None:
-        """The number format of averaged weights; None where none are kept."""
+        """Number format of averaged weights; None without averages."""
         return None if self.spec.ema is None else self.formats.averages
 
     @cached_property
     def groups(self) -> ParameterGroups:
-        """Which optimizer updates which parameter."""
+        """Assignment of parameters to optimizers."""
         return ParameterGroups(self.spec.optimizer.arguments(self), all_group_args(self))
 
     def moments(self, parameter: ParameterSpec) -> tuple[StateTensor, ...]:
-        """The tensors that the optimizer keeps for a parameter."""
+        """Return the tensors that the optimizer keeps for a parameter."""
         return self.groups.state(parameter.name) if parameter.trained else ()
 
     @cached_property
     def moment_counts(self) -> frozenset[int]:
-        """How many tensors the optimizer keeps for a parameter that is trained."""
+        """Distinct numbers of tensors that the optimizer keeps for a trained parameter."""
         return frozenset(len(self.moments(each)) for each in self.inventory.tensors if each.trained)
 
     def moment_bytes(self, parameter: ParameterSpec, shape: Sequence[int]) -> int:
-        """Bytes of these tensors. shape: of the parameter, or of a rank's piece of it."""
+        """Return the bytes of a parameter's optimizer state. shape: of the parameter, or of a rank's piece of it."""
         return sum(
             BYTES[each.format or self.formats.params] * prod(each.shape(shape)) for each in self.moments(parameter)
         )
 
     def updated_alike(self, kind: LayerKind) -> Iterable[Sequence[int]]:
-        """The layers of a kind in sets of those whose parameters the same optimizers update."""
+        """Return the layers of a kind, grouped by the optimizers that update their parameters."""
         if not self.groups.several:
             return [kind.layers]
         found: dict[tuple[str, ...], list[int]] = {}
@@ -220,12 +224,12 @@ class Resolved:
 
     @property
     def saves_base(self) -> bool:
-        """Whether checkpoints hold what is not trained: not beside an adapter."""
+        """True if checkpoints hold frozen parameters; with an adapter they do not."""
         return self.architecture.adapter is None
 
     @property
     def saved(self) -> Parameters:
-        """The parameters that checkpoints hold."""
+        """Parameters that checkpoints hold."""
         if self.saves_base:
             return self.inventory
         tensors = tuple(tensor for tensor in self.inventory.tensors if tensor.trained or tensor.begun)
@@ -233,7 +237,7 @@ class Resolved:
 
     @cached_property
     def kinds(self) -> tuple[TrainedKind, ...]:
-        """The decoder blocks of the model, told apart by what is trained of them."""
+        """Decoder blocks of the model, grouped by block and by what is trained."""
         frozen: dict[int, set[str]] = {layer: set() for layer in range(self.architecture.layers)}
         counts = dict.fromkeys(frozen, 0)
         below = True
@@ -263,18 +267,18 @@ class Resolved:
 
     @cached_property
     def fp8_matrices(self) -> Layers:
-        """The matrices that are multiplied in fp8."""
+        """Matrices that are multiplied in fp8."""
         if self.formats.fp8 is None:
             return {}
         return fp8_matrices(self.architecture, self.size("tp"), self.formats.fp8)
 
     @property
     def passes_head(self) -> bool:
-        """Whether a gradient goes down from the last norm."""
+        """True if a gradient flows back through the last norm."""
         return any(kind.runs_back and self.architecture.layers - 1 in kind.layers for kind in self.kinds)
 
     def state_bytes(self, tensors: Iterable[ParameterSpec]) -> int:
-        """Bytes of parameters on the rank that owns the most of them."""
+        """Return the bytes of parameters on the rank that owns the most of them."""
         return sum(self._state_bytes(each) for each in tensors)
 
     def _state_bytes(self, parameter: ParameterSpec) -> int:
@@ -285,12 +289,13 @@ class Resolved:
 
     @cached_property
     def parameters_by_pp(self) -> tuple[list[ParameterSpec], ...]:
-        """The parameters of every pipeline coordinate, whole."""
+        """Whole parameters of every pipeline coordinate."""
         return by_coordinate(self.inventory.tensors, self.architecture, self.pipeline)
 
     @cached_property
     def optimizer_work(self) -> tuple[UpdateWork | None, ...]:
-        """What the optimizer does on a rank of every pipeline coordinate beside updating its own pieces in place."""
+        """Work of the optimizer on a rank of every pipeline coordinate, in addition to updating its own pieces in
+        place."""
         return tuple(update_work(self, own) for own in self.parameters_by_pp)
 
     @property
@@ -299,12 +304,12 @@ class Resolved:
 
     @property
     def group_mesh(self) -> Mesh:
-        """The mesh of the ranks that share a process group: all of them, or those of a replica group."""
+        """Mesh of the ranks that share a process group: all ranks, or those of a replica group."""
         return mesh_of_group(self.layout.mesh) if self.stack.groups else self.layout.mesh
 
     @property
     def summed_axes(self) -> tuple[str, ...]:
-        """The axes over which FSDP sums gradients of dense parameters."""
+        """Axes over which FSDP sums gradients of dense parameters."""
         return self.wide(*(() if self.stack.groups else ("replicate",)), *self.shard_axes)
 
     @property
@@ -313,14 +318,14 @@ class Resolved:
 
     @property
     def shard_axes(self) -> tuple[str, ...]:
-        """The axes over which FSDP cuts dense parameters."""
+        """Axes over which FSDP cuts dense parameters."""
         return shard_axes(self.spec.parallel, self.layout.mesh)
 
     @property
     def dense_fsdp(self) -> bool:
-        """Whether dense parameters are FSDP's; a rank of its own that computes in the format it stores needs none.
+        """True if FSDP manages dense parameters; a single rank that computes in the storage format does not need it.
 
-        Where experts are, the stage around them is too: it is the outermost unit that is told when to sum gradients.
+        With experts, the stage around them is an FSDP unit too: the outermost unit is told when to sum gradients.
         """
         return self._needs_fsdp(self.summed_axes) or self.expert_fsdp
 
@@ -338,25 +343,25 @@ class Resolved:
 
     @property
     def async_tp(self) -> bool:
-        """Whether matrices that tensor parallel cuts are multiplied while their pieces travel."""
+        """True if matrices that tensor parallelism cuts are multiplied while their pieces travel."""
         return self.size("tp") > 1 and self.spec.parallel.tp.overlap
 
     @property
     def shared_meanwhile(self) -> bool:
-        """Whether shared experts are computed while tokens are on their way to experts of other ranks."""
+        """True if shared experts are computed while tokens travel to experts of other ranks."""
         layers = (layer for kind in self.architecture.kinds for layer in kind.block.layers())
         return self.layout.ep > 1 and any(layer.shares_experts(self.architecture) for layer in layers)
 
     @property
     def prefetch(self) -> bool:
-        """Whether each unit of FSDP asks for the parameters of the next one before it computes its forward."""
+        """True if each FSDP unit requests the parameters of the next one before it computes its forward."""
         asked = self.spec.parallel.fsdp.prefetch
         gathers = self.dense_fsdp and (self.cuts.fsdp > 1 or (self.expert_fsdp and self.cuts.ep_fsdp > 1))
         return gathers and (self.architecture.is_moe if isinstance(asked, Auto) else asked)
 
     @property
     def sync(self) -> str:
-        """`step` or `microbatch`: when gradients that fsdp shards are summed."""
+        """`step` or `microbatch`: when gradients sharded by fsdp are summed."""
         asked = self.spec.parallel.fsdp.sync
         once = self.batch.accumulate == 1 or self.size("pp") > 1 or not self.dense_fsdp
         if asked != "auto" and not once:
@@ -379,7 +384,8 @@ class Resolved:
 
     @property
     def recomputed(self) -> list[int]:
-        """Blocks on each coordinate that are computed again in the backward: of every n neighbours the last."""
+        """Number of blocks on each pipeline coordinate that the backward computes again: the last of every n
+        neighbors."""
         every = self.spec.activation.every
         return [sum((layer + 1) % every == 0 for layer in self.pipeline.layers(pp)) for pp in range(self.size("pp"))]
 
@@ -390,29 +396,29 @@ class Resolved:
 
     @property
     def positions(self) -> int:
-        """Those of a microbatch that a rank has of all that tensor parallel ranks share."""
+        """Positions of a microbatch on a rank, shared by all tensor-parallel ranks."""
         return self.batch.micro * self.batch.sequence // self.context
 
     @cached_property
     def largest_product(self) -> int:
-        """Multiply-adds of the largest product of a block on a rank, of those of all models that compute here."""
+        """Multiply-adds of the largest product of a block on a rank, over all models that compute here."""
         own = largest_product(self.architecture, self.positions) // self.size("tp")
         scorer = 0 if self.scorer is None else largest_product(self.scorer.architecture, self.positions)
         return max(own, scorer, 0 if self.teacher is None else self.teacher.largest_product)
 
     @property
     def small_products(self) -> bool:
-        """Whether `matmul = auto` keeps `highest` on every CPU, because products are small."""
+        """True if `matmul = auto` keeps `highest` on every CPU, because products are small."""
         auto = self.spec.precision.matmul == "auto" and self.formats.compute == "fp32"
         return auto and device_kind(self.spec) != "cuda" and self.largest_product < SMALL_PRODUCT
 
     @property
     def tiled(self) -> list[int]:
-        """Blocks with such layers."""
+        """Layers whose blocks have feed-forward layers in pieces."""
         return [layer for kind in self.kinds if kind.block.tiles for layer in kind.layers]
 
     def matches(self, layers: Iterable[int]) -> list[int]:
-        """How many of these layers are on each pipeline coordinate."""
+        """Return how many of these layers each pipeline coordinate has."""
         wanted = set(layers)
         return [sum(layer in wanted for layer in self.pipeline.layers(pp)) for pp in range(self.size("pp"))]
 
@@ -420,18 +426,18 @@ class Resolved:
         return self.layout.size(axis)
 
     def wide(self, *axes: str) -> tuple[str, ...]:
-        """Those of `axes` that have more than one rank."""
+        """Return the axes of `axes` with more than one rank."""
         sizes = {axis.name: axis.size for axis in (*self.layout.mesh.axes, *self.layout.mesh.expert_axes)}
         return tuple(axis for axis in axes if sizes[axis] > 1)
 
     def product(self, axes: tuple[str, ...]) -> str:
-        """`fsdp=64`, `fsdp=8 · ulysses=2`: axes with their sizes."""
+        """Return axes with their sizes: `fsdp=64`, `fsdp=8 · ulysses=2`."""
         sizes = {axis.name: axis.size for axis in (*self.layout.mesh.axes, *self.layout.mesh.expert_axes)}
         return " · ".join(f"{axis}={sizes[axis]}" for axis in axes)
 
 
 def attention_kernels(run: "Resolved") -> dict[str, str]:
-    """Device type → kernel; HIGHEST too, where what `matmul` becomes on the machine decides."""
+    """Return device type → kernel. HIGHEST is added where the machine's value of `matmul` decides."""
     kernel = run.spec.model.attention
     if kernel != "auto":
         return {"cpu": str(kernel), "cuda": str(kernel)}
@@ -443,8 +449,9 @@ def attention_kernels(run: "Resolved") -> dict[str, str]:
 
 
 def in_blocks(run: "Resolved") -> bool:
-    """Whether blocks are the fastest on a CPU; a ring has a kernel of its own, and what is compiled keeps torch's. So
-    do fp32 products at their highest precision, with which blocks take up to 1.8 of the time of torch's kernel."""
+    """Return True if attention in blocks is fastest on a CPU. A ring has its own kernel, and compiled code keeps
+    torch's. So do fp32 products at their highest precision, where blocks take up to 1.8 times as long as torch's
+    kernel."""
     return (
         SHORTEST <= run.batch.sequence <= LONGEST
         and run.formats.compute in EXACT
@@ -456,7 +463,7 @@ def in_blocks(run: "Resolved") -> bool:
 
 
 def all_group_args(run: "Resolved") -> tuple[dict[str, Any], ...]:
-    """The JSON arguments of the nodes of all groups. The parameters of each task are one, with an optimizer of its
+    """Return the JSON arguments of all groups' nodes. The parameters of each task form a group with an optimizer of its
     own."""
     spec = run.spec
     groups = (group_args(run, each) for each in spec.groups.values())
@@ -464,17 +471,17 @@ def all_group_args(run: "Resolved") -> tuple[dict[str, Any], ...]:
 
 
 def task_args(run: "Resolved", task: str) -> dict[str, Any]:
-    """The same of the parameters of a task."""
+    """Return the JSON arguments of the node of a task's parameters."""
     own = optimizer_of(run.spec, task)
     scale = own.lr / run.spec.optimizer.lr
     return {"task": task, **({"lr_scale": scale} if scale != 1.0 else {}), "own": own.arguments(run)}
 
 
 def group_args(run: "Resolved", group: ParameterGroup) -> dict[str, Any]:
-    """The JSON arguments of the node of a group; what it leaves as it is, is not among them.
+    """Return the JSON arguments of a group's node, without settings that it does not change.
 
-    lr_scale: factor on the learning rate of a step. own: the arguments of its own optimizer, whose `lr` `lr_scale`
-    contains.
+    lr_scale: factor on the learning rate of a step. own: the arguments of its own optimizer, whose `lr` is part of
+    `lr_scale`.
     """
     own = group.optimizer
     scale = group.lr_scale if own is None else group.lr_scale * (own.lr / run.spec.optimizer.lr)

@@ -1,4 +1,4 @@
-"""Op trace of a block on one rank, written by its pieces (`xtrain.blocks`) as `runtime/models` runs them."""
+"""Op trace of a block on one rank, recorded by its pieces (`xtrain.blocks`) as `runtime/models` runs them."""
 
 from collections.abc import Callable, Mapping, Set
 from math import prod
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from xtrain.blocks.adapted import AdaptedMatrix
 
 
-HOPPER = 9  # the capability of CUDA for which torch has kernels of grouped products
-WIDEST_FLASH = 256  # the largest head that flash attention knows
+HOPPER = 9  # the CUDA capability for which torch has grouped-product kernels
+WIDEST_FLASH = 256  # the largest head width of flash attention
 
 
 @frozen(kw_only=True)
 class Local:
-    """One microbatch on one rank.
+    """Sizes of one microbatch on one rank.
 
-    tokens: those it holds of the microbatch's rows; between: those of its residual stream, fewer where tensor parallel
-    cuts the sequence; routed: those it sends to experts. sequence: positions of a whole row. heads, kv_heads, ffn: its
-    share of them; spread_kv: key/value heads as ulysses deals them out, with copies. width, exact: bytes of a number in
-    the computation and in what is computed exactly. attention: the kernel of rows that lie on one rank. fused: norms,
-    rotations and SwiGLU are one pass each. flash: kernels spare scores of attention. grouped: one kernel
-    computes all experts. token_keys: bytes of the numbers of tokens by which inputs are dropped.
+    tokens: the rank's tokens of the microbatch's rows. between: tokens of its residual stream, fewer if tensor
+    parallelism cuts the sequence. routed: tokens that it sends to experts. sequence: positions of a whole row. heads,
+    kv_heads, ffn: its share of them. spread_kv: key/value heads after ulysses distributes them, copies included. width,
+    exact: bytes of a number in the compute format and in exact computations. attention: the kernel of rows that lie on
+    one rank. fused: norms, rotations and SwiGLU are one pass each. flash: kernels do not store attention scores.
+    grouped: one kernel computes all experts. token_keys: bytes of the token numbers that select dropped inputs.
     """
 
     rows: int
@@ -89,7 +89,7 @@ class Local:
 
 
 def local_of(run: Resolved, cluster: Hardware) -> Local:
-    """The sizes on every rank of `run`; those of the rank with the most, where they differ."""
+    """Return the sizes on the rank that has the most."""
     arch, batch, spec = run.architecture, run.batch, run.spec
     tp, ulysses = run.size("tp"), run.size("ulysses")
     tokens = run.positions
@@ -125,14 +125,14 @@ def local_of(run: Resolved, cluster: Hardware) -> Local:
 
 
 def _capability(cluster: Hardware) -> int:
-    """Of CUDA, its first number; 0 if it is not known."""
+    """Return the major version of the CUDA capability; 0 if unknown."""
     sheet = CLUSTERS[cluster.preset].sheet
     return 0 if sheet is None else sheet.capability
 
 
 @frozen
 class BlockAxes:
-    """Names of axes as they stand in `Traffic`; an empty name: one rank. sequence: as of `tp`."""
+    """Names of axes as in `Traffic`; an empty name means one rank. sequence: the `sequence` setting of `tp`."""
 
     tensor: str
     sequence: bool
@@ -144,7 +144,7 @@ class BlockAxes:
 
 
 def axes_of(run: Resolved) -> BlockAxes:
-    # Routers of a teacher, of which nothing is trained, take no loss of rows.
+    # A teacher is frozen, so its routers take no losses of rows.
     row = run.wide("ring", "ulysses", "tp") if run.inventory.trained else ()
     return BlockAxes(
         tensor="tp" if run.size("tp") > 1 else "",
@@ -158,7 +158,7 @@ def axes_of(run: Resolved) -> BlockAxes:
 
 
 def block_trace(run: Resolved, local: Local, kind: TrainedKind, experts: FsdpUnit | None) -> OpTrace:
-    """The block of one kind of layers; `experts`: the FSDP unit of its experts, if they are one."""
+    """Return the op trace of a kind of layers. experts: the FSDP unit of its experts, if they form one."""
     shapes = {
         name_in_block(parameter.name): run.cuts.gathered_shape(parameter)
         for parameter in block_parameters(run.architecture, kind.first)
@@ -179,8 +179,8 @@ def block_trace(run: Resolved, local: Local, kind: TrainedKind, experts: FsdpUni
 
 
 def _multiply_meanwhile(trace: OpTrace) -> None:
-    """Let what tp gathers travel beside the product that takes it, and what it sums beside the one that makes it; of
-    several that take the same only the first counts."""
+    """Let a tp gather overlap the product that uses it, and a tp sum the product that makes it. If several products use
+    one gather, only the first counts."""
     for place, op in enumerate(trace.ops):
         calls = [call for call in (*op.calls, *op.back_calls) if call.node == TP]
         gathers = any(call.op == "all_gather" for call in op.calls)
@@ -194,11 +194,11 @@ def _multiply_meanwhile(trace: OpTrace) -> None:
 
 @frozen(eq=False)
 class Tracer:
-    """What the pieces of a block write on, and what they have in common.
+    """Recorder that the pieces of a block write to, with the data that they share.
 
     experts: the FSDP unit of the block's experts. shapes: of its parameters, as a rank computes with them. quantised:
-    names of those that are computed for each product. adapted: name of a matrix → what an adapter adds to its product.
-    fp8: modules whose matrices are multiplied in fp8. frozen: names of parameters that are not trained.
+    names of parameters that are unpacked for each product. adapted: name of a matrix → its adapter. fp8: modules whose
+    matrices are multiplied in fp8. frozen: names of frozen parameters.
     """
 
     ops: OpTrace
@@ -213,12 +213,12 @@ class Tracer:
     frozen: Set[str] = frozenset()
 
     def unpacked(self, name: str, numbers: int) -> int:
-        """Bytes while so many numbers of a matrix are computed for a product; none of one that is not quantised."""
+        """Return the bytes while `numbers` numbers of a matrix are unpacked for a product; 0 if it is not quantized."""
         base = self.run.cuts.base
         return 0 if name not in self.quantised or base is None else numbers * self.local.width + base.scratch(numbers)
 
     def linear(self, x: TracedTensor, name: str, tokens: int, *, bias: bool = True) -> TracedTensor:
-        """x · Wᵀ of the module `name` on so many tokens, with its bias if it has one."""
+        """Record x · Wᵀ of the module `name` on `tokens` tokens, with its bias if it has one."""
         names = [each for each in (f"{name}.weight", *((f"{name}.bias",) if bias else ())) if each in self.shapes]
         outputs, inputs = self.shapes[names[0]]
         if name in self.fp8:
@@ -235,7 +235,7 @@ class Tracer:
         return out if adapted is None else adapted.trace(self, x, out, tokens)
 
     def _fp8_linear(self, x: TracedTensor, name: str, names: list[str], tokens: int) -> TracedTensor:
-        """The same in fp8, to which the bias is added."""
+        """Record the product in fp8; the bias is added afterwards."""
         (weight, *biases), local, fp8 = names, self.local, self.run.formats.fp8
         assert fp8 is not None
         outputs, inputs = self.shapes[weight]
@@ -262,15 +262,15 @@ class Tracer:
         return out
 
     def row_parallel_linear(self, x: TracedTensor, name: str, tokens: int) -> TracedTensor:
-        """The same of a matrix that tensor parallel cuts by input: the bias is added to the sum."""
+        """Record the product with a matrix that tensor parallelism cuts by input: the bias is added to the sum."""
         return self.row_parallel_sum(self.row_parallel_summand(x, name, tokens), name)
 
     def row_parallel_summand(self, x: TracedTensor, name: str, tokens: int) -> TracedTensor:
-        """What a rank has of it before the sum."""
+        """Record a rank's summand of a product that is cut by input."""
         return self.linear(x, name, tokens, bias=not self.axes.tensor)
 
     def row_parallel_sum(self, x: TracedTensor, name: str) -> TracedTensor:
-        """The sum of what ranks have of it."""
+        """Record the sum of the ranks' summands, with the bias."""
         out, bias = self.row_parallel_output(x), f"{name}.bias"
         if not self.axes.tensor or bias not in self.shapes:
             return out
@@ -279,13 +279,13 @@ class Tracer:
     def in_pieces(
         self, x: TracedTensor, tokens: int, write: "Callable[[Tracer, TracedTensor, int], TracedTensor]"
     ) -> TracedTensor:
-        """What `write` writes down of so many tokens; in pieces of them where the plan says so."""
+        """Record what `write` records for `tokens` tokens, in pieces if the plan tiles them."""
         tile = self.run.tile
         if tile is None or tile >= tokens:
             return write(self, x, tokens)
         size = x.gradient * tile // tokens
         trace = OpTrace(TracedTensor(size, size))
-        write(evolve(self, ops=trace), trace.input, tile).gradient = 0  # it is part of that of the whole
+        write(evolve(self, ops=trace), trace.input, tile).gradient = 0  # its gradient is part of the whole gradient
         piece, pieces = PieceTrace(trace, self.local.exact // self.local.width), -(-tokens // tile)
         calls = [call for op in trace.ops for call in op.calls]
         return self.ops.op(
@@ -303,8 +303,8 @@ class Tracer:
         )
 
     def norm(self, x: TracedTensor, name: str, rows: int, *, cut: bool = False) -> TracedTensor:
-        """RMSNorm of each of `rows`: keeps what goes in, and of every row one over its root mean square. cut: tensor
-        parallel cuts rows, whose squares are then summed."""
+        """Record RMSNorm of `rows` rows: it keeps its input and, for each row, the reciprocal root mean square. cut:
+        tensor parallelism cuts rows, whose squares are then summed over ranks."""
         local, weight = self.local, f"{name}.weight"
         numbers = rows * prod(self.shapes[weight])
         size, exact = numbers * local.width, numbers * local.exact
@@ -328,12 +328,12 @@ class Tracer:
         )
 
     def bytes_of(self, *names: str) -> int:
-        """Bytes of the gradients of parameters, in the format of the computation."""
+        """Return the bytes of the gradients of parameters in the compute format."""
         return sum(prod(self.shapes[name]) for name in names) * self.local.width
 
     def column_parallel_input(self, x: TracedTensor, width: int | None = None) -> TracedTensor:
-        """Activations between blocks, or others so wide → whole ones, before matrices that tensor parallel cuts by
-        output."""
+        """Record the gather of activations before matrices that tensor parallelism cuts by output. width: of the
+        activations, if not that of the residual stream."""
         if not self.axes.tensor:
             return x
         size = self.local.whole if width is None else self.local.tokens * width * self.local.width
@@ -348,7 +348,7 @@ class Tracer:
         )
 
     def row_parallel_output(self, x: TracedTensor) -> TracedTensor:
-        """Partial sums → activations between blocks, after matrices that tensor parallel cuts by input."""
+        """Record the sum of partial results after matrices that tensor parallelism cuts by input."""
         if not self.axes.tensor:
             return x
         size = self.local.whole

@@ -17,35 +17,36 @@ from xtrain.text.units import amount_in_epochs, plural
 
 BUDGET: Final = "experiment.budget"
 SAMPLES: Final = 1_000  # steps at which two curves are compared
-SAME: Final = 1e-12  # rates of functions of tokens round otherwise with another batch
+SAME: Final = 1e-12  # rates that are functions of tokens round differently with another batch
 
 
 @frozen
 class ResumedPlan:
-    """A plan with all that is known of it at the checkpoint, and the arithmetic of its steps there."""
+    """Plan with everything known at the checkpoint, and the arithmetic of its steps there."""
 
     plan: Plan
     batch: Arithmetic
 
     @property
     def args(self) -> dict[str, Any]:
-        """The arguments of the schedule."""
+        """Arguments of the learning-rate schedule."""
         return self.plan.node("setup.scheduler").args
 
     @property
     def steps(self) -> int | None:
-        """The steps of the whole run."""
+        """Steps of the whole run."""
         return self.plan.timeline.steps
 
     def rate(self, *, peak: float | None = None) -> Rate:
-        """Return the learning rate of every step; of `peak`, without the factors of phases, where that is given."""
+        """Return the learning rate of every step; with `peak`, the rate for that peak without the factors of phases."""
         if peak is None:
             return learning_rate(self.args, self.batch, self.plan.timeline.phases)
         return learning_rate({**self.args, "lr": peak}, self.batch)
 
 
 def curve_reasons(one: ResumedPlan, other: ResumedPlan, step: int | None) -> Iterator[Reason]:
-    """step: that of the checkpoint; None: not known, so that words speak of a likely one."""
+    """Yield a reason for every difference of the learning-rate curves. step: of the checkpoint; None: unknown, and the
+    texts assume a likely one."""
     a, b, before, after = one.plan, other.plan, one.args, other.args
     total_a, total_b = one.steps, other.steps
     at = _at(one, other, step)
@@ -54,25 +55,25 @@ def curve_reasons(one: ResumedPlan, other: ResumedPlan, step: int | None) -> Ite
         path = "optimizer.lr" if name == "lr" else f"scheduler.{name}"
         if _length(before.get(name), total_a) == _length(after.get(name), total_b):
             continue
-        # A warm-up of so many per cent follows the budget, of which there is more to say below.
+        # A warm-up in percent follows the budget, which is reported below.
         if _share(a, path) and _share(a, path) == _share(b, path):
             continue
         if before["kind"] != after["kind"] and not (name in before and name in after):
-            continue  # what one of the schedules does not have goes with its name
+            continue  # an argument that only one schedule has is covered by the schedule's name
         text = f"{_spell(before.get(name))} → {_spell(after.get(name))}: {at}"
         yield Reason(kind="safe", path=path, text=text, effect="learning")
     yield from _budget(one, other, step, at)
 
 
 def _share(plan: Plan, path: str) -> str:
-    """A length as the spec has it, if it is a share of the budget."""
+    """Return a length as the spec gives it if it is a share of the budget; otherwise empty."""
     value = next((entry.value for entry in plan.provenance if entry.path == path), "")
     return value if value.endswith("%") else ""
 
 
 def _length(value: Any, total: int | None) -> Any:
-    """Lengths in steps where they are known, so that `10%` and `30 steps` can be the same; in tokens or epochs where
-    they were declared so, since the batch decides how many steps these are."""
+    """Return a length in comparable form: in steps where they are known, so that `10%` and `30 steps` can be equal; in
+    tokens or epochs if declared so, because the batch decides how many steps these are."""
     declared = [name for name in ("tokens", "epochs") if isinstance(value, dict) and name in value]
     if declared:
         return {declared[0]: value[declared[0]]}
@@ -94,7 +95,7 @@ def _spell(value: Any) -> str:
 
 
 def _at(a: ResumedPlan, b: ResumedPlan, step: int | None) -> str:
-    """The rate with which a checkpoint goes on, and the one it would have gone on with."""
+    """Return text that compares the learning rate after the checkpoint with the rate of the first plan."""
     total_a, total_b = a.steps, b.steps
     if total_a is None or total_b is None or not _counted_length(a, b) or not (computed(a.args) and computed(b.args)):
         return "the learning rate uses it from here on"
@@ -110,7 +111,7 @@ def _at(a: ResumedPlan, b: ResumedPlan, step: int | None) -> str:
 def _budget(one: ResumedPlan, other: ResumedPlan, step: int | None, at: str) -> Iterator[Reason]:
     a, b, total_a, total_b = one.plan, other.plan, one.steps, other.steps
     before, after = a.timeline, b.timeline
-    begins_there = b.node("setup.resume").args["origin"] is not None  # and does not go on behind its own end
+    begins_there = b.node("setup.resume").args["origin"] is not None  # a run does not continue past its own end
     if step is not None and total_b is not None and (step > total_b or (step == total_b and begins_there)):
         text = f"{_amount(b)}, and the checkpoint is of step {step:,}: nothing is left to train (X722)"
         yield Reason(kind="incompatible", path=BUDGET, text=text)
@@ -149,7 +150,8 @@ def _amount(plan: Plan) -> str:
 
 
 def _left(one: ResumedPlan, other: ResumedPlan, step: int | None) -> str:
-    """Say what is left of a budget in tokens or epochs that is the same, where the batch alone differs; else empty."""
+    """Return text on what is left of an unchanged budget in tokens or epochs if only the batch differs; otherwise
+    empty."""
     before, after = one.plan.timeline, other.plan.timeline
     amounts = (before.budget_tokens, before.epochs)
     if amounts != (after.budget_tokens, after.epochs) or amounts == (None, None):
@@ -166,7 +168,7 @@ def _left(one: ResumedPlan, other: ResumedPlan, step: int | None) -> str:
 
 
 def _counted_length(a: ResumedPlan, b: ResumedPlan) -> bool:
-    """Whether all that the learning rates of two plans hang on is known in steps."""
+    """Return True if everything that the learning rates of both plans depend on is known in steps."""
     values = [value for side in (a, b) for value in side.args.values()]
     phases = (*a.plan.timeline.phases, *b.plan.timeline.phases)
     lengths = [value for value in values if isinstance(value, dict)]
@@ -175,7 +177,7 @@ def _counted_length(a: ResumedPlan, b: ResumedPlan) -> bool:
 
 
 def _alike(a: ResumedPlan, b: ResumedPlan, done: int) -> bool:
-    """Whether both curves have the same rates in the first `done` steps, but for a peak that has changed."""
+    """Return True if both curves have equal rates in the first `done` steps, apart from a changed peak."""
     if not (computed(a.args) and computed(b.args)):
         return False
     one, other, stride = a.rate(peak=1.0), b.rate(peak=1.0), max(1, done // SAMPLES)
@@ -184,7 +186,7 @@ def _alike(a: ResumedPlan, b: ResumedPlan, done: int) -> bool:
 
 
 def phase_reasons(a: Plan, b: Plan, step: int | None) -> Iterator[Reason]:
-    """A reason for every phase that is not in both plans alike. step: that of the checkpoint, None if not known."""
+    """Yield a reason for every phase that differs between the plans. step: of the checkpoint, None if unknown."""
     a = _under_new_names(a, b)
     before, after = a.timeline.phases, b.timeline.phases
     counted = _counted(a) and _counted(b)
@@ -207,9 +209,9 @@ def phase_reasons(a: Plan, b: Plan, step: int | None) -> Iterator[Reason]:
 
 
 def _under_new_names(a: Plan, b: Plan) -> Plan:
-    """`a` with its datasets called as in `b`; where each trains on one dataset alone, with that of `b`.
+    """Return `a` with the dataset names of `b`; if each plan trains on a single dataset, with the name in `b`.
 
-    Which one that is, is spoken of where datasets are.
+    A change of that dataset is reported with the datasets.
     """
     names = renamed(a, b)
     (one, *more), (other, *others) = (plan.node("setup.loader").args["datasets"] for plan in (a, b))
@@ -227,9 +229,9 @@ def _renamed(found: dict[str, float], names: dict[str, str]) -> dict[str, float]
 
 
 def first_difference(a: Plan, b: Plan) -> int | None:
-    """The index of the first step in which the mixture or the factor of the learning rate differs.
+    """Return the index of the first step whose mixture or learning-rate factor differs.
 
-    None where none does, and where one of the runs has steps that are not counted yet.
+    None if no step differs, or if one of the runs has steps that are not counted yet.
     """
     totals = a.timeline.steps, b.timeline.steps
     if totals[0] is None or totals[1] is None or not (_counted(a) and _counted(b)):
@@ -242,14 +244,14 @@ def first_difference(a: Plan, b: Plan) -> int | None:
 
 
 def _counted(plan: Plan) -> bool:
-    """Whether it is known with which step every phase begins."""
+    """Return True if the first step of every phase is known."""
     timeline = plan.timeline
     return timeline.steps is not None and not any(phase.first is None and phase.epochs for phase in timeline.phases)
 
 
 def _holds(phases: list[tuple[int, PlanPhase]], step: int) -> tuple[Any, ...]:
-    """What decides about a step: its datasets, the factor, and where there are several, how much of each and since
-    when; shares are drawn by the name of the phase too."""
+    """Return everything that decides about a step: its datasets, the factor and, with several datasets, the share of
+    each and since when. Shares are also drawn by the name of the phase."""
     *before, (first, phase) = [pair for pair in phases if pair[0] <= step]
     mixed = _mixed(phase)
     if len(mixed) == 1:
@@ -281,13 +283,13 @@ def _from_there(parts: int | None, step: int | None) -> str:
 
 
 def _path(phase: PlanPhase, plan: Plan) -> str:
-    """The block that says so: the first phase is nobody's unless it was declared."""
+    """Return the path of the block that sets a phase; `mixture` for a first phase that was not declared."""
     declared = any(entry.path.startswith(f"phase.{phase.name}.") for entry in plan.provenance)
     return f"phase.{phase.name}" if declared else "mixture"
 
 
 def phase_text(phase: PlanPhase, plan: Plan) -> str:
-    """`web 80%, code 20%, learning rate × 0.5 from step 181`."""
+    """Return a phase as text: `web 80%, code 20%, learning rate × 0.5 from step 181`."""
     scale = f", learning rate × {phase.lr_scale:g}" if phase.lr_scale != 1 else ""
     scale += f", further tokens × {phase.mtp_weight:g}" if phase.mtp_weight is not None else ""
     return f"{mix_text(phase)}{scale} {_start(phase, plan)}"
@@ -315,12 +317,12 @@ def _start(phase: PlanPhase, plan: Plan) -> str:
 
 
 def start_text(phase: PlanPhase) -> str:
-    """Where a phase begins that waits for its data to be counted: `0.9 of the budget`, `2 epochs`."""
+    """Return the start of a phase that waits for its data to be counted: `0.9 of the budget`, `2 epochs`."""
     return amount_in_epochs(phase.epochs) if phase.epochs is not None else f"{phase.fraction or 0:.4g} of the budget"
 
 
 def mix_text(phase: PlanPhase) -> str:
-    """`web 80%, code 20%` or `web 1 epoch, code 3 epochs`; datasets that it does not take are left out."""
+    """Return a mixture as text, without unused datasets: `web 80%, code 20%` or `web 1 epoch, code 3 epochs`."""
     if phase.passes is not None:
         return ", ".join(f"{name} {amount_in_epochs(epochs)}" for name, epochs in _mixed(phase).items())
     shares = ", ".join(f"{name} {100 * share:.3g}%" for name, share in _mixed(phase).items())

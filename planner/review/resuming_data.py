@@ -1,7 +1,7 @@
-"""Effects of changed data on a resumed run: datasets, tokenizer, and how rows are dealt to ranks.
+"""Effects of changed data on a resumed run: datasets, tokenizer, and the distribution of rows to ranks.
 
-Length, alignment and order of rows are stored in a checkpoint. This module covers the rest, because the loader
-compares the content of rows instead.
+Length, alignment and order of rows are stored in a checkpoint. This module covers the rest, because the loader compares
+the content of rows instead.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from xtrain.text.units import plural
 
 
 def data_reasons(a: Plan, b: Plan) -> Iterator[Reason]:
-    """Everything about data but what stands in a checkpoint."""
+    """Yield reasons for all changes of data, apart from what a checkpoint stores."""
     yield from _tokenizer(a, b)
     yield from _training(a, b)
     yield from _evaluated(a, b)
@@ -33,7 +33,8 @@ def _tokenizer(a: Plan, b: Plan) -> Iterator[Reason]:
 
 
 def _training(a: Plan, b: Plan) -> Iterator[Reason]:
-    """What is trained on under one name in both plans must be the same; datasets come and go otherwise."""
+    """Yield reasons for changed training datasets: a dataset with the same name must be the same; others may come and
+    go."""
     before, after = trained_on(a), trained_on(b)
     names = renamed(a, b)
     before = {names.get(name, name): args for name, args in before.items()}
@@ -57,7 +58,7 @@ def _training(a: Plan, b: Plan) -> Iterator[Reason]:
 
 
 def renamed(a: Plan, b: Plan) -> dict[str, str]:
-    """Of datasets that are trained on under another name: what it was → what it is."""
+    """Return old name → new name of the training datasets that were renamed."""
     before, after = trained_on(a), trained_on(b)
     gone, new = ([name for name in one if name not in other] for one, other in ((before, after), (after, before)))
     found: dict[str, str] = {}
@@ -73,7 +74,8 @@ def _unnamed(args: dict[str, Any]) -> dict[str, Any]:
 
 
 def _content(name: str, before: dict[str, Any], after: dict[str, Any]) -> Iterator[Reason]:
-    """A dataset of one name in both plans: whether its rows hold the same text, and are trained on alike."""
+    """Yield reasons for a dataset of one name in both plans: its rows must hold the same text and train the same
+    tokens."""
     path = f"dataset.{name}"
 
     def other(setting: str, text: str, certain: bool) -> Reason:
@@ -90,7 +92,7 @@ def _content(name: str, before: dict[str, Any], after: dict[str, Any]) -> Iterat
             key for key in {**before["options"], **after["options"]} if _option(before, key) != _option(after, key)
         ]
         changes = ", ".join(f"{key} {_option(before, key)} → {_option(after, key)}" for key in names)
-        # Code may be written otherwise and give the same, and a separator be that of the tokenizer.
+        # Different code may give the same result, and a separator may be the tokenizer's.
         source = SOURCES.of_kind(after["kind"])
         certain = source is None or not {*names} & {*source.may_agree}
         unless = "" if certain else ", unless both give the same"
@@ -117,7 +119,7 @@ def _option(args: dict[str, Any], name: str) -> str:
 def _reads(
     before: dict[str, Any], after: dict[str, Any], other: Callable[[str, str, bool], Reason]
 ) -> Iterator[Reason]:
-    """The form of records, their fields, and what of them is trained on."""
+    """Yield reasons for changes of the form of records, their fields, and the part that is trained on."""
     if before["form"] != after["form"]:
         names = {"chat": "messages", "instruction": "prompt", "preference": "chosen"}
         setting = names.get(after["form"]) or str(after["form"])
@@ -146,7 +148,8 @@ def _field(value: Any) -> str:
 
 
 def _packing(a: Plan, b: Plan) -> Iterator[Reason]:
-    """Two packings may pack the same rows, and deal them otherwise to the ranks of a step."""
+    """Yield reasons for a changed packing: two packings may form the same rows and deal them differently to the ranks
+    of a step."""
     before, after = trained_on(a), trained_on(b)
     both = ((before[name], after[name]) for name in before if name in after)
     found = (
@@ -167,7 +170,7 @@ def _packing(a: Plan, b: Plan) -> Iterator[Reason]:
 
 
 def trained_on(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Name → arguments of every dataset that is trained on."""
+    """Return name → arguments of every training dataset."""
     return {name: plan.node(f"setup.data.{name}").args for name in plan.node("setup.loader").args["datasets"]}
 
 
@@ -176,7 +179,7 @@ def _source(args: dict[str, Any]) -> str:
 
 
 def _evaluated(a: Plan, b: Plan) -> Iterator[Reason]:
-    """Datasets that are evaluated only."""
+    """Yield reasons for datasets that are only evaluated."""
     training = {**trained_on(a), **trained_on(b)}
     before, after = (
         {node.args["dataset"]: node.args for node in plan.nodes if node.op == "setup.data"} for plan in (a, b)
@@ -194,8 +197,9 @@ def _evaluated(a: Plan, b: Plan) -> Iterator[Reason]:
 
 
 def _collators(a: Plan, b: Plan) -> Iterator[Reason]:
-    """Collators of the user's own: the rows of the run stay, and what is made of them is learned from here on."""
-    # Links that follow from the layout, whoever writes them.
+    """Yield reasons for the user's own collators: the rows of the run stay, and what collators make of them changes
+    from here on."""
+    # Links that follow from the layout, whether written or not.
     by_layout = ("collate.microbatches", *(f"collate.{name}" for name, link in LINKS.items() if link.by_layout))
     links = [[node for node in plan.of_kind("collate") if node.op not in by_layout] for plan in (a, b)]
     before, after = ([(node.op, _called(node)) for node in chain] for chain in links)
@@ -211,7 +215,7 @@ def _collators(a: Plan, b: Plan) -> Iterator[Reason]:
 
 
 def _called(node: Node) -> dict[str, Any] | None:
-    """The arguments of a link that changes documents."""
+    """Return the arguments of a link that changes documents; None for other links."""
     return node.args if changes_documents(node) else None
 
 
@@ -225,7 +229,7 @@ def _ramp_text(args: dict[str, Any]) -> str:
 
 
 def _dealing(a: Plan, b: Plan) -> Iterator[Reason]:
-    """How the rows of a step are dealt to ranks and microbatches, where they are the same rows."""
+    """Yield reasons for rows of a step dealt differently to ranks and microbatches."""
     before, after = a.node("setup.loader").args, b.node("setup.loader").args
     ramps = [_ramp_text(args) for args in (before, after)]
     if before["rows"] != after["rows"] or ramps[0] != ramps[1]:

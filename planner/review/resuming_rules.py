@@ -1,6 +1,6 @@
 """Effects of changed node arguments on a resumed run: a row for every argument that a plan can have.
 
-An argument without a row makes a checkpoint incompatible, so that none is forgotten; a test goes through all of them.
+An argument without a row makes a checkpoint incompatible, so that none is forgotten; a test covers all of them.
 """
 
 from collections.abc import Mapping
@@ -17,17 +17,17 @@ from xtrain.dsl.schema.setting import settings_of
 from xtrain.plan.groups import OP as GROUP
 
 Kind = Literal["same", "safe", "resharded", "incompatible"]
-# Against a run that had been the second plan's from its start: none: equal bit for bit; rounding: equal but for it;
-# learning: something else is learned.
+# Compared with a run that followed the second plan from its start: none: equal bit for bit; rounding: equal up to
+# rounding; learning: something else is learned.
 Effect = Literal["none", "rounding", "learning"]
 
 
 @frozen(kw_only=True)
 class Reason:
-    """A difference of two plans, and what it means for a checkpoint of the first.
+    """Difference of two plans and its meaning for a checkpoint of the first.
 
-    path: the setting that it hangs on. certain: False where what is read when the run starts decides, and `text` says
-    by what.
+    path: the setting that it depends on. certain: False if it depends on what is read when the run starts; `text` says
+    on what.
     """
 
     kind: Kind
@@ -39,7 +39,7 @@ class Reason:
 
 @frozen
 class Rule:
-    """A change that is allowed. path: the setting; text: why, as a clause."""
+    """Allowed change. path: the setting; text: the reason, as a clause."""
 
     path: str
     effect: Effect
@@ -66,7 +66,7 @@ _AVERAGE = "the averaged weights move"
 
 _SAVING = ("backend", "keep", "mode", "overlap", "best", "failures")
 
-# None: spoken of as a whole elsewhere: the model, the data, the layout, the curve of the learning rate, the cadence.
+# None: compared as a whole elsewhere: the model, the data, the layout, the learning-rate curve, the cadence.
 _SHARDING: Final[dict[str, Rule | None]] = {
     "pattern": None,
     "matches": None,
@@ -363,12 +363,12 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "changes": Rule("hook", "learning", "a function changes something else"),
     },
 }
-# What recurs and how a run ends is compared as a whole.
+# Ticks, events and the end of a run are compared as a whole.
 OUTSIDE: Final = ("tick.", "event.", "shutdown.")
 
 
 def rules_of(op: str, args: Mapping[str, Any]) -> Mapping[str, Rule | None] | None:
-    """The rules of the arguments of a node: what each component says of its own. None for an op that has none."""
+    """Return the rules of a node's arguments, including the rules of its component. None for an unknown op."""
     if op == "setup.optimizer":
         chosen = OPTIMIZERS.of(args) if "user" in args else OPTIMIZERS.get(args["kind"])
         own = chosen.resuming if chosen is not None else {}
@@ -402,7 +402,7 @@ def rules_of(op: str, args: Mapping[str, Any]) -> Mapping[str, Rule | None] | No
             "own": Rule(f"{path}.optimizer", "learning", _LEARNS),
         }
     if op in ("setup.loss", "setup.scheduler"):
-        return dict.fromkeys(args)  # what is minimised, and the curve, are compared as a whole
+        return dict.fromkeys(args)  # the loss and the curve are compared as a whole
     if op.startswith(TRACKER):
         return dict.fromkeys(args, tracker_rule(op, args))
     if op not in RULES and (stack := stack_of_node(op)) is not None:
@@ -411,13 +411,13 @@ def rules_of(op: str, args: Mapping[str, Any]) -> Mapping[str, Rule | None] | No
         own = {name: Rule(paths[name], "rounding", text) if text else None for name, text in stack.resuming.items()}
         return {**_SHARDING, **own}
     if stack_of_step(op) is not None:
-        return dict.fromkeys(args)  # which its own node, and the layout, say more of
+        return dict.fromkeys(args)  # covered by its own node and the layout
     if op not in RULES and op.partition(".")[2] in ACTIONS:
-        return dict.fromkeys(args)  # what an action needs in the step, which its ticks say more of
+        return dict.fromkeys(args)  # requirements of actions on the step, covered by its ticks
     return RULES.get(op)
 
 
 def tracker_rule(op: str, args: Mapping[str, Any]) -> Rule:
-    """That of a tracker, with all of its arguments."""
+    """Return the rule of a tracker, shared by all of its arguments."""
     name = args["user"]["function"] if "user" in args else op.removeprefix(TRACKER)
     return Rule(f"log.{name}", "none", _STAYS)

@@ -1,6 +1,6 @@
-"""Inputs of rules: a rule has a verdict only if all settings are known that could change it.
+"""Inputs of rules: a rule gives a verdict only if every setting that could change it is known.
 
-A setting with a mistake of its own is unknown. An error that only follows from its stand-in value would send the user
+A setting with an error of its own is unknown. An error that follows only from its stand-in value would send the user
 after a mistake that nobody made.
 """
 
@@ -14,7 +14,7 @@ from xtrain.dsl.schema.setting import Auto, settings_of
 from xtrain.dsl.spec import Spec
 from xtrain.plan.findings import Findings
 
-# What says how the records of a dataset are read; and the datasets that ticks and events name.
+# Settings that decide how the records of a dataset are read, and datasets named by ticks and events.
 _RECORDS: Final = tuple(f"dataset.{{}}.{name}" for name in settings_of(Dataset) if name != "bad_records")
 _EVALUATED: Final = ("every.*.actions.*.dataset", "on.*.actions.*.dataset")
 _MODEL: Final = ("model.*", "adapter", "adapter.*", "task", "task.*", "tokenizer.source", "loss.kind")
@@ -245,11 +245,11 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "log.*": ("log.{}",),
     "elastic.stack": ("fault_tolerance.elastic", "parallel.stack"),
     "elastic.axis": ("fault_tolerance.elastic", "parallel.fsdp.size"),
-    "elastic.worlds": ("*",),  # whole plans, of each number of ranks
+    "elastic.worlds": ("*",),  # whole plans, one for each number of ranks
     "elastic.range": ("fault_tolerance.elastic", "launch.nodes", "launch.ranks_per_node"),
     "elastic.use": ("fault_tolerance.elastic", "fault_tolerance.restarts"),
-    "health.stuck": ("*",),  # of the time that a step takes, which hangs on everything
-    "failures.restarts": ("*",),  # of the time of the whole run
+    "health.stuck": ("*",),  # from the time of a step, which depends on everything
+    "failures.restarts": ("*",),  # from the time of the whole run
     "batch.rows": ("batch.micro", "batch.accumulate", "batch.rows", "{data_ranks}"),
     "batch.ramp": ("{ramp}", "batch.micro", "batch.sequence", "{data_ranks}"),
     "schedule.phase.*.start": ("phase.{}.from", "{steps}", "batch.sequence", "{rows}"),
@@ -325,14 +325,14 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
 
 
 class Verdicts(Findings):
-    """Findings of those rules only whose inputs are all known; the others are noted as unknown."""
+    """Findings of the rules whose inputs are all known; the other rules are noted as unknown."""
 
     def __init__(self, spec: Spec, unknown: frozenset[str] = frozenset()) -> None:
         super().__init__(spec)
         self.unknown_settings = unknown
 
     def mark_unknown(self, *paths: str) -> None:
-        """Rely on these settings no more."""
+        """Treat these settings as unknown from now on."""
         self.unknown_settings |= frozenset(paths)
 
     def _is_decidable(self, rule: str) -> bool:
@@ -341,7 +341,7 @@ class Verdicts(Findings):
 
 
 def is_unknown(rule_input: str, unknown: frozenset[str]) -> bool:
-    """Whether a setting, or with `*` any of those it stands for, is unknown."""
+    """Return True if a setting, or any setting that a pattern with `*` matches, is unknown."""
     if rule_input in unknown:
         return True
     paths = unknown if "*" in rule_input else _patterns(unknown)
@@ -354,7 +354,7 @@ def _patterns(paths: frozenset[str]) -> tuple[str, ...]:
 
 
 def rule_inputs(rule: str, spec: Spec) -> Iterator[str]:
-    """The paths of the settings that a rule rests on in this spec."""
+    """Yield the paths of the settings that a rule depends on in this spec."""
     paths = INPUTS.get(rule)
     if paths is not None:
         yield from _expanded(paths, spec)
@@ -365,7 +365,7 @@ def rule_inputs(rule: str, spec: Spec) -> Iterator[str]:
             name = rule[len(before) : len(rule) - len(after)]
             yield from _expanded(tuple(path.replace("{}", name) for path in paths), spec)
             return
-    yield "*"  # of a rule that is not listed: everything
+    yield "*"  # a rule that is not listed depends on everything
 
 
 def _expanded(paths: tuple[str, ...], spec: Spec) -> Iterator[str]:
@@ -377,7 +377,8 @@ def _expanded(paths: tuple[str, ...], spec: Spec) -> Iterator[str]:
 
 
 def _group(name: str, spec: Spec) -> tuple[str, ...]:
-    """Settings that rules share; what is written rests on nothing, what is derived on all it is derived from."""
+    """Return the settings of a group shared by rules. Written settings depend on nothing; derived values depend on
+    everything that they are derived from."""
     parallel, batch = spec.parallel, spec.batch
     groups = ("parallel.stack", f"parallel.{parallel.stack}.*") if parallel.execution.groups else ()
     copies = ("parallel.fsdp.replicate", *groups)
