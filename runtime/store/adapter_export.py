@@ -53,8 +53,8 @@ READ: Final = "setup.read_adapter"
 
 
 def plan_of(plan: Plan, task: str | None) -> Plan:
-    """The plan of a run with the adapter of a task alone; without tasks the plan itself. Raises ExportFailed where it
-    has no such task, or none is named."""
+    """Return the plan of a run with the adapter of one task; without tasks the plan itself. Raises ExportFailed if the
+    task is unknown, or if none is named."""
     if (problem := unfit_task(plan.architecture, task)) is not None:
         raise ExportFailed("; ".join(problem), "X525")
     if task is None:
@@ -70,12 +70,12 @@ def plan_of(plan: Plan, task: str | None) -> Plan:
 
 
 def _as_alone(node: Node) -> Node:
-    """What reads the adapter of a task as a run of that task alone has it; another node as it is."""
+    """Rewrite a node that reads a task's adapter as in a run of that task alone; return other nodes unchanged."""
     return evolve(node, args={name: node.args[name] for name in ("folder", "digest")}) if node.op == READ else node
 
 
 def stored_names(plan: Plan, task: str | None) -> Mapping[str, str]:
-    """What checkpoints of a plan with tasks call the parameters of `plan_of`, where they do otherwise."""
+    """Map parameter names of `plan_of` to their names in checkpoints of a plan with tasks, where the two differ."""
     if task is None or not isinstance(plan.architecture.adapter, TaskAdapters):
         return {}
     return {alone_name(tensor): tensor.name for tensor in plan.parameters.tensors if tensor.task == task}
@@ -83,9 +83,9 @@ def stored_names(plan: Plan, task: str | None) -> Mapping[str, str]:
 
 @frozen(kw_only=True)
 class AdapterExport:
-    """What is exported, as of `Export`. dtype: number format, None: of an adapter from a folder that which each tensor
-    has there, of others that of the run's parameters. names: of parameters that the checkpoint calls otherwise, which
-    are those of a task (`plan_of`)."""
+    """Export of an adapter alone; fields as in `Export`. dtype: number format; None keeps the format of each tensor in
+    the folder that the adapter was read from, or else the format of the run's parameters. names: parameter → its
+    name in the checkpoint, where the two differ (adapters of tasks, `stored_names`)."""
 
     plan: Plan
     run: Path
@@ -99,7 +99,7 @@ class AdapterExport:
     held: HeldLock | None = None
 
     def write(self, to: Path, report: Report) -> Exported:
-        """Write the folder `to`. Raises EnvironmentFault, and then there is none."""
+        """Write the folder `to`. Raises EnvironmentFault, and then leaves no folder."""
         check_adapter_exportable(self.plan)
         with exporting(to):
             return self._write(to, report)
@@ -142,19 +142,19 @@ class AdapterExport:
         return Exported(folder=to, tensors=len(file.tensors), files=1, formats=formats, remarks=remarks)
 
     def _as_written(self, origin: PeftFolder | None) -> Architecture:
-        """The model with the adapter as the folder has it: one from a folder as it is there."""
+        """Return the architecture with the adapter as the folder stores it; unchanged if it was read from a folder."""
         arch = self.plan.architecture
         if arch.adapter is None or origin is not None:
             return arch
         return evolve(arch, adapter=arch.adapter.as_written(arch.base))
 
     def _trained(self, arch: Architecture) -> tuple[ParameterSpec, ...]:
-        """The parameters of such a model that the folder has."""
+        """Return the trained parameters of `arch`, which the folder stores."""
         trained = {tensor.name for tensor in self.plan.parameters.tensors if tensor.trained}
         return tuple(tensor for tensor in parameters(arch) if tensor.name in trained)
 
     def _reader(self, arch: Architecture) -> Callable[[str], Tensor]:
-        """What gives all of a parameter of such a model."""
+        """Return a function that reads a whole parameter of `arch` by name."""
         tensors, before = WholeTensors(self.tensors), list(adapted_matrices(self.plan.architecture))
         made: dict[str, tuple[str, AdaptedMatrix, AdaptedMatrix]] = {}
         for (layer, matrix), (_, other) in zip(before, adapted_matrices(arch), strict=True):
@@ -175,11 +175,12 @@ class AdapterExport:
         return read
 
     def _beside(self, matrix: str) -> list[str]:
-        """What the checkpoint has beside a matrix."""
+        """Return the names of the adapter's parameters for a matrix."""
         return [tensor.name for tensor in self.plan.parameters.tensors if tensor.adapter == matrix]
 
     def _origin(self) -> PeftFolder | None:
-        """The folder that the adapter was read from; None where it was drawn, or the folder is another by now."""
+        """Return the folder that the adapter was read from; None if it was drawn, or if the folder has changed
+        since."""
         args = next((node.args for node in self.plan.nodes if node.op == "setup.read_adapter"), None)
         if args is None:
             return None
@@ -189,14 +190,15 @@ class AdapterExport:
             return None
 
     def _config(self, origin: PeftFolder | None, arch: Architecture) -> bytes:
-        """That of the folder that the adapter was read from, byte for byte."""
+        """Return the content of adapter_config.json: a copy of the original file if the adapter was read from a
+        folder."""
         if origin is not None:
             return (Path(origin.folder) / PEFT_CONFIG).read_bytes()
         config = peft_config(arch, self._trained(arch), self._base_name())
         return (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
 
     def _base_name(self) -> str | None:
-        """The folder or repository of the model under the adapter; None where it has none."""
+        """Return the folder or repository of the base model; None without one."""
         args = next((node.args for node in self.plan.nodes if node.op == "setup.read_weights"), None)
         if args is None or any(node.op == "setup.pretrained" for node in self.plan.nodes):
             return None
@@ -231,10 +233,11 @@ def export_of(
     merges: bool = False,
     task: str | None = None,
 ) -> Export:
-    """The export of a run's checkpoint. merges: with its adapter put into the model; task: that of one of several.
+    """Return the export of a checkpoint of a run. merges: merge the adapter into the model; task: the adapter to merge,
+    of several.
 
-    checkpoint, averaged: as of `chosen`. Raises EnvironmentFault where there is none, it is of another model, or it has
-    no such weights.
+    checkpoint, averaged: see `chosen`. Raises EnvironmentFault if the checkpoint does not exist, is of another model,
+    or lacks such weights.
     """
     check_exportable(plan, dequantise=dequantise, merges=merges)
     own = plan_of(plan, task) if merges else plan
@@ -266,7 +269,7 @@ def adapter_export_of(
     dtype: str | None,
     task: str | None = None,
 ) -> AdapterExport:
-    """The export of the adapter of a run's checkpoint, the rest as of `export_of`."""
+    """Return the export of the adapter in a checkpoint of a run; arguments as in `export_of`."""
     own = plan_of(plan, task)
     check_adapter_exportable(own)
     entry, weights, held = chosen(plan, directory, checkpoint=checkpoint, averaged=averaged)
@@ -287,10 +290,10 @@ def adapter_export_of(
 def chosen(
     plan: Plan, directory: Path, *, checkpoint: str | None, averaged: bool | None
 ) -> tuple[CheckpointEntry, Which, HeldLock]:
-    """Return a checkpoint of a run, which of its weights are taken, and what keeps the run from removing it.
+    """Return a checkpoint of a run, the kind of its weights to use, and a lock that keeps the run from removing it.
 
-    checkpoint: as `find_named` takes it, None: the weights of the finished run, else the latest state. averaged: its
-    averaged weights, None: those that the run publishes. Raises EnvironmentFault.
+    checkpoint: see `find_named`; None: the weights of the finished run, or else the latest state. averaged: use
+    averaged weights; None: the weights that the run publishes. Raises EnvironmentFault.
     """
     if checkpoint is None and not any((directory / "checkpoints").glob("*-s*")):
         raise EnvironmentFault("X708", f"{directory} has no checkpoint yet")

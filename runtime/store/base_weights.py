@@ -1,4 +1,4 @@
-"""Frozen weights below an adapter: their identity, their values, and matrices that an adapter was taken out of."""
+"""Identity, values and residuals of the frozen weights below an adapter."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -41,17 +41,17 @@ from xtrain.runtime.store.stored_weights import WeightReader
 
 
 def prefix(entry: CheckpointEntry, which: Which) -> str:
-    """What stands before the name of such a weight in a checkpoint; one of weights alone has only one kind of them."""
+    """Return the prefix of such weights in a checkpoint; a checkpoint of weights alone has only one kind."""
     return "ema." if which == "averaged" and entry.is_full else "model."
 
 
 def published(entry: CheckpointEntry) -> Which:
-    """The weights that a run would publish of a full state, or has published."""
+    """Return the kind of weights that a run publishes from a full state, or has published."""
     return "averaged" if _is_of_averages(entry, "publish") else "trained"
 
 
 def averaged_flaw(entry: CheckpointEntry, *, averaged: bool) -> str:
-    """Why a checkpoint has no averaged, or no trained, weights; empty if it has."""
+    """Say why a checkpoint has no averaged (or no trained) weights; empty if it has them."""
     state = entry.state()
     if not entry.is_full:
         has = state.get("weights") == "averaged"
@@ -63,12 +63,13 @@ def averaged_flaw(entry: CheckpointEntry, *, averaged: bool) -> str:
 
 
 def evaluated(entry: CheckpointEntry) -> Which:
-    """The weights of a full state that its run looked at; of weights alone those that they are."""
+    """Return the kind of weights that the run evaluates in a full state, or that a checkpoint of weights alone
+    holds."""
     return "averaged" if _is_of_averages(entry, "eval") else "trained"
 
 
 def _is_of_averages(entry: CheckpointEntry, use: str) -> bool:
-    """Whether averages are taken for some use: of a full state where they hold any weights yet."""
+    """Return True if averages serve a use; in a full state only once the averages have been updated."""
     state = entry.state()
     if not entry.is_full:
         return state.get("weights") == "averaged"
@@ -76,24 +77,24 @@ def _is_of_averages(entry: CheckpointEntry, use: str) -> bool:
     return bool(said and said["updates"] and said.get(use))
 
 
-# Numbers of a tensor that are looked at at a time: their bits as int64 stay in a cache of a CPU.
+# Elements processed at a time: their int64 bits fit into a CPU cache.
 CHUNK: Final = 2**18
 DIGEST_BYTES: Final = 8
 MASK: Final = 2**64 - 1
-# Odd multipliers of the parts of a number in fp64.
+# Odd multipliers of the three fp32 parts of an fp64 value.
 _PARTS: Final = (1, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 @frozen(kw_only=True)
 class TensorSum:
-    """What a rank has of a tensor. numbers: how many; sum: theirs, not negative."""
+    """Checksum of a rank's piece of a tensor. numbers: count of elements; sum: not negative."""
 
     numbers: int
     sum: int
 
 
 def piece_of(name: str, tensor: Tensor, report: Callable[[], None] = lambda: None) -> TensorSum:
-    """The sum of this rank's piece of a tensor, which is cut as it is itself."""
+    """Return the checksum of this rank's piece of a tensor; independent of how the tensor is sharded."""
     piece = local(tensor)
     if piece.numel() == 0:
         return TensorSum(numbers=0, sum=0)
@@ -109,13 +110,13 @@ def piece_of(name: str, tensor: Tensor, report: Callable[[], None] = lambda: Non
 
 
 def digest_of(sums: Mapping[str, int]) -> str:
-    """One name for tensors with these sums."""
+    """Return one digest for tensors with these sums."""
     content = "".join(f"{name}\0{sums[name]:016x}\n" for name in sorted(sums))
     return blake2b(content.encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
 def _bits(part: Tensor) -> list[Tensor]:
-    """int64, new: the bits of every number; of fp64 those of three numbers in fp32 that add up to it."""
+    """Return new int64 tensors with the bits of each element; for fp64 of three fp32 values that add up to it."""
     if not part.dtype.is_floating_point:
         return [part.to(torch.int64, copy=True)]
     found = []
@@ -127,7 +128,8 @@ def _bits(part: Tensor) -> list[Tensor]:
 
 
 def _weights(name: str, tensor: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """int64 [R], [C]: of the rows and columns of this rank's piece, dimensions before the last being rows."""
+    """Return int64 factors [R], [C] for the rows and columns of this rank's piece; all dimensions but the last are
+    rows."""
     dims = [_drawn_factors(own_indices(tensor, dim), f"{name}:{dim}") for dim in range(tensor.ndim)]
     columns = dims.pop() if dims else torch.ones(1, dtype=torch.int64)
     rows = torch.ones(1, dtype=torch.int64)
@@ -137,20 +139,20 @@ def _weights(name: str, tensor: Tensor, device: torch.device) -> tuple[Tensor, T
 
 
 def _drawn_factors(indices: Tensor, seed: str) -> Tensor:
-    """int64, odd: one for each index."""
+    """Return an odd int64 factor for each index."""
     return splitmix64(indices.to(torch.int64), stream_of(seed)) | 1
 
 
 @op("setup.base", gives="base")
 def name_base(plan: Plan, model: ModelParts, rank: Rank, beat: HeartbeatWriter, parameters: int) -> str:
-    """The digest of all that is not trained. Collective: every rank looks at its own pieces, and the sums are added.
+    """Return the digest of all frozen parameters. Collective: each rank sums its own pieces, and the sums are added.
 
-    What several ranks have is counted on each, and so many times over in the sum of all.
+    A replicated piece is counted on each rank; the total is divided by the number of copies.
     """
     sizes, own = base_sizes(plan), model_tensors(model, "")
     names = sorted(sizes)
     pieces = [piece_of(name, own[name], beat.mark) if name in own else TensorSum(numbers=0, sum=0) for name in names]
-    # In halves, so that no sum over ranks is too large for int64.
+    # In halves, so that the sum over ranks fits into int64.
     counts = torch.tensor([[each.numbers, each.sum >> 32, each.sum & (2**32 - 1)] for each in pieces])
     group = CollectiveErrors.of(rank).group
     if group is not None:
@@ -163,13 +165,14 @@ def name_base(plan: Plan, model: ModelParts, rank: Rank, beat: HeartbeatWriter, 
     return digest_of(sums)
 
 
-# A parameter → all of it, in some number format; of a stack of experts the matrix of one, if a number is given.
+# Parameter → the whole of it, in any number format; with an expert's index, the matrix of that expert.
 Read = Callable[[ParameterSpec, int | None], Tensor]
 
 
 @define
 class BaseWeights:
-    """specs: the parameters that no checkpoint of the run holds, by name. format: of those that are no codes."""
+    """Base parameters, which checkpoints of the run do not hold. specs: by name. format: of parameters that are not
+    quantized."""
 
     specs: dict[str, ParameterSpec]
     format: str
@@ -180,7 +183,7 @@ class BaseWeights:
 
     @classmethod
     def of(cls, plan: Plan, folder: Path, device: torch.device) -> "BaseWeights":
-        """As a run of the plan reads them that is started in `folder`; device: where it draws them. Raises
+        """Open the base as a run of the plan started in `folder` reads it. device: where weights are drawn. Raises
         EnvironmentFault or OSError."""
         opened, names, one_by_one = ExitStack(), base_names(plan), False
         args = {node.op: node.args for node in plan.nodes}
@@ -208,11 +211,12 @@ class BaseWeights:
         self._open.close()
 
     def whole(self, name: str) -> Tensor:
-        """All of a parameter as it was read or drawn, before it is stored in codes. Raises OSError."""
+        """Return a whole parameter as read or drawn, before quantization. Raises OSError."""
         return self._read(self.specs[name], None)
 
     def experts(self, name: str) -> Callable[[int], Tensor]:
-        """What gives all of the matrix of an expert of a stack: of a folder each is read by itself. Raises OSError."""
+        """Return a function that reads the matrix of one expert of a stack; from a folder, each is read separately.
+        Raises OSError."""
         spec = self.specs[name]
         if self._one_by_one:
             return lambda number: self._read(spec, number)
@@ -220,15 +224,15 @@ class BaseWeights:
         return lambda number: whole[number]
 
     def read(self, name: str, less: Tensor | None = None) -> Tensor:
-        """All of a parameter as the run computes with it; fp32 of one that is stored in codes. less: what is taken out
-        of it before it is stored, in the format of the difference. Raises OSError."""
+        """Return a whole parameter as the run computes with it; fp32 if it is quantized. less: subtracted before it is
+        stored, in the number format of `less`. Raises OSError."""
         stored = self._stored(name, less)
         if (matrix := self._matrix(name)) is None:
             return stored[name]
         return matrix.values(stored[name], stored.get(matrix.scales), torch.float32)
 
     def check(self, entry: CheckpointEntry, take: Callable[[str, Tensor], object] = lambda name, whole: None) -> None:
-        """Read all of them, and raise ResumeRefused if the checkpoint is of an adapter of another base. take: is given
+        """Read all parameters, and raise ResumeRefused if the checkpoint's adapter has another base. take: called with
         each tensor as the run stores it. Raises OSError."""
         sums: dict[str, int] = {}
         for name in sorted(self.specs):
@@ -239,13 +243,13 @@ class BaseWeights:
 
     @property
     def digest(self) -> str:
-        """Of all of them. Raises OSError."""
+        """Digest of all base parameters. Raises OSError."""
         return digest_of(
             {each: piece_of(each, whole).sum for name in self.specs for each, whole in self._stored(name).items()}
         )
 
     def _stored(self, name: str, less: Tensor | None = None) -> dict[str, Tensor]:
-        """The tensors of a parameter in a run: its values, or its codes and the scales beside them."""
+        """Return a parameter's tensors in a run: its values, or its codes and their scales."""
         whole = self.whole(name)
         whole = whole if less is None else whole.to(less.dtype) - less.to(whole.device)
         if (matrix := self._matrix(name)) is None:
@@ -294,11 +298,10 @@ def _read_drawn(plan: Plan, seed: int, init_std: float, device: torch.device) ->
 def decompose(
     plan: Plan, model: ModelParts, rank: Rank, records: Records, beat: HeartbeatWriter, matrices: int
 ) -> None:
-    """Give an adapter its first values, made of the matrices as they were read or drawn. Each rank decomposes one
-    matrix, or one stack of experts, of a turn; all get the values of all. A run that goes on reads its checkpoint
-    instead.
+    """Initialize an adapter from a decomposition of the matrices as read or drawn. In each turn every rank decomposes
+    one matrix or one stack of experts, and shares the result. A resumed run reads its checkpoint instead.
 
-    Raises PlanMismatch unless it decomposes so many `matrices`; StorageFailed on all ranks where one cannot read the
+    Raises PlanMismatch unless it decomposes `matrices` matrices; StorageFailed on all ranks if one cannot read the
     model.
     """
     if starting_point(plan, records.directory).entry is not None:
@@ -332,15 +335,15 @@ def decompose(
 
 @op("setup.residual")
 def take_out(plan: Plan, model: ModelParts, rank: Rank, matrices: int) -> None:
-    """Leave the rest of the matrices that the adapter has begun with a part of. Raises PlanMismatch unless these are so
-    many `matrices`."""
+    """Subtract from the matrices the part that the adapter starts with. Raises PlanMismatch unless these are `matrices`
+    matrices."""
     _as_planned(plan, matrices)
     leave_residual(plan, model, rank, Path())
 
 
 @torch.no_grad()
 def leave_residual(plan: Plan, model: ModelParts, rank: Rank, folder: Path) -> None:
-    """The same of a model in whose memory the matrices are whole, and what the adapter has begun with. Collective.
+    """Do the same for a model whose matrices are still whole and whose adapter holds its initial values. Collective.
     folder: where the run was started. Raises EnvironmentFault or OSError."""
     own, exact = model_tensors(model, ""), _exact(plan)
     quantised = {found.name: found for found in model.quantised()}
@@ -369,7 +372,7 @@ def _leave_of_experts(
     parameter: Tensor,
     found: QuantisedParameter | None,
 ) -> None:
-    """The same of a stack of experts, one of them at a time. read: gives the matrix of one."""
+    """Do the same for a stack of experts, one at a time. read: reads the matrix of one expert."""
 
     def part_of(expert: int) -> Tensor:
         return begun_part(matrix, {name: each[expert : expert + 1] for name, each in beside.items()})[0]
@@ -390,7 +393,7 @@ def _leave_of_experts(
 
 
 def whole_of(parameter: Tensor, device: torch.device) -> Tensor:
-    """All of a parameter, of which every rank has its piece. Collective over the ranks that share it."""
+    """Gather a whole parameter from the pieces of all ranks. Collective over the ranks that share it."""
     if not isinstance(parameter, DTensor):
         return parameter.to(device)
     indices = [own_indices(parameter, dim).to(device) for dim in range(parameter.ndim)]
@@ -403,7 +406,7 @@ def whole_of(parameter: Tensor, device: torch.device) -> Tensor:
 
 
 def _decomposed(plan: Plan) -> Iterator[tuple[str, AdaptedMatrix]]:
-    """(what stands before names in the block, matrix) of all that an adapter begins with a part of."""
+    """Yield (prefix of names in the block, matrix) for each matrix that an adapter decomposes."""
     for layer, matrix in adapted_matrices(plan.architecture):
         if matrix.decomposes:
             yield name_of(layer, ""), matrix

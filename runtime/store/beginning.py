@@ -1,4 +1,4 @@
-"""The beginning of a run: a checkpoint, weights of a run or folder, or nothing; and checks that they fit the plan."""
+"""Starting point of a run (a checkpoint, weights of a run or folder, or nothing), and checks that it fits the plan."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,10 +35,10 @@ POINTER_NAMED: Final[dict[str, Pointer]] = {pointer: pointer for pointer in POIN
 
 @frozen(kw_only=True)
 class StartingPoint:
-    """What a run begins with, as far as can be told from names and sizes.
+    """Starting point of a run, as far as names and sizes tell.
 
-    entry: the full state, None for none. own: whether it is the run's own. anew: what the run has done before is of
-    another beginning, and has to make way.
+    entry: the full state; None without one. own: the state is the run's own. anew: earlier work in the directory has
+    another starting point and must be moved aside.
     """
 
     entry: CheckpointEntry | None
@@ -51,9 +51,10 @@ class StartingPoint:
 
 
 def starting_point(plan: Plan, directory: Path) -> StartingPoint:
-    """Choose for the run in `directory`.
+    """Choose the starting point of the run in `directory`.
 
-    Raises EnvironmentFault if what is named is not there, ResumeRefused if the run has checkpoints and none is whole.
+    Raises EnvironmentFault if the named checkpoint does not exist, ResumeRefused if the run has checkpoints and none is
+    complete.
     """
     args = plan.node("setup.resume").args
     folder = CheckpointFolder(directory / "checkpoints")
@@ -81,14 +82,15 @@ def starting_point(plan: Plan, directory: Path) -> StartingPoint:
 
 
 def origin_of(entry: CheckpointEntry) -> str | None:
-    """What `checkpoint.from` was when a checkpoint's run began."""
+    """Return the `checkpoint.from` that a checkpoint's run began with."""
     return (entry.state().get("begun_from") or {}).get("from")
 
 
 def _began_there(own: CheckpointEntry, named: str) -> bool:
-    """Whether a run began where `checkpoint.from` says, in whatever words: an absolute path, or one through a link.
+    """Return True if the run began at the path in `checkpoint.from`, however it is written: absolute, or through a
+    link.
 
-    The same words are enough: a folder may have moved with all that lies in it.
+    The same text is enough: a folder may have moved with its contents.
     """
     begun = own.state().get("begun_from") or {}
     if not begun:
@@ -98,9 +100,9 @@ def _began_there(own: CheckpointEntry, named: str) -> bool:
 
 
 def total_steps(plan: Plan, start: StartingPoint) -> int | None:
-    """Return the steps of the whole run from where it begins; None until the data is counted.
+    """Return the total steps of a run from its starting point; None until the data is counted.
 
-    A budget in tokens counts those of the checkpoint, whose steps may have had other batches.
+    A budget in tokens counts the checkpoint's tokens: its steps may have had other batch sizes.
     """
     if start.entry is None or plan.timeline.budget_tokens is None:
         return plan.timeline.steps
@@ -111,16 +113,16 @@ def total_steps(plan: Plan, start: StartingPoint) -> int | None:
 
 
 def left_to_train(plan: Plan, start: StartingPoint, steps: int | None = None) -> bool:
-    """Whether the budget goes on behind the state that a run begins with. steps: of the budget, where the plan does not
-    know them; True where nobody does yet."""
+    """Return True if the budget has steps after the starting point. steps: of the budget, if the plan does not know
+    them; True while they are unknown."""
     total = total_steps(plan, start) if steps is None else steps
     return start.entry is None or total is None or start.step < total
 
 
 def check_left(plan: Plan, start: StartingPoint, directory: Path, steps: int | None = None) -> None:
-    """Raise NothingLeft if a run begins with a state that has all steps of the budget (see `left_to_train`).
+    """Raise NothingLeft if the starting point already has all steps of the budget (see `left_to_train`).
 
-    A run that was cut off behind its last step has its end left to do; one that has ended says so by itself.
+    A run stopped after its last step still has its final work to do; a finished run reports this itself.
     """
     if left_to_train(plan, start, steps):
         return
@@ -141,7 +143,7 @@ def check_left(plan: Plan, start: StartingPoint, directory: Path, steps: int | N
 
 
 def finished_step(directory: Path) -> int | None:
-    """The step at which the run in a directory has ended with all that was to happen at its end; None if it has not."""
+    """Return the step at which the run in a directory finished, including its final work; None if it has not."""
     try:
         return int(read_regular(directory / FINISHED, 100))
     except (OSError, ValueError):
@@ -149,15 +151,15 @@ def finished_step(directory: Path) -> int | None:
 
 
 def has_finished(plan: Plan, start: StartingPoint, directory: Path) -> bool:
-    """Return True if a run has ended with the state that it begins with, and its budget has no further step.
+    """Return True if a run has finished at its starting point and the budget has no further step.
 
-    False where the steps of the budget are not known until the data is counted.
+    False while the steps of the budget are unknown.
     """
     return start.own and not left_to_train(plan, start) and finished_step(directory) == start.step
 
 
 def begun_from(plan: Plan, start: StartingPoint) -> dict[str, Any] | None:
-    """What the checkpoints of a run say of its beginning."""
+    """Return the description of a run's starting point for its checkpoints."""
     if start.entry is None:
         return None
     if start.own:
@@ -167,15 +169,15 @@ def begun_from(plan: Plan, start: StartingPoint) -> dict[str, Any] | None:
     return {"from": named, "place": place, "path": str(start.entry.path.resolve()), "step": start.entry.step}
 
 
-# How often a checkpoint is looked for, of a run that removes old ones meanwhile.
+# Attempts to find a checkpoint while its run removes old ones.
 _SEARCHES: Final = 3
 
 
 def find(path: Path, *, weights: bool = False) -> CheckpointEntry:
-    """The checkpoint that a path means: itself, a pointer to it, `epoch-2` in a folder of checkpoints or in a run, the
-    latest of either.
+    """Return the checkpoint that a path names: a checkpoint, a pointer to one, `epoch-2` in a folder of checkpoints or
+    a run, or the latest of a folder or run.
 
-    weights: weights alone will do, and those of a finished run are the first choice. Raises EnvironmentFault.
+    weights: accept weights alone, and prefer the weights of a finished run. Raises EnvironmentFault.
     """
     entry = _found(path, weights)
     if entry is None:
@@ -191,9 +193,9 @@ def find(path: Path, *, weights: bool = False) -> CheckpointEntry:
 
 
 def find_to_read(find_now: Callable[[], CheckpointEntry]) -> tuple[CheckpointEntry, HeldLock]:
-    """Find a checkpoint, and keep its run from removing it while what comes with it stays open.
+    """Find a checkpoint and keep its run from removing it while the returned lock is open.
 
-    find_now: as `find` or `find_named`; called again if the checkpoint is removed meanwhile. Raises EnvironmentFault.
+    find_now: see `find` or `find_named`; called again if the checkpoint is removed meanwhile. Raises EnvironmentFault.
     """
     left = _SEARCHES
     while True:
@@ -201,7 +203,7 @@ def find_to_read(find_now: Callable[[], CheckpointEntry]) -> tuple[CheckpointEnt
         try:
             entry = find_now()
         except EnvironmentFault as fault:
-            # It may have been removed while it was looked at; the pointers name another one then.
+            # It may have been removed in the meantime; the pointers name another one then.
             if fault.code != "X720" or not left:
                 raise
             continue
@@ -235,10 +237,10 @@ class HeldCheckpoints:
 
 
 def find_named(directory: Path, name: str) -> CheckpointEntry:
-    """The checkpoint of a run that a pointer (`latest`, `best`, `model`), a name of its own (`ckpt-s…`), its step
-    (`500`) or the epoch it ends (`epoch-2`) means, or what any other path means, as in `find`.
+    """Return the checkpoint of a run by pointer (`latest`, `best`, `model`), name (`ckpt-s…`), step (`500`) or epoch
+    (`epoch-2`), or by any path that `find` accepts.
 
-    Raises EnvironmentFault, which says what there is.
+    Raises EnvironmentFault that lists the existing checkpoints.
     """
     folder = CheckpointFolder(directory / "checkpoints")
     if name in POINTERS or (Path(name).name == name and not Path(name).exists()):
@@ -261,7 +263,7 @@ def find_named(directory: Path, name: str) -> CheckpointEntry:
 
 def _found(path: Path, weights: bool) -> CheckpointEntry | None:
     if path.suffix == ALIAS and path.is_file():
-        # A file beside the pointers is that of what its pointer names; else it is the one in a checkpoint.
+        # An alias next to the pointers belongs to its pointer's target; any other lies inside a checkpoint.
         path = path.with_suffix("") if path.stem in POINTER_NAMED else path.parent
     if path.name in POINTER_NAMED and path.is_file():
         return CheckpointFolder(path.parent).pointed(POINTER_NAMED[path.name])
@@ -283,22 +285,23 @@ MOST = 3
 
 
 def check_model(plan: Plan, entry: CheckpointEntry) -> None:
-    """Raise ResumeRefused unless what the checkpoint says of itself fits the plan."""
+    """Raise ResumeRefused unless the checkpoint's description fits the plan."""
     _refuse(entry, mismatches(entry.state(), checkpoint_contents(plan)))
 
 
 def check_weights(plan: Plan, entry: CheckpointEntry) -> None:
-    """Raise ResumeRefused unless its weights are those of the plan's model."""
+    """Raise ResumeRefused unless the checkpoint's weights fit the plan's model."""
     _refuse(entry, weight_mismatches(entry.state(), checkpoint_contents(plan)))
 
 
 def check_origin(plan: Plan, entry: CheckpointEntry) -> None:
-    """Raise ResumeRefused unless a run of the plan can begin with its weights, be it with an adapter beside them."""
+    """Raise ResumeRefused unless a run of the plan can start from the checkpoint's weights, with or without an
+    adapter."""
     _refuse(entry, weight_mismatches(entry.state(), origin_contents(plan, entry.state())))
 
 
 def check_base(entry: CheckpointEntry, base: str | None) -> None:
-    """Raise ResumeRefused unless an adapter was trained on this base; `base` is its digest, None without an adapter."""
+    """Raise ResumeRefused unless an adapter was trained on this base. base: its digest, None without an adapter."""
     trained_on = entry.state().get("base_content")
     if trained_on != base:
         raise ResumeRefused(
@@ -314,7 +317,7 @@ def _refuse(entry: CheckpointEntry, found: list[CheckpointMismatch]) -> None:
 
 
 def check_folder(plan: Plan) -> None:
-    """Raise EnvironmentFault if a plan begins with the files of a folder and they are not those it was made for."""
+    """Raise EnvironmentFault if the plan starts from files of a folder and the files have changed since planning."""
     try:
         for node in plan.nodes:
             if node.op == "setup.read_weights":
@@ -332,8 +335,8 @@ def check_folder(plan: Plan) -> None:
 
 
 def planned_files(digest: str, folder: str = "", repo: str = "", revision: str = "") -> WeightFiles:
-    """The files of a folder, or of a snapshot in the cache of huggingface_hub on this machine. Raises OSError where
-    they are not those of the plan."""
+    """Return the weight files of a folder, or of a snapshot in the cache of huggingface_hub. Raises OSError if they
+    have changed since planning."""
     try:
         found = folder or find_snapshot(repo, revision)[0]
         files = read_weight_files(found)
@@ -345,16 +348,16 @@ def planned_files(digest: str, folder: str = "", repo: str = "", revision: str =
 
 
 def planned_scorer(folder: str, digest: str = "", **_: Any) -> WeightFiles:
-    """The files of the model that scores completions. Raises OSError where they are not those of the plan, which may
-    have been made before they were there."""
+    """Return the files of the reward model. Raises OSError if they have changed since planning, or did not
+    exist then."""
     if not digest:
         raise OSError(f"there was no reward model in {folder} when the plan was made; plan again when it is there")
     return planned_files(digest, folder)
 
 
 def planned_adapter(plan: Plan, folder: str, digest: str, task: str = "") -> PeftFolder:
-    """The adapter in a folder that PEFT has saved. task: whose it is, of several. Raises OSError where it is not that
-    of the plan."""
+    """Return the PEFT adapter in a folder. task: the task it is for, of several. Raises OSError if it has changed since
+    planning."""
     adapter = (alone(plan.architecture, task) if task else plan.architecture).adapter
     assert adapter is not None
     try:

@@ -25,13 +25,13 @@ from xtrain.runtime.base.files import PARTIAL, REMOVING, means
 
 PIECE_BYTES = 4 * 2**20
 DIGEST_BYTES = 16
-MOST_THREADS = 8  # a disk gives no more, and other work wants cores too
+MOST_THREADS = 8  # a disk gains nothing from more, and other work needs cores
 
 
 def file_checksums(paths: Iterable[Path], threads: int | None = None) -> dict[str, str]:
-    """Name → checksum in hex, of each file. Raises OSError for one that cannot be read.
+    """Return the checksum in hex of each file, by name. Raises OSError for an unreadable file.
 
-    threads: None takes this process's share of the cores.
+    threads: None for this process's share of the cores.
     """
     spans = {path: range(0, max(path.stat().st_size, 1), PIECE_BYTES) for path in paths}
     with ThreadPoolExecutor(threads or share_of_cores()) as pool:
@@ -40,7 +40,7 @@ def file_checksums(paths: Iterable[Path], threads: int | None = None) -> dict[st
 
 
 def share_of_cores() -> int:
-    """Threads for this process, of which there is one for each rank of the machine."""
+    """Return the number of threads for this process, one of LOCAL_WORLD_SIZE processes on the machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(MOST_THREADS, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
@@ -50,7 +50,7 @@ def _piece(path: Path, start: int) -> bytes:
         file.seek(start)
         left, sum = PIECE_BYTES, 0
         while left and (read := file.read(left)):
-            sum = crc32(read, sum)  # without the lock of the interpreter
+            sum = crc32(read, sum)  # releases the GIL
             left -= len(read)
     return sum.to_bytes(4)
 
@@ -60,7 +60,7 @@ def _join(pieces: Iterable[bytes]) -> str:
 
 
 LATE_METRICS = "metrics.json"
-# The file without which there is nothing to read: of many files the one that says what lies where, or the only one.
+# The file without which nothing can be read: the index of a sharded checkpoint, or the only file.
 METADATA = ".metadata"
 TENSORS = "state.pt"
 FORMAT = 2
@@ -81,7 +81,7 @@ class _BegunFrom(msgspec.Struct):
 
 
 class _Stored(msgspec.Struct):
-    """Kinds of the values of a sidecar that are shown or computed with, each of which may be left out."""
+    """Types of the sidecar's values that are shown or computed with; each may be missing."""
 
     step: Count = 0
     tokens: Count = 0
@@ -105,14 +105,14 @@ class _Stored(msgspec.Struct):
 
 
 def write_sidecar(folder: Path, state: dict[str, Any], checksums: dict[str, str]) -> None:
-    """Seal a folder in which everything else has been written. `checksums`: of every file in it. Raises OSError."""
+    """Seal a folder whose other files are all written. checksums: of each of these files. Raises OSError."""
     files = {name: {"bytes": (folder / name).stat().st_size, "checksum": sum} for name, sum in checksums.items()}
     content = {"format": FORMAT, **state, "files": files}
     durable.write(folder / STATE, json.dumps({**content, "seal": _seal(content)}, indent=1))
 
 
 def read_sidecar(folder: Path) -> dict[str, Any]:
-    """Raises OSError or ValueError where there is none that can be read."""
+    """Read a checkpoint's `state.json`. Raises OSError or ValueError if it is missing or invalid."""
     content = read_json(folder / STATE)
     if not isinstance(content, dict):
         raise ValueError("not an object")
@@ -124,12 +124,12 @@ def read_sidecar(folder: Path) -> dict[str, Any]:
 
 
 def write_late_metrics(folder: Path, metrics: dict[str, float]) -> None:
-    """Keep what was measured of a state when it was saved already, beside what is sealed. Raises OSError."""
+    """Store metrics measured after the state was saved, next to the sealed files. Raises OSError."""
     durable.write(folder / LATE_METRICS, json.dumps(metrics, indent=1))
 
 
 def read_late_metrics(folder: Path) -> dict[str, float]:
-    """Metric → value; empty where nothing was measured behind the save, or that cannot be read."""
+    """Return metric → value; empty if nothing was measured after the save, or if the file cannot be read."""
     try:
         found = read_json(folder / LATE_METRICS)
     except (OSError, ValueError):
@@ -139,10 +139,10 @@ def read_late_metrics(folder: Path) -> dict[str, float]:
 
 
 def flaws(folder: Path, *, content: bool = False, part: tuple[int, int] = (0, 1)) -> list[str]:
-    """What is wrong with a published checkpoint; empty if nothing is.
+    """List the defects of a published checkpoint; empty if there are none.
 
-    Sizes are compared, which takes no time; with `content` checksums too, which reads all of it. part: (i, n) reads the
-    i-th of n parts of the files, for n processes that share the work.
+    Compares sizes, which is fast; with `content` also checksums, which reads every file. part: (i, n) reads the i-th of
+    n parts of the files, for n processes that share the work.
     """
     try:
         state = read_sidecar(folder)
@@ -160,7 +160,7 @@ def flaws(folder: Path, *, content: bool = False, part: tuple[int, int] = (0, 1)
     found = [flaw for name, (size, _) in files.items() if (flaw := _size_flaw(folder / name, size))]
     if found or not content:
         return found
-    # Dealt by size, so that no process has all the large ones.
+    # Dealt by size, so that no process gets all the large files.
     names = sorted(files, key=lambda name: (files[name][0], name))[part[0] :: part[1]]
     known = [name for name in names if files[name][1]]  # the first format had no checksums
     try:
@@ -171,12 +171,12 @@ def flaws(folder: Path, *, content: bool = False, part: tuple[int, int] = (0, 1)
 
 
 def total_bytes(state: dict[str, Any]) -> int:
-    """Of all files but the sidecar itself."""
+    """Return the bytes of all files except the sidecar."""
     return sum(_recorded(record)[0] for record in state["files"].values())
 
 
 def _recorded(record: Any) -> tuple[int, str]:
-    """(bytes, checksum) of a file; the first format had only the bytes."""
+    """Return (bytes, checksum) of a file; the first format had only the bytes."""
     return (record, "") if isinstance(record, int) else (record["bytes"], record["checksum"])
 
 
@@ -196,7 +196,7 @@ def _seal(content: dict[str, Any]) -> str:
 
 @frozen
 class CheckpointEntry:
-    """One published checkpoint, intact or not. step: optimizer steps behind its state."""
+    """Published checkpoint, intact or not. step: optimizer steps that its state has taken."""
 
     path: Path
     step: int
@@ -207,16 +207,17 @@ class CheckpointEntry:
 
     @property
     def is_full(self) -> bool:
-        """Whether a run can go on from it; else it holds weights alone."""
+        """True if a run can be resumed from it; otherwise it holds weights alone."""
         return FULL.fullmatch(self.name) is not None
 
     def state(self) -> dict[str, Any]:
-        """Its sidecar, with what was measured behind the save. Raises OSError or ValueError where that is damaged."""
+        """Return the sidecar, including metrics measured after the save. Raises OSError or ValueError if it is
+        damaged."""
         state = read_sidecar(self.path)
         return {**state, "metrics": {**state.get("metrics", {}), **read_late_metrics(self.path)}}
 
     def flaws(self, *, content: bool = False) -> list[str]:
-        """See `sidecar.flaws`."""
+        """See `flaws`."""
         return flaws(self.path, content=content)
 
 
@@ -233,23 +234,23 @@ class CheckpointFolder:
         return self.root / f"model-s{step:012d}"
 
     def published(self) -> list[CheckpointEntry]:
-        """All full checkpoints that have a name, oldest first, intact or not."""
+        """Return all published full checkpoints, oldest first, intact or not."""
         return self._named(FULL)
 
     def models(self) -> list[CheckpointEntry]:
-        """The same of weights alone."""
+        """Return all published checkpoints of weights alone, oldest first, intact or not."""
         return self._named(WEIGHTS)
 
     def entries(self) -> list[CheckpointEntry]:
-        """Full checkpoints of which every file has its size, oldest first."""
+        """Return the full checkpoints whose files all have their sizes, oldest first."""
         return [entry for entry in self.published() if not entry.flaws()]
 
     def remains(self) -> list[Path]:
-        """What is left of saves and removals that were cut off."""
+        """Return the leftovers of interrupted saves and removals."""
         return sorted(path for path in self._paths() if path.suffix in (PARTIAL, REMOVING))
 
     def named(self, pointer: Pointer = "latest") -> str:
-        """The name in a pointer; empty where there is none."""
+        """Return the name in a pointer; empty without one."""
         try:
             name = read_regular(self.root / pointer, 1000).decode().strip()
         except (OSError, UnicodeDecodeError):
@@ -257,29 +258,29 @@ class CheckpointFolder:
         return name if FULL.fullmatch(name) or WEIGHTS.fullmatch(name) else ""
 
     def alias(self, pointer: Pointer) -> Path:
-        """Where the one file of what a pointer names lies as well, under a name that stays."""
+        """Return the path of the alias (a second, stable name) of a pointer's single-file checkpoint."""
         return self.root / f"{pointer}{ALIAS}"
 
     def pointed(self, pointer: Pointer) -> CheckpointEntry | None:
-        """What a pointer names, if every file of it has its size."""
+        """Return a pointer's target if all its files have their sizes."""
         found = entry_of(self.root / self.named(pointer))
         return found if found is not None and not found.flaws() else None
 
     def at_epoch(self, number: int) -> CheckpointEntry | None:
-        """The newest full checkpoint that this epoch, counted from 1, has ended with."""
+        """Return the newest full checkpoint taken at the end of this epoch (counted from 1)."""
         return next((entry for entry in reversed(self.entries()) if entry.state().get("epoch_ended") == number), None)
 
     def protected(self) -> dict[str, tuple[Pointer, ...]]:
-        """Name → the pointers to it."""
+        """Return name → the pointers to it."""
         names = {pointer: self.named(pointer) for pointer in POINTERS}
         return {name: tuple(p for p in POINTERS if names[p] == name) for name in names.values() if name}
 
     def old(self, keep: int, *, begun: CheckpointEntry | None = None) -> list[CheckpointEntry]:
-        """All but the newest `keep` and what any pointer names: what `best` names is kept, be it among the newest or in
-        addition to them.
+        """Return all checkpoints except the newest `keep` and those that a pointer names; `best` does not count against
+        `keep` unless it is among the newest.
 
-        begun: what a run goes on from. Those of later steps, which it will save again, are not counted either: with
-        them, one that the run would still have kept had it not been cut off would go.
+        begun: the checkpoint that the run resumes from. Checkpoints of later steps, which the run will save again, are
+        not counted either: counting them would remove one that an uninterrupted run would still keep.
         """
         protected, counted = self.protected(), self.entries()
         if begun is not None:
@@ -287,21 +288,22 @@ class CheckpointFolder:
         return [entry for entry in counted[:-keep] if entry.name not in protected and not self._aliased(entry)]
 
     def candidates(self) -> list[CheckpointEntry]:
-        """What a run can go on from, the best choice first: what `latest` names, then the others, newest first."""
+        """Return the checkpoints that a run can resume from, best first: the target of `latest`, then the others,
+        newest first."""
         named = self.named()
         return sorted(self.published(), key=lambda entry: (entry.name == named, entry.step), reverse=True)
 
     def latest(self) -> CheckpointEntry | None:
-        """The first of the candidates of which every file has its size."""
+        """Return the first candidate whose files all have their sizes."""
         return next((entry for entry in self.candidates() if not entry.flaws()), None)
 
     def _aliased(self, entry: CheckpointEntry) -> bool:
-        """Whether a file beside the pointers still is that of a checkpoint, because a crash came before the next."""
+        """Return True if an alias is still a file of this checkpoint, because of a crash before the alias moved."""
         return any(means(self.alias(pointer), entry.path / TENSORS) for pointer in POINTERS)
 
     def best_of(self, metric: str, *, highest: bool, besides: str) -> CheckpointEntry | None:
-        """The full checkpoint, of all but one, that has measured the least of a metric, or the most if `highest`; the
-        oldest of equals."""
+        """Return the full checkpoint, other than `besides`, with the least value of a metric (the greatest if
+        `highest`); the oldest of equals."""
         found = [(value, entry) for entry in self.entries() if entry.name != besides
                  if (value := entry.state().get("metrics", {}).get(metric)) is not None]  # fmt: skip
         return min(found, key=lambda each: -each[0] if highest else each[0])[1] if found else None
@@ -315,17 +317,17 @@ class CheckpointFolder:
 
 
 def epoch_named(name: str) -> int | None:
-    """2 of `epoch-2`; None of what is no such name."""
+    """Return 2 for `epoch-2`; None for any other name."""
     match = EPOCH.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def entry_of(path: Path) -> CheckpointEntry | None:
-    """The checkpoint in a folder; None where its name is not that of one or it is not there."""
+    """Return the checkpoint in a folder; None if it does not exist or its name is not a checkpoint's."""
     match = FULL.fullmatch(path.name) or WEIGHTS.fullmatch(path.name)
     return CheckpointEntry(path, int(match[1])) if match and path.is_dir() else None
 
 
 def size_bytes(path: Path) -> int:
-    """Of all files in a folder, the sidecar included."""
+    """Return the bytes of all files in a folder, including the sidecar."""
     return sum(file.stat().st_size for file in path.iterdir())

@@ -25,14 +25,14 @@ WHOLE: Final = "mp_rank_00_model_states.pt"
 
 
 class _Inert:
-    """Stands in for a class of DeepSpeed."""
+    """Stand-in for a class of DeepSpeed."""
 
     def __init__(self, *arguments: object) -> None:
         self.arguments = arguments
 
 
 class _Stage(int):
-    """Stands in for `ZeroStageEnum`."""
+    """Stand-in for `ZeroStageEnum`."""
 
 
 _CLASSES: Final = [
@@ -45,8 +45,7 @@ _CLASSES: Final = [
 
 @frozen
 class _Span:
-    """Where a parameter lies in the pieces of a group, one rank's behind the other's. stage 3: in each piece the same
-    part."""
+    """Place of a parameter in the concatenated pieces of a group; in stage 3, the same place in each rank's piece."""
 
     group: int
     begin: int
@@ -55,7 +54,7 @@ class _Span:
 
 @define(eq=False)
 class ZeroFiles:
-    """One checkpoint. shapes: of all that is a weight, by the names of the module that was trained."""
+    """One checkpoint of DeepSpeed. shapes: of all weights, by their names in the trained module."""
 
     folder: Path
     stage: int
@@ -68,8 +67,8 @@ class ZeroFiles:
 
     @classmethod
     def open(cls, folder: Path, *, trust: bool = False) -> "ZeroFiles":
-        """That of a folder, or the newest below it. trust: read files that hold other classes as well, which executes
-        whatever they say. Raises ExportFailed."""
+        """Open the checkpoint in a folder, or the newest below it. trust: also load files with other pickled classes,
+        which executes their code. Raises ExportFailed."""
         folder = _tagged(folder)
         models = sorted(folder.glob("*_model_states.pt"), key=_rank_of)
         if not models:
@@ -107,7 +106,7 @@ class ZeroFiles:
         return cls(folder, stage, ranks, shapes | _shapes(buffers), buffers, fragments, pieces, spans)
 
     def whole(self, name: str) -> Tensor:
-        """All of a weight, in the format that its files have it in."""
+        """Return a whole weight, in its stored number format."""
         shape = self.shapes[name]
         if name in self._whole:
             return self._whole[name]
@@ -117,7 +116,7 @@ class ZeroFiles:
         return torch.cat([*self._parts(self._spans[name], prod(shape))])[: prod(shape)].view(shape)
 
     def dtype(self, name: str) -> torch.dtype:
-        """The format that files have a weight in."""
+        """Return the number format in which a weight is stored."""
         if name in self._spans:
             return self._pieces[0][self._spans[name].group].dtype
         return (self._whole[name] if name in self._whole else self._fragments[0][name]).dtype
@@ -135,7 +134,7 @@ class ZeroFiles:
 
 
 def _tagged(folder: Path) -> Path:
-    """The folder of one checkpoint: that which `latest` names."""
+    """Return the folder of the checkpoint that `latest` names."""
     try:
         tag = (folder / LATEST).read_text().strip()
     except OSError:
@@ -144,7 +143,7 @@ def _tagged(folder: Path) -> Path:
 
 
 def _check_layout(folder: Path, models: list[Path]) -> None:
-    """Raise ExportFailed for what other parts of DeepSpeed write."""
+    """Raise ExportFailed for layouts of other parts of DeepSpeed."""
     for pattern, what in (
         ("layer_*-model_*", "layers of a pipeline (PipelineModule)"),
         ("*_expert_*", "experts of DeepSpeed's own layers"),
@@ -159,7 +158,7 @@ def _rank_of(path: Path) -> tuple[int, ...]:
 
 
 def _load(path: Path, *, trust: bool) -> dict[str, Any]:
-    """A file; its tensors are read when they are used. Raises ExportFailed."""
+    """Load a file; its tensors are read when they are used. Raises ExportFailed."""
     try:
         with torch.serialization.safe_globals(_CLASSES):
             return torch.load(path, map_location="cpu", mmap=True, weights_only=not trust)
@@ -174,12 +173,12 @@ def _load(path: Path, *, trust: bool) -> dict[str, Any]:
 
 
 def _plain(name: str) -> str:
-    """A name without what wrappers put in front of it."""
+    """Return a name without the prefixes of wrappers."""
     return name.removeprefix("module.").removeprefix("_orig_mod.")
 
 
 def _weights(module: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Tensors of floating point numbers; of tensors that are the same one the first."""
+    """Return the floating-point tensors; of tensors that share memory only the first."""
     found: dict[str, Tensor] = {}
     seen: set[tuple[int, tuple[int, ...]]] = set()
     for name, value in module.items():
@@ -196,7 +195,7 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def _spans_of(groups: list[dict[str, tuple[int, ...]]], paddings: Any) -> dict[str, _Span]:
-    """Stages 1 and 2: the parameters of a group lie in a row, perhaps with padding between them."""
+    """Return the spans of stages 1 and 2: a group's parameters lie in a row, possibly padded."""
     found: dict[str, _Span] = {}
     for number, group in enumerate(groups):
         begin = 0
@@ -207,7 +206,7 @@ def _spans_of(groups: list[dict[str, tuple[int, ...]]], paddings: Any) -> dict[s
 
 
 def _spans_of_three(groups: list[dict[str, tuple[int, ...]]], pieces: list[Tensor], ranks: int) -> dict[str, _Span]:
-    """Stage 3: a rank has an equal part of each parameter, all of them in a row."""
+    """Return the spans of stage 3: each rank has an equal part of every parameter, in a row."""
     found: dict[str, _Span] = {}
     begin = 0
     for group in groups:
@@ -219,7 +218,7 @@ def _spans_of_three(groups: list[dict[str, tuple[int, ...]]], pieces: list[Tenso
 
 
 def _across(groups: list[Tensor], begin: int, count: int) -> Tensor:
-    """So many numbers of several tensors in a row."""
+    """Return `count` numbers from `begin` of the concatenated tensors."""
     found: list[Tensor] = []
     for each in groups:
         if count > 0 and begin < each.numel():
@@ -231,14 +230,14 @@ def _across(groups: list[Tensor], begin: int, count: int) -> Tensor:
     return torch.cat(found) if found else torch.empty(0)
 
 
-# Of the folder of a model these hold weights; all else is taken along.
+# Patterns of a model folder's weight files; all other files are copied.
 WEIGHTS: Final = ("*.safetensors", "*.safetensors.index.json", "*.bin.index.json", *PICKLES)
 _STORED: Final = {type: name for name, type in TYPES.items()}
 
 
 def convert(files: ZeroFiles, like: Path | None, to: Path, dtype: str | None, most: int, report: Report) -> Exported:
-    """Write the folder `to`. like: a folder with the config and the tokenizer of the model. dtype: number format; None:
-    that of the checkpoint, which is fp32 under ZeRO. most: bytes of a file. Raises ExportFailed; then there is none."""
+    """Write the folder `to`. like: a folder with the config and tokenizer of the model. dtype: number format; None
+    keeps the checkpoint's, fp32 under ZeRO. most: bytes of a file. Raises ExportFailed, and then leaves no folder."""
     with exporting(to):
         written = in_files(_tensors(files, dtype), most)
         formats = formats_of(written)
@@ -270,14 +269,14 @@ def _beside(like: Path | None) -> list[Path]:
 
 
 def _remarks(files: ZeroFiles, like: Path | None) -> Iterator[str]:
-    """What the folder lacks."""
+    """Yield remarks about missing or unexpected parts of the folder."""
     if like is None:
         yield "the folder has no config.json and no tokenizer: copy those of the model there, or say --like FOLDER"
         return
     try:
         there = read_weight_files(str(like)).tensors
     except WeightsUnreadable:
-        return  # it has no weights of its own, or none that are compared
+        return  # no weights to compare with
     other = [name for name in files.shapes.keys() | there.keys() if (name in files.shapes) != (name in there)]
     shaped = [n for n in files.shapes.keys() & there.keys() if files.shapes[n] != tuple(there[n].shape)]
     if wrong := sorted([*other, *shaped]):

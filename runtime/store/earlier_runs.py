@@ -1,4 +1,4 @@
-"""Differences from the last start of a run, and from runs of the same experiment that are not resumed."""
+"""Differences from the last start of a run, and other runs of the same experiment that are not resumed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,8 +26,8 @@ MOST_REASONS: Final = 3
 
 @frozen(kw_only=True)
 class ChangedSinceStart:
-    """texts: a short list for people. found: what a checkpoint can be under this plan; None where the plan before
-    cannot be read."""
+    """Differences from the last start. texts: a short list for people. found: the verdict for checkpoints under this
+    plan; None if the earlier plan cannot be read."""
 
     texts: tuple[str, ...]
     found: Verdict | None
@@ -37,11 +37,11 @@ class ChangedSinceStart:
 
     @property
     def verdict(self) -> str:
-        """same, safe, resharded or incompatible; empty where it is not known."""
+        """same, safe, resharded or incompatible; empty if unknown."""
         return self.found.kind if self.found is not None else ""
 
     def refuse_if_unfit(self, directory: Path) -> None:
-        """Raise ResumeRefused if it is certain that no checkpoint of the plan before can be gone on with."""
+        """Raise ResumeRefused if it is certain that no checkpoint of the earlier plan can be resumed."""
         if self.found is None or self.found.kind != "incompatible" or not self.found.certain:
             return
         reasons = [reason for reason in self.found.refusals if reason.certain]
@@ -53,8 +53,8 @@ class ChangedSinceStart:
 def find_changes(
     before: Before, plan: Plan, code: CodeVersion | CodeUnread | None, step: int | None, past: StepSizes | None = None
 ) -> ChangedSinceStart:
-    """Against the start before. step: that of the checkpoint that the run goes on from, None if it does not; past: the
-    rows of the steps before it."""
+    """Compare with the previous start. step: of the checkpoint that the run resumes from, None without one; past: the
+    batch sizes of the steps before it."""
     texts = [*_of_code(before, code)]
     if before.plan is None:
         return ChangedSinceStart(texts=tuple(texts), found=None)
@@ -82,7 +82,7 @@ def _of_code(before: Before, code: CodeVersion | CodeUnread | None) -> list[str]
 
 
 def _of_plan(before: Plan, plan: Plan, found: Verdict) -> list[str]:
-    # What is left of the budget, counted from the checkpoint, says more than the steps of a run from its start.
+    # The budget's remaining steps, counted from the checkpoint, say more than a run's total steps.
     left = next((f"steps {reason.text}" for reason in found.reasons if reason.path == BUDGET), None)
     texts = [
         left
@@ -99,18 +99,18 @@ def _short(texts: list[str]) -> tuple[str, ...]:
     return tuple(texts) if len(texts) <= MOST else (*texts[:MOST], f"and {len(texts) - MOST} more")
 
 
-# Of the runs beside one, the newest so many are looked at: each costs the reading of its plan.
+# The newest other runs that are examined: each costs reading a plan.
 MOST_OTHER_RUNS: Final = 50
 _BUILT_IN: Final = ("auto", *TEMPLATES)
 _MOST_VALUES: Final = 4
-# Where a value comes from that nobody wrote.
+# Origins of values that nobody wrote.
 _DERIVED: Final = ("derived", "default")
 
 
 @frozen(kw_only=True)
 class OtherRun:
-    """A run that is not resumed. step: of its latest checkpoint; what: it is, next to the new run; refusal: why it
-    cannot be resumed with the present plan; world: the ranks with which it is found, None where they are the same."""
+    """A run that is not resumed. step: of its latest checkpoint; what: its relation to the new run; refusal: why it
+    cannot be resumed with the present plan; world: the ranks under which it is found, None if they are the same."""
 
     directory: Path
     step: int
@@ -119,7 +119,7 @@ class OtherRun:
     world: int | None = None
 
     def text(self) -> str:
-        """For people, in a line."""
+        """Return one line for people."""
         ways = [f"--world {self.world}"] if self.world else []
         ways += [] if self.refusal else [f"--set workspace.run={self.directory.name}"]
         text = f"{self.directory}, at step {self.step:,}, is {self.what}, and this is a new run"
@@ -128,10 +128,10 @@ class OtherRun:
 
 
 def other_run(directory: Path, plan: Plan, code_id: str | None) -> OtherRun | None:
-    """Find the run beside `directory` that whoever starts `plan` may have wanted to resume; None if there is none.
+    """Find the other run in the same folder that the user may have wanted to resume; None if there is none.
 
-    In this order: the same experiment under other code, of several the one that saved last; the newest whose paths are
-    written in other words; the newest of the same spec with other derived values, or other code of the user's own.
+    In this order: the same experiment under other code (the last to save); the newest run whose paths are written
+    differently; the newest run of the same spec with other derived values or other user code.
     """
     if (other := saved_last(directory, plan.config_id)) is not None:
         theirs = _read(other.path.parents[1] / ENVIRONMENT).get("code_id")
@@ -150,16 +150,17 @@ def other_run(directory: Path, plan: Plan, code_id: str | None) -> OtherRun | No
 
 
 def saved_last(directory: Path, config_id: str) -> CheckpointEntry | None:
-    """The latest checkpoint of the run of an experiment beside `directory` that saved last, whatever its code."""
+    """Return the latest checkpoint among the other runs of an experiment next to `directory`: of the last to save,
+    whatever its code."""
     others = [other for other in directory.parent.glob(f"*{config_id}") if other != directory]
-    # Names of code have a dash at most; a run that the user has named says nothing of its code.
+    # Names of code have at most two dashes; the name of a run that the user named says nothing about its code.
     others = [other for other in others if other.name.removesuffix(config_id).count("-") <= 2 and "~" not in other.name]
     latest = (CheckpointFolder(other / "checkpoints").latest() for other in others)
     return max((entry for entry in latest if entry), key=lambda entry: entry.state().get("time", 0.0), default=None)
 
 
 def _derived(entry: CheckpointEntry, plan: Plan) -> OtherRun | None:
-    """A run of the same spec, if nobody wrote any value that it has otherwise in what is learned."""
+    """Return a run of the same spec, if no one wrote the values of the experiment that differ."""
     try:
         before = plan_in(entry.path.parents[1])
     except (OSError, ValueError, PlanError):
@@ -188,7 +189,7 @@ def _found(entry: CheckpointEntry, what: str) -> OtherRun:
 
 
 def _beside(directory: Path) -> Iterator[tuple[CheckpointEntry, dict[str, Any], Path]]:
-    """The latest checkpoint, the plan and the working folder of each run beside one, the newest first."""
+    """Yield the latest checkpoint, plan and working folder of each other run, newest first."""
     for other in _newest(directory):
         content, folder = _read(other / "plan.json"), _read(other / ENVIRONMENT).get("folder")
         entry = CheckpointFolder(other / "checkpoints").latest()
@@ -205,8 +206,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def meaning(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What identifies an experiment, with every path as an absolute one without links. folder: relative ones start
-    there."""
+    """Return the experiment's identity with every path made absolute and links resolved. folder: base of relative
+    paths."""
     found = {**config, "tokenizer": _tokenizer(config["tokenizer"], folder)}
     found["datasets"] = {name: _dataset(dataset, folder) for name, dataset in config["datasets"].items()}
     if "checkpoint" in config:
@@ -244,5 +245,5 @@ def _newest(directory: Path) -> list[Path]:
             try:
                 found.append((plan.stat().st_mtime, plan.parent))
             except OSError:
-                continue  # it was removed just now
+                continue  # it has just been removed
     return [other for _, other in sorted(found, reverse=True)[:MOST_OTHER_RUNS]]

@@ -48,16 +48,16 @@ GENERATION: Final = "generation_config.json"
 TEMPLATE: Final = "chat_template.jinja"
 CARD: Final = "README.md"
 MERGED: Final = "merge.json"
-# Of everything that is written beside weights and tokenizer.
+# Upper bound for all files except weights and tokenizer.
 SMALL_BYTES: Final = 2**20
-# Number format → what safetensors calls it.
+# Number format → its name in safetensors.
 FORMATS: Final = {ours: theirs for theirs, ours in LOADED.items()}
 
 
 @frozen(kw_only=True)
 class Exported:
-    """formats: number format → bytes of weights in it. files: with weights. remarks: what a person should know. merged:
-    matrices with an adapter in them."""
+    """Result of an export. formats: number format → bytes of weights in it. files: number of weight files. remarks: for
+    the user. merged: matrices with the adapter merged into them."""
 
     folder: Path
     tensors: int
@@ -73,13 +73,13 @@ class Exported:
 
 @frozen(kw_only=True)
 class Export:
-    """What is exported, and how.
+    """Export of a checkpoint as a model folder.
 
-    run: the directory of the run. base: the folder that its paths start at. tensors: the folder of the checkpoint;
-    prefix: of the names of the weights in it; weights: which these are. state: what the checkpoint says of itself.
-    dtype: number format, None: as `_formats` says. most: bytes of a file with weights. dequantise: matrices that the
-    base stores have the values of their codes. merging: puts the adapter of the checkpoint into the matrices of the
-    model under it; None for a checkpoint of a whole model. held: keeps the run from removing the checkpoint.
+    run: the run's directory. base: the folder that its paths are relative to. tensors: the checkpoint's folder; prefix:
+    of the weights' names in it; weights: their kind. state: the checkpoint's description. dtype: number format, None:
+    see `_formats`. most: bytes of a weight file. dequantise: write quantized matrices of the base as the values of
+    their codes. merging: merges the checkpoint's adapter into the base; None for a checkpoint of a whole model. held:
+    keeps the run from removing the checkpoint.
     """
 
     plan: Plan
@@ -96,7 +96,7 @@ class Export:
     held: HeldLock | None = None
 
     def write(self, to: Path, report: Report) -> Exported:
-        """Write the folder `to`. Raises EnvironmentFault or DataError, and then there is none."""
+        """Write the folder `to`. Raises EnvironmentFault or DataError, and then leaves no folder."""
         check_exportable(self.plan, dequantise=self.dequantise, merges=self.merging is not None)
         with exporting(to):
             return self._write(to, report)
@@ -139,7 +139,7 @@ class Export:
         )
 
     def _left_out(self, origin: Path | None) -> Iterator[str]:
-        """What is said of modules that predict further tokens and are not in the folder."""
+        """Yield remarks about multi-token-prediction modules that the folder lacks."""
         arch, stored = self._arch, FAMILIES[self._arch.family].stored
         if arch.mtp and not stored.further_tokens:
             one = arch.mtp == 1
@@ -153,12 +153,12 @@ class Export:
 
     @property
     def _arch(self) -> Architecture:
-        """The model that the folder has."""
+        """The architecture of the exported model."""
         return self.plan.architecture.base
 
     @contextmanager
     def _whole(self, files: tuple[WrittenFile, ...]) -> Iterator[Callable[[str], Tensor]]:
-        """What gives all of a parameter by its name."""
+        """Yield a function that reads a whole parameter by name."""
         tensors = WholeTensors(self.tensors)
         if self.merging is None:
             source = Dequantised.of(self.plan, tensors, self.prefix)
@@ -170,11 +170,11 @@ class Export:
     # What it is made of -----------------------------------------------------------------------------------------------
 
     def _formats(self, origin: Path | None) -> FormatOf:
-        """The format of each tensor: what was asked for; else that which it had in the folder the run began with; else
-        that of the run's parameters."""
+        """Return the number format of each tensor: the requested one; else that of the folder that the run started
+        from; else that of the run's parameters."""
         if self.dtype is not None or origin is None:
             one = FORMATS[self.dtype or self.plan.node("setup.build_model").args["params"]]
-            beside = {each.name for each in buffers(self.plan.architecture)}  # which are fp32 whatever the model is
+            beside = {each.name for each in buffers(self.plan.architecture)}  # fp32 whatever the model's format
             return lambda parameter, number: FORMATS["fp32"] if parameter.name in beside else one
         try:
             files: WeightFiles = read_weight_files(str(origin))
@@ -184,28 +184,27 @@ class Export:
             raise ExportFailed(f"{message} ({problem}); say which one to write, as --dtype bf16") from problem
 
         def format_of(parameter: ParameterSpec, number: int) -> str:
-            # Of experts that lie there in one tensor all have its format. A head of rewards that was drawn for the
-            # model has that of the embedding.
+            # Stacked experts share one tensor's format. A newly drawn reward head takes the format of the embedding.
             found = parts.get(parameter.name, parts[EMBEDDING_WEIGHT])
             return files.tensors[found[number if len(found) > 1 else 0].name].format
 
         return format_of
 
     def _configs(self, origin: Path | None, tokenizer: TextTokenizer, ends: list[int], format: str) -> dict[str, bytes]:
-        """ends: the tokens that end what the model writes."""
+        """Return the config files. ends: the tokens that end a generated text."""
         context = self.plan.node("setup.loader").args["sequence"]
         values = ConfigValues(format=format, context=context, begin=tokenizer.bos, end=tokenizer.eos)
         return configs(self._arch, origin, values, ends)
 
     def _tokenizer(self) -> tuple[TextTokenizer, list[int], dict[str, bytes]]:
-        """What the run has encoded with; the tokens that end a text, of conversations also a turn; and its files, with
-        the template of these conversations."""
+        """Return the run's tokenizer; the tokens that end a text, for conversations also a turn; and the tokenizer's
+        files, with the chat template."""
         source = self.plan.node("setup.tokenizer").args["source"]
         tokenizer = load_tokenizer(source, self.base)
         files = tokenizer_kind(source).files(source, self.base)
         named = planned_template(self.plan)
         talks = any("template" in node.args["reads"] for node in self.plan.nodes if node.op == "setup.data")
-        if not talks or (named == "auto" and tokenizer.chat_template is None):  # it may read by several templates
+        if not talks or (named == "auto" and tokenizer.chat_template is None):  # the run may use several templates
             return tokenizer, [tokenizer.eos], files
         template = load_template(named, tokenizer, self.base, planned_arguments(self.plan, named))
         if named != "auto":
@@ -217,8 +216,8 @@ class Export:
     # What was written -------------------------------------------------------------------------------------------------
 
     def _verify(self, folder: Path, contents: dict[str, bytes], tokenizer: TextTokenizer) -> None:
-        """Read the files beside the weights, config and tokenizer as `model "folder"` and `tokenizer "folder"` do.
-        Raises ExportFailed."""
+        """Check all files except the weights: read config and tokenizer as `model "folder"` and `tokenizer "folder"`
+        do. Raises ExportFailed."""
         if changed := [name for name, content in contents.items() if (folder / name).read_bytes() != content]:
             raise ExportFailed(f"{changed[0]} is not what was written: the disk has changed it")
         means, diagnostics = settings_in_folder(str(folder))
@@ -229,7 +228,7 @@ class Export:
             raise ExportFailed("the tokenizer that was written is not that of the run")
 
     def _verify_weights(self, folder: Path) -> None:
-        """Hold the tensors of the folder against the model, as `model "folder"` does. Raises ExportFailed."""
+        """Compare the folder's tensors with the model, as `model "folder"` does. Raises ExportFailed."""
         try:
             assign(self._arch, read_weight_files(str(folder)))
         except (WeightsUnreadable, ValueError) as problem:
@@ -237,8 +236,8 @@ class Export:
 
 
 def origin_of(plan: Plan, base: Path) -> Path | None:
-    """The folder that a plan reads its weights from, be it there or gone; None where they are drawn. base: the folder
-    that its paths start at."""
+    """Return the folder that a plan reads its weights from, even if it no longer exists; None if they are drawn. base:
+    the folder that relative paths start at."""
     args = next((node.args for node in plan.nodes if node.op == "setup.read_weights"), None)
     if args is None:
         return None
@@ -246,8 +245,8 @@ def origin_of(plan: Plan, base: Path) -> Path | None:
 
 
 def configs(arch: Architecture, origin: Path | None, values: ConfigValues, ends: list[int]) -> dict[str, bytes]:
-    """The files of a folder that say what its model is, by name. origin: the folder with what the model has begun as.
-    ends: the tokens that end what the model writes."""
+    """Return the config files of a folder by name. origin: the folder that the model started from. ends: the tokens
+    that end a generated text."""
     begun = _json(origin / CONFIG) if origin is not None else None
     generation = _json(origin / GENERATION) if origin is not None else None
     if origin is not None and begun is not None:
@@ -263,7 +262,7 @@ def configs(arch: Architecture, origin: Path | None, values: ConfigValues, ends:
 
 
 def _modules(arch: Architecture, folder: Path | None) -> int:
-    """How many modules that predict further tokens the folder has that a run has begun with."""
+    """Return the number of multi-token-prediction modules in the folder that a run started from."""
     stored = FAMILIES[arch.family].stored
     if folder is None or not stored.further_tokens:
         return 0
@@ -275,7 +274,7 @@ def _modules(arch: Architecture, folder: Path | None) -> int:
 
 
 def check_exportable(plan: Plan, *, dequantise: bool, merges: bool = False) -> None:
-    """Raise ExportFailed if no folder can hold the model of a plan. merges: its adapter is put into the model."""
+    """Raise ExportFailed if no folder can hold the model of a plan. merges: merge its adapter into the model."""
     if merges and plan.architecture.adapter is None:
         raise ExportFailed("the run trains no adapter; `xtrain export` writes its model", "X525")
     if merges and plan.architecture.tie_embeddings and plan.architecture.head_matrices:
@@ -289,7 +288,7 @@ def check_exportable(plan: Plan, *, dequantise: bool, merges: bool = False) -> N
 
 
 def formats_of(files: tuple[WrittenFile, ...]) -> dict[str, int]:
-    """Number format → bytes, the most frequent first."""
+    """Return number format → bytes, largest count first."""
     found: Counter[str] = Counter()
     for tensor in (tensor for file in files for tensor in file.tensors):
         found[LOADED[tensor.format]] += tensor.bytes
@@ -304,7 +303,7 @@ def check_room(to: Path, size: int) -> None:
 
 
 def _json(path: Path) -> dict[str, Any] | None:
-    """An object in a file; None where there is none."""
+    """Return the JSON object in a file; None if there is none."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""Folder of an exported model, written next to its place and renamed, and its model card.
+"""Folder of an exported model, written under a temporary name and renamed, and its model card.
 
-The folder is there as a whole or not at all.
+The folder appears complete or not at all.
 """
 
 import fcntl
@@ -20,19 +20,19 @@ from xtrain.runtime.base import files as durable
 from xtrain.runtime.base.errors import ExportFailed
 from xtrain.text.units import bytes_text, count_text
 
-# Held by whoever writes: without it, what lies there was left by an export that was killed.
+# Held by the writer: a folder whose lock is free was left by a killed export.
 LOCK: Final = ".export.lock"
 
 
 def check_free(to: Path) -> None:
-    """Raise ExportFailed if there is something at a path."""
+    """Raise ExportFailed if the path exists."""
     if os.path.lexists(to):
         raise ExportFailed(f"{to} is there already, and an export never overwrites anything; name another folder")
 
 
 @contextmanager
 def exporting(to: Path) -> Iterator[None]:
-    """Raises ExportFailed if there is something at `to`, and for every OSError inside."""
+    """Raise ExportFailed if `to` exists, and for every OSError inside the block."""
     check_free(to)
     try:
         yield
@@ -43,9 +43,9 @@ def exporting(to: Path) -> Iterator[None]:
 
 @contextmanager
 def new_folder(to: Path) -> Iterator[Path]:
-    """An empty folder to write files into; it gets its name when the block ends, with all that is in it on the disk.
+    """Yield an empty folder to write into; when the block ends, it is synced and renamed to `to`.
 
-    If the block raises, it is removed. Raises ExportFailed if the name is taken or another process is writing it, and
+    If the block raises, the folder is removed. Raises ExportFailed if `to` exists or another process is writing it, and
     OSError.
     """
     check_free(to)
@@ -55,7 +55,7 @@ def new_folder(to: Path) -> Iterator[Path]:
     try:
         yield partial
         check_free(to)
-        durable.forget(partial / LOCK)  # which syncs the folder as well
+        durable.forget(partial / LOCK)  # also syncs the folder
         durable.rename(partial, to)
     except BaseException:
         with suppress(OSError):
@@ -66,7 +66,7 @@ def new_folder(to: Path) -> Iterator[Path]:
 
 
 def _begin(partial: Path) -> int:
-    """Make the folder, without what an export that was killed has left there; its lock."""
+    """Make the folder, without leftovers of a killed export; return its lock."""
     try:
         partial.mkdir()
     except FileExistsError:
@@ -94,7 +94,7 @@ def _locked(partial: Path) -> int:
     return fd
 
 
-# Nodes whose line in the plan says how a model was trained.
+# Nodes whose text in the plan describes how a model was trained.
 HOW = (
     "setup.read_weights", "setup.pretrained", "setup.read_adapter", "setup.loader", "setup.optimizer",
     "setup.scheduler", "setup.ema",
@@ -110,9 +110,9 @@ def model_card(
     *,
     adapter_alone: bool = False,
 ) -> str:
-    """The text. state: what the checkpoint says of itself. weights: `trained` or `averaged`. formats: number format →
-    bytes of weights in it. loss: of the last step that was recorded. adapter_alone: the folder has no other weights;
-    else an adapter of the plan has been merged into them."""
+    """Return the text of the card. state: the checkpoint's description. weights: `trained` or `averaged`. formats:
+    number format → bytes of weights in it. loss: of the last recorded step. adapter_alone: the folder has only an
+    adapter; else an adapter of the plan has been merged."""
     arch, adapter = plan.architecture, plan.architecture.adapter
     source = next((node.args for node in plan.nodes if node.op == "setup.read_weights"), {})
     base = {"base_model": source["repo"]} if "repo" in source else {}
@@ -169,9 +169,9 @@ def model_card(
 
 
 def last_loss(directory: Path, state: Mapping[str, Any]) -> float | None:
-    """The loss that was recorded last of a run until it was saved, in the state or in the run's file; None if none was.
+    """Return the last loss recorded up to the checkpoint, from its state or the run's metrics; None if there is none.
 
-    state: what the checkpoint says of itself.
+    state: the checkpoint's description.
     """
     found: float | None = (state.get("record") or {}).get("loss")
     if isinstance(found, int | float):

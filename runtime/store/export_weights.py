@@ -31,14 +31,14 @@ from xtrain.runtime.store.stored_weights import CHUNK_BYTES, TYPES
 
 @frozen
 class Dequantised:
-    """source: the checkpoint. matrices: name in it → how it is stored."""
+    """Checkpoint tensors with quantized matrices dequantized. matrices: name in the checkpoint → how it is stored."""
 
     source: WholeTensors
     matrices: Mapping[str, QuantisedMatrix]
 
     @classmethod
     def of(cls, plan: Plan, source: WholeTensors, prefix: str) -> "Dequantised":
-        """prefix: of the names of weights in the checkpoint."""
+        """Find the quantized matrices of a plan. prefix: of weight names in the checkpoint."""
         base, found = base_of_plan(plan), {}
         for each in plan.parameters.tensors if base is not None else ():
             if each.quantised:
@@ -48,7 +48,7 @@ class Dequantised:
         return cls(source, found)
 
     def read(self, name: str) -> Tensor:
-        """All of a tensor, in its own format, or in fp32 where it is stored in codes. Raises OSError."""
+        """Read a whole tensor in its own number format, or in fp32 if it is quantized. Raises OSError."""
         stored = self.source.read(name)
         if (matrix := self.matrices.get(name)) is None:
             return stored
@@ -58,8 +58,8 @@ class Dequantised:
 
 @frozen(kw_only=True)
 class MergedMatrix:
-    """What became of the change of one matrix. rms: of its elements. error: of what is written, as a share of it.
-    unchanged: share of elements that are written as they were."""
+    """Measures of one merged matrix. rms: of the elements of its change. error: of the written values, relative to the
+    change. unchanged: share of elements written unchanged."""
 
     name: str
     rms: float
@@ -69,8 +69,8 @@ class MergedMatrix:
 
 @define
 class Merging:
-    """plan: of the run; folder: where it was started; entry: its checkpoint. names: of parameters that the checkpoint
-    calls otherwise. matrices: filled while it is written."""
+    """Merge of a checkpoint's adapter into its base. plan: of the run; folder: where it was started. names: parameter →
+    its name in the checkpoint, where the two differ. matrices: filled during the merge."""
 
     plan: Plan
     folder: Path
@@ -82,7 +82,8 @@ class Merging:
     def into(
         self, trained: Callable[[str], Tensor], files: tuple[WrittenFile, ...]
     ) -> Iterator[Callable[[str], Tensor]]:
-        """What gives all of a parameter of the merged model. trained: gives those that the checkpoint has."""
+        """Yield a function that reads a whole parameter of the merged model. trained: reads parameters of the
+        checkpoint."""
         exact = torch.float64 if self.plan.node("setup.build_model").args["params"] == "fp64" else torch.float32
         matrices = {
             name_of(layer, each.name): (layer, each) for layer, each in adapted_matrices(self.plan.architecture)
@@ -112,8 +113,8 @@ class Merging:
             yield read
 
     def check(self) -> None:
-        """Read all of the model. Raises ResumeRefused if it is not the one that the adapter was trained on, and
-        EnvironmentFault if it cannot be read."""
+        """Read all of the base. Raises ResumeRefused if the adapter was trained on another base, EnvironmentFault if
+        the base cannot be read."""
         try:
             with self._base() as base:
                 base.check(self.entry)
@@ -135,7 +136,7 @@ def _compared(name: str, before: Tensor, after: Tensor, format: torch.dtype) -> 
     )
 
 
-# What is told of the progress: (what is done, bytes so far, bytes in all, file, files).
+# Progress: (WRITING or READING_BACK, bytes done, total bytes, file, files).
 Report = Callable[[str, int, int, int, int], None]
 WRITING: Final = "writing"
 READING_BACK: Final = "reading back"
@@ -143,10 +144,10 @@ READING_BACK: Final = "reading back"
 
 @define(eq=False)
 class WeightsWriter:
-    """Writes the files of a model into a folder.
+    """Writer of the files of a model.
 
-    whole: gives all of a parameter by its name, or raises OSError. Of the whole model the parameters of one tensor are
-    in memory at a time, and of what is written one chunk.
+    whole: reads a whole parameter by name, or raises OSError. Memory holds the parameters of one tensor and one chunk
+    of output.
     """
 
     files: tuple[WrittenFile, ...]
@@ -161,7 +162,7 @@ class WeightsWriter:
         return sum(file.bytes for file in self.files)
 
     def write(self) -> None:
-        """All files, and the index if there are several; they are on the disk then. Raises ExportFailed or OSError."""
+        """Write and sync all files, and an index for several files. Raises ExportFailed or OSError."""
         done = 0
         for number, file in enumerate(self.files, start=1):
             path = self.folder / file.name
@@ -181,7 +182,7 @@ class WeightsWriter:
             durable.write(self.folder / INDEX, json.dumps(self._index(), indent=2) + "\n")
 
     def verify(self) -> None:
-        """Read the files and hold every tensor against what was written. Raises ExportFailed or OSError."""
+        """Read the files back and compare every tensor with what was written. Raises ExportFailed or OSError."""
         found: dict[str, StoredTensor] = {}
         for file in self.files:
             found |= read_file(str(self.folder), file.name).tensors
@@ -207,7 +208,7 @@ class WeightsWriter:
         }
 
     def _chunks(self, tensor: WrittenTensor) -> Iterator[memoryview]:
-        """The bytes of a tensor as it is stored, some rows at a time."""
+        """Yield the bytes of a tensor as it is stored, some rows at a time."""
         views, type, sum = self._views(tensor), TYPES[tensor.format], 0
         row_bytes = prod(tensor.shape[1:]) * SIZES[tensor.format]
         rows, each = tensor.shape[0] if tensor.shape else 1, max(1, CHUNK_BYTES // max(1, row_bytes))
@@ -222,9 +223,9 @@ class WeightsWriter:
         self._sums[tensor.name] = sum
 
     def _views(self, tensor: WrittenTensor) -> list[Tensor]:
-        """Of its parameters, as files have each part."""
+        """Return a view of each parameter of a tensor, in the layout of the file."""
         names = [parameter for parameter, _ in tensor.parts]
-        for name in self._read.keys() - names:  # the parameters before make room for the next
+        for name in self._read.keys() - names:  # free earlier parameters before the next are read
             del self._read[name]
         found = []
         for name, part in tensor.parts:
@@ -236,7 +237,7 @@ class WeightsWriter:
 
 
 def _rows(tensor: WrittenTensor, views: list[Tensor], begin: int, end: int) -> Tensor:
-    """Some rows of a tensor, put together where several parameters lie in it."""
+    """Return some rows of a tensor, assembled if several parameters share it."""
     pieces = [view[begin:end] if view.ndim else view[None] for view in views]
     if len(pieces) == 1:
         assert views[0].shape == tensor.shape, f"{tensor.name} lacks a parameter"

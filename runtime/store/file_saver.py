@@ -1,4 +1,4 @@
-"""Saves of one process beside training, from a copy of the state for each save that is not yet written."""
+"""Saves of a single process in a thread, each from its own copy of the state."""
 
 import threading
 import time
@@ -19,18 +19,18 @@ T = TypeVar("T")
 
 @define(eq=False)
 class SaveQueue(Generic[T]):
-    """Carries out jobs in a thread of its own, one at a time and in order.
+    """Queue of jobs that one thread carries out in order.
 
-    A job that need not be kept makes way for whatever comes behind it, as long as nobody has begun with it. So there is
-    never more than one of these, and nothing is ever written behind what is newer.
+    A job that is not required is dropped when a newer one arrives, unless it has begun. So at most one such job waits,
+    and nothing older is written after something newer.
 
-    limit: how many jobs that must be kept may wait; who has another one waits for room. carry_out must not raise.
+    limit: required jobs that may wait; the caller waits for room. carry_out must not raise.
     """
 
     carry_out: Callable[[T], None]
     limit: int
     _waiting: deque[tuple[T, bool]] = field(factory=deque, init=False)
-    """Each with whether it must be kept."""
+    """(job, required) pairs."""
     _current: T | None = field(default=None, init=False)
     _changed: threading.Condition = field(factory=threading.Condition, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
@@ -41,25 +41,25 @@ class SaveQueue(Generic[T]):
             return self._busy()
 
     def unfinished(self) -> list[T]:
-        """The job under way and those that wait."""
+        """Return the running job and those that wait."""
         with self._changed:
             current = [] if self._current is None else [self._current]
             return [*current, *(job for job, _ in self._waiting)]
 
     def make_way(self) -> T | None:
-        """Take out the job that need not be kept, if one waits; for who has a newer one."""
+        """Remove and return the waiting job that is not required, if any; called when there is a newer one."""
         with self._changed:
             if not self._waiting or self._waiting[-1][1]:
                 return None
             return self._waiting.pop()[0]
 
     def await_room(self) -> None:
-        """Return when another job that must be kept may be put. One thread puts, so that there is room then."""
+        """Wait until another required job may be put. Only one thread puts jobs, so the room remains."""
         with self._changed:
             self._changed.wait_for(lambda: sum(required for _, required in self._waiting) < self.limit)
 
     def put(self, job: T, *, required: bool) -> None:
-        """Let a job wait its turn; to be called behind `make_way`, and `await_room` if it must be kept."""
+        """Append a job; call `make_way` first, and `await_room` if the job is required."""
         with self._changed:
             self._waiting.append((job, required))
             self._changed.notify_all()
@@ -68,7 +68,7 @@ class SaveQueue(Generic[T]):
             self._thread.start()
 
     def drain(self, seconds: float | None = None) -> bool:
-        """Wait until nothing is under way and nothing waits, at most so long; whether that is so."""
+        """Wait at most so long until no job runs or waits; return True if that is so."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._busy(), seconds)
 
@@ -89,7 +89,8 @@ class SaveQueue(Generic[T]):
 
 @define(kw_only=True, eq=False)
 class Snapshots:
-    """most: how many copies there may be at once. pinned: in page-locked memory, into which a GPU copies faster."""
+    """Copies of the state in host memory. most: copies in use at once. pinned: page-locked memory, which a GPU copies
+    into faster."""
 
     most: int
     pinned: bool
@@ -97,7 +98,7 @@ class Snapshots:
     _taken: int = field(default=0, init=False)
 
     def take(self, tensors: dict[str, Any]) -> dict[str, Tensor]:
-        """Copy the state as it is now; it may change as soon as this returns. Raises RuntimeError over `most`."""
+        """Copy the state, which may change as soon as this returns. Raises RuntimeError if `most` copies are in use."""
         if self._taken == self.most:
             raise RuntimeError(f"{self.most} copies of the state are in use, and no more are planned")
         found = self._free.pop() if self._free else {}
@@ -111,7 +112,7 @@ class Snapshots:
         return found
 
     def give_back(self, copy: dict[str, Tensor]) -> None:
-        """The buffers may be written again."""
+        """Return a copy's buffers for reuse."""
         self._free.append(copy)
         self._taken -= 1
 
@@ -133,16 +134,16 @@ class _Queued:
 
 @define(kw_only=True, eq=False)
 class FileSaver(Saver):
-    """A saver that lets nothing wait but for a copy, and for room where too many saves that must be kept are waiting.
+    """Saver that blocks training only for a copy, and for room if too many required saves wait.
 
-    With `overlap = wait` every save is kept; with `overlap = latest` those that may be the best so far, and of the rest
-    the newest. What the run ends with is written when all that is kept is, and from the state itself.
+    With `overlap = wait` every save is required; with `overlap = latest` only those that may be the best so far, and
+    otherwise the newest is kept. The final save follows all kept ones and is written from the state itself.
     """
 
     snapshots: Snapshots
     queue: SaveQueue[_Queued] = Factory(lambda self: SaveQueue(self._carry_out, self._room()), takes_self=True)
     _outcomes: deque[StorageFailed | BaseException | None] = Factory(deque)
-    """Of saves that have ended and are not counted yet, in order."""
+    """Outcomes of finished saves that are not counted yet, in order."""
     _buffers: threading.Lock = Factory(threading.Lock)
 
     @property
@@ -154,7 +155,7 @@ class FileSaver(Saver):
         return self.queue.busy
 
     def await_copy(self) -> None:
-        """Nothing to wait for: copies are complete when `save` returns."""
+        """Return at once: copies are complete when `save` returns."""
 
     def settle(self, *, raises: bool = True) -> None:
         self.queue.drain()
@@ -164,7 +165,7 @@ class FileSaver(Saver):
         self.queue.drain(seconds)
 
     def _prepare(self, *, must: bool) -> None:
-        """A save is due now: what only mattered as the newest does not any more, unless it is of this very step."""
+        """Prepare a save: a waiting save of an earlier step that only mattered as the newest is dropped."""
         if must:
             waiting = self.queue.unfinished()
             if waiting and waiting[-1].job.step != self.progress.step:
@@ -189,11 +190,11 @@ class FileSaver(Saver):
             self._give_back(dropped)
 
     def _carry_out(self, queued: _Queued) -> None:
-        """What the thread does."""
+        """Write a queued save; runs in the thread."""
         outcome: StorageFailed | BaseException | None
         try:
             outcome = self._write(queued.job, queued.copy)
-        except BaseException as error:  # raised where somebody can hear it
+        except BaseException as error:  # raised again in `_count`
             outcome = error
         self._outcomes.append(outcome)
         self._give_back(queued)
@@ -210,12 +211,13 @@ class FileSaver(Saver):
             self._take(outcome, raises=raises)
 
     def _may_be_best(self, job: SaveJob) -> bool:
-        """Whether nothing that is saved or waits to be has measured better."""
+        """Return True if no save that is written or waiting has measured better."""
         value = job.state["metrics"].get(self.best)
         waiting = (queued.job.state["metrics"].get(self.best) for queued in self.queue.unfinished())
         known = [other for other in (self._best_before(job.final), *waiting) if other is not None]
         return value is not None and all(self.better(value, other) for other in known)
 
     def _room(self) -> int:
-        """How many saves that must be kept may wait: for each a copy, besides those under way and the newest."""
+        """Return how many required saves may wait: each needs a copy, in addition to the running and the newest
+        save."""
         return max(1, self.snapshots.most - (2 if self.overlap == "latest" else 1))

@@ -1,4 +1,4 @@
-"""State that a checkpoint holds, the order in which it is restored, and the choice of an intact checkpoint."""
+"""State of a checkpoint, the order in which it is restored, and the choice of an intact checkpoint."""
 
 import json
 import math
@@ -32,30 +32,30 @@ from xtrain.runtime.store.checkpoints import CheckpointEntry, CheckpointFolder, 
 from xtrain.runtime.store.publication import onward
 from xtrain.runtime.store.writing import read_tensors
 
-# The learning rate needs no place of its own: it is a closed form of the counters.
+# The learning rate is not stored: it is a closed form of the counters.
 ORDER: Final = ("model", "ema", "optimizer", "loader", "counters", "completions", "rng")
 
 
 class KeptFile(Protocol):
-    """What a checkpoint has in a file `name` of its own: that of some steps, and not of others."""
+    """State that a checkpoint stores in a file `name` of its own, at some steps only."""
 
     name: str
 
     def packed(self, step: int) -> bytes | None:
-        """What a run goes on with behind `step` steps, on the first rank; None: nothing. Collective."""
+        """Return the content after `step` steps, on the first rank; None for no file. Collective."""
         ...
 
     def take(self, content: bytes | None) -> None:
-        """Go on from what `packed` has given."""
+        """Restore the state from a result of `packed`."""
         ...
 
 
 @frozen(kw_only=True)
 class Restored:
-    """What became of each group of a checkpoint, in the order in which they were put back; `remarks` are the loader's.
+    """Outcome of each group of a restored checkpoint, in the order of restoring; `remarks` are the loader's.
 
-    Words: read; begun: the average starts at the weights that were read; dropped: the plan keeps no average; own, anew:
-    streams of random numbers go on, or start from seed, step and rank.
+    Values: read; begun: the average starts at the weights that were read; dropped: the plan keeps no average; own:
+    random streams continue; anew: they start from seed, step and rank.
     """
 
     groups: dict[str, str]
@@ -64,8 +64,8 @@ class Restored:
 
 @frozen(kw_only=True, eq=False)
 class FullState:
-    """The live state of a run on this rank. ema: None where the plan keeps no average. base: the digest of what
-    checkpoints do not hold, None where they hold all. completions: that later steps learn from, None where each step
+    """Live state of a run on this rank. ema: None if the plan keeps no average. base: digest of the parameters that
+    checkpoints leave out, None without such. completions: completions that later steps train on, None if each step
     samples its own."""
 
     plan: Plan
@@ -81,7 +81,7 @@ class FullState:
     # Saving -----------------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors under the names of a checkpoint. Streams of random numbers are copies, made now."""
+        """Return all tensors under their names in a checkpoint. Random streams are copied now."""
         own = {self._stream(name): state for name, state in streams.streams(self.rank.device).items()}
         averages = self.ema.tensors() if self.ema is not None else {}
         return {
@@ -92,23 +92,23 @@ class FullState:
         }
 
     def given(self) -> tuple[dict[str, Tensor], ...]:
-        """What `take` of another rank in the same place reads, in its order."""
+        """Return the tensors that `take` reads on another rank in the same place, in its order."""
         averages = self.ema.tensors() if self.ema is not None else {}
         return self._model_tensors(), averages, self._optimizer_tensors()
 
     def files(self) -> dict[str, bytes]:
-        """Name → content of what is in no tensor, on the first rank. Collective."""
+        """Return name → content of the files that hold no tensors, on the first rank. Collective."""
         packed = self.completions.packed(self.progress.step) if self.completions is not None else None
         return {self.completions.name: packed} if self.completions is not None and packed is not None else {}
 
     def weights(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The weights for publishing under the names of a model, and what is said of them."""
+        """Return the weights to publish under the names of a model, and their description."""
         if self.ema is not None and self.ema.publishes and self.ema.updates:
             return self.ema.tensors("model"), {"weights": "averaged", "ema": self.ema.described()}
         return self._model_tensors(), {"weights": "trained"}
 
     def described(self) -> dict[str, Any]:
-        """What is known of the state besides its tensors, as JSON."""
+        """Return the JSON description of the state, without its tensors."""
         step = self.progress.step
         measured = {
             name: value for name, (at, value) in self.progress.measured.items() if at == step and math.isfinite(value)
@@ -132,11 +132,11 @@ class FullState:
         }
 
     def _references(self) -> dict[str, dict[str, str]]:
-        """What the references of datasets are of; by datasets."""
+        """Return the description of each dataset's reference, by dataset."""
         return {name: dict(each.reference) for name, each in self.feed.datasets.items() if each.reference}
 
     def _epochs(self, step: int) -> dict[str, Any]:
-        """How many epochs of its data the run has taken, and which one its last step has ended, if it has."""
+        """Return the epochs of data that the run has read, and the epoch that its last step ended, if any."""
         epoch, batch = self.feed.epoch(step), self.feed.batch
         if epoch is None or batch is None:
             return {}
@@ -145,11 +145,11 @@ class FullState:
     # Putting back -----------------------------------------------------------------------------------------------------
 
     def restore(self, entry: CheckpointEntry, collective: CollectiveErrors) -> Restored:
-        """Put back what a full checkpoint holds, in place; where the run has gone back to it, with the data that comes
-        behind what was left out. Collective.
+        """Restore a full checkpoint in place; after a rollback, with the data that follows the skipped rows.
+        Collective.
 
-        Counters come behind the loader, so that a refusal leaves them; random numbers come last, as whatever is done
-        before may draw some. Raises ResumeRefused if its rows are not those of this data.
+        Counters follow the loader, so that a refusal leaves them unchanged; random streams come last, because earlier
+        groups may draw numbers. Raises ResumeRefused if the checkpoint's rows come from other data.
         """
 
         def read(tensors: dict[str, Tensor]) -> str:
@@ -159,9 +159,9 @@ class FullState:
         return self.take(onward(entry), read, entry.path)
 
     def take(self, state: dict[str, Any], read: Callable[[dict[str, Tensor]], str], source: Path) -> Restored:
-        """Put back what `described` has said of another state, `state`, with what `read` fills its tensors with, in
-        place: those of the model, of averages, of the optimizer, of streams. source: where that is from."""
-        reshard(self.model)  # parameters have the names of their shards only while these are in force
+        """Restore the state described by `state` (from `described`); `read` fills the tensors of model, averages,
+        optimizer and random streams in place. source: its origin, for errors."""
+        reshard(self.model)  # parameters have the names of their shards only while sharded
         remarks: list[Remarks] = []
 
         def loader() -> str:
@@ -229,10 +229,10 @@ class FullState:
         return "read" if file.exists() else ""
 
     def _restore_streams(self, state: dict[str, Any], read: Callable[[dict[str, Tensor]], str]) -> str:
-        """A rank's streams are its own in the same mesh alone: in another it stands for other rows, beside others."""
+        """Restore random streams, which only fit the same mesh: in another mesh a rank reads other rows."""
         saved = state.get("rng")
         now = streams.streams(self.rank.device)
-        # Those of one replica group are saved, and each stands for rows of its own.
+        # Only one replica group's streams are saved, and each group reads other rows.
         if saved is None or saved != self._described_streams(now) or self.rank.replica is not None:
             streams.begin(self.plan.seed, state["step"], self.rank.row_rank)
             return "anew"
@@ -244,20 +244,20 @@ class FullState:
         return f"rng.{self.rank.rank:05d}.{name}"
 
     def _described_streams(self, found: dict[str, Tensor]) -> dict[str, Any]:
-        """What a checkpoint says of the streams that it holds, those of every rank."""
+        """Return the description of the streams of every rank."""
         axes = [[axis.name, axis.size] for axis in self.plan.mesh.axes]
         return {"axes": axes, "sizes": {name: state.numel() for name, state in found.items()}}
 
 
 Send = Callable[[Tensor], None]
-"""Takes bytes, uint8 [n], in host memory."""
+"""Sends bytes, uint8 [n], in host memory."""
 Receive = Callable[[int], Tensor]
-"""Gives the next n bytes."""
+"""Receives the next n bytes."""
 _LENGTH = 8
 
 
 def give(state: FullState, beside: dict[str, Any], send: Send) -> None:
-    """beside: what else is to be known of it, as JSON."""
+    """Send the state to another rank. beside: further JSON values."""
     text = json.dumps({**state.described(), **beside}).encode()
     send(torch.tensor([len(text)]).view(torch.uint8))
     send(torch.frombuffer(bytearray(text), dtype=torch.uint8))
@@ -267,9 +267,10 @@ def give(state: FullState, beside: dict[str, Any], send: Send) -> None:
 
 
 def take(state: FullState, receive: Receive, source: Path) -> dict[str, Any]:
-    """Put back what `give` of another rank sends, in place; what it has said. source: where that is from, for errors.
+    """Restore in place the state that `give` of another rank sends; return its description. source: its origin, for
+    errors.
 
-    Raises ResumeRefused if its rows are not those of this data.
+    Raises ResumeRefused if its rows come from other data.
     """
     length = int(receive(_LENGTH).view(torch.int64).item())
     said: dict[str, Any] = json.loads(bytes(receive(length).tolist()))
@@ -286,17 +287,17 @@ def take(state: FullState, receive: Receive, source: Path) -> dict[str, Any]:
     return said
 
 
-# Told of every checkpoint that is passed over: (it, why).
+# Called for every rejected checkpoint: (entry, flaw).
 Report = Callable[[CheckpointEntry, str], None]
 
 
 def choose(
     folder: CheckpointFolder, collective: CollectiveErrors, *, content: bool, report: Report
 ) -> CheckpointEntry | None:
-    """The checkpoint `latest` names or else the newest that is intact; None if the folder has none at all.
+    """Return the checkpoint that `latest` names, or else the newest intact one; None if the folder has none.
 
-    content: read all of it and compare checksums, the files dealt among ranks. Collective, with one result for all.
-    Raises ResumeRefused if there are checkpoints and none is intact: a run that began anew would hide that.
+    content: also compare checksums, with the files dealt among ranks. Collective, with one result for all. Raises
+    ResumeRefused if no checkpoint is intact: starting from scratch would hide that.
     """
     candidates = collective.first(folder.candidates)
     for entry in candidates:
@@ -313,7 +314,7 @@ def choose(
 
 
 def flaw_of(entry: CheckpointEntry, collective: CollectiveErrors, *, content: bool) -> str:
-    """What is wrong with a checkpoint; empty if nothing is. Collective, with one result for all."""
+    """Describe a defect of a checkpoint; empty if there is none. Collective, with one result for all."""
     part = (collective.rank, collective.size)
     try:
         found = collective.all(lambda: flaws(entry.path, content=content, part=part))

@@ -16,9 +16,9 @@ from xtrain.runtime.store.checkpoints import TENSORS, CheckpointEntry, Checkpoin
 
 @frozen
 class Publisher:
-    """Writes into the folder of a run; one process at a time. All methods raise OSError.
+    """Writer of a run's folder of checkpoints; one process at a time. All methods raise OSError.
 
-    best: the metric whose least value `best` follows, the highest if `highest`; None where none is followed.
+    best: the metric that `best` follows, the least value or the highest if `highest`; None without one.
     """
 
     folder: CheckpointFolder
@@ -26,7 +26,7 @@ class Publisher:
     highest: bool = False
 
     def sweep(self) -> None:
-        """Remove what saves and removals that were cut off have left; nobody may be saving here."""
+        """Remove leftovers of interrupted saves and removals; no process may be saving here."""
         for path in self.folder.remains():
             durable.clear(path) if path.is_dir() else durable.forget(path)
         for pointer in POINTERS:
@@ -34,7 +34,7 @@ class Publisher:
                 self._follow(pointer)
 
     def begin(self, final: Path) -> Path:
-        """An empty folder to write `final` into; what an earlier attempt left half-made is removed."""
+        """Create an empty folder to write `final` into; leftovers of an earlier attempt are removed."""
         partial = partial_of(final)
         if partial.exists():
             durable.clear(partial)
@@ -42,7 +42,7 @@ class Publisher:
         return partial
 
     def abandon(self, final: Path) -> None:
-        """Remove what was written of a checkpoint that will not be finished."""
+        """Remove a partly written checkpoint."""
         partial = partial_of(final)
         if partial.exists():
             durable.clear(partial)
@@ -50,12 +50,12 @@ class Publisher:
     def publish(
         self, final: Path, state: dict[str, Any], checksums: dict[str, str], pointers: tuple[Pointer, ...]
     ) -> None:
-        """Seal what was written, give it its name and point at it, in that order.
+        """Seal the written files, rename the folder to `final` and set pointers, in that order.
 
-        Every file must be on the disk already, `checksums` speaks of each.
+        Every file must be synced already and be listed in `checksums`.
         """
         partial = partial_of(final)
-        write_sidecar(partial, state, checksums)  # which syncs the folder as well
+        write_sidecar(partial, state, checksums)  # also syncs the folder
         aside = self._make_way(final) if final.exists() else None
         durable.rename(partial, final)
         for pointer in pointers:
@@ -64,12 +64,12 @@ class Publisher:
             durable.clear(aside)
 
     def point(self, pointer: Pointer, name: str) -> None:
-        """Let a pointer name a checkpoint, then its alias mean the file of that, where it is one file."""
+        """Set a pointer, then its alias if the checkpoint is a single file."""
         durable.write(self.folder.root / pointer, f"{name}\n")
         self._follow(pointer)
 
     def _follow(self, pointer: Pointer) -> None:
-        """Bring an alias to where its pointer is."""
+        """Bring an alias in line with its pointer."""
         alias, file = self.folder.alias(pointer), self._file(pointer)
         if file is not None:
             durable.name_also(file, alias)
@@ -81,15 +81,16 @@ class Publisher:
         return durable.means(alias, file) if file is not None else not alias.exists()
 
     def _file(self, pointer: Pointer) -> Path | None:
-        """The one file of what a pointer names; None where there is none."""
+        """Return the single file of a pointer's target; None without one."""
         file = self.folder.root / self.folder.named(pointer) / TENSORS
         return file if file.is_file() else None
 
     def retain(self, keep: int | None, *, begun: CheckpointEntry | None = None) -> list[Path]:
-        """Remove what `CheckpointFolder.old` says (None: nothing of it), and weights that `model` has left behind.
+        """Remove the checkpoints of `CheckpointFolder.old` (None: no full checkpoints), and weights that `model` no
+        longer names.
 
-        begun: the checkpoint that a run goes on from, which is left alone. One that another process reads, as to export
-        it, is left for the next call. Returns what was removed.
+        begun: the checkpoint that the run resumes from, which is kept. A checkpoint that another process reads, for
+        example to export it, is left for the next call. Returns the removed paths.
         """
         old = self.folder.old(keep, begun=begun) if keep is not None else []
         old = [entry for entry in old if begun is None or entry.name != begun.name]
@@ -107,7 +108,7 @@ class Publisher:
         durable.clear(durable.set_aside(path))
 
     def _make_way(self, final: Path) -> Path:
-        """Free the name of a step that is saved again; pointers to it go to another checkpoint, or away."""
+        """Free the name of a step that is saved again; its pointers move to another checkpoint or are removed."""
         for pointer in POINTERS:
             if self.folder.named(pointer) == final.name:
                 other = self._other(pointer, final.name)
@@ -119,7 +120,7 @@ class Publisher:
         return durable.set_aside(final)
 
     def _other(self, pointer: Pointer, name: str) -> CheckpointEntry | None:
-        """What a pointer is to name instead."""
+        """Return the checkpoint that a pointer moves to; None without one."""
         if pointer == "latest":
             return next((entry for entry in reversed(self.folder.entries()) if entry.name != name), None)
         if pointer != "best" or not self.best:
@@ -128,20 +129,20 @@ class Publisher:
 
 
 def partial_of(final: Path) -> Path:
-    """Where a checkpoint is written before it has its name."""
+    """Return the path where a checkpoint is written before it is published."""
     return final.with_name(final.name + durable.PARTIAL)
 
 
 FILE: Final = "rollback.json"
-_KEYS: Final = {"newer": "undone"}  # of fields whose key in the file is another
+_KEYS: Final = {"newer": "undone"}  # fields with another key in the file
 
 
 @frozen(kw_only=True)
 class RollbackState:
-    """What was undone, and how it goes on.
+    """Rollback of a run and the state that it continues with.
 
-    checkpoint, seal: from which. from_step: how many steps there were. loader: the state of the data that the run goes
-    on with. nonfinite: the counters it goes on with. newer: name → seal of the checkpoints that were newer.
+    checkpoint, seal: the checkpoint it went back to. from_step: the step it came from. loader: the data state to
+    continue with. nonfinite: the counters to continue with. newer: name → seal of the newer checkpoints.
     """
 
     checkpoint: str
@@ -152,12 +153,12 @@ class RollbackState:
     newer: dict[str, str]
 
     def write(self, directory: Path) -> None:
-        """Make it last, in place of an earlier one. Raises OSError."""
+        """Write the rollback durably, replacing an earlier one. Raises OSError."""
         content = {_KEYS.get(name, name): value for name, value in asdict(self).items()}
         durable.write(directory / FILE, json.dumps(content, indent=1))
 
     def finish(self, directory: Path) -> None:
-        """Take the names from what was undone; the best one so far keeps it. Raises OSError."""
+        """Remove the newer checkpoints, except the best one so far. Raises OSError."""
         folder = CheckpointFolder(directory / "checkpoints")
         publisher = Publisher(folder)
         discarded = [entry for entry in folder.published() if self.newer.get(entry.name) == seal_of(entry)]
@@ -170,7 +171,7 @@ class RollbackState:
 
 
 def read_rollback(directory: Path) -> RollbackState | None:
-    """The last one of a run; None where it has never gone back. Raises ResumeRefused where it is damaged."""
+    """Return the last rollback of a run; None without one. Raises ResumeRefused if the file is damaged."""
     try:
         content = read_json(directory / FILE)
         return RollbackState(
@@ -186,14 +187,14 @@ def read_rollback(directory: Path) -> RollbackState | None:
 
 
 def finish_rollback(directory: Path) -> None:
-    """Do what a run that was killed while it went back has left to do; nobody may be saving there. Raises OSError."""
+    """Finish the rollback of a run that was killed during it; no process may be saving there. Raises OSError."""
     rollback = read_rollback(directory)
     if rollback is not None:
         rollback.finish(directory)
 
 
 def onward(entry: CheckpointEntry) -> dict[str, Any]:
-    """What a checkpoint says of itself, with the place in the data where a run goes on that has gone back to it."""
+    """Return a checkpoint's description, with the data state to continue with after a rollback."""
     state = entry.state()
     rollback = read_rollback(entry.path.parent.parent)
     if rollback is None:
@@ -204,7 +205,7 @@ def onward(entry: CheckpointEntry) -> dict[str, Any]:
 
 
 def seal_of(entry: CheckpointEntry) -> str:
-    """What tells a checkpoint from another of its name; empty where it cannot be read."""
+    """Return the seal that distinguishes checkpoints of one name; empty if it cannot be read."""
     try:
         return str(entry.state().get("seal", ""))
     except (OSError, ValueError):

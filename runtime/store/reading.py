@@ -28,7 +28,7 @@ from xtrain.runtime.store.checkpoints import METADATA, TENSORS
 
 
 def mapped(folder: Path) -> dict[str, Tensor]:
-    """Name → tensor whose content is read from the disk when it is asked for. Raises OSError."""
+    """Return name → tensor, each read from disk on first use. Raises OSError."""
     try:
         found = torch.load(folder / TENSORS, map_location="cpu", mmap=True, weights_only=True)
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError, UnpicklingError) as error:
@@ -39,7 +39,7 @@ def mapped(folder: Path) -> dict[str, Tensor]:
 
 
 class FileReader(StorageReader):
-    """One piece a tensor: the whole of it."""
+    """Reader of a single-file checkpoint; each tensor is one piece."""
 
     def __init__(self, folder: Path) -> None:
         self._tensors = mapped(folder)
@@ -88,11 +88,11 @@ def _whole_tensor(tensor: Tensor) -> TensorStorageMetadata:
 
 T = TypeVar("T")
 MOST_BYTES: Final = 2**31  # of `.metadata`: about 20 million shards
-MOST_DIMENSIONS: Final = 64  # as torch has it
+MOST_DIMENSIONS: Final = 64  # torch's limit
 # Packages whose classes torch writes into `.metadata`.
 _PACKAGES: Final = ("torch", "pathlib")
-# Instructions of a pickle (`pickletools.opcodes`) that build plain data, with the bytes of their arguments, then those
-# with a length before their data. LONG_BINPUT is not among them: one such instruction can take gigabytes of memory.
+# Pickle instructions (`pickletools.opcodes`) that build plain data, with the bytes of their arguments, then those with
+# a length before their data. LONG_BINPUT is left out: one such instruction can take gigabytes of memory.
 _PLAIN: Final = re.compile(rb"(?:[(0NRabdestu})\]\x81\x85-\x89\x93\x94]|[Kh\x80].|M..|[Jj]....|\x95.{8})++", re.DOTALL)
 _COUNTED: Final = {b"\x8c": 1, b"\x8a": 1, b"X": 4}
 _LONG: Final = b"\x8a"
@@ -100,7 +100,7 @@ _END: Final = b"."
 
 
 class _StandIn:
-    """Stands in for what a pickle names: keeps what it is given, and does nothing with it."""
+    """Stand-in for a class that a pickle names: stores its arguments and state, and does nothing."""
 
     arguments: tuple[Any, ...] = ()
     state: Any = None
@@ -113,7 +113,7 @@ class _StandIn:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes stand-ins, of one class for each name."""
+    """Unpickler that makes stand-ins, one class for each name."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(BytesIO(content))
@@ -129,7 +129,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class ShardReader(FileSystemReader):
-    """Reads a checkpoint of shards. Raises OSError where `.metadata` is not what torch writes."""
+    """Reader of a sharded checkpoint. Raises OSError if `.metadata` is not what torch writes."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -167,15 +167,15 @@ def _check_instructions(content: bytes) -> None:
         start = place + 1 + _COUNTED[sign]
         length = int.from_bytes(content[place + 1 : start], "little")
         place = start + length
-        # Larger numbers can be chosen so that all have one hash.
+        # Larger numbers can be chosen to collide in their hashes.
         if place >= len(content) or (sign == _LONG and length > 8):
             raise ValueError(f"a length in front of byte {start:,} is too large")
 
 
 class _Records:
-    """Builds torch's records from stand-ins. Raises ValueError, TypeError or KeyError for what they do not hold.
+    """Builder of torch's records from stand-ins. Raises ValueError, TypeError or KeyError for invalid content.
 
-    most: shards that a file of this size can have; a pickle may name the same list again and again.
+    most: shards that a file of this size can have; a pickle may repeat one list many times.
     """
 
     def __init__(self, folder: Path, most: int) -> None:
@@ -192,7 +192,7 @@ class _Records:
             for chunk in tensor.chunks:
                 if MetadataIndex(name, chunk.offsets) not in places:
                     raise ValueError(f"it does not say where `{name}` from {list(chunk.offsets)} lies")
-        # torch's own type of a value is a union, which a dict of one of its members is not.
+        # torch declares the value type as a union, and dict is invariant.
         return Metadata(state_dict_metadata={**tensors}, storage_data=places)
 
     def _tensor(self, name: Any, record: Any) -> TensorStorageMetadata:
@@ -275,7 +275,7 @@ def _size(record: Any) -> torch.Size:
 
 
 class WholeTensors:
-    """Reads a checkpoint of any layout and form. What lies where is read once. Raises OSError."""
+    """Reader of whole tensors from a checkpoint of any layout and form. The index is read once. Raises OSError."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -283,11 +283,11 @@ class WholeTensors:
             self._reader = reader_of(folder)
             self._metadata = self._reader.read_metadata()
             self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
-        except Exception as error:  # what torch raises of a damaged file is of many kinds
+        except Exception as error:  # torch raises many kinds of errors for a damaged file
             raise OSError(f"{folder} cannot be read: {error}") from error
 
     def read(self, name: str) -> Tensor:
-        """All of a tensor, in its own format. In memory there is also one shard of it. Raises OSError."""
+        """Read a whole tensor in its own number format. Memory also holds one shard. Raises OSError."""
         stored = self._metadata.state_dict_metadata.get(name)
         if not isinstance(stored, TensorStorageMetadata):
             raise OSError(f"{self._folder} has no tensor {name}")

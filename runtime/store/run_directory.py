@@ -1,4 +1,4 @@
-"""Run directory `<root>/<lineage>/<run_id>/`: where it is, how it is opened, and runs that are moved aside."""
+"""Run directory `<root>/<lineage>/<run_id>/`: its path, opening it, and moving earlier runs aside."""
 
 import json
 import os
@@ -36,14 +36,14 @@ from xtrain.runtime.store.checkpoints import CheckpointEntry, CheckpointFolder
 from xtrain.runtime.store.earlier_runs import OtherRun, find_changes, other_run, saved_last
 from xtrain.runtime.store.publication import Publisher, finish_rollback
 
-# What says where a run is and begins: of the command that goes back, they say that of the run that was set aside.
+# Settings that choose a run's directory and starting point; the command that resumes a moved run sets them itself.
 _CHOSEN = ("workspace.run", "checkpoint.from", "checkpoint.resume")
 
 
 @frozen(kw_only=True)
 class SetAside:
-    """directory: where it lies now. step: of its latest whole checkpoint, 0 for none. reason: why it made way.
-    command: goes on with it; empty where there is nothing to go on from."""
+    """A run that was moved aside. directory: its new place. step: of its latest complete checkpoint, 0 without one.
+    reason: why it was moved. command: resumes it; empty if it has no checkpoint."""
 
     directory: Path
     step: int
@@ -51,13 +51,13 @@ class SetAside:
     command: str
 
     def text(self) -> str:
-        """For people, in lines."""
+        """Return lines for people."""
         where = f"at step {self.step:,}" if self.step else "without a complete checkpoint"
         lines = [f"the earlier run in this directory, {where}, was moved to {self.directory}: {self.reason}"]
         return "\n".join([*lines, *([f"  to resume that run: {self.command}"] if self.command else [])])
 
     def event(self, attempt: str) -> SetAsideEvent:
-        """For the file of the start that has moved it."""
+        """Return the event for the records of the start that moved it."""
         directory = str(self.directory)
         return SetAsideEvent(
             step=self.step, attempt=attempt, directory=directory, reason=self.reason, command=self.command
@@ -65,9 +65,10 @@ class SetAside:
 
 
 def set_aside(directory: Path, attempt: str, plan: Plan) -> SetAside | None:
-    """Move what lies in the directory of a run that begins anew; None where there is nothing. Raises OSError.
+    """Move the earlier run out of the directory of a run that starts anew; None if there is no earlier run. Raises
+    OSError.
 
-    The directory is empty then.
+    The directory is empty afterwards.
     """
     latest = CheckpointFolder(directory / "checkpoints").latest()
     if latest is None and not (directory / METRICS_FILE).exists():
@@ -93,7 +94,7 @@ def _reason(plan: Plan, latest: CheckpointEntry | None) -> str:
 
 
 def _command(plan: Plan, beside: Path, origin: str | None) -> str:
-    """What was started, but for where it is to begin."""
+    """Return the command that resumes a moved run: the original one with another starting point."""
     sets, world = (plan.origin.sets, plan.origin.world) if plan.origin else ((), None)
     others = [text for text in sets if text.partition("=")[0].strip() not in _CHOSEN]
     named = "none" if origin is None else _text(origin)
@@ -104,18 +105,17 @@ def _command(plan: Plan, beside: Path, origin: str | None) -> str:
 
 
 def _text(value: str) -> str:
-    """A text as a spec writes it."""
+    """Return a text as a spec writes it."""
     return json.dumps(value, ensure_ascii=False)
 
 
 @frozen
 class RunDirectory:
-    """A run's directory, opened for one attempt at running it. `lock` is held until the object is gone.
+    """Directory of a run, opened for one attempt. `lock` is held until the object is freed.
 
-    plan: what the attempt does, with lengths in tokens and epochs counted from the checkpoint that it resumes.
-    other: a run that whoever started this one may have wanted to resume, if this one has no checkpoint. changes: what
-    is not as it was when the run was last started, in words. aside: the run that lay here before, if it made way.
-    unread: why git could not read the code, if that chose the directory.
+    plan: of the attempt; lengths in tokens and epochs count from the checkpoint that it resumes. other: a run that the
+    user may have wanted to resume, if this one has no checkpoint. changes: differences from the last start, in words.
+    aside: the earlier run, if it was moved. unread: why git could not read the code, if that chose the directory.
     """
 
     directory: Path
@@ -129,33 +129,33 @@ class RunDirectory:
 
 
 def locate(plan: Plan, code: CodeVersion | CodeUnread | None) -> Path:
-    """Where this plan's run lives; the same plan under the same code always gives the same place.
+    """Return the directory of this plan's run; the same plan under the same code always gives the same path.
 
-    Where git could not read the code it is the run of this experiment that saved last, whatever its code.
+    If git cannot read the code, this is the run of the experiment that saved last, whatever its code.
     """
     chosen = plan.workspace["run"]
     run_id = chosen or (f"{code.code_id}-{plan.config_id}" if isinstance(code, CodeVersion) else plan.config_id)
     directory = Path(plan.workspace["root"]) / (plan.workspace["lineage"] or plan.name) / run_id
     if chosen or not isinstance(code, CodeUnread) or not plan.node("setup.resume").args["resume"]:
         return directory
-    # Which code this is, nobody knows: a run of the experiment that can be resumed is resumed.
+    # The code is unknown: resume any resumable run of the experiment.
     own = CheckpointFolder(directory / "checkpoints").latest()
     found = saved_last(directory, plan.config_id)
     return directory if own is not None or found is None else found.path.parents[1]
 
 
 def open_workspace(plan: Plan, resolved_spec: str, directory: Path | None = None) -> RunDirectory:
-    """Make the run directory ready for another attempt. directory: None for where the plan says.
+    """Prepare the run directory for another attempt. directory: None for the plan's own.
 
-    Records of steps that will be computed again are moved to `logs/`; a run that is not to be resumed moves aside as a
-    whole. Raises EnvironmentFault if the directory cannot be written or another process is running in it.
+    Records of steps that will be computed again are moved to `logs/`; a run that is not resumed moves aside as a whole.
+    Raises EnvironmentFault if the directory cannot be written or another process is running in it.
     """
     code = read_code(Path(plan.spec).resolve().parent)
     return _open(directory or locate(plan, code), plan, resolved_spec, code, None)
 
 
 def reopen(workspace: RunDirectory, plan: Plan) -> RunDirectory:
-    """Make the directory ready for another attempt by the process that has opened it, whose lock goes on.
+    """Prepare the directory for another attempt by the process that already holds its lock.
 
     plan: the same run, perhaps on other ranks. Raises EnvironmentFault as `open_workspace` does.
     """
@@ -168,7 +168,7 @@ def _open(
 ) -> RunDirectory:
     attempt = time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
     if not directory.exists():
-        check_folder(plan)  # of a run that cannot begin there is no directory
+        check_folder(plan)  # a run that cannot start leaves no directory
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = lock or hold(directory, LAUNCHER_LOCK)
@@ -178,7 +178,7 @@ def _open(
         start = starting_point(plan, directory)
         _check_start(plan, start, directory)  # before anything of the run is overwritten
         before = None if start.anew else metadata.read_before(directory)
-        # A run that has ended, and is not to train more, says so by itself: its steps are held against no budget.
+        # A finished run reports this itself: its steps are not checked against the budget.
         step = start.step if left_to_train(plan, start) else None
         past = past_of(start.entry.state()) if start.entry is not None and step is not None else None
         changes = find_changes(before, plan, code, step, past) if before is not None else None
@@ -186,7 +186,7 @@ def _open(
             changes.refuse_if_unfit(directory)
         aside = set_aside(directory, attempt, plan) if start.anew else None
         if aside is not None:
-            lock = hold(directory, LAUNCHER_LOCK)  # the other one is of the folder that has been moved
+            lock = hold(directory, LAUNCHER_LOCK)  # the lock before belongs to the moved folder
         contents = {**parts_to_copy(plan, directory), **metadata.describe(plan, resolved_spec, code, attempt, before)}
         for name in ("metadata", "ranks", "logs", "checkpoints"):
             (directory / name).mkdir(exist_ok=True)
@@ -213,7 +213,7 @@ def _open(
 
 
 def _check_start(plan: Plan, start: StartingPoint, directory: Path) -> None:
-    """Raise EnvironmentFault if the run cannot begin with what it is to begin with."""
+    """Raise EnvironmentFault if the run cannot start from its starting point."""
     if start.entry is not None:
         check_model(plan, start.entry)
         check_left(plan, start, directory)
@@ -225,7 +225,7 @@ def _check_start(plan: Plan, start: StartingPoint, directory: Path) -> None:
 
 
 def _write_event(directory: Path, event: Event) -> None:
-    """Write an event of the start; no rank is there yet that could."""
+    """Write an event of the start; no rank is running yet."""
     events = JsonLinesFile(directory / EVENTS_FILE)
     events.write(event)
     events.close()

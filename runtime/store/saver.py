@@ -1,4 +1,4 @@
-"""Saving of the state of a run as declared: at once, or beside training from a copy in host memory."""
+"""Saving of a run's state, at once or in the background from a copy in host memory."""
 
 import math
 import shutil
@@ -33,9 +33,9 @@ from xtrain.text.units import bytes_text
 
 
 class HostCopy:
-    """Copies into buffers that are kept from save to save.
+    """Copy of the state in host buffers that are reused by every save.
 
-    pinned: page-locked buffers, into which a GPU copies by itself on a stream of its own; without a GPU no difference.
+    pinned: page-locked buffers, which a GPU copies into on a stream of its own; no effect without a GPU.
     """
 
     def __init__(self, *, pinned: bool, device: torch.device) -> None:
@@ -48,20 +48,20 @@ class HostCopy:
             use_non_blocking_copy=own_stream,
         )
         self._stager = DefaultStager(options)
-        # torch 2.11 closes what copies behind every copy: the next one would fail, and have no buffers.
+        # torch 2.11 closes the copier after every copy: the next copy would fail, and have no buffers.
         copier = self._stager._state_dict_stager
         self._close, copier.close = copier.close, lambda: None
         self._under_way: Future[dict[str, Any]] | None = None
 
     def prepare(self, tensors: dict[str, Any]) -> None:
-        """Make the buffers, and touch all of their memory, before training waits for that in its first save."""
+        """Allocate the buffers and touch their memory, so that the first save does not wait for this."""
         self.begin(tensors)
         self.wait()
 
     def begin(self, tensors: dict[str, Any]) -> Future[dict[str, Any]]:
-        """Start to copy; the buffers may be written again when nobody needs the last copy any more."""
+        """Start a copy; the last copy must no longer be in use."""
         if self._device.type == "cuda":
-            # The copy goes beside the stream that the last update was computed on, and must not overtake it.
+            # The copy runs on another stream and must not overtake the last update.
             torch.cuda.current_stream(self._device).synchronize()
         found = self._stager.stage(tensors)
         assert isinstance(found, Future)
@@ -69,7 +69,7 @@ class HostCopy:
         return found
 
     def wait(self) -> None:
-        """Return when what is being copied may be changed. Raises what the copying raised."""
+        """Wait until the copied state may change. Raises the copy's error."""
         if self._under_way is not None:
             self._under_way.result()
             self._under_way = None
@@ -81,19 +81,19 @@ class HostCopy:
 
 Mode = Literal["sync", "async", "async_pinned"]
 Overlap = Literal["wait", "latest"]
-# What is said of a full state and not of weights alone.
+# Entries of the description that only full states have.
 OF_FULL_STATES: Final = ("loader", "optimizer", "rng", "ema", "record")
 
 
 @define(kw_only=True, eq=False)
 class Saver:
-    """Writes checkpoints of a run.
+    """Writer of a run's checkpoints.
 
-    overlap: what a save does that comes due while another is being written: wait for it, or come later. best: the
-    metric whose least value `best` follows, or the highest if `highest`; None without one. failures: how many saves in
-    a row may fail, None for any number. staging: None where saves are made at once. begun_from: where the run got its
-    first state, if not from itself. written_by: versions, and the state of the user's code. Methods without another
-    word are collective, and all ranks leave them alike.
+    overlap: a save due while another is written waits for it, or is made later. best: the metric that `best` follows,
+    the least value or the highest if `highest`; None without one. failures: saves in a row that may fail, None for any
+    number. staging: None if saves are made at once. begun_from: origin of the run's first state, if not its own.
+    written_by: versions, and the state of the user's code. Methods are collective unless they say otherwise, and end
+    alike on all ranks.
     """
 
     state: FullState
@@ -108,15 +108,15 @@ class Saver:
     begun_from: dict[str, Any] | None
     written_by: dict[str, Any]
     may_begin: Callable[[], bool] = lambda: True
-    """Whether a save that is due now is made now, whatever is still being written; the same on all ranks."""
+    """Returns True if a due save is made now even while another is being written; the same on all ranks."""
     writes: Callable[[], bool] = lambda: True
-    """Whether these ranks save what is due: of several replica groups one does, for all have the same state."""
+    """Returns True if these ranks save: of several replica groups only one does, because all have the same state."""
     hooks: Callable[[str], None] = lambda place: None
-    """Calls the hooks of a place, before and after a save that is made."""
+    """Calls the hooks of a place, before and after a save."""
     look: Callable[[], None] = lambda: None
-    """Finds out, on the first rank, whether the folder of the run is where it was."""
+    """Checks on the first rank that the run's folder is still in its place."""
     put_off: str = ""
-    """The node of a save that was due while another one was being written, and is still to be made."""
+    """The node of a save that was due while another was being written and is still to be made."""
     _failed: int = 0
     _under_way: Future[StorageFailed | None] | None = None
     _job: "SaveJob | None" = None
@@ -132,19 +132,19 @@ class Saver:
 
     @property
     def beside(self) -> bool:
-        """Whether training goes on while a save is written that it does not end with."""
+        """True if training continues while a save is written, except for a final one."""
         return self.staging is not None
 
     @property
     def busy(self) -> bool:
-        """Whether this rank is still writing; not collective, and ranks may differ."""
+        """True if this rank is still writing; not collective, and ranks may differ."""
         return self._under_way is not None and not self._under_way.done()
 
     def save(self, node: str, *, must: bool) -> None:
         """Save the state after `progress.step` steps, unless it is saved already.
 
-        A save that is still being written is waited for first. must: return when it is durable, and raise StorageFailed
-        should it fail; else go on as soon as a copy is under way, and raise only if too many have failed.
+        First waits for a save that is being written. must: return when the save is durable, and raise StorageFailed if
+        it fails; otherwise return once the copy has started, and raise only after too many failures.
         """
         begin = time.perf_counter()
         self._prepare(must=must)
@@ -155,7 +155,7 @@ class Saver:
         self.saved_step = step
         if not self.writes():
             return
-        with suppress(OSError):  # a save there fails, and says why
+        with suppress(OSError):  # the save itself fails then, with the reason
             self.look()
         self.hooks("before_checkpoint")
         job = SaveJob(node, step, self.folder.path(step), self._described(), begin, files=self.state.files())
@@ -173,11 +173,11 @@ class Saver:
         self.hooks("after_checkpoint")
 
     def _prepare(self, *, must: bool) -> None:
-        """Before another save: the one that is being written has ended."""
+        """Wait for the running save before another one."""
         self.settle(raises=not must)
 
     def _begin(self, job: "SaveJob", tensors: dict[str, Any]) -> None:
-        """Write beside training."""
+        """Write in the background."""
         assert self.staging is not None
         staged = self.staging.begin(tensors)
         self._under_way, self._job = Future(), job
@@ -185,7 +185,7 @@ class Saver:
         threading.Thread(target=self._write_beside, args=(job, staged, self._under_way), daemon=True).start()
 
     def await_copy(self) -> None:
-        """Return when the state may be changed; waits for this rank's copy alone."""
+        """Wait until the state may change: for this rank's copy only."""
         if self.staging is not None and self._job is not None:
             begin = time.perf_counter()
             self.staging.wait()
@@ -193,28 +193,29 @@ class Saver:
             self._job = None
 
     def settle(self, *, raises: bool = True) -> None:
-        """Wait for the save that is being written. raises: StorageFailed, if too many have failed."""
+        """Wait for the running save. raises: raise StorageFailed after too many failures."""
         if self._under_way is not None:
             self.await_copy()
             under_way, self._under_way = self._under_way, None
             self._take(under_way.result(), raises=raises)
 
     def drain(self, seconds: float) -> None:
-        """Give a save that is being written so many seconds to end, however the run has ended; not collective."""
+        """Wait up to `seconds` for a running save, however the run has ended; not collective."""
         if self._under_way is not None:
             wait([self._under_way], seconds)
 
     def prune(self, begun: CheckpointEntry) -> None:
-        """Before the first save: remove what earlier starts have kept and this one does not, so that a smaller `keep`
-        makes room on a full disk. What the run goes on from stays: another one that looks whole may be damaged."""
+        """Before the first save, remove checkpoints that earlier starts kept and this one does not: a smaller `keep`
+        makes room on a full disk. The checkpoint that the run resumes from is kept, because another that looks
+        complete may be damaged."""
         if self.writes() and (removed := self._retain(begun)):
             self.records.event(PrunedEvent(step=self.progress.step, checkpoints=removed))
 
     def measured(self, metric: str) -> None:
-        """A metric of the state as it is has been measured: where that is saved already, it can be the best from now
-        on. One that was saved with a value of the metric stays with that.
+        """Update `best` after a metric of the current state was measured, if the state is already saved. A checkpoint
+        that was saved with a value of the metric keeps it.
 
-        Waits for the save; in a step in which both are due a plan measures before it saves.
+        Waits for the save; if both are due in a step, a plan measures before it saves.
         """
         step, (at, value) = self.progress.step, self.progress.measured[metric]
         if metric != self.best or self.saved_step != step or at != step or not math.isfinite(value):
@@ -235,7 +236,7 @@ class Saver:
             self.records.event(BestEvent(step=step, path=str(final), best={metric: value}))
 
     def _measured_late(self, final: Path, metric: str, value: float) -> bool:
-        """On the first rank: whether the checkpoint is the best so far."""
+        """Store a late metric on the first rank; return True if the checkpoint is the best so far."""
         entry = entry_of(final)
         if entry is None or entry.flaws() or metric in entry.state()["metrics"]:
             return False
@@ -247,7 +248,7 @@ class Saver:
         return True
 
     def save_model(self, node: str) -> None:
-        """Save the weights alone, for publishing. Raises StorageFailed if that fails."""
+        """Save the weights alone, for publishing. Raises StorageFailed."""
         begin = time.perf_counter()
         self.settle(raises=False)
         if not self.writes():
@@ -269,7 +270,7 @@ class Saver:
         )
 
     def _write(self, job: "SaveJob", tensors: dict[str, Any]) -> StorageFailed | None:
-        # A run that is killed behind the save goes on behind its step: what is missing then stays missing.
+        # A run killed after the save resumes after this step, so records that are missing now would stay missing.
         self.records.settle(job.step)
         pointers = self._pointers(job)
         try:
@@ -293,10 +294,10 @@ class Saver:
         return None
 
     def _write_beside(self, job: "SaveJob", staged: Future[dict[str, Any]], outcome: Future) -> None:
-        """What the thread does: collectives over a group of its own, one save at a time."""
+        """Write a save in the thread: collectives use their own group, one save at a time."""
         try:
             outcome.set_result(self._write(job, staged.result()))
-        except BaseException as error:  # told to whoever waits for the outcome
+        except BaseException as error:  # raised again by whoever waits for the outcome
             outcome.set_exception(error)
 
     def _retain(self, begun: CheckpointEntry | None = None) -> list[str]:
@@ -340,11 +341,12 @@ class Saver:
         return ("latest", "best") if before is None or self.better(value, before) else ("latest",)
 
     def better(self, value: float, before: float) -> bool:
-        """Whether one value of the metric of `best` is better than another."""
+        """Return True if one value of the metric of `best` is better than another."""
         return value > before if self.highest else value < before
 
     def _best_before(self, final: Path) -> float | None:
-        """What the checkpoint has measured that `best` names; where it is to make way for `final`, the next best."""
+        """Return the metric of the checkpoint that `best` names; of the next best if `final` replaces that
+        checkpoint."""
         entry = self.folder.pointed("best")
         if entry is not None and entry.path == final and self.best:
             entry = self.folder.best_of(self.best, highest=self.highest, besides=entry.name)
@@ -352,15 +354,15 @@ class Saver:
 
     def _described(self) -> dict[str, Any]:
         begun = {"begun_from": self.begun_from} if self.begun_from else {}
-        # A run that is killed right behind the save goes on behind the step, and will not measure it again: what is to
-        # be recorded of it is kept as well.
+        # A run killed after the save resumes after this step and does not measure it again, so unwritten records are
+        # stored too.
         return {**self.state.described(), "made_by": self.written_by, **begun, **self.records.unwritten()}
 
 
 @define(eq=False)
 class SaveJob:
-    """A save under way. began: when it was asked for; blocked: seconds for which training stood still. files: what is
-    written beside tensors, on the first rank."""
+    """Save under way. began: when it was requested; blocked: seconds that training stood still. files: non-tensor
+    files, on the first rank."""
 
     node: str
     step: int

@@ -21,16 +21,16 @@ from xtrain.runtime.nn.build import DTYPES
 from xtrain.runtime.nn.weights import own_indices
 
 TYPES: Final = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
-# Of a tensor that is in host memory at a time, whatever its size.
+# Bytes of a tensor in host memory at a time.
 CHUNK_BYTES: Final = 2**24
-PAUSE_SECONDS: Final = 10.0  # between two reports of how far reading is
+PAUSE_SECONDS: Final = 10.0  # between two progress reports
 
 
 @define
 class WeightReader:
-    """Reads pieces of stored tensors; a file is opened when it is first needed.
+    """Reader of pieces of stored tensors; files are opened on first use.
 
-    report: called with the bytes read so far whenever some seconds have passed.
+    report: called with the bytes read so far, every PAUSE_SECONDS.
     """
 
     files: WeightFiles
@@ -56,11 +56,11 @@ class WeightReader:
         self._open.clear()
 
     def has(self, name: str) -> bool:
-        """Whether the files have a parameter, or a buffer."""
+        """Return True if the files have a parameter or buffer."""
         return name in self.assignment.parts
 
     def total(self, parameters: Iterable[tuple[str, Tensor]]) -> int:
-        """Bytes that reading the pieces of these parameters takes."""
+        """Return the bytes to read for this rank's pieces of these parameters."""
         found = 0
         for name, parameter in parameters:
             piece = parameter.to_local() if isinstance(parameter, DTensor) else parameter
@@ -70,17 +70,17 @@ class WeightReader:
         return found
 
     def read(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Fill this rank's pieces of parameters. Raises OSError whose text names file and tensor."""
+        """Fill this rank's pieces of parameters. Raises OSError that names file and tensor."""
         together: dict[str, dict[str, Tensor]] = {}
         for name, parameter in parameters:
             part = self.assignment.parts[name][0]
-            # What lies in turns in one tensor is read at once, so that no byte is read twice.
+            # Parameters interleaved in one tensor are read together, so that no byte is read twice.
             together.setdefault(part.name if part.step > 1 else name, {})[name] = parameter
         for group in together.values():
             self._read(group)
 
     def read_whole(self, name: str, into: Tensor, expert: int | None = None) -> None:
-        """Fill `into` [R, C] with all of a matrix, or of that of an expert of a stack. Raises OSError."""
+        """Fill `into` [R, C] with a whole matrix, or with one expert's matrix of a stack. Raises OSError."""
         indices = [torch.arange(extent) for extent in into.shape]
         for part in self.assignment.parts[name]:
             if part.expert == expert:
@@ -89,7 +89,7 @@ class WeightReader:
                 self._read_parts([part], [into], indices, expert)
 
     def _read(self, parameters: Mapping[str, Tensor]) -> None:
-        """The same of one, or of those that lie in turns in the same tensors, which are alike."""
+        """Fill the pieces of one parameter, or of several alike ones that are interleaved in the same tensors."""
         name, parameter = next(iter(parameters.items()))
         indices = [own_indices(parameter, dim) for dim in range(parameter.ndim)]
         pieces = [each.to_local() if isinstance(each, DTensor) else each for each in parameters.values()]
@@ -120,7 +120,7 @@ class WeightReader:
                     raise OSError(f"{message}config.json ties it")
 
     def _grow(self, part: StoredPart, new: Tensor, columns: Tensor) -> None:
-        """Fill rows [r, c] that files do not have with the mean of those that they have, summed in fp64."""
+        """Fill rows [r, c] that the files lack with the mean of the stored rows, summed in fp64."""
         stored = self.files.tensors[part.name]
         sums = torch.zeros(len(columns), dtype=torch.float64)
         for (_, place), chunk in self._chunks(part.name, stored, torch.arange(part.shape[0]), columns, 0):
@@ -130,7 +130,7 @@ class WeightReader:
     def _read_parts(
         self, parts: Sequence[StoredPart], pieces: Sequence[Tensor], indices: list[Tensor], matrix: int = 0
     ) -> None:
-        """pieces [r, c] of a matrix, [r] of a vector; transposed: [c, r]. matrix: which of the stored tensor."""
+        """Fill pieces [r, c] of a matrix, [r] of a vector; transposed: [c, r]. matrix: index in the stored tensor."""
         part, stored = parts[0], self.files.tensors[parts[0].name]
         skipped = matrix * stored.bytes // part.shape[0]
         indices = [*indices[:-1], indices[-1] + (part.first if part.step == 1 else 0)]
@@ -142,7 +142,7 @@ class WeightReader:
                 self._put(chunk[..., each.first if each.step > 1 else 0], piece[place], part.name, stored)
 
     def _put(self, values: Tensor, to: Tensor, name: str, stored: StoredTensor) -> None:
-        """Copy values, which the number format of parameters must have."""
+        """Copy values and check that they are finite in the parameters' number format."""
         if torch.finfo(to.dtype).max < torch.finfo(values.dtype).max:
             values = values.to(to.dtype)
             if not _is_finite(values):
@@ -154,16 +154,16 @@ class WeightReader:
     def _chunks(
         self, name: str, stored: StoredTensor, rows: Tensor, columns: Tensor | None, skipped: int, step: int = 1
     ) -> Iterator[tuple[Any, Tensor]]:
-        """(place in the piece, what belongs there) for some rows, and some columns of a matrix, all being in order.
+        """Yield (place in the piece, values) for the given rows, and columns of a matrix, in order.
 
-        step: so many neighbouring numbers are one column, and the last dimension of what is given. skipped: bytes of
-        the tensor before the matrix.
+        step: adjacent numbers that form one column, the last dimension of the values. skipped: bytes of the tensor
+        before the matrix.
         """
         width = 1 if columns is None else stored.shape[-1] // step
         size, type = SIZES[stored.format] * step, TYPES[stored.format]
         start, row_bytes = stored.start + skipped, width * size
         for first, end in runs(columns if columns is not None else torch.zeros(1, dtype=torch.int64)):
-            # Where all columns are wanted, rows that follow each other are one range of the file.
+            # If all columns are wanted, consecutive rows are one range of the file.
             begin = 0 if columns is None else int(columns[first])
             whole = end - first == width
             wide, most = (end - first) * size, max(1, CHUNK_BYTES // ((end - first) * size))
@@ -186,9 +186,9 @@ class WeightReader:
                     yield (slice(top, bottom), slice(first, end)), chunk.view(count, end - first, step)
 
     def _room(self, size: int) -> memoryview:
-        """Memory of the buffer, which is as large as the largest chunk so far."""
+        """Return memory of the buffer, which grows to the largest chunk so far."""
         if size > len(self._buffer):
-            self._buffer = bytearray()  # before there are both
+            self._buffer = bytearray()  # free the old buffer first
             self._buffer = bytearray(size)
         return memoryview(self._buffer)[:size]
 
@@ -214,13 +214,13 @@ class WeightReader:
 
 
 def _is_finite(values: Tensor) -> bool:
-    """Whether no value is NaN or infinite; without memory of its own."""
+    """Return True if no value is NaN or infinite, without a temporary tensor."""
     least, most = torch.aminmax(values)
     return isfinite(least) and isfinite(most)
 
 
 def runs(indices: Tensor, most: int | None = None) -> Iterator[tuple[int, int]]:
-    """[first, end) of each stretch of indices that follow one another, cut where one is longer than `most`."""
+    """Yield [first, end) of each stretch of consecutive indices, split at `most`."""
     breaks = (indices.diff() != 1).nonzero().flatten().add(1).tolist()
     bounds = [0, *breaks, len(indices)]
     for first, end in pairwise(bounds):

@@ -1,6 +1,6 @@
 """Writing of a checkpoint: planned pieces, files with checksums, and a transaction of all ranks.
 
-Either all ranks succeed, or all know why not.
+Either all ranks succeed, or all raise the same error.
 """
 
 import os
@@ -34,13 +34,13 @@ from xtrain.runtime.store.checkpoints import TENSORS, CheckpointEntry, file_chec
 from xtrain.runtime.store.publication import Publisher, partial_of
 from xtrain.runtime.store.reading import reader_of
 
-# Stands for the plan of a rank that all know already.
+# Placeholder for the plan of a rank that has not changed.
 UNCHANGED = SavePlan([], usable=False)
 
 
 @frozen(eq=False)
 class _Planned:
-    """Of the last save: what this rank has proposed, what the first rank made of it, and, there, the metadata."""
+    """Plans of the last save: proposed by this rank, final from the first rank, and on the first rank the metadata."""
 
     proposed: SavePlan
     final: SavePlan
@@ -48,12 +48,12 @@ class _Planned:
 
 
 class CachedSavePlanner(DefaultSavePlanner):
-    """Plans of the saves of a run. The first rank divides replicated tensors among the ranks that have them, and checks
-    that the pieces are whole tensors: while names, shapes and placements are those of the last save on all ranks, so is
-    its outcome, and ranks send it nothing.
+    """Save planner that reuses the last plan. The first rank divides replicated tensors among the ranks and checks that
+    the pieces are whole tensors; while names, shapes and placements are unchanged on all ranks, so is the plan, and
+    ranks send nothing.
 
-    torch has such a cache, in variables of the class: after a save that failed on a few ranks, ranks differ in what
-    they have in theirs. This one is of a save that succeeded on all ranks, or is empty on all.
+    torch keeps such a cache in class variables: after a save that failed on a few ranks, the caches differ. This cache
+    is from a save that succeeded on all ranks, or is empty on all.
     """
 
     def __init__(self) -> None:
@@ -64,19 +64,19 @@ class CachedSavePlanner(DefaultSavePlanner):
         self._proposed = self._final = UNCHANGED
 
     def begin(self, tensors: dict[str, Any], collective: CollectiveErrors) -> None:
-        """Before a save of `tensors`. Collective."""
+        """Prepare a save of `tensors`. Collective."""
         super().set_up_planner(tensors, is_coordinator=collective.rank == 0)
         self._proposed = super().create_local_plan()
         known = self._last is not None and self._last.proposed == self._proposed
         self._again = all(collective.all(lambda: known))
 
     def end(self, *, saved: bool) -> None:
-        """After a save. saved: whether it succeeded, the same on all ranks."""
+        """Finish a save. saved: it succeeded; the same on all ranks."""
         self._last = _Planned(self._proposed, self._final, self._metadata) if saved else None
         self.state_dict = {}
 
     def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
-        """`begin` has been told the tensors."""
+        """Do nothing: `begin` has set the tensors."""
 
     def create_local_plan(self) -> SavePlan:
         return UNCHANGED if self._again else self._proposed
@@ -95,7 +95,7 @@ class CachedSavePlanner(DefaultSavePlanner):
 
 
 class _Writer(FileSystemWriter):
-    """One file a rank. What is written reaches the disk later, with its checksum."""
+    """Writer of one file a rank, which is synced later, with its checksum."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, sync_files=False, thread_count=1)
@@ -108,7 +108,7 @@ class _Writer(FileSystemWriter):
 
 
 def _origin(error: BaseException) -> BaseException:
-    """The error of the disk behind one of torch, which speaks of wrong positions in a file."""
+    """Return the disk's error in the chain of a torch error, which only reports a wrong file position."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, OSError):
@@ -120,12 +120,12 @@ def _origin(error: BaseException) -> BaseException:
 def write_sharded(
     tensors: dict[str, Any], folder: Path, collective: CollectiveErrors, planner: CachedSavePlanner
 ) -> dict[str, str]:
-    """Write every rank's pieces into an empty folder that all see; name → checksum of all files, which are then on the
-    disk. Collective. Raises StorageFailed on all ranks alike."""
+    """Write every rank's pieces into an empty shared folder; return name → checksum of all files, which are synced.
+    Collective. Raises StorageFailed on all ranks alike."""
     group = collective.group
 
     def write() -> None:
-        # The planner has the tensors: of those that are given to `save` it would log each one by one.
+        # The planner has the tensors: `save` would log each tensor that it is given.
         save({}, storage_writer=_Writer(folder), planner=planner, process_group=group, no_dist=group is None)
 
     saved = False
@@ -141,7 +141,7 @@ def write_sharded(
 
 
 def _settled(folder: Path, rank: int) -> dict[str, str]:
-    """Checksums of the files that this rank has written, computed while the disk takes them."""
+    """Sync the files of this rank; return their checksums, computed meanwhile."""
     own = [path for path in folder.iterdir() if path.name.startswith(f"__{rank}_") or (rank == 0 and _shared(path))]
     with ThreadPoolExecutor(1) as pool:
         syncing = [pool.submit(durable.sync, path) for path in own]
@@ -156,7 +156,7 @@ def _shared(path: Path) -> bool:
 
 
 class _CountingFile:
-    """What `torch.save` writes to; every change of a file goes through `durable`, as all others of a save do."""
+    """File object for `torch.save` that writes through `durable`, as all other files of a save."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -167,16 +167,16 @@ class _CountingFile:
             try:
                 durable.append(self._fd, content)
             except BaseException as error:
-                # Raised when torch is done: it would speak of a wrong position in the file instead.
+                # Raised after torch is done: torch would report a wrong file position instead.
                 self.error = error
         return memoryview(content).nbytes
 
     def flush(self) -> None:
-        """Nothing is held back here."""
+        """Do nothing: nothing is buffered."""
 
 
 def write_file(tensors: dict[str, Any], folder: Path) -> dict[str, str]:
-    """Write name → tensor into an empty folder; name → checksum of the file, which is then on the disk.
+    """Write name → tensor into an empty folder; return name → checksum of the synced file.
 
     Raises OSError.
     """
@@ -194,8 +194,8 @@ def write_file(tensors: dict[str, Any], folder: Path) -> dict[str, str]:
 
 
 def alone(tensor: Tensor) -> Tensor:
-    """All of a tensor of a run of one process, which has the whole of whatever is cut into shards, in memory that holds
-    nothing else: `torch.save` writes what lies around a piece too."""
+    """Return a whole tensor of a single-process run in storage of its own: `torch.save` writes the whole storage of a
+    view."""
     local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
     own = local.untyped_storage().nbytes() == local.numel() * local.element_size()
     return local if own else local.clone()
@@ -211,10 +211,10 @@ def write_tensors(
     collective: CollectiveErrors,
     planner: CachedSavePlanner | None = None,
 ) -> dict[str, str]:
-    """Write name → tensor into an empty folder that all ranks see; name → checksum of all files, which are then on the
-    disk. Collective. Raises StorageFailed on all ranks alike.
+    """Write name → tensor into an empty folder that all ranks see; return name → checksum of all files, which are
+    synced. Collective. Raises StorageFailed on all ranks alike.
 
-    planner: of a run that saves again and again, which need not plan each `dcp` save anew.
+    planner: reuses plans of earlier `dcp` saves.
     """
     if backend == "dcp":
         return write_sharded(tensors, folder, collective, planner or CachedSavePlanner())
@@ -222,10 +222,10 @@ def write_tensors(
 
 
 def read_tensors(tensors: dict[str, Any], folder: Path, collective: CollectiveErrors | None = None) -> None:
-    """Fill name → tensor, of whatever layout, with what a checkpoint of any layout and form holds under these names.
+    """Fill name → tensor, of any layout, from a checkpoint of any layout and form.
 
-    Collective; without `collective` this process is alone. Raises StorageFailed on all ranks alike, also where a name
-    is missing or has another shape.
+    Collective; without `collective` this process is alone. Raises StorageFailed on all ranks alike, also if a name is
+    missing or its shape differs.
     """
     collective = collective or CollectiveErrors(0, 1, None)
     group, readers = collective.group, list[StorageReader]()
@@ -242,7 +242,7 @@ def read_tensors(tensors: dict[str, Any], folder: Path, collective: CollectiveEr
 
 @frozen(kw_only=True, eq=False)
 class Transaction:
-    """How this run saves. keep: see `Publisher.retain`."""
+    """Save of a checkpoint by all ranks. keep: see `Publisher.retain`."""
 
     publisher: Publisher
     collective: CollectiveErrors
@@ -258,10 +258,9 @@ class Transaction:
         pointers: tuple[Pointer, ...],
         files: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:
-        """Save `tensors`, and on the first rank `files` by their names, as `final`; on return it is durable and named.
-        Collective.
+        """Save `tensors`, and on the first rank `files`, as `final`; on return it is durable and published. Collective.
 
-        Raises StorageFailed on all ranks alike; what was written so far is then removed as far as the disk allows.
+        Raises StorageFailed on all ranks alike; the files written so far are then removed as far as the disk allows.
         """
         collective, publisher = self.collective, self.publisher
         try:
@@ -277,7 +276,8 @@ class Transaction:
             raise
 
     def retain(self, *, begun: CheckpointEntry | None = None) -> list[str]:
-        """Remove what is too old but for what a run goes on from (`begun`); the names of what was removed. Collective.
+        """Remove old checkpoints except the one that the run resumes from (`begun`); return the removed names.
+        Collective.
 
         Raises StorageFailed on all ranks alike.
         """
@@ -285,7 +285,7 @@ class Transaction:
 
 
 def _written(files: Mapping[str, bytes], folder: Path) -> dict[str, str]:
-    """Name → checksum of files that are on the disk when it returns. Raises OSError."""
+    """Write and sync files; return name → checksum. Raises OSError."""
     for name, content in files.items():
         durable.write(folder / name, content)
     return file_checksums(folder / name for name in files)
