@@ -12,33 +12,34 @@ from typing import Any, Final, Generic, TypeVar
 from weakref import finalize
 
 SECONDS: Final = 5.0
-"""Processor time of a call."""
+"""Processor time per call, in seconds."""
 MEMORY: Final = 1 << 29
-"""Bytes of address space that the process may add to what it begins with."""
+"""Bytes of address space that the process may allocate on top of its size at the start."""
 PARALLEL: Final = "TOKENIZERS_PARALLELISM"
 Asked = TypeVar("Asked")
 Given = TypeVar("Given")
 
 
 class BeyondBounds(Exception):
-    """A call takes more than its bounds, or ends its process; the text says which."""
+    """A call exceeded its limits, or its process ended; the text says which."""
 
 
 class Bounded(Generic[Asked, Given]):
-    """A function that is called in a process of its own, which begins with the first call and ends with this object.
+    """A function that is called in a process of its own. The process starts with the first call and ends with this
+    object.
 
-    It can be pickled if the function can be: a copy has another process. Where processes cannot be forked, as on
-    Windows, and where fork is not safe beside threads, as on macOS, the function is called as it is.
+    It can be pickled if the function can be; the copy starts its own process. Where processes cannot be forked
+    (Windows), or fork is not safe next to threads (macOS), the function is called directly.
     """
 
     def __init__(self, function: Callable[[Asked], Given], more: Callable[[Asked], float] | None = None) -> None:
-        """more: seconds that a call may take in addition to SECONDS."""
+        """more: returns the seconds that a call with this item may take in addition to SECONDS."""
         self._function, self._more = function, more
         self._connection: Connection | None = None
         self._process, self._owner = 0, 0
 
     def map(self, items: Sequence[Asked]) -> list[Given]:
-        """Return what the function gives for each item. Raises what it raises, and BeyondBounds."""
+        """Return the function's result for each item. Raises what the function raises, and BeyondBounds."""
         if not sys.platform.startswith("linux"):
             return [self._function(item) for item in items]
         if self._connection is None or self._owner != os.getpid():
@@ -52,16 +53,18 @@ class Bounded(Generic[Asked, Given]):
         except (EOFError, ConnectionError):
             raise BeyondBounds(self._end()) from None
         except BaseException:
-            self._end()  # what it still has to say is of no use
+            self._end()  # a late answer would be taken for the next call's
             raise
         return found
 
     def _begin(self) -> None:
         ours, theirs = Pipe()
         before = os.environ.get(PARALLEL)
-        os.environ[PARALLEL] = "false"  # else the package tokenizers complains of forks behind threads of its own
+        # else the package tokenizers warns that the process was forked after it started threads
+        os.environ[PARALLEL] = "false"
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: no lock of theirs is taken
+            # of forks next to threads: the child takes no lock of another thread
+            warnings.simplefilter("ignore", DeprecationWarning)
             process = os.fork()
         if not process:
             try:
@@ -77,7 +80,7 @@ class Bounded(Generic[Asked, Given]):
         finalize(self, _finish, ours, process, self._owner)
 
     def _end(self) -> str:
-        """End the process; why it has ended, if it has."""
+        """Kill the process and return why it ended."""
         assert self._connection is not None
         self._connection.close()
         self._connection = None
@@ -103,8 +106,8 @@ def _finish(connection: Connection, process: int, owner: int) -> None:
 
 
 def _serve(connection: Connection, function: Callable[[Any], Any], more: Callable[[Any], float] | None) -> None:
-    """Answer lists of items, an item at a time, until nobody asks any more."""
-    # Whatever else the parent has open: who waits for its end must not wait for this process.
+    """Answer lists of items, one item at a time, until the connection closes."""
+    # Close everything else that the parent has open: whoever waits for it to close must not wait for this process.
     keep = connection.fileno()
     os.closerange(3, keep)
     os.closerange(keep + 1, 1 << 16)
@@ -125,7 +128,7 @@ def _serve(connection: Connection, function: Callable[[Any], Any], more: Callabl
 def _answer(
     items: Iterable[Any], function: Callable[[Any], Any], more: Callable[[Any], float] | None
 ) -> tuple[Exception | None, list[Any]]:
-    """What ended the calls, if anything did, and what they have given."""
+    """Return the exception that ended the calls, if any, and the results."""
     found = []
     try:
         for item in items:

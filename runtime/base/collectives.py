@@ -15,67 +15,72 @@ OPS = torch.ops._c10d_functional
 
 
 def gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
-    """The pieces of all ranks along `dim`, in rank order; gradients are summed over ranks."""
+    """Concatenate the pieces of all ranks along `dim`, in rank order; gradients are summed over ranks."""
     return _Gather.apply(x, dim, group)  # pyright: ignore[reportReturnType]
 
 
 def scatter_sum(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
-    """This rank's piece along `dim` of the sum over ranks; the size of `dim` must be a multiple of the group's."""
+    """Return this rank's piece along `dim` of the sum over ranks; the size of `dim` must be divisible by the group's
+    size."""
     return _ScatterSum.apply(x, dim, group)  # pyright: ignore[reportReturnType]
 
 
 def total(x: Tensor, group: ProcessGroup) -> Tensor:
-    """The sum over ranks, whose gradient is the same on every rank."""
+    """Sum over ranks; the gradient is the same on every rank."""
     return _Total.apply(x, group)  # pyright: ignore[reportReturnType]
 
 
 def shared(x: Tensor, group: ProcessGroup) -> Tensor:
-    """`x`, the same on every rank, of which every rank makes another use: gradients are summed over ranks."""
+    """Return `x`, which is the same on every rank and used differently by each; gradients are summed over ranks."""
     return _Shared.apply(x, group)  # pyright: ignore[reportReturnType]
 
 
 def split(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
-    """This rank's piece along `dim` of a tensor that is the same on every rank, and whose gradient shall be too."""
+    """Return this rank's piece along `dim`. `x` is the same on every rank, and so is its gradient."""
     return _Split.apply(x, dim, group)  # pyright: ignore[reportReturnType]
 
 
 def join(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
-    """The pieces of all ranks along `dim`, to be used by every rank alike: a rank keeps the gradient of its piece."""
+    """Concatenate the pieces of all ranks along `dim` for the same use on every rank; a rank keeps the gradient of its
+    piece."""
     return _Join.apply(x, dim, group)  # pyright: ignore[reportReturnType]
 
 
 def exchange(x: Tensor, group: ProcessGroup, out_splits: list[int], in_splits: list[int]) -> Tensor:
-    """All-to-all along dim 0: `in_splits[r]` rows go to rank r, `out_splits[r]` rows come from it."""
+    """Exchange rows of dim 0 (all-to-all): `in_splits[r]` rows go to rank r, `out_splits[r]` rows come from it."""
     return _Exchange.apply(x, group, out_splits, in_splits)  # pyright: ignore[reportReturnType]
 
 
 class Exchange:
-    """`exchange` in two halves: what is computed between `begun` and `ended` is computed while rows are on their way,
-    and so is its backward while their gradients are. Each is called once, with rows and with what `begun` gives."""
+    """`exchange` in two halves that overlap with computation.
+
+    Code between `begun` and `ended` runs while rows are in transit, and its backward runs while gradients are in
+    transit. Each method is called once: `begun` with the rows, `ended` with the result of `begun`.
+    """
 
     def __init__(self, group: ProcessGroup, out_splits: list[int], in_splits: list[int]) -> None:
         self.group, self.out_splits, self.in_splits = group, out_splits, in_splits
         self.gradient: Tensor | None = None
-        """On its way back."""
+        """Gradient in transit, between the backward of `ended` and that of `begun`."""
 
     def begun(self, x: Tensor) -> Tensor:
-        """Rows of other ranks, which are not there yet."""
+        """Start the exchange; the result must not be read before `ended`."""
         return _Begun.apply(x, self)  # pyright: ignore[reportReturnType]
 
     def ended(self, x: Tensor) -> Tensor:
-        """The same, which have come."""
+        """Wait for the rows and return them."""
         return _Ended.apply(x, self)  # pyright: ignore[reportReturnType]
 
 
 def all_gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
-    """Without gradient: the pieces of all ranks along `dim`."""
+    """Concatenate the pieces of all ranks along `dim`, without gradient."""
     size = group.size()
     whole = functional.wait_tensor(OPS.all_gather_into_tensor(x.contiguous(), size, group.group_name))
     return whole if dim % x.dim() == 0 else torch.cat(whole.chunk(size), dim)
 
 
 def reduce_scatter(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
-    """Without gradient: this rank's piece along `dim` of the sum over ranks."""
+    """Return this rank's piece along `dim` of the sum over ranks, without gradient."""
     size = group.size()
     assert x.shape[dim] % size == 0, f"dim {dim} of {tuple(x.shape)} cannot be cut in {size}"
     stacked = x if dim % x.dim() == 0 else torch.cat(x.chunk(size, dim))
@@ -83,12 +88,12 @@ def reduce_scatter(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
 
 
 def all_reduce(x: Tensor, group: ProcessGroup, op: str = "sum") -> Tensor:
-    """Without gradient: the sum (or `max`) over ranks, in a new tensor."""
+    """Return the sum (or another `op`, as `max`) over ranks in a new tensor, without gradient."""
     return functional.wait_tensor(OPS.all_reduce(x.contiguous(), op, group.group_name))
 
 
 def all_to_all(x: Tensor, group: ProcessGroup, out_splits: list[int], in_splits: list[int]) -> Tensor:
-    """Without gradient: rows of dim 0 to and from every rank."""
+    """Exchange rows of dim 0 with every rank, without gradient."""
     return functional.wait_tensor(_all_to_all_begun(x, group, out_splits, in_splits))
 
 
@@ -201,17 +206,17 @@ class _Ended(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor):
         exchange, (gradient,) = ctx.exchange, grad_outputs
         exchange.gradient = _all_to_all_begun(gradient, exchange.group, exchange.in_splits, exchange.out_splits)
-        return gradient, None  # of the right shape; nobody reads it
+        return gradient, None  # has the right shape; its values are not read
 
 
 def to_heads(tensors: Sequence[Tensor], group: ProcessGroup) -> list[Tensor]:
-    """Each [B, H, S, A] → [B, H/U, U·S, A], all in one exchange; positions are in rank order.
+    """Turn each [B, H, S, A] into [B, H/U, U·S, A], all in one exchange; positions are in rank order.
 
-    Where there are fewer heads than ranks, each is given to U/H neighbouring ranks.
+    With fewer heads than ranks, each head goes to U/H adjacent ranks.
     """
     ranks = group.size()
     spread = [_repeated(x_BHSA, ranks) for x_BHSA in tensors]
-    # Rank u takes the u-th run of heads, of every tensor: queries meet the keys they are grouped with.
+    # Rank u takes the u-th block of heads of every tensor: queries meet the keys they are grouped with.
     pieces = torch.cat([x_BHSA.unflatten(1, (ranks, -1)) for x_BHSA in spread], dim=2).movedim(1, 0)
     ones = [1] * ranks
     received_UBHSA = exchange(pieces.contiguous(), group, ones, ones)
@@ -220,7 +225,7 @@ def to_heads(tensors: Sequence[Tensor], group: ProcessGroup) -> list[Tensor]:
 
 
 def to_positions(x_BHSA: Tensor, group: ProcessGroup) -> Tensor:
-    """[B, H/U, U·S, A] → [B, H, S, A]: the way back."""
+    """Turn [B, H/U, U·S, A] into [B, H, S, A]: the inverse of `to_heads`."""
     ranks = group.size()
     pieces_UBHSA = x_BHSA.unflatten(2, (ranks, -1)).movedim(2, 0)
     ones = [1] * ranks

@@ -4,9 +4,9 @@ from os import PathLike
 
 
 class DataError(Exception):
-    """Data, a tokenizer or a data setting cannot be used as given; diagnostic code X507.
+    """Data, a tokenizer or a data setting that cannot be used as given; diagnostic code X507.
 
-    The text reads `file:line: what is wrong`, then on a line of its own what to do about it.
+    The text reads `file:line: what is wrong`, then the remedy on a line of its own.
     """
 
     code = "X507"

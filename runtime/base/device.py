@@ -17,9 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from xtrain.plan.hardware import PEAKS, Product
 
-# Whole names of devices as their drivers write them, in small letters, with one space for any run of other characters,
-# and without the vendor. Every word counts: neither an H200 is an H20, nor a slice of a device (MIG), a notebook's or a
-# custom one the device of the same number.
+# Full names of devices as their drivers report them: lower case, one space for each run of other characters, without
+# the vendor. Every word counts: an H200 is not an H20, and a MIG slice, a notebook's device or a custom one is not the
+# device with the same number.
 _NAMES: Final[dict[str, str]] = {
     r"v100 sxm[23] (16|32)gb": "V100 SXM",
     r"v100 pcie (16|32)gb": "V100 PCIe",
@@ -56,20 +56,20 @@ _NAMES: Final[dict[str, str]] = {
 
 
 def kind_of(name: str) -> str | None:
-    """The kind in `PEAKS` of a device that calls itself `name`; None if its whole name is not a known one."""
+    """Return the kind in `PEAKS` of a device with the name `name`; None if its whole name is unknown."""
     words = " ".join(re.findall(r"[a-z0-9]+", name.lower()))
     plain = re.sub(r"^(nvidia |amd |tesla )+", "", words)
     return next((kind for pattern, kind in _NAMES.items() if re.fullmatch(pattern, plain)), None)
 
 
 def peak_of(name: str, product: Product) -> float | None:
-    """FLOP/s of a device by its name, in dense products of a format; None where no data sheet is known."""
+    """Return the dense FLOP/s of a device with the name `name` in a number format; None without a data sheet."""
     kind = kind_of(name)
     return None if kind is None else PEAKS[kind].get(product)
 
 
 def peak_flops(device: torch.device, product: Product) -> float | None:
-    """The same of a device that is there; CPUs have no such figure."""
+    """Return the dense FLOP/s of `device` in a number format; None on a CPU."""
     return peak_of(torch.cuda.get_device_name(device), product) if device.type == "cuda" else None
 
 
@@ -78,7 +78,8 @@ PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most this rank has held: allocated on a GPU since `forget_peak`, resident on a CPU since it began."""
+    """Return the peak memory of this rank: allocated on a GPU since `forget_peak`, resident on a CPU since the process
+    began."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -86,7 +87,7 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def forget_peak(device: torch.device) -> int:
-    """Count the peak of a GPU from here on; that of a process cannot be put back. Returns what it was before."""
+    """Reset the peak of a GPU (the peak of a process cannot be reset). Returns the peak before."""
     before = peak_bytes(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -94,20 +95,23 @@ def forget_peak(device: torch.device) -> int:
 
 
 class MemoryNow:
-    """What a rank holds when it is asked, for its own records."""
+    """Memory of a rank at the time of a call, for its records."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._retries = 0
         self._statm: int | None = None
         if device.type != "cuda":
-            with suppress(OSError):  # kept open: a step that is logged reads it in two microseconds
+            with suppress(OSError):  # kept open: reading it takes two microseconds in a logged step
                 self._statm = os.open(STATM, os.O_RDONLY | os.O_CLOEXEC)
                 weakref.finalize(self, os.close, self._statm)
 
     def take(self) -> dict[str, int]:
-        """`allocated_bytes` and `reserved_bytes` of a GPU, with the `retries` of its allocator since this was last
-        asked; `resident_bytes` on a CPU, where the system tells."""
+        """Return the current memory in bytes.
+
+        On a GPU `allocated_bytes` and `reserved_bytes`, and the allocator's `retries` since the last call; on a CPU
+        `resident_bytes` where the system reports it.
+        """
         if self._device.type == "cuda":
             stats = torch.cuda.memory_stats_as_nested_dict(self._device)
             before, self._retries = self._retries, stats["num_alloc_retries"]
@@ -122,7 +126,8 @@ class MemoryNow:
 
 
 def streams(device: torch.device) -> dict[str, Tensor]:
-    """Name → a copy of the state of each stream, in host memory; `cuda` is that of the rank's own device."""
+    """Return name → a copy of the state of each random stream, in host memory; `cuda` is the stream of the rank's own
+    device."""
     found = {"torch": torch.get_rng_state(), "python": _of_python(), "numpy": _of_numpy()}
     if device.type == "cuda":
         found["cuda"] = torch.cuda.get_rng_state(device)
@@ -130,7 +135,7 @@ def streams(device: torch.device) -> dict[str, Tensor]:
 
 
 def put_back(found: dict[str, Tensor], device: torch.device) -> None:
-    """Let each of these streams go on where it was when `streams` copied it."""
+    """Restore the random streams to the states that `streams` copied."""
     for name, state in found.items():
         match name:
             case "torch":
@@ -149,9 +154,10 @@ def put_back(found: dict[str, Tensor], device: torch.device) -> None:
 
 
 def begin(seed: int, step: int, data_rank: int) -> None:
-    """Start all streams anew, from the seed, the steps behind and the part of the data that this rank reads.
+    """Seed all random streams from the seed, the number of finished steps and the part of the data that this rank
+    reads.
 
-    Ranks that read the same rows start alike: what they draw for them has to be the same.
+    Ranks that read the same rows start with the same state: they must draw the same values for these rows.
     """
     digest = blake2b(f"{seed}:{step}:{data_rank}".encode(), digest_size=8).digest()
     number = int.from_bytes(digest) >> 1  # some generators take signed seeds
@@ -161,13 +167,14 @@ def begin(seed: int, step: int, data_rank: int) -> None:
 
 
 def _of_python() -> Tensor:
-    """[version, 625 words, whether a normal number is left over, that number]: whole numbers are exact in fp64."""
+    """Return [version, 625 words, whether a normal sample is left over, that sample]; whole numbers are exact
+    in fp64."""
     version, words, following = random.getstate()
     return torch.tensor([version, *words, following is not None, following or 0.0], dtype=torch.float64)
 
 
 def _of_numpy() -> Tensor:
-    """[624 words, position, whether a normal number is left over, that number]."""
+    """Return [624 words, position, whether a normal sample is left over, that sample]."""
     state: Any = np.random.get_state(legacy=True)
     kind, key, position, has_next, following = state
     assert kind == "MT19937"  # the global stream has no other
@@ -175,9 +182,10 @@ def _of_numpy() -> Tensor:
 
 
 class FakeDevice(FakeTensorMode):
-    """Tensors made under it have no memory. Their device is the CPU; kernels are those of `kind`, where code chooses.
+    """Fake tensors of a plan's device: without memory, on the CPU, with the kernels of `kind` where code chooses
+    kernels.
 
-    capability: major number of a CUDA device's compute capability, 0 if it is not known.
+    capability: major version of a CUDA device's compute capability, 0 if unknown.
     """
 
     def __init__(self, kind: str, capability: int) -> None:
@@ -185,26 +193,26 @@ class FakeDevice(FakeTensorMode):
         self.kind, self.capability = kind, capability
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """torch does not say what pinning is to a tensor without memory: a copy of it."""
+        """Dispatch an operation; pinning, which torch does not define on fake tensors, becomes a copy."""
         if func is torch.ops.aten._pin_memory.default:
             func, args, kwargs = torch.ops.aten.clone.default, args[:1], None
         return super().dispatch(func, types, args, kwargs or {})
 
 
 def numbers(x: Tensor, otherwise: Any) -> Any:
-    """What is in `x`, as nested lists, for which the host waits; `otherwise` where there are none."""
+    """Return the values of `x` as nested lists, for which the host waits; `otherwise` if `x` is a fake tensor."""
     return otherwise if isinstance(x, FakeTensor) else x.tolist()
 
 
 def device_type(x: Tensor) -> str:
-    """The kind of device whose kernels are to compute with `x`."""
+    """Return the kind of device whose kernels compute with `x`."""
     if isinstance(x, FakeTensor) and isinstance(x.fake_mode, FakeDevice):
         return x.fake_mode.kind
     return x.device.type
 
 
 def capability(x: Tensor) -> int:
-    """Major number of the compute capability of the CUDA device that is to compute with `x`."""
+    """Return the major version of the compute capability of the CUDA device that computes with `x`."""
     if isinstance(x, FakeTensor) and isinstance(x.fake_mode, FakeDevice):
         return x.fake_mode.capability
     return torch.cuda.get_device_capability(x.device)[0]

@@ -1,7 +1,7 @@
 """Faults outside the spec, and the exit codes of processes.
 
-A fault concerns the machine, the files, or the state of an earlier run. It carries the code, the place and the remedy
-that a person is shown.
+A fault concerns the machine, the files, or the state of an earlier run. It has the code, the place and the remedy that
+are shown.
 """
 
 import os
@@ -16,9 +16,9 @@ from xtrain.records.names import EndStatus
 
 
 class EnvironmentFault(Exception):
-    """The environment is not what the plan needs (exit code 3). `code` is a diagnostic code.
+    """The environment does not meet the plan's needs (exit code 3). `code` is a diagnostic code.
 
-    `agreed`: every rank finds the same, so that one of them says it.
+    `agreed`: every rank finds the same fault, so one of them reports it.
     """
 
     agreed = False
@@ -29,7 +29,7 @@ class EnvironmentFault(Exception):
 
 
 class ResumeRefused(EnvironmentFault):
-    """A checkpoint does not fit this plan; says what differs."""
+    """A checkpoint does not fit this plan; the text says what differs."""
 
     agreed = True
 
@@ -38,7 +38,7 @@ class ResumeRefused(EnvironmentFault):
 
 
 class StorageFailed(EnvironmentFault):
-    """A checkpoint could not be written or read; every rank knows the same reason."""
+    """A checkpoint could not be written or read; every rank has the same reason."""
 
     agreed = True
 
@@ -47,7 +47,7 @@ class StorageFailed(EnvironmentFault):
 
 
 class NothingLeft(EnvironmentFault):
-    """The state that a run begins with is not before the end of its budget."""
+    """The state that a run resumes from has already used up the run's budget."""
 
     agreed = True
 
@@ -56,7 +56,7 @@ class NothingLeft(EnvironmentFault):
 
 
 class ExportFailed(EnvironmentFault):
-    """A model could not be exported; nothing is left of it."""
+    """A model could not be exported; its partial files are removed."""
 
     agreed = True
 
@@ -65,7 +65,7 @@ class ExportFailed(EnvironmentFault):
 
 
 def values_here(args: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Arguments of a node with the values of these environment variables. Raises EnvironmentFault where one is not
+    """Return a node's arguments with the values of these environment variables. Raises EnvironmentFault if one is not
     set."""
     try:
         return filled(args, names, os.environ)
@@ -82,7 +82,7 @@ EXIT_CODES: Final[Mapping[str, int]] = {
     EndStatus.INTERRUPTED: 130,
 }
 
-# What a signal that came before there was anything to save makes of a run.
+# Status of a run that a signal ended before there was anything to save.
 STATUS_OF_SIGNAL: Final[dict[int | None, str]] = {
     signal.SIGTERM: EndStatus.STOPPED,
     signal.SIGHUP: EndStatus.STOPPED,
@@ -92,8 +92,8 @@ STATUS_OF_SIGNAL: Final[dict[int | None, str]] = {
 
 
 def exit_process(code: int) -> None:
-    """End this process without tearing the interpreter down: torch's teardown aborts about once in a hundred runs."""
-    with suppress(OSError):  # a full disk takes none of it, and is no reason to stay
+    """Exit without the interpreter's teardown: torch's teardown aborts about once in a hundred runs."""
+    with suppress(OSError):  # a full disk refuses the output, but must not keep the process alive
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)

@@ -3,8 +3,8 @@
 Renaming within a folder is atomic. Content is synced before it gets its name, and a folder after a name in it has
 changed. Every change calls `os` of this module, so that tests can make any one of them fail.
 
-`GrowingFile` is a file that is only appended to. `make_folder` and `publish` put complete folders into a cache; any
-number of processes may do this at the same time.
+`GrowingFile` is an append-only file. `make_folder` and `publish` put complete folders into a cache; any number of
+processes may do this at the same time.
 """
 
 import errno
@@ -26,12 +26,12 @@ from attrs import define, field
 PARTIAL = ".partial"
 REMOVING = ".removing"
 COPIED_AT_ONCE = 4 * 2**20
-# What file systems answer that know no hard links, know none of this file, or have given it as many as they can.
+# Errors of file systems without hard links, without links to this file, or with too many links to it already.
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES)
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Replace the content of a file, or make the file. Raises OSError, and then leaves what was there."""
+    """Replace the content of a file, or create it. Raises OSError, and then keeps the old content."""
     partial = path.with_name(path.name + PARTIAL)
     fd = create(partial)
     try:
@@ -44,21 +44,21 @@ def write(path: Path, content: str | bytes) -> None:
 
 
 def create(path: Path) -> int:
-    """A file to `append` to, empty whatever was there; to be closed with `os.close`."""
+    """Open an empty file for `append`, dropping old content; close it with `os.close`."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
 
 
 def append(fd: int, content: Any) -> None:
-    """Write all of a buffer; it lasts once the file has been synced."""
+    """Write a whole buffer; it is durable once the file has been synced."""
     left = memoryview(content).cast("B")
     while left:
         left = left[os.write(fd, left) :]
 
 
 def name_also(path: Path, alias: Path) -> None:
-    """Let a second name in the same file system mean a file that does not change any more; it replaces what had it.
+    """Give a finished file a second name in the same file system; it replaces the file that had this name.
 
-    A hard link, which takes no room; where the disk has none, a copy. Raises OSError, and then leaves what was there.
+    Makes a hard link, or a copy where the file system has no hard links. Raises OSError, and then keeps the old file.
     """
     partial = alias.with_name(alias.name + PARTIAL)
     forget(partial)
@@ -71,16 +71,16 @@ def name_also(path: Path, alias: Path) -> None:
             _copy(path, partial)
         except OSError:
             with suppress(OSError):
-                forget(partial)  # which may be what fills the disk
+                forget(partial)  # it may be what fills the disk
             raise
     os.replace(partial, alias)
-    # Replacing a name by another of the same file does nothing, and leaves both.
+    # Replacing a name by another of the same file does nothing and keeps both.
     forget(partial)
     sync(alias.parent)
 
 
 def means(alias: Path, path: Path) -> bool:
-    """Whether `name_also` has made `alias` of this very file; also where it had to copy it."""
+    """Return True if `name_also` made `alias` from this very file, by a link or by a copy."""
     try:
         one, other = alias.stat(), path.stat()
     except OSError:
@@ -89,7 +89,7 @@ def means(alias: Path, path: Path) -> bool:
 
 
 def _copy(path: Path, to: Path) -> None:
-    """With its time of change, by which `means` knows it."""
+    """Copy a file with its modification time, by which `means` recognizes it."""
     status = path.stat()
     fd = create(to)
     try:
@@ -108,7 +108,7 @@ def sync(path: Path) -> None:
     try:
         os.fsync(fd)
     except OSError as error:
-        # Some network file systems cannot do that for folders; there a rename lasts by itself.
+        # Some network file systems cannot sync folders; there a rename is durable without it.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP) or path.is_file():
             raise
     finally:
@@ -116,13 +116,13 @@ def sync(path: Path) -> None:
 
 
 def rename(path: Path, to: Path) -> None:
-    """Give a file or folder another name in the same folder."""
+    """Rename a file or folder within its folder."""
     os.rename(path, to)
     sync(to.parent)
 
 
 def forget(path: Path) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file if it exists."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -131,7 +131,7 @@ def forget(path: Path) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Take a folder its name, so that nobody takes what is left of it for the whole; where it is until `clear`."""
+    """Rename a folder, so that a half-deleted one is not taken for the whole; returns its path until `clear`."""
     aside = folder.with_name(folder.name + REMOVING)
     if aside.exists():
         clear(aside)
@@ -140,7 +140,7 @@ def set_aside(folder: Path) -> Path:
 
 
 def clear(folder: Path) -> None:
-    """Delete a folder and all in it; readers that have its files open may read on."""
+    """Delete a folder and its content; readers that have its files open can still read them."""
     for entry in list(os.scandir(folder)):
         clear(Path(entry.path)) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
     os.rmdir(folder)
@@ -154,9 +154,9 @@ STALE_SECONDS = 86_400
 def make_folder(final: Path, write: Callable[[Path], None], is_intact: Callable[[Path], bool]) -> None:
     """Put a folder that `write` fills at `final`, unless another process has put one there meanwhile.
 
-    Any number of processes may do this at once: each writes into a folder of its own and the first rename wins. What
-    stands at `final` and is not intact is replaced. Raises OSError if the cache cannot be written, and whatever `write`
-    raises.
+    Any number of processes may do this at once: each writes into a folder of its own and the first rename wins. A
+    folder at `final` that is not intact is replaced. Raises OSError if the cache cannot be written, and whatever
+    `write` raises.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     sweep(final.parent, f"{PARTIAL_PREFIX}*", STALE_SECONDS)
@@ -170,9 +170,9 @@ def make_folder(final: Path, write: Callable[[Path], None], is_intact: Callable[
 
 
 def publish(partial: Path, final: Path, is_intact: Callable[[Path], bool]) -> None:
-    """Rename a complete folder to `final`, unless an intact one stands there: then it is left where it is.
+    """Rename a complete folder to `final`, unless an intact one is there already.
 
-    What stands there and is not intact makes room. Raises OSError if it cannot be renamed.
+    A folder there that is not intact is moved away. Raises OSError if the rename fails.
     """
     sync_folder(partial)
     for _ in range(ATTEMPTS):
@@ -187,7 +187,7 @@ def publish(partial: Path, final: Path, is_intact: Callable[[Path], bool]) -> No
 
 
 def move_aside(path: Path) -> None:
-    """Delete a folder or file so that no reader sees it half deleted; one that has it mapped keeps its pages."""
+    """Delete a folder or file so that no reader sees it half deleted; a reader that has it mapped keeps its pages."""
     aside = _beside(path)
     # It may be gone already: another process can be at the same point.
     with suppress(FileNotFoundError):
@@ -196,7 +196,7 @@ def move_aside(path: Path) -> None:
 
 
 def sweep(cache: Path, pattern: str, seconds: float) -> None:
-    """Delete what killed processes left: what matches and has not been written to for so long is abandoned."""
+    """Delete what killed processes left: paths that match and were not written to for `seconds`."""
     for path in cache.glob(pattern):
         with suppress(OSError):
             parts = (path, *path.iterdir()) if path.is_dir() else (path,)
@@ -205,7 +205,7 @@ def sweep(cache: Path, pattern: str, seconds: float) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder reach the disk, where its file system can be asked to."""
+    """Sync the names in a folder to the disk, where the file system supports it."""
     with suppress(OSError):
         fd = os.open(folder, os.O_RDONLY)
         try:
@@ -223,7 +223,7 @@ BLOCK = 1 << 22  # bytes read at a time
 
 @define(eq=False)
 class GrowingFile:
-    """A file that only ever becomes longer, and the digest of what is in it. Any method may raise OSError."""
+    """Append-only file and the digest of its content. Any method may raise OSError."""
 
     path: Path
     fd: int = field(init=False)
@@ -235,7 +235,7 @@ class GrowingFile:
 
     def append(self, data: bytes | memoryview) -> None:
         if not len(data):
-            return  # nothing cannot be cast
+            return  # an empty memoryview cannot be cast
         rest = memoryview(data).cast("B")
         self.digest.update(rest)
         self.size += len(rest)
@@ -243,7 +243,7 @@ class GrowingFile:
             rest = rest[os.write(self.fd, rest) :]
 
     def cut(self, size: int) -> None:
-        """Keep the first `size` bytes, and take their digest. Raises OSError, EOFError if there are fewer."""
+        """Keep the first `size` bytes and compute their digest. Raises OSError, and EOFError if there are fewer."""
         self.digest = blake2b(digest_size=32)
         os.lseek(self.fd, 0, os.SEEK_SET)
         block = memoryview(bytearray(min(max(size, 1), BLOCK)))
@@ -266,7 +266,7 @@ class GrowingFile:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Put `content` at `path` in one step, on the disk before the name points to it."""
+    """Replace a file in one step; the content is on the disk before the name points to it."""
     rest = path.with_name(f"{path.name}.new")
     with rest.open("wb") as file:
         file.write(content)

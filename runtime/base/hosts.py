@@ -14,9 +14,9 @@ from xtrain.plan.plan import Plan
 from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.text.units import plural
 
-# Ports that a job may take: above those of services, below those that the kernel hands out (32768 and more).
+# Ports for jobs: above those of services, below the kernel's ephemeral ports (32768 and above).
 FIRST_PORT, PORTS = 20_000, 12_000
-# Seconds that ranks wait for the first one, which compiles the plan meanwhile and may wait for the disk.
+# Seconds that ranks wait for the first one, which may have to compile the plan and wait for the disk.
 PATIENCE: Final = 7200.0
 # Seconds that the first rank, which has its plan, waits for the others: the same launcher has started them.
 ARRIVAL: Final = 1800.0
@@ -26,7 +26,8 @@ _LIST: Final = re.compile(r"([^,\[]+)(?:\[(\d+)[^\]]*\])?([^,\[]*)")
 
 @frozen(kw_only=True)
 class NodePlace:
-    """index: of this machine, from 0. host, port: where the processes of all machines meet; the first one opens it."""
+    """Index of this machine, from 0, and address at which the processes of all machines meet; the first machine
+    listens."""
 
     index: int
     host: str
@@ -34,10 +35,9 @@ class NodePlace:
 
 
 def node_place(plan: Plan, index: int | None, meet: str | None) -> NodePlace | None:
-    """The place of this machine among those of the plan; None where the plan has one machine alone.
+    """Return the place of this machine among the machines of the plan; None for a plan of one machine.
 
-    index, meet: as of `--node` and `--meet HOST:PORT`; None: what Slurm says of the step that this is. Raises
-    EnvironmentFault.
+    index, meet: values of `--node` and `--meet HOST:PORT`; None: taken from the Slurm step. Raises EnvironmentFault.
     """
     nodes, environment = plan.launch["nodes"], os.environ
     if index is None and meet is None and in_slurm_step():
@@ -57,17 +57,18 @@ def node_place(plan: Plan, index: int | None, meet: str | None) -> NodePlace | N
 
 
 def node_index(index: int | None) -> int:
-    """The number of this machine: that of `--node`, else what Slurm says, else 0."""
+    """Return the index of this machine: `--node`, else Slurm's node number, else 0."""
     return index if index is not None else int(os.environ.get("SLURM_NODEID", "0")) if in_slurm_step() else 0
 
 
 def in_slurm_step() -> bool:
-    """Whether `srun` has started this, and not a shell for people (`srun --pty`) in which it was typed."""
+    """Return True if `srun` started this process, other than in an interactive shell (`srun --pty`)."""
     return "SLURM_STEP_ID" in os.environ and "SLURM_PTY_PORT" not in os.environ
 
 
 def _check_step(nodes: int, environment: Mapping[str, str]) -> None:
-    """Raise EnvironmentFault where Slurm has started this on other machines than planned, or more than once on one."""
+    """Raise EnvironmentFault if Slurm started this on another number of machines than planned, or more than once on
+    one."""
     tasks = int(environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or 1)
     machines = int(environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_NNODES") or 1)
     if machines != nodes:
@@ -90,20 +91,21 @@ def _of_slurm(environment: Mapping[str, str]) -> NodePlace:
 
 
 def first_host(hosts: str) -> str:
-    """Of a list as Slurm writes it: `n[07-09,12],m3` → `n07`."""
+    """Return the first host of a list in Slurm's notation: `n[07-09,12],m3` → `n07`."""
     found = _LIST.match(hosts)
     return "".join(each or "" for each in found.groups()) if found else hosts
 
 
 def job_port(environment: Mapping[str, str]) -> int:
-    """Another one for each step and start of a job: the next job on the machine does not meet what one has left."""
+    """Return a port that differs for each step and start of a job, so that it does not meet processes of an earlier
+    job."""
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     job, step, again = (int(environment.get(name) or 0) for name in names)
     return FIRST_PORT + (job * 31 + step * 7 + again) % PORTS
 
 
 def own_address(host: str, port: int) -> str:
-    """The address of this machine on the network that leads to the first one; nothing is sent. Raises OSError."""
+    """Return this machine's address on the network that leads to the first machine; sends nothing. Raises OSError."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as asked:
         asked.connect(address)
@@ -111,23 +113,23 @@ def own_address(host: str, port: int) -> str:
 
 
 def in_url(host: str) -> str:
-    """As addresses of servers have it, in which a colon comes before the port."""
+    """Put an IPv6 address in brackets, as URLs need it before a port."""
     return f"[{host}]" if ":" in host else host
 
 
 # Seconds after which a wait is reported: for a name, and for an answer, which takes the first rank its imports.
 NAME_NOTE_SECONDS: Final = 2.0
 NOTE_SECONDS: Final = 10.0
-# Seconds that a name has to resolve: that of a pod is published a while after the pod has started.
+# Seconds that a name has to resolve: the name of a pod is published some time after the pod starts.
 NAME_SECONDS: Final = 60.0
 CONNECT_SECONDS: Final = 5.0
 _PAUSE: Final = 0.1
 
 
 def reach(host: str, port: int, seconds: float, *, note: str = "", stopped: Callable[[], bool] = lambda: False) -> bool:
-    """Connect once, as soon as somebody listens there; False if `stopped` says before that nobody waits any more.
+    """Connect once, as soon as the address accepts connections; return False if `stopped` becomes true before.
 
-    note: who waits for whom, written to stderr if that takes long; nothing is written if empty. Raises OSError after
+    note: who waits for whom, written to stderr once if it takes long; empty: nothing is written. Raises OSError after
     `seconds`, or after NAME_SECONDS if the name does not resolve.
     """
     began = time.monotonic()
@@ -147,15 +149,16 @@ def reach(host: str, port: int, seconds: float, *, note: str = "", stopped: Call
 
 
 def words(error: Exception) -> str:
-    """The reason alone, in one line, without the number of the error."""
+    """Return the reason of an error in one line, without its number."""
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error).partition("\n")[0]
     return f"the name does not resolve: {reason}" if isinstance(error, socket.gaierror) else reason
 
 
 def check_own_name(meet: str) -> None:
-    """Raise EnvironmentFault if other machines do not reach this one by its own name, by which gloo connects ranks.
+    """Raise EnvironmentFault if this machine's own name, by which gloo connects ranks, does not lead other machines
+    here.
 
-    meet: the host at which the machines meet. One that is a loopback address is that of a single machine.
+    meet: the host at which the machines meet; a loopback address means a single machine.
     """
     name, set_by_user = socket.gethostname(), "GLOO_SOCKET_IFNAME" in os.environ
     if set_by_user or _is_loopback(meet):
@@ -182,7 +185,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _is_own(address: str) -> bool:
-    """By binding to it, as gloo finds out."""
+    """Return True if this machine can bind to the address, which is how gloo checks it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as own:

@@ -19,21 +19,22 @@ import numpy as np
 from numba.core import config as _config
 from numba.core.caching import FunctionCache, NullCache
 
-# Its settings are made when it is imported.
+# numba sets the attributes of its configuration on import, where type checkers do not see them.
 config: Any = _config
-# Other threads run meanwhile. Nothing looks for an integer division by zero: to ask costs more than the division does.
+# Release the GIL, and do not check integer divisions for zero: the check costs more than the division.
 OPTIONS: Final = {"nogil": True, "error_model": "numpy"}
 
 
 def kernel(
     function: Callable[..., Any], fastmath: Set[str] = frozenset(), inlined: Sequence[Callable[..., Any]] = ()
 ) -> Any:
-    """`function`, compiled on its first call; it lets other threads run meanwhile. fastmath: flags of LLVM, which let
-    it sum in another order and multiply and add in one. inlined: functions that are compiled with it and that its text
-    does not name.
+    """Compile `function` on its first call; the compiled code releases the GIL.
 
-    Machine code is kept in the user's cache folder, or where NUMBA_CACHE_DIR says, in a folder named after a digest of
-    the function, of the numbers it takes from its module, and of the kernels that it calls in any module. Any number of
+    fastmath: LLVM flags that permit reordered sums and fused multiply-adds. inlined: functions that are compiled into
+    it although its source does not name them.
+
+    Machine code is kept in the user's cache folder, or in NUMBA_CACHE_DIR, in a folder named after a digest of the
+    function, of the numbers it takes from its module, and of the kernels that it calls in any module. Any number of
     processes may share it. What cannot be read there is compiled, and what cannot be written is not kept.
     """
     compiled: Any = numba.njit(**OPTIONS, fastmath=set(fastmath))(function)
@@ -42,14 +43,14 @@ def kernel(
 
 
 class _CachedKernel(NullCache):
-    """numba's cache of one function, made when it is first asked, and with faults that never stop a run."""
+    """numba's cache of one function, opened on first use; its faults never stop a run."""
 
     def __init__(self, function: Callable[..., Any], fastmath: Set[str], inlined: Sequence[Callable[..., Any]]):
         self.function, self.fastmath, self.inlined = function, fastmath, inlined
 
     @property
     def digest(self) -> str:
-        """Of all that decides about the machine code."""
+        """Digest of everything that determines the machine code."""
         digest = blake2b(f"{OPTIONS!r} {sorted(self.fastmath)}".encode(), digest_size=10)
         for each in (self.function, *self.inlined):
             _add(digest, each.__code__, each.__globals__)
@@ -64,7 +65,7 @@ class _CachedKernel(NullCache):
             return None
 
     def save_overload(self, sig: Any, cres: Any) -> None:
-        with suppress(OSError):  # a disk or a quota that is full
+        with suppress(OSError):  # a full disk or quota
             if self._files:
                 self._files.save_overload(sig, cres)
 
@@ -76,12 +77,12 @@ class _CachedKernel(NullCache):
         before, config.CACHE_DIR = config.CACHE_DIR, str(folder / self.digest)
         try:
             files: Any = FunctionCache(self.function)
-        except (OSError, RuntimeError):  # no folder that can be written to
+        except (OSError, RuntimeError):  # no writable folder
             return None
         finally:
             config.CACHE_DIR = before
-        # Two processes may compile for different types at once and both take the next free number. A name of its own
-        # lets none of them write its code where the index of the other expects another.
+        # Two processes may compile for different types at once and take the same next number. Unique file names keep
+        # each index pointing to its own code.
         file = files._cache_file
         file._data_name_pattern = file._data_name_pattern.replace("{number:d}", "{number:d}-" + uuid4().hex[:8])
         return files
@@ -98,7 +99,7 @@ def _cache_folder() -> Path | None:
 
 
 def _add(digest: Any, code: CodeType, names: dict[str, Any]) -> None:
-    """Add what decides about the machine code: the code, and what it finds in its module."""
+    """Add the code to the digest, and the values that it takes from its module."""
     digest.update(code.co_code)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -1,7 +1,7 @@
 """Files with one JSON object per line, written directly or by a background thread.
 
 `BackgroundQueue` is a bounded queue with a thread, so that the training loop never waits for a disk or a network. If
-the thread falls behind, new items are refused and the caller counts them. Adding an item only appends to a list: the
+the thread cannot keep up, new items are refused and the caller counts them. Adding an item only appends to a list: the
 thread polls instead of being woken.
 """
 
@@ -26,15 +26,15 @@ from xtrain.runtime.base.errors import EnvironmentFault
 
 # Values that may wait, about 40 MB: thousands of records of a dense model, dozens of one with very many experts.
 ROOM: Final = 1_000_000
-# Seconds between two looks.
+# Seconds between two polls.
 LOOK: Final = 0.05
 
 
 class BackgroundQueue:
-    """Calls `carry` with each thing that was put, in a thread that begins with the first one.
+    """Bounded queue whose thread, started with the first item, calls `carry` with each item.
 
-    carry: must not raise. rest: called when nothing waits any more; it may make lasting what a library holds back.
-    room: how many values may wait, as `put` is told.
+    carry: must not raise. rest: called when the queue is empty; it may flush what a library buffers. room: number of
+    values that may wait, in the sizes given to `put`.
     """
 
     def __init__(
@@ -47,18 +47,18 @@ class BackgroundQueue:
     ) -> None:
         self.name, self.room = name, room
         self._carry, self._rest = carry, rest
-        # (thing, values, what to set when it was carried off)
+        # (thing, number of values, event to set once it is processed)
         self._waiting: deque[tuple[Any, int, threading.Event | None]] = deque()
-        # Each is changed by one thread alone, so that no lock is needed.
+        # Each is written by one thread only, so that no lock is needed.
         self._given = self._taken = 0
         self._thread: threading.Thread | None = None
         self._wanted = threading.Event()
         self._beginning, self._carrying = threading.Lock(), threading.Lock()
 
     def put(self, thing: Any, size: int) -> bool:
-        """Hand it on without waiting; False where there is no room. size: how many values it has.
+        """Queue a thing without waiting; return False without room. size: its number of values.
 
-        Always by the same thread; others, and whatever must not be refused, use `send`.
+        Always call it from the same thread; other threads, and things that must not be refused, use `send`.
         """
         if self._given - self._taken + size > self.room and self._waiting:
             return False
@@ -69,14 +69,16 @@ class BackgroundQueue:
         return True
 
     def send(self, thing: Any) -> None:
-        """Hand on what comes seldom and always finds room."""
+        """Queue a rare thing, which always finds room."""
         self._waiting.append((thing, 0, None))
         if self._thread is None:
             self._begin()
 
     def deliver(self, thing: Any | None, seconds: float | None) -> bool:
-        """Hand it on, and say whether it and all before it was carried off within so many seconds; None: however long
-        that takes. thing: None where only what came before matters."""
+        """Queue a thing and return True if it and everything before it was processed within `seconds`.
+
+        seconds: None waits forever. thing: None only waits for what came before.
+        """
         carried = threading.Event()
         self._waiting.append((thing, 0, carried))
         if self._thread is None:
@@ -85,8 +87,8 @@ class BackgroundQueue:
         return carried.wait(seconds)
 
     def close(self, seconds: float) -> bool:
-        """Wait for all that waits, and end the thread; False if it hangs and is left behind. What is put later begins
-        another."""
+        """Process everything that waits and end the thread; return False if the thread hangs. A later item starts
+        another one."""
         if self._thread is None and not self._waiting:
             return True
         if not self.deliver(None, seconds):
@@ -109,7 +111,7 @@ class BackgroundQueue:
         own = threading.current_thread()
         while True:
             last = self._thread is not own
-            with self._carrying:  # another one may not have ended yet
+            with self._carrying:  # a thread that was closed may not have ended yet
                 self._carry_all()
             if last:
                 return
@@ -128,24 +130,24 @@ class BackgroundQueue:
             self._rest()
 
 
-# Seconds that an event is waited for, to be in its file: a disk that takes longer does not answer.
+# Seconds to wait until an event is in its file: a disk that takes longer does not answer.
 EVENT_SECONDS: Final = 2.0
 _BLOCK: Final = 1 << 20
 
 
 @define(eq=False)
 class JsonLinesFile:
-    """Appends records to a file. A line reaches the file as a whole, so a reader never sees half of one for long.
+    """File that records are appended to. A line is written whole, so a reader never sees half of one for long.
 
-    Half a line that a killed process or a full disk has left is ended by the next writer, whose own lines stay whole.
-    Zero bytes at the end, which file systems leave after a power cut where a line had no data yet, are cut off.
+    Half a line that a killed process or a full disk left is ended by the next writer, whose own lines stay whole. Zero
+    bytes at the end, which file systems leave after a power cut, are cut off.
     """
 
     path: Path
     _fd: int | None = field(default=None, init=False)
 
     def write(self, record: Record) -> None:
-        """Raises EnvironmentFault where the disk does not take it."""
+        """Append a record. Raises EnvironmentFault if it cannot be written."""
         try:
             if self._fd is None:
                 self._fd = self._opened()
@@ -154,7 +156,7 @@ class JsonLinesFile:
                 content = content[os.write(self._fd, content) :]
         except OSError as error:
             with suppress(OSError):
-                self.close()  # half a line may stand there
+                self.close()  # the file may end in half a line
             raise EnvironmentFault("X706", f"{self.path} cannot be written: {error.strerror}") from error
 
     def _opened(self) -> int:
@@ -188,7 +190,7 @@ def _end_of_text(fd: int, size: int) -> int:
 
 @define(eq=False)
 class _Line:
-    """A record on its way to a file. awaited: somebody wants to know what became of it."""
+    """Record in the queue of a file. awaited: a caller waits for its result."""
 
     lines: JsonLinesFile
     record: Record
@@ -197,10 +199,10 @@ class _Line:
 
 
 class BackgroundLines:
-    """Writes the records of several files in the order in which they come, in a thread of its own.
+    """Writer of the records of several files, in order of arrival, in a thread of its own.
 
-    Nobody waits for a disk but those who ask to. hangs: what was waited for was not written in time, and nothing has
-    been since: until it is, nobody waits again.
+    Only callers that ask to wait for the disk. hangs: an awaited record was not written in time, and nothing has been
+    written since; until then no caller waits.
     """
 
     def __init__(self, *, room: int = ROOM) -> None:
@@ -209,14 +211,14 @@ class BackgroundLines:
         self._fault: Exception | None = None
 
     def write(self, lines: JsonLinesFile, record: Record, size: int) -> bool:
-        """Whether there was room to wait in. size: how many values it has. Raises what `raise_fault` does."""
+        """Queue a record; return False without room. size: its number of values. Raises what `raise_fault` raises."""
         self.raise_fault()
         return self._queue.put(_Line(lines, record, awaited=False), size)
 
     def write_now(self, lines: JsonLinesFile, record: Record, seconds: float = EVENT_SECONDS) -> None:
-        """Write behind all that came before, and return when that is done or so many seconds have passed.
+        """Queue a record, which always finds room, and wait up to `seconds` until it is written.
 
-        Raises EnvironmentFault where the disk does not take it. There is always room for it.
+        Raises EnvironmentFault if it cannot be written.
         """
         line = _Line(lines, record, awaited=seconds > 0 and not self.hangs)
         if not line.awaited:
@@ -228,24 +230,24 @@ class BackgroundLines:
             raise line.error
 
     def settle(self, seconds: float | None) -> bool:
-        """Whether all is in its file, within so many seconds. Raises what has gone wrong."""
+        """Return True if everything is written within `seconds`. Raises the first error of writing."""
         settled = self._queue.deliver(None, seconds)
         self.raise_fault()
         return settled
 
     def close(self, seconds: float) -> bool:
-        """Whether all was written that can be, within so many seconds; the thread has ended then."""
+        """Write everything and end the thread; return False if that takes more than `seconds`."""
         return self._queue.close(seconds)
 
     def raise_fault(self) -> None:
-        """Raise what has gone wrong with the first record that nobody waited for and that could not be written."""
+        """Raise the error of the first record that could not be written and that no caller waited for."""
         if self._fault is not None:
             raise self._fault
 
     def _carry(self, line: _Line) -> None:
         try:
             line.lines.write(line.record)
-        except Exception as error:  # told where somebody can hear it
+        except Exception as error:  # raised in the thread of a caller
             line.error = error
             if not line.awaited and self._fault is None:
                 self._fault = error
@@ -253,7 +255,7 @@ class BackgroundLines:
 
 
 class Sizes:
-    """How many values records of steps have: as many as another one with as many keys, which is a cheap question."""
+    """Number of values of step records: cheap, because records with equally many keys count as equally large."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
@@ -268,7 +270,7 @@ class Sizes:
 
 @define(eq=False)
 class QueuedLines:
-    """A file of records that nobody waits for. lost: how many found no room, because the disk did not keep up."""
+    """File of records that are written without waiting. lost: records refused because the disk did not keep up."""
 
     lines: JsonLinesFile
     writer: BackgroundLines
@@ -276,9 +278,10 @@ class QueuedLines:
     _sizes: Sizes = field(factory=Sizes)
 
     def write(self, record: StepMetrics | RankMetrics) -> bool:
-        """Whether it is on its way to the file; a record says how many before it are not (`dropped`), if any.
+        """Queue a record; return False without room. A record has the number of refused ones before it (`dropped`), if
+        any.
 
-        Raises EnvironmentFault where the disk did not take an earlier one.
+        Raises EnvironmentFault if an earlier record could not be written.
         """
         size = self._sizes.of(record)
         found = msgspec.structs.replace(record, dropped=self.lost) if self.lost else record
@@ -292,7 +295,7 @@ def _size_of_rest(rest: dict[str, Any]) -> int:
 
 
 def last_step(path: Path) -> int:
-    """The step of the last record of a file; 0 where there is none that is whole."""
+    """Return the step of the last whole record of a file; 0 without one."""
     with suppress(OSError), open_regular(path) as file:
         step = (object_of(_last_line(file)[1]) or {}).get("step")
         return step if isinstance(step, int) else 0
@@ -300,10 +303,10 @@ def last_step(path: Path) -> int:
 
 
 def add_to_last(path: Path, metrics: StepMetrics) -> bool:
-    """Add what was measured to the last record of a file if it is that of the same step. The file is replaced by
-    another one, as a reader must not see half of it.
+    """Add metrics to the last record of a file if it is of the same step; return False otherwise.
 
-    `time` of the record stays. Whether there was such a record. Raises OSError.
+    The record keeps its `time`. The file is replaced by a new one, so that a reader never sees half of it. Raises
+    OSError.
     """
     rest = path.with_suffix(".tmp")
     with open_regular(path) as file:
@@ -326,7 +329,7 @@ def add_to_last(path: Path, metrics: StepMetrics) -> bool:
 
 
 def _last_line(file: BinaryIO) -> tuple[int, bytes]:
-    """Where it begins, and what it is, without its end."""
+    """Return the offset of the last line and its content without the newline."""
     end = file.seek(0, os.SEEK_END)
     begin, tail = end, b""
     while begin and b"\n" not in tail[:-1]:
@@ -338,14 +341,15 @@ def _last_line(file: BinaryIO) -> tuple[int, bytes]:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; 0 if there is none."""
+    """Return the bytes of a file; 0 if it does not exist."""
     return path.stat().st_size if path.exists() else 0
 
 
 def trim_after(path: Path, step: int, superseded: Path) -> int:
-    """Drop the records of steps after `step` from a metrics file: they are about to be computed again.
+    """Move the records of steps after `step`, which are about to be computed again, from a metrics file to
+    `superseded`.
 
-    What is dropped is kept in `superseded`. Returns how many records that were.
+    Returns the number of moved records.
     """
     if not path.exists():
         return 0

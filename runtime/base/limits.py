@@ -23,28 +23,29 @@ from xtrain.text.units import plural
 _FILES: Final = 64
 _FILES_CUDA: Final = 256
 _FILES_OF_PART: Final = 8
-"""Of a dataset, whose stores are mapped, of a data worker, and of a rank as its launcher has it."""
-# Threads of a rank besides those that compute, measured: 9 alone, 15 with another rank.
+"""Open files per dataset (its stores are mapped), per data worker, and per rank in its launcher."""
+# Threads of a rank in addition to those that compute, measured: 9 alone, 15 with another rank.
 _THREADS: Final = 32
-# Groups of all ranks: gloo's own, those of devices, of commands and of checkpoints.
+# Groups of all ranks: gloo's own, and one each for devices, commands and checkpoints.
 _GROUPS: Final = 4
-# Of clocks that may be right: those of machines without one start in 1970, and 64 bits of nanoseconds end in 2262.
+# Years of plausible clocks: machines without a clock start in 1970, and 64 bits of nanoseconds end in 2262.
 _YEARS: Final = range(2020, 2200)
 
 
 @frozen(kw_only=True)
 class Need:
-    """files: that one process has open at once. tasks: processes and threads of all ranks of a machine together."""
+    """Needs of a plan. files: open at once in one process. tasks: processes and threads of all ranks of a machine
+    together."""
 
     files: int
     tasks: int
 
 
 def need_of(plan: Plan, device: str, local_ranks: int) -> Need:
-    """Return what the processes of a machine need, with room. device: `cpu` or `cuda`."""
+    """Return the needs of a machine's processes, with a margin. device: `cpu` or `cuda`."""
     bootstrap = plan.node("setup.bootstrap").args
     sizes = [axis.size for axis in (*plan.mesh.axes, *plan.mesh.expert_axes) if axis.size > 1]
-    # Each rank of a group is a connection; connected lazily, only those that exchange are.
+    # Each rank of a group is a connection; with lazy connections, only ranks that exchange data connect.
     connections = _GROUPS * (sum(sizes) if bootstrap.get("lazily") else plan.mesh.world_size) + sum(sizes)
     datasets = sum(node.op == "setup.data" for node in plan.nodes)
     workers = sum(node.args.get("workers") or 0 for node in plan.nodes if node.op == "setup.loader")
@@ -53,13 +54,13 @@ def need_of(plan: Plan, device: str, local_ranks: int) -> Need:
     threads = bootstrap["threads"] or max(1, cores // local_ranks)
     return Need(
         files=max(rank, _FILES + _FILES_OF_PART * local_ranks),
-        # Processes that tokenize come before the threads that compute, and are as many as there are cores.
+        # Processes that tokenize run before the threads that compute, one for each core.
         tasks=_THREADS + local_ranks * (_THREADS + 2 * threads + 4 * workers) + cores,
     )
 
 
 def faults_of_limits(need: Need, files: int | None, tasks: int | None) -> Iterator[str]:
-    """Yield what is too little, and what to do about it after a semicolon. files, tasks: None without a limit."""
+    """Yield each limit that is too low and, after a semicolon, the remedy. files, tasks: None without a limit."""
     if files is not None and files < need.files:
         yield (
             f"a process may have {files:,} files open, and a rank of this plan needs {need.files:,}; raise the limit "
@@ -74,8 +75,10 @@ def faults_of_limits(need: Need, files: int | None, tasks: int | None) -> Iterat
 
 
 def check_limits(plan: Plan, device: str, local_ranks: int) -> None:
-    """Raise the soft limit of open files where the hard one allows it, as ranks inherit it. Raises EnvironmentFault if
-    that is not enough, or too few processes are left."""
+    """Raise the soft limit of open files up to the hard one; ranks inherit it.
+
+    Raises EnvironmentFault if that is not enough, or too few processes are left.
+    """
     need = need_of(plan, device, local_ranks)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if _finite(soft) is not None and soft < need.files:
@@ -86,14 +89,14 @@ def check_limits(plan: Plan, device: str, local_ranks: int) -> None:
 
 
 def most_files() -> int | None:
-    """Return how many files a process may have open, once it has raised its limit; None without a limit."""
+    """Return the most files that a process may open, after raising its soft limit; None without a limit."""
     return _finite(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
 def tasks_left(root: Path = Path("/")) -> int | None:
-    """Return how many more processes and threads this user may start here; None without a limit."""
+    """Return the number of processes and threads that this user may still start here; None without a limit."""
     limit, found = _finite(resource.getrlimit(resource.RLIMIT_NPROC)[0]), []
-    if limit is not None and os.geteuid():  # the kernel lets root have as many as it wants
+    if limit is not None and os.geteuid():  # the kernel does not limit root
         found.append(limit - _tasks_of_user(root))
     for groups, top in ((r"^0::/(.*)$", "sys/fs/cgroup"), (r"^\d+:(?:[^:]*,)?pids:/(.*)$", "sys/fs/cgroup/pids")):
         group = re.search(groups, _text(root / "proc/self/cgroup"), re.MULTILINE)
@@ -111,7 +114,7 @@ def _tasks_of_user(root: Path) -> int:
         try:
             if process.stat().st_uid == user:
                 count += len(os.listdir(process / "task"))  # noqa: PTH208
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
     return count
 
@@ -128,7 +131,7 @@ def _text(path: Path) -> str:
 
 
 def clock_fault() -> str:
-    """Return what is wrong with the clock of this machine, and what to do after a semicolon; empty if nothing is."""
+    """Return the fault of this machine's clock and, after a semicolon, the remedy; empty if the clock is right."""
     year = None
     with suppress(OverflowError, OSError):
         year = time.gmtime().tm_year
@@ -139,8 +142,7 @@ def clock_fault() -> str:
 
 
 def limit_fault(error: BaseException) -> EnvironmentFault | None:
-    """Return the limit that an error of Python, torch or NCCL says was met, or the wrong clock; None for another
-    error."""
+    """Return the fault of a limit or clock that caused an error of Python, torch or NCCL; None for other errors."""
     text, number = str(error), error.errno if isinstance(error, OSError) else None
     if isinstance(error, EnvironmentFault):
         return None
@@ -148,7 +150,7 @@ def limit_fault(error: BaseException) -> EnvironmentFault | None:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         what = f"no more than {plural(most, 'file')} may be open in a process"
         return EnvironmentFault("X738", f"{what}; raise the limit of open files (`ulimit -n`)")
-    # Only processes and threads are refused so where nothing is opened without waiting.
+    # EAGAIN means processes and threads here, because no file is opened without waiting.
     starts = isinstance(error, BlockingIOError) and number == errno.EAGAIN
     if starts or "can't start new thread" in text or "Resource temporarily unavailable" in text:
         message = "no more processes and threads may be started by this user, or in this container; raise the limit"

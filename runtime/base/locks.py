@@ -12,13 +12,13 @@ from attrs import define
 from xtrain.runtime.base.errors import EnvironmentFault
 
 LAUNCHER_LOCK = ".launcher.lock"
-# Held by the first rank itself: a killed launcher leaves ranks behind that are still saving.
+# Held by the first rank itself: ranks may still be saving after their launcher was killed.
 WORKER_LOCK = ".worker.lock"
 
 
 @define(eq=False)
 class HeldLock:
-    """A lock on a file, held until it is closed or nothing refers to it any more."""
+    """Lock on a file, held until it is closed or garbage-collected."""
 
     _fd: int
 
@@ -41,9 +41,9 @@ class HeldLock:
 
 
 def hold_for_reading(folder: Path) -> HeldLock | None:
-    """Keep `unless_read` off a folder for as long as what is returned stays open; None if the folder is not there.
+    """Hold a folder for reading until the returned lock is closed; None if the folder does not exist.
 
-    Where the file system has no locks on folders, the folder is read all the same.
+    `unless_read` yields False meanwhile. On file systems without locks on folders, the folder can be read all the same.
     """
     try:
         lock = HeldLock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -59,7 +59,7 @@ def hold_for_reading(folder: Path) -> HeldLock | None:
 
 @contextmanager
 def unless_read(folder: Path) -> Iterator[bool]:
-    """Yield False if a process holds a folder for reading; else nobody begins to before the block ends."""
+    """Yield False if a process holds a folder for reading; otherwise no process can before the block ends."""
     with HeldLock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,14 +72,14 @@ def unless_read(folder: Path) -> Iterator[bool]:
 
 
 def hold(directory: Path, name: str) -> HeldLock:
-    """Lock a file of the run directory for as long as what is returned stays open.
+    """Lock a file of the run directory until the returned lock is closed.
 
     Raises EnvironmentFault if another process holds it.
     """
-    # Without O_NONBLOCK the opening of a pipe would wait for a reader.
+    # Without O_NONBLOCK, opening a pipe would wait for a reader.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     lock = HeldLock(os.open(directory / name, flags, 0o666))
-    # To see whether the run is live, `xtrain control` and dashboards, of which there may be many, hold it for a moment.
+    # `xtrain control` and any number of dashboards hold the lock for a moment to see whether the run is running.
     for seconds in (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.0):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,8 +94,8 @@ def hold(directory: Path, name: str) -> HeldLock:
             time.sleep(seconds)
         else:
             break
-    # Since when it is held, by the clock of the records and not of a file server: a dashboard sees that another start
-    # has begun. Of the file of another user it does not.
+    # Record the start by this machine's clock, as records do, not by a file server's: dashboards notice a new start.
+    # This fails on a file of another user.
     now = time.time()
     with suppress(OSError):
         os.utime(lock.fileno(), (now, now))

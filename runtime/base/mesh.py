@@ -24,24 +24,27 @@ SHARD = "shard"
 
 @define(eq=False)
 class Meshes:
-    """dense: the ranks as `pp · unfolded context axes · replicate · shard · tp`, axes of one rank left out but shard,
-    which stands for fsdp and the context axes folded into it. experts: `pp · ep_replicate · ep_fsdp · ep`."""
+    """Device meshes of a rank.
+
+    dense: `pp · unfolded context axes · replicate · shard · tp`; axes of one rank are left out except shard, which
+    combines fsdp and the context axes folded into it. experts: `pp · ep_replicate · ep_fsdp · ep`.
+    """
 
     dense: DeviceMesh
     experts: DeviceMesh
     _groups: dict[str, ProcessGroup] = field(factory=dict)
 
     def has(self, axis: str) -> bool:
-        """Whether `group(axis)` has more ranks than this one."""
+        """Return True if `group(axis)` has other ranks than this one."""
         return axis in self._groups
 
     def group(self, axis: str) -> ProcessGroup:
-        """The group of this rank along `axis`; `row`: all ranks that hold positions of the same rows."""
+        """Return the group of this rank along `axis`; `row`: all ranks that hold positions of the same rows."""
         return self._groups[axis]
 
-    @cached_property  # one object: where meshes are not the same, DTensor compares their ranks, one by one
+    @cached_property  # one object: DTensor compares different mesh objects rank by rank
     def fsdp(self) -> DeviceMesh:
-        """What dense parameters are sharded over, and where the sharded model is replicated (HSDP) that too."""
+        """Mesh that dense parameters are sharded over and, with HSDP, replicated over."""
         return _some(self.dense, ("replicate", SHARD))
 
     @cached_property
@@ -51,9 +54,9 @@ class Meshes:
 
 @op("setup.mesh", gives="meshes")
 def build_meshes(plan: Plan, rank: Rank, axes: list, expert_axes: list, shard_axes: list[str]) -> Meshes:
-    """Make every process group of this rank that the plan needs. Collective: its groups wait for their ranks."""
+    """Create every process group of this rank that the plan needs. Collective: each group waits for its ranks."""
     if not dist.is_initialized():
-        # FSDP wants a process group even for one rank (it is there then for its mixed precision only).
+        # FSDP needs a process group even for one rank (where it only does mixed precision).
         backend = "nccl" if rank.device.type == "cuda" else "gloo"
         store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
@@ -75,7 +78,8 @@ def build_meshes(plan: Plan, rank: Rank, axes: list, expert_axes: list, shard_ax
 
 
 def _dense(mesh: Mesh, shard_axes: list[str], rank: Rank) -> DeviceMesh:
-    """Shard axes need not be neighbours in rank numbers (`fold = ulysses_only` steps over ring): ranks are permuted."""
+    """Build the dense mesh; ranks are permuted, as shard axes need not be adjacent (`fold = ulysses_only` skips
+    ring)."""
     names = [axis.name for axis in mesh.axes]
     sizes = {axis.name: axis.size for axis in mesh.axes}
     unfolded = [name for name in ("ring", "ulysses") if name not in shard_axes]
@@ -105,8 +109,11 @@ def _mesh(extents: dict[str, int], ranks: torch.Tensor, always: str, rank: Rank)
 
 
 def _group(ranks: list[int], name: str) -> ProcessGroup:
-    """Of these, this rank among them; that of all ranks is there already. All of them make the same groups in the same
-    order: torch names a group by its ranks and by how many there are."""
+    """Create a group of these ranks, which include this one; the group of all ranks exists already.
+
+    All ranks must create the same groups in the same order: torch names a group by its ranks and by the number of
+    groups before it.
+    """
     if len(ranks) == dist.get_world_size():
         group = dist.group.WORLD
     else:
@@ -121,13 +128,14 @@ def _some(mesh: DeviceMesh, names: tuple[str, ...]) -> DeviceMesh:
 
 
 T = TypeVar("T")
-# The slowest rank may be writing for so long while the others wait for it.
+# The slowest rank may write for this long while the others wait.
 TIMEOUT = timedelta(hours=2)
 
 
 @frozen(eq=False)
 class CollectiveErrors:
-    """The ranks of a run, over a group of their own: what a thread says here cannot be taken for what a step says."""
+    """Errors that all ranks of a run raise together, over a group of their own: messages of threads and steps never
+    mix."""
 
     rank: int
     size: int
@@ -135,7 +143,7 @@ class CollectiveErrors:
 
     @classmethod
     def of(cls, rank: Rank) -> "CollectiveErrors":
-        """Collective."""
+        """Create the group. Collective."""
         if rank.world_size == 1:
             return cls(rank.rank, 1, None)
         group = dist.new_group(backend="gloo", timeout=TIMEOUT, group_desc="saving")
@@ -143,18 +151,20 @@ class CollectiveErrors:
         return cls(rank.rank, rank.world_size, group)
 
     def all(self, action: Callable[[], T]) -> list[T]:
-        """Do something on every rank; what each got, by rank. Raises StorageFailed on all if it failed on any."""
+        """Call `action` on every rank and return the results by rank. Raises StorageFailed on all ranks if it failed on
+        any."""
         outcomes = [_tried(action)]
         if self.group is not None:
             own, outcomes = outcomes[0], [("", None)] * self.size
             dist.all_gather_object(outcomes, own, group=self.group)
-        errors = dict.fromkeys(error for error, _ in outcomes if error)  # the same of many ranks is said once
+        errors = dict.fromkeys(error for error, _ in outcomes if error)  # the same error of many ranks is reported once
         if errors:
             raise StorageFailed("; ".join(errors))
         return [result for _, result in outcomes]  # type: ignore[misc]
 
     def first(self, action: Callable[[], T]) -> T:
-        """Do something on the first rank alone; what it got, on all. Raises StorageFailed on all if it failed."""
+        """Call `action` on the first rank and return its result on all. Raises StorageFailed on all ranks if it
+        failed."""
         outcome: list[tuple[str, T | None]] = [_tried(action) if self.rank == 0 else ("", None)]
         if self.group is not None:
             dist.broadcast_object_list(outcome, src=0, group=self.group)
@@ -165,19 +175,19 @@ class CollectiveErrors:
 
 
 def _tried(action: Callable[[], T]) -> tuple[str, T | None]:
-    """(why it failed, what it gave). Only what comes from outside is caught: disks and what is read from them."""
+    """Return (why it failed, its result). Catches only errors from outside: disks, and content read from them."""
     try:
         return "", action()
     except OSError as error:
         return reason(error), None
     except CheckpointException as error:
         if not all(isinstance(each, OSError) for each, _ in error.failures.values()):
-            raise  # on all ranks, which have it from one another
+            raise  # on all ranks, as they have exchanged the error
         return "; ".join(dict.fromkeys(reason(each) for each, _ in error.failures.values())), None
 
 
 def reason(error: BaseException) -> str:
-    """An error of a file in a few words, with the file where it is known."""
+    """Return a file error in a few words, with the file if it is known."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     lines = str(error).strip().splitlines()

@@ -1,8 +1,8 @@
 """Registry of operations (ops).
 
-A plan names ops and the executor looks them up here only. An op is a plain function. Each parameter is filled by
-name, from the node's `args` or from the result of an earlier op; the result is kept under `gives`. Step and tick ops
-are factories: they take what they need once and return the callable that runs in the loop.
+A plan names ops and the executor looks them up here only. An op is a plain function. Each parameter is filled by name,
+from the node's `args` or from the result of an earlier op; the result is kept under `gives`. Step and tick ops are
+factories: they take their resources once and return the callable that runs in the loop.
 """
 
 import importlib
@@ -65,22 +65,22 @@ MODULES = (
 
 
 class PlanMismatch(Exception):
-    """The plan asks for something that this version of the runtime does not do in that way."""
+    """The plan asks for something that this version of the runtime does not support."""
 
 
 @frozen
 class Op:
-    """A registered function and the name under which its result is kept, if it is."""
+    """Registered function and the name under which its result is kept, if any."""
 
     name: str
     function: Callable[..., Any]
     gives: str | None
     chosen_by: tuple[str, ...] = ()
-    """Arguments of the node that have chosen it, and that it does not take."""
+    """Arguments of the node that chose this op and are not passed to it."""
 
     def bind(self, node: Node, resources: Mapping[str, Any]) -> Callable[[], Any]:
-        """The call with every parameter filled; raises PlanMismatch where the plan and the function do not fit,
-        and EnvironmentFault where an environment variable of a tracker is not set."""
+        """Return the call with every parameter filled. Raises PlanMismatch if the plan and the function do not fit, and
+        EnvironmentFault if an environment variable of a tracker is not set."""
         wanted = inspect.signature(self.function).parameters
         hints = get_type_hints(self.function)
         args = {name: value for name, value in node.args.items() if name not in self.chosen_by}
@@ -118,21 +118,21 @@ def op(name: str, *, gives: str | None = None) -> Callable[[F], F]:
     return register
 
 
-# Ops of which every component of a kind has its own, under `<op>.<kind of the node>`, in a module beside it.
+# Ops that every component of a kind registers as `<op>.<kind of the node>`, in the module next to it.
 COMPONENTS: Final = {
     "setup.adapter": ADAPTERS,
     "setup.loss": LOSSES,
     "setup.optimizer": OPTIMIZERS,
     "rollout.score": REWARDS,
 }
-# Those of which functions of the user's own have an op, `<op>.user`.
+# Ops with a variant for functions of the user, `<op>.user`.
 OF_USERS: Final = {**COMPONENTS, "setup.scheduler": SCHEDULERS}
-# Of components whose node is called after them: the op is `<what stands here>.<kind>`, in a module beside it.
+# Node prefix → registry of the components whose op is `<prefix>.<kind>`, in the module next to the component.
 CALLED_AFTER: Final = {"collate": LINKS}
 
 
 def op_of(node: Node) -> Op:
-    """The op that a node means. Raises PlanMismatch where there is none."""
+    """Return the op of a node. Raises PlanMismatch without one."""
     registry, name = COMPONENTS.get(node.op), node.op
     kind = str(node.args.get("kind"))
     if "user" in node.args and node.op in OF_USERS:
@@ -148,9 +148,12 @@ def op_of(node: Node) -> Op:
 
 
 def op_named(name: str) -> Op | None:
-    """The op of a name; those of an action, `step.norms` and `tick.norms`, of a link, `collate.pack`, of a stack,
-    `setup.parallel.NAME` and `step.NAME.…`, and of a tracker, `setup.log.wandb`, are registered by what stands beside
-    it."""
+    """Return the op with a name, or None.
+
+    Ops of components are registered by their own modules, which are imported here: actions (`step.norms`,
+    `tick.norms`), links (`collate.pack`), stacks (`setup.parallel.NAME`, `step.NAME.…`) and trackers
+    (`setup.log.wandb`).
+    """
     head, _, last = name.partition(".")
     component = stack_of_node(name) or stack_of_step(name) or action_of(name) or ACTIONS.get(last)
     component = CALLED_AFTER[head].of_kind(last) if head in CALLED_AFTER else component
@@ -162,8 +165,8 @@ def op_named(name: str) -> Op | None:
 
 
 def code_of(component: type[Component], module: str) -> ModuleType:
-    """The module that runs a component. Raises EnvironmentFault where an installed package offers the component and the
-    module cannot be imported."""
+    """Import the module that runs a component. Raises EnvironmentFault if the component is of another installed package
+    and its module cannot be imported."""
     try:
         return importlib.import_module(module)
     except Exception as error:

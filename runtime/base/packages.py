@@ -1,4 +1,4 @@
-"""Packages that only some runs need, checked before anything is started."""
+"""Packages that only some runs need, checked before the run starts."""
 
 import os
 from collections.abc import Iterator
@@ -21,9 +21,12 @@ def check_packages(plan: Plan) -> None:
 
 
 def package_faults(plan: Plan) -> Iterator[EnvironmentFault]:
-    """Why the first rank cannot load a tracker, or what its stack runs on: a package is missing, which is not imported
-    here, the stack finds that this machine lacks something, torch is too old for the schedule of the pipeline, or the
-    tracker's own module fails. Also why the run cannot fill its texts: an environment variable is not set."""
+    """Yield the faults of the environment that the first rank would meet.
+
+    These are: an environment variable that is not set, a missing package of a tracker or stack (packages are not
+    imported here), a machine without what the stack needs, a torch too old for the pipeline schedule, and a tracker
+    whose own module fails.
+    """
     for name in sorted(variables_in(plan.spec_text) - os.environ.keys()):
         message = f"the environment variable {name} is not set, and the spec reads it with env"
         yield EnvironmentFault("X709", f"{message}; set it on every machine")
@@ -57,10 +60,10 @@ def _check_tracker(tracker: type[Tracker]) -> None:
 
 
 def check_schedule(schedule: str, torch: str) -> None:
-    """Of a backward in two parts, torch 2.11 and 2.12 lose the nodes that functions of Python have made in the graph
-    (`stage_backward_weight`).
+    """Raise EnvironmentFault X715 if this torch cannot run a pipeline schedule. torch: its version.
 
-    torch: its version. Raises EnvironmentFault X715 for a schedule that has such a backward.
+    torch 2.11 and 2.12 lose the graph nodes of Python autograd functions in backwards of two parts
+    (`stage_backward_weight`).
     """
     major, minor = (int(each) for each in torch.split(".")[:2])
     if schedule in ZERO_BUBBLE and (major, minor) < (2, 13):

@@ -19,7 +19,7 @@ MARK: Final = "__xtrain_part__"
 
 @frozen
 class Mark:
-    """What a function is to a spec. options: what its decorator was given."""
+    """Kind of part that a function was registered as. options: arguments of its decorator."""
 
     kind: Kind
     options: dict[str, Any] = field(factory=dict)
@@ -30,7 +30,7 @@ def source(function: F) -> F: ...
 @overload
 def source() -> Callable[[F], F]: ...
 def source(function: F | None = None) -> F | Callable[[F], F]:
-    """Make a function a source of documents: `dataset web { source = name(…) }`.
+    """Register a function as a source of documents: `dataset web { source = name(…) }`.
 
     It yields documents, in the same order each time: a text, or a dict whose fields the dataset's `text`, `messages`,
     or `prompt` and `response` name. Its parameters are the arguments that a spec gives.
@@ -40,12 +40,13 @@ def source(function: F | None = None) -> F | Callable[[F], F]:
 
 
 def collator(takes: str, gives: str | None = None) -> Callable[[F], F]:
-    """Make a function a link of the collate chain: `collate = to_tensor -> flatten -> name(…) -> …`.
+    """Register a function as a link of the collate chain: `collate = to_tensor -> flatten -> name(…) -> …`.
 
-    takes, gives: kinds of value, as `labelled samples`; without `gives` it gives what it takes. The function is called
-    once for each row, with what there is of that row as its first argument. The other parameters are the arguments
-    that a spec gives, but for one that is called `generator`: it gets a numpy Generator of that row.
-    Raises ValueError for a kind that there is not, or that cannot be made of what is taken.
+    takes, gives: kinds of value, as `labelled samples`; without `gives` the function returns the kind it takes. The
+    function is called once per row, with the row's values as its first argument. The other parameters are the arguments
+    that a spec gives, except `generator`, which gets a numpy Generator of that row.
+
+    Raises ValueError for an unknown kind, or one that cannot be made from the kind taken.
     """
     if takes not in KINDS:
         raise ValueError(f"a collator cannot take {takes!r}; it takes one of: {', '.join(KINDS)}")
@@ -62,21 +63,22 @@ def loss(*, unit: Unit = "token", columns: Sequence[str] = (), values: Sequence[
 def loss(
     function: F | None = None, *, unit: Unit = "token", columns: Sequence[str] = (), values: Sequence[str] = ()
 ) -> F | Callable[[F], F]:
-    """Make a function what is minimised: `loss name { … }`.
+    """Register a function as the loss to minimize: `loss name { … }`.
 
-    Its first parameter gets the log-probability of the label of each token, a tensor [T] in at least fp32 whose values
-    are not above 0. Parameters of these names get other tensors [T]: `mean_logprob_T` the mean of the log-probabilities
-    of the whole vocabulary, `entropy_T` their entropy, `lse_T` the log-sum-exp of the logits. The others are settings.
+    Its first parameter gets the log-probability of the label of each token, a tensor [T] in at least fp32 with values
+    of at most 0. Parameters with these names get other tensors [T]: `mean_logprob_T` the mean log-probability over the
+    whole vocabulary, `entropy_T` the entropy of the distribution, `lse_T` the log-sum-exp of the logits. The others are
+    settings. The function returns the loss of each token, a tensor [T] of the same number format with its gradient; the
+    loss of a token may depend on the values of that token only. The run adds up the losses of all valid tokens and
+    divides by their number.
 
-    It returns the loss of each token, a tensor [T] of the same number format with its gradient, each from what is given
-    of that token alone. The run adds up the losses of all valid tokens and divides by their number.
+    columns: names of per-token numbers that the dataset has; parameters with these names get them, [T].
 
-    columns: names of numbers of tokens that the dataset has; parameters of these names get them, [T].
+    unit: with `sequence` or `pair` the function returns the loss of each unit, [U] in fp64. All its tensors are then
+    sums over the tokens of a sequence, [U], or of the two sides of a pair, [2, U], the preferred one first; `tokens_U`
+    is the number of these tokens. values: names of per-document numbers; parameters with these names get them, [U].
 
-    unit: with `sequence` or `pair` it returns the loss of each of these, [U] in fp64. All that it gets are then sums
-    over the tokens of a sequence, [U], or of the two sides of a pair, [2, U], the preferred one first; `tokens_U` is
-    the number of these tokens. values: names of numbers of documents; parameters of these names get them, [U].
-    Raises ValueError for a unit that there is not, and for what are no names.
+    Raises ValueError for an unknown unit, and for invalid names.
     """
     for given in (columns, values):
         if names_of(given) is None:
@@ -92,27 +94,28 @@ def reward(function: F) -> F: ...
 @overload
 def reward() -> Callable[[F], F]: ...
 def reward(function: F | None = None) -> F | Callable[[F], F]:
-    """Make a function what says how good a completion is that a rollout has sampled: `reward name { … }`.
+    """Register a function as a reward, which rates a completion of a rollout: `reward name { … }`.
 
-    Its first three parameters take texts, the prompt and the completion without what ends it, and the record: a dict
-    with the text of the `answer` that the dataset has, and its `values`. The others are settings. It returns a number.
-    One of the ranks that compute a row calls it, once for each completion.
+    Its first three parameters get the text of the prompt, the text of the completion without its end token, and the
+    record: a dict with the text of the dataset's `answer`, and its `values`. The others are settings. It returns a
+    number. One of the ranks that compute a row calls it, once for each completion.
     """
     mark = _marker(Mark("reward"))
     return mark if function is None else mark(function)
 
 
 def optimizer(state: Sequence[str] = (), scalars: Sequence[str] = ()) -> Callable[[F], F]:
-    """Make a function an optimizer: `optimizer name { lr = 3e-4, … }`.
+    """Register a function as an optimizer: `optimizer name { lr = 3e-4, … }`.
 
-    Its first parameter takes groups of parameters, as `torch.optim` does: dicts with `params`, `lr` and `weight_decay`.
-    A parameter called `lr` gets the peak learning rate; one called `weight_decay` decides the decay of the groups whose
+    Its first parameter gets groups of parameters, as `torch.optim` does: dicts with `params`, `lr` and `weight_decay`.
+    A parameter called `lr` gets the peak learning rate; one called `weight_decay` sets the decay of the groups whose
     parameters decay. The others are settings. It returns a `torch.optim.Optimizer`, whose `lr` of each group is set
     before each step.
 
-    state: names of the tensors that it keeps for each parameter, of the parameter's shape and format. scalars: names of
-    the tensors of no dimension that it keeps, in fp32. From these follow memory and checkpoints.
-    Raises ValueError for what are no names.
+    state: names of the tensors that it keeps for each parameter, with the parameter's shape and format. scalars: names
+    of the 0-dimensional tensors that it keeps, in fp32. Memory and checkpoints are computed from these.
+
+    Raises ValueError for invalid names.
     """
     for given in (state, scalars):
         if names_of(given) is None:
@@ -125,25 +128,26 @@ def schedule(function: F) -> F: ...
 @overload
 def schedule() -> Callable[[F], F]: ...
 def schedule(function: F | None = None) -> F | Callable[[F], F]:
-    """Make a function a schedule of the learning rate: `scheduler name { … }`.
+    """Register a function as a learning-rate schedule: `scheduler name { … }`.
 
     It is called with the number of a step, from 0 (as torch's `LambdaLR` counts), and the number of all steps, and
-    gives the factor by which the peak is multiplied in that step: a number that is finite and not negative. The other
-    parameters are settings. It must depend on nothing else, as a resumed run asks it again.
+    returns the factor of the peak learning rate in that step: finite and not negative. The other parameters are
+    settings. It must depend on nothing else, because a resumed run calls it again.
     """
     mark = _marker(Mark("schedule"))
     return mark if function is None else mark(function)
 
 
 def hook(place: Place, changes: Literal["nothing", "gradients", "parameters"] = "nothing") -> Callable[[F], F]:
-    """Make a function a hook, called at a place of the run: `hook name { … }`.
+    """Register a function as a hook, called at a place of the run: `hook name { … }`.
 
-    Its first parameter takes an `xtrain.RunContext`; the others are settings. It is called on all ranks, after the
-    hooks of the same place that the spec names before it. It may return metrics, a dict of numbers: those of the first
-    rank are recorded as `hook/NAME/KEY`.
+    Its first parameter gets an `xtrain.RunContext`; the others are settings. It is called on all ranks, after the hooks
+    of the same place that come before it in the spec. It may return metrics, a dict of numbers: the first rank's are
+    recorded as `hook/NAME/KEY`.
 
-    changes: what it changes of the model, which its place must allow.
-    Raises ValueError for a place that there is not, or where that cannot be changed.
+    changes: the part of the model that it changes; its place must allow this.
+
+    Raises ValueError for an unknown place, or a change that is not allowed there.
     """
     if place not in PLACES:
         raise ValueError(f"there is no place {place!r}; places of hooks: {', '.join(PLACES)}")
@@ -157,10 +161,10 @@ def action(function: F) -> F: ...
 @overload
 def action() -> Callable[[F], F]: ...
 def action(function: F | None = None) -> F | Callable[[F], F]:
-    """Make a function an action: `every 100 steps name { … }`, `on finish name`.
+    """Register a function as an action: `every 100 steps name { … }`, `on finish name`.
 
-    Its first parameter takes an `xtrain.RunContext`; the others are settings. It is called on all ranks, between steps,
-    and changes nothing of the model. It may return metrics, a dict of numbers: those of the first rank are recorded as
+    Its first parameter gets an `xtrain.RunContext`; the others are settings. It is called on all ranks, between steps,
+    and must not change the model. It may return metrics, a dict of numbers: the first rank's are recorded as
     `action/NAME/KEY`.
     """
     mark = _marker(Mark("action"))
@@ -172,9 +176,9 @@ def step(function: F) -> F: ...
 @overload
 def step() -> Callable[[F], F]: ...
 def step(function: F | None = None) -> F | Callable[[F], F]:
-    """Make a function the forward and backward of a step: `step name { … }`.
+    """Register a function as the forward and backward of a step: `step name { … }`.
 
-    Its first parameter takes an `xtrain.StepContext`; the others are settings. When it returns, every microbatch has
+    Its first parameter gets an `xtrain.StepContext`; the others are settings. When it returns, every microbatch has
     been taken, and the gradients are those of the sum of losses times `context.scale`.
     """
     mark = _marker(Mark("step"))
@@ -186,10 +190,10 @@ def evaluation_step(function: F) -> F: ...
 @overload
 def evaluation_step() -> Callable[[F], F]: ...
 def evaluation_step(function: F | None = None) -> F | Callable[[F], F]:
-    """Make a function the forward of evaluations: `evaluation_step name { … }`.
+    """Register a function as the forward of evaluations: `evaluation_step name { … }`.
 
-    Its first parameter takes an `xtrain.StepContext`; the others are settings. It takes every microbatch and returns
-    the sum of losses over their valid tokens; the evaluation divides the sum of all ranks by the number of these.
+    Its first parameter gets an `xtrain.StepContext`; the others are settings. It takes every microbatch and returns the
+    sum of losses over their valid tokens; the evaluation divides the sum over all ranks by the number of these tokens.
     """
     mark = _marker(Mark("evaluation_step"))
     return mark if function is None else mark(function)
@@ -203,13 +207,13 @@ def tracker(kind: C) -> C: ...
 @overload
 def tracker() -> Callable[[C], C]: ...
 def tracker(kind: C | None = None) -> C | Callable[[C], C]:
-    """Make a class a tracker, which gets the records of a run: `log { Name { … } }`.
+    """Register a class as a tracker, which gets the records of a run: `log { Name { … } }`.
 
-    An object of it is made, without arguments, in a thread of the first rank when the run begins, and all its methods
-    are called there. `open(context, …)` comes first, with an `xtrain.TrackerContext`; its other parameters are the
-    settings. At least one of these stands beside it: `metrics(record)` gets the record of a step as a dict, as
-    `metrics.jsonl` has it, `event(record)` that of an event, as `events.jsonl` has it, and `close(exit_code)` comes
-    last. What it raises is recorded as a warning, it gets nothing more, and training goes on.
+    One object is created, without arguments, in a thread of the first rank when the run begins, and all its methods are
+    called there. `open(context, …)` comes first, with an `xtrain.TrackerContext`; its other parameters are the
+    settings. The class has at least one of these methods as well: `metrics(record)` gets the record of a step as a
+    dict, as in `metrics.jsonl`; `event(record)` gets an event, as in `events.jsonl`; `close(exit_code)` is called last.
+    If a method raises, the run records a warning, stops calling the tracker and continues training.
     """
     mark = _marker(Mark("tracker"))
     return mark if kind is None else mark(kind)
@@ -220,11 +224,11 @@ def family(function: F) -> F: ...
 @overload
 def family() -> Callable[[F], F]: ...
 def family(function: F | None = None) -> F | Callable[[F], F]:
-    """Make a function a model family: `model name { dim = 64, … }`.
+    """Register a function as a model family: `model name { dim = 64, … }`.
 
     Its first parameter stands for the settings that every family has; the others are settings of its own. It returns
-    the decoder block, put together of pieces (`pre_norm`, `AttentionLayer`, …) and of functions with `@layer`. It is
-    read from its text and never called.
+    the decoder block, composed of pieces (`pre_norm`, `AttentionLayer`, …) and of functions with `@layer`. It is read
+    from its source text and never called.
     """
     mark = _marker(Mark("family"))
     return mark if function is None else mark(function)
@@ -235,11 +239,11 @@ def layer(function: Callable[..., Any]) -> Callable[..., Any]: ...
 @overload
 def layer() -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 def layer(function: Any = None) -> Any:
-    """Make a function a layer, which a function with `@family` calls with a name and its settings.
+    """Register a function as a layer, which a function with `@family` calls with a name and its settings.
 
-    Its first parameter takes activations [B, S, D] and the function returns as many, each position by itself.
-    Parameters whose default is a `weight` are parameters of the model; the others are settings. What it computes, keeps
-    for its backward and costs is read from its text.
+    Its first parameter gets activations [B, S, D] and the function returns activations of the same shape; each position
+    is computed independently. Parameters whose default is a `weight` are parameters of the model; the others are
+    settings. Its computation, saved activations and costs are derived from its source text.
     """
     mark = _marker(Mark("layer"))
     return mark if function is None else mark(function)
@@ -252,10 +256,10 @@ def weight(
 ) -> Any:
     """Declare a parameter of a layer, as a default: `up=weight("ffn", "dim", cut="column")`.
 
-    shape: of a matrix [output, input], or of a vector, as numbers or texts of what is computed of settings. cut: how
-    tensor parallelism cuts it, by output features or by input features; None: each rank has all of it. initial: its
-    first values; `residual`: normal, scaled down, of matrices whose output is added to the residual stream. Without it
-    vectors are ones, and matrices normal.
+    shape: of a matrix [output, input], or of a vector, as numbers or as expressions of settings. cut: the dimension
+    that tensor parallelism cuts, output features or input features; None: each rank has the whole parameter. initial:
+    initial values; `residual`: normal and scaled down, for matrices whose output is added to the residual stream. By
+    default vectors are ones, and matrices normal.
     """
 
 

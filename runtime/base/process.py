@@ -1,7 +1,7 @@
 """Process of a run: its launcher, its start, its replica group, and the cause of its failure.
 
 Under torchrun the cause is left in a file that torchrun shows below its own traceback. A replica group has a process
-group of its own, which may end and be started again while other groups train.
+group of its own, which may end and be restarted while other groups train.
 """
 
 import ctypes
@@ -23,30 +23,32 @@ from xtrain.plan.plan import Plan
 from xtrain.runtime.base.errors import EnvironmentFault, exit_process
 from xtrain.text.units import plural
 
-# Says to a rank that others go on without it when its launcher dies.
+# Set for a rank if others continue without it when its launcher dies.
 OTHERS_GO_ON: Final = "XTRAIN_OTHERS_GO_ON"
 
 
 def die_with_launcher(launcher: int) -> None:
-    """Ask the kernel for a SIGTERM when the launcher dies, so that no rank outlives it (Linux; elsewhere nothing).
-    Where others go on without this process it is a SIGKILL: they do not hear of a stop."""
+    """Ask the kernel for a SIGTERM when the launcher dies, so that no rank outlives it (Linux only).
+
+    If others continue without this process, it is a SIGKILL: they are not told of a stop.
+    """
     PR_SET_PDEATHSIG = 1
     number = signal.SIGKILL if OTHERS_GO_ON in os.environ else signal.SIGTERM
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
         if os.getppid() != launcher:
-            exit_process(1)  # it died before the kernel was asked
+            exit_process(1)  # the launcher died before the kernel was asked
 
 
 FILE: Final = "TORCHELASTIC_ERROR_FILE"
-# Seconds by which the first rank may say it after the others.
+# Seconds by which the first rank may report the cause later than the others.
 LATER: Final = 10
 
 
 def write_cause(text: str, *, of_first: bool = False) -> None:
-    """Leave the cause of a failure where the launcher, if there is one, looks for it.
+    """Write the cause of a failure to the file that the launcher reads, if there is one.
 
-    of_first: the first rank says it. Of several files torchrun shows the earliest last.
+    of_first: this rank only refers to the first rank's cause. Of several files torchrun shows the earliest last.
     """
     path = os.environ.get(FILE)
     if not path:
@@ -58,35 +60,35 @@ def write_cause(text: str, *, of_first: bool = False) -> None:
         Path(path).write_text(json.dumps({"message": said}), encoding="utf-8")
 
 
-# Tells the ranks how often they have been started again, and a command how often its job has started before. What
-# torch's agent says of that, another machine's may contradict.
+# Number of restarts of the ranks, and of a command the number of earlier starts of its job. torch's agent has a count
+# too, which may differ between machines.
 RESTART = "XTRAIN_RESTART"
-# When the command began, by the monotonic clock of this machine: `launch.time_limit` counts from there.
+# Start of the command by this machine's monotonic clock: `launch.time_limit` counts from there.
 BEGAN = "XTRAIN_BEGAN"
-# By which another launcher makes a process a rank.
+# Variables by which another launcher makes a process a rank.
 RANK_VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# Tells them with which step this start began, before any restart: `launch.stop_after` counts from there.
+# First step of this start, before any restart: `launch.stop_after` counts from there.
 FIRST_STEP = "XTRAIN_FIRST_STEP"
 
 
 def starts_before() -> int:
-    """How many starts of the same run by the same launcher or job came before this one."""
+    """Return the number of earlier starts of the same run by the same launcher or job."""
     return int(os.environ.get(RESTART) or 0)
 
 
 def is_restart() -> bool:
-    """Whether this start follows one that failed, or was stopped with its job, by whoever starts the ranks."""
+    """Return True if the ranks were started before, and failed or were stopped with their job."""
     return starts_before() > 0
 
 
 def first_step(step: int) -> int:
-    """The step with which this start began, of a worker group that begins with `step`."""
+    """Return the first step of this start; `step` is the first step of this worker group."""
     recorded = os.environ.get(FIRST_STEP)
     return min(int(recorded), step) if recorded is not None and is_restart() else step
 
 
 def launcher_id() -> str | None:
-    """The process that has started this rank, as no other one is called; None for a rank of `xtrain run`."""
+    """Return a unique name of the process that started this rank; None for a rank of `xtrain run`."""
     if not is_worker():
         return None
     began = ""
@@ -96,18 +98,18 @@ def launcher_id() -> str | None:
 
 
 def is_worker() -> bool:
-    """Whether another launcher (torchrun, Slurm) has made this process a rank."""
+    """Return True if another launcher (torchrun, Slurm) made this process a rank."""
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 
 
 def rank_variables() -> str:
-    """Return the variables of the environment that make this process a rank, with their values."""
+    """Return the environment variables that make this process a rank, with their values."""
     found = [f"{name}={os.environ[name]}" for name in RANK_VARIABLES if name in os.environ]
     return f"{', '.join(found[:-1])} and {found[-1]}"
 
 
 def check_rank_variables() -> None:
-    """Raise EnvironmentFault if the numbers that another launcher has given this process are no rank of a world."""
+    """Raise EnvironmentFault if RANK and WORLD_SIZE of another launcher are invalid."""
     rank, world = os.environ["RANK"], os.environ["WORLD_SIZE"]
     optional = [os.environ.get(name, "0") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")]
     if all(text.isdecimal() for text in (rank, world, *optional)) and int(rank) < int(world):
@@ -118,8 +120,10 @@ def check_rank_variables() -> None:
 
 
 def note_of_rank() -> str:
-    """Return who this process is, and whom it waits for, by variables that may be left over; empty if a launcher has
-    set LOCAL_RANK as well, as all launchers do that start the ranks of a machine."""
+    """Return which rank this process is and whom it waits for, as its environment variables may be left over.
+
+    Empty if LOCAL_RANK is set, which every launcher of ranks sets.
+    """
     if "LOCAL_RANK" in os.environ:
         return ""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -131,28 +135,31 @@ def note_of_rank() -> str:
     )
 
 
-# Tell a rank which group it is of, and how often that one was started before.
+# Index of a rank's group, and the number of its earlier starts.
 GROUP: Final = "XTRAIN_GROUP"
 START: Final = "XTRAIN_GROUP_START"
-# And where the ranks of the groups ask who takes part in a step.
+# Address of the store where groups agree on who takes part in a step.
 LIGHTHOUSE: Final = "XTRAIN_LIGHTHOUSE"
-# What a group and the launcher tell each other, in the store of the group: it is set up; steps may begin, the first of
-# them with all groups; one of these has ended since; it has the state of the run; another has come to the end of it.
+# Messages between a group and the launcher, in the group's store: it is set up; steps may begin, the first one with all
+# groups; a group has ended since; it has the state of the run; another group has finished the run.
 READY, OPEN, FEWER, JOINED, OVER = "ready", "open", "fewer", "joined", "over"
 
 
 def gone(group: int) -> str:
-    """What the launcher tells all groups, in their stores: this one has ended, and is not started again yet."""
+    """Return the key under which the launcher reports to all groups that this group has ended and is not
+    restarted yet."""
     return f"gone/{group}"
 
 
 @define(kw_only=True, eq=False)
 class ReplicaGroup:
-    """The group of this rank. count: of all groups. size: its ranks. comes_back: it was started again while others
-    train, and has nothing to go on from but what one of these gives it.
+    """Replica group of this rank.
 
-    leads: it speaks for the run: its first rank writes the records, answers commands and looks at clocks, and its ranks
-    save. taking_part: the groups of the step under way.
+    count: number of groups. size: ranks per group. comes_back: it was restarted while others train, and gets its state
+    from one of them.
+
+    leads: it acts for the run: its first rank writes the records, answers commands and watches clocks, and its ranks
+    save. taking_part: the groups of the current step.
     """
 
     index: int
@@ -164,12 +171,12 @@ class ReplicaGroup:
 
     @property
     def first(self) -> int:
-        """The number of its first rank among those of all groups."""
+        """First rank of this group, numbered among the ranks of all groups."""
         return self.index * self.size
 
 
 def group_of_rank(plan: Plan) -> ReplicaGroup | None:
-    """The group that the environment names; None where the plan has none, or no launcher has started any."""
+    """Return the group that the environment names; None if the plan has no groups, or the process is in none."""
     node = groups_node(plan)
     if node is None or GROUP not in os.environ:
         return None
@@ -186,5 +193,5 @@ def group_of_rank(plan: Plan) -> ReplicaGroup | None:
 
 
 def plan_of_group(plan: Plan) -> Plan:
-    """The plan as the ranks of one group execute it: with their mesh for that of all."""
+    """Return the plan as one group executes it, with the mesh of a group."""
     return evolve(plan, mesh=mesh_of_group(plan.mesh))

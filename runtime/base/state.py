@@ -14,7 +14,7 @@ from xtrain.runtime.base.process import ReplicaGroup
 
 @frozen(kw_only=True)
 class Rank:
-    """This process among all of them."""
+    """This process among all ranks."""
 
     rank: int
     local_rank: int
@@ -24,9 +24,9 @@ class Rank:
     device: torch.device
     pipeline_ranks: int
     coordinates: dict[str, int]
-    """Its place on every axis of the mesh."""
+    """Its coordinate on every axis of the mesh."""
     replica: ReplicaGroup | None = None
-    """The replica group that the mesh is of, where there are several."""
+    """The replica group whose ranks the mesh has; None without replica groups."""
 
     @property
     def is_first(self) -> bool:
@@ -34,17 +34,17 @@ class Rank:
 
     @property
     def leads(self) -> bool:
-        """Whether it is the first rank of those that speak for the run."""
+        """True on the first rank of the group that acts for the run."""
         return self.is_first and (self.replica is None or self.replica.leads)
 
     @property
     def replicas(self) -> int:
-        """How many copies of all these ranks there are."""
+        """Number of replica groups."""
         return 1 if self.replica is None else self.replica.count
 
     @property
     def row_rank(self) -> int:
-        """Its place among the `row_ranks` that the rows of a step are dealt to, those of all replica groups."""
+        """Index of this rank among the `row_ranks`, over all replica groups, that the rows of a step are dealt to."""
         return self.data_rank + (0 if self.replica is None else self.replica.index * self.data_ranks)
 
     @property
@@ -53,19 +53,18 @@ class Rank:
 
     @property
     def is_tp_first(self) -> bool:
-        """Whether what this rank counts of its positions is to be summed: tensor-parallel peers count the same."""
+        """True if the counts of this rank enter sums over ranks: tensor-parallel peers count the same positions."""
         return self.coordinates["tp"] == 0
 
 
 @define(kw_only=True)
 class BadSteps:
-    """Steps that nothing was learned from, as their loss or gradient norm was not a number, or as no rank had a token
-    to learn from. Steps count from 1; 0: none yet.
+    """Steps without an update, as their loss or gradient norm was not finite or no rank had a token to learn from.
 
-    in_a_row: those whose numbers were none, without a good step behind them. total: the same of the run. empty: those
-    without a token, without a good step behind them. last_good: the last step that was good. went_back: each time, from
-    which step to which. latest: the last of those in a row, as (step, loss, gradient norm), to be told of when it comes
-    to that; they are not saved.
+    Steps count from 1; 0 means none. in_a_row: steps that were not finite since the last good one. total: the same of
+    the whole run. empty: steps without a token since the last good one. last_good: the last good step. went_back: (from
+    step, to step) of each rollback. latest: the latest of those in a row, as (step, loss, gradient norm), for the
+    report; not saved.
     """
 
     in_a_row: int = 0
@@ -76,13 +75,13 @@ class BadSteps:
     latest: deque[tuple[int, float, float]] = field(factory=lambda: deque(maxlen=10))
 
     def counters(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it, as JSON."""
+        """Return the counters that a checkpoint saves, as JSON."""
         counts = {"in_a_row": self.in_a_row, "total": self.total, "empty": self.empty, "last_good": self.last_good}
         return {**counts, "went_back": [list(each) for each in self.went_back]}
 
     @classmethod
     def of(cls, counters: dict[str, Any]) -> "BadSteps":
-        """What a checkpoint has kept; of what it does not name there was none."""
+        """Return the counters of a checkpoint; missing ones are 0."""
         return cls(
             in_a_row=counters.get("in_a_row", 0),
             total=counters.get("total", 0),
@@ -94,10 +93,10 @@ class BadSteps:
 
 @define
 class NormStatistics:
-    """Mean and variance of gradient norms that were not spikes: of the first steps of all, then moving averages.
+    """Mean and variance of gradient norms without spikes: exact over the first steps, then moving averages.
 
     Those of ZClip (Kumar et al. 2025, arXiv 2504.02507): μ ← a μ + (1 − a) n; σ² ← a σ² + (1 − a) (n − μ)², n being the
-    norm after it was scaled down.
+    norm after scaling.
     """
 
     count: int = 0
@@ -105,11 +104,11 @@ class NormStatistics:
     variance: float = 0.0
 
     def limit(self, norm: float, deviations: float, decay: float, first: int) -> float:
-        """What a norm is scaled down to, infinite if it is no spike; the statistics take it in.
+        """Return the norm to scale down to, infinite without a spike, and update the statistics.
 
-        One whose distance from the mean is z standard deviations, more than d = `deviations`, comes down to
-        μ + d² σ / z: the further it lies out, the nearer to the mean. decay: a; first: of how many steps mean and
-        variance are taken as they are, with nothing scaled down.
+        A norm z standard deviations above the mean, z > d = `deviations`, is scaled to μ + d² σ / z: the farther out,
+        the closer to the mean. decay: a; first: number of steps whose mean and variance are exact and where nothing is
+        scaled.
         """
         self.count += 1
         if self.count <= first:  # Welford's sums
@@ -127,9 +126,9 @@ class NormStatistics:
 
 @define
 class Progress:
-    """How far the run has come. `step` counts optimizer steps that have ended, `tokens` the positions they saw.
+    """Progress of the run. `step` counts finished optimizer steps, `tokens` their positions.
 
-    measured: metric → (the step after which it was measured last, its value), as `eval/web/loss`.
+    measured: metric, as `eval/web/loss` → (the step after which it was last measured, its value).
     """
 
     step: int = 0
@@ -138,16 +137,16 @@ class Progress:
     bad: BadSteps = field(factory=BadSteps)
     norms: NormStatistics = field(factory=NormStatistics)
     bad_tasks: dict[str, int] = field(factory=dict)
-    """Of each task the steps in a row that it has left out, as its numbers were none."""
+    """Task → number of steps in a row that left it out because its values were not finite."""
 
     def counters(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it, as JSON."""
+        """Return the counters that a checkpoint saves, as JSON."""
         norms = {"gradient_norms": asdict(self.norms)} if self.norms.count else {}
         tasks = {"bad_tasks": dict(self.bad_tasks)} if any(self.bad_tasks.values()) else {}
         return {"step": self.step, "tokens": self.tokens, "nonfinite": self.bad.counters(), **norms, **tasks}
 
     def take(self, state: dict[str, Any]) -> None:
-        """Go on from what a checkpoint has kept; what was measured later is of steps that are yet to come."""
+        """Resume from a checkpoint's counters; drops metrics measured after its step."""
         self.step, self.tokens = state["step"], state["tokens"]
         self.bad = BadSteps.of(state.get("nonfinite", {"last_good": self.step}))
         self.norms = NormStatistics(**state.get("gradient_norms", {}))
@@ -161,7 +160,7 @@ Resources = dict[str, Any]
 
 @define
 class Clocks:
-    """One clock a period, infinite where a question is asked instead."""
+    """Clocks and questions that ranks agree on: one clock per period; the period of a question is infinite."""
 
     _periods: list[float] = field(factory=list)
     _heard: list[float] = field(factory=list)
@@ -170,7 +169,8 @@ class Clocks:
     _everywhere: list[tuple[int, Callable[[], float]]] = field(factory=list)
 
     def add(self, seconds: float) -> int:
-        """A clock, which all that recur with its period share, so that they fall into the same steps; its number."""
+        """Return the number of the clock with this period. Actions with the same period share it and fall into the same
+        steps."""
         return self._periods.index(seconds) if seconds in self._periods else self._new(seconds)
 
     def _new(self, seconds: float) -> int:
@@ -180,9 +180,9 @@ class Clocks:
         return len(self._periods) - 1
 
     def ask_for(self, question: Callable[[], float], *, everywhere: bool = False) -> int:
-        """A question whose answer, 0 for no, all ranks are to hear; returns its number.
+        """Register a question whose answer, 0 for no, goes to all ranks; returns its number.
 
-        It is answered by the first rank, or with `everywhere` by all of them: then their sum is heard.
+        The first rank answers it; with `everywhere` all ranks do, and the sum goes to all.
         """
         number = self._new(float("inf"))
         if everywhere:
@@ -192,9 +192,9 @@ class Clocks:
         return number
 
     def ask(self, *, first: bool, waiting: bool = False) -> list[float]:
-        """What this rank has to say: 1 for each clock that has run out, and the answers to questions.
+        """Return this rank's contribution: 1 for each clock that has run out, and the answers to questions.
 
-        waiting: of clocks nothing is said; they go on.
+        waiting: report no clocks; they keep running.
         """
         found = [0.0] * len(self._periods)
         if first and not waiting:
@@ -208,22 +208,22 @@ class Clocks:
         return found
 
     def answer(self, heard: list[float]) -> None:
-        """Take what was agreed; a clock that ran out starts again."""
+        """Store the agreed values; clocks that ran out restart."""
         self._heard = heard
         for number, value in enumerate(heard):
             if value:
                 self._last[number] = time.monotonic()
 
     def put_back(self) -> None:
-        """What was due by the last agreement has not been done: those clocks run out again at the next one."""
+        """Let the clocks of the last agreement run out again at the next one, because their actions were not done."""
         for number, value in enumerate(self._heard):
             if value and self._periods[number] != float("inf"):
                 self._last[number] = float("-inf")
 
     def due(self, number: int) -> bool:
-        """Whether a clock ran out, or a question was answered by anything but 0, at the last agreement."""
+        """Return True if a clock ran out, or a question's answer was not 0, at the last agreement."""
         return self._heard[number] != 0
 
     def value(self, number: int) -> int:
-        """What was answered at the last agreement."""
+        """Return the answer at the last agreement."""
         return int(self._heard[number])

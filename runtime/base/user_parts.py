@@ -32,14 +32,14 @@ from xtrain.runtime.base.errors import EnvironmentFault, values_here
 from xtrain.runtime.base.part_decorators import MARK, Mark
 
 _PRIVATE = "xtrain_parts"
-_LOADING = RLock()  # trackers load theirs in threads of their own, and a module is run once
+_LOADING = RLock()  # trackers load their modules in their own threads, and a module runs once
 _ROOMS = tuple(path.parent for path in Path(str(xtrain.__file__)).parent.glob("*/__init__.py"))
 
 
 class PartFailed(DataError):
-    """The user's own code has raised, or gave something that it may not; diagnostic code X512.
+    """The user's code raised an error or returned something invalid; diagnostic code X512.
 
-    trace: the traceback of what it has raised, from the user's own frames on; "" if it has not raised.
+    trace: the traceback from the user's own frames on; "" without an exception.
     """
 
     code = "X512"
@@ -47,7 +47,7 @@ class PartFailed(DataError):
 
 
 class PartChanged(EnvironmentFault):
-    """The user's own code is not what the plan was made of; every rank finds the same."""
+    """The user's code differs from the planned code; every rank finds the same."""
 
     agreed = True
 
@@ -59,7 +59,7 @@ class PartChanged(EnvironmentFault):
 class UserPart:
     """One function with its arguments, as a plan names it. Light and picklable: code is loaded where it runs.
 
-    base: the folder of the spec, which the path of a module starts at.
+    base: the folder of the spec; paths of modules are relative to it.
     """
 
     kind: str
@@ -70,7 +70,8 @@ class UserPart:
     base: Path
 
     def load(self) -> Callable[..., Any]:
-        """The function. Raises PartChanged if it is not what was planned, PartFailed if its module fails."""
+        """Return the function. Raises PartChanged if it differs from the planned one, PartFailed if its module
+        fails."""
         with _LOADING:
             function = getattr(_loaded(self.module, self.digest, self.base), self.function, None)
         mark = getattr(function, MARK, None)
@@ -79,22 +80,22 @@ class UserPart:
         return function
 
     def failed(self, message: str) -> "PartFailed":
-        """The error that it did what it may not, with the place where it is declared."""
+        """Return the error that the function did something invalid, with its file and line."""
         code = getattr(inspect.unwrap(self.load()), "__code__", None)
         line = None if code is None else code.co_firstlineno
         return PartFailed(f"{self.title} {message}", path=_path(self), line=line)
 
     @property
     def title(self) -> str:
-        """It in a sentence: "source `name`"."""
+        """Kind and name for a message: "source `name`"."""
         return f"{self.kind} `{self.function}`"
 
 
 def part_of(kind: str, options: Mapping[str, Any], base: Path) -> UserPart:
-    """The part that the arguments of a plan's node name; maps among its arguments have their keys in order, which a
-    plan that was read back may have lost, and texts the values of environment variables.
+    """Return the part that the arguments of a plan's node name, with the values of environment variables.
 
-    Raises EnvironmentFault for a variable that is not set or has another value than when the plan was made.
+    Maps among the arguments get their keys in order, which a plan that was read back may have lost. Raises
+    EnvironmentFault for a variable that is not set or whose value changed since planning.
     """
     module, function, digest = (options[name] for name in ("module", "function", "digest"))
     arguments = canonical(options["arguments"])
@@ -104,8 +105,10 @@ def part_of(kind: str, options: Mapping[str, Any], base: Path) -> UserPart:
 
 
 def _with_values(arguments: dict[str, Any], variables: Mapping[str, str], whose: str) -> dict[str, Any]:
-    """Arguments with the values of environment variables. variables: name → digest of the value when it was planned.
-    Raises EnvironmentFault where one is not set or has another value."""
+    """Return arguments with the values of environment variables. variables: name → digest of the planned value.
+
+    Raises EnvironmentFault for a variable that is not set or has another value.
+    """
     arguments = values_here(arguments, variables)
     if changed := [name for name, planned in variables.items() if env_digest(name, os.environ[name]) != planned]:
         message = f"the environment variable {changed[0]}, an argument of the {whose}, has another value than when the"
@@ -114,15 +117,15 @@ def _with_values(arguments: dict[str, Any], variables: Mapping[str, str], whose:
 
 
 def spec_folder(spec: str) -> Path:
-    """The folder that paths of modules start at, of `plan.spec`."""
+    """Return the folder that paths of modules are relative to; `spec` is `plan.spec`."""
     return Path(spec).parent
 
 
 def user_source(options: Mapping[str, Any], base: Path) -> Iterator[str | dict[str, Any]]:
-    """What a source of the user's own yields: texts, or dicts of named fields.
+    """Yield the documents of a source of the user: texts, or dicts of named fields.
 
-    options: module, function, digest and arguments, as `setup.data` has them. base: the folder of the spec.
-    Raises PartChanged, and PartFailed for what the code raises or yields, also between two documents.
+    options: module, function, digest and arguments, as `setup.data` has them. base: the folder of the spec. Raises
+    PartChanged, and PartFailed if the code raises or yields something invalid.
     """
     part = part_of("source", options, base)
     with failures_of(part):
@@ -147,10 +150,10 @@ def user_source(options: Mapping[str, Any], base: Path) -> Iterator[str | dict[s
 
 
 def parts_to_copy(plan: Plan, directory: Path) -> dict[str, bytes]:
-    """Name in `directory` → content of the files of the user's parts, with what they import beside them, for where the
-    spec there finds them.
+    """Return name in `directory` → content of the user's modules and the modules they import from their folder, so that
+    a spec in `directory` finds them.
 
-    Files outside the folder of the spec stay where they are. Raises PartChanged if one is not what was planned.
+    Files outside the folder of the spec are left out. Raises PartChanged if one differs from the plan.
     """
     found: dict[str, bytes] = {}
     base = spec_folder(plan.spec).absolute()
@@ -180,7 +183,7 @@ def _path(part: UserPart) -> Path | None:
 
 
 def _near(path: Path) -> Path:
-    """A path as people would write it: relative if it lies below the working folder."""
+    """Return a path relative to the working folder if it lies below it."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
@@ -194,7 +197,7 @@ def _changed(message: str) -> PartChanged:
 
 @cache
 def _loaded(module: str, digest: str, base: Path) -> ModuleType:
-    """The module, once a process, if it has the digest."""
+    """Load the module if it has the digest, once per process."""
     found = _planned(module, digest, base)
     name = _near(found.path).as_posix()
     with failures_in(found.path, f"loading {name}"):
@@ -206,7 +209,7 @@ def _loaded(module: str, digest: str, base: Path) -> ModuleType:
 
 
 def _planned(module: str, digest: str, base: Path) -> PartModule:
-    """Where a module lies. Raises PartChanged if it does not have the digest."""
+    """Find a module. Raises PartChanged if its digest differs."""
     try:
         found = find_module(module, base)
         now = module_digest(found)
@@ -220,12 +223,12 @@ def _planned(module: str, digest: str, base: Path) -> PartModule:
 
 
 def _import_file(module: PartModule) -> ModuleType:
-    """Run a file as a module of a name that nothing else has; modules beside it can be imported from it."""
+    """Run a file as a module with a unique name; it can import modules of its folder."""
     path = module.path.absolute()
     name = f"{_PRIVATE}_{path.stem}_{blake2b(str(path).encode(), digest_size=4).hexdigest()}"
     folder = str(path.parent)
     if folder not in sys.path:
-        sys.path.append(folder)  # behind all others, so that it hides nothing
+        sys.path.append(folder)  # last, so that it hides no other module
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
@@ -250,20 +253,20 @@ def _import_name(module: PartModule) -> ModuleType:
 
 @contextmanager
 def failures_of(part: UserPart) -> Iterator[None]:
-    """Turn what the code of a part raises into PartFailed, with the line of the user's file."""
+    """Turn errors of a part's code into PartFailed, with the line of the user's file."""
     with failures_in(_path(part), part.title):
         yield
 
 
 @contextmanager
 def failures_in(path: Path | None, doing: str) -> Iterator[None]:
-    """Turn what is raised inside into PartFailed. path: the user's file. doing: what was under way, in words."""
+    """Turn errors of the block into PartFailed. path: the user's file. doing: the current action, in words."""
     try:
         yield
     except (DataError, EnvironmentFault):
         raise
     except (Exception, SystemExit) as error:
-        # It may not end the process that it is called in, either; Ctrl-C may.
+        # User code must not end the process with SystemExit; Ctrl-C may.
         file, line = _place(error, path)
         first = _first_cause(error)
         cause = ""
@@ -281,7 +284,7 @@ def _named(error: BaseException) -> str:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """Where a chain of exceptions began."""
+    """Return the first exception of a chain."""
     seen = [error]
     while True:
         before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -292,7 +295,7 @@ def _first_cause(error: BaseException) -> BaseException:
 
 
 def _place(error: BaseException, path: Path | None) -> tuple[Path | None, int | None]:
-    """The innermost line of the user's own files that an exception came through."""
+    """Return the innermost line of the user's own files in a traceback."""
     if isinstance(error, SyntaxError) and error.filename:
         return _near(Path(error.filename)), error.lineno
     if path is None:
@@ -304,7 +307,7 @@ def _place(error: BaseException, path: Path | None) -> tuple[Path | None, int | 
 
 
 def _trace(error: BaseException, path: Path | None) -> str:
-    """The traceback without the frames of xtrain that led to the user's code."""
+    """Return the traceback without the frames of xtrain that led to the user's code."""
     frames = error.__traceback__
     while frames is not None and not (path and _is_own(frames.tb_frame.f_code.co_filename, path)):
         frames = frames.tb_next
@@ -313,7 +316,7 @@ def _trace(error: BaseException, path: Path | None) -> str:
 
 
 def _is_own(filename: str, path: Path) -> bool:
-    """Whether a file is the user's: in the folder of theirs, and no library that happens to lie there."""
+    """Return True if a file is the user's: in their folder, and neither of a library nor of xtrain."""
     file = Path(filename).absolute()
     library = "site-packages" in file.parts or any(file.is_relative_to(room) for room in _ROOMS)
     return file.is_relative_to(path.absolute().parent) and not library

@@ -1,6 +1,6 @@
 """Detectors of alerts: loss spikes, slow steps, starvation, memory, disk, and a run that makes no progress.
 
-Each detector is a small state that is fed with numbers which the first rank has anyway.
+Each detector keeps a small state and takes numbers that the first rank has anyway.
 """
 
 from bisect import bisect_left, insort
@@ -15,14 +15,15 @@ from xtrain.records.status import Heartbeat, read_heartbeat
 from xtrain.runtime.observe.judge import PAUSE, HealthVerdict, Pace, SeenRank, judge
 from xtrain.text.units import bytes_text, seconds_text
 
-# Of values that are normally distributed, the standard deviation is so many times the median absolute deviation
-# (Hampel 1974, "The influence curve and its role in robust estimation"; 1 / Φ⁻¹(3/4)).
+# For normally distributed values, the ratio of the standard deviation to the median absolute deviation (Hampel 1974,
+# "The influence curve and its role in robust estimation"; 1 / Φ⁻¹(3/4)).
 NORMAL: Final = 1.4826
 
 
 @define
 class RunningMedian:
-    """The latest `size` values. Adding one moves some dozens of numbers; only the deviation looks at half of them."""
+    """Median of the latest `size` values. Adding one moves some dozens of numbers; only the deviation reads half of
+    them."""
 
     size: int
     _order: deque[float] = field(factory=deque)
@@ -32,7 +33,7 @@ class RunningMedian:
         return len(self._order)
 
     def add(self, value: float) -> None:
-        """Take in a finite value; the oldest one goes where there are too many."""
+        """Add a finite value and drop the oldest one if there are too many."""
         self._order.append(value)
         insort(self._sorted, value)
         if len(self._order) > self.size:
@@ -44,7 +45,7 @@ class RunningMedian:
 
     @property
     def median(self) -> float:
-        """Of an even number of values the mean of the two in the middle. There must be one."""
+        """Median; the mean of the two middle values if their number is even. Needs at least one value."""
         middle = len(self._sorted) // 2
         if len(self._sorted) % 2:
             return self._sorted[middle]
@@ -52,20 +53,22 @@ class RunningMedian:
 
     @property
     def above(self) -> float:
-        """How far the upper quartile lies above the median, scaled in the same way: of a distribution with a longer
-        tail above, which losses of small batches have, it is the larger of the two."""
+        """Distance of the upper quartile from the median, scaled like `deviation`.
+
+        It is the larger of the two for a distribution with a longer upper tail, as losses of small batches have.
+        """
         return NORMAL * (self._sorted[3 * len(self._sorted) // 4] - self.median)
 
     @property
     def deviation(self) -> float:
-        """The median absolute deviation, scaled to be the standard deviation of values that are normally distributed.
+        """Median absolute deviation, scaled to the standard deviation of normally distributed values.
 
-        Of an even number of values the upper of the two in the middle. There must be one.
+        The upper of the two middle values if their number is even. Needs at least one value.
         """
         values, median = self._sorted, self.median
         right = bisect_left(values, median)
         left, away = right - 1, 0.0
-        # The nearest values first, from both sides of the median outwards.
+        # From the median outwards on both sides, the nearest values first.
         for _ in range(len(values) // 2 + 1):
             below = median - values[left] if left >= 0 else float("inf")
             above = values[right] - median if right < len(values) else float("inf")
@@ -79,28 +82,28 @@ class RunningMedian:
 Kind = Literal["loss_spike", "nonfinite", "slow", "starvation", "memory", "disk", "stalled"]
 State = Literal["raised", "cleared"]
 
-# Values without which a median says nothing yet.
+# Values that a median needs to mean something.
 LEAST: Final = 50
-# A loss lies high only if it does by this share of the median: of a loss that does not vary, any other would.
+# Least spread of losses as a share of the median: otherwise any change of a constant loss would be a spike.
 LEAST_SPREAD: Final = 0.002
-# And by as much as that, as losses of preferences may be 0.
+# Least spread in absolute terms, as losses of preferences may be 0.
 LEAST_RISE: Final = 1e-4
 # Steps below half of the limit after which a spike is over.
 CALM: Final = 10
-# Steps in a row that make a run slow, or well again, and seconds that they take longer in all: a machine that is
-# busy for a moment is no news.
+# Steps in a row that make a run slow, or normal again, and the seconds that they must lose in total: a machine that is
+# busy for a moment is not worth an alert.
 SLOW: Final = 5
 LOST_SECONDS: Final = 1.0
-# Steps and their seconds, over which it is seen how long ranks wait for rows.
+# Steps and seconds over which the waiting time for rows is measured.
 STARVING_STEPS: Final = 20
 STARVING_SECONDS: Final = 10.0
-# Shares of a limit, behind which something is well again.
+# Share of a limit below which an alert is cleared.
 BACK: Final = 0.8
 
 
 @frozen
 class Finding:
-    """Something is wrong from now on, or is over. message: a sentence; value, limit: what was held against what."""
+    """A condition that begins or is over. message: a sentence; value, limit: the measured value and its limit."""
 
     kind: Kind
     state: State
@@ -112,12 +115,12 @@ class Finding:
 
 @define
 class LossSpikeDetector:
-    """The loss of a step lies `deviations` robust standard deviations above the median of the last `window` steps.
+    """Detector of a loss `deviations` robust standard deviations above the median of the last `window` steps.
 
-    That is the Hampel identifier, one-sided: (loss - median) / (1.4826 · MAD), where the distance of the upper quartile
-    stands in for the MAD if it is larger, as losses of small batches have a long tail above. Losses of a spike enter
-    the median as well: where they stay, they are what is usual after half a window. Of a phase with another mixture
-    nothing is known when it begins.
+    This is the one-sided Hampel identifier, (loss - median) / (1.4826 · MAD), with the distance of the upper quartile
+    instead of the MAD if it is larger, as losses of small batches have a long upper tail. Losses of a spike enter the
+    median as well: if they stay high, they are usual after half a window. A phase with another mixture starts without
+    history.
     """
 
     deviations: float
@@ -133,7 +136,7 @@ class LossSpikeDetector:
         self._losses = RunningMedian(self.window)
 
     def take(self, loss: float, phase: str) -> Finding | None:
-        """The next loss, which is finite, of a step that lies in a phase."""
+        """Add the finite loss of the next step, which is in `phase`."""
         losses, found = self._losses, None
         if phase != self._phase:
             if self.raised:
@@ -150,7 +153,7 @@ class LossSpikeDetector:
     def _judge(self, loss: float) -> Finding | None:
         median = self._losses.median
         spread = self._spread if self.raised else max(self._losses.above, LEAST_SPREAD * abs(median), LEAST_RISE)
-        if not self.raised and loss - median > self.deviations * spread:  # the others need no closer look
+        if not self.raised and loss - median > self.deviations * spread:  # otherwise the exact deviation is not needed
             spread = max(spread, self._losses.deviation)
         height, limit = (loss - median) / spread, median + self.deviations * spread
         if not self.raised:
@@ -172,7 +175,7 @@ class LossSpikeDetector:
 
 @define
 class SlowDetector:
-    """Steps in a row take `times` as long as the median of the last `window` steps that did not."""
+    """Detector of steps in a row that take `times` as long as the median of the last `window` normal steps."""
 
     times: float
     window: int
@@ -185,7 +188,7 @@ class SlowDetector:
         self._seconds = RunningMedian(self.window)
 
     def take(self, seconds: float) -> Finding | None:
-        """The time of the next step."""
+        """Add the time of the next step."""
         usual = self._seconds.median if len(self._seconds) >= LEAST else seconds
         limit = self.times * usual
         slow = seconds > limit
@@ -207,7 +210,7 @@ class SlowDetector:
 
 @define
 class StarvationDetector:
-    """So large a share of the time of steps is spent waiting for data, on the rank that waits longest."""
+    """Detector of a share of step time spent waiting for data, on the rank that waits longest."""
 
     limit: float
     raised: bool = False
@@ -217,7 +220,8 @@ class StarvationDetector:
     _waited: float = 0.0
 
     def take(self, steps: int, seconds: float, waited: float) -> Finding | None:
-        """Some steps more, and the seconds of all of them. Those of the first record are left out: readers begin."""
+        """Add steps with their total seconds and waiting time. The first record is left out, because readers are
+        starting."""
         if not self._begun:
             self._begun = True
             return None
@@ -238,13 +242,13 @@ class StarvationDetector:
 
 @define
 class MemoryDetector:
-    """The most that a rank has held is so large a share of what the plan says of that rank."""
+    """Detector of a rank whose peak memory is too large a share of its planned memory."""
 
     limit: float
     raised: bool = False
 
     def take(self, share: float) -> Finding | None:
-        """The peak of the rank that is fullest, as a share of its plan."""
+        """Add the largest peak of any rank, as a share of its planned memory."""
         wrong = share > self.limit
         if wrong == self.raised:
             return None
@@ -255,8 +259,11 @@ class MemoryDetector:
 
 @define
 class DiskDetector:
-    """Less is free than a share of the file system, which asks for no more than `most_bytes`, than so many bytes, or
-    than a checkpoint takes."""
+    """Detector of low disk space.
+
+    The limit is the largest of a share of the file system (at most `most_bytes`), `free_bytes`, and the size of a
+    checkpoint.
+    """
 
     share: float | None
     free_bytes: int | None
@@ -265,7 +272,7 @@ class DiskDetector:
     raised: bool = False
 
     def take(self, free: int, total: int) -> Finding | None:
-        """Bytes that may still be written, and bytes of the file system."""
+        """Add the bytes that may still be written, and the bytes of the file system."""
         share = (self.share or 0.0) * total
         if self.most_bytes is not None:
             share = min(share, self.most_bytes)
@@ -280,15 +287,18 @@ class DiskDetector:
         return Finding("disk", "raised" if wrong else "cleared", message, float(free), float(limit))
 
 
-# Shares of the limit: ranks that have stood still so long are looked at; and how often, as two readings are compared.
+# Shares of the limit: idle time after which ranks are read, and the interval between two readings.
 LOOK: Final = 0.3
 OFTEN: Final = 0.1
 
 
 @define(eq=False)
 class Stalled:
-    """Seen by every rank, told by one: the first whose line moves. limit: seconds without progress. world, before: the
-    ranks that wait for each other, and those of other replica groups before them."""
+    """Detector of a stall. Every rank runs it, and the first rank whose heartbeat moves reports it.
+
+    limit: seconds without progress. world: number of ranks that wait for each other. before: number of ranks in earlier
+    replica groups.
+    """
 
     rank: int
     world: int
@@ -300,7 +310,7 @@ class Stalled:
     _looked: float = float("-inf")
 
     def look(self, own: Pace) -> Finding | None:
-        """Called about once a second, beside training."""
+        """Judge the ranks; called about once a second, next to training."""
         if own.idle < LOOK * self.limit:
             self._seen.clear()
             return self._over()
@@ -322,7 +332,8 @@ class Stalled:
         return Finding("stalled", "cleared", "all ranks make progress again")
 
     def _read(self, now: float) -> bool:
-        """Read the lines of all. Whether it is this rank's turn to: one before it whose line moves will do so."""
+        """Read the heartbeats of all ranks; return False if an earlier rank has a moving heartbeat and reports
+        instead."""
         for rank in range(self.before, self.rank):
             self._take(rank, now)
             if self._seen[rank].fresh and self._seen[rank].reading is not None:
@@ -339,7 +350,7 @@ class Stalled:
             self._seen[rank] = SeenRank(reading, now, now)
 
     def _reports(self, verdict: HealthVerdict) -> bool:
-        """Whether all before this rank are among those that cannot."""
+        """Return True if all earlier ranks are frozen, so that this rank has to report."""
         return (
             all(rank in verdict.ranks for rank in range(self.before, self.rank))
             if verdict.frozen
@@ -351,7 +362,8 @@ class Stalled:
         shown = ", ".join(map(str, verdict.ranks[:8])) + (", …" if len(verdict.ranks) > 8 else "")
         ranks = f"rank{'s' if len(verdict.ranks) > 1 else ''} {shown}"
         how = f"got stuck in {_where(first)}"
-        if verdict.frozen:  # what it told last is up to a second old: where the others wait for it is certain
+        # Its last heartbeat is up to a second old, while the place where the others wait is certain.
+        if verdict.frozen:
             how = f"without a heartbeat; the other ranks wait in {_where(own)}"
             how += f"; last seen in {_where(first)}" if first is not None and _where(first) != _where(own) else ""
         process = f"; process {first.pid} on {first.host}" if first is not None else ""
@@ -360,7 +372,7 @@ class Stalled:
 
 
 def _where(reading: Heartbeat | None) -> str:
-    """`step 12, step.fetch at data/feed.py:80 next`."""
+    """Return step, node and place: `step 12, step.fetch at data/feed.py:80 next`."""
     if reading is None:
         return "an unknown node"
     step = f"step {reading.step}, " if reading.step else ""

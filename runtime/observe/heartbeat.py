@@ -1,6 +1,6 @@
 """Heartbeat of a rank, the seconds for which it waits for others, and long waits for one rank of each machine.
 
-The line `ranks/<rank>.beat` tells other processes of the progress of a rank.
+The line `ranks/<rank>.beat` shows the progress of a rank to other processes.
 """
 
 import os
@@ -26,7 +26,7 @@ from xtrain.plan.plan import Plan
 from xtrain.records.status import Heartbeat
 from xtrain.runtime.base.state import Rank
 
-# Marks that are remembered, for whoever looks at a rank that came to nothing.
+# Marks that are kept for the report of a stuck rank.
 TRAIL: Final = 64
 # Ops that may take any time without a mark, as disks are slow.
 LASTING: Final = frozenset({"tick.model", "step.await_copy", "step.put_off_save", "rollout.score"})
@@ -34,12 +34,11 @@ LASTING: Final = frozenset({"tick.model", "step.await_copy", "step.put_off_save"
 
 @define(eq=False)
 class HeartbeatWriter:
-    """The marks of this rank. Only its main thread makes them; any thread may read them.
+    """Marks of this rank's progress. Only its main thread sets them; any thread may read them.
 
-    node: what is under way. step: the step under way, counted from 1; 0 before the first. marks: all of this start.
-    within: marks since the step began, in which the ranks of a run agree where they are equally far. lasting: the node
-    may take any time. limit: seconds that it may take instead of what the run allows. on_node: called with every node
-    that begins.
+    node: current node. step: current step, counted from 1; 0 before the first. marks: number since this start. within:
+    marks since the step began, equal on ranks that are at the same point. lasting: the node may take any time. limit:
+    seconds that it may take instead of the run's limit. on_node: called with every node that begins.
     """
 
     node: str = ""
@@ -52,11 +51,11 @@ class HeartbeatWriter:
     _before: int = 0
 
     def begin(self, step: int) -> None:
-        """A step begins, counted from 1."""
+        """Begin a step, counted from 1."""
         self.step, self._before = step, self.marks
 
     def at(self, node: str, lasting: bool = False) -> None:
-        """A node begins."""
+        """Begin a node."""
         self.node = node
         self.lasting = lasting
         self.marks += 1
@@ -65,7 +64,7 @@ class HeartbeatWriter:
             self.on_node(node)
 
     def mark(self) -> None:
-        """The node goes on: another batch, another token, another question to the other ranks."""
+        """Mark progress within a node: another batch, another token, another question to the other ranks."""
         self.marks += 1
 
     @property
@@ -74,13 +73,13 @@ class HeartbeatWriter:
 
 
 def own_host() -> str:
-    """The name of this machine, as lines have it."""
+    """Return the name of this machine as heartbeats have it."""
     return socket.gethostname()[:64]
 
 
 @define
 class BeatFile:
-    """The line of this rank. What goes wrong with it is no matter of the training."""
+    """Heartbeat file of this rank. Errors of writing it are ignored."""
 
     path: Path
     rank: int
@@ -90,7 +89,7 @@ class BeatFile:
     _born: int = field(factory=lambda: born(os.getpid()))
 
     def write(self, beat: HeartbeatWriter, idle: float, place: str, debugger: bool) -> None:
-        """Write the line anew. The file is opened each time: other machines then see what was written."""
+        """Replace the line. The file is opened each time, so that other machines see the new content."""
         self.alive += 1
         heartbeat = Heartbeat(
             rank=self.rank,
@@ -119,25 +118,25 @@ class BeatFile:
 
 
 def born(pid: int) -> int:
-    """When a process of this machine began, in clock ticks; 0 where that is not to be known."""
+    """Return the start time of a process of this machine in clock ticks; 0 if unknown."""
     fields = _stat(pid)
     return int(fields[19]) if fields else 0
 
 
 def process_state(pid: int) -> str:
-    """The state of a process of this machine as the kernel names it: R, S, D, T (stopped), t (traced), Z; empty where
-    there is none, or no way to know."""
+    """Return the kernel's state of a process of this machine: R, S, D, T (stopped), t (traced), Z; empty if it does not
+    exist or is unknown."""
     fields = _stat(pid)
     return fields[0] if fields else ""
 
 
 def is_same_process(reading: Heartbeat) -> bool:
-    """Whether the process of this machine that has written a line is there, and has not ended."""
+    """Return True if the process that wrote the line, on this machine, is still running."""
     return process_state(reading.pid) not in ("", "Z", "X") and born(reading.pid) == reading.born
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind the name of the program, which may have blanks in it."""
+    """Return the fields of /proc/PID/stat after the program's name, which may contain blanks."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -149,7 +148,7 @@ INSIDE: Final = ("tp", "ring", "ulysses", "ep")
 
 
 class Waits:
-    """seconds: that this process has waited so far, in the thread that trains. measured: False where nobody knows."""
+    """Waiting time of this process. seconds: spent waiting in the training thread. measured: False if it is unknown."""
 
     def __init__(self) -> None:
         self.measured = False
@@ -165,7 +164,7 @@ class Waits:
         return self._waited + self._for_buckets
 
     def begin(self, plan: Plan, rank: Rank) -> None:
-        """Measure from here on, if that can be done on this rank; a rank that is alone waits for nobody."""
+        """Start to measure if this rank can; a rank that is alone waits for nobody."""
         self._thread = get_ident()
         compiled = any(node.op == "setup.compile" for node in plan.nodes)
         axes = (*plan.mesh.axes, *plan.mesh.expert_axes)
@@ -177,9 +176,9 @@ class Waits:
             self._time_tensors()
 
     def bucket_sent(self, *, last: bool) -> Callable[[], None]:
-        """DDP sends a bucket of gradients; what is given back is called when it has come, by whichever thread.
+        """Start a bucket of DDP gradients; the result is called when the bucket has arrived, by any thread.
 
-        Behind the last bucket nothing is left to compute: from then on the rank waits.
+        After the last bucket nothing is left to compute: from then on the rank waits.
         """
         self._last_bucket = perf_counter() if last else None
 
@@ -222,21 +221,21 @@ class Waits:
 
 
 WAITS = Waits()
-"""There is one of a process, as the places where torch waits are those of a process."""
+"""One per process, because it patches torch's wait functions of the process."""
 
 
 T = TypeVar("T")
-# Seconds between two questions: short work is not kept waiting for, long work is not disturbed.
+# Seconds between two questions: short, so that short work ends soon, and growing, so that long work is not disturbed.
 SOONEST: Final = 0.05
 LATEST: Final = 2.0
 
 
 def first_of_machine(rank: Rank, work: Callable[[], T], beat: HeartbeatWriter) -> T | None:
-    """Do `work` on the first rank of every machine; returns when it is done on all of them, what it gave, or None.
+    """Call `work` on the first rank of every machine; returns its result there and None elsewhere, once all are done.
 
-    Collective. The work runs in a thread where there are other ranks, and all ask each other now and then whether it is
-    done: so no collective lasts long, no time limit of the process group is hit by hours of work, and a rank that is
-    lost meanwhile is noticed. Raises what the work raises on the rank that does it.
+    Collective. With several ranks the work runs in a thread, and all ranks ask each other at intervals whether it is
+    done. So no collective lasts long, hours of work do not reach the time limit of the process group, and a lost rank
+    is noticed meanwhile. Raises what the work raises on the rank that runs it.
     """
     if rank.world_size == 1:
         return work()
@@ -269,7 +268,7 @@ class _Work(Generic[T]):
             self._error = error
 
     def wait(self, seconds: float) -> None:
-        """Until it is done, but no longer than that. Raises what it has raised."""
+        """Wait until it is done, at most `seconds`. Raises what it has raised."""
         self._thread.join(seconds)
         if self._error is not None:
             raise self._error

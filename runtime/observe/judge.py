@@ -11,8 +11,11 @@ from xtrain.records.status import Heartbeat
 
 @frozen
 class Pace:
-    """now: seconds of a clock that stands still while the machine does. idle: seconds without a mark. lasting: the rank
-    is in a node that may take any time."""
+    """Progress of the judging rank.
+
+    now: seconds of a clock that stops while the machine sleeps. idle: seconds without a mark. lasting: the rank is in a
+    node that may take any time.
+    """
 
     now: float
     idle: float
@@ -21,26 +24,26 @@ class Pace:
 
 State = Literal["stopped", "ended", "frozen", "stuck", "unknown"]
 
-# Shares of the limit. A rank whose lines stand still for so long is frozen; where the others are in a node that may
-# last, disks can be so busy that lines come late, and more is asked.
+# Shares of the limit after which a rank with an unchanged heartbeat counts as frozen. In nodes that may last, busy
+# disks can delay heartbeats, so the share is larger.
 FROZEN: Final = 0.5
 FROZEN_LASTING: Final = 0.8
-# Seconds between two readings, and the least after which a line that has not moved says something.
+# Seconds between two readings, and the shortest time after which an unchanged heartbeat counts.
 PAUSE: Final = 3.0
 
 
 @define
 class SeenRank:
-    """What is known of a rank. moved, line_moved: when its marks and its line last moved, by the own clock."""
+    """Observed state of a rank. moved, line_moved: when its marks and its line last changed, by the judge's clock."""
 
     reading: Heartbeat | None
     moved: float
     line_moved: float
     fresh: bool = True
-    """Whether the line has moved between the last two readings."""
+    """True if the line changed between the last two readings."""
 
     def take(self, reading: Heartbeat | None, now: float) -> None:
-        """Another reading; a line that cannot be read has not moved."""
+        """Add a reading; an unreadable line counts as unchanged."""
         old = self.reading
         self.fresh = reading is not None and (old is None or reading.alive != old.alive or reading.born != old.born)
         if reading is None:
@@ -54,18 +57,19 @@ class SeenRank:
 
 @frozen
 class HealthVerdict:
-    """The ranks that the others wait for. `frozen`: they run no Python any more, so nobody else can end them."""
+    """The ranks that the others wait for. `frozen`: they execute no Python any more, so they cannot exit by
+    themselves."""
 
     ranks: tuple[int, ...]
     frozen: bool
 
 
 def judge(own: int, seen: Mapping[int, SeenRank], now: float, limit: float, *, lasting: bool) -> HealthVerdict | None:
-    """Who is to blame for a rank `own` whose main thread has not got on for `limit` seconds; None: nobody as yet.
+    """Return the ranks that rank `own`, idle for `limit` seconds, waits for; None: undecided.
 
-    lasting: the rank is in a node that may take any time, and only waits in vain for ranks that are frozen. Nobody is
-    blamed while any rank gets on, or a debugger is at one. An empty verdict: the run does not get on, and the lines of
-    the ranks cannot be read.
+    lasting: the rank is in a node that may take any time, so only frozen ranks are named. No rank is named while any
+    other makes progress or has a debugger. An empty verdict: the run makes no progress, and the heartbeats cannot be
+    read.
     """
     window = max(limit * (FROZEN_LASTING if lasting else FROZEN), PAUSE)
     others = {rank: each for rank, each in seen.items() if rank != own}
@@ -73,7 +77,7 @@ def judge(own: int, seen: Mapping[int, SeenRank], now: float, limit: float, *, l
         return None
     if any(now - each.moved < window for each in others.values()):
         return None
-    if not seen[own].fresh:  # then no line says anything: the disk is full, or the directory gone
+    if not seen[own].fresh:  # no heartbeat can be trusted: the disk is full, or the directory is gone
         return HealthVerdict((), False) if not lasting and now - seen[own].line_moved >= window else None
     frozen = tuple(rank for rank, each in others.items() if now - each.line_moved >= window)
     if frozen:
@@ -84,7 +88,7 @@ def judge(own: int, seen: Mapping[int, SeenRank], now: float, limit: float, *, l
     behind = {rank: each.reading for rank, each in seen.items() if each.reading and each.reading.progress == last}
     if any(reading.lasting for reading in behind.values()):
         return None
-    # Of ranks that are equally far, those that wait inside of torch may wait for one that does something of its own.
+    # Of ranks at the same point, those that wait inside torch may wait for one that does something else.
     elsewhere = {rank for rank, reading in behind.items() if not reading.place.startswith("torch/")}
     return HealthVerdict(tuple(sorted(elsewhere or behind)), False)
 
@@ -93,7 +97,7 @@ def judge(own: int, seen: Mapping[int, SeenRank], now: float, limit: float, *, l
 
 
 def explained(event: StuckEvent) -> str:
-    """The verdict as a sentence; the first rank is named by the event, others of them here."""
+    """Return the verdict as a sentence about the first named rank, which the event names; further ranks are added."""
     where = _where(event.step, event.node)
     waited = f"no progress for {event.seconds or 0:g} s"
     if not event.ranks:
@@ -120,7 +124,7 @@ def _where(step: int | None, node: str | None) -> str:
 
 
 def whereabouts_of(lines: Mapping[int, Heartbeat | None]) -> str:
-    """A line for every rank: what it was in, as far as it has told."""
+    """Return a line for every rank: its last reported node and place."""
     return "".join(
         f"rank {rank}: {f'{_where(line.step, line.node)} {line.place}'.rstrip() if line else 'no heartbeat'}\n"
         for rank, line in lines.items()

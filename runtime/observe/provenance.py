@@ -28,7 +28,7 @@ from xtrain.runtime.base import files as durable
 from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.base.process import launcher_id
 
-# What a Python program imports or builds its extensions from.
+# Endings of files that a Python program imports or builds its extensions from.
 _ENDINGS: Final = (
     b".py", b".pyi", b".pyx", b".pxd", b".c", b".cc", b".cpp", b".cxx", b".h", b".hh", b".hpp", b".cu", b".cuh", b".rs",
 )  # fmt: skip
@@ -42,7 +42,7 @@ _OPTIONS: Final = (
         for word in ("-c", setting)
     ),
 )
-# A patch is the same for every user: no prefixes, colors, renames or programs of their own.
+# Options that make a patch the same for every user: no prefixes, colors, renames or external programs.
 _PATCH: Final = (
     "-c", "diff.suppressBlankEmpty=false", "diff", "--patch", "--binary", "--full-index", "--no-color", "--no-ext-diff",
     "--no-textconv", "--no-renames", "--src-prefix=a/", "--dst-prefix=b/", "--unified=3", "--inter-hunk-context=0",
@@ -52,8 +52,11 @@ _PATCH: Final = (
 
 @frozen
 class CodeVersion:
-    """The state of a checkout. sha: the commit, None before the first one. code_id: eight digits of the content of all
-    source files. diff: of all tracked files but specs against the commit, None where it could not be read."""
+    """State of a checkout.
+
+    sha: the commit, None before the first one. code_id: eight digits of the content of all source files. diff: of all
+    tracked files but specs against the commit, None if it could not be read.
+    """
 
     sha: str | None
     code_id: str
@@ -68,11 +71,11 @@ class CodeUnread:
 
 
 class _GitFailed(Exception):
-    """Git is missing, takes too long, or refuses; says why."""
+    """Git is missing, takes too long, or fails; the text says which."""
 
 
 def read_code(folder: Path) -> CodeVersion | CodeUnread | None:
-    """Return the code of the checkout that holds `folder`; None where there is no checkout."""
+    """Return the code of the checkout that holds `folder`; None without a checkout."""
     folder = folder.resolve()
     root = next((each for each in (folder, *folder.parents) if (each / ".git").exists()), None)
     if root is None:
@@ -89,7 +92,7 @@ def _commit(root: Path) -> str | None:
 
 
 def _digest(root: Path) -> str:
-    """Eight digits of the paths and contents of the source files. No filter of the checkout is run."""
+    """Return eight digits of a digest of the source files' paths and contents. No filter of the checkout runs."""
     digest = blake2b(digest_size=4)
     changed = set(_git(root, "diff-files", "-z", "--name-only", "--no-ext-diff", "--ignore-submodules").split(b"\0"))
     for entry in _git(root, "ls-files", "-z", "--stage").split(b"\0"):
@@ -105,7 +108,7 @@ def _digest(root: Path) -> str:
 
 
 def _blob(path: Path, digits: int) -> bytes:
-    """The name that git gives to the content of a file, of 40 digits or 64; empty where there is none."""
+    """Return git's object name of a file's content, 40 or 64 digits; empty if there is no file."""
     try:
         content = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
     except (OSError, ValueError):
@@ -115,7 +118,7 @@ def _blob(path: Path, digits: int) -> bytes:
 
 
 def _diff(root: Path) -> bytes | None:
-    """The changes since the commit. A checkout of another user is not asked, as its filters would be run."""
+    """Return the changes since the commit. Leaves out a checkout of another user, because its filters would run."""
     try:
         return _git(root, *_PATCH, "HEAD", "--", ".", ":(exclude,top,glob)**/*.xtrain", trusting=False)
     except _GitFailed:
@@ -123,12 +126,12 @@ def _diff(root: Path) -> bytes | None:
 
 
 def _git(root: Path, *arguments: str, failing: int = 0, trusting: bool = True) -> bytes:
-    """Return what a command prints. failing: an exit code that is an answer too; trusting: read a checkout that belongs
-    to another user. Raises _GitFailed."""
+    """Return the output of a git command. failing: an exit code that is a valid answer; trusting: read a checkout that
+    belongs to another user. Raises _GitFailed."""
     trust = ("-c", f"safe.directory={root}") if trusting else ()
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment = {**kept, "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_CEILING_DIRECTORIES": str(root.parent)}
-    if trusting:  # with nothing of the user's settings, among which are the checkouts that a user trusts
+    if trusting:  # ignore the user's settings, which include the checkouts that the user trusts
         environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     command = ["git", *_OPTIONS, *trust, "-C", str(root), *arguments]
     try:
@@ -146,7 +149,7 @@ def _git(root: Path, *arguments: str, failing: int = 0, trusting: bool = True) -
 ENVIRONMENT: Final = "metadata/environment.json"
 OF_GIT: Final = ("metadata/git.yaml", "metadata/git.diff")
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-# What YAML 1.1 takes for something else than a text.
+# Words that YAML 1.1 reads as other types than text.
 _WORDS = frozenset(("true", "false", "yes", "no", "on", "off", "y", "n", "null", "nan", "inf"))
 _UNPRINTABLE = re.compile("[^\t\n -~\u00a0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?")
@@ -154,7 +157,7 @@ _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?")
 
 @frozen(kw_only=True)
 class Before:
-    """The last start of a run. plan: None where another version of xtrain has written it."""
+    """The last start of a run. plan: None if another version of xtrain wrote it."""
 
     attempt: str
     environment: dict[str, Any]
@@ -162,7 +165,7 @@ class Before:
 
 
 def read_before(directory: Path) -> Before | None:
-    """None if the run has never been started."""
+    """Return the last start; None if the run has never been started."""
     environment = _environment(directory)
     if not environment:
         return None
@@ -183,7 +186,7 @@ def _environment(directory: Path) -> dict[str, Any]:
 
 @cache
 def versions() -> dict[str, str]:
-    """Of what computes; `source` is a fingerprint of xtrain's own files."""
+    """Return the versions that determine results; `source` is a fingerprint of xtrain's own files."""
     return {
         "xtrain": version("xtrain"),
         "source": source_fingerprint(),
@@ -193,25 +196,25 @@ def versions() -> dict[str, str]:
 
 
 def written_by(directory: Path) -> dict[str, Any]:
-    """What a checkpoint of the run in a directory says of the code it was made by."""
+    """Return the versions and the code identity that a checkpoint of this run directory records."""
     code_id = _environment(directory).get("code_id")
     return {**versions(), **({"code_id": code_id} if code_id else {})}
 
 
 def started_in(directory: Path) -> Path:
-    """The folder that the last start of the run in a directory had as its own, which the paths of its plan start at."""
+    """Return the working folder of the last start, which the paths of its plan are relative to."""
     return Path(_environment(directory).get("folder", ""))
 
 
 def launcher_before(directory: Path) -> str:
-    """Which process has started the ranks of the last start, as `launcher_id` calls it; empty for `xtrain run`."""
+    """Return the `launcher_id` of the last start; empty for `xtrain run`."""
     return str(_environment(directory).get("launcher", ""))
 
 
 def describe(
     plan: Plan, resolved_spec: str, code: CodeVersion | CodeUnread | None, attempt: str, before: Before | None
 ) -> dict[str, bytes]:
-    """Name in the run directory → content, in the order in which they are to be written."""
+    """Return name in the run directory → content, in the order in which they must be written."""
     environment = {
         **versions(),
         "platform": platform.platform(),
@@ -243,9 +246,9 @@ def describe(
 
 
 def write(directory: Path, contents: dict[str, bytes], before: Before | None) -> None:
-    """Replace what an earlier start has written, and keep that beside where it differs. Raises OSError.
+    """Replace the files of an earlier start, keeping copies of those that differ. Raises OSError.
 
-    A start that is cut off in between leaves the environment of the one before, and all that this one had.
+    The environment is written last: a start that is interrupted keeps the earlier one's.
     """
     if before is not None:
         for name in (*contents, *(name for name in OF_GIT if name not in contents)):
@@ -284,14 +287,14 @@ def _differences(plan: Plan, before: Before | None) -> dict[str, Any]:
 
 
 def typed_value(text: str) -> Any:
-    """A value as a spec writes it: a number, a truth value or nothing, else the text."""
+    """Return a value as a spec writes it: a number, a boolean or None, else the text."""
     words = {"true": True, "false": False, "none": None}
     return words[text] if text in words else json.loads(text) if _NUMBER.fullmatch(text) else text
 
 
 def to_yaml(value: dict[str, Any]) -> str:
-    """JSON values as YAML for people, and for programs of both versions of YAML: objects and lists as blocks,
-    everything else as JSON has it."""
+    """Return JSON values as YAML, valid in both versions of YAML: objects and lists as blocks, everything else as in
+    JSON."""
     return "".join(f"{line}\n" for line in _yaml_lines(value)) if value else "{}\n"
 
 
@@ -323,7 +326,7 @@ def _yaml_scalar(value: Any) -> str:
     if isinstance(value, str):
         return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
     text = json.dumps(value)
-    # Without a point YAML 1.1 reads 1e-08 as a text.
+    # Without a point, YAML 1.1 reads 1e-08 as text.
     return re.sub(r"^(-?\d+)e", r"\1.0e", text) if isinstance(value, float) else text
 
 
@@ -331,13 +334,15 @@ PATIENCE: Final = 60.0  # seconds: file systems of several machines may show a n
 
 
 def plan_in(directory: Path) -> Plan:
-    """The plan that the launcher has left in a run directory. Raises OSError, ValueError, PlanError."""
+    """Return the plan that the launcher wrote to a run directory. Raises OSError, ValueError, PlanError."""
     return from_json(read_json(directory / "plan.json"))
 
 
 def planned(directory: Path, plan_id: str, patience: float | None = None) -> Plan:
-    """The same on any machine, as soon as its file system shows what the first rank has written there. Raises
-    EnvironmentFault if it does not within `patience` seconds; None: PATIENCE."""
+    """Return the plan on any machine, as soon as its file system shows what the first rank wrote.
+
+    Raises EnvironmentFault if it does not within `patience` seconds; None: PATIENCE.
+    """
     deadline = time.monotonic() + (PATIENCE if patience is None else patience)
     while True:
         with suppress(OSError, ValueError, PlanError):

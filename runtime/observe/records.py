@@ -1,4 +1,4 @@
-"""Records of a run: metrics and events, into their files and to trackers.
+"""Records of a run: metrics and events, written to their files and to trackers.
 
 Files and trackers are written by threads of their own and cannot delay training.
 """
@@ -35,15 +35,15 @@ from xtrain.runtime.base.json_lines import (
 )
 from xtrain.runtime.base.process import ReplicaGroup
 
-# Seconds that a checkpoint waits for what lies behind a local disk.
+# Seconds that a checkpoint waits for trackers that write to a local disk.
 TRACKER_SETTLE_SECONDS: Final = 5.0
 
 
 class RecordWriter(Protocol):
-    """Takes records as they are written to metrics.jsonl and events.jsonl. All calls come from one thread.
+    """Receiver of records, as they are written to metrics.jsonl and events.jsonl. All calls come from one thread.
 
-    Whatever is raised is told in a warning, and the writer gets nothing more. name: for people. seconds: how long
-    `end` may take. local: whether what it has taken is to be safe before a checkpoint is.
+    If a method raises, the run warns and the writer gets nothing more. name: for people. seconds: how long `end` may
+    take. local: its records must be safe before a checkpoint is.
     """
 
     name: str
@@ -51,7 +51,7 @@ class RecordWriter(Protocol):
     local: bool
 
     def begin(self) -> None:
-        """Load the library and open what is written to."""
+        """Load the library and open the output."""
         ...
 
     def metric(self, record: StepMetrics) -> None: ...
@@ -59,7 +59,7 @@ class RecordWriter(Protocol):
     def event(self, record: Event) -> None: ...
 
     def rest(self, *, must: bool) -> None:
-        """Nothing waits: make lasting what is held back. must: whatever that costs."""
+        """Flush what is held back, as nothing waits. must: whatever it costs."""
         ...
 
     def end(self, exit_code: int) -> None: ...
@@ -70,7 +70,7 @@ def _nothing() -> None:
 
 
 class RecordSink:
-    """A writer and what is on its way to it. warn: is told in words what goes wrong."""
+    """Queue of a writer. warn: called with a message if the writer fails."""
 
     def __init__(self, writer: RecordWriter, warn: Callable[[str], None]) -> None:
         self.writer, self.lost = writer, 0
@@ -79,26 +79,26 @@ class RecordSink:
         self._queue = BackgroundQueue(writer.name, self._carry, rest=partial(self._rest, must=False))
 
     def begin(self) -> None:
-        """Load the library now, beside the set-up, and not with the first record."""
+        """Load the library now, in parallel with the set-up, not with the first record."""
         self._queue.send(_nothing)
 
     def metric(self, record: StepMetrics) -> None:
-        """Never waits; a record that finds no room is lost to this writer."""
+        """Queue a record without waiting; without room it is lost to this writer."""
         if not self._failed and not self._queue.put(partial(self.writer.metric, record), self._sizes.of(record)):
             self.lost += 1
 
     def event(self, record: Event) -> None:
-        """Never waits. Any thread."""
+        """Queue an event without waiting. Any thread."""
         if not self._failed:
             self._queue.send(partial(self.writer.event, record))
 
     def settle(self) -> None:
-        """What lies on a local disk in the end is there, unless that takes too long."""
+        """Flush a writer to a local disk, unless that takes too long."""
         if self.writer.local and not self._failed and not self._late:
             self._late = not self._queue.deliver(partial(self._rest, must=True), TRACKER_SETTLE_SECONDS)
 
     def end(self, exit_code: int, seconds: float = inf) -> None:
-        """Hand over what waits, and take leave, in at most so many seconds."""
+        """Write what waits and end the writer, in at most `seconds`."""
         seconds = min(seconds, self.writer.seconds)
         self._queue.send(partial(self.writer.end, exit_code))
         ended = self._queue.close(seconds)
@@ -108,7 +108,7 @@ class RecordSink:
             self._try_to_warn(f"{self.lost} records were not sent to {self.writer.name}, which was too slow")
 
     def _try_to_warn(self, message: str) -> None:
-        with suppress(EnvironmentFault):  # of a disk that takes no event; somebody else says so
+        with suppress(EnvironmentFault):  # a disk that takes no event; the fault is reported elsewhere
             self._warn(message)
 
     def _carry(self, call: Callable[[], None]) -> None:
@@ -132,24 +132,26 @@ class RecordSink:
             self._try_to_warn(f"{self.writer.name} gets no more records: {reason[0]}; metrics.jsonl is complete")
 
 
-# Seconds that whoever needs all records in their files waits for a disk.
+# Seconds that a caller who needs all records in their files waits for a disk.
 SETTLE_SECONDS: Final = 60.0
-# Seconds at the end for what has not been written.
+# Seconds for unwritten records at the end.
 CLOSE_SECONDS: Final = 10.0
-# Records that a rank keeps which another one is to write, and may be killed before it has.
+# Records that a rank keeps because another rank, which may be lost before, is to write them.
 MOST_UNWRITTEN: Final = 256
 
 
 @define(eq=False)
 class Records:
-    """Where a rank reports. `metrics` and `events` are written by the first rank alone, `own` by every rank. Of several
-    replica groups the first rank of the one that leads does that; whoever takes over from one that is lost writes the
-    records of the last steps, should they be missing.
+    """Records that a rank reports.
 
-    A step has one record: what is logged and what evaluations measure behind it is gathered in `pending`, and written
-    once nothing more is to come. It is written by a thread: a step does not wait for a disk. Events are written in
-    order with records, and waited for: what an event speaks of lies in the files before it, but for the record of the
-    step under way. Faults of a disk are raised by whatever is reported next.
+    The first rank writes `metrics` and `events`; every rank writes `own`. With replica groups the first rank of the
+    leading group writes; a rank that takes over from a lost one writes the records of the last steps if they are
+    missing.
+
+    A step has one record: values that are logged and measured after it are gathered in `pending`, and written once the
+    step has no more. A thread writes them: a step does not wait for a disk. Events are written in order with records,
+    and waited for: everything before an event is in the files, except the record of the current step. Errors of a disk
+    are raised by the next report.
     """
 
     directory: Path
@@ -162,11 +164,11 @@ class Records:
     pending: StepMetrics | None = None
     sinks: list[RecordSink] = field(factory=list)
     begin_speaking: list[Callable[[], None]] = field(factory=list)
-    """What is to be done before the first record, where that is not written yet as another group speaks."""
+    """Actions before the first record, on a first rank whose group does not lead yet."""
     variables: frozenset[str] = frozenset()
-    """Environment variables that the spec hides: no event has the value of one."""
+    """Environment variables that the spec hides: no event contains their values."""
     _last_step: int | None = None
-    """Of the last record in `metrics`; None where the file has to be asked."""
+    """Step of the last record in `metrics`; None: read it from the file."""
     _reported_lost: bool = False
     _closed: bool = False
     _unwritten: deque[StepMetrics] = field(factory=lambda: deque(maxlen=MOST_UNWRITTEN))
@@ -174,12 +176,12 @@ class Records:
 
     @property
     def first(self) -> bool:
-        """Whether this is the first rank, or that of a replica group."""
+        """True on the first rank of the run, or of a replica group."""
         return self.rank == (0 if self.group is None else self.group.first)
 
     @property
     def speaks(self) -> bool:
-        """Whether this is the rank that writes what is of the whole run."""
+        """True on the rank that writes the records of the whole run."""
         return self.first and (self.group is None or self.group.leads)
 
     @classmethod
@@ -196,9 +198,9 @@ class Records:
         )
 
     def event(self, event: Event, *, every_rank: bool = False) -> None:
-        """Report something that happened; only the first rank writes, unless the event is a rank's own.
+        """Report an event; only the first rank writes, unless the event is a rank's own.
 
-        Raises EnvironmentFault where the disk does not take it.
+        Raises EnvironmentFault if it cannot be written.
         """
         if self.speaks or every_rank:
             self._event(event)
@@ -220,23 +222,23 @@ class Records:
             self.writer.write_now(self.events, event, seconds)
 
     def without_values(self, value: Any) -> Any:
-        """Texts with `env(NAME)` for the values of `variables`."""
+        """Return texts with `env(NAME)` instead of the values of `variables`."""
         return masked(value, self.variables, os.environ)
 
     def log(self, metrics: StepMetrics) -> None:
-        """The record of the step that has just ended. Never waits."""
+        """Add the record of the step that has just ended. Never waits."""
         self.pending = replace(metrics, rest=self.pending.rest | metrics.rest) if self.pending else metrics
 
     def measured(self, found: dict[str, Any]) -> None:
-        """Numbers that belong into the record of the step that has just ended, by their names. Never waits."""
+        """Add named numbers to the record of the step that has just ended. Never waits."""
         before = self.pending or StepMetrics(step=None, time=None)
         self.pending = replace(before, rest=before.rest | found)
 
     def flush(self, step: int) -> None:
-        """Write the record of the step that has ended, if anything was added to it; should the file have one of that
-        step already, as where a run stops with an evaluation, what was measured is added to that.
+        """Write the record of the finished step, if anything was added to it.
 
-        Waits only in that case. Raises EnvironmentFault where the disk did not take an earlier record.
+        If the file has a record of that step already, as after a stop with an evaluation, the values are added to that
+        record; only then it waits. Raises EnvironmentFault if an earlier record could not be written.
         """
         self.writer.raise_fault()
         pending, self.pending = self.pending, None
@@ -266,12 +268,11 @@ class Records:
             self._warn_of_lost(step)
 
     def unwritten(self) -> dict[str, Any]:
-        """`record`: that of the step that has just ended, which is in no file yet, as JSON."""
+        """Return `record`, the record of the finished step that is in no file yet, as JSON."""
         return {} if self.pending is None else {"record": plain_value(as_object(self.pending))}
 
     def go_on_with(self, record: dict[str, Any], step: int) -> None:
-        """The run goes on behind a step whose record was gathered when it was saved: it is still to be written, unless
-        that was done."""
+        """Restore the unwritten record of the step that the run resumes after, unless it is in the file."""
         if self.speaks and self._step_of_last() < step:
             self.pending = read(StepMetrics, record)
 
@@ -281,7 +282,7 @@ class Records:
         return self._last_step
 
     def _added(self, record: StepMetrics) -> bool:
-        """Whether the last record in the file has all of it now."""
+        """Add a record to the last one in the file; return False if that fails."""
         with suppress(OSError):
             if self.writer.settle(EVENT_SECONDS):
                 self.metrics.lines.close()
@@ -289,10 +290,9 @@ class Records:
         return False
 
     def settle(self, step: int = 0) -> None:
-        """Return when all that was reported is in its file; a disk that does not answer is not waited for for ever, and
-        a warning says so.
+        """Wait until everything reported is in its file; warn if the disk does not answer in time.
 
-        Raises EnvironmentFault where the disk did not take something.
+        Raises EnvironmentFault if something could not be written.
         """
         if not self.writer.settle(SETTLE_SECONDS):
             message = (
@@ -312,36 +312,36 @@ class Records:
         trim_after(self.metrics.lines.path, step, superseded)
 
     def reopen(self) -> None:
-        """Write on under the names of the files, whatever became of those that are open."""
+        """Continue writing under the names of the files, which may have been moved."""
         self.writer.settle(EVENT_SECONDS)
         for lines in (self.metrics.lines, self.events, self.own.lines):
             lines.close()
 
     def attempts(self) -> int:
-        """How often this run has been started before."""
+        """Return the number of earlier starts of this run."""
         if not self.events.path.exists():
             return 0
         with self.events.path.open("rb") as lines:
             return sum(b'"event":"run_start"' in line for line in lines)
 
     def end_sinks(self, exit_code: int, seconds: float) -> None:
-        """All that was reported has been handed to whoever else takes it, as far as each does so in so many seconds."""
-        ending, self.sinks = self.sinks, []  # what is reported of one is no business of another that has ended
+        """End all trackers after they got everything that was reported, each in at most `seconds`."""
+        ending, self.sinks = self.sinks, []  # reports about one tracker must not go to another that has ended
         for sink in ending:
             sink.end(exit_code, seconds)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """All that can be written in so many seconds is written; what is reported later is written at once."""
+        """Write what can be written in `seconds`; later reports are written directly."""
         lost = self.metrics.lost + self.own.lost
         if self.speaks and lost and not self._reported_lost:
             self._warn_of_lost(0)
-        if self.writer.close(seconds):  # else a thread hangs in one of them
+        if self.writer.close(seconds):  # otherwise a thread hangs in one of the files
             self._closed = True
             for lines in (self.metrics.lines, self.events, self.own.lines):
                 lines.close()
 
     def _warn_of_lost(self, step: int) -> None:
-        """Say, once, that records are missing; the records themselves say how many."""
+        """Warn once that records are missing; the records themselves have the number."""
         if lost := self.metrics.lost + self.own.lost:
             self._reported_lost = True
             message = f"{lost} records were dropped: the disk of {self.directory} was too slow"

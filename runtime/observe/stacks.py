@@ -27,9 +27,9 @@ from xtrain.regular_files import read_json
 from xtrain.runtime.observe import heartbeat as waits
 from xtrain.runtime.observe.heartbeat import HeartbeatWriter, born, process_state
 
-# Asks a rank for its stacks even where its Python does not run: the answer is written by the handler itself.
+# Signal that asks a rank for its stacks. The handler writes them itself, so it works while Python is blocked.
 ASK: Final = signal.SIGUSR2
-# The name of the file in memory that the answer goes to; others find it by that among the open files of the process.
+# Name of the in-memory file for the answer; others find it by this name among the process's open files.
 ANSWER: Final = "xtrain-stacks"
 _DEBUGGERS: Final = ("pdb", "bdb", "pydevd", "debugpy")
 _SITE: Final = str(Path(torch.__file__).parent.parent)
@@ -37,7 +37,8 @@ _OURS: Final = str(Path(str(xtrain.__file__)).parent.parent)
 
 
 def answer_when_asked() -> int | None:
-    """Let ASK write the stacks of this process into a file in memory; its descriptor. None where there are none."""
+    """Make ASK write the stacks of this process into a file in memory; returns its descriptor, or None if
+    unsupported."""
     if not hasattr(os, "memfd_create"):
         return None
     with suppress(OSError):
@@ -48,10 +49,10 @@ def answer_when_asked() -> int | None:
 
 
 def whereabouts() -> tuple[str, bool]:
-    """What the main thread is in, as `torch/distributed/distributed_c10d.py:2990 all_reduce`, and whether a debugger
-    has stopped it."""
+    """Return the place of the main thread, as `torch/distributed/distributed_c10d.py:2990 all_reduce`, and True if a
+    debugger has stopped it."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    # What measures how long a rank waits stands where torch itself would: the rank is in what has called it.
+    # The wrappers that measure waiting stand in for torch's functions: the place is in their caller.
     while frame is not None and frame.f_code.co_filename == waits.__file__:
         frame = frame.f_back
     if frame is None:
@@ -60,7 +61,7 @@ def whereabouts() -> tuple[str, bool]:
 
 
 def place_of(frame: FrameType) -> str:
-    """File, line and function; the file as it is imported."""
+    """Return file, line and function; the file relative to the import path."""
     path = frame.f_code.co_filename
     for folder in (_SITE, _OURS):
         path = path.removeprefix(f"{folder}/")
@@ -76,8 +77,8 @@ def _debugged(frame: FrameType | None) -> bool:
 
 
 def save_own(folder: Path, rank: int, beat: HeartbeatWriter) -> None:
-    """Write the last collectives, where torch keeps them, to `<rank>.collectives.json`, then the stacks of all threads
-    and the last marks to `<rank>.txt`: where that is, the rank has written all."""
+    """Write this rank's report: the last collectives, if torch recorded them, to `<rank>.collectives.json`, then the
+    stacks of all threads and the last marks to `<rank>.txt`, which completes the report."""
     with suppress(Exception):
         if (found := collectives()) is not None:
             (folder / f"{rank:05d}.collectives.json").write_text(json.dumps(found))
@@ -92,8 +93,8 @@ def save_own(folder: Path, rank: int, beat: HeartbeatWriter) -> None:
 
 
 def collectives() -> dict[str, Any] | None:
-    """The last collectives that this rank has entered, as torch's flight recorders of all backends tell them, and under
-    `groups` the ranks of every group that it is in; None where nothing is recorded."""
+    """Return the last collectives of this rank from torch's flight recorders of all backends, and under `groups` the
+    ranks of every group of this rank; None if nothing is recorded."""
     if not dist.is_initialized():
         return None
     found: dict[str, Any] = {"entries": []}
@@ -113,8 +114,8 @@ def _groups() -> Iterator[tuple[str, Iterable[int]]]:
 
 
 def save_of(folder: Path, reading: Heartbeat) -> None:
-    """Write what can be known of another process of this machine to `<rank>.txt`: its state, what the kernel has it
-    wait for, and its Python stacks, if it still writes them when asked. The first rank to call does it for all."""
+    """Write the report of another process of this machine to `<rank>.txt`: its state, where it waits in the kernel, and
+    its Python stacks if it still answers. The first rank to call does it for all."""
     partial = folder / f"{reading.rank:05d}.partial"
     try:
         partial.open("x").close()
@@ -138,7 +139,7 @@ def save_of(folder: Path, reading: Heartbeat) -> None:
 
 
 def _asked(pid: int) -> str:
-    """The stacks that a process writes when asked."""
+    """Return the stacks that a process writes when asked."""
     with suppress(OSError):
         for file in Path(f"/proc/{pid}/fd").iterdir():
             if ANSWER in str(file.readlink()):
@@ -148,7 +149,7 @@ def _asked(pid: int) -> str:
 
 
 def _settled(file: Path) -> str:
-    """What is in a file once nothing more comes; a busy machine takes its time, and a stuck process may never write."""
+    """Return the content of a file once it stops growing; a stuck process may never write."""
     found = ""
     with suppress(OSError):  # the process may end meanwhile
         for _ in range(10):
@@ -160,18 +161,18 @@ def _settled(file: Path) -> str:
 
 
 def here(reading: Heartbeat, host: str) -> bool:
-    """Whether what wrote the line is a process of this machine that still has its number."""
+    """Return True if the writer of the line is a process of this machine and its process id was not reused."""
     return reading.host == host and reading.born != 0 and born(reading.pid) in (0, reading.born)
 
 
 def end(reading: Heartbeat) -> None:
-    """End a process of this machine that cannot end itself."""
+    """Kill a process of this machine that cannot exit by itself."""
     if born(reading.pid) == reading.born != 0:
         with suppress(OSError):
             os.kill(reading.pid, signal.SIGKILL)
 
 
-# What groups are for, by what they are called in torch, where that is not the name of an axis.
+# Purpose of groups by their description in torch, if that is not the name of an axis.
 MEANT: Final = {
     "default_pg": "of all ranks",
     "shard": "along fsdp",
@@ -183,7 +184,8 @@ MEANT: Final = {
 
 @frozen
 class CollectiveEntry:
-    """A collective that a rank has entered. group: its name and what it is for; number: among those of the group."""
+    """A collective that a rank has entered. group: its name and description in torch; number: its sequence number in
+    the group."""
 
     group: tuple[str, str]
     number: int
@@ -194,31 +196,31 @@ class CollectiveEntry:
 
     @property
     def what(self) -> str:
-        """`all_reduce 118 of all ranks`, `all_gather 4 along fsdp`."""
+        """Description for messages: `all_reduce 118 of all ranks`, `all_gather 4 along fsdp`."""
         group = self.group[1].removeprefix("mesh_")
         return f"{self.name} {self.number} {MEANT.get(group, f'along {group}')}"
 
 
 @frozen
 class RankCollectives:
-    """What one rank has told: its collectives in the order in which it entered them, and the ranks of its groups."""
+    """Collectives of one rank in the order in which it entered them, and the ranks of its groups."""
 
     calls: tuple[CollectiveEntry, ...]
     groups: Mapping[str, tuple[int, ...]]
 
     @property
     def waits_in(self) -> CollectiveEntry | None:
-        """The first one that has not ended."""
+        """The first collective that has not finished; None without one."""
         return next((call for call in self.calls if call.under_way), None)
 
     def last_in(self, group: tuple[str, str]) -> CollectiveEntry | None:
-        """The last one of a group that it has entered."""
+        """Return the last collective of a group that the rank has entered, without point-to-point ones."""
         return next((call for call in reversed(self.calls) if call.group == group and not call.between_two), None)
 
 
 def read_collectives(folder: Path, world: int, first: int = 0) -> dict[int, RankCollectives]:
-    """What every rank has told that could, of `world` ranks from number `first` on; the groups that it tells of have
-    ranks by the same numbers."""
+    """Return the recorded collectives of every rank that has any, of `world` ranks from `first` on; ranks of groups are
+    numbered in the same way."""
     found = {}
     for rank in range(first, first + world):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -243,7 +245,7 @@ def _call(entry: dict[str, Any]) -> CollectiveEntry:
 
 
 def read(found: Mapping[int, RankCollectives], world: int) -> list[str]:
-    """What is to be seen of it, a sentence for each collective that ranks wait in; empty where none does."""
+    """Return a sentence for each collective that ranks wait in; empty if no rank waits."""
     waiting: dict[tuple[tuple[str, str], int], list[int]] = {}
     sentences = []
     for rank, collectives in sorted(found.items()):
@@ -291,7 +293,7 @@ def _verb(ranks: list[int], many: str, one: str = "") -> str:
 
 
 def _ranks(ranks: Iterable[int]) -> str:
-    """`rank 2`, `ranks 0, 1 and 3`; of many the first eight."""
+    """Return `rank 2`, or `ranks 0, 1 and 3`; of more than nine ranks the first eight."""
     names = [str(rank) for rank in ranks]
     if len(names) == 1:
         return f"rank {names[0]}"

@@ -39,11 +39,13 @@ def report_failure(
     more: str = "",
     quiet: bool = False,
 ) -> None:
-    """Report an error. place: what was under way; trace: whether its traceback tells anything, of the user's own code
-    the part from there on; more: a line to be said with its message; quiet: the first rank says what this one has
-    reported.
+    """Report an error.
 
-    `agreed` in the record: every rank finds the same, and so would another start. `lost`: the reason is another rank's.
+    place: current node. trace: its traceback is useful; of errors in the user's code the part from there on. more: a
+    line added to its message. quiet: the first rank prints what this one has reported.
+
+    In the record, `agreed`: every rank finds the same, and another start would too. `lost`: the reason is another
+    rank's.
     """
     lost = lost_a_peer(error)
     own = isinstance(error, PartFailed)
@@ -51,7 +53,7 @@ def report_failure(
     message = str(error) or repr(error)
     if more:
         message, text = f"{message}\n{more}", f"{text}{more}\n"
-    said = text if trace or lost else message  # of what is no surprise the message is enough
+    said = text if trace or lost else message  # an expected error needs no traceback
     said = records.without_values(f"{text}{message}" if own else said)
     if not quiet:
         say(said)
@@ -71,12 +73,12 @@ def report_failure(
     try:
         records.event(event, every_rank=not agreed)
     except EnvironmentFault:
-        if quiet:  # nobody else knows
+        if quiet:  # no other rank knows of it
             say(said)
 
 
 def report_deadline(records: Records, message: str, *, step: int) -> None:
-    """Report that this rank is ended because it did not stop in time; `stopping`: that it was asked to is known."""
+    """Report that this rank is killed because it did not stop in time; `stopping`: the stop was requested."""
     event = FailureEvent(step=step, rank=records.rank, error=message, exit_code=1, traceback="", stopping=True)
     with suppress(EnvironmentFault):
         records.event(event, every_rank=True)
@@ -89,14 +91,14 @@ def say(text: str) -> None:
 
 
 def lost_a_peer(error: BaseException) -> bool:
-    """Whether the error only says that another rank is gone: that rank's own report is the one to read."""
+    """Return True if the error only says that another rank is gone; that rank reports the cause."""
     gone = re.search(r"Connection (closed|reset) by (peer|remote)", str(error))
     return isinstance(error, RuntimeError) and gone is not None
 
 
-# Seconds within which the second Ctrl-C that has ended another rank comes to this one.
+# Seconds within which the second Ctrl-C that has ended another rank reaches this one.
 SECOND_INTERRUPT_SECONDS = 0.5
-# A closed terminal asks for the same as SIGTERM.
+# A closed terminal requests the same as SIGTERM.
 EVENTS = {
     signal.SIGTERM: "sigterm",
     signal.SIGHUP: "sigterm",
@@ -106,27 +108,27 @@ EVENTS = {
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Those that ask this process to stop: under `nohup`, a terminal that is closed does not."""
+    """Return the signals that ask this process to stop; under `nohup` SIGHUP is not one of them."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return tuple(number for number in EVENTS if not (ignored and number is signal.SIGHUP))
 
 
 def killed_by(number: int) -> str:
-    """`killed by SIGKILL`; not all signals have names."""
+    """Return `killed by SIGKILL`, with the number for signals without names."""
     named = number in {each.value for each in signal.Signals}
     return f"killed by {signal.Signals(number).name if named else f'signal {number}'}"
 
 
 def end_at_once() -> None:
-    """Let signals end this process: before training there is nothing to save, and a rank that waits for one that will
-    never come runs no Python that could handle them."""
+    """Let signals end this process: before training there is nothing to save, and a rank that waits for a lost rank
+    runs no Python handler."""
     for number in stop_signals():
         signal.signal(number, signal.SIG_DFL)
 
 
 def answer_at_once(answer: Callable[[int], None]) -> None:
-    """Have a thread call `answer` with the first signal that comes before training. It does so too where the main
-    thread waits for a rank that will never come, and runs no Python. Main thread only."""
+    """Call `answer` in a thread with the first signal before training, also while the main thread waits for a lost
+    rank. Main thread only."""
     for number in stop_signals():
         signal.signal(number, lambda *_: None)
     read_end = _numbers_of_signals()
@@ -138,8 +140,8 @@ def answer_at_once(answer: Callable[[int], None]) -> None:
 
 
 def _numbers_of_signals() -> int:
-    """Return a file descriptor from which a thread reads a byte for each signal as it comes, also of those that come
-    while the main thread waits for another rank. Main thread only."""
+    """Return a file descriptor with a byte for each signal, also while the main thread waits for another rank. Main
+    thread only."""
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
@@ -150,14 +152,15 @@ def _leave_on_second_interrupt(read_end: int) -> None:
     interrupts = 0
     while interrupts < 2:
         interrupts += os.read(read_end, 1) == bytes([signal.SIGINT])
-    os._exit(EXIT_CODES[EndStatus.INTERRUPTED])  # a second Ctrl-C means now
+    os._exit(EXIT_CODES[EndStatus.INTERRUPTED])  # the second Ctrl-C ends the process immediately
 
 
 @define
 class StopRequests:
-    """The signals this rank has received. `report` is told why, should the rank have to be ended at its deadline.
+    """Stop requests from the signals that this rank has received.
 
-    answered: what is declared for the event has been done, and the rank only has to leave.
+    report: called with the reason if the rank is killed at its deadline. answered: the actions declared for the event
+    are done, and the rank only has to exit.
     """
 
     deadline_seconds: float
@@ -175,22 +178,24 @@ class StopRequests:
         ).start()
 
     def hurry(self, event: str) -> None:
-        """From now on the deadline runs: the run is to stop because of `event`. Only the first call counts."""
+        """Start the deadline: the run is to stop because of `event`. Only the first call counts."""
         if self._watchdog is None:
             self._until = time.monotonic() + self.deadline_seconds
-            # A rank that hangs in a collective never reaches the boundary: it must not outlive its deadline.
+            # A rank that hangs in a collective never reaches the boundary, but must not outlive its deadline.
             self._watchdog = threading.Timer(self.deadline_seconds, self._give_up, (event,))
             self._watchdog.daemon = True
             self._watchdog.start()
 
     def left(self, keep: float = 0.0) -> float:
-        """Seconds until the deadline, at least 0, but for the share `keep` of what was given; without a stop as many as
-        one would give."""
+        """Return the seconds until the deadline, at least 0, minus the share `keep` of the whole time.
+
+        Without a stop: those that a stop would give.
+        """
         whole = self.deadline_seconds if self._until is None else self._until - time.monotonic()
         return max(0.0, whole - keep * self.deadline_seconds)
 
     def rest(self) -> None:
-        """The run has stopped in time."""
+        """Cancel the deadline, because the run has stopped in time."""
         if self._watchdog is not None:
             self._watchdog.cancel()
 
@@ -213,8 +218,8 @@ PATIENCE_SECONDS: Final = 60
 
 
 def answer_of(*command: str, refused: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> str | None:
-    """What a command prints; None where it fails with one of the texts `refused`. environment: None for that of this
-    process. Raises EnvironmentFault (X461)."""
+    """Return the output of a command; None if it fails with one of the texts `refused`. environment: None for this
+    process's own. Raises EnvironmentFault (X461)."""
     said = shlex.join(command)
     try:
         done = subprocess.run(

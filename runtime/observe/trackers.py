@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class TrackerContext:
-    """What a tracker gets to know of a run when it begins.
+    """Facts of a run for a tracker that begins.
 
-    directory: of the run, where a tracker keeps its files. step: after which this start of the run goes on, 0 at its
-    first; records of later steps that an earlier start has given count no more. rolled_back: steps that rollbacks have
+    directory: of the run, where a tracker keeps its files. step: the step that this start resumes after, 0 at the first
+    start; records of later steps from an earlier start are void. rolled_back: number of steps that rollbacks have
     undone so far. plan: of the run. warn: records a warning for people.
     """
 
@@ -31,15 +31,14 @@ class TrackerContext:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Every resolved setting as nested maps: `{"optimizer": {"lr": 0.0003, …}, …}`, and what the plan is known
-        by."""
+        """Every resolved setting as nested maps, `{"optimizer": {"lr": 0.0003, …}, …}`, with the plan's ids."""
         found: dict[str, Any] = {"plan_id": self.plan.id, "config_id": self.plan.config_id}
         for entry in self.plan.provenance:
             *blocks, name = entry.path.split(".")
             inner = found
             for block in blocks:
                 before = inner.get(block, {})
-                # A value that has settings itself, as a source.
+                # A value with settings of its own, as a source.
                 inner[block] = before if isinstance(before, dict) else {"kind": before}
                 inner = inner[block]
             inner[name] = typed_value(entry.value)
@@ -49,15 +48,15 @@ class TrackerContext:
 
 @frozen
 class Trackers:
-    """What the op of a tracker, `setup.log.NAME`, begins it with."""
+    """Start of trackers, passed to their ops `setup.log.NAME`."""
 
     plan: Plan
     records: Records
     progress: "Progress"
 
     def begin(self, make: Callable[[TrackerContext], RecordWriter]) -> None:
-        """Give what is made all records from here on. Only the first rank makes it; of replica groups the first rank of
-        each, once it speaks for the run."""
+        """Create a tracker and give it all records from now on. Only the first rank creates it; with replica groups the
+        first rank of a group does so when the group begins to lead."""
         if self.records.speaks:
             self._begin(make)
         elif self.records.first:
@@ -73,7 +72,7 @@ class Trackers:
         )
         try:
             writer = make(context)
-        except Exception as error:  # training goes on without it, as after any later failure
+        except Exception as error:  # training continues without it, as after any later failure
             self._warn(f"a tracker gets no records: {type(error).__name__}: {error}; metrics.jsonl is complete")
             return
         sink = RecordSink(writer, self._warn)

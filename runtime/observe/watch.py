@@ -1,4 +1,4 @@
-"""Threads beside training: heartbeat and deadline of a rank (`setup.watch`), and files that the first rank polls.
+"""Threads next to training: heartbeat and deadline of a rank (`setup.watch`), and files that the first rank polls.
 
 A run ends if no rank makes progress for the deadline. A run directory that was moved or removed is reported.
 """
@@ -34,14 +34,14 @@ from xtrain.runtime.observe.records import Records
 from xtrain.runtime.observe.stacks import ASK, answer_when_asked, end, here, save_of, save_own, whereabouts
 from xtrain.runtime.observe.stopping import say
 
-# Seconds between two lines. A longer gap is one of the whole machine, which was asleep, and nobody's fault.
+# Seconds between two heartbeats. A longer gap means that the whole machine slept.
 INTERVAL: Final = 1.0
 GAP: Final = 2.0
-# Others are looked at once this rank has not got on for so much of the limit.
+# Share of the limit without progress after which the other ranks are read.
 LOOK: Final = 0.1
-# Seconds without a mark after which the line says what the main thread is in.
+# Seconds without a mark after which the heartbeat includes the place of the main thread.
 SILENT_SECONDS: Final = 2.0
-# Seconds that ranks wait for each other's stacks before they leave.
+# Seconds that ranks wait for each other's stacks before they exit.
 JOIN_SECONDS: Final = 5.0
 VERDICT: Final = "verdict.json"
 SUMMARY: Final = "summary.txt"
@@ -55,15 +55,15 @@ def watch(
     exit_process: Callable[[int], None],
     stuck_seconds: float | None,
 ) -> "Watchdog":
-    """Begin to tell of this rank's progress, and to watch that of the others. Collective."""
+    """Start this rank's heartbeat and watch the other ranks' heartbeats. Collective."""
     number = records.attempts()
-    if rank.is_first:  # what a start before has left, whose report found no room on the disk
+    if rank.is_first:  # remove the verdict of an earlier start that could not report itself on a full disk
         with suppress(OSError):
             (verdict_folder(records.directory, number) / VERDICT).unlink(missing_ok=True)
     before = 0 if rank.replica is None else rank.replica.first
     attempt = torch.tensor([float(number)], device=rank.device)
     if rank.world_size > 1:
-        dist.broadcast(attempt, src=0)  # the first rank has reported the start; others may see that late
+        dist.broadcast(attempt, src=0)  # the first rank has reported the start, which other machines may see late
     found = Watchdog(
         beat=beat,
         file=BeatFile(heartbeat_path(records.directory, records.rank), records.rank, int(attempt.item())),
@@ -79,14 +79,17 @@ def watch(
 
 
 def verdict_folder(directory: Path, attempt: int) -> Path:
-    """Where the stacks and the verdict of a start go."""
+    """Return the folder for the stacks and the verdict of a start."""
     return directory / "logs" / f"stuck-{attempt}"
 
 
 @define(eq=False, kw_only=True)
 class Watchdog:
-    """stuck: seconds without progress after which ranks are named; None: only where a node has a limit of its own.
-    world: ranks that wait for each other. before: of other replica groups, in the order of their numbers."""
+    """Heartbeat thread of a rank that also ends a stuck run.
+
+    stuck: seconds without progress after which ranks are named; None: only nodes with a limit of their own count.
+    world: ranks that wait for each other. before: number of ranks in earlier replica groups.
+    """
 
     beat: HeartbeatWriter
     file: BeatFile
@@ -97,12 +100,12 @@ class Watchdog:
     exit_process: Callable[[int], None]
     before: int = 0
     observers: list[Callable[[Pace], None]] = field(factory=list)
-    """Called about once a second by the thread, while the run is not being ended."""
+    """Called about once a second by the thread, until the run is being ended."""
     _host: str = field(factory=socket.gethostname)
     _closed: threading.Event = field(factory=threading.Event)
     _thread: threading.Thread | None = None
     _answer: int | None = None
-    # A clock that stands still while the machine does.
+    # A clock that stops while the machine sleeps.
     _now: float = 0.0
     _last: float = field(factory=time.monotonic)
     _marks: int = -1
@@ -127,24 +130,23 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """The rank leaves: nobody is to wait for its next line."""
+        """Stop the heartbeat, because the rank leaves."""
         self._closed.set()
         if self._thread is not None:
-            self._thread.join(JOIN_SECONDS)  # it may hang in a disk that does not answer
+            self._thread.join(JOIN_SECONDS)  # it may hang on a disk that does not answer
         if self._answer is not None:
             faulthandler.unregister(ASK)
             os.close(self._answer)
 
     def condemned(self) -> bool:
-        """Whether the run is being ended: what goes wrong from then on is no news. Any thread."""
+        """Return True if the run is being ended, so that later errors need no report. Any thread."""
         try:
             return self._verdict_path.exists()
         except OSError:
             return False
 
     def leave_if_condemned(self) -> None:
-        """For the main thread, which has lost contact with others: where that is because the run is being ended, wait
-        for this thread to do so."""
+        """Wait for the watching thread to exit if the run is being ended; for the main thread after it lost contact."""
         while self.condemned():
             time.sleep(0.1)
 
@@ -154,7 +156,7 @@ class Watchdog:
         self.file.write(self.beat, 0.0, "", False)
 
     def tick(self) -> None:
-        """Write the line; look at the others where this rank does not get on."""
+        """Write the heartbeat; read the others' if this rank makes no progress."""
         now = time.monotonic()
         self._now += min(now - self._last, GAP)
         self._last = now
@@ -178,8 +180,11 @@ class Watchdog:
                 self._end(*self._publish_verdict(verdict, idle))
 
     def _due(self, idle: float, limit: float) -> bool:
-        """Whether to read the lines of all: now and then, so that it is known how long each has stood still, and as
-        soon as the limit is reached; shortly before that not, as two readings say nothing with no time between."""
+        """Return True if the heartbeats of all ranks should be read now.
+
+        They are read at intervals, to see how long each is unchanged, and as soon as the limit is reached; not shortly
+        before that, as two readings need time between them.
+        """
         since = self._now - self._looked
         if not self._seen or idle >= limit:
             return not self._seen or since >= GAP
@@ -201,7 +206,7 @@ class Watchdog:
         return verdict
 
     def _state(self, rank: int) -> str:
-        """The kernel's word for the state of a rank; empty where it is on another machine, or gone."""
+        """Return the kernel's state of a rank's process; empty if it is on another machine, or gone."""
         reading = self._seen[rank].reading
         return process_state(reading.pid) if reading and here(reading, self._host) else ""
 
@@ -212,7 +217,8 @@ class Watchdog:
         return self.folder / VERDICT
 
     def _publish_verdict(self, verdict: HealthVerdict, idle: float) -> tuple[StuckEvent, bool]:
-        """What has been found, and whether this rank is the first to: else what another one has found holds for all."""
+        """Return the verdict, and True if this rank is the first to publish one; otherwise the other rank's verdict
+        holds."""
         event = self._stuck_event(verdict, idle)
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -231,7 +237,7 @@ class Watchdog:
         return event, True
 
     def _published_verdict(self) -> StuckEvent:
-        """What another rank has found; it may be writing still."""
+        """Return another rank's verdict; it may still be writing it."""
         for _ in range(20):
             with suppress(OSError):
                 if found := object_of(self._verdict_path.read_bytes()):
@@ -241,7 +247,7 @@ class Watchdog:
 
     def _stuck_event(self, verdict: HealthVerdict, idle: float) -> StuckEvent:
         first = self._seen[verdict.ranks[0]].reading if verdict.ranks else None
-        # What a frozen rank wrote last is up to a second old: where the others wait for it is certain.
+        # The last heartbeat of a frozen rank is up to a second old; the place where the others wait is certain.
         there = None if verdict.frozen else first
         return StuckEvent(
             step=there.step if there else self.beat.step,
@@ -267,13 +273,13 @@ class Watchdog:
         return words.get(process_state(reading.pid), "frozen")
 
     def _report_failure(self, event: StuckEvent) -> None:
-        """Say what has been found, with what the ranks were exchanging; the others leave when the summary is there."""
+        """Report the verdict with the collectives in flight; the others leave once the summary exists."""
         rank, message = event.ranks[0] if event.ranks else None, explained(event)
         seen = collectives_in_flight.read(
             collectives_in_flight.read_collectives(self.folder, self.world, self.before), self.world
         )
         message += "".join(f"\n{line}" for line in seen)
-        if rank == 0:  # that one may be who shows the run
+        if rank == 0:  # rank 0 may be the one that displays the run
             say(f"rank 0: {message}")
         with suppress(EnvironmentFault):
             failure = FailureEvent(step=event.step, rank=rank, error=message, exit_code=1, traceback="")
@@ -283,14 +289,14 @@ class Watchdog:
             (self.folder / SUMMARY).write_text(f"{message}\n\n{whereabouts_of(lines)}", encoding="utf-8")
 
     def _end(self, event: StuckEvent, first: bool) -> None:
-        """Save what can be seen, end the ranks of this machine that cannot do so themselves, and leave.
+        """Save stacks, kill the ranks of this machine that cannot exit by themselves, and exit.
 
-        first: this rank is the one that has found it, and tells when all have saved.
+        first: this rank found the verdict and reports once all have saved.
         """
         frozen = event.ranks if event.frozen else []
         lines = (read_heartbeat(heartbeat_path(self.records.directory, rank)) for rank in frozen)
         helpless = [reading for reading in lines if reading is not None and here(reading, self._host)]
-        for reading in helpless:  # first of all: they are ended as soon as any rank has waited long enough
+        for reading in helpless:  # before anything else: they are killed as soon as any rank has waited long enough
             save_of(self.folder, reading)
         save_own(self.folder, self.rank, self.beat)
         helped = [reading.rank for reading in helpless]
@@ -305,7 +311,7 @@ class Watchdog:
         self.exit_process(1)
 
     def _wait_for(self, files: list[str]) -> None:
-        """The first rank to leave takes the others with it: not before they have saved and told theirs."""
+        """Wait until the others have saved, because the first rank to exit takes them with it."""
         until = time.monotonic() + JOIN_SECONDS
         while time.monotonic() < until and self.folder.is_dir():
             if all((self.folder / file).exists() for file in files):
@@ -318,8 +324,7 @@ SECONDS = 1.0
 
 @define(eq=False)
 class Poller:
-    """Calls each of `looks`, by what it looks for, once a second until it is closed. `report` is told, once, why one
-    has failed."""
+    """Thread that calls each of `looks`, by name, once a second until it is closed. `report` gets each error once."""
 
     report: Callable[[str], None]
     looks: dict[str, Callable[[], None]] = field(factory=dict)
@@ -333,7 +338,7 @@ class Poller:
             self._thread.start()
 
     def close(self) -> None:
-        """Return when no look is under way, and none follows."""
+        """Stop; returns when no look is running."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join(timeout=5 * SECONDS)
@@ -352,7 +357,7 @@ class Poller:
 
 @define(eq=False)
 class DirectoryWatch:
-    """Compares the folder of a run with the one that the run began in. stop: ends the run, with a reason."""
+    """Watch of the run's folder: compares it with the one that the run began in. stop: ends the run, with a reason."""
 
     directory: Path
     plan: Plan
@@ -368,7 +373,7 @@ class DirectoryWatch:
         self._fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def look(self) -> None:
-        """Put back what was moved, or end the run. Raises OSError."""
+        """Move a moved folder back, or end the run. Raises OSError."""
         with self._looking:
             if self._given_up or self._is_there():
                 return
@@ -389,7 +394,7 @@ class DirectoryWatch:
             self.stop(reason)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         with self._looking:
             if not self._given_up:
                 self._given_up = True
@@ -402,7 +407,7 @@ class DirectoryWatch:
             return False
 
     def _place(self) -> Path | None:
-        """Where the folder lies now; None where it was removed, or the system does not tell."""
+        """Return the folder's current path; None if it was removed or is unknown."""
         try:
             place = Path(f"/proc/self/fd/{self._fd}").readlink()
             return place if os.path.samestat(place.stat(), os.fstat(self._fd)) else None
@@ -412,13 +417,13 @@ class DirectoryWatch:
     def _move_back(self, place: Path) -> bool:
         try:
             self.directory.parent.mkdir(parents=True, exist_ok=True)
-            place.rename(self.directory)  # which takes the place of an empty folder, and of no other
+            place.rename(self.directory)  # replaces an empty folder, but no other
         except OSError:
             return False
         return True
 
     def _make_anew(self) -> None:
-        """Everything but records and checkpoints, and files that the run has open under the old name."""
+        """Recreate the folder without records and checkpoints, and reopen the files under their names."""
         contents = metadata.describe(
             self.plan, self.plan.spec_text, read_code(Path(self.plan.spec).parent), "anew", None
         )
