@@ -8,6 +8,8 @@ factories: they take their resources once and return the callable that runs in t
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeVar, get_args, get_type_hints
 
@@ -31,37 +33,8 @@ from xtrain.runtime.base.errors import EnvironmentFault, values_here
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-MODULES = (
-    "xtrain.runtime.loop.bootstrap",
-    "xtrain.runtime.observe.watch",
-    "xtrain.runtime.base.mesh",
-    "xtrain.runtime.nn.build",
-    "xtrain.runtime.nn.parallelize",
-    "xtrain.runtime.nn.weights",
-    "xtrain.runtime.nn.pipeline",
-    "xtrain.runtime.nn.gradients",
-    "xtrain.runtime.feed.setup",
-    "xtrain.runtime.feed.teacher",
-    "xtrain.runtime.sampling.reference_column",
-    "xtrain.runtime.sampling.reference_weights",
-    "xtrain.runtime.nn.optimizer",
-    "xtrain.runtime.nn.averages",
-    "xtrain.runtime.loop.metrics",
-    "xtrain.runtime.loop.alerts",
-    "xtrain.runtime.store.base_weights",
-    "xtrain.runtime.loop.checkpointing",
-    "xtrain.runtime.loop.hooks",
-    "xtrain.runtime.sampling.prompts",
-    "xtrain.runtime.sampling.rollout",
-    "xtrain.runtime.sampling.scoring",
-    "xtrain.runtime.loop.step",
-    "xtrain.runtime.loop.agreement",
-    "xtrain.server.engine.slots",
-    "xtrain.server.engine.keeping",
-    "xtrain.server.engine.passes",
-    "xtrain.server.engine.sampling",
-    "xtrain.runtime.loop.executor",
-)
+# Rooms whose files define ops. Ops of a component are in a module beside it, which is imported when a plan names them.
+ROOMS: Final = ("runtime", "server")
 
 
 class PlanMismatch(Exception):
@@ -181,10 +154,13 @@ def code_of(component: type[Component], module: str) -> ModuleType:
         ) from error
 
 
+@cache
 def load_ops() -> dict[str, Op]:
-    """Import every module that defines ops, and return the registry."""
-    for module in MODULES:
-        importlib.import_module(module)
+    """Import every module of `ROOMS` that defines ops, and return the registry."""
+    root = Path(__file__).parents[2]
+    for path in sorted(path for room in ROOMS for path in (root / room).rglob("*.py")):
+        if b"\n@op(" in path.read_bytes():
+            importlib.import_module(".".join(("xtrain", *path.relative_to(root).with_suffix("").parts)))
     return OPS
 
 
