@@ -3,13 +3,15 @@ can be read are planned.
 
 `# right:` in a spec is the line that its hint asks for, in the place of the one that is wrong.
 
-After a change that is meant, write the expectations anew with `python tests/dsl/test_gallery.py` and read the diff.
+After a change that is meant, write the expectations anew with `PYTHONPATH=tests/support python
+tests/dsl/test_gallery.py` and read the diff.
 """
 
 import re
 from pathlib import Path
 
 import pytest
+from dense import diagnostics_text
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
 from xtrain.dsl.load import load_spec
@@ -33,15 +35,18 @@ def diagnose(name: str) -> Diagnostics:
         return plan_from_spec(Path(name), sets).diagnostics
 
 
+def text(name: str) -> str:
+    return diagnostics_text(diagnose(name).render(), name, Path(name).read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_gallery(name, monkeypatch, tmp_path):
     monkeypatch.chdir(GALLERY)
-    found = diagnose(name)
-    assert found.render() == Path(name).with_suffix(".expected").read_text(encoding="utf-8")
+    assert text(name) == Path(name).with_suffix(".expected").read_text(encoding="utf-8")
     *lines, last = Path(name).read_text(encoding="utf-8").splitlines()
     if not last.startswith(RIGHT):
         return
-    (wrong,) = found
+    (wrong,) = diagnose(name)
     assert wrong.span is not None and wrong.hint
     lines[wrong.span.line - 1] = last.removeprefix(RIGHT)
     (tmp_path / name).write_text("\n".join(lines).replace("parts/", f"{GALLERY}/parts/"), encoding="utf-8")
@@ -58,4 +63,4 @@ if __name__ == "__main__":
 
     os.chdir(GALLERY)
     for each in SPECS:
-        Path(each).with_suffix(".expected").write_text(diagnose(each).render(), encoding="utf-8")
+        Path(each).with_suffix(".expected").write_text(text(each), encoding="utf-8")

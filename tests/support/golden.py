@@ -1,11 +1,13 @@
 """Golden plans: what `xtrain plan` says of every spec in specs/, as text and as JSON, kept under tests/planner/golden.
 
-    python tests/support/golden.py            # which differ, and how
-    python tests/support/golden.py --write    # take what is said now
+    python tests/support/golden.py            # show differences
+    python tests/support/golden.py --write    # replace the golden files
 
 They are the same on any machine: plans are made in an empty folder that holds copies of the specs alone, so that no
-tokenizer or data file is found, and the version of xtrain is left out. In the JSON long lists that are alike entry by
-entry (ranks, tensors) are kept as their number, their ends and a hash, so that 16,384 ranks take no megabytes.
+tokenizer or data file is found, and the version of xtrain is left out. In the JSON, long lists of similar entries
+(ranks, tensors) are kept as their number, their ends and a hash. Only the plan of quickstart is kept whole: in others
+`=` stands for a field, `[name]` for an entry and `[name] … [name]` for all entries between two that are as in
+quickstart. A change that all plans share shows once.
 """
 
 import argparse
@@ -14,13 +16,16 @@ import sys
 import tempfile
 from contextlib import chdir
 from difflib import unified_diff
+from functools import cache
 from hashlib import blake2b
-from itertools import groupby
 from json import dumps, loads
 from pathlib import Path
 from typing import Any
 
+from dense import json_text
+
 from xtrain import __version__
+from xtrain.plan.plan import Plan
 from xtrain.plan.serialise import to_json
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.review.page import render
@@ -29,26 +34,43 @@ ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/planner/golden"
 SPECS = sorted((ROOT / "specs").glob("*.xtrain"))
 SHOWN = 80  # lines of a difference
-DEPTH = {dict: 2, list: 3}  # to which values are broken into lines: the plan, its fields, lists of those
+BASE = ROOT / "specs/quickstart.xtrain"
+DEPTH = 3  # to which values are broken into lines: the plan, its fields, lists of nodes, checks and tensors
 
 
 def texts(spec: Path) -> dict[str, str]:
     """File name under GOLDEN → what should stand there."""
+    plan = plan_of(spec)
+    page = render(plan).replace(f"xtrain {__version__}", "xtrain VERSION")
+    content = brief(to_json(plan))
+    if spec != BASE:
+        content = like(base_plan(), content)
+    return {f"{spec.stem}.txt": page, f"{spec.stem}.json": json_text(content, DEPTH)}
+
+
+def plan_of(spec: Path) -> Plan:
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         shutil.copytree(ROOT / "specs", "specs")
         compiled = plan_from_spec(f"specs/{spec.name}")
     assert compiled.plan is not None, compiled.diagnostics.render()
-    page = render(compiled.plan).replace(f"xtrain {__version__}", "xtrain VERSION")
-    return {f"{spec.stem}.txt": page, f"{spec.stem}.json": json_text(to_json(compiled.plan))}
+    return compiled.plan
 
 
-def json_text(content: dict[str, Any]) -> str:
-    """Return the JSON of a plan with one node, check or tensor a line, and long lists shortened."""
+@cache
+def base_plan() -> dict[str, Any]:
+    return brief(to_json(plan_of(BASE)))
+
+
+def brief(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON of a plan with long lists shortened and edges as text."""
     content["memory"]["per_rank"] = shortened(content["memory"]["per_rank"])
     content["ranks"] = shortened(content["ranks"])
     content["parameters"]["tensors"] = shortened(content["parameters"]["tensors"])
     content["spec_text"] = content["spec_text"].split("\n\n")
-    return "\n".join(lines(content)) + "\n"
+    edges = content["graph"]["edges"]
+    assert all(set(edge) == {"before", "after", "data"} for edge in edges)
+    content["graph"]["edges"] = [f"{edge['before']} → {edge['after']}: {edge['data']}" for edge in edges]
+    return content
 
 
 def shortened(entries: list[Any]) -> Any:
@@ -58,30 +80,35 @@ def shortened(entries: list[Any]) -> Any:
     return {"entries": len(entries), "first": entries[0], "last": entries[-1], "hash": digest}
 
 
-def lines(value: Any, indent: str = "", before: str = "", after: str = "") -> list[str]:
-    """Return the lines of a value: a field a line, and an entry a line for fields that hold more than fits on one.
+def like(base: Any, value: Any) -> Any:
+    """Return a value without what it has in common with `base`: "=" for a field, and for entries of lists their name.
 
-    Edges of one node and settings of one block share a line.
+    For entries that follow one another in both lists, the names of the first and the last.
     """
-    flat = dumps(value, ensure_ascii=False)
-    if not isinstance(value, dict | list) or len(indent) == DEPTH[type(value)] or len(indent + before + flat) <= 120:
-        return [f"{indent}{before}{flat}{after}"]
-    opened, closed = "{}" if isinstance(value, dict) else "[]"
-    inner = []
-    if isinstance(value, dict):
-        for number, (key, item) in enumerate(value.items(), 1):
-            inner += lines(item, f"{indent} ", f"{dumps(key, ensure_ascii=False)}: ", "," * (number < len(value)))
-    else:
-        groups = [", ".join(dumps(item, ensure_ascii=False) for item in group) for _, group in groupby(value, group_of)]
-        inner = [f"{indent} {text}{',' * (number < len(groups))}" for number, text in enumerate(groups, 1)]
-    return [f"{indent}{before}{opened}", *inner, f"{indent}{closed}{after}"]
+    if isinstance(value, dict) and isinstance(base, dict):
+        same = {key for key in value if key in base and is_same(base[key], value[key])}
+        return {key: "=" if key in same else like(base.get(key), item) for key, item in value.items()}
+    if not isinstance(value, list) or not isinstance(base, list):
+        return value
+    old = named(base)
+    places = {key: place for place, key in enumerate(old)}
+    entries: list[Any] = []
+    runs: list[list[str]] = []  # of each entry: the names it stands for
+    for key, item in named(value).items():
+        if key not in old or not is_same(old[key], item):
+            entries.append(item)
+            runs.append([])
+        elif runs and runs[-1] and places[key] == places[runs[-1][-1]] + 1:
+            runs[-1].append(key)
+            entries[-1] = f"{runs[-1][0]} … {key}"
+        else:
+            entries.append(key)
+            runs.append([key])
+    return entries
 
 
-def group_of(entry: Any) -> Any:
-    """Return what neighbors on one line have in common: where edges start, the block of settings; unique otherwise."""
-    if isinstance(entry, dict) and "path" in entry:
-        return entry["path"].partition(".")[0]
-    return entry.get("before", id(entry)) if isinstance(entry, dict) else id(entry)
+def is_same(one: Any, other: Any) -> bool:
+    return one == other and dumps(one) == dumps(other)  # 1 is not 1.0, and fields are in order
 
 
 def difference(name: str, text: str) -> str:
@@ -101,7 +128,7 @@ def difference(name: str, text: str) -> str:
 
 def changes(path: str, kept: Any, now: Any) -> list[str]:
     """Return a line for each value that differs, under the names of its nodes and fields."""
-    if kept == now and dumps(kept) == dumps(now):  # 1 is not 1.0, and fields are in order
+    if is_same(kept, now):
         return []
     if isinstance(kept, str) and "\n" in kept and isinstance(now, str):
         kept, now = kept.splitlines(), now.splitlines()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from dense import json_text
 
 NUMBERS: Final = Path(__file__).parents[1] / "runtime" / "evaluation" / "harness_numbers.json"
 # Positions of a row, and the longest context that the harness gives the model.
@@ -182,7 +183,7 @@ def run() -> int:
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder) / "model")
         found = numbers_of(exported(Path(folder) / "model"))
-    text = json.dumps(found, indent=1) + "\n"
+    text = json_text(found)
     if arguments.write:
         NUMBERS.write_text(text)
     print(text)
