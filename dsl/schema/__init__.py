@@ -1,1 +1,1 @@
-"""The schema of the language: one frozen attrs class a block kind, the only source of names, types, units and docs."""
+"""Schema of the language: one frozen attrs class per block kind, the only source of names, types, units and docs."""

@@ -1,4 +1,4 @@
-"""What happens besides training: actions, the ticks (`every`) and events (`on`) that call them."""
+"""Actions of a run, and the ticks (`every`) and events (`on`) that call them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
@@ -18,139 +18,143 @@ if TYPE_CHECKING:
 ACTIONS: Final = Registry["Action"]("action", "actions")
 TURN_OF_LOG: Final = 1
 TURN_OF_SAVE: Final = 2
-# The op of all actions that are functions of the user's own.
+# Op shared by all actions that are user functions.
 OF_USERS: Final = "tick.user"
 
 
 class Action(Component):
-    """`every … ACTION`, `on … ACTION`: what happens periodically, or when something occurs.
+    """`every … ACTION`, `on … ACTION`: an action that runs periodically or on an event.
 
-    The class of an action says what the rest of xtrain asks of it; what it does not say is as here.
+    Subclasses override the attributes and methods that xtrain reads; the defaults are here.
     """
 
     kind: ClassVar[str]  # type: ignore[misc]
     called: ClassVar[bool] = False
-    """Its label stands in parentheses: `notify("…")`."""
+    """Write the label in parentheses: `notify("…")`."""
     example: ClassVar[str] = "every 100 steps {}"
-    """Where it may stand, for examples."""
+    """Statement in which examples show the action."""
 
-    # When it runs
+    # When the action runs
     default_ticks: ClassVar[int] = 0
-    """A run whose spec has no tick with it does it so many times all the same, evenly spread."""
+    """Ticks, evenly spread, that a run gets if its spec declares none with this action."""
     turn: ClassVar[int] = 0
-    """Its place in a step in which several are due: lower turns first, those of equal turn in the order of the spec."""
+    """Order among actions due in the same step: lower first; equal turns run in the order of the spec."""
     records: ClassVar[bool] = False
-    """It leaves records of the state as it is: they come before a save of that state."""
+    """The action writes records of the current state, so it runs before a save of that state."""
 
-    # What it is to the rest of a run
+    # Its role in a run
     saves: ClassVar[bool] = False
-    """It saves the full state: left out where nothing is saved, and done by every run that ends."""
+    """The action saves the full state. It is dropped where nothing is saved, and runs at the end of every run."""
     stops: ClassVar[bool] = False
-    """The run ends after the step. It has no node."""
+    """The run ends after the step. The action has no node."""
     informs: ClassVar[bool] = False
-    """The first rank alone does it, with nothing but a message, at once: it takes no default's place."""
+    """Only rank 0 runs the action, at once and with a message only; it does not replace a default."""
     reads_parameters: ClassVar[bool] = False
-    """It reads parameters of the model by themselves."""
+    """The action reads individual parameters of the model."""
     uses_averages: ClassVar[bool] = False
-    """It works with the averaged weights, where the spec says so."""
+    """The action uses the averaged weights if the spec says so."""
     publishes: ClassVar[bool] = False
-    """It writes weights for others: the averaged ones, where `ema { publish }` says so."""
+    """The action exports weights: the averaged ones if `ema { publish }` says so."""
     writes_beside: ClassVar[bool] = False
-    """It writes files of its own, which replica groups would write over each other."""
+    """The action writes its own files, which replica groups would overwrite for each other."""
     lasting: ClassVar[bool | None] = None
-    """Whether it may take long without being stuck; None: the first time, as it may compile."""
+    """True if the action may take long without being stuck; None: only the first time, because it may compile."""
 
     hooked: ClassVar[str] = ""
-    """Hooks of the user's own are called `before_…` and `after_…` it."""
+    """Name in the user's hooks `before_…` and `after_…`; empty: no hooks."""
 
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = {}
-    """What it adds to the record of its step: key, with names in capitals, → (meaning, unit)."""
+    """Metrics that the action adds to the record of its step: key (names in capitals) → (meaning, unit)."""
 
-    # What it does about non-finite steps
+    # Its effect on non-finite steps
     only_nan: ClassVar[bool] = False
-    """It may stand after `on nan` alone."""
+    """Only valid after `on nan`."""
     nan_limit: ClassVar[int | None] = None
-    """It decides what is done about non-finite steps, by default at so many in a row."""
+    """Default number of consecutive non-finite steps after which the action runs; None for other actions."""
     skips: ClassVar[bool] = False
-    """It leaves bad steps out, and the run fails at the limit. It has no node."""
+    """The action skips bad steps, and the run fails at the limit. It has no node."""
     goes_back: ClassVar[bool] = False
-    """It goes back to a checkpoint."""
+    """The action returns to an earlier checkpoint."""
     ends_at_bad: ClassVar[bool] = False
-    """Of a tick: the run ends, and saves nothing, behind a bad step that it follows."""
+    """As a tick, the action ends the run without saving if the step before it was bad."""
 
     def node(self, run: "Resolved", place: "ActionPlace") -> "ActionNode":
-        """The node that it is in a plan."""
+        """Return the plan node of the action."""
         raise NotImplementedError
 
     @classmethod
     def in_step(cls, ticks: Sequence["Action"], run: "Resolved") -> Iterator["StepNode"]:
-        """Nodes that it needs in every step. ticks: those of its kind that ticks have, one at least."""
+        """Yield the nodes that the action needs in every step. ticks: the ticks with actions of this kind, at least
+        one."""
         yield from ()
 
     def allocates(self, run: "Resolved", states: int) -> int:
-        """Bytes that a rank has allocated for it when the optimizer has updated its parameters, of which those that
-        are trained take `states` bytes."""
+        """Return the bytes that a rank allocates for the action after the optimizer update. states: bytes of the state
+        of the trained parameters."""
         return 0
 
     @classmethod
     def commands(
         cls, declared: Sequence["Action"], spec: "Spec", training: tuple[str, ...]
     ) -> Iterator[tuple[str, "Action", str]]:
-        """(command of `xtrain control`, the action that it runs, what its number counts or ""). declared: all actions
-        of the spec, in its order. training: the datasets that are trained on."""
+        """Yield (command of `xtrain control`, the action it runs, what its number counts or ""). declared: all actions
+        of the spec, in order. training: the training datasets."""
         yield from ()
 
     def misplaced(self, event: str, following: Sequence["Action"]) -> tuple[str, str] | None:
-        """(message, hint) where it cannot stand, else None. event: "" of a tick. following: the actions behind it."""
+        """Return (message, hint) if the action is invalid at its place, else None. event: "" for a tick. following: the
+        actions after it."""
         return None
 
     def faults(self, event: str, arch: Any, base: Base) -> dict[str, tuple[str, str, str]]:
-        """Why it cannot be done with a model: setting, "" for the action → (code, message, hint). event: "" of a tick.
-        arch: the `Architecture` of the plan. base: how matrices that are not trained are stored."""
+        """Return why the action does not work with a model: setting ("" for the action itself) → (code, message, hint).
+        event: "" for a tick. arch: the `Architecture` of the plan. base: the storage format of frozen matrices."""
         return {}
 
     def idle(self, spec: "Spec", ranks: int) -> dict[str, tuple[str, str]]:
-        """The settings that change nothing beside the others: (why, what to do instead)."""
+        """Return the settings without effect, each with (why, what to do instead)."""
         return {}
 
     @classmethod
     def shown(cls, args: Mapping[str, Any]) -> str:
-        """Its name on a page of the plan. args: of its node."""
+        """Return the name of the action on a plan page. args: arguments of its node."""
         return cls.kind
 
     @property
     def reads_gradients(self) -> bool:
-        """Whether it reads gradients of parameters by themselves."""
+        """True if the action reads gradients of individual parameters."""
         return False
 
     def held_out(self) -> str | None:
-        """The dataset whose held-out part it reads."""
+        """Dataset whose held-out part the action reads."""
         return None
 
     def asks(self) -> str | None:
-        """The dataset whose held-out prompts it lets the model answer, in a run with rollouts."""
+        """Dataset whose held-out prompts the model answers for this action, in a run with rollouts."""
         return None
 
     def template(self, spec: "Spec") -> str | None:
-        """The chat template that it writes with, as a dataset names one; `auto`: that of the tokenizer."""
+        """Return the chat template that the action uses, named as in a dataset; `auto`: the tokenizer's template."""
         return None
 
     def length(self, spec: "Spec") -> int:
-        """For how many of the following steps it goes on; two of a kind cannot do so at once."""
+        """Return the number of following steps during which the action runs; two actions of a kind must not overlap."""
         return 0
 
     def needs_steps(self) -> tuple[str, str] | None:
-        """(what of it needs further steps, what to write instead); None where the run may end behind it."""
+        """Return (what of the action needs further steps, what to write instead); None if the run may end right after
+        it."""
         return None
 
     @classmethod
     def unrecorded(cls, args: Mapping[str, Any]) -> int | None:
-        """Of what records following steps: how many pass before it does, else None. args: of its node, or its own."""
+        """Return the number of steps before the action starts recording; None if it records no following steps. args:
+        arguments of its node, or its settings."""
         return None
 
 
 def action_of(op: str) -> type[Action] | None:
-    """The class of the action that an op of a plan belongs to: `tick.eval`, `event.rollback`; None for other ops."""
+    """Return the action class of a plan op (`tick.eval`, `event.rollback`); None for other ops."""
     if op == OF_USERS:
         return ACTIONS.of_users
     kind, _, name = op.partition(".")
@@ -158,23 +162,23 @@ def action_of(op: str) -> type[Action] | None:
 
 
 def by_default() -> list[type[Action]]:
-    """The actions that a run has ticks with even if its spec has none, the most frequent first."""
+    """Return the actions that a run ticks by default, most frequent first."""
     return sorted((kind for kind in ACTIONS.values() if kind.default_ticks), key=lambda kind: -kind.default_ticks)
 
 
 def saving() -> Action:
-    """The action that a run saves its state with by itself."""
+    """Return the action with which a run saves its state by default."""
     return next(kind for kind in ACTIONS.values() if kind.saves)()
 
 
 def stopping() -> Action:
-    """The action that a run ends with by itself."""
+    """Return the action that ends a run."""
     return next(kind for kind in ACTIONS.values() if kind.stops)()
 
 
 @frozen
 class Tick:
-    """`every QUANTITY action then action`: what happens periodically."""
+    """`every QUANTITY action then action`: actions that run periodically."""
 
     actions: tuple[Action, ...]
     every: Quantity = setting(
@@ -204,21 +208,21 @@ EventName = Literal[
 ]
 
 
-# Of several at once the first one decides.
+# If several arrive at once, the first one decides.
 SIGNALS: Final[tuple[EventName, ...]] = ("sigint", "sigterm", "sigusr1")
-# Event → the settings of `launch`, one of which causes it, as they might be written.
+# Event → settings of `launch` that can cause it, as a spec would set them.
 LIMITS: Final[dict[EventName, dict[str, str]]] = {
     "time_limit": {"time_limit": "time_limit = 4 h"},
     "stop_file": {"stop_file": 'stop_file = "STOP"'},
     "stop_at": {"stop_at": "stop_at = 1000 steps", "stop_after": "stop_after = 200 steps"},
 }
-# With these a run is over.
+# Events that end a run.
 ENDINGS: Final = ("finish", *SIGNALS, *LIMITS)
 
 
 @frozen
 class OnEvent:
-    """`on EVENT action then action`: what happens when something occurs."""
+    """`on EVENT action then action`: actions that run when an event occurs."""
 
     event: EventName
     actions: tuple[Action, ...]

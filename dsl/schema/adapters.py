@@ -1,4 +1,4 @@
-"""Adapters, which are trained in addition to a frozen model, and tasks: several adapters on one model."""
+"""Adapters, trained next to a frozen model, and tasks: several adapters over one model."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ from xtrain.dsl.schema.model import Resuming
 from xtrain.dsl.schema.optimizers import OF_STEP, Optimizer
 from xtrain.dsl.schema.setting import Auto, Role, TextCheck, file_path, is_unspoken, label, setting, settings_of
 
-DROPOUT_CHUNK: Final = 2**20  # numbers that go into a matrix for which is drawn at a time
+DROPOUT_CHUNK: Final = 2**20  # input elements per dropout draw
 ADAPTERS: Final = Registry["Adapter"]("adapter", "adapters")
 
 
 def trained_in_full() -> Any:
-    """The setting `train` that every adapter has."""
+    """Declare the setting `train`, which every adapter has."""
     return setting(
         "modules and parameters of the model that are trained in full beside it, as `frozen` of `model` names them",
         default=(),
@@ -26,7 +26,7 @@ def trained_in_full() -> Any:
 
 
 def begun_from() -> Any:
-    """The setting `from` of adapters that PEFT can have written."""
+    """Declare the setting `from` of adapters that can start from a PEFT folder."""
     return setting(
         "folder with an adapter that PEFT has saved, for its settings and first values; relative paths start at the "
         "working folder",
@@ -39,50 +39,50 @@ def begun_from() -> Any:
 
 @ADAPTERS.base
 class Adapter(Component):
-    """`adapter NAME { … }`: small matrices that are trained beside those of a model; without this block there are
-    none, and the model itself is trained."""
+    """`adapter NAME { … }`: small matrices trained next to those of a frozen model; without this block the model itself
+    is trained."""
 
     targets: tuple[str, ...]
     train: tuple[str, ...]
     resuming: ClassVar[Mapping[str, Resuming]] = {}
-    """Setting → what another value means for going on with a checkpoint; `shape` of those that are not here."""
+    """Setting → effect of another value on a resume; a setting that is missing here has the effect `shape`."""
     from_: str | None
     peft_keys: ClassVar[frozenset[str]] = frozenset()
-    """The keys of PEFT's `adapter_config.json` that `of_peft` reads."""
+    """Keys of PEFT's `adapter_config.json` that `of_peft` reads."""
     free: ClassVar[frozenset[str]] = frozenset()
-    """Settings that may differ from those of a folder."""
+    """Settings that may differ from those of the folder."""
 
     @property
     def drops(self) -> float:
-        """The share of what goes into its matrices that is dropped in training."""
+        """Dropout probability of the input of the adapter's matrices."""
         return 0.0
 
     @property
     def row_numbers(self) -> tuple[str, ...]:
-        """Which numbers of rows (`place` in the run, `dataset`) are needed where it is computed."""
+        """Row numbers (`place` in the run, `dataset`) that its computation needs."""
         return ("place",) if self.drops else ()
 
     @property
     def decomposes(self) -> bool:
-        """Whether its first values are made of the matrices that it is of, which are the rest from there on."""
+        """True if the initial values are computed from the adapted matrices, which then keep the remainder."""
         return False
 
     def as_written(self, arch: Any) -> "Adapter":
-        """The adapter that computes the same beside the model as it was read or drawn, and that PEFT reads so. arch:
-        the `Architecture` without adapter."""
+        """Return the equivalent adapter over the model as it was read or drawn, which is the form that PEFT reads.
+        arch: the `Architecture` without adapter."""
         return self
 
     def auto(self) -> dict[str, tuple[Any, str]]:
-        """The values of settings that may be `auto`, each with the reason."""
+        """Return the values of settings that may be `auto`, each with its reason."""
         return {}
 
     def resolved(self) -> "Adapter":
-        """Without a setting that is `auto`."""
+        """Return the adapter with every `auto` resolved."""
         found = {name: value for name, (value, _) in self.auto().items() if isinstance(getattr(self, name), Auto)}
         return attrs.evolve(self, **found)
 
     def to_json(self) -> dict[str, Any]:
-        """Its name and its settings that say what is computed, as JSON."""
+        """Return the name and the settings that determine the computation, as JSON."""
         values: dict[str, Any] = {"kind": self.kind}
         for name, (attribute, meta) in settings_of(type(self)).items():
             value = getattr(self, attribute.name)
@@ -91,70 +91,71 @@ class Adapter(Component):
         return values
 
     def of_peft(self, folder: Any, arch: Any) -> dict[str, tuple[Any, str]]:
-        """Its settings as a `PeftFolder` has them, each with the key that says it. arch: the `Architecture` without
-        adapter. Raises PeftUnreadable."""
+        """Return the settings that a `PeftFolder` contains, each with the key it was read from. arch: the
+        `Architecture` without adapter. Raises PeftUnreadable."""
         raise NotImplementedError
 
     def for_peft(self, matrices: Sequence[tuple[int | None, Any, tuple[str, ...]]]) -> dict[str, Any]:
-        """What `adapter_config.json` says of it beside the names of matrices. matrices: (layer, `BlockParameter`, what
-        files call its modules) of all that it is of."""
+        """Return the entries of `adapter_config.json`, without the names of matrices. matrices: (layer,
+        `BlockParameter`, module names in files) of each adapted matrix."""
         raise NotImplementedError
 
     def on(self, blocks: tuple[Any, ...], arch: Any) -> tuple[Any, ...]:
-        """The decoder blocks of every layer with what it adds to them. arch: the `Architecture` without adapter."""
+        """Return the decoder blocks of all layers with the adapter added. arch: the `Architecture` without adapter."""
         raise NotImplementedError
 
     def on_head(self, arch: Any) -> tuple[Any, ...]:
-        """What it has beside the head of a vocabulary, as of `AdaptedMatrix`; that is computed as the product of two
-        factors."""
+        """Return the adapter's matrices on a vocabulary head, as `AdaptedMatrix`; the head is computed as the product
+        of two factors."""
         return ()
 
     def args(self) -> dict[str, Any]:
-        """The JSON arguments of the node that gives it its first values, beside `kind` and `seed`."""
+        """Return the JSON arguments of the node that initializes the adapter, without `kind` and `seed`."""
         return {}
 
     def title(self) -> str:
-        """What it is, in words."""
+        """Return a description of the adapter."""
         raise NotImplementedError
 
     def does(self) -> str:
-        """Which first values it has, in words: what its node does."""
+        """Return a description of its initial values: the text of its node."""
         raise NotImplementedError
 
     def unfit(self, arch: Any) -> tuple[str, str, str] | None:
-        """What of it does not fit a model: the setting at fault, what is wrong, and what to do."""
+        """Return (setting, what is wrong, what to do) if the adapter does not fit a model."""
         return None
 
     def excess(self, arch: Any) -> tuple[str, str, str] | None:
-        """What of it is more than a model has room for, and does no harm: as `unfit`."""
+        """Return (setting, what is wrong, what to do) if the adapter is larger than a model can use, which is
+        harmless."""
         return None
 
     @property
     def largest(self) -> int:
-        """The rank of its widest matrices."""
+        """Rank of the widest matrices."""
         raise NotImplementedError
 
     def of_rank(self, rank: int) -> "Adapter":
-        """The same with another rank, of settings that are resolved."""
+        """Return the adapter with another rank; its settings are resolved."""
         raise NotImplementedError
 
     def unfit_for_folder(self) -> tuple[str, str, str] | None:
-        """What of it does not go with values that a folder has, as of `unfit`."""
+        """Return (setting, what is wrong, what to do) if the adapter conflicts with the values of a folder."""
         return None
 
     def unfit_for_task(self) -> tuple[str, str, str] | None:
-        """What of it keeps it from being that of one of several tasks, as of `unfit`."""
+        """Return (setting, what is wrong, what to do) if the adapter cannot be one of several tasks' adapters."""
         return None
 
     def unfit_for_slot(self) -> tuple[str, str, str] | None:
-        """The same of those that clients of a server ask for."""
+        """Return (setting, what is wrong, what to do) if clients of a server cannot request the adapter."""
         return self.unfit_for_task()
 
 
 @attrs.frozen
 class TaskAdapters(Adapter):
-    """The adapters of several tasks over one model, by the names of the tasks, in the order of these, as plans have
-    them. Not chosen by a spec: its `task` blocks are it."""
+    """Adapters of several tasks over one model, by task name, in plan order. A spec creates it with `task` blocks, not
+    by name."""
 
     tasks: Mapping[str, Adapter] = attrs.field(factory=dict, converter=lambda found: dict(sorted(found.items())))
     targets: tuple[str, ...] = ()
@@ -187,19 +188,18 @@ class TaskAdapters(Adapter):
 
 
 def adapter_of(content: Mapping[str, Any]) -> Adapter:
-    """The adapter with the values of `to_json`. Raises KeyError for one that is not registered."""
+    """Return the adapter that `to_json` described. Raises KeyError for an unregistered kind."""
     if "tasks" in content:
         return TaskAdapters(tasks={name: adapter_of(each) for name, each in content["tasks"].items()})
     values = {name: tuple(each) if isinstance(each, list) else each for name, each in content.items() if name != "kind"}
     return ADAPTERS[content["kind"]](**values)
 
 
-# What is done with all gradients alike, and not for each task.
+# Applied to all gradients together, not to each task.
 _SHARED: Final = tuple(name for name in OF_STEP if name != "clip")
 
 
 def _problem(text: str) -> str | None:
-    """The name is a part of the names of parameters, which are separated by dots."""
     return None if re.fullmatch(r"[A-Za-z_]\w*", text, re.ASCII) else "must be letters, digits and `_`"
 
 
@@ -210,8 +210,8 @@ part_of_names: Final = TextCheck(
 
 @frozen
 class AdapterTask:
-    """`task NAME { … }`: an adapter that is trained on the rows of some datasets alone, beside those of other tasks and
-    over the same model; each trains as it would in a run of its own."""
+    """`task NAME { … }`: an adapter trained only on the rows of some datasets, next to other tasks over the same model;
+    each task trains as in a run of its own."""
 
     name: str = label(check=part_of_names)
     datasets: tuple[str, ...] = setting(
@@ -229,5 +229,5 @@ class AdapterTask:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The datasets whose rows train it."""
+        """Datasets whose rows train the adapter."""
         return self.datasets or (self.name,)

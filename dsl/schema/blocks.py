@@ -1,4 +1,4 @@
-"""The table of block kinds, their labels and settings."""
+"""Table of block kinds, their labels and settings."""
 
 from typing import Any, Final, Literal, TypeGuard, get_args, get_origin
 
@@ -24,7 +24,7 @@ from xtrain.dsl.schema.later import KINDS as LATER_KINDS
 from xtrain.dsl.schema.model import FOLDER
 from xtrain.dsl.schema.setting import attributes_of, complete, settings_of
 
-# Kind → class, in the order a spec is best read in.
+# Kind → class, in the recommended order of a spec.
 KINDS: Final[dict[str, type]] = {
     "experiment": experiment.Experiment,
     "workspace": experiment.Workspace,
@@ -60,7 +60,7 @@ KINDS: Final[dict[str, type]] = {
     "sweep": sweep.Sweep,
     "serve": serving.Serve,
 }
-# Kind → field of `Spec`; two of them with different labels are two things.
+# Kind → field of `Spec`; blocks of one kind with different labels are separate objects.
 NAMED: Final[dict[str, str]] = {
     "dataset": "datasets",
     "phase": "phases",
@@ -68,7 +68,7 @@ NAMED: Final[dict[str, str]] = {
     "hook": "hooks",
     "task": "tasks",
 }
-# What a spec without such a block does not have at all.
+# Blocks that have no defaults: without the block the spec has no such part.
 OPTIONAL: Final = ("adapter", "rollout", "reward", "ema", "step", "evaluation_step", "sweep", "serve", "launcher")
 REQUIRED: Final[dict[str, str]] = {
     "experiment": "experiment quickstart { budget = 600 steps }",
@@ -77,7 +77,7 @@ REQUIRED: Final[dict[str, str]] = {
     "batch": "batch { sequence = 512 }",
     "optimizer": "optimizer adamw { lr = 3e-4 }",
 }
-# Of a server: the blocks that it is made of, and their settings where it has only some of them.
+# Blocks of a server spec → their settings there; None: all settings.
 OF_SERVERS: Final[dict[str, tuple[str, ...] | None]] = {
     "experiment": ("seed",),
     "workspace": None,
@@ -97,7 +97,7 @@ ALL_KINDS: Final = (*KINDS, *LATER_KINDS)
 
 
 def is_of_servers(path: str) -> bool:
-    """Whether a server has the block or the setting at a path of a spec."""
+    """Return True if a server spec supports the block or setting at a path."""
     kind, _, name = path.partition(".")
     if kind not in OF_SERVERS:
         return False
@@ -106,18 +106,18 @@ def is_of_servers(path: str) -> bool:
 
 
 def blocks_of(*, serves: bool) -> dict[str, tuple[str, ...]]:
-    """The blocks of a spec, or of that of a server, each with the settings that it does not have there."""
+    """Return the block kinds of a spec or of a server spec, each with the settings that are unavailable there."""
     return {kind: not_of_servers(kind) for kind in OF_SERVERS} if serves else dict.fromkeys(KINDS, ())
 
 
 def not_of_servers(kind: str) -> tuple[str, ...]:
-    """The settings that a block of a server does not have."""
+    """Return the settings of a block that a server spec does not have."""
     names = OF_SERVERS[kind]
     return () if names is None else tuple(name for name in settings_of(KINDS[kind]) if name not in names)
 
 
 def label_of(block: type) -> attrs.Attribute | None:
-    """The attribute that the label of a block fills, or None if the block has no label."""
+    """Return the attribute that the label of a block fills, or None if the block has no label."""
     registry = registry_of(block)
     if registry is not None:
         return registry.label()
@@ -125,7 +125,7 @@ def label_of(block: type) -> attrs.Attribute | None:
 
 
 def fields_of(block: type) -> tuple[attrs.Attribute, ...]:
-    """The label and all settings of a block, in their order."""
+    """Return the label and all settings of a block, in order."""
     if registry_of(block) is None:
         return attributes_of(complete(block))
     label = label_of(block)
@@ -134,12 +134,12 @@ def fields_of(block: type) -> tuple[attrs.Attribute, ...]:
 
 
 def nested(block: type) -> dict[str, type]:
-    """The settings of a block that are blocks themselves, as the axes of `parallel`."""
+    """Return the settings of a block that are blocks themselves, such as the axes of `parallel`."""
     return {name: a.type for name, (a, _) in settings_of(block).items() if is_block(a.type)}
 
 
 def is_block(kind: Any) -> TypeGuard[type]:
-    """Whether an annotation is the class of a block, not of a call."""
+    """Return True if an annotation is a block class, not a call."""
     if not isinstance(kind, type):
         return False
     if issubclass(kind, Component):
@@ -149,7 +149,7 @@ def is_block(kind: Any) -> TypeGuard[type]:
 
 
 def choices_of(annotation: Any) -> tuple[str, ...]:
-    """The words of a `Literal`, also inside a union; empty if there are none."""
+    """Return the words of a `Literal`, also inside a union; empty if there are none."""
     if get_origin(annotation) is Literal:
         return get_args(annotation)
     return tuple(word for part in get_args(annotation) for word in choices_of(part))

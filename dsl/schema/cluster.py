@@ -34,9 +34,9 @@ CLUSTERS: Final = Registry["Cluster"](
 
 @frozen(kw_only=True)
 class DeviceSheet:
-    """A data sheet. memory: bytes. flops: operations a second by format of products. link, network: bytes a second to
-    others of the machine and to other machines, one way. capability: of CUDA, its first number. bandwidth: bytes a
-    second from a device's memory; None: not known."""
+    """Data sheet of a device. memory: bytes. flops: operations per second by number format. link, network: bytes per
+    second to devices of the same machine and of other machines, one way. capability: major CUDA compute capability.
+    bandwidth: bytes per second from device memory; None: unknown."""
 
     memory: int
     flops: Mapping[Any, float]
@@ -168,15 +168,16 @@ class Cluster(Component):
     )
 
     device: ClassVar[str] = ""
-    """`cuda` or `cpu`; empty where the preset does not say."""
+    """`cuda` or `cpu`; empty if the preset does not define it."""
     sheet: ClassVar[DeviceSheet | None] = None
-    """What its devices can do, where the preset says it."""
+    """Data sheet of its devices, if the preset defines one."""
     known: ClassVar[bool] = True
-    """Whether there is a cluster to estimate anything for."""
+    """True if the cluster allows estimates."""
 
     @classmethod
     def fits(cls, kind: str, name: str) -> bool:
-        """Whether a device may be one of its devices. kind: `cuda` or `cpu`. name: what the driver calls it."""
+        """Return True if a device can belong to the cluster. kind: `cuda` or `cpu`. name: the driver's name of the
+        device."""
         return not cls.device or cls.device == kind
 
 
@@ -186,31 +187,32 @@ LAUNCHERS: Final = Registry["Launcher"]("launcher", "launchers")
 @LAUNCHERS.base
 @frozen
 class Launcher(Component):
-    """`launcher NAME { … }`: where `xtrain launch` has the machines of a run from; without this block `--on` says it.
+    """`launcher NAME { … }`: where `xtrain launch` gets the machines of a run; without this block, from `--on`.
 
-    `_run.py` beside a launcher defines an object `LAUNCHER`, a `JobLauncher` (`runtime/jobs/submitted.py`), which
-    writes the files of a job, submits them, and asks what has become of it.
+    `_run.py` next to a launcher defines an object `LAUNCHER`, a `JobLauncher` (`runtime/jobs/submitted.py`), which
+    writes the files of a job, submits them, and queries its state.
     """
 
     alone: ClassVar[bool] = False
-    """Whether it has no more than one machine."""
+    """True if the launcher has only one machine."""
     obeys_restarts: ClassVar[bool] = False
-    """Whether it starts all machines of a run again after a failure, as often as `fault_tolerance.restarts` says."""
+    """True if the launcher restarts all machines after a failure, as often as `fault_tolerance.restarts` says."""
 
     def says(self) -> str:
-        """What the page of the plan says of it, behind its name."""
+        """Return the text that follows its name on the plan page."""
         return ""
 
     def mistakes(self, spec: Any) -> Iterator[tuple[str, str, str]]:
-        """(setting, what is wrong with it, what to write instead). spec: the whole one."""
+        """Yield (setting, what is wrong with it, what to write instead). spec: the whole spec."""
         return iter(())
 
     def own_restarts(self) -> tuple[str, int] | None:
-        """The setting of its own that says how often it does that, and its value; None where there is none."""
+        """Return its own setting for the number of restarts, and the value; None if it has none."""
         return None
 
     def few_gpus(self, spec: Any) -> Iterator[tuple[str, str, str]]:
-        """A mistake where `gpus` of a node are fewer than its ranks; none at all may be asked for in another way."""
+        """Yield a mistake if `gpus` of a node are fewer than its ranks; 0 is valid, because GPUs can be requested in
+        other ways."""
         gpus, ranks = getattr(self, "gpus", None), spec.launch.ranks_per_node
         on_cpus = "cpu" in (spec.launch.device, spec.cluster.device)
         if isinstance(gpus, int) and isinstance(ranks, int) and 0 < gpus < ranks and not on_cpus:
@@ -218,7 +220,7 @@ class Launcher(Component):
             yield "gpus", what, f"use gpus {ranks}, or launch.ranks_per_node {gpus}"
 
     def idle(self) -> Iterator[tuple[str, str]]:
-        """Settings that another one makes idle, and why."""
+        """Yield the settings that another setting makes ineffective, each with the reason."""
         return iter(())
 
 
@@ -256,13 +258,13 @@ class FaultTolerance:
     )
 
 
-KEY_VARIABLE: Final = "XTRAIN_KEY"  # with the keys of a server whose spec names none
+KEY_VARIABLE: Final = "XTRAIN_KEY"  # keys of a server whose spec names no variable
 
 
 @frozen
 class Serve:
-    """`serve { … }`: a server that trains adapters over the model, or the model itself, as clients ask it to, step by
-    step; `adapter` says how large an adapter may be."""
+    """`serve { … }`: a server that trains adapters, or the model itself, step by step as clients request; `adapter`
+    limits the size of an adapter."""
 
     model: str | None = setting(
         "what clients call the model; none: the name of the experiment",
@@ -354,10 +356,10 @@ class Serve:
 
     @property
     def key_variable(self) -> str:
-        """The environment variable that is read for keys."""
+        """Environment variable with the keys."""
         return self.key or KEY_VARIABLE
 
     @property
     def places(self) -> int:
-        """Models that clients may have in memory at once."""
+        """Models that clients may keep in memory at once."""
         return 1 if self.mode == "full" else self.adapters

@@ -1,9 +1,8 @@
-"""Components: what a spec chooses by name, each a class that is registered by the file that says all there is of it.
+"""Components: parts of a spec chosen by name, each a registered class in a file of its own.
 
-`optimizer adamw { … }` is an object of the class that is registered as `adamw` among the optimizers, and so is
-`text("*.txt")` of the one that is registered as `text` among the sources, with its settings as arguments. The base
-class of a kind says what the rest of xtrain asks of a component; it stands for the block where no component is chosen
-yet.
+`optimizer adamw { … }` is an object of the class registered as `adamw` among the optimizers; `text("*.txt")` is an
+object of the class registered as `text` among the sources, with its settings as arguments. The base class of a kind
+defines the interface, and stands for the block while no component is chosen.
 """
 
 import importlib
@@ -24,18 +23,18 @@ from xtrain.dsl.values import HiddenText, digests_in
 C = TypeVar("C", bound="Component")
 PACKAGE: Final = f"{__name__.partition('.dsl.')[0]}.components"
 ENTRY_POINTS: Final = "xtrain.components"
-# The module of a folder of components whose class functions of the user's own inherit from.
+# Module in a component folder with the base class of user functions.
 _USER: Final = "user_part"
 
 
-# The default of a parameter that only running the file would tell.
+# Default of a parameter that only running the file would compute.
 COMPUTED: Final = object()
 
 
 @attrs.frozen
 class Offer:
-    """What a component is called, and by whom. word: of its kind. package: `xtrain`, or the installed one that offers
-    it."""
+    """Name and provider of a component. word: name of the component's kind. package: `xtrain`, or the installed package
+    that offers it."""
 
     word: str
     name: str
@@ -43,37 +42,37 @@ class Offer:
 
 
 class Component:
-    """The base of all components.
+    """Base class of all components.
 
-    kind: the name a spec chooses it by; of model families it is called `family`. A class declares it by `named`, and
-    its settings beside it; or as a class variable where no label says it, as that of a call, or where the label says
-    another thing, as in `eval DATASET`.
+    kind: the name by which a spec chooses the component; for model families the attribute is called `family`. A class
+    declares it with `named` next to its settings. It is a class variable if no label fills it, as in a call, or if the
+    label has another meaning, as in `eval DATASET`.
     """
 
     components: ClassVar["Registry[Any]"]
     offer: ClassVar[Offer | None] = None
-    """None of a base class, and of a function of the user's own."""
+    """None for a base class and for a user function."""
     hands_on: ClassVar[bool] = False
-    """Texts of its settings are handed on unread, to a command, a service or the user's code: values of `env` in them
-    are hidden."""
+    """Texts of its settings are passed on unread to a command, a service or user code: values of `env` in them are
+    hidden."""
     kind: str
 
     @classmethod
     def torch_module(cls) -> str:
-        """The module that ranks import for it: `…_torch`, beside its own."""
+        """Return the name of the module that ranks import for it: `…_torch`, next to its own."""
         return f"{cls.__module__}_torch"
 
     @classmethod
     def run_module(cls) -> str:
-        """The module that any process imports which runs it, without torch: `…_run`, beside its own."""
+        """Return the name of the torch-free module that runs it in any process: `…_run`, next to its own."""
         return f"{cls.__module__}_run"
 
 
 class UserComponent(Component):
-    """A component that is a function of the user's own, from a module that `use` names; a class of its own for each.
+    """A component that is a user function from a module that `use` names; each function has a class of its own.
 
-    declared: the arguments of its decorator. purpose: the first line of its docstring. filled: names of the parameters
-    that the run fills. Its settings are the others, each with a `_` behind its name.
+    declared: arguments of the decorator. purpose: first line of the docstring. filled: names of the parameters that the
+    run fills. The other parameters are the settings, each with `_` appended to its name.
     """
 
     hands_on = True
@@ -84,36 +83,36 @@ class UserComponent(Component):
     filled: ClassVar[tuple[str, ...]] = ()
     purpose: ClassVar[str] = ""
     declaration: ClassVar[Any] = None
-    """What was read of its text, a `Declared`."""
+    """The `Declared` read from the source."""
 
     @classmethod
     def base_of(cls, declared: Any) -> type:
-        """The class that a function which was read becomes a subclass of."""
+        """Return the base class for the class of a declared function."""
         return cls
 
     def given(self) -> dict[str, Any]:
-        """The arguments of the function by name, in the order of its parameters; without those whose default only the
-        code knows."""
+        """Return the arguments of the function by name, in the order of its parameters, without defaults that only
+        running the file would compute."""
         values = {name: getattr(self, a.name) for name, a in parameters_of(type(self)).items()}
         return {name: value for name, value in values.items() if value is not COMPUTED}
 
     def call(self) -> dict[str, Any]:
-        """What the run calls, and with what, as JSON: the argument `user` of its node.
+        """Return what the run calls and with which arguments, as JSON: the argument `user` of its node.
 
-        variables: name → digest of the environment variables in the arguments; only where there are any.
+        variables: name → digest of the environment variables in the arguments, if there are any.
         """
         variables = digests_in(self.given())
         return {"module": self.module, "function": self.function, "digest": self.digest,
                 "arguments": _plain(self.given()), **({"variables": variables} if variables else {})}  # fmt: skip
 
     def identified(self) -> list[Any]:
-        """As JSON: what identifies it, wherever its file lies."""
+        """Return what identifies the function, wherever its file is, as JSON."""
         variables = digests_in(self.given())
         return [self.digest, self.function, _plain(self.given()), *([variables] if variables else [])]
 
 
 def parameter(name: str, kind: Any, default: Any, check: Range | None = None, doc: str = "") -> Any:
-    """A parameter of a function of the user's own as an attribute, which may have any name."""
+    """Return a parameter of a user function as an attribute, which may have any name."""
     meta = Setting(doc=doc or "argument of your function", check=check, example="…")
     return attrs.field(
         default=default, type=kind, kw_only=True, alias=f"{name}_", metadata={"setting": meta, "parameter": True}
@@ -121,17 +120,16 @@ def parameter(name: str, kind: Any, default: Any, check: Range | None = None, do
 
 
 def parameters_of(component: type[UserComponent]) -> dict[str, attrs.Attribute]:
-    """The parameters of a function of the user's own by their names, as attributes of its component."""
+    """Return the parameters of a user function by name, as attributes of its component."""
     return {a.name[:-1]: a for a in attrs.fields(component) if is_parameter(a)}
 
 
 def is_parameter(attribute: attrs.Attribute) -> bool:
-    """Whether a setting is a parameter of a function of the user's own."""
+    """Return True if a setting is a parameter of a user function."""
     return "parameter" in attribute.metadata
 
 
 def _plain(value: Any) -> Any:
-    """A value of a spec as JSON."""
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, tuple):
@@ -140,30 +138,29 @@ def _plain(value: Any) -> Any:
 
 
 def named(name: str) -> Any:
-    """Declare `kind`, or what the registry calls it, with the name that a spec chooses a component by."""
+    """Declare `kind` (or the registry's `key`) with the name by which a spec chooses the component."""
     return attrs.field(default=name)
 
 
 class Registry(Generic[C], Mapping[str, type[C]]):
-    """Name → class of the components of one kind; a component is loaded when it is first asked for.
+    """Name → class of the components of one kind; a component is loaded on first access.
 
-    word: opens the block, or is the name of the call. folder: of xtrain's own components, a file each with the name of
-    the component. Installed packages offer others through entry points of the group `xtrain.components`: modules that
-    register what they define. Functions of the user are known to the spec that uses them, and not registered.
-    `DEFAULT` of the folder names the component of a spec without the block, which also replaces a call that is wrong;
-    without it, that is the first one. key: the attribute with the name of a component. call: how a component of a kind
-    that is chosen by calls is written without arguments; empty for blocks. order: sort key of the components, before
-    the default comes first and the others by their names.
+    word: keyword of the block or call. folder: xtrain's own components, one file each, named after the component.
+    Installed packages offer others through entry points of the group `xtrain.components`: modules that register what
+    they define. User functions are known only to the spec that uses them and are not registered. `DEFAULT` of the
+    folder names the component of a spec without the block, which also replaces an invalid call; without `DEFAULT` it is
+    the first component. key: the attribute with the name of a component. call: the form of a call without arguments;
+    empty for blocks. order: sort key of the components; the default is the default component first, then by name.
     """
 
     _offers: ClassVar[str] = "xtrain"
-    """The package whose module is being loaded."""
+    """Package whose module is being loaded."""
     asked: ClassVar[bool] = False
-    """True when the modules that installed packages offer are loaded, and while they are being loaded."""
+    """True while the modules offered by installed packages are being loaded, and afterwards."""
     faults: ClassVar[dict[str, str]] = {}
-    """Installed package whose components cannot be loaded → why."""
+    """Installed package whose components cannot be loaded → reason."""
     of_calls: ClassVar[dict[str, "Registry[Any]"]] = {}
-    """Word → the registry of components that are chosen by calls."""
+    """Word → registry of components chosen by calls."""
 
     def __init__(
         self,
@@ -182,12 +179,12 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         self._settings: tuple[Any, Mapping[str, tuple[attrs.Attribute, Setting]]] | None = None
 
     def base(self, block: type[C]) -> type[C]:
-        """Decorates the base class of the kind."""
+        """Register the base class of the kind (decorator)."""
         block.components = self
         return block
 
     def register(self) -> Callable[[type[C]], type[C]]:
-        """Decorates a component."""
+        """Return a decorator that registers a component."""
 
         def add(component: type[C]) -> type[C]:
             own = component.__dict__.get(self.key)
@@ -204,44 +201,45 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         return add
 
     def user(self, component: type[C]) -> type[C]:
-        """Decorates the class that functions of the user's own inherit from, a `UserComponent`."""
+        """Register the base class of user functions, a `UserComponent` (decorator)."""
         self._user = component
         return component
 
     @cached_property
     def takes_functions(self) -> bool:
-        """True if a function of the user's own can be one."""
+        """True if a user function can be a component of this kind."""
         return find_spec(f"{PACKAGE}.{self.folder}.{_USER}") is not None
 
     @property
     def of_users(self) -> type[C]:
-        """The class that functions of the user's own inherit from."""
+        """Base class of user functions."""
         assert self.takes_functions, f"no {self.word} can be a function of the user's own"
         self._import(_USER)
         assert self._user is not None
         return self._user
 
     def of(self, args: Mapping[str, Any]) -> type[C]:
-        """The component that the arguments of a node mean."""
+        """Return the component that the arguments of a node describe."""
         return self.of_users if "user" in args else self[args["kind"]]
 
     @property
     def default(self) -> type[C]:
-        """The component of a spec that names none; the first where the block must be written."""
+        """Component of a spec that names none; the first one if the block is required."""
         return self[self._default or next(iter(self))]
 
     def of_kind(self, kind: str) -> type[C] | None:
-        """The component that a plan calls so, that of the user's own functions among them, where calls choose it."""
+        """Return the component with a kind used in plans, including the user-function class of components chosen by
+        calls."""
         if kind in self:
             return self[kind]
         return self.of_users if self.takes_functions and self.of_users.kind == kind else None
 
     def form(self, name: str) -> str:
-        """How a call of a component without arguments is written."""
+        """Return a call of a component without arguments."""
         return self.call.format(name)
 
     def origin(self, name: str) -> str:
-        """Where a component comes from: `xtrain`, or the installed package that offers it."""
+        """Return the provider of a component: `xtrain` or an installed package."""
         offer = self[name].offer
         assert offer is not None
         return offer.package
@@ -264,7 +262,7 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         return len(self._names())
 
     def _names(self) -> list[str]:
-        """The names of all components, in the order of the schema."""
+        """Return the names of all components, in schema order."""
         load_offered()
         names = {*self._files, *self._own}
         order = self._order
@@ -280,7 +278,7 @@ class Registry(Generic[C], Mapping[str, type[C]]):
 
     @cached_property
     def _files(self) -> frozenset[str]:
-        """The names of xtrain's own components: those of the modules in their folder."""
+        """Names of xtrain's own components: the modules in their folder."""
         names = (module.name for module in pkgutil.iter_modules(self._package.__path__))
         return frozenset(
             n for n in names if n != _USER and not n.startswith("_") and not n.endswith(("_torch", "_run"))
@@ -292,13 +290,13 @@ class Registry(Generic[C], Mapping[str, type[C]]):
     # The kind as one block: for what is said of a block whose label is not known ------------------------------------
 
     def label(self) -> attrs.Attribute:
-        """The attribute that the label fills, with all names there are."""
+        """Return the label attribute, with all registered names as its words."""
         label = attrs.fields_dict(self.default)[self.key]
         return label.evolve(type=Literal[tuple(self)], default=attrs.NOTHING)  # type: ignore[valid-type]
 
     def settings(self) -> Mapping[str, tuple[attrs.Attribute, Setting]]:
-        """The settings of all components; `only` and `required_by` say which have them. Of several that share a name
-        the first of those that most agree with speaks for all, but for the words that may be written."""
+        """Return the settings of all components; `only` and `required_by` say which components have them. If several
+        share a name, the first of the largest group of equal ones represents all, with the words of all."""
         components = tuple(self.items())
         if self._settings is None or self._settings[0] != components:
             self._settings = components, MappingProxyType(self._merged_settings())
@@ -325,7 +323,7 @@ class Registry(Generic[C], Mapping[str, type[C]]):
             by_all = len(needed.get(name, ())) == len(self)
             required = () if by_all or not needed.get(name) else tuple(needed[name])
             merged = attrs.evolve(meta, only=only, required_by=required)
-            # Where only some labels need a value, the block as such does not.
+            # If only some labels require a value, the block as a whole does not.
             default = None if required else attribute.default
             evolved = attribute.evolve(
                 type=_words_of([other.type for other, _ in each]) or attribute.type,
@@ -337,7 +335,7 @@ class Registry(Generic[C], Mapping[str, type[C]]):
 
 
 def _words_of(types: Sequence[Any]) -> Any:
-    """The words of all of these, where each is some words; None where one is something else."""
+    """Return the union of the words if all types are Literals, else None."""
     if not all(get_origin(each) is Literal for each in types):
         return None
     return Literal[tuple(dict.fromkeys(word for each in types for word in get_args(each)))]  # type: ignore[valid-type]
@@ -345,26 +343,26 @@ def _words_of(types: Sequence[Any]) -> Any:
 
 @cache
 def offered_modules() -> Sequence[EntryPoint]:
-    """The modules with components that installed packages offer. To ask what is installed takes several ms."""
+    """Return the modules with components that installed packages offer. The query takes several ms."""
     return tuple(entry_points(group=ENTRY_POINTS))
 
 
 def load_offered() -> None:
-    """Import the modules with components that installed packages offer, once; one that fails is noted in `faults`.
+    """Import the modules with components that installed packages offer, once; a failure is recorded in `faults`.
 
-    A module that is imported while one of xtrain's is may meet names that are not there yet. That is no fault of the
-    package: it is imported again when components are next asked for.
+    A module imported while one of xtrain's modules is still loading may miss names, through no fault of its package; it
+    is imported again at the next request.
     """
     if Registry.asked:
         return
     Registry.asked = True
     before, again = Registry._offers, False
     for offered in offered_modules():
-        # A module registers components of every kind that it defines.
+        # A module can register components of several kinds.
         Registry._offers = offered.dist.name if offered.dist is not None else offered.value
         try:
             offered.load()
-        except Exception as error:  # of somebody else's code, which nothing here may depend on
+        except Exception as error:  # third-party code can raise anything
             if isinstance(error, ImportError) and _is_importing():
                 again = True
             else:
@@ -375,7 +373,7 @@ def load_offered() -> None:
 
 
 def _is_importing() -> bool:
-    """Whether a module of xtrain is being imported just now."""
+    """Return True if a module of xtrain is currently being imported."""
     root = PACKAGE.partition(".")[0]
     modules = [module for name, module in list(sys.modules.items()) if name.startswith(f"{root}.")]
     return any(getattr(getattr(module, "__spec__", None), "_initializing", False) for module in modules)
@@ -386,22 +384,22 @@ def _same_setting(one: tuple[attrs.Attribute, Setting], other: tuple[attrs.Attri
 
 
 def registry_of(block: type) -> "Registry[Any] | None":
-    """The registry that a block class is the base of; None for any other class, components themselves among them."""
+    """Return the registry whose base class is this block class; None for any other class, including components."""
     return block.__dict__.get("components")
 
 
 def is_call(kind: Any) -> TypeGuard[type[Component]]:
-    """Whether an annotation is the base class of components that are chosen by calls, as `source = text("*.txt")`."""
+    """Return True if an annotation is the base class of components chosen by calls, as in `source = text("*.txt")`."""
     return isinstance(kind, type) and issubclass(kind, Component) and bool(kind.components.call)
 
 
 def members_of(block: type) -> "Registry[Any] | None":
-    """The registry whose components are the settings of a block; None for any other class."""
+    """Return the registry whose components are the settings of a block; None for any other class."""
     return block.__dict__.get("members")
 
 
 def variant(block: type, label: Any) -> type:
-    """The class that an object of a block with this label has."""
+    """Return the class of a block's object with this label."""
     registry = registry_of(block)
     if registry is None:
         return complete(block)
@@ -409,6 +407,6 @@ def variant(block: type, label: Any) -> type:
 
 
 def variants(block: type) -> tuple[type, ...]:
-    """All classes that stand behind a block."""
+    """Return all classes that a block can have."""
     registry = registry_of(block)
     return (block,) if registry is None else tuple(registry.values())

@@ -1,4 +1,4 @@
-"""What the model learns from: `dataset`, `mixture`, `phase` and `batch`."""
+"""Training data: `dataset`, `mixture`, `phase` and `batch`."""
 
 from typing import Literal
 
@@ -22,7 +22,7 @@ from xtrain.dsl.schema.setting import (
 )
 from xtrain.dsl.values import Quantity
 
-# Templates of conversations that need no file, and the texts with which they set turns apart.
+# Built-in conversation templates → the texts that delimit turns.
 TEMPLATES = {
     "chatml": ("<|im_start|>", "<|im_end|>"),
     "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
@@ -35,9 +35,9 @@ class Dataset:
     """`dataset NAME { … }`: a data source, the format of its records, and the share held out for evaluation.
 
     A record with fields is plain text in one field (`text`), a conversation (`messages`), or a pair of `prompt` and
-    `response`; of the last two only what is to be answered is trained on, unless `train_on` says otherwise. With
-    `choices` it is a question with several choices, which is evaluated only; with `chosen` and `rejected` two answers,
-    of which the first is preferred; with `tokens` token ids.
+    `response`; conversations and pairs train only on the answers, unless `train_on` says otherwise. With `choices` it
+    is a multiple-choice question, used for evaluation only; with `chosen` and `rejected` two answers, of which the
+    first is preferred; with `tokens` token ids.
     """
 
     name: str = label(check=file_name)
@@ -185,42 +185,42 @@ class Dataset:
     )
 
     def __attrs_post_init__(self) -> None:
-        if self.oversized == "auto":  # what it means, so that plans say that
+        if self.oversized == "auto":  # the effective value, for plans
             object.__setattr__(self, "oversized", "truncate" if self.is_conversation else "split")
 
     @property
     def is_conversation(self) -> bool:
-        """Whether a document is a conversation, or one answer to a prompt, without a label."""
+        """True if a document is a conversation or one answer to a prompt, without a label."""
         return self.has_answers and not self.has_pairs and self.label is None
 
     @property
     def has_pairs(self) -> bool:
-        """Whether a document is a pair of answers."""
+        """True if a document is a pair of answers."""
         return self.chosen is not None or self.rejected is not None
 
     @property
     def has_answers(self) -> bool:
-        """Whether a document is a conversation, an answer to a prompt, or a pair of these."""
+        """True if a document is a conversation, an answer to a prompt, or a pair of answers."""
         return self.messages is not None or self.response is not None or self.has_pairs
 
     @property
     def long_documents(self) -> str:
-        """What happens to a document longer than a row: a pair, or a response with a label, is never split."""
+        """Treatment of a document longer than a row; a pair, or a response with a label, is never split."""
         whole = self.has_pairs or self.label is not None
         return "skip" if whole and self.oversized == "split" else self.oversized
 
     @property
     def gives_columns(self) -> tuple[str, ...]:
-        """The numbers along the tokens that losses can read, by name."""
+        """Per-token numbers that losses can read, by name."""
         return tuple(sorted({*self.columns, *((WEIGHTS,) if self.message_weight is not None else ())}))
 
     @property
     def gives_values(self) -> tuple[str, ...]:
-        """The numbers of documents that losses can read, by name."""
+        """Per-document numbers that losses can read, by name."""
         return tuple(sorted({*self.values, *(("label",) if self.label is not None else ())}))
 
 
-# A share of the rows, or how often an epoch of the mixture takes all rows of a dataset.
+# A share of the rows, or how often an epoch of the mixture repeats all rows of a dataset.
 Weight = float | Quantity
 
 
@@ -228,9 +228,9 @@ Weight = float | Quantity
 class Mixture:
     """`mixture { … }`: the weight of each dataset: `web = 0.8, code = 0.2`.
 
-    A weight is a share of the rows that are trained on; rows are packed nearly full, so it is one of the tokens too.
-    Weights need not add up to 1. In epochs, `web = 1 epoch, code = 3 epochs`, they say how often each epoch of the
-    mixture takes every row of a dataset. Without this block exactly one dataset is trained on.
+    A weight is a share of the training rows; rows are packed nearly full, so it is a share of the tokens too. Weights
+    need not add up to 1. In epochs, `web = 1 epoch, code = 3 epochs` says how often an epoch of the mixture repeats
+    every row of a dataset. Without this block exactly one dataset is trained on.
     """
 
     weights: dict[str, Weight] = setting(
@@ -257,7 +257,7 @@ class Mixture:
 
 @frozen
 class Phase:
-    """`phase NAME { … }`: another mixture or learning rate from a given step on, until the next phase begins."""
+    """`phase NAME { … }`: another mixture or learning rate from a given step until the next phase begins."""
 
     name: str = label(check=file_name)
     from_: Quantity = setting(
@@ -285,7 +285,7 @@ class Phase:
 
 @frozen
 class Batch:
-    """`batch { … }`: what one optimizer step sees."""
+    """`batch { … }`: the rows of one optimizer step."""
 
     sequence: int = setting("sequence length: tokens in a row (a packed sequence)", check=at_least(2), example="512")
     micro: int = setting(

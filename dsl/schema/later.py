@@ -1,4 +1,4 @@
-"""Names the language keeps for things this version does not do: using one is an error that says just that."""
+"""Reserved names of features that this version does not have; a spec that uses one gets an error that says so."""
 
 from typing import Final
 
@@ -11,7 +11,7 @@ EVENTS: Final = ()
 SOURCES: Final = ()
 LINKS: Final = ()
 
-# Settings, and words of settings that exist, by the class they belong to.
+# Settings, and words of existing settings, by class.
 SETTINGS: Final[dict[type, tuple[str, ...]]] = {}
 WORDS: Final[dict[tuple[type, str], tuple[str, ...]]] = {
     (Pp, "schedule"): ("dual_pipe",),

@@ -1,4 +1,4 @@
-"""`loss`: what is minimised; and what losses of pairs and those with a reference model have in common."""
+"""`loss`: the objective, and shared parts of pair losses and of losses with a reference model."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final, Literal
@@ -12,29 +12,30 @@ from xtrain.dsl.values import Quantity
 LOSSES: Final = Registry["Loss"]("loss", "losses")
 
 WEIGHTS: Final = "weights"
-"""The column of how much labels count."""
+"""Column with the weight of each label."""
 REF: Final = "ref_logprobs"
-"""The column of log-probabilities that the reference model gives labels."""
+"""Column with the reference model's log-probability of each label."""
 MISMATCHED: Final = "mismatched_ref_logprobs"
-"""Those that it gives labels behind the prompt of another document, of the same row."""
+"""Column with the reference model's log-probability of each label after the prompt of another document of the same row.
+"""
 OLD: Final = "logprobs"
-"""Those that the policy gave them which has sampled the tokens."""
+"""Column with the log-probability under the policy that sampled the tokens."""
 ADVANTAGES: Final = "advantages"
 TEACHER_IDS: Final = "teacher_ids"
-"""The tokens that a teacher holds most probable in the place of each token, several of them."""
+"""Column with the teacher's most probable tokens at each position."""
 TEACHER_LOGPROBS: Final = "teacher_logprobs"
-"""Their log-probabilities, and behind them that of all other tokens together."""
+"""Column with the log-probabilities of those tokens, followed by that of all other tokens together."""
 LATER: Final = "later_ids"
-"""Of modules that predict further tokens, each with `/` and its number behind: the token so many positions later in the
-same document, which it reads; 0 where there is none."""
+"""Column for modules that predict further tokens, with `/` and the module's number appended: the token that many
+positions later in the same document, which the module reads; 0 if there is none."""
 LATER_LABELS: Final = "later_labels"
-"""The label of that."""
+"""Column with the label of that token."""
 
 FURTHER: Final = "mtp"
 
 
 def further_metrics(modules: int) -> tuple[str, ...]:
-    """What so many modules that predict further tokens measure: `mtp/1`, …"""
+    """Return the metric names of the modules that predict further tokens: `mtp/1`, …"""
     return tuple(f"{FURTHER}/{number}" for number in range(1, modules + 1))
 
 
@@ -42,17 +43,17 @@ Unit = Literal["token", "sequence", "pair"]
 TAKEN_ELSEWHERE: Final = ("z_loss", "chunk", "reference")
 """Settings of losses that nodes of the model and of the data take."""
 HeadKind = Literal["vocabulary", "reward"]
-"""What the head of a model gives: logits of the next token at each position, or one number at the last one of a
-sequence."""
+"""Output of a model's head: logits of the next token at each position, or one number at the last token of a sequence.
+"""
 
 
 def z_weight() -> Any:
-    """The setting `z_loss` that every loss has."""
+    """Declare the setting `z_loss`, which every loss has."""
     return setting("weight of the mean squared log-sum-exp of the logits", default=0.0, check=not_negative)
 
 
 def logits_chunk() -> Any:
-    """The setting `chunk` that every loss has."""
+    """Declare the setting `chunk`, which every loss has."""
     return setting(
         "logits are computed in chunks of at most this size in fp32",
         default=Quantity(2**30, "bytes"),
@@ -64,7 +65,7 @@ def logits_chunk() -> Any:
 
 @frozen
 class WideColumn:
-    """Numbers of tokens of which each token has several. format: `int32` or `float32`."""
+    """A column with several numbers per token. format: `int32` or `float32`."""
 
     width: int
     format: Literal["int32", "float32"]
@@ -72,9 +73,8 @@ class WideColumn:
 
 @frozen
 class Teacher:
-    """A model that a loss learns from: by what `xtrain data teach` has stored of it, or live, as it computes each
-    microbatch beside the model. folder: of the model. top: tokens whose log-probabilities are stored of each
-    distribution. temperature: what its logits are divided by before."""
+    """A model to distill from: its outputs stored by `xtrain data teach`, or computed live for each microbatch. folder:
+    folder of the model. top: stored log-probabilities per distribution. temperature: divides the teacher's logits."""
 
     folder: str
     top: int
@@ -84,72 +84,73 @@ class Teacher:
 
 @LOSSES.base
 class Loss(Component):
-    """`loss NAME { … }`: what is minimised: its mean over all valid tokens of the step, or its sequences or pairs, on
-    all ranks together."""
+    """`loss NAME { … }`: the objective; its mean over all valid tokens of the step (or over sequences or pairs), across
+    all ranks."""
 
     z_loss: float = 0.0
     chunk: Quantity
     across: ClassVar[bool] = False
-    """Whether it is computed from sums over the tokens of each sequence: what is left of the head's product is then one
-    number a token, and the backward computes the product a second time."""
+    """True if the loss is computed from sums over the tokens of each sequence: the forward keeps one number per token
+    of the head's product, and the backward computes the product again."""
     head: ClassVar[HeadKind] = "vocabulary"
-    """The head that the model has for it."""
+    """Head that the model needs for it."""
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = {}
-    """What it measures at each step → what that is, and its unit. Means over tokens, or over units if it is `across`
-    these."""
+    """Metrics of each step → (meaning, unit). They are means over tokens, or over units if the loss is `across` them.
+    """
     resuming: ClassVar[Mapping[str, str]] = {}
-    """Argument of its node → what becomes of a run that is resumed with another value, as a clause."""
+    """Argument of its node → effect of another value on a resumed run, as a clause."""
     may_read: ClassVar[Mapping[str, str]] = {}
-    """Column that it reads only with certain settings → these settings, as a spec has them."""
+    """Column that it reads only with certain settings → these settings, as a spec writes them."""
 
     @property
     def plain(self) -> bool:
-        """Whether it is the cross-entropy of each token, which the model gives by itself: a plan has no node for it."""
+        """True if it is the plain cross-entropy of each token, which the model computes itself: a plan has no node for
+        it."""
         return False
 
     @property
     def recorded(self) -> bool:
-        """Whether something else than the cross-entropy is minimised, which is then logged as `objective`."""
+        """True if the objective differs from the cross-entropy; it is then logged as `objective`."""
         return not self.plain or self.z_loss > 0
 
     @property
     def unit(self) -> Unit:
-        """What it is divided by the number of."""
+        """Unit whose count divides the loss."""
         return "token"
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Numbers of tokens that it reads, by the names that datasets give them."""
+        """Per-token columns that it reads, by the names that datasets give them."""
         return ()
 
     @property
     def computed(self) -> tuple[str, ...]:
-        """Those of its columns that the run computes before the first step, whatever datasets have."""
+        """Columns that the run computes before the first step, whatever the datasets contain."""
         return ()
 
     @property
     def values(self) -> tuple[str, ...]:
-        """The same of numbers of documents."""
+        """Per-document numbers that it reads, by name."""
         return ()
 
     @property
     def wide(self) -> Mapping[str, WideColumn]:
-        """Columns that it reads beside those, which no dataset has but its teacher gives, by name."""
+        """Additional columns that its teacher provides and datasets do not, by name."""
         return {}
 
     @property
     def learns_from(self) -> Teacher | None:
-        """The model that it learns from, if there is one."""
+        """Model that it distills from, or None."""
         return None
 
     @property
     def mismatched(self) -> bool:
-        """Whether each step needs to know how likely answers are behind the prompts of others."""
+        """True if each step needs the probability of answers after the prompts of other documents."""
         return False
 
     def of_data(self) -> tuple[str, ...]:
-        """Settings of a dataset whose records have fields, as a spec has them, that give what it reads; none where any
-        dataset does."""
+        """Return the dataset settings, as a spec writes them, that provide what it reads from records with fields;
+        empty if any dataset does."""
         found = ('chosen = "chosen"', 'rejected = "rejected"') if self.unit == "pair" else ()
         found += ("oversized = skip",) if self.unit == "sequence" else ()
         given = tuple(name for name in self.columns if name not in self.computed)
@@ -160,36 +161,36 @@ class Loss(Component):
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """Those of its metrics that it has with these settings."""
+        """Metrics that it has with these settings."""
         return tuple(self.metrics)
 
     @property
     def summed(self) -> int:
-        """If it is `across` tokens, how many numbers of each of them are summed: log-probabilities, and what it
-        reads."""
+        """If it is `across` tokens, how many numbers of each token are summed: log-probabilities and its other
+        inputs."""
         return 1 + len(self.columns) + len(self.reads(self.args()))
 
     def conflicts(self) -> Iterator[Conflict]:
-        """Settings that do not fit the others."""
+        """Yield settings that conflict with others."""
         return iter(())
 
     def idle(self) -> Iterator[tuple[str, str]]:
-        """The settings that change nothing beside the others, and why."""
+        """Yield settings without effect, each with the reason."""
         return iter(())
 
     def args(self) -> dict[str, Any]:
-        """The JSON arguments of its node beside `kind`: all of its settings but those that other nodes take."""
+        """Return the JSON arguments of its node without `kind`: all settings except those that other nodes take."""
         values = {name: getattr(self, attribute.name) for name, (attribute, _) in settings_of(type(self)).items()}
         return {name: value for name, value in values.items() if name not in TAKEN_ELSEWHERE}
 
     def does(self) -> str:
-        """What its node does, in words."""
+        """Return the description of its node."""
         raise NotImplementedError
 
     @classmethod
     def reads(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
-        """What it is computed from beside the log-probability of each label, of `user_parts.kinds.STATISTICS`. args: of
-        its node."""
+        """Return its inputs in addition to the log-probability of each label, from `user_parts.kinds.STATISTICS`. args:
+        arguments of its node."""
         return ()
 
 
@@ -202,7 +203,7 @@ Reference = Literal["initial", "adapter_off", "precomputed"] | str
 
 
 def reference_setting() -> Any:
-    """The setting `reference` of losses that compare with a reference model."""
+    """Declare the setting `reference` of losses that compare with a reference model."""
     return setting(
         "whose log-probabilities the column `ref_logprobs` has, computed once before the first step: initial: those of "
         "the weights that the run begins with; adapter_off: of the model under the adapter; a folder: of the model in "
@@ -225,7 +226,7 @@ class ReferredLoss(Loss):
 
     @property
     def reference_folder(self) -> str | None:
-        """That of the reference, if it is a model of its own and there is one."""
+        """Folder of the reference model, if it is a separate model."""
         return self.reference if self.computed and self.reference not in (INITIAL, ADAPTER_OFF) else None
 
     def idle(self) -> Iterator[tuple[str, str]]:
@@ -245,7 +246,7 @@ PAIR_METRICS: Final = {
 
 
 def beta_setting(default: float, what: str = "how much a difference of log-probabilities counts: β") -> Any:
-    """The setting `beta` of losses of preferences."""
+    """Declare the setting `beta` of preference losses."""
     return setting(what, default=default, check=positive)
 
 
@@ -262,6 +263,6 @@ class PairLoss(Loss):
 
 
 class RewardLoss(Loss):
-    """A loss of rewards: numbers that the head of the model gives sequences, each at the last token."""
+    """A loss of rewards: one number per sequence, from the head at the last token."""
 
     head: ClassVar[HeadKind] = "reward"

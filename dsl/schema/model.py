@@ -1,4 +1,4 @@
-"""What is trained: `model` and its `router`."""
+"""Model definition: `model` and its `router`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, Literal
@@ -23,12 +23,12 @@ from xtrain.dsl.schema.setting import (
 
 FAMILIES: Final = Registry["Model"]("model", "families", key="family")
 FFN_MULTIPLE: Final = 64
-# Marks the attribute that a label fills which is no name of a family.
+# Metadata key of the attribute that a label fills if it is not a family name.
 FOLDER: Final = "folder"
 
-# What another value of a setting means for going on with a checkpoint.
-# shape: there are other parameters, or of other shapes. meaning: the same weights would give other results. width:
-# both. loss: the loss uses the new value from here on. elsewhere: it is an argument of a node, whose rule says so.
+# Effect of another value of a setting on a resume. shape: other parameters, or other shapes. meaning: the same weights
+# would compute other results. width: both. loss: the loss uses the new value from now on. elsewhere: the value is an
+# argument of a node with a rule of its own.
 Resuming = Literal["shape", "meaning", "width", "loss", "elsewhere"]
 
 
@@ -51,9 +51,10 @@ class Router:
 
 @frozen
 class ModelFolder:
-    """The folder of a model that the label names. path: relative to the working folder.
+    """Folder of a model that the label names. path: relative to the working folder.
 
-    repo, revision: of `hub(…)`, whose folder is a snapshot in the cache of huggingface_hub; the exact commit.
+    repo, revision: of `hub(…)`, whose folder is a snapshot in the cache of huggingface_hub; revision is the exact
+    commit.
     """
 
     path: str
@@ -66,11 +67,10 @@ class ModelFolder:
 
 @frozen(kw_only=True)
 class ModelEnds:
-    """What a family has at the ends of a model, beside embedding, norm and head.
+    """Properties of a family's embedding, final norm and head.
 
-    embedding_scale: what embeddings are multiplied by, rounded to the format of the computation; None: nothing.
-    norm_plus_one: the norm before the head multiplies by 1 + weight. logit_cap: logits l become cap · tanh(l / cap);
-    None: they are as they are.
+    embedding_scale: factor on embeddings, rounded to the compute format; None: no scaling. norm_plus_one: the norm
+    before the head multiplies by 1 + weight. logit_cap: logits l become cap · tanh(l / cap); None: no cap.
     """
 
     embedding_scale: float | None = None
@@ -92,7 +92,7 @@ class Model(Component):
     vocab: int | Literal["tokenizer"] | Auto
     tie_embeddings: bool
     attention: Literal["auto", "documents", "blocks", "flex", "mask"]
-    experts: int = 0  # of families without
+    experts: int = 0  # for families without experts
     window: int | None = None
     full_layers: tuple[int, ...] = ()
     mtp: int = 0
@@ -101,50 +101,50 @@ class Model(Component):
     weights: Literal["auto", "none"] = "auto"
     frozen: tuple[str, ...] = ()
     config: ClassVar[ModelConfig | None] = None
-    """What it understands of a `config.json`; None: no model of a folder is of this family."""
+    """Supported keys of a `config.json`; None: model folders of this family are unsupported."""
     stored: ClassVar[Any] = None
-    """The names of its parameters in files (`plan/weight_files.py`); given with `config`."""
+    """Names of its parameters in files (`plan/weight_files.py`); set together with `config`."""
     resuming: ClassVar[Mapping[str, Resuming]] = {}
-    """Setting, as `resolved` names it → what another value means for a checkpoint; `other` of those that are not
-    here."""
+    """Setting, as `resolved` names it → effect of another value on a checkpoint; settings that are missing here:
+    `other`."""
     other: ClassVar[Resuming] = "meaning"
 
     @classmethod
     def block(cls, arch: Any) -> Any:
-        """The decoder block that all layers share, as pieces (`planner/blocks`): its parameters, what it costs and its
-        modules follow from them. arch: the `Architecture` of the plan."""
+        """Return the decoder block that all layers share, as pieces (`planner/blocks`), which define its parameters,
+        cost and modules. arch: the `Architecture` of the plan."""
         raise NotImplementedError
 
     @classmethod
     def blocks(cls, arch: Any) -> tuple[Any, ...]:
-        """The decoder block of every layer; a family whose layers differ says them one by one."""
+        """Return the decoder block of every layer; a family whose layers differ overrides this."""
         return (cls.block(arch),) * arch.layers
 
     @classmethod
     def ends(cls, arch: Any) -> ModelEnds:
-        """What it has beside its blocks."""
+        """Return its properties outside the blocks."""
         return ModelEnds()
 
     def composed(self, arch: Any, report: Callable[[Any], None]) -> dict[str, Any]:
-        """What a plan has to say of its block beside the settings, as JSON. report: takes the `BodyError` of one of
-        the user's own that is none."""
+        """Return what a plan says about its block in addition to the settings, as JSON. report: receives the
+        `BodyError` of an invalid user block."""
         return {}
 
     def auto(self) -> dict[str, tuple[Any, str]]:
-        """The values of settings that may be `auto` and follow from others of the model alone, each with the reason."""
+        """Return the values of `auto` settings that follow from the model alone, each with its reason."""
         raise NotImplementedError
 
     def idle(self) -> dict[str, tuple[str, str]]:
-        """The settings that change nothing beside the others, whatever the run: why, and what to do."""
+        """Return the settings without effect in any run: (reason, what to do)."""
         return {}
 
     def unfit(self) -> tuple[str, str, str] | None:
-        """Which settings do not fit each other: the setting at fault, what is wrong, and what to do."""
+        """Return (setting, what is wrong, what to do) for settings that conflict."""
         return None
 
     def resolved(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """The settings of the experiment as JSON, those of `router` with `router_` before their names, and the reasons
-        of those that were `auto`. Those that do not follow from the model alone are left out."""
+        """Return the experiment's settings as JSON, with `router_` before the names of `router`'s, and the reasons of
+        resolved `auto` values. Settings that do not follow from the model alone are left out."""
         values: dict[str, Any] = {}
         reasons: dict[str, str] = {}
         derived = self.auto()
@@ -152,7 +152,7 @@ class Model(Component):
             value = getattr(self, attribute.name)
             if meta.role is not Role.EXPERIMENT or (isinstance(value, Auto) and name not in derived):
                 continue
-            if name == "frozen":  # which says nothing of what the model computes
+            if name == "frozen":  # does not affect the computation
                 continue
             if is_unspoken(attribute, meta, value):
                 continue
@@ -171,9 +171,9 @@ class Model(Component):
 
 @frozen
 class TransformerSettings(Model):
-    """The settings of every family; one inherits them and declares its own beside them.
+    """Settings of every family; a family inherits from this class and declares its own settings.
 
-    folder: where a label that is no name of a family has said what the settings are.
+    folder: the folder that defined the settings, if the label is not a family name.
     """
 
     folder: ModelFolder | None = attrs.field(default=None, kw_only=True, metadata={FOLDER: True})
@@ -235,7 +235,7 @@ class TransformerSettings(Model):
     )
 
     has_qk_norm: ClassVar[bool] = False
-    """Whether the family has RMSNorm on queries and keys."""
+    """True if the family applies RMSNorm to queries and keys."""
     resuming: ClassVar[Mapping[str, Resuming]] = {
         **dict.fromkeys(("dim", "layers", "ffn", "vocab", "tie_embeddings", "qk_norm"), "shape"),
         **dict.fromkeys(("heads", "kv_heads", "head_dim"), "width"),
@@ -247,7 +247,7 @@ class TransformerSettings(Model):
 
     @property
     def loads(self) -> bool:
-        """Whether its weights are those of its folder."""
+        """True if its weights come from its folder."""
         return self.folder is not None and self.weights == "auto"
 
     def idle(self) -> dict[str, tuple[str, str]]:
@@ -297,7 +297,7 @@ def mlp_biases() -> Any:
 
 
 def window_setting() -> Any:
-    """The setting `window` of families whose attention can have one."""
+    """Declare the setting `window` of families with sliding-window attention."""
     return setting(
         "positions that a query attends to: the newest of its document, its own included; none: all before it",
         default=None,
@@ -308,7 +308,7 @@ def window_setting() -> Any:
 
 
 def full_layers_setting() -> Any:
-    """The setting `full_layers` of families in which some blocks may have a window and others not."""
+    """Declare the setting `full_layers` of families that mix blocks with and without a window."""
     return setting(
         "numbers of blocks without the window; the first block is 0",
         default=(),
@@ -318,20 +318,20 @@ def full_layers_setting() -> Any:
 
 
 def layer_windows(arch: Any) -> list[int | None]:
-    """The window of every layer of an `Architecture`."""
+    """Return the window of every layer of an `Architecture`."""
     window, full = arch.own.get("window"), arch.own.get("full_layers", ())
     return [None if layer in full else window for layer in range(arch.layers)]
 
 
 def default_ffn(dim: int) -> int:
-    """8/3 · dim rounded up to a multiple of 64: the three matrices of SwiGLU then hold the 8 · dim² parameters of the
-    two of a plain 4 · dim layer (Shazeer, arXiv 2002.05202)."""
+    """Return 8/3 · dim rounded up to a multiple of 64: the three matrices of SwiGLU then have the 8 · dim² parameters
+    of a two-matrix layer of width 4 · dim (Shazeer, arXiv 2002.05202)."""
     return -(-8 * dim // (3 * FFN_MULTIPLE)) * FFN_MULTIPLE
 
 
 @frozen
 class ExpertTransformer(TransformerSettings):
-    """The settings of every family whose blocks have experts."""
+    """Settings of every family whose blocks have experts."""
 
     experts: int = setting("number of routed experts in a block", check=between(2, MOST_EXPERTS), example="8")
     experts_per_token: int = setting("experts each token is sent to", default=2, check=at_least(1))
@@ -342,7 +342,7 @@ class ExpertTransformer(TransformerSettings):
     router: Router = setting("how tokens choose experts", default=Router())
 
     has_dense: ClassVar[Any] = False
-    """Whether some blocks have a SwiGLU of width `ffn` in place of experts."""
+    """True if some blocks have a SwiGLU of width `ffn` instead of experts."""
     resuming: ClassVar[Mapping[str, Resuming]] = {
         **TransformerSettings.resuming,
         **dict.fromkeys(("experts", "expert_ffn", "shared_experts"), "shape"),
@@ -373,14 +373,15 @@ class ExpertTransformer(TransformerSettings):
         ):  # no layer has the width `ffn`, whatever was written
             values["ffn"] = default_ffn(self.dim)
             reasons.pop("ffn", None)
-        if self.experts_per_token >= self.experts:  # biases decide who is chosen: where all are, they do nothing
+        # biases influence the choice of experts: no effect if all are chosen
+        if self.experts_per_token >= self.experts:
             values["router_bias_speed"] = 0.0
         return values, reasons
 
 
 @frozen
 class MixedTransformer(ExpertTransformer):
-    """The settings of every family of which some blocks may have a SwiGLU in place of experts."""
+    """Settings of every family in which some blocks may have a SwiGLU instead of experts."""
 
     expert_every: int = setting(
         "of so many neighbouring blocks the last one has experts, the others a SwiGLU of width ffn",
@@ -405,7 +406,7 @@ class MixedTransformer(ExpertTransformer):
 
     @classmethod
     def has_experts(cls, arch: Any) -> list[bool]:
-        """Of each layer of an `Architecture`, whether its block has experts."""
+        """Return, for each layer of an `Architecture`, whether its block has experts."""
         every, dense = arch.own.get("expert_every", 1), set(arch.own.get("dense_layers", ()))
         return [layer not in dense and (layer + 1) % every == 0 for layer in range(arch.layers)]
 
@@ -421,5 +422,5 @@ class MixedTransformer(ExpertTransformer):
 
 
 def expert_families() -> list[str]:
-    """The families whose blocks have experts."""
+    """Return the families whose blocks have experts."""
     return [name for name, family in FAMILIES.items() if "experts" in settings_of(family)]

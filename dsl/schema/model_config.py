@@ -1,4 +1,4 @@
-"""Keys of a transformers `config.json` that families of xtrain understand, and scaled rotary frequencies."""
+"""Supported keys of a transformers `config.json`, and scaled rotary frequencies."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -50,35 +50,35 @@ class Rope:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The settings that the scaling reads."""
+        """Settings that the scaling reads."""
         return ROPE_SCALINGS[self.scaling][0]
 
     @property
     def magnitude(self) -> float:
-        """What cosines and sines are multiplied by, so that scores are by its square."""
+        """Factor on cosines and sines; it scales attention scores by its square."""
         if self.scaling != "yarn":
             return 1.0
         return yarn_magnitude(self.factor) if isinstance(self.attention_factor, Auto) else self.attention_factor
 
     @property
     def limit(self) -> int | None:
-        """Positions of the longest text that is computed; None: of any length."""
+        """Largest supported number of positions; None: unlimited."""
         return self.original if self.scaling == "dynamic" else None
 
     def resolved(self) -> dict[str, Any]:
-        """Its scaling and the settings that this reads, as JSON; nothing where frequencies are not scaled."""
+        """Return the scaling and the settings it reads, as JSON; empty without scaling."""
         if self.scaling == "none":
             return {}
         chosen = evolve(self, attention_factor=self.magnitude)
         return {name: getattr(chosen, name) for name in fields_dict(Rope) if name in ("scaling", *self.reads)}
 
     def idle(self) -> dict[str, tuple[str, str]]:
-        """The settings that the scaling does not read, each with why, and what to do."""
+        """Return the settings that the scaling does not read, each with (reason, what to do)."""
         why = f"scaling {self.scaling} does not read it"
         return {name: (why, "remove it") for name in fields_dict(Rope) if name not in ("scaling", *self.reads)}
 
     def problem(self, sequence: int) -> tuple[str, str, str] | None:
-        """What does not fit: the setting, what is wrong, and what to do. sequence: positions of a row."""
+        """Return (setting, what is wrong, what to do) for an invalid value. sequence: positions of a row."""
         if "original" in self.reads and not self.original:
             needs = f"scaling {self.scaling} needs the number of positions before scaling"
             return "original", needs, "give `original`, as 8192 for Llama 3.1"
@@ -92,7 +92,7 @@ class Rope:
         return None
 
     def frequencies(self, width: int, theta: float) -> list[float]:
-        """Angle per position of each of the width / 2 pairs."""
+        """Return the angle per position of each of the width / 2 pairs."""
         plain = [theta ** (-place / width) for place in range(0, width, 2)]
         return ROPE_SCALINGS[self.scaling][1](self, plain, theta)
 
@@ -101,7 +101,7 @@ class Rope:
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    """0.1 · weight · ln(factor) + 1 (Peng et al. 2023, arXiv 2309.00071, section 3.4)."""
+    """Return 0.1 · weight · ln(factor) + 1 (Peng et al. 2023, arXiv 2309.00071, section 3.4)."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
@@ -110,13 +110,13 @@ def _plain(rope: Rope, plain: list[float], theta: float) -> list[float]:
 
 
 def _linear(rope: Rope, plain: list[float], theta: float) -> list[float]:
-    """f / factor (Chen et al. 2023, arXiv 2306.15595)."""
+    """Return f / factor (Chen et al. 2023, arXiv 2306.15595)."""
     return [each / rope.factor for each in plain]
 
 
 def _llama3(rope: Rope, plain: list[float], theta: float) -> list[float]:
-    """f / factor where a pair turns less than `low` times in `original` positions, f where it does more than `high`
-    times, in between (1 - s) · f / factor + s · f with s = (turns - low) / (high - low) (Llama 3.1)."""
+    """Return f / factor if a pair turns less than `low` times in `original` positions, f if it turns more than `high`
+    times, and in between (1 - s) · f / factor + s · f with s = (turns - low) / (high - low) (Llama 3.1)."""
     found = []
     for each in plain:
         turns = rope.original * each / (2 * math.pi)
@@ -126,8 +126,8 @@ def _llama3(rope: Rope, plain: list[float], theta: float) -> list[float]:
 
 
 def _yarn(rope: Rope, plain: list[float], theta: float) -> list[float]:
-    """f / factor · r + f · (1 - r), where r grows from 0 to 1 between the pairs that turn `beta_fast` and `beta_slow`
-    times in `original` positions (arXiv 2309.00071, section 3.2)."""
+    """Return f / factor · r + f · (1 - r), where r grows from 0 to 1 between the pairs that turn `beta_fast` and
+    `beta_slow` times in `original` positions (arXiv 2309.00071, section 3.2)."""
     width = 2 * len(plain)
 
     def place(turns: float) -> float:
@@ -143,7 +143,7 @@ def _yarn(rope: Rope, plain: list[float], theta: float) -> list[float]:
 
 
 _Scale = Callable[[Rope, list[float], float], list[float]]
-# Scaling → the settings that it reads, and how it computes frequencies from those without scaling.
+# Scaling → (settings it reads, function that scales the plain frequencies).
 ROPE_SCALINGS: Final[dict[str, tuple[tuple[str, ...], _Scale]]] = {
     "none": ((), _plain),
     "linear": (("factor",), _linear),
@@ -156,21 +156,20 @@ ROPE_SCALINGS: Final[dict[str, tuple[tuple[str, ...], _Scale]]] = {
 Config = Mapping[str, Any]
 REFUSED: Final = object()
 MOST_FURTHER: Final = 8  # modules that predict further tokens
-MOST_LAYERS: Final = 10_000  # a plan lists all
-MOST_EXPERTS: Final = 10_000  # of a block; files may have them one by one
+MOST_LAYERS: Final = 10_000  # a plan lists all layers
+MOST_EXPERTS: Final = 10_000  # per block; files may store experts one by one
 
 
 @frozen
 class ConfigKey:
-    """A key that gives a setting, `router.normalise` of the block `router`.
+    """A key of `config.json` that determines a setting, or `router.normalise` of the block `router`.
 
-    default: where the key is absent, as the class of transformers has it; null: where it is null. Either may be
-    computed from the other keys, and REFUSED says that there is none. also: another name of the key, of other versions
-    of transformers. when: whether the model computes anything with it, by the other keys; None: always.
-    read: makes the value of the setting of that of the key, where it is neither absent nor null; or REFUSED
-    for what is not as `words` say. write: the value of the key again, of that of the setting and the number of layers.
-    computed: the value where it follows from several keys, whatever this one says; or a `WrongKey`. writes: these keys
-    again, of all settings by name.
+    default: value if the key is absent, as in the class of transformers; null: value if it is null. Either may be a
+    function of the other keys; REFUSED: there is none. also: another name of the key, in other versions of
+    transformers. when: whether the model uses the key, given the other keys; None: always. read: converts the key's
+    value (neither absent nor null) to the setting's; returns REFUSED for a value other than `words` describe. write:
+    converts back, from the setting's value and the number of layers. computed: the value if it follows from several
+    keys, whatever this one says; or a `WrongKey`. writes: these keys again, from all settings by name.
     """
 
     setting: str
@@ -192,7 +191,8 @@ class ConfigKey:
 
 @frozen
 class WrongKey:
-    """A key with which the model would compute something that the family does not. wanted: what it must be."""
+    """A key with which the model would compute something that the family does not support. wanted: the required
+    value."""
 
     name: str
     wanted: str
@@ -200,9 +200,9 @@ class WrongKey:
 
 @frozen
 class Only:
-    """A key that must have one of these values, where it is there: with others the model would compute something that
-    the family does not. The first one is written into the config of a model that is exported. words: what it must be,
-    where `fits` says it."""
+    """A key that must have one of these values if present: others would change the computation in a way that the family
+    does not support. An exported config gets the first value. words: the required value in words, if `fits` checks
+    it."""
 
     values: tuple[Any, ...] = ()
     fits: Callable[[Any], bool] | None = None
@@ -216,10 +216,10 @@ class Only:
 
 @frozen
 class LocalRope:
-    """Rotary positions of layers with a window that have a base of their own, without scaling.
+    """Rotary positions of windowed layers that have their own base, without scaling.
 
-    setting: of that base; key: that gives it in version 4 of transformers, default: where it is absent. full, local: in
-    version 5 `rope_parameters` has an object for layers without the window, and one for those with it.
+    setting: the setting of that base; key: its key in version 4 of transformers, default: its value if absent. full,
+    local: keys of `rope_parameters` (version 5) for layers without and with the window.
     """
 
     setting: str
@@ -231,11 +231,11 @@ class LocalRope:
 
 @frozen(kw_only=True)
 class WholeModel:
-    """A model that has one of the family as a part, beside others that are left out.
+    """A model that contains one of the family as a part; its other parts are ignored.
 
-    model_type, architectures: values of these keys of its `config.json`. part: key of the object that has the keys of
-    the family. replaces: keys that count in place of those of the part. null: keys of the part that the part alone
-    computes with. harmless: keys that say nothing of the part.
+    model_type, architectures: values of these keys of its `config.json`. part: key of the object with the family's
+    keys. replaces: keys that override those of the part. null: keys that must be null, because only the part computes
+    with them. harmless: keys that do not affect the part.
     """
 
     model_type: str
@@ -248,15 +248,15 @@ class WholeModel:
 
 @frozen(kw_only=True)
 class ModelConfig:
-    """What a family understands.
+    """The part of `config.json` that a family supports.
 
-    model_type, architectures: values of these keys; scores: that of the second where the model has a head of rewards in
-    place of logits, if it is not the usual one. keys: those that give settings. rope_theta: the base of the
-    frequencies where no key gives it. rope_keys: keys of `rope_parameters` or `rope_scaling` that give settings of the
-    family beside `rope { … }`. local_rope: where that base is not of all layers. rope: `rope_parameters` where the file
-    has none; empty: they are not scaled. constant: settings of the family that no key gives, with their values. only:
-    keys with one right value. harmless: keys that may have any value. whole: a model that has one of the family as a
-    part. heads_divide: transformers refuses a width that is no multiple of the number of heads.
+    model_type, architectures: values of these keys; scores: the value of `architectures` if the model has a reward head
+    instead of logits, unless it is the usual one. keys: keys that determine settings. rope_theta: default base of the
+    frequencies. rope_keys: keys of `rope_parameters` or `rope_scaling` that determine settings of the family outside
+    `rope { … }`. local_rope: set if that base does not apply to all layers. rope: default of `rope_parameters`; empty:
+    no scaling. constant: settings that no key determines, with their values. only: keys with restricted values.
+    harmless: keys that may have any value. whole: a model that contains one of the family as a part. heads_divide:
+    transformers requires a width divisible by the number of heads.
     """
 
     model_type: str
@@ -275,7 +275,7 @@ class ModelConfig:
 
     @property
     def classifier(self) -> str:
-        """The class of transformers with a head of rewards."""
+        """Class of transformers with a reward head."""
         return self.scores or self.architectures[0].replace("ForCausalLM", "ForSequenceClassification")
 
 
@@ -284,13 +284,13 @@ NO_DROPOUT: Final = Only((0.0, 0))
 
 
 def head_width(config: Config) -> int | None:
-    """dim / heads, where both are given."""
+    """Return dim / heads, if both are given."""
     dim, heads = config.get("hidden_size"), config.get("num_attention_heads")
     return dim // heads if isinstance(dim, int) and isinstance(heads, int) and heads > 0 else None
 
 
 def layer_count(config: Config) -> int | None:
-    """The number of layers, where it is one that a model can have."""
+    """Return the number of layers if it is valid, else None."""
     layers = config.get("num_hidden_layers")
     return layers if isinstance(layers, int) and 0 < layers <= MOST_LAYERS else None
 
@@ -299,29 +299,29 @@ WINDOW: Final = ConfigKey("window", "sliding_window", default=None, null=None)
 
 
 def switched_window(config: Config, default: int | None = 4096) -> Any:
-    """The window that `use_sliding_window` turns on; None: there is none. default: where no key gives its length."""
+    """Return the window that `use_sliding_window` turns on; None: no window. default: its length if no key gives it."""
     if not isinstance(config.get("use_sliding_window"), bool | None):
         return WrongKey("use_sliding_window", "true or false")
     return config.get("sliding_window", default) if config.get("use_sliding_window") else None
 
 
 def write_switched_window(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The keys of `switched_window`."""
+    """Return the keys that `switched_window` reads."""
     window = settings.get("window")
     return {"use_sliding_window": window is not None} | ({"sliding_window": window} if window is not None else {})
 
 
 Slides = list[bool] | WrongKey
-"""Of each layer, whether it has the window."""
+"""Per layer: True if the layer has the window."""
 
 
 def window_keys(
     slides: Callable[[Config, int], Slides], length: Callable[[Config], Any] = switched_window
 ) -> tuple[ConfigKey, ConfigKey]:
-    """The keys of a family in which some layers may have a window and others not.
+    """Return the keys of a family that mixes layers with and without a window.
 
-    slides: of so many layers, where there is a window and `layer_types` does not say which have it. length: of the
-    window; None: there is none.
+    slides: which layers have the window if `layer_types` does not say so. length: length of the window; None: no
+    window.
     """
 
     def sliding(config: Config) -> Slides:
@@ -340,7 +340,7 @@ def window_keys(
 
     def others(config: Config) -> list[int]:
         found = sliding(config)
-        if isinstance(found, WrongKey) or not any(found):  # which `window` says
+        if isinstance(found, WrongKey) or not any(found):  # `window` says so
             return []
         return [layer for layer, slid in enumerate(found) if not slid]
 
@@ -354,27 +354,27 @@ FULL: Final = ("full_attention",)
 
 
 def typed_layers(types: Any, layers: int, known: tuple[str, ...]) -> Slides:
-    """As `layer_types` says it. known: the types that there may be."""
+    """Return the layers with a window, from `layer_types`. known: the supported types."""
     if not isinstance(types, list) or len(types) != layers or not all(each in known for each in map(str, types)):
         return WrongKey("layer_types", f"{' or '.join(known)} for each of the {layers} layers")
     return [each == "sliding_attention" for each in types]
 
 
 def later_layers(config: Config, layers: int) -> Slides:
-    """Those from `max_window_layers` on."""
+    """Return the layers from `max_window_layers` on as windowed."""
     first = window_bound(config)
     return first if isinstance(first, WrongKey) else [layer >= first for layer in range(layers)]
 
 
 def window_bound(config: Config) -> int | WrongKey:
-    """`max_window_layers`: the layer with which windows begin, or end."""
+    """Return `max_window_layers`: the layer at which windows begin, or end."""
     found = config.get("max_window_layers", 28)
     whole = isinstance(found, int) and not isinstance(found, bool)
     return found if whole else WrongKey("max_window_layers", "the number of a layer")
 
 
 def _write_layer_types(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The key that says which layers have the window, if any has."""
+    """Return the key `layer_types` if any layer has a window."""
     if settings.get("window") is None:
         return {}
     full = settings.get("full_layers", ())
@@ -386,8 +386,8 @@ def query_heads(config: Config) -> Any:
     return config.get("num_attention_heads")
 
 
-# Setting of `rope { … }` → its key inside `rope_parameters` or `rope_scaling`. `original` of dynamic is always the
-# context of the model; that of the others is the context where the key is absent.
+# Setting of `rope { … }` → its key inside `rope_parameters` or `rope_scaling`. For dynamic, `original` is always the
+# context of the model; for others only if the key is absent.
 ROPE_KEYS: Final = {
     "factor": "factor",
     "original": "original_max_position_embeddings",
@@ -398,18 +398,18 @@ ROPE_KEYS: Final = {
     "truncate": "truncate",
     "attention_factor": "attention_factor",
 }
-ROPE_NEEDED: Final = ("factor", "low", "high")  # of those that a scaling reads
-# Two keys of yarn that give `attention_factor` together, where that is absent.
+ROPE_NEEDED: Final = ("factor", "low", "high")  # if the scaling reads them
+# Keys of yarn that together determine an absent `attention_factor`.
 ROPE_WEIGHTS: Final = ("mscale", "mscale_all_dim")
 CONTEXT: Final = "max_position_embeddings"
 
 
 def has_dense_blocks(config: Config) -> bool:
-    """Whether some blocks have no experts, as qwen2_moe and qwen3_moe say it."""
+    """Return True if some blocks have no experts, by the keys of qwen2_moe and qwen3_moe."""
     return bool(config.get("mlp_only_layers")) or config.get("decoder_sparse_step", 1) != 1
 
 
-# Of every family, with the defaults of most.
+# Keys of every family, with the most common defaults.
 KEYS: Final = (
     ConfigKey("dim", "hidden_size"),
     ConfigKey("layers", "num_hidden_layers"),
@@ -428,7 +428,7 @@ HEADS: Final = (
 
 
 def keys(*own: ConfigKey) -> tuple[ConfigKey, ...]:
-    """Those of every family and these of one, which take the place of others that give the same setting."""
+    """Return the keys of every family; own: keys of one family, which override common keys of the same setting."""
     return tuple({key.setting: key for key in (*KEYS, *HEADS, *own)}.values())
 
 
@@ -440,14 +440,14 @@ ONLY: Final = {
 }
 ATTENTION_BIAS: Final = ConfigKey("attention_bias", "attention_bias", default=False, null=False)
 MLP_BIAS: Final = ConfigKey("mlp_bias", "mlp_bias", default=False, null=False)
-# Of families in which some blocks may have no experts.
+# Keys of families in which some blocks may have no experts.
 MIXED_KEYS: Final = (
     ConfigKey("expert_every", "decoder_sparse_step", 1),
     ConfigKey("dense_layers", "mlp_only_layers", default=[], null=[]),
     ConfigKey("ffn", "intermediate_size", when=has_dense_blocks),
 )
-# Settings of generation, which versions of transformers before 5 wrote into config.json: all of `GenerationConfig`, and
-# what only earlier ones have.
+# Generation settings that versions of transformers before 5 wrote into config.json: all of `GenerationConfig`, and some
+# that only earlier versions have.
 _GENERATION: Final = frozenset(
     """assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight assistant_lookbehind bad_words_ids
     begin_suppress_tokens cache_config cache_implementation compile_config constraints continuous_batching_config
@@ -461,7 +461,7 @@ _GENERATION: Final = frozenset(
     sequence_bias speculation_type stop_strings suppress_tokens target_lookbehind temperature token_healing top_h top_k
     top_p typical_p use_mtp watermarking_config""".split()  # noqa: SIM905
 )
-# How the model is run, the task and tokenizer it was saved for, and who made the file.
+# How to run the model, the task and tokenizer it was saved for, and who made the file.
 _METADATA: Final = frozenset(
     """_attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
     _experts_implementation _flash_attn_2_enabled _from_model_config _name_or_path architectures attn_implementation
@@ -474,7 +474,7 @@ _METADATA: Final = frozenset(
     use_bfloat16 use_cache use_flash_attention use_flash_attention_2 use_flash_attn""".split()  # noqa: SIM905
 )
 HARMLESS: Final = _GENERATION | _METADATA
-# Keys of any config with the values that change nothing.
+# Keys of any config with the values that have no effect.
 USUAL: Final[Mapping[str, Only]] = {
     **dict.fromkeys(
         ("add_cross_attention", "is_encoder_decoder", "rope_interleaved", "tie_encoder_decoder", "use_mrope"), OFF
@@ -484,5 +484,5 @@ USUAL: Final[Mapping[str, Only]] = {
 
 
 def is_metadata(name: str, harmless: frozenset[str]) -> bool:
-    """Whether a key changes nothing that a model computes. harmless: those of its family."""
+    """Return True if a key does not affect the computation. harmless: the harmless keys of its family."""
     return name in harmless or name.startswith("unsloth_")

@@ -26,11 +26,12 @@ from xtrain.dsl.values import Quantity
 
 @frozen
 class StateTensor:
-    """A tensor of the shape of a parameter, or of one that follows from it; it is cut over ranks as the parameter is.
-
-    format: of its numbers; empty: that of the parameter. block: it has one number for so many along the last dim.
-    single: a dim, counted from the end, of which it has one place; -1: the last. begins: at 0, or as a copy of the
+    """An optimizer tensor with the shape of a parameter, or derived from it; it is sharded over ranks like the
     parameter.
+
+    format: number format; empty: that of the parameter. block: the tensor has one number per block of this many
+    elements along the last dim. single: a dim, counted from the end, that has size 1; -1: the last. begins: initial
+    value, 0 or a copy of the parameter.
     """
 
     name: str
@@ -40,7 +41,7 @@ class StateTensor:
     begins: Literal["zeros", "weights"] = "zeros"
 
     def shape(self, parameter: Sequence[int]) -> tuple[int, ...]:
-        """parameter: the shape of a parameter, or of a rank's piece of it."""
+        """Return the tensor's shape. parameter: the shape of a parameter, or of a rank's shard of it."""
         shape = list(parameter)
         shape[-1] //= self.block
         if self.single:
@@ -52,17 +53,17 @@ OPTIMIZERS: Final = Registry["Optimizer"]("optimizer", "optimizers")
 
 
 def learning_rate() -> Any:
-    """The setting `lr` that every optimizer has."""
+    """Declare the setting `lr`, which every optimizer has."""
     return setting("peak learning rate, reached after warm-up", check=positive, example="3e-4")
 
 
 def clip_norm() -> Any:
-    """The setting `clip` that every optimizer has."""
+    """Declare the setting `clip`, which every optimizer has."""
     return setting("gradients are clipped to this global norm; none: no clipping", default=1.0, check=positive)
 
 
 def clip_spikes() -> Any:
-    """The setting `clip_spikes` that every optimizer of xtrain has."""
+    """Declare the setting `clip_spikes`, which every optimizer of xtrain has."""
     return setting(
         "gradients whose norm lies more than so many standard deviations above the mean of those before are scaled "
         "down (ZClip, arXiv 2504.02507); none: not",
@@ -74,7 +75,7 @@ def clip_spikes() -> Any:
 
 
 def clip_value() -> Any:
-    """The setting `clip_value` that every optimizer of xtrain has."""
+    """Declare the setting `clip_value`, which every optimizer of xtrain has."""
     return setting(
         "every element of the gradients is limited to this size, after the norm; none: not",
         default=None,
@@ -83,22 +84,22 @@ def clip_value() -> Any:
     )
 
 
-# Those of ZClip (Kumar et al. 2025, arXiv 2504.02507): what stays of mean and variance in a step, and of how many steps
-# both are taken first.
+# Values of ZClip (Kumar et al. 2025, arXiv 2504.02507): decay of mean and variance per step, and the number of steps
+# that initialize both.
 SPIKE_DECAY: Final = 0.97
 SPIKE_STEPS: Final = 25
 OF_STEP: Final = ("clip", "clip_spikes", "clip_value", "scheduled_decay")
-"""What is done for all parameters together before the optimizer is called, by nodes of their own."""
+"""Settings applied to all parameters together before the optimizer, by nodes of their own."""
 OF_OTHER_NODES: Final = ("lr", *OF_STEP)
 
 
 def decoupled_decay(default: float) -> Any:
-    """The setting `weight_decay` of optimizers that decay weights beside the gradient."""
+    """Declare the setting `weight_decay` of optimizers with decoupled weight decay."""
     return setting("decoupled weight decay of matrices", default=default, check=not_negative)
 
 
 def scheduled_decay() -> Any:
-    """The setting `scheduled_decay` of optimizers that decay weights."""
+    """Declare the setting `scheduled_decay` of optimizers with weight decay."""
     return setting(
         "weight decay, which the learning rate multiplies anyway, is also multiplied by that rate as a share of its "
         "peak (AdamC, arXiv 2506.02285)",
@@ -108,7 +109,7 @@ def scheduled_decay() -> Any:
 
 
 def cautious_decay() -> Any:
-    """The setting `cautious_decay` of optimizers that decay weights beside the gradient."""
+    """Declare the setting `cautious_decay` of optimizers with decoupled weight decay."""
     return setting(
         "only weights that the update brings nearer to 0 decay (cautious weight decay, arXiv 2510.12402)",
         default=False,
@@ -120,7 +121,7 @@ States = Literal["auto", "bf16"]
 
 
 def state_format() -> Any:
-    """The setting `states` of optimizers whose moments may be stored in another format than the parameters."""
+    """Declare the setting `states` of optimizers whose moments may have another format than the parameters."""
     return setting(
         "number format in which moments are stored; auto: that of the parameters. Arithmetic is in fp32 or finer",
         default="auto",
@@ -129,7 +130,7 @@ def state_format() -> Any:
 
 
 def random_rounding() -> Any:
-    """The setting `stochastic_rounding` of optimizers that may round new weights at random."""
+    """Declare the setting `stochastic_rounding` of optimizers that can round new weights at random."""
     return setting(
         "new weights in bf16 are rounded up or down at random, by how near each is, so that small updates count; what "
         "is drawn depends on seed, step, name and element alone",
@@ -140,7 +141,7 @@ def random_rounding() -> Any:
 
 @cache
 def _state_tensors(names: tuple[str, ...], number_format: str) -> tuple[StateTensor, ...]:
-    """Of thousands of parameters they are the same."""
+    """Build the state tensors once: thousands of parameters share them."""
     return tuple(StateTensor(name, number_format) for name in names)
 
 
@@ -157,28 +158,28 @@ class Optimizer(Component):
     states: States = "auto"
     stochastic_rounding: bool = False
     counts: ClassVar[bool] = False
-    """Whether it counts the updates of each parameter, as `step` of its state."""
+    """True if it counts the updates of each parameter, as `step` of its state."""
     elementwise: ClassVar[bool] = False
-    """Whether the update of an element needs that element alone, and begins with moments of 0."""
+    """True if the update of an element depends on that element alone, and moments start at 0."""
     before_forward: ClassVar[str] = ""
-    """What it does to the weights before a step computes with them, in words; empty: nothing."""
+    """Change of the weights before a step computes with them, in words; empty: none."""
     temporaries: ClassVar[int] = 0
-    """Numbers for each element that is updated at once, in the format of the update, beside weight, gradient and
+    """Temporary numbers per element updated at once, in the update's format, in addition to weight, gradient and
     moments."""
     resuming: ClassVar[Mapping[str, str]] = {}
-    """Argument of its node → what becomes of a run that goes on with another value, as a clause. Of those that are not
-    here: the optimizer takes the value from the plan."""
+    """Argument of its node → effect of another value on a resumed run, as a clause. For arguments that are missing here
+    the optimizer takes the plan's value."""
 
     def arguments(self, run: Any) -> dict[str, Any]:
-        """The JSON arguments of its node. run: the planner's `Resolved`."""
+        """Return the JSON arguments of its node. run: the planner's `Resolved`."""
         found = {"kind": self.kind, "lr": self.lr, **self.args()}
         if found.get("states") == run.formats.params:
             del found["states"]
         return found
 
     def args(self) -> dict[str, Any]:
-        """The JSON arguments of its node beside `kind` and `lr`: all of its settings but those that
-        other nodes take, and those of which plans are silent."""
+        """Return the JSON arguments of its node without `kind` and `lr`: all settings except those that other nodes
+        take and those that plans omit."""
         values = {
             name: getattr(self, attribute.name)
             for name, (attribute, meta) in settings_of(type(self)).items()
@@ -191,78 +192,81 @@ class Optimizer(Component):
         }
 
     def clip_args(self) -> dict[str, Any]:
-        """The JSON arguments of the node that scales gradients by their norm; empty where that is only measured."""
+        """Return the JSON arguments of the node that scales gradients by their norm; empty if the norm is only
+        measured."""
         args: dict[str, Any] = {} if self.clip is None else {"max_norm": self.clip}
         if self.clip_spikes is not None:
             args |= {"deviations": self.clip_spikes, "decay": SPIKE_DECAY, "first": SPIKE_STEPS}
         return args
 
     def stored(self, number_format: str) -> str:
-        """In which format its moments are, and how weights are rounded, in words. number_format: of the parameters."""
+        """Return a description of the moments' format and of weight rounding. number_format: format of the
+        parameters."""
         form = number_format if self.states == "auto" else self.states
         return f"{form}, weights rounded at random" if self.stochastic_rounding else form
 
     def decayed(self, weight_decay: float) -> str:
-        """By how much matrices decay, in words."""
+        """Return a description of the weight decay."""
         return f"decay by {weight_decay:g}" + (" where the update makes them smaller" if self.cautious_decay else "")
 
     def conflicts(self, spec: Any, architecture: Any, layout: Any) -> Iterator[Conflict]:
-        """Settings that do not fit the rest of the spec. architecture, layout: of its model and its ranks, as the
-        planner has them."""
+        """Yield settings that conflict with the rest of the spec. architecture, layout: the planner's, for its model
+        and ranks."""
         if self.stochastic_rounding and (params := spec.precision.params) != "bf16":
             message = f"weights are in {params}, which has room for small updates, and only bf16 is rounded at random"
             yield Conflict("stochastic_rounding", message, "use precision.params bf16, or remove stochastic_rounding")
 
     def idle(self, spec: Any) -> Iterator[tuple[str, str]]:
-        """The settings that change nothing beside the others, and why."""
+        """Yield settings without effect, each with the reason."""
         if self.states == spec.precision.params:
             yield "states", f"parameters are in {self.states} already"
 
     def does(self, number_format: str) -> str:
-        """What its node does, in words. number_format: of the parameters."""
+        """Return the description of its node. number_format: format of the parameters."""
         raise NotImplementedError
 
     @classmethod
     def title(cls, args: Mapping[str, Any]) -> str:
-        """Its name, and what tells its state from that of others of the name. args: of its node."""
+        """Return its name and the properties of its state that vary under this name. args: arguments of its node."""
         return f"{args['kind']} with moments in {args['states']}" if "states" in args else args["kind"]
 
     @classmethod
     def state(cls, args: Mapping[str, Any], name: str) -> tuple[StateTensor, ...]:
-        """The tensors that it keeps for a parameter. args: of its node."""
+        """Return the state tensors of a parameter. args: arguments of its node."""
         raise NotImplementedError
 
     @classmethod
     def moments(cls, args: Mapping[str, Any], *names: str) -> tuple[StateTensor, ...]:
-        """Tensors of the parameter's shape, in the format that moments are stored in. args: of its node."""
+        """Return tensors of the parameter's shape in the moments' format. args: arguments of its node."""
         return _state_tensors(names, args.get("states", ""))
 
     @classmethod
     def scalars(cls, args: Mapping[str, Any], name: str) -> tuple[str, ...]:
-        """The names of the single numbers that it keeps for a parameter, in fp32. args: of its node."""
+        """Return the names of its scalars per parameter, in fp32. args: arguments of its node."""
         return ("step",) if cls.counts else ()
 
     @classmethod
     def decays(cls, args: Mapping[str, Any]) -> bool:
-        """Whether it decays the weights of a group of parameters by the group's `weight_decay`. args: of its node."""
+        """Return True if it decays the weights of a group by the group's `weight_decay`. args: arguments of its
+        node."""
         return "weight_decay" in args
 
     def work(self, run: Any, parameters: Iterable[Any]) -> Any:
-        """What an update of a rank's own pieces does not show: an `UpdateWork` of the planner; None where a rank
-        updates its pieces by themselves. parameters: those of a pipeline coordinate that are trained."""
+        """Return the work of an update that a rank's own shards do not show: an `UpdateWork` of the planner; None if a
+        rank updates its shards independently. parameters: trained parameters of a pipeline coordinate."""
         return None
 
     @classmethod
     def converts(cls, args: Mapping[str, Any]) -> bool:
-        """Whether an update brings numbers into another format than the one they are stored in, some at a time. args:
-        of its node."""
+        """Return True if an update converts numbers to another format than the stored one, a part at a time. args:
+        arguments of its node."""
         return "states" in args or args.get("stochastic_rounding", False)
 
 
 @frozen
 class ParameterGroup:
-    """`group NAME { … }`: parameters that are updated in a way of their own; NAME is a module or parameter, as in
-    `model { frozen }`."""
+    """`group NAME { … }`: parameters with their own update settings; NAME is a module or parameter, as in `model {
+    frozen }`."""
 
     name: str = label(check=some_text)
     lr_scale: float = setting("factor on the learning rate of its optimizer", default=1.0, check=positive)
@@ -280,7 +284,7 @@ SCHEDULERS: Final = Registry["Scheduler"]("scheduler", "schedules")
 
 
 def warm_up() -> Any:
-    """The setting `warmup` that every schedule has."""
+    """Declare the setting `warmup`, which every schedule has."""
     return setting(
         "length of the linear warm-up",
         default=Quantity(0, "steps"),
@@ -290,14 +294,14 @@ def warm_up() -> Any:
 
 
 def floor_of_peak() -> Any:
-    """The setting `floor` of schedules that fall."""
+    """Declare the setting `floor` of decreasing schedules."""
     return setting("learning rate at the end, as a share of `lr`", default=Quantity(0, "%"), units=("%",), check=share)
 
 
 Rate = Callable[[int], float]
 """Index of a step, from 0 → learning rate."""
 Curve = Callable[[float], float]
-"""The same between steps: where the batch has changed, what was trained on need not be a whole number of steps."""
+"""The same at fractional steps: after a change of the batch, earlier training need not be a whole number of steps."""
 
 
 @SCHEDULERS.base
@@ -307,41 +311,42 @@ class Scheduler(Component):
     warmup: Quantity
 
     def lengths(self) -> dict[str, Quantity]:
-        """The settings that are lengths, which have to fit into the budget together."""
+        """Return the settings that are lengths, which together must fit into the budget."""
         return {"warmup": self.warmup}
 
     at_end: ClassVar[tuple[str, ...]] = ()
-    """Those of them that are counted back from the end of the run, not from its beginning."""
+    """Lengths that are counted back from the end of the run."""
 
     def idle(self) -> dict[str, str]:
-        """The settings that change nothing beside the others, whatever the budget, and why."""
+        """Return the settings without effect at any budget, each with the reason."""
         return {}
 
     def args(self) -> dict[str, Any]:
-        """The JSON arguments of its node beside `kind`, `lr`, `steps` and those that `lengths` names."""
+        """Return the JSON arguments of its node without `kind`, `lr`, `steps` and those that `lengths` names."""
         return {}
 
     def falls(self, peak: float) -> bool:
-        """Whether rates get smaller on the way. peak: the learning rate of the optimizer."""
+        """Return True if the rate decreases at some point. peak: learning rate of the optimizer."""
         return True
 
     computed: ClassVar[bool] = True
-    """Whether its rates can be computed without a run."""
+    """True if its rates can be computed without a run."""
 
     @classmethod
     def rate(cls, args: Mapping[str, Any], total: float) -> Curve:
-        """The learning rate of every step of `total`. args: of its node, with lengths in steps, which need not be whole
-        numbers after a resume with another batch."""
+        """Return the learning rate of every step of `total`. args: arguments of its node, with lengths in steps, which
+        may be fractional after a resume with another batch."""
         raise NotImplementedError
 
     @classmethod
     def in_steps(cls, args: Mapping[str, Any]) -> bool:
-        """Whether the rate depends on the number of steps even where the budget is in tokens or epochs."""
+        """Return True if the rate depends on the number of steps even if the budget is in tokens or epochs."""
         return False
 
     @classmethod
     def shown(cls, args: Mapping[str, Any], length: Callable[[str], str]) -> list[str]:
-        """Where the rate turns, behind the warm-up, in words. length: an amount among the arguments in words."""
+        """Return descriptions of where the rate changes after the warm-up. length: formats an amount among the
+        arguments."""
         raise NotImplementedError
 
 

@@ -25,52 +25,51 @@ PREFIX: Final = "setup.parallel."
 
 @frozen
 class StackSettings:
-    """`NAME { … }` inside `parallel`: the settings of a stack of that name."""
+    """`NAME { … }` inside `parallel`: the settings of the stack NAME."""
 
 
 @STACKS.base
 @frozen
 class Stack(Component):
-    """`stack = NAME`: how the model is spread over ranks, and how its gradients are summed.
+    """`stack = NAME`: how the model is distributed over ranks, and how its gradients are reduced.
 
-    How a rank computes on tp, cp, ep and pp is the same under all stacks that support these axes, and so is what these
-    axes cut. The ranks that a spec leaves over shard the model, or have a copy of it each where the stack does not
-    support `fsdp`. `run`, in what follows, is a `Resolved`, see `planner/resolved.py`, and `graph` a `Builder`, see
-    `plan/graph.py`.
+    Computation on tp, cp, ep and pp, and what these axes shard, is the same under all stacks that support them. The
+    remaining ranks shard the model, or hold a replica each if the stack does not support `fsdp`. `run` below is a
+    `Resolved`, see `planner/resolved.py`, and `graph` a `Builder`, see `plan/graph.py`.
 
-    A stack that wraps the model puts a node `setup.parallel.NAME` behind the weights; the function with this op stands
-    in the module `…_torch` beside it and gives `wrapped`, a `WrappedModel` (`runtime/nn/pipeline.py`). Its
-    `unsupported` must have `pp`: a pipeline schedule calls the stages themselves.
+    A stack that wraps the model adds a node `setup.parallel.NAME` after the weights; the function with this op is in
+    the module `…_torch` next to it and returns `wrapped`, a `WrappedModel` (`runtime/nn/pipeline.py`). Its
+    `unsupported` must contain `pp`: a pipeline schedule calls the stages directly.
     """
 
     unsupported: ClassVar[Mapping[str, str]] = {}
-    """What it does not support → what it does instead, as a clause behind its name: axes (`tp`, `pp`, `cp`, `ep`,
-    `fsdp`), settings of fsdp (`reduce`, `reshard`, `sync`, `prefetch`, `offload`), and `compute`, a format of its own
-    for the computation."""
+    """Unsupported feature → what the stack does instead, as a clause after its name. Features: axes (`tp`, `pp`, `cp`,
+    `ep`, `fsdp`), settings of fsdp (`reduce`, `reshard`, `sync`, `prefetch`, `offload`), and `compute`, a separate
+    compute format."""
     uses_fsdp: ClassVar[bool] = False
-    """Whether the model is cut into units of FSDP, from which memory and the nodes of a step follow."""
+    """True if the model is divided into FSDP units, which determine memory and the nodes of a step."""
     buckets: ClassVar[bool] = False
-    """Whether gradients are summed in buckets, which take as many bytes as the gradients."""
+    """True if gradients are reduced in buckets, which take as many bytes as the gradients."""
     beside: ClassVar[tuple[str, ...]] = ()
-    """The nodes that make its calls while blocks are computed; all other calls are waited for."""
+    """Nodes whose collectives overlap with the computation of blocks; all others are waited for."""
     groups: ClassVar[bool] = False
-    """Whether the copies of the model (`replicate`) are replica groups: each has a process group of its own, and may
-    end and be started again while the others train. Its own node has `replicas`, how many there are."""
+    """True if the replicas of the model (`replicate`) are replica groups: each has a process group of its own, and may
+    stop and restart while the others train. Its own node has `replicas`, their number."""
     settings: ClassVar[type[StackSettings] | None] = None
-    """The class of its block in `parallel`, which is called after it."""
+    """Class of the block in `parallel` with the name of the stack."""
     package: ClassVar[str] = ""
-    """The package that it cannot run without."""
+    """Package that it requires."""
     install: ClassVar[str] = ""
-    """What `pip install` takes for that package."""
+    """Argument of `pip install` for that package."""
     looks_at_machine: ClassVar[bool] = False
-    """Whether it may need more of a machine than that package. `check_machine` of its `…_run` module is then given
-    `launch.device` and, by name, the arguments of its own node; it builds nothing, and raises EnvironmentFault."""
+    """True if it may need more of a machine than that package. `check_machine` of its `…_run` module then gets
+    `launch.device` and the arguments of its own node by name; it builds nothing, and raises EnvironmentFault."""
     resuming: ClassVar[Mapping[str, str]] = {}
-    """Argument of its own node → what becomes of a run that is resumed with another value, as a clause; empty where
-    other arguments, or the batch, say the same."""
+    """Argument of its own node → effect of another value on a resumed run, as a clause; empty if other arguments, or
+    the batch, say the same."""
 
     def __init_subclass__(cls) -> None:
-        """Raises TypeError for one that wraps the model and does not refuse pp: its wrapper would never be called."""
+        """Check that a stack that wraps the model refuses pp, which would never call its wrapper. Raises TypeError."""
         if cls.wraps() and "pp" not in cls.unsupported:
             raise TypeError(
                 f'{cls.__name__} wraps the model, and so its `unsupported` must have "pp": a pipeline schedule calls '
@@ -79,71 +78,73 @@ class Stack(Component):
 
     @classmethod
     def wraps(cls) -> bool:
-        """Whether it has a node that wraps the model."""
+        """Return True if it has a node that wraps the model."""
         return cls.wrap is not Stack.wrap or cls.wrap_optimizer is not Stack.wrap_optimizer
 
     @classmethod
     def node(cls) -> str:
-        """The id and the op of its own node."""
+        """Return the id and op of its own node."""
         return f"{PREFIX}{cls.kind}"
 
     def shard(self, graph: Any, run: Any, last: str) -> str:
-        """Add the nodes that cut the model, which has no weights yet, behind `last`; the id of the last node."""
+        """Add the nodes that shard the model, which has no weights yet, after `last`; return the id of the last
+        node."""
         return last
 
     def wrap(self, graph: Any, run: Any, last: str) -> str:
-        """Add the node that wraps the model, which has its weights, behind `last`; the id of the last node."""
+        """Add the node that wraps the model, which has its weights, after `last`; return the id of the last node."""
         return last
 
     def wrap_optimizer(self, graph: Any, run: Any, last: str) -> str:
-        """Add the nodes that wrap the model together with its optimizer, behind `last`, which gives the optimizer; the
-        id of the last node."""
+        """Add the nodes that wrap the model together with its optimizer after `last`, which provides the optimizer;
+        return the id of the last node."""
         return last
 
     def replicas(self, spec: Any) -> int | None:
-        """How many copies of the model there are, where it says so itself; None: `fsdp { replicate }` does."""
+        """Return the number of model replicas if the stack defines it; None: `fsdp { replicate }` does."""
         return None
 
     def before_rows(self, run: Any) -> Iterable[Any]:
-        """What ranks do before they take the rows of a step: each a `StepNode`, see `plan/graph.py`."""
+        """Return the nodes before ranks take the rows of a step, as `StepNode`, see `plan/graph.py`."""
         return ()
 
     def sums(self, run: Any) -> Iterable[Any]:
-        """What is done about gradients behind the sums of all axes: each a `StepNode`."""
+        """Return the nodes for gradients after the reductions of all axes, as `StepNode`."""
         return ()
 
     def conflicts(self, spec: Any) -> Iterable[Conflict]:
-        """What of a spec it does not support beside `unsupported`; each `setting` is a path of the spec."""
+        """Yield unsupported parts of a spec in addition to `unsupported`; each `setting` is a path of the spec."""
         return ()
 
     def idle(self, spec: Any) -> Iterable[tuple[str, str]]:
-        """Settings of its block that another one makes idle, and why."""
+        """Yield settings of its block that another setting makes ineffective, each with the reason."""
         return ()
 
     def savings(self, spec: Any) -> Iterable[dict[str, Any]]:
-        """Values of settings of its block with which a rank's device would hold less, and nothing else is learned."""
+        """Yield values of its block's settings that reduce device memory without changing the result."""
         return ()
 
     def held(self, run: Any, states: Any) -> Any:
-        """What a rank has of parameters, their gradients and the state of the optimizer, an `OwnedBytes`. states: of
-        the pieces that the axes of the mesh leave it."""
+        """Return the bytes of parameters, gradients and optimizer state on a rank, an `OwnedBytes`. states: the bytes
+        after sharding by the mesh axes."""
         return states
 
     def gradients_spared(self, run: Any, states: Any) -> int:
-        """Bytes of `states.trained`, the gradients of the pieces that a rank computes with, that are never there at
-        once. states: as `held` gets them."""
+        """Return the bytes of `states.trained` (gradients of a rank's computed shards) that never exist at the same
+        time. states: as passed to `held`."""
         return 0
 
     def gathered(self, run: Any) -> int:
-        """Bytes of parameters that a rank puts together to compute with them, at most at once; FSDP has its own."""
+        """Return the peak bytes of parameters that a rank gathers for computation; FSDP accounts for its own."""
         return 0
 
     def beside_update(self, run: Any, states: Any) -> int:
-        """Bytes that an update takes beside gradients and moments. states: as `held` gives them."""
+        """Return the bytes that an update takes in addition to gradients and moments. states: as returned by `held`."""
         return 0
 
     def calls(self, run: Any, stages: list[Any], pp: int) -> Iterable[tuple[Any, int]]:
-        """(`CollectiveCall`, how often) of a step on the ranks of a pipeline coordinate: what the stack itself sends.
+        """Yield (`CollectiveCall`, count) of a step on the ranks of a pipeline coordinate, for collectives of the stack
+        itself.
 
         stages: the `StageCosts` of each stage there.
         """
@@ -151,13 +152,13 @@ class Stack(Component):
 
 
 def stack_of_node(op: str) -> type[Stack] | None:
-    """The stack whose own node has this op; one that wraps nothing has none."""
+    """Return the stack whose own node has this op; None for stacks that wrap nothing."""
     found = STACKS.get(op.removeprefix(PREFIX)) if op.startswith(PREFIX) else None
     return None if found is None or not found.wraps() else found
 
 
 def stack_of_step(op: str) -> type[Stack] | None:
-    """The stack that has this op in its steps: `step.NAME.…`."""
+    """Return the stack that has this op in its steps: `step.NAME.…`."""
     kind, *names = op.split(".")
     return STACKS.get(names[0]) if kind == "step" and len(names) > 1 else None
 
@@ -286,17 +287,17 @@ class Parallel:
 
     @classmethod
     def complete(cls) -> "type[Parallel]":
-        """The class with a block for each stack that has settings."""
+        """Return the class with a block for each stack that has settings."""
         blocks = {name: stack.settings for name, stack in STACKS.items() if stack.settings is not None}
         return _parallel_class(tuple(blocks.items()))
 
     def of_stacks(self) -> dict[str, Any]:
-        """The blocks of stacks, by the names of these."""
+        """Return the blocks of stacks, by stack name."""
         return {each.name: getattr(self, each.name) for each in fields(type(self)) if each.name in STACKS}
 
     @property
     def execution(self) -> Stack:
-        """The stack of that name."""
+        """Chosen stack."""
         return STACKS[self.stack]()
 
 

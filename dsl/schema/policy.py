@@ -50,8 +50,8 @@ Normalise = Literal["token", "sequence", "dr_grpo"]
 
 @frozen
 class PolicyLoss(ReferredLoss):
-    """A loss of tokens that a policy has sampled, with the advantage of each: of the ratio ρ of their probabilities now
-    and then."""
+    """A loss of tokens sampled by a policy, with an advantage each and the ratio ρ of current to sampling
+    probability."""
 
     kl: Literal["none", "k1", "k2", "k3"] = setting(
         "estimate, for each token, of the divergence from the reference (column `ref_logprobs`) that is added to the "
@@ -79,7 +79,7 @@ class PolicyLoss(ReferredLoss):
             yield Conflict("kl", f"kl {self.kl} counts nothing, as `kl_weight` is 0", "add `kl_weight = 0.04`")
 
     def penalty(self) -> str:
-        """What is added for the reference, in words."""
+        """Return a description of the reference term."""
         return "" if self.kl == "none" else f" + {self.kl_weight:g} · {self.kl} of the reference"
 
     @classmethod
@@ -88,7 +88,7 @@ class PolicyLoss(ReferredLoss):
 
 
 def normalise_setting(default: str) -> Any:
-    """The setting `normalise` of losses of single tokens of a policy."""
+    """Declare the setting `normalise` of per-token policy losses."""
     return setting(
         "token: the mean over all tokens of the step; sequence: the mean over sequences of the mean over the tokens of "
         "each; dr_grpo: the mean over sequences of the sum over their tokens divided by `max_tokens` (2503.20783)",
@@ -98,7 +98,7 @@ def normalise_setting(default: str) -> Any:
 
 @frozen
 class TokenPolicyLoss(PolicyLoss):
-    """One of single tokens."""
+    """A policy loss of single tokens."""
 
     normalise: Normalise = normalise_setting("token")
     max_tokens: int | None = setting(
@@ -121,7 +121,7 @@ class TokenPolicyLoss(PolicyLoss):
             yield Conflict("max_tokens", f"`max_tokens` is for dr_grpo, and normalise is {self.normalise}", hint)
 
     def mean(self) -> str:
-        """What it is the mean of, in words."""
+        """Return a description of its mean."""
         return {
             "token": "mean over all tokens of the step",
             "sequence": "mean over sequences of the means over their tokens",
@@ -131,7 +131,7 @@ class TokenPolicyLoss(PolicyLoss):
 
 @frozen
 class ClippedPolicyLoss(TokenPolicyLoss):
-    """One that clips ratios as PPO does."""
+    """A policy loss that clips ratios as PPO does."""
 
     clip_low: float = setting("ratios are clipped at 1 − this", default=0.2, check=Range(low=0, below=1))
     clip_high: float = setting("ratios are clipped at 1 + this", default=0.2, check=not_negative)
@@ -158,10 +158,10 @@ class ClippedPolicyLoss(TokenPolicyLoss):
 
 
 MADE: Final = (ADVANTAGES, OLD)
-"""The columns that a rollout makes."""
+"""Columns that a rollout produces."""
 EXPERTS: Final = "experts"
-"""The column, of several numbers a token, of the experts that a token was sent to when it was sampled: of each layer
-with experts one after the other their numbers, from 1; 0: that is not known."""
+"""Column with the experts that each token was routed to when it was sampled: the expert numbers from 1, layer after
+layer; 0: unknown."""
 METRICS: Final = {
     "rollout/reward_std": ("standard deviation of the rewards of the step", ""),
     "rollout/no_signal": (
@@ -189,8 +189,8 @@ METRICS: Final = {
 
 @frozen
 class Rollout:
-    """`rollout { … }`: each step samples completions of prompts from the model as it is, has them scored by `reward`,
-    and learns from them; the datasets that are trained on give the prompts."""
+    """`rollout { … }`: each step samples completions of prompts from the current model, scores them with `reward`, and
+    trains on them; the training datasets provide the prompts."""
 
     group: int = setting("completions of each prompt, which are compared with each other", default=8, check=at_least(1))
     max_tokens: int = setting("tokens of a completion at most", default=256, check=at_least(1))
@@ -249,32 +249,31 @@ class Rollout:
 
     @property
     def period(self) -> int:
-        """Steps from one that samples to the next."""
+        """Steps between two steps that sample."""
         return self.steps * self.updates
 
 
 REWARDS: Final = Registry["Reward"]("reward", "rewards")
 
 
-# Its op, `rollout.score.NAME`, stands in the module `…_torch` beside it; see `runtime/sampling/scoring.py`.
+# Its op, `rollout.score.NAME`, is in the module `…_torch` next to it; see `runtime/sampling/scoring.py`.
 @REWARDS.base
 class Reward(Component):
-    """`reward NAME { … }`: how good a completion is that a rollout has sampled; a number from a function of your own,
-    or one of these."""
+    """`reward NAME { … }`: score of a sampled completion: a function of your own, or one of these."""
 
     resuming: ClassVar[Mapping[str, str]] = {}
-    """Argument of its node → what becomes of a run that goes on with another value, as a clause. Of those that are not
-    here: completions are scored by it from here on."""
+    """Argument of its node → effect of another value on a resumed run, as a clause. For arguments that are missing here
+    completions are scored with the new value from now on."""
 
     @property
     def model_folder(self) -> str | None:
-        """The folder of the model that it scores with, if it does; its op is then given a `Scorer`."""
+        """Folder of the model that it scores with, if any; its op then gets a `Scorer`."""
         return None
 
     def args(self) -> dict[str, Any]:
-        """The JSON arguments of its node beside `kind`."""
+        """Return the JSON arguments of its node without `kind`."""
         return {name: getattr(self, attribute.name) for name, (attribute, _) in settings_of(type(self)).items()}
 
     def does(self) -> str:
-        """What a completion is scored by, in words."""
+        """Return a description of the score."""
         raise NotImplementedError

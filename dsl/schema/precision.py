@@ -12,115 +12,117 @@ from xtrain.dsl.schema.setting import Role, between, component_name, setting, se
 BASES: Final = Registry["Base"]("base", "bases")
 
 BLOCKS: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)
-# Scales that share a second one, where these are stored in 8 bits.
+# Scales that share a second scale, if scales are stored in 8 bits.
 GROUP: Final = 256
-# Numbers of a matrix that are computed at a time.
+# Numbers of a matrix that are decoded at a time.
 CHUNK: Final = 2**22
 
 
 def block_size(default: int) -> Any:
-    """The setting `block` that every base has which stores matrices."""
+    """Declare the setting `block`, which every quantized base has."""
     return setting("numbers that share a scale, a power of two", default=default, check=between(BLOCKS[0], BLOCKS[-1]))
 
 
 @BASES.base
 class Base(Component):
-    """`base NAME { … }` inside `precision`: how matrices of blocks that are not trained are stored.
+    """`base NAME { … }` inside `precision`: how frozen matrices of blocks are stored.
 
-    A matrix is cut into blocks of neighbouring numbers, each with a scale: along its rows where the width of rows is a
-    multiple of `block`, else along all of its numbers, row behind row, the last block being filled up. Of a stack of
-    experts each is a matrix of its own.
+    A matrix is divided into blocks of adjacent numbers with a scale each: along its rows if the row width is a multiple
+    of `block`, else along all numbers in row order with the last block padded. Each matrix of a stack of experts is
+    separate.
     """
 
     block: int = 0
     double: bool = False
-    """Whether scales are stored in 8 bits, with a second one for `GROUP` of them and one mean for a matrix."""
+    """True if scales are stored in 8 bits, with a second scale per `GROUP` scales and one mean per matrix."""
     stores: ClassVar[bool] = True
-    """Whether it stores matrices in another way than the other parameters are."""
+    """True if it stores matrices differently from other parameters."""
     bits: ClassVar[int] = 0
-    """Of a code."""
+    """Bits per code."""
     unpacking: ClassVar[int] = 4
-    """Bytes for a number while it is computed from its code, beside the result."""
+    """Bytes per number while it is decoded, in addition to the result."""
 
     @property
     def block_bytes(self) -> int:
-        """Of a block with its scale."""
+        """Bytes of a block including its scale."""
         return self.block * self.bits // 8 + (1 if self.double else 4)
 
     def in_rows(self, shape: tuple[int, ...]) -> bool:
-        """Whether no block of a matrix belongs to two rows."""
+        """Return True if no block of a matrix crosses a row."""
         return shape[-1] % self.block == 0
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the bytes of a matrix, or of a stack of which each matrix has whole blocks in its rows."""
+        """Return the shape of the stored bytes of a matrix, or of a stack whose matrices have whole blocks in their
+        rows."""
         if self.in_rows(shape):
             return (*shape[:-1], shape[-1] // self.block * self.block_bytes)
         return -(-prod(shape) // self.block), self.block_bytes
 
     def scales_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """That of the fp32 numbers beside the bytes of a matrix, or of each of a stack: the mean of its scales, and the
-        second scales. Empty where there are none."""
+        """Return the shape of the fp32 numbers next to the bytes of a matrix, or of each matrix of a stack: the mean of
+        its scales, then the second scales. Empty if there are none."""
         if not self.double:
             return ()
         blocks = -(-prod(shape[-2:]) // self.block)
         return (*shape[:-2], 1 + -(-blocks // GROUP))
 
     def scratch(self, numbers: int) -> int:
-        """Bytes while so many numbers of a matrix are computed, beside the result."""
+        """Return the temporary bytes while this many numbers of a matrix are decoded, in addition to the result."""
         most = min(numbers, CHUNK)
         return most * self.unpacking + most // self.block * 4
 
     def args(self) -> dict[str, Any]:
-        """What a plan says of it, as JSON."""
+        """Return its JSON in a plan."""
         values = {name: getattr(self, attribute.name) for name, (attribute, _) in settings_of(type(self)).items()}
         return {"kind": self.kind, **values}
 
     def words(self) -> str:
-        """What it is, for people."""
+        """Return a description of it."""
         scales = "8-bit" if self.double else "fp32"
         return f"{self.kind}, {scales} scales of {self.block} numbers"
 
 
 def base_of(args: dict[str, Any]) -> Base:
-    """The base that `args` of it mean."""
+    """Return the base that `args` describe."""
     settings = {name: args[name] for name in settings_of(BASES[args["kind"]])}
     return BASES[args["kind"]](**settings)
 
 
 RECIPES: Final = Registry["Recipe"]("recipe", "recipes")
 
-# A kernel takes runs of 16 numbers.
+# Kernels take runs of 16 numbers.
 MULTIPLE: Final = 16
 Scales = Literal["tensor", "row"]
-"""A scale for a whole tensor, or for every row and column of what is multiplied."""
+"""Scales of a product: one per tensor, or one per row and column."""
 
 
 @RECIPES.base
 @frozen
 class Recipe(Component):
-    """`recipe = NAME`: which scales make of a product one of 8-bit numbers.
+    """`recipe = NAME`: the scales of products of 8-bit numbers.
 
-    Of y = x · Wᵀ these are three: y, the gradient of x, which is that of y times W, and the gradient of W, which is
-    that of y, turned, times x. The largest number that shares a scale becomes the largest of e4m3, 448; the rest of
-    this class says what torchao's recipe of the same name does.
+    y = x · Wᵀ takes three products: y, the gradient of x (gradient of y times W), and the gradient of W (transposed
+    gradient of y times x). The largest number that shares a scale becomes the largest of e4m3, 448; the attributes
+    follow torchao's recipe of the same name.
     """
 
     scales: ClassVar[Scales] = "tensor"
-    """What shares a scale in y, and in the gradient of x."""
+    """Granularity of the scales in y and in the gradient of x."""
     whole_weight: ClassVar[bool] = False
-    """Whether W has one scale for the gradient of x, whatever it has for y."""
+    """True if W has a single scale for the gradient of x, regardless of y."""
     wide_gradients: ClassVar[bool] = False
-    """Whether gradients are e5m2, whose largest number is 57344, not e4m3."""
+    """True if gradients are e5m2, whose largest number is 57344, instead of e4m3."""
     powers_of_two: ClassVar[bool] = False
-    """Whether scales are rounded down to powers of two."""
+    """True if scales are rounded down to powers of two."""
     weight_gradient: ClassVar[bool] = True
-    """Whether the gradient of W is such a product as well; else it is computed in the format of everything else."""
+    """True if the gradient of W is an 8-bit product too; else it is computed in the format of everything else."""
     about: ClassVar[str] = ""
-    """What it does, for the line of a node."""
+    """Description in the line of a node."""
 
     @property
     def scales_over_tokens(self) -> bool:
-        """Whether numbers of different tokens share a scale, so that results depend on what is in a microbatch."""
+        """True if numbers of different tokens share a scale, so that results depend on the composition of a
+        microbatch."""
         return self.scales == "tensor" or self.weight_gradient
 
 
@@ -141,7 +143,7 @@ class Fp8:
 
     @property
     def chosen(self) -> Recipe:
-        """The recipe of that name."""
+        """Chosen recipe."""
         return RECIPES[self.recipe]()
 
 
@@ -175,5 +177,5 @@ class Precision:
 
     @property
     def scaled(self) -> Fp8 | None:
-        """How products of blocks are computed in fp8; None where they are not."""
+        """Settings of fp8 products of blocks; None without fp8."""
         return self.fp8 if self.compute == "fp8" else None

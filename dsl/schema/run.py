@@ -1,4 +1,4 @@
-"""A run around its training: `experiment`, `workspace`, `checkpoint`, `log`, `alerts`, and hooks of the user."""
+"""Settings of a run outside training: `experiment`, `workspace`, `checkpoint`, `log`, `alerts`, and user hooks."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -194,61 +194,61 @@ class Checkpoint:
 
     @property
     def best_is_highest(self) -> bool:
-        """Whether a higher value of `best` is better."""
+        """True if a higher value of `best` is better."""
         return "highest" in (self.best_is, self.best.better if self.best and self.best_is == "auto" else None)
 
 
 TRACKERS: Final = Registry["Tracker"]("tracker", "trackers")
-# The op and the node of a tracker are its name behind this.
+# Prefix of the op and node of a tracker.
 OP: Final = "setup.log."
 
 
 @TRACKERS.base
 class Tracker(Component):
-    """`log { NAME { … } }`: what takes the records of a run, on its first rank and beside training.
+    """`log { NAME { … } }`: a tracker that receives the records of a run, on rank 0 and concurrently with training.
 
-    The class of a tracker says what the rest of xtrain asks of it; what it does not say is as here. None changes what
-    is trained: a run may be resumed with others, and with other settings of the same.
+    Subclasses override the attributes and methods that xtrain reads. Trackers do not affect training: a run may be
+    resumed with other trackers or settings.
     """
 
     kind: ClassVar[str]  # type: ignore[misc]
     hands_on = True
     title: ClassVar[str] = ""
-    """What people call it."""
+    """Display name."""
     package: ClassVar[str] = ""
-    """The package that it cannot run without."""
+    """Package that it requires."""
     install: ClassVar[str] = ""
-    """What `pip install` takes for that package; else its name."""
+    """Argument of `pip install` for that package; empty: its name."""
 
     @classmethod
     def in_log(cls) -> tuple[type, Any]:
-        """The setting of `log` that chooses it: type and field. A plan without it does not speak of it."""
+        """Return the type and field of its setting in `log`. A plan without the tracker does not mention it."""
         return cls, setting(cls.title, default=None, role=Role.EXECUTION, added=True)
 
     @classmethod
     def chosen(cls, value: Any) -> Self | None:
-        """The tracker that a value of this setting chooses; None: none."""
+        """Return the tracker that a value of this setting chooses; None: none."""
         return value
 
     def args(self) -> dict[str, Any]:
-        """The JSON arguments of its node: all of its settings."""
+        """Return the JSON arguments of its node: all of its settings."""
         values = {name: getattr(self, attribute.name) for name, (attribute, _) in settings_of(type(self)).items()}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def does(self) -> str:
-        """What it does, in words: the first rank …, beside training."""
+        """Return the description of its node: the first rank …, beside training."""
         raise NotImplementedError
 
     @classmethod
     def shown(cls, args: Mapping[str, Any]) -> str:
-        """How the page of a plan names it. args: of its node."""
+        """Return its name on a plan page. args: arguments of its node."""
         return cls.title
 
     def check(self, found: "Findings") -> None:
-        """Judge its settings, as rules `log.NAME.SETTING`."""
+        """Check its settings, as rules `log.NAME.SETTING`."""
 
     def idle(self) -> dict[str, tuple[str, str]]:
-        """The settings that change nothing beside the others: (why, what to do instead)."""
+        """Return the settings without effect: (reason, what to do instead)."""
         return {}
 
 
@@ -260,21 +260,21 @@ class Log:
 
     @classmethod
     def complete(cls) -> "type[Log]":
-        """The class with a setting for each tracker that there is."""
+        """Return the class with a setting for each tracker."""
         return cls.of(dict(TRACKERS))
 
     @staticmethod
     def of(trackers: dict[str, type[Tracker]]) -> "type[Log]":
-        """The class with a setting for each of some trackers."""
+        """Return the class with a setting for each of these trackers."""
         return _log_class(tuple(trackers.items()))
 
     def written(self) -> Iterator[Tracker]:
-        """What blocks inside it say, of trackers that are off too."""
+        """Yield the trackers with a block, including disabled ones."""
         values = (getattr(self, attribute.name) for attribute in attrs.fields(type(self)))
         yield from (value for value in values if isinstance(value, Tracker))
 
     def trackers(self) -> Iterator[Tracker]:
-        """Those that are on."""
+        """Yield the enabled trackers."""
         for attribute in attrs.fields(type(self)):
             tracker = TRACKERS.get(attribute.name, attribute.type)
             chosen = tracker.chosen(getattr(self, attribute.name))
@@ -295,7 +295,7 @@ def _log_class(trackers: tuple[tuple[str, type[Tracker]], ...]) -> type[Log]:
 
 
 def tracker_of(op: str) -> type[Tracker] | None:
-    """The tracker that an op of a plan is of; None for other ops, and where it is not installed."""
+    """Return the tracker of a plan op; None for other ops and for trackers that are not installed."""
     return TRACKERS.of_kind(op.removeprefix(OP)) if op.startswith(OP) else None
 
 
@@ -303,7 +303,8 @@ def tracker_of(op: str) -> type[Tracker] | None:
 class Alerts:
     """`alerts { … }`: thresholds of alerts; `on … notify("command")` forwards an alert.
 
-    Each is raised once and taken back when it is over. A loss or gradient norm that is not a number always is one.
+    Each alert is raised once and cleared when the condition ends. A loss or gradient norm that is not finite always
+    raises one.
     """
 
     loss_spike: float | None = setting(
@@ -353,19 +354,19 @@ class Alerts:
 
 @frozen
 class Hook(UserComponent):
-    """`hook NAME { … }`: a function of your own with `@hook`, called at its place in a run; hooks of one place in the
-    order of the spec. Its settings are the parameters of the function."""
+    """`hook NAME { … }`: a function of your own with `@hook`, called at its place in a run; hooks of one place run in
+    the order of the spec. Its settings are the parameters of the function."""
 
     name: str = label(check=file_name)
 
     def args(self) -> dict[str, Any]:
-        """The JSON arguments of its node."""
+        """Return the JSON arguments of its node."""
         return {"user": self.call(), **self.declared}
 
 
 @frozen
 class StepBody(UserComponent):
-    """`step NAME { … }`: a function of your own with `@step`, in place of the forward and backward of a step. Its
+    """`step NAME { … }`: a function of your own with `@step` instead of the forward and backward of a step. Its
     settings are the parameters of the function."""
 
     name: str = label(check=file_name)
@@ -373,7 +374,7 @@ class StepBody(UserComponent):
 
 @frozen
 class EvaluationBody(UserComponent):
-    """`evaluation_step NAME { … }`: a function of your own with `@evaluation_step`, in place of the forward of
+    """`evaluation_step NAME { … }`: a function of your own with `@evaluation_step` instead of the forward of
     evaluations. Its settings are the parameters of the function."""
 
     name: str = label(check=file_name)

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import attrs
 from attrs import field, frozen
 
-# Bytes of UTF-8. File systems take 255; what is put behind a name, as the time at which a run is set aside, needs some.
+# Bytes of UTF-8. File systems allow 255; suffixes, such as the time at which a run is set aside, need some of them.
 LONGEST: Final = 200
 _VARIABLE: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")
@@ -21,8 +21,8 @@ _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 @frozen
 class TextCheck:
-    """Which texts are allowed. words: the rule for the docs. hint: what to write instead. pattern: a part of the rule
-    for editors, empty for none."""
+    """Rule for allowed texts. words: the rule for the docs. hint: what to write instead. pattern: the part of the rule
+    that editors can check; empty: none."""
 
     words: str
     hint: str | None
@@ -30,7 +30,7 @@ class TextCheck:
     _problem: Callable[[str], str | None] = field(repr=False)
 
     def __call__(self, value: Any) -> str | None:
-        """What is wrong with a text, or with one of a list, as the end of a sentence; None if nothing is."""
+        """Return what is wrong with a text, or with one of a list, as the end of a sentence; None if valid."""
         texts = [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, str)]
         return next((problem for text in texts if (problem := self._problem(text)) is not None), None)
 
@@ -95,7 +95,7 @@ web_origin: Final = TextCheck(
 
 
 class Auto:
-    """The value `auto`: the planner derives it, and the plan shows what it derived and why."""
+    """The value `auto`: the planner derives it, and the plan shows the derived value and why."""
 
     _instance: "Auto | None" = None
 
@@ -111,30 +111,27 @@ AUTO: Final = Auto()
 
 
 class Role(StrEnum):
-    """What a setting is about; decides whether it belongs to the identity of an experiment (`config_id`)."""
+    """Purpose of a setting; decides whether it belongs to the identity of an experiment (`config_id`)."""
 
-    EXPERIMENT = "experiment"  # changes what is learned
-    BUDGET = "budget"  # how long
-    CADENCE = "cadence"  # when something is looked at or saved
-    PATH = "path"  # where things lie
-    MESH = "mesh"  # over which ranks, and how the work is cut
-    EXECUTION = "execution"  # which kernel, how many threads: the same experiment
+    EXPERIMENT = "experiment"  # affects the result
+    BUDGET = "budget"  # length of training
+    CADENCE = "cadence"  # when something is evaluated or saved
+    PATH = "path"  # file locations
+    MESH = "mesh"  # ranks, and the division of work
+    EXECUTION = "execution"  # kernels, threads: the same experiment
 
 
 @attrs.frozen(kw_only=True)
 class Setting:
     """Metadata of one field, stored under `attrs` metadata key `setting`.
 
-    doc: one line for people. units: the units a `Quantity` may have here. check: the range of the value, or the rule
-    that a text follows.
-    role: see `Role`. example: a value as it is written in a spec.
-    only: the block labels (a model family, a scheduler kind) that have this setting; empty means all of them.
-    required_by: the labels that must give it although it has a default, which is what all other labels have.
-    names: what the free names of a block stand for, as the datasets of `mixture`. The setting then is a dict of all of
-    them and has no name of its own.
-    added: plans were made before there was this setting; they keep their ids, as no plan speaks of its default.
-    registry: of the components whose names it takes.
-    without: of a block inside a block, the settings that it does not have there.
+    doc: one line for the docs. units: the units of a `Quantity`. check: the range of the value, or the rule for a text.
+    role: see `Role`. example: a value as written in a spec. only: block labels (a model family, a scheduler kind) that
+    have this setting; empty: all. required_by: labels that must set it although it has a default for all other labels.
+    names: the meaning of the free names of a block, such as the datasets of `mixture`; the setting then is a dict of
+    all of them without a name of its own. added: the setting is newer than existing plans; plans omit its default, so
+    their ids stay. registry: of the components whose names it takes. without: settings that a nested block does not
+    have there.
     """
 
     doc: str
@@ -164,9 +161,9 @@ def setting(
     added: bool = False,
     without: tuple[str, ...] = (),
 ) -> Any:
-    """Declare a field of a block; without `default` the spec must give it.
+    """Declare a field of a block; without `default` the spec must set it.
 
-    A name that Python keeps for itself is declared with a `_` behind it, which specs do not see: `from_` is `from`.
+    A name that Python reserves is declared with `_` appended, which specs do not see: `from_` is `from`.
     """
     meta = Setting(
         doc=doc,
@@ -184,43 +181,43 @@ def setting(
 
 
 def component_name(registry: Any, *, role: Role) -> Any:
-    """Declare a field that names a component; by default that of the registry.
+    """Declare a field that names a component; the default is that of the registry.
 
-    What is registered is not known before everything is imported: `settings_of` says which words there are, and what
-    they mean.
+    The registered components are unknown until everything is imported: `settings_of` returns the words and their
+    meaning.
     """
     meta = Setting(doc="", role=role, registry=registry)
     return attrs.field(factory=lambda: registry.default.kind, metadata={"setting": meta}, kw_only=True)
 
 
 def is_unspoken(attribute: attrs.Attribute, meta: Setting, value: Any) -> bool:
-    """Whether plans are silent on a value: the default of a setting that was added when there were plans already."""
+    """Return True if plans omit a value: the default of a setting that is newer than existing plans."""
     default = attribute.default
     usual = default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
     return meta.added and value == usual
 
 
 def label(*, check: TextCheck) -> Any:
-    """Declare the text that a label fills, with the rule it follows; other labels need no declaration."""
+    """Declare the text that a label fills and its rule; other labels need no declaration."""
     return attrs.field(metadata={"check": check})
 
 
 def settings_of(block: type) -> Mapping[str, tuple[attrs.Attribute, Setting]]:
-    """Name → (attribute, metadata) for every setting of a block class that has a name, in the order of definition."""
+    """Return name → (attribute, metadata) of every named setting of a block class, in order of definition."""
     if (registry := block.__dict__.get("components")) is not None:
         return registry.settings()
     settings, of_components = _settings_of_class(complete(block))
     if not of_components:
         return settings
-    # Their words are the names that are registered by now.
+    # The words are the names registered by now.
     now = {name: _naming(settings[name][0]) for name in of_components}
     return {**settings, **{name: (attribute, attribute.metadata["setting"]) for name, attribute in now.items()}}
 
 
-# Asked for thousands of times a plan. Not without end: each function of the user's own is a class.
+# Called thousands of times per plan. Bounded, because each user function is a class.
 @lru_cache(maxsize=1024)
 def _settings_of_class(block: type) -> tuple[Mapping[str, tuple[attrs.Attribute, Setting]], tuple[str, ...]]:
-    """The settings of a class, and those of them that name a component."""
+    """Return the settings of a class, and the names of those that name a component."""
     settings = {
         spelled(a): (a, meta) for a in attrs.fields(block) if (meta := a.metadata.get("setting")) and not meta.names
     }
@@ -228,13 +225,13 @@ def _settings_of_class(block: type) -> tuple[Mapping[str, tuple[attrs.Attribute,
 
 
 def complete(block: type) -> type:
-    """The class of the objects of a block: another one where its settings are components, which are loaded late."""
+    """Return the class of a block's objects: a different one if its settings are components, which are loaded late."""
     make = block.__dict__.get("complete")
     return block if make is None else make.__get__(None, block)()
 
 
 def attributes_of(block: type) -> tuple[attrs.Attribute, ...]:
-    """`attrs.fields`, where settings that name a component have the names that there are."""
+    """Return `attrs.fields`, with the registered names in settings that name a component."""
     return tuple(_naming(a) if _names_component(a) else a for a in attrs.fields(block))
 
 
@@ -244,7 +241,7 @@ def _names_component(attribute: attrs.Attribute) -> bool:
 
 
 def _naming(attribute: attrs.Attribute) -> attrs.Attribute:
-    """A setting with the names of all components as its words, and with what their docstrings say first."""
+    """Return the setting with all component names as its words, documented by the components' docstrings."""
     meta = attribute.metadata["setting"]
     first = {name: (each.__doc__ or "").partition("\n\n")[0] for name, each in meta.registry.items()}
     says = {name: " ".join(text.partition("`: ")[2].split()).removesuffix(".") for name, text in first.items()}
@@ -257,12 +254,12 @@ def _naming(attribute: attrs.Attribute) -> attrs.Attribute:
 
 
 def spelled(attribute: attrs.Attribute) -> str:
-    """The name of an attribute as a spec writes it."""
+    """Return the name of an attribute as a spec writes it."""
     return attribute.name.removesuffix("_")
 
 
 def open_setting(block: type) -> tuple[attrs.Attribute, Setting] | None:
-    """The setting that takes every name a block has no other setting for; None where all names are fixed."""
+    """Return the setting that takes every name a block has no other setting for; None if all names are fixed."""
     if "components" in block.__dict__:
         return None
     return next(((a, meta) for a in attrs.fields(block) if (meta := a.metadata.get("setting")) and meta.names), None)
@@ -273,10 +270,10 @@ def open_setting(block: type) -> tuple[attrs.Attribute, Setting] | None:
 
 @attrs.frozen(kw_only=True)
 class Range:
-    """Which values are allowed: a function for the compiler, and data for the docs and for editors.
+    """Range of allowed values: a function for the compiler, and data for the docs and for editors.
 
-    low and high belong to the range, above and below do not. percent: `high` bounds percentages only. count: the value
-    is a list of so many numbers.
+    low and high are inclusive, above and below exclusive. percent: `high` bounds percentages only. count: the value is
+    a list of this many numbers.
     """
 
     low: float | None = None
@@ -287,7 +284,7 @@ class Range:
     count: int | None = None
 
     def __call__(self, value: Any) -> str | None:
-        """What is wrong with a value, as the end of a sentence ("must be above 0"); None if nothing is."""
+        """Return what is wrong with a value, as the end of a sentence ("must be above 0"); None if valid."""
         value = tuple(value.values()) if isinstance(value, dict) else value
         amounts = [getattr(each, "value", each) for each in (value if isinstance(value, tuple) else (value,))]
         bounded = not self.percent or getattr(value, "unit", None) == "%"
@@ -307,7 +304,7 @@ class Range:
         )
 
     def has_values(self, *, whole: bool) -> bool:
-        """Whether any number, or whole number, is allowed."""
+        """Return True if the range contains a number, or a whole number."""
         low = self.above if self.low is None else self.low
         high = self.below if self.high is None else self.high
         if low is None or high is None:
@@ -333,19 +330,19 @@ class Range:
 
     @property
     def words(self) -> str:
-        """The range for the docs: "above 0", "between 0.01 and 1", "0% to 100%"."""
+        """Range for the docs: "above 0", "between 0.01 and 1", "0% to 100%"."""
         if self.percent:
             return f"{self.low:.12g}% to {self.high:.12g}%"
         return self._must.removeprefix("be ").removeprefix("lie ").replace("not be", "not")
 
 
-# Whole numbers without a bound of their own: beyond it the int64 of tensors, records and files cannot hold them.
+# Largest integer of the int64 in tensors, records and files.
 LARGEST: Final = 2**63 - 1
 
 
 positive: Final = Range(above=0)
 not_negative: Final = Range(low=0)
-share: Final = Range(low=0, high=100, percent=True)  # a percentage, or an amount that is not negative
+share: Final = Range(low=0, high=100, percent=True)  # a percentage, or a non-negative amount
 momentum_pair: Final = Range(low=0, below=1, count=2)
 proper_fraction: Final = Range(above=0, below=1)
 
@@ -355,19 +352,19 @@ def at_least(bound: float) -> Range:
 
 
 def between(low: float, high: float) -> Range:
-    """Both bounds belong to the range."""
+    """Return a range that includes both bounds."""
     return Range(low=low, high=high)
 
 
-# What the generators of torch and numpy take.
+# Accepted by the generators of torch and numpy.
 seed_range: Final = between(0, 2**64 - 1)
-# Of ranks: beyond what any machine has, and few enough to try them one by one.
+# Ranks: more than any machine has, and few enough to try one by one.
 rank_count: Final = between(1, 1_000_000)
 
 
 @attrs.frozen
 class Conflict:
-    """A setting that does not fit the rest of a spec. setting: its name. hint: what to write."""
+    """A setting that conflicts with the rest of a spec. setting: its name. hint: what to write."""
 
     setting: str
     message: str

@@ -1,4 +1,4 @@
-"""Many runs of one experiment: `sweep`, and the methods that choose what its trials try."""
+"""Sweeps: many runs of one experiment (`sweep`), and the methods that choose trial values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
@@ -13,51 +13,51 @@ from xtrain.dsl.values import Dimension, Metric, Quantity
 METHODS: Final = Registry["Method"]("method", "searches")
 
 Point = Mapping[str, str]
-"""What a trial tries: setting → its value, as `--set` takes it; in the order of the sweep."""
+"""Values of a trial: setting → value, as `--set` takes it; in the order of the sweep."""
 
 
 @frozen
 class Halving:
-    """Trials are compared at rungs, and only the best share of each goes on.
+    """Early stopping: trials are compared at rungs, and only the best share continues.
 
-    first: budget of a trial up to the first rung. factor: the budget of a rung over that of the one before; of those
-    that have come to a rung, one in so many goes on.
+    first: budget of a trial up to the first rung. factor: ratio of the budgets of consecutive rungs; one in `factor` of
+    the trials that reach a rung continues.
     """
 
     first: Quantity
     factor: int
 
 
-# The module `…_run` beside one that suggests has `suggest` and `open_study`, see `runtime/jobs/sweep.py`.
+# The module `…_run` next to a method that suggests has `suggest` and `open_study`, see `runtime/jobs/sweep.py`.
 @METHODS.base
 class Method(Component):
     """`method NAME { … }` inside `sweep`: how the values of trials are chosen, and which trials are stopped early."""
 
     packages: ClassVar[tuple[str, ...]] = ()
-    """What a driver of such a sweep must be able to import."""
+    """Packages that the driver of such a sweep must be able to import."""
     everything: ClassVar[bool] = False
-    """Whether it tries all there is, and `trials` says nothing."""
+    """True if it tries all points, regardless of `trials`."""
 
     def points(self, over: Mapping[str, Dimension], trials: int) -> Sequence[Point]:
-        """The points of the first trials, which no result changes: all of them, unless `suggests`."""
+        """Return the points of the first trials, which do not depend on results: all points, unless `suggests`."""
         raise NotImplementedError
 
     @property
     def suggests(self) -> bool:
-        """Whether later points follow from the results of earlier ones."""
+        """True if later points depend on the results of earlier ones."""
         return False
 
     @property
     def halving(self) -> Halving | None:
-        """Where trials are compared on their way; None: each is trained to its end."""
+        """Rungs at which trials are compared; None: every trial runs to its end."""
         return None
 
     def needed(self) -> tuple[str, ...]:
-        """Of `packages` those that these settings need."""
+        """Required ones of `packages` with these settings."""
         return self.packages
 
     def args(self) -> dict[str, Any]:
-        """The method and its settings as JSON."""
+        """Return the method and its settings as JSON."""
         values = {name: getattr(self, a.name) for name, (a, _) in settings_of(type(self)).items()}
         plain = {
             name: f"{value.value} {value.unit}" if isinstance(value, Quantity) else value
@@ -66,7 +66,7 @@ class Method(Component):
         return {"kind": self.kind, **plain}
 
     def does(self) -> str:
-        """What it does, in words."""
+        """Return a description of the method."""
         raise NotImplementedError
 
 
@@ -106,5 +106,5 @@ class Sweep:
 
     @property
     def count(self) -> int:
-        """Trials, where the method does not try everything."""
+        """Number of trials, if the method does not try everything."""
         return 20 if self.trials is None else self.trials

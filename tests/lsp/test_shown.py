@@ -59,7 +59,7 @@ def shown(text: str, word: str) -> str:
         ("eval", "`eval DATASET { … }`"),
         ("sigterm", EVENTS["sigterm"][0]),
         ("auto", "**parallel.fsdp.size: 1** (the only rank)"),
-        ("every", "what happens periodically"),
+        ("every", "actions that run periodically"),
         ("let", "a constant of this file"),
         ("synthetic", "`synthetic("),
         ("batches", "batches to evaluate"),
