@@ -27,8 +27,8 @@ from xtrain.runtime.observe.stopping import StopRequests
 
 @contextmanager
 def beside(device: torch.device) -> Iterator[None]:
-    """What is sent and read meanwhile is ordered among itself, and not behind what a CUDA device still computes: the
-    host waits for the former alone. Only for tensors that are made inside; on other devices it does nothing."""
+    """Run collectives on a separate CUDA stream, so that the host waits for them and not for running computation. Use
+    only tensors that are created inside; no effect on other devices."""
     if device.type != "cuda":
         yield
         return
@@ -42,7 +42,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class Agreement:
-    """What ranks tell each other between steps, in one sum over all of them."""
+    """One all-reduce per step that shares stop requests, limits, commands and alerts among all ranks."""
 
     def __init__(
         self, requests: StopRequests, clocks: Clocks, control: Control, alert_actions: AlertActions | None = None
@@ -54,10 +54,10 @@ class Agreement:
         self._limit = 0
         self._rank: Rank | None = None
         self.beyond: Callable[[list[float]], list[float]] | None = None
-        """Adds numbers up over replica groups; raises StepAgain on all ranks of this one where that fails."""
+        """Sums numbers over replica groups; raises StepAgain on all ranks of this group if that fails."""
 
     def among(self, rank: Rank, limits: "Limits | None") -> None:
-        """From now on ranks ask for signals, for limits where there are any, and for commands."""
+        """Register signals, limits (if any), commands and alerts for the agreement."""
         self._rank, self._limits = rank, limits
         self._signals = [(event, self._clocks.ask_for(self._asked(event), everywhere=True)) for event in SIGNALS]
         if limits is not None:
@@ -70,11 +70,11 @@ class Agreement:
         return lambda: event in received
 
     def meet(self, *counts: float) -> list[float]:
-        """Each of `counts` summed over all ranks. Raises Halt on all ranks alike if the run is to stop."""
+        """Sum each of `counts` over all ranks. Raises Halt on all ranks alike if the run is to stop."""
         return self._meet(counts, waiting=False)
 
     def meet_waiting(self) -> None:
-        """The same between steps: clocks that run out are heard of at the next step."""
+        """Agree between steps, while the run waits; expired clocks are noticed at the next step."""
         self._meet((), waiting=True)
 
     def _meet(self, counts: tuple[float, ...], *, waiting: bool) -> list[float]:
@@ -82,7 +82,7 @@ class Agreement:
         assert rank is not None
         values = [*counts, *self._clocks.ask(first=rank.leads, waiting=waiting)]
         if rank.world_size > 1:
-            with beside(rank.device):  # the update of the step before may be under way
+            with beside(rank.device):  # the previous step's update may still be running
                 shared = torch.tensor(values, dtype=torch.float64, device=rank.device)
                 dist.all_reduce(shared)
                 values = numbers(shared, [1.0] * len(counts) + [0.0] * (len(values) - len(counts)))
@@ -103,12 +103,12 @@ class Agreement:
         return summed
 
     def _halt(self, event: str, reason: str) -> None:
-        self._requests.hurry(event)  # on the ranks that knew nothing yet, too
+        self._requests.hurry(event)  # also on ranks that did not receive it
         raise Halt(event, reason)
 
 
 class Limits:
-    """What the first rank looks for besides signals. Numbers stand for events where all ranks hear of them."""
+    """Time limit and stop file, which the first rank checks. A number stands for each event when ranks agree."""
 
     def __init__(self, time_limit_seconds: float | None, stop_file: str | None) -> None:
         began = float(os.environ.get(BEGAN, time.monotonic()))
@@ -116,11 +116,11 @@ class Limits:
         self._end = None if time_limit_seconds is None else began + time_limit_seconds
         self._file = None if stop_file is None else Path(stop_file)
         self.passed = 3 if self._is_there() else 0
-        """1: the time is over; 2: the file is there; 3: it was there from the start; 0: none of them."""
+        """1: the time limit is over; 2: the stop file exists; 3: it existed from the start; 0: none of these."""
         self.look()
 
     def look(self) -> None:
-        """See whether anything has been passed; called beside training."""
+        """Check the limits; called in the background."""
         if self.passed == 0 and self._end is not None and time.monotonic() >= self._end:
             self.passed = 1
         if self.passed == 0 and self._is_there():
@@ -130,10 +130,10 @@ class Limits:
         try:
             return self._file is not None and self._file.exists()
         except OSError:
-            return False  # in a folder that may not be looked into
+            return False  # the folder may not be read
 
     def named(self, number: int) -> tuple[str, str]:
-        """(event, why it occurred)."""
+        """Return (event, reason)."""
         if number == 1:
             return "time_limit", f"launch.time_limit of {self._seconds:g} s is over"
         if number == 2:
@@ -144,7 +144,7 @@ class Limits:
         )
 
 
-# Between two looks of ranks that wait: nobody notices a fifth of a second, and nothing is busy meanwhile.
+# Seconds between checks of waiting ranks: unnoticeable, and without busy waiting.
 WAIT_SECONDS = 0.2
 
 
@@ -157,12 +157,12 @@ def pause(
     under_way: UnderWay,
     beat: HeartbeatWriter | None = None,
 ) -> StepCall:
-    """Wait until the run is to go on. Commands are carried out meanwhile; raises Halt if it is to stop."""
+    """Wait until the run is resumed, carrying out commands meanwhile. Raises Halt if it is to stop."""
 
     def run(step: Step) -> None:
         assert control.order is not None
         under_way.cut_short("the run is paused")
-        records.flush(progress.step)  # who looks at a run that waits is to see its last step
+        records.flush(progress.step)  # shows the last step while the run waits
         control.paused, began = True, time.monotonic()
         control.report(control.order, ControlState.DONE, f"the run is paused after step {progress.step:,}")
         while control.paused and not control.stopping:

@@ -1,6 +1,6 @@
-"""Alerts of a run (`setup.alerts`): who is notified, and what all ranks do about one.
+"""Alerts of a run (`setup.alerts`): who is notified, and the actions of all ranks.
 
-Commands of a user run beside training, on the first rank, and cannot harm the run.
+Commands of a user run in the background on the first rank and cannot harm the run.
 """
 
 import os
@@ -38,28 +38,28 @@ from xtrain.runtime.observe.watch import Poller, Watchdog
 
 
 def informs(node: Node) -> bool:
-    """Whether a node is a command that the first rank runs when the alert is raised, before the others hear of it."""
+    """Return True if a node is a command that the first rank runs as soon as the alert is raised."""
     action = action_of(node.op)
     return action is not None and action.informs
 
 
 @define(eq=False)
 class AlertActions:
-    """The triggers of a plan that do more at an alert than run commands, and which of them are due.
+    """Triggers of a plan that do more on an alert than run commands, and the ones that are due.
 
-    `due` is all that a step without one looks at. Nothing is exchanged where the plan has no such trigger.
+    A step without alerts only checks `due`. Ranks exchange nothing if the plan has no such trigger.
     """
 
     triggers: tuple[Trigger, ...]
     due: list[Trigger] = field(factory=list)
-    _waiting: int = 0  # a bit for each trigger; of the first rank
+    _waiting: int = 0  # a bit for each trigger; on the first rank
     _lock: threading.Lock = field(factory=threading.Lock)
     _clocks: Clocks | None = None
     _number: int = 0
 
     @classmethod
     def of(cls, plan: Plan, alerts: tuple[str, ...]) -> "AlertActions":
-        """alerts: the events that are some."""
+        """Select the triggers that act on all ranks. alerts: names of the events that are alerts."""
 
         def acts(trigger: Trigger) -> bool:
             return trigger.stop or not all(informs(plan.node(node)) for node in trigger.nodes)
@@ -67,12 +67,12 @@ class AlertActions:
         return cls(tuple(each for each in plan.timeline.triggers if each.event in alerts and acts(each)))
 
     def ask_through(self, clocks: Clocks) -> None:
-        """Let all ranks hear of what is raised, if any of it concerns them."""
+        """Share raised alerts with all ranks, if any trigger acts on them."""
         if self.triggers:
             self._clocks, self._number = clocks, clocks.ask_for(self._take)
 
     def raised(self, kind: str) -> None:
-        """An alert was raised; of the first rank, any thread."""
+        """Note that an alert was raised; on the first rank, from any thread."""
         for number, trigger in enumerate(self.triggers):
             if trigger.event == kind:
                 with self._lock:
@@ -86,25 +86,25 @@ class AlertActions:
         return found
 
     def hear(self) -> None:
-        """After an agreement: what is due behind this step, on all ranks alike."""
+        """After an agreement, collect the triggers that are due after this step; alike on all ranks."""
         if self._clocks is not None and (heard := self._clocks.value(self._number)):
             self.due += [each for number, each in enumerate(self.triggers) if heard >> number & 1]
 
     def take(self) -> list[Trigger]:
-        """What is due, once."""
+        """Return the due triggers and clear them."""
         found, self.due = self.due, []
         return found
 
 
 # Seconds between two starts of a command for the same kind of alert.
 PAUSE_SECONDS: Final = 60.0
-# Seconds that a command gets to leave, once it was asked to.
+# Seconds that a command gets to exit after SIGTERM.
 GRACE_SECONDS: Final = 5.0
-# Seconds that a run waits for commands at its end: for longer than their limit.
+# Seconds that a run waits for commands at its end; longer than their time limit.
 CLOSE_SECONDS: Final = 45.0
-# Seconds that they get to leave, where the run has to.
+# Seconds that commands get to exit if the run has to end.
 LEAVE_SECONDS: Final = 0.5
-# What makes a process a rank: a command that trains or tests something must not take itself for one.
+# Variables that make a process a rank: a command that trains or tests something must not inherit them.
 OF_RANKS: Final = (
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
     "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "XTRAIN_BEGAN", "XTRAIN_RESTART", "XTRAIN_FIRST_STEP",
@@ -114,7 +114,7 @@ OF_LAUNCHERS: Final = ("TORCHELASTIC_", "PET_")
 
 @frozen(kw_only=True)
 class Message:
-    """What a command is told."""
+    """Message of an alert or event for a command."""
 
     kind: str
     text: str
@@ -126,8 +126,8 @@ class Message:
 
 @define(eq=False)
 class Notifier:
-    """Runs commands, each in a thread that waits for it. total: the steps of the run, None where they are not known.
-    hidden: variables whose `env(NAME)` in a command stands for the value."""
+    """Runner of notification commands, each in a thread that waits for it. total: the steps of the run, None if
+    unknown. hidden: variables whose `env(NAME)` in a command stands for the value."""
 
     records: Records
     progress: Progress
@@ -142,7 +142,7 @@ class Notifier:
     _left_out: dict[tuple[str, str], int] = field(factory=dict)
 
     def alert(self, commands: list[tuple[str, float]], finding: Finding, step: int) -> None:
-        """An alert was raised: run its commands, but for those that run still or have run a moment ago."""
+        """Run the commands of an alert, except those that are still running or ran a moment ago."""
         for command, seconds in commands:
             message = Message(
                 kind=finding.kind,
@@ -155,7 +155,7 @@ class Notifier:
             self.start(command, seconds, message, pause=PAUSE_SECONDS)
 
     def trigger(self, kind: str, command: str, seconds: float, loss: float) -> None:
-        """Something else has happened: the run has come to a step, is to stop, or has ended."""
+        """Run a command for another event: a tick, a stop or the end of the run."""
         step, known = self.progress.step, isfinite(loss)
         of = "" if self.total is None else f" of {self.total:,}"
         at = f"after step {step:,}{of}" + (f", loss {loss:.4g}" if known else "")
@@ -167,7 +167,7 @@ class Notifier:
         self.start(command, seconds, message, pause=0.0)
 
     def start(self, command: str, seconds: float, message: Message, *, pause: float) -> None:
-        """Run a command without waiting for it, unless it runs for the same thing already. Never raises."""
+        """Run a command without waiting, unless it is running for the same event. Never raises."""
         key = (message.kind, command)
         with self._lock:
             before = self._begun.get(key)
@@ -181,12 +181,12 @@ class Notifier:
             self._running[key], self._begun[key] = thread, time.monotonic()
             try:
                 thread.start()
-            except RuntimeError:  # the machine gives no thread
+            except RuntimeError:  # no more threads on this machine
                 del self._running[key]
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Wait at most so many seconds for the commands that run, each of which has a limit, then end them; not for a
-        disk that takes no record of them."""
+        """Wait up to `seconds` for running commands, then kill them; does not wait for a disk that cannot record their
+        results."""
         self._await(min(seconds, CLOSE_SECONDS))
         with self._lock:
             self._over = bool(self._running)
@@ -213,7 +213,7 @@ class Notifier:
         event = NotifyEvent(
             step=message.step, kind=message.kind, command=command, exit_code=code, seconds=took, detail=detail
         )
-        with suppress(Exception):  # a disk that takes no record is told of elsewhere
+        with suppress(Exception):  # a full disk is reported elsewhere
             self.records.event(event, every_rank=True)
             if code != 0:
                 text = f"notify on {message.kind}: `{command}` {detail}; its output is in logs/notify.log"
@@ -223,7 +223,7 @@ class Notifier:
             self._processes.pop(key, None)
 
     def _wait(self, key: tuple[str, str], command: str, seconds: float, message: Message) -> tuple[int | None, str]:
-        """(exit code, None if it was ended; what became of it)."""
+        """Return (exit code or None if killed, outcome in words)."""
         with self._log() as log:
             head = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message.kind}, step {message.step}: {command}\n"
             with suppress(OSError):
@@ -259,7 +259,7 @@ class Notifier:
             return Path(os.devnull).open("wb")
 
     def _variables(self, message: Message) -> dict[str, str]:
-        """The environment of the run as it was given, without what made this process a rank."""
+        """Return the original environment without the variables that make this process a rank."""
         inherited = {
             name: value
             for name, value in self.environment.items()
@@ -279,7 +279,7 @@ class Notifier:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """End a command and all that it has started."""
+    """Stop a command and all its child processes."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         _signal(process, number)
         with suppress(subprocess.TimeoutExpired):
@@ -287,12 +287,12 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def _signal(process: subprocess.Popen, number: int) -> None:
-    """Send a signal to a command and all that it has started."""
+    """Send a signal to a command and all its child processes."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 
 
-# Seconds between two looks at how much is free: a disk fills in minutes, and some file systems answer slowly.
+# Seconds between checks of free space: a disk fills in minutes, and some file systems answer slowly.
 DISK_SECONDS: Final = 5.0
 
 
@@ -317,7 +317,7 @@ def alerts(
     checkpoint_bytes: int | None,
     stalled_seconds: float | None,
 ) -> "AlertMonitor":
-    """Begin to look for signs that something is wrong, those of numbers on the first rank alone."""
+    """Start watching for signs of trouble; metrics only on the first rank."""
     planned = planned_bytes(plan, rank) if memory is not None and rank.device.type == "cuda" else None
     found = AlertMonitor(
         planned_bytes=planned,
@@ -345,9 +345,10 @@ def alerts(
 
 @define(eq=False, kw_only=True)
 class AlertMonitor:
-    """What is watched on this rank, None where nothing is. Findings come from any thread and are told one by one.
+    """Alert detectors of this rank; None for those not used. Findings may come from any thread and are reported one by
+    one.
 
-    planned_bytes: what this rank is planned to hold, None where nothing is measured that could be held against it.
+    planned_bytes: memory that the plan expects on this rank, None if it is not measured.
     """
 
     records: Records
@@ -366,7 +367,7 @@ class AlertMonitor:
     _report_lock: threading.Lock = field(factory=threading.Lock)
 
     def step_done(self, step: Step, seconds: float) -> None:
-        """A step has ended whose loss and norm are numbers; `seconds` it took."""
+        """Update detectors after a finite step that took `seconds`."""
         if self._nonfinite:
             self._nonfinite = False
             self.report(
@@ -375,24 +376,24 @@ class AlertMonitor:
         if self.loss_spike is not None:
             self.report(self.loss_spike.take(step.minimised, step.phase), 1)
         if self.slow is not None and not step.warms_up:
-            self.report(self.slow.take(seconds / step.share), 1)  # as long as a step behind the ramp
+            self.report(self.slow.take(seconds / step.share), 1)  # scaled to a step after the batch ramp
 
     def bad_step(self, loss: float, grad_norm: float) -> None:
-        """The loss or the norm of the step is not a number, on all ranks alike."""
+        """Report a step whose loss or gradient norm is not finite; alike on all ranks."""
         if not self._nonfinite:
             self._nonfinite = True
             self.report(Finding("nonfinite", "raised", f"loss {loss:g}, gradient norm {grad_norm:g}", loss), 1)
 
     def logged(self, steps: int, seconds: float, waited: float, memory_share: float) -> None:
-        """Numbers of all ranks since the last record: seconds of all these steps, those waited for rows, and the
-        largest peak of memory as a share of what the plan says of the rank."""
+        """Update detectors with numbers of all ranks since the last record: seconds of these steps, seconds waited for
+        data, and peak memory as a share of the rank's plan."""
         if self.starvation is not None:
             self.report(self.starvation.take(steps, seconds, waited))
         if self.memory is not None:
             self.report(self.memory.take(memory_share))
 
     def look_at_disk(self) -> None:
-        """Called by the poller. Raises OSError where the file system cannot be asked."""
+        """Check free disk space; called by the poller. Raises OSError if the file system does not answer."""
         now = time.monotonic()
         if self.disk is None or (self._looked and now - self._looked < DISK_SECONDS):
             return
@@ -401,10 +402,10 @@ class AlertMonitor:
         self.report(self.disk.take(space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize))
 
     def report(self, finding: Finding | None, ahead: int = 0, *, every_rank: bool = False) -> None:
-        """Write what was found, and let everybody know whom the plan names for it. Any thread; never raises.
+        """Record a finding and run its commands and actions. Any thread; never raises.
 
-        ahead: 1 where it is about the step under way, which is not counted yet. every_rank: this rank is the one that
-        tells, whichever it is; else only the first one does.
+        ahead: 1 for a finding about the running step, which is not counted yet. every_rank: this rank reports;
+        otherwise only the first rank does.
         """
         if finding is None or not (every_rank or self.records.speaks):
             return
@@ -419,20 +420,20 @@ class AlertMonitor:
             ranks=[*finding.ranks],
         )
         with self._report_lock:
-            with suppress(EnvironmentFault, OSError):  # a disk that is full takes no record of it
+            with suppress(EnvironmentFault, OSError):  # a full disk takes no record
                 self.records.event(event, every_rank=every_rank)
             if finding.state == "raised":
                 self.alert_actions.raised(finding.kind)
                 self.notifier.alert(self._commands(finding.kind), finding, step)
 
     def _commands(self, kind: str) -> list[tuple[str, float]]:
-        """The commands that the plan has for an alert, with the seconds that each may take."""
+        """Return the plan's commands for an alert, with their time limits in seconds."""
         nodes = (node for each in self.plan.timeline.triggers if each.event == kind for node in each.nodes)
         found = [node for node in map(self.plan.node, nodes) if informs(node)]
         return [(node.args["command"], node.args["limit_seconds"]) for node in found]
 
 
 def planned_bytes(plan: Plan, rank: Rank) -> int:
-    """What the allocator of this rank is planned to give at the peak of a step: without what libraries take."""
+    """Return the planned peak of this rank's allocator in a step, without memory of libraries."""
     pp = rank.coordinates["pp"]
     return next(each.memory.allocated_bytes for each in plan.estimates.classes if each.pp == pp)

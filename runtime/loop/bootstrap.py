@@ -19,7 +19,7 @@ from xtrain.runtime.loop.preflight import check_device, check_world
 from xtrain.runtime.observe.records import Records
 from xtrain.runtime.observe.stopping import StopRequests
 
-# Ranks wait this long for the slowest in a collective: the longest wait is for a large dataset to be tokenised.
+# Ranks wait this long for the slowest in a collective; the longest wait is for tokenizing a large dataset.
 TIMEOUT = timedelta(hours=2)
 
 
@@ -39,13 +39,12 @@ def bootstrap(
     store: Store | None = None,
     replica: ReplicaGroup | None = None,
 ) -> Rank:
-    """Join the process group that RANK, WORLD_SIZE and LOCAL_RANK speak of; alone where they are not set.
+    """Join the process group described by RANK, WORLD_SIZE and LOCAL_RANK; without them run alone.
 
-    small_products: as of `set_matmul`. lazily: ranks connect over gloo where they first need each other, not all at
-    once. store: that of this start; None: the environment says where it is, and nothing was started there before.
-    replica: the replica group that these ranks are, of several.
+    small_products: see `set_matmul`. lazily: gloo ranks connect on first use. store: the store of this start; None:
+    take the address from the environment. replica: this rank's replica group, of several.
 
-    Raises EnvironmentFault if the world is not the one that the plan was made for, or the device is not there.
+    Raises EnvironmentFault if the world size differs from the plan or the device is missing.
     """
     requests.deadline_seconds = stop_deadline_seconds
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -61,13 +60,13 @@ def bootstrap(
     mesh: Mesh = plan.mesh
     if world > 1:
         if lazily:
-            os.environ["TORCH_GLOO_LAZY_INIT"] = "1"  # which gloo reads for every group
+            os.environ["TORCH_GLOO_LAZY_INIT"] = "1"  # read by gloo for every group
         backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=TIMEOUT, store=store or _own_store(), rank=number, world_size=world)
     assert [[a.name, a.size] for a in mesh.axes] == [list(a) for a in axes]
     rank = Rank(
         rank=number,
-        # Among those of its own group on this machine, where another group may come first.
+        # Local rank within its own group; another group may come first on this machine.
         local_rank=min(local, number),
         world_size=world,
         data_rank=mesh.data_rank(number),
@@ -83,13 +82,14 @@ def bootstrap(
 
 @op("setup.deterministic")
 def use_deterministic_algorithms(workspaces: str) -> None:
-    """Of this process, before it has computed anything. workspaces: of cuBLAS, which reads the environment then."""
+    """Set deterministic algorithms before this process computes anything. workspaces: of cuBLAS, which reads the
+    variable at its start."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = workspaces
     torch.use_deterministic_algorithms(True)
 
 
 def choose_device(kind: str, local_rank: int) -> torch.device:
-    """The device of this rank; `auto` is cuda where there is one. Raises EnvironmentFault where it is missing."""
+    """Return the device of this rank; `auto` is cuda if there is one. Raises EnvironmentFault if it is missing."""
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cpu":
@@ -109,22 +109,22 @@ def _own_store() -> Store:
 
 
 def use_threads(threads: int | None, local_world: int) -> None:
-    """Set the CPU threads of this rank; None: OMP_NUM_THREADS where it is set, else an even share of the cores."""
+    """Set the CPU threads of this rank; None: OMP_NUM_THREADS if set, else an even share of the cores."""
     if threads is None and "OMP_NUM_THREADS" not in os.environ:
         threads = max(1, len(os.sched_getaffinity(0)) // local_world)
     if threads is not None:
         torch.set_num_threads(threads)
-    # MKL's functions of vectors (cos, exp, log …) find out how exact they are to be in the first call of a process: of
-    # two threads that are in it at once, one computed cosines in fp32 that were wrong in the fourth digit.
+    # MKL's vector functions (cos, exp, log …) choose their accuracy in a process's first call: with two threads in that
+    # call, one computed fp32 cosines that were wrong in the fourth digit.
     torch.ones(16).cos()
 
 
 def set_matmul(setting: str, device: torch.device, *, small_products: bool = False) -> str:
-    """Choose how fp32 matrix products are computed, and return the setting that is in force.
+    """Choose how fp32 matrix products are computed; return the setting in force.
 
     `auto` takes `medium` on a CPU whose products keep fp32 accuracy under it: there it selects another library, not
-    another format. On processors and GPUs where it does round inputs, the probe sees it and `highest` stays.
-    small_products: so does it where the plan says that they are small, for which that library is slower.
+    another format. If the probe sees rounded inputs, or on a GPU, `highest` stays. small_products: products are so
+    small that the other library is slower; `highest` stays too.
     """
     if setting == "auto":
         faster = device.type == "cpu" and not small_products and _medium_is_exact()
@@ -133,12 +133,12 @@ def set_matmul(setting: str, device: torch.device, *, small_products: bool = Fal
     return setting
 
 
-# What is multiplied to see it: some versions of torch (2.11) round inputs of batches, and of large matrices, alone.
+# Shapes of the probe: torch 2.11 rounds inputs only of batches and of large matrices.
 _PROBED = (((64, 512), (512, 64)), ((4, 64, 64), (4, 64, 64)), ((512, 512), (512, 512)))
 
 
 def _medium_is_exact() -> bool:
-    """Whether products under `medium` are as near to fp64 as those under `highest`. Leaves `medium` in force."""
+    """Return True if products under `medium` are as close to fp64 as under `highest`. Leaves `medium` in force."""
     generator = torch.Generator().manual_seed(0)
     drawn = [tuple(torch.randn(shape, generator=generator) for shape in pair) for pair in _PROBED]
     exact = [left.double() @ right.double() for left, right in drawn]

@@ -58,7 +58,7 @@ from xtrain.runtime.store.stored_weights import WeightReader
 from xtrain.runtime.store.writing import Backend, Transaction, read_tensors
 
 Verify = Literal["content", "sizes"]
-# What is worth a warning of what became of a group.
+# Outcomes of restored groups that deserve a warning.
 WORDS: Final = {
     ("ema", "begun"): "the checkpoint has no averaged weights: the average starts from the weights of this step",
     ("ema", "dropped"): "the averaged weights of the checkpoint are dropped, because this plan has no `ema`",
@@ -67,7 +67,7 @@ WORDS: Final = {
 
 @frozen
 class Beginning:
-    """With what the run begins, and its live state from there on."""
+    """Starting point of a run, and its live state."""
 
     start: StartingPoint
     state: FullState
@@ -75,8 +75,8 @@ class Beginning:
 
 @op("setup.pretrained")
 def read_pretrained(plan: Plan, model: ModelParts, rank: Rank, records: Records, path: str, anew: bool = False) -> None:
-    """Take over the weights of another run, and nothing else of it; where this run goes on, they are read there. anew:
-    here too."""
+    """Read the weights of another run, nothing else; a resumed run skips this and reads its own checkpoint. anew: read
+    them here too."""
     if not anew and not _begins(plan, records):
         return
     collective, held = CollectiveErrors.of(rank), HeldCheckpoints()
@@ -115,10 +115,10 @@ def read_weights(
     anew: bool = False,
     grows: bool = False,
 ) -> None:
-    """Read this rank's pieces of the weights in a model's folder; a run that goes on reads its checkpoint instead, but
-    where they are wanted `anew`. grows: rows that its embedding and head do not have begin as the mean of the others.
+    """Read this rank's pieces of the weights in a model folder; a resumed run reads its checkpoint instead, unless
+    `anew`. grows: rows that the embedding and head lack start as the mean of the others.
 
-    Raises StorageFailed on all ranks where a file is not what it was when the plan was made, or has NaN.
+    Raises StorageFailed on all ranks if a file has changed since planning, or holds NaN.
     """
     if not anew and not _begins(plan, records):
         return
@@ -143,10 +143,10 @@ def read_adapter(
     task: str = "",
     anew: bool = False,
 ) -> None:
-    """Read this rank's pieces of an adapter that PEFT has saved; a run that goes on reads its checkpoint instead. task:
-    whose adapter it is, of several. anew: these all the same.
+    """Read this rank's pieces of a PEFT adapter; a resumed run reads its checkpoint instead, unless `anew`. task: whose
+    adapter it is, of several.
 
-    Raises StorageFailed on all ranks where a file is not what it was when the plan was made, or has NaN.
+    Raises StorageFailed on all ranks if a file has changed since planning, or holds NaN.
     """
     if not anew and starting_point(plan, records.directory).entry is not None:
         return
@@ -171,7 +171,7 @@ def read_files(
     records: Records,
     beat: HeartbeatWriter,
 ) -> None:
-    """Read this rank's pieces of all that is in some files. Raises StorageFailed on all ranks."""
+    """Read this rank's pieces of all weights in a folder. Raises StorageFailed on all ranks."""
 
     def read() -> tuple[int, float]:
         begin = time.perf_counter()
@@ -199,12 +199,12 @@ def read_files(
 
 
 def _begins(plan: Plan, records: Records) -> bool:
-    """Whether the run reads the weights that it begins with: those that checkpoints do not hold each time."""
+    """Return True if the run reads its initial weights: on a fresh start, or because checkpoints leave some out."""
     return bool(base_names(plan)) or starting_point(plan, records.directory).entry is None
 
 
 def _read_quantised(reader: WeightReader, found: QuantisedParameter) -> None:
-    """All of one matrix at a time, in fp32, which the formats of files fit in."""
+    """Read and quantize one whole matrix at a time, in fp32, which holds every stored format."""
 
     def matrix(expert: int | None = None) -> Tensor:
         whole = torch.empty(found.matrix.shape[-2:], dtype=torch.float32)
@@ -218,7 +218,7 @@ def _read_quantised(reader: WeightReader, found: QuantisedParameter) -> None:
 
 
 def store_all(quantised: list[QuantisedParameter], source: WholeTensors, before: str) -> None:
-    """Store matrices that a checkpoint has in a number format, one at a time. before: what their names begin with."""
+    """Quantize matrices that a checkpoint stores unquantized, one at a time. before: prefix of their names."""
     for found in quantised:
         store(found, source.read(f"{before}{found.name}").to(found.parameter.device))
 
@@ -240,7 +240,7 @@ def resume(
     base: str | None = None,
     kept_completions: KeptFile | None = None,
 ) -> Beginning:
-    """Take over the full state that the run begins with, if there is one: the one named, or the latest of the run."""
+    """Restore the full state that the run starts from, if any: the named one, or the latest of the run."""
     state = FullState(
         plan=plan,
         rank=rank,
@@ -253,7 +253,7 @@ def resume(
         completions=kept_completions,
     )
     window.clear()
-    if rank.replica is not None and rank.replica.comes_back:  # another group has what it goes on from
+    if rank.replica is not None and rank.replica.comes_back:  # another group sends the state to resume from
         return Beginning(StartingPoint(entry=None, own=False, anew=False), state)
     collective = CollectiveErrors.of(rank)
     collective.first(lambda: finish_rollback(records.directory))
@@ -273,12 +273,12 @@ def resume(
         records.go_on_with(record, start.step)
     _report(restored, state, start, records)
     if feed.batch is not None and feed.batch.past is not None and not waits(plan):
-        see_horizon(plan, feed, rank, records, progress)  # what is counted in tokens, from here on
+        see_horizon(plan, feed, rank, records, progress)  # recompute lengths in tokens from this step
     return Beginning(start, state)
 
 
 def _report(restored: Restored, state: FullState, start: StartingPoint, records: Records) -> None:
-    """Say what a run goes on from, and in what it does not go on as before."""
+    """Report the checkpoint that a run resumes from, and every change from before."""
     assert start.entry is not None
     messages = restored.remarks.in_words() if restored.remarks else []
     before, now = start.entry.state()["steps"], state.feed.steps
@@ -295,7 +295,8 @@ def _report(restored: Restored, state: FullState, start: StartingPoint, records:
 
 
 def _other_budget(feed: Feed, before: int) -> bool:
-    """Whether a run had another budget when its budget had `before` steps; another batch alone does not change it."""
+    """Return True if the run's budget has changed since it had `before` steps; another batch size alone does
+    not count."""
     batch = feed.batch
     return batch is None or before != batch.steps_with(batch.row_sizes if batch.past is None else batch.past)
 
@@ -303,7 +304,7 @@ def _other_budget(feed: Feed, before: int) -> bool:
 def _newest_intact(
     start: StartingPoint, collective: CollectiveErrors, records: Records, *, content: bool
 ) -> StartingPoint:
-    """The newest checkpoint of the run whose content is intact, with a word about each that is not."""
+    """Return the newest intact checkpoint of the run, with a warning for each damaged one."""
     folder = CheckpointFolder(records.directory / "checkpoints")
 
     def report(entry: CheckpointEntry, flaw: str) -> None:
@@ -317,7 +318,7 @@ def _newest_intact(
         message = f"checkpoint {named or 'latest'} is damaged or missing; resuming from {entry.name}"
         records.warn(message, step=entry.step)
     if entry.step < start.step:
-        # The launcher judged by sizes: what was recorded after this checkpoint will be computed again.
+        # The launcher judged by sizes: records after this checkpoint will be computed again.
         collective.first(lambda: records.undo_after(entry.step))
     return StartingPoint(entry=entry, own=True, anew=False)
 
@@ -337,7 +338,7 @@ def prepare_saving(
     failures: int | None,
     highest: bool = False,
 ) -> Saver:
-    """How this run saves, from here on; what it does not keep any more is removed."""
+    """Create the saver of this run, and remove checkpoints that it no longer keeps."""
     start = begun.start
     publisher = Publisher(CheckpointFolder(records.directory / "checkpoints"), best, highest)
     transaction = Transaction(publisher=publisher, collective=CollectiveErrors.of(rank), keep=keep, backend=backend)
@@ -376,8 +377,8 @@ def _saver(common: dict[str, Any], mode: Mode, copies: int, rank: Rank) -> Saver
 
 @op("step.put_off_save")
 def put_off_save(saver: Saver, clocks: Clocks) -> StepCall:
-    """Make up for a save that came due while another was being written, or behind a bad step, once that is over: of the
-    first the first rank says it."""
+    """Make a save that was put off, because another was being written or the step was bad. The first rank decides for
+    the former."""
     number = clocks.ask_for(lambda: not saver.busy)
     saver.may_begin = lambda: clocks.due(number)
 
@@ -390,7 +391,7 @@ def put_off_save(saver: Saver, clocks: Clocks) -> StepCall:
 
 @op("step.await_copy")
 def await_copy(saver: Saver) -> StepCall:
-    """Before the optimizer writes: the copy of the state that is being saved is complete."""
+    """Wait before the optimizer step until the copy of the state being saved is complete."""
 
     def run(step: Step) -> None:
         saver.await_copy()

@@ -20,17 +20,17 @@ from xtrain.runtime.base.state import Clocks, Progress
 from xtrain.runtime.nn.batch import Step, StepCall
 from xtrain.runtime.observe.records import Records
 
-# A profile keeps everything of its steps in memory until it is written.
+# A profile stays in memory until it is written.
 MOST_PROFILED: Final = 100
 
 
 class CommandRefused(Exception):
-    """A command that is not carried out; the message says why."""
+    """Refusal of a command; the message gives the reason."""
 
 
 @frozen
 class Order:
-    """A command that was accepted. id: the name of its file. number: its place among the commands of the plan."""
+    """Accepted command. id: the name of its file. number: its index among the plan's commands."""
 
     id: str
     command: Command
@@ -40,22 +40,22 @@ class Order:
 
 @define(kw_only=True)
 class Inbox:
-    """Turns files into orders. `look` is called by a thread beside training, `take` by the step."""
+    """Conversion of command files to orders. A background thread calls `look`, the step `take`."""
 
     folder: Path
     commands: tuple[Command, ...]
     records: Records
     progress: Progress
     profiling: bool = False
-    """Whether a profile is asked for or under way."""
+    """True if a profile is requested or being recorded."""
     _orders: deque[Order] = field(factory=deque)
-    _paused: bool = False  # once all orders have been carried out
+    _paused: bool = False  # state after all queued orders
     _torn: dict[str, tuple[int, int]] = field(factory=dict)
     _done_with: set[str] = field(factory=set)
     _looking: threading.Lock = field(factory=threading.Lock)
 
     def sweep(self, before: float) -> None:
-        """Refuse what lies there since before a time: whoever gave it did not mean this start of the run."""
+        """Refuse files older than `before`: they were meant for an earlier start of the run."""
         for path in self._files():
             with suppress(OSError):
                 if path.stat().st_mtime >= before:
@@ -65,7 +65,7 @@ class Inbox:
             path.unlink(missing_ok=True)
 
     def look(self) -> None:
-        """Accept or refuse what has come since."""
+        """Accept or refuse new files."""
         with self._looking:
             for path in self._files():
                 try:
@@ -79,15 +79,15 @@ class Inbox:
                     self._orders.append(order)
 
     def ask(self, id: str, word: str) -> None:
-        """Give an order of the run's own. Raises CommandRefused."""
+        """Queue an order of the run itself. Raises CommandRefused."""
         self._orders.append(self._understood(id, word, None))
 
     def take(self) -> Order | None:
-        """The next order, if there is one."""
+        """Return the next order, if any."""
         return self._orders.popleft() if self._orders else None
 
     def close(self) -> None:
-        """The run ends: nothing is carried out any more."""
+        """Refuse all waiting orders, because the run ends."""
         self.look()
         while self._orders:
             order = self._orders.popleft()
@@ -95,24 +95,24 @@ class Inbox:
             self.report(order.id, order.command.name, ControlState.REFUSED, why)
 
     def report(self, id: str, command: str, state: str, detail: str = "") -> None:
-        """Write what has become of a command: accepted, done or refused."""
+        """Write a command's outcome: accepted, done or refused."""
         step = self.progress.step
         self.records.event(ControlEvent(step=step, id=id, command=command, state=state, detail=detail))
 
     def _files(self) -> list[Path]:
-        """Oldest first; files of commands that could not be removed are not seen twice."""
+        """Return command files, oldest first; files that could not be removed are skipped."""
         paths = [path for path in self.folder.glob("*.json") if path.name not in self._done_with]
         try:
             return sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
         except FileNotFoundError:
-            return []  # one was taken back: look again next time
+            return []  # one was withdrawn: look again next time
 
     def _read(self, path: Path) -> Order | None:
-        """The order in a file; None for a file that may still be being written. Raises Refused."""
+        """Return the order in a file; None if the file may be incomplete. Raises CommandRefused."""
         try:
             status, text = path.stat(), read_regular(path, MOST_JSON)
         except FileNotFoundError:
-            return None  # taken back
+            return None  # withdrawn
         except OSError as error:
             raise CommandRefused(f"the file cannot be read: {error.strerror}") from error
         try:
@@ -184,9 +184,9 @@ class Inbox:
 
 
 class Control:
-    """What all ranks know of commands. `busy` is all that a step without one looks at.
+    """State of commands on all ranks. A step without commands only checks `busy`.
 
-    call: the callable of a node of the plan. inbox: of the first rank, None on the others.
+    call: returns the callable of a plan node. inbox: on the first rank, None on others.
     """
 
     def __init__(self, commands: tuple[Command, ...], call: Callable[[str], StepCall]) -> None:
@@ -194,14 +194,14 @@ class Control:
         self.paused = False
         self.inbox: Inbox | None = None
         self.order: Order | None = None
-        """The order that is being carried out."""
+        """The order being carried out."""
         self._commands, self._call = commands, call
         self.stopping = False
-        self._taken: Order | None = None  # by the first rank, and not agreed upon yet
+        self._taken: Order | None = None  # taken by the first rank, not agreed upon yet
         self._heard: list[Order] = []
 
     def ask_through(self, clocks: Clocks) -> None:
-        """Let all ranks hear of the first rank's next order."""
+        """Share the first rank's next order with all ranks."""
         self._clocks = clocks
         self._number = clocks.ask_for(self._next)
         self._amount = clocks.ask_for(lambda: self._taken.amount if self._taken else 0)
@@ -213,7 +213,7 @@ class Control:
         return self._taken.number + 1 if self._taken else 0
 
     def hear(self) -> None:
-        """After an agreement: keep the order that was spoken of, if any."""
+        """After an agreement, keep the shared order, if any."""
         if number := self._clocks.value(self._number):
             command, amount = self._commands[number - 1], self._clocks.value(self._amount)
             id = self._taken.id if self._taken else ""
@@ -221,7 +221,7 @@ class Control:
             self._taken, self.busy = None, True
 
     def obey(self, step: Step) -> bool:
-        """Carry out what was heard; whether the run is to stop. Collective.
+        """Carry out the received orders; return True if the run is to stop. Collective.
 
         Raises Halt if the run is to stop while it is paused.
         """
@@ -230,7 +230,7 @@ class Control:
         return self.stopping
 
     def carry_out(self, step: Step) -> None:
-        """What was heard, one after the other, until the run is to stop."""
+        """Carry out the received orders one by one, until the run is to stop."""
         while self._heard and not self.stopping:
             order = self._heard.pop(0)
             if order.command.name == ControlWord.RESUME:
@@ -245,16 +245,16 @@ class Control:
                 self.report(order, ControlState.REFUSED, str(failure))
                 continue
             self.stopping = self.stopping or order.command.stop
-            if order.command.name not in (ControlWord.PROFILE, ControlWord.PAUSE):  # which speak for themselves
+            if order.command.name not in (ControlWord.PROFILE, ControlWord.PAUSE):  # these report themselves
                 self.report(order, ControlState.DONE)
 
     def report(self, order: Order, state: str, detail: str = "") -> None:
-        """The first rank writes what has become of an order."""
+        """Write the outcome of an order, on the first rank."""
         if self.inbox is not None:
             self.inbox.report(order.id, order.command.name, state, detail)
 
     def close(self) -> None:
-        """The run ends: what was not carried out is refused."""
+        """Refuse the remaining orders, because the run ends."""
         if self.inbox is None:
             return
         for order in (*self._heard, *([self._taken] if self._taken else [])):
@@ -264,25 +264,25 @@ class Control:
 
 
 class LongAction(Protocol):
-    """Something that has begun and that further steps go on with. `kind`: of each there is one at a time."""
+    """Action that continues over several steps, such as a profile. `kind`: one of each kind at a time."""
 
     kind: str
 
     def after_step(self) -> bool:
-        """Whether it goes on behind this step. Collective."""
+        """Update after a step; return True if the action continues. Collective."""
         ...
 
     def cut_short(self, why: str) -> None:
-        """It cannot go on: keep what there is, and say why there is no more. Collective."""
+        """Stop early: keep the partial result and its reason. Collective."""
         ...
 
     def drop(self) -> None:
-        """The run has failed: let go of everything, without the other ranks, which may be gone. Never raises."""
+        """Free everything after a failure, without the other ranks, which may be gone. Never raises."""
         ...
 
 
 class UnderWay:
-    """All that is under way. All ranks begin and end the same things in the same places."""
+    """Running long actions. All ranks begin and end the same actions at the same points."""
 
     def __init__(self) -> None:
         self._all: list[LongAction] = []
@@ -291,23 +291,23 @@ class UnderWay:
         return bool(self._all)
 
     def has(self, kind: str) -> bool:
-        """Whether one of a kind is under way."""
+        """Return True if an action of a kind is running."""
         return any(each.kind == kind for each in self._all)
 
     def begin(self, lasting: LongAction) -> None:
-        """Go on with something from the next step on."""
+        """Add an action, which starts with the next step."""
         self._all.append(lasting)
 
     def after_step(self) -> None:
-        """A step has ended, and its ticks are still to come. Collective."""
+        """Update all actions after a step, before its ticks. Collective."""
         self._all = [each for each in self._all if each.after_step()]
 
     def cut_short(self, why: str) -> None:
-        """The steps do not go on as they were going to. Collective."""
+        """Stop all actions early, because the steps are interrupted. Collective."""
         while self._all:
             self._all.pop(0).cut_short(why)
 
     def drop(self) -> None:
-        """The run has failed."""
+        """Drop all actions after a failure."""
         while self._all:
             self._all.pop(0).drop()

@@ -20,7 +20,8 @@ from xtrain.runtime.nn.transformer import ModelParts
 
 @frozen(kw_only=True)
 class EvaluationResult:
-    """metrics: name behind `eval/DATASET/` → value. facts: fields of the event. warning: what is wrong, or ""."""
+    """Result of an evaluation. metrics: name after `eval/DATASET/` → value. facts: fields of the event. warning: empty
+    if there is none."""
 
     metrics: Mapping[str, float]
     facts: Mapping[str, Any]
@@ -28,37 +29,36 @@ class EvaluationResult:
 
 
 class Measure(Protocol):
-    """A sum over microbatches and ranks, and what follows from it."""
+    """Measure computed from a sum over microbatches and ranks."""
 
     loader: EvalLoader
 
     def zeros(self) -> Tensor:
-        """float64: sums of nothing yet; those of all ranks are added up in the end."""
+        """Return float64 zeros for the sums, which are added over all ranks at the end."""
         ...
 
     def count(self, sums: Tensor, microbatch: Microbatch) -> None:
-        """Add what is known before the forward, on one rank of those that hold the same tokens."""
+        """Add counts known before the forward, on one of the ranks that hold the same tokens."""
         ...
 
     def add(self, sums: Tensor, batch: ModelBatch) -> None:
-        """Add what a forward has left, on one rank of those that have it."""
+        """Add results of a forward, on one of the ranks that have them."""
         ...
 
     def measured(self, sums: Tensor) -> EvaluationResult:
-        """What the sums over all ranks come to."""
+        """Return the result of the sums over all ranks."""
         ...
 
 
 @define(eq=False)
 class LossMeasure:
-    """Sums of losses over all ranks divided by sums of tokens and bytes: no average of averages. Of a model that gives
-    rewards the loss is what is minimised.
+    """Loss of held-out rows: sums over all ranks divided by sums of tokens and bytes, never an average of averages. A
+    reward model's loss is its objective.
 
-    token_bytes: None where bits per byte cannot be told. Sums: losses, valid tokens; with `token_bytes` also losses of
-    tokens that are text, and their bytes.
-    objective: what is minimised is of each token, sequence or pair, and measured as well; None: it is not. Behind the
-    others are then the number of sequences or pairs, what is minimised, and the metrics of the loss. counts_units:
-    whether this rank counts these, of all that hold positions of the same rows.
+    token_bytes: None if bits per byte are undefined. Sums: losses, valid tokens; with `token_bytes` also losses of text
+    tokens, and their bytes. objective: unit of the objective (token, sequence or pair), which is then measured too;
+    None: not measured. Its sums follow the others: number of sequences or pairs, objective, and the metrics of the
+    loss. counts_units: this rank counts them, of all ranks that hold positions of the same rows.
     """
 
     loader: EvalLoader
@@ -87,14 +87,14 @@ class LossMeasure:
             sums[5:] += batch.recorded
 
     def add_text(self, sums: Tensor, batch: ModelBatch) -> None:
-        """Add losses and bytes of a batch; NaN if its losses were asked for, and nothing has computed them."""
+        """Add losses and bytes of a batch; NaN if its losses were requested and not computed."""
         if batch.losses_BS is not None:
             sums[2:4] += self._of_text(batch)
         elif batch.each:
             sums[3] = math.nan
 
     def _of_text(self, batch: ModelBatch) -> Tensor:
-        """Losses and bytes of the labels that are text: special tokens stand for none."""
+        """Return losses and bytes of the labels that are text; special tokens have no bytes."""
         assert self.token_bytes is not None and batch.losses_BS is not None
         assert batch.labels_BS is not None and batch.input_ids_BS is not None
         if self._tables is None:
@@ -114,7 +114,7 @@ class LossMeasure:
         total, tokens, of_text, size, *more = sums.tolist()
         loss = _mean(total, tokens if self.model.predicts else more[0])
         metrics, facts = {"loss": loss}, {"loss": loss, "tokens": int(tokens)}
-        if size > 0:  # not NaN
+        if size > 0:  # false for NaN
             metrics["bits_per_byte"] = facts["bits_per_byte"] = of_text / size / math.log(2)
             facts["bytes"] = int(size)
         if self.objective is not None:
@@ -125,7 +125,7 @@ class LossMeasure:
         return EvaluationResult(metrics=metrics, facts=facts, warning=warning)
 
     def _minimised(self, tokens: float, units: float, total: float, *others: float) -> tuple[float, dict[str, float]]:
-        """What is minimised, and the metrics of the loss by name: means over tokens, sequences or pairs."""
+        """Return the objective and the metrics of the loss by name: means over tokens, sequences or pairs."""
         measured = units if self.model.measures_units else tokens
         metrics = {name: _mean(other, measured) for name, other in zip(self.model.measured, others, strict=True)}
         return _mean(total, tokens if self.objective == "token" else units), metrics
@@ -137,7 +137,8 @@ def _mean(total: float, count: float) -> float:
 
 @define(eq=False)
 class ChoicesMeasure:
-    """Sums: the loss of every document of the store, each a choice behind its question."""
+    """Accuracy on multiple-choice questions. Sums: the loss of every document of the store, each a choice after its
+    question."""
 
     loader: EvalLoader
     device: torch.device
@@ -145,7 +146,7 @@ class ChoicesMeasure:
     _scored: np.ndarray = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        """Raises DataError where a choice alone is longer than a row."""
+        """Raises DataError if a choice alone is longer than a row."""
         store, capacity = self.loader.store, self.loader.rows.capacity
         assert store.choices is not None
         self._choices, self._scored = store.choices, store.predicted()
@@ -158,14 +159,14 @@ class ChoicesMeasure:
         return torch.zeros(len(self._choices), dtype=torch.float64, device=self.device)
 
     def count(self, sums: Tensor, microbatch: Microbatch) -> None:
-        """All tokens are known beforehand."""
+        """Do nothing: all tokens are known beforehand."""
 
     def add(self, sums: Tensor, batch: ModelBatch) -> None:
         assert batch.losses_BS is not None and batch.text_BS is not None
         sums.index_add_(0, batch.text_BS.flatten(), batch.losses_BS.flatten().double())
 
     def measured(self, sums: Tensor) -> EvaluationResult:
-        """`accuracies`, and the loss of the right choices, in nats a token."""
+        """Return `accuracies`, and the loss of the right choices in nats a token."""
         losses, right = sums.cpu().numpy(), self._choices[:, 1] == 1
         metrics = {"loss": float(losses[right].sum() / self._scored[right].sum()), **accuracies(-losses, self._choices)}
         facts = {**metrics, "tokens": int(self._scored.sum()), "questions": int(right.sum())}
@@ -173,10 +174,10 @@ class ChoicesMeasure:
 
 
 def accuracies(likelihoods: np.ndarray, choices: np.ndarray) -> dict[str, float]:
-    """acc, acc_norm, acc_bytes: shares of the questions whose right choice has the largest log-likelihood, as it is,
-    for each of its characters, for each of its bytes; NaN where a log-likelihood is.
+    """Return acc, acc_norm, acc_bytes: shares of questions whose right choice has the largest log-likelihood, as it is,
+    per character and per byte; NaN if a log-likelihood is NaN.
 
-    likelihoods: float64 [documents]. choices: int32 [documents, 4], as `TokenDocument.choice` says.
+    likelihoods: float64 [documents]. choices: int32 [documents, 4], see `TokenDocument.choice`.
     """
     numbers, right, characters, size = choices.astype(np.int64).T
     bounds = np.append(np.flatnonzero(numbers == 0), len(numbers))

@@ -50,28 +50,27 @@ from xtrain.runtime.observe.watch import DirectoryWatch, Poller, Watchdog
 from xtrain.runtime.store.beginning import starting_point, total_steps
 from xtrain.runtime.store.saver import Saver
 
-# The share of the deadline reserved for what comes behind: for leaving, and before that for the files of records.
+# Shares of the deadline reserved for leaving and, before that, for record files.
 RESERVED: Final = 0.2
 LEAVING: Final = 0.1
-# Seconds that writers get at the end of a run that has failed: it is to be started again.
+# Seconds that writers get at the end of a failed run, which is to be restarted.
 AFTER_FAILURE: Final = 10.0
 
 
 def report_end(
     records: Records, requests: StopRequests, notifier: Notifier, saver: Saver | None, *, exit_code: int, failed: bool
 ) -> None:
-    """A save that is being written has its name, commands and writers have been told all, as far as there is time."""
+    """Wait for a running save, commands and writers, as far as the deadline allows."""
     if saver is not None:
         saver.drain(requests.left())
-    notifier.close(requests.left(RESERVED) / 2)  # before the writers, which are told what became of commands
+    notifier.close(requests.left(RESERVED) / 2)  # before the writers, which record the outcomes of commands
     left = requests.left(RESERVED)
     records.end_sinks(exit_code, min(AFTER_FAILURE, left) if failed else left)
 
 
 @op("shutdown.drain")
 def drain(records: Records, requests: StopRequests, saver: Saver | None = None, feed: Feed | None = None) -> None:
-    """A save that is still being written has its name, nothing is read any more, and all that was reported is in its
-    file."""
+    """Wait for a running save, stop reading data, and flush all records."""
     if saver is not None:
         saver.drain(requests.left())
     if feed is not None:
@@ -81,14 +80,14 @@ def drain(records: Records, requests: StopRequests, saver: Saver | None = None, 
 
 @op("shutdown.leave")
 def leave_group() -> None:
-    """Wait for the others, then leave the process group."""
+    """Wait for the other ranks, then leave the process group."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
 
 
 class Executor:
-    """Executes a plan as one rank."""
+    """Executor of a plan on one rank."""
 
     def __init__(
         self,
@@ -100,9 +99,9 @@ class Executor:
         exit_process: Callable[[int], None] = exit_this_process,
         store: Store | None = None,
     ) -> None:
-        """exit_process: ends the process from any thread, where the others have been given up. store: in which ranks of
-        this start have met, if they have; they then share a screen, which the first one writes on. group: the replica
-        group that this rank is of, where there are several; rank: among those of all groups."""
+        """exit_process: ends the process from any thread, after other ranks were given up. store: where the ranks of
+        this start have met, if they have; they then share a screen, which only the first rank writes to. group: this
+        rank's replica group, of several; rank: among the ranks of all groups."""
         self._world = plan.mesh.world_size
         self.plan = plan if group is None else plan_of_group(plan)
         plan = self.plan
@@ -163,7 +162,8 @@ class Executor:
         )
 
     def run(self) -> str:
-        """Set up, train, shut down; returns how it ended (a key of EXIT_CODES). Failures are reported, not raised."""
+        """Set up, train and shut down; return the end status (a key of EXIT_CODES). Failures are reported, not
+        raised."""
         begin = time.perf_counter()
         status = EndStatus.FAILED
         try:
@@ -172,7 +172,7 @@ class Executor:
             if status != EndStatus.COMPLETE:
                 self.nodes.call_hooks("at_end", status=status)
             self.under_way.cut_short("the run ends")
-        except PartFailed as error:  # no fault of the environment: a restart may get further
+        except PartFailed as error:  # not the environment's fault: a restart may get further
             self._report(error, trace=bool(error.trace))
         except (EnvironmentFault, DataError) as error:
             status = EndStatus.ENVIRONMENT
@@ -192,8 +192,8 @@ class Executor:
                 watch.look()
             watch.close()
         with suppress(EnvironmentFault):
-            self.records.flush(self.progress.step)  # of a failure between two steps
-        with suppress(EnvironmentFault):  # a disk that takes no record takes none of what was left to be refused
+            self.records.flush(self.progress.step)  # records of a failure between two steps
+        with suppress(EnvironmentFault):  # a full disk also takes no refusals
             self.control.close()
         self.beat.at("shutdown.drain", lasting=True)
         try:
@@ -244,12 +244,12 @@ class Executor:
                 self._execute(node)
         self._under_way = ""
         self.requests.listen()
-        # What set-up took for a moment, as to load a checkpoint, is not held against the plan of a step.
+        # Peaks during set-up, such as loading a checkpoint, do not count against the plan of a step.
         most, seconds = forget_peak(self.resources["rank"].device), time.perf_counter() - begin
         self.records.event(SetupDoneEvent(step=self.progress.step, seconds=seconds, memory_bytes=most))
 
     def _execute(self, node: Node) -> None:
-        """Run a node that acts at once, time it, and keep what it gives."""
+        """Run a set-up node, time it, and store its result."""
         operation = op_of(node)
         self._under_way = node.id
         self.beat.at(node.id, lasting=True)
@@ -264,11 +264,11 @@ class Executor:
     # the end --------------------------------------------------------------------------------------------------------
 
     def _report_end(self, status: str, begin: float) -> None:
-        """Raises EnvironmentFault where a disk takes no word of it."""
+        """Report the end of the run. Raises EnvironmentFault if the disk takes no record."""
         failed, code = _failed(status), EXIT_CODES[status]
         saver = self.resources.get("saver")
         report_end(self.records, self.requests, self.notifier, saver, exit_code=code, failed=failed)
-        if not failed:  # of a failure only the launcher can say when all has been told
+        if not failed:  # of a failure only the launcher knows when everything is reported
             loss = last.loss if (last := self.nodes.last_step) and isfinite(last.loss) else None
             early = status in (EndStatus.STOPPED, EndStatus.INTERRUPTED)
             reason = (self.loop.reason or "a command: stop") if early else ""
@@ -288,7 +288,7 @@ class Executor:
         if watch is not None and lost_a_peer(error):
             watch.leave_if_condemned()
         if lost_a_peer(error) and "sigint" in self.requests.received:
-            time.sleep(SECOND_INTERRUPT_SECONDS)  # which ends this rank too, without a word
+            time.sleep(SECOND_INTERRUPT_SECONDS)  # which also ends this rank, silently
         place, more = self._under_way or f"step {self.progress.step + 1}", ""
         self.nodes.call_failure_hooks(error)
         if out_of_memory.ran_out(error):
@@ -309,7 +309,7 @@ class Executor:
         report_deadline(self.records, message, step=self.progress.step)
 
     def _stop(self, reason: str) -> None:
-        """Save and stop as soon as all ranks have heard of it."""
+        """Save and stop as soon as all ranks have agreed."""
         self.loop.reason = self.loop.reason or reason
         assert self.control.inbox is not None
         self.control.inbox.ask("moved", ControlWord.STOP)
@@ -319,7 +319,7 @@ class Executor:
 
     def _shut_down(self, *, failed: bool) -> None:
         for node in self._order:
-            # After a failure the other ranks may be gone: waiting for them would only hide what happened.
+            # After a failure the other ranks may be gone: waiting for them would only hide the failure.
             if node.kind == "shutdown" and node.op in OPS and not (failed and node.op == "shutdown.leave"):
                 self.beat.at(node.id, lasting=True)
                 self.nodes.act(node)

@@ -25,18 +25,17 @@ from xtrain.runtime.observe.records import Records
 
 @frozen(kw_only=True)
 class RunContext:
-    """The state of a run where a hook is called.
+    """State of a run when a hook is called.
 
-    place: of the hook. step: number of the step under way, from 1; outside of steps, of the last one that has ended.
-    total: how many steps the whole run has. epoch: epochs of data that have been taken. tokens: positions that the
-    steps before have seen. phase: name of the phase. rows: the microbatches of this rank, empty outside of a step,
-    and on ranks that read none. valid_tokens: of the step on all ranks, 0 before they are counted. loss: mean over
-    these, and grad_norm, before clipping: NaN until they have been summed over ranks, behind `after_backward`.
-    objective: mean of what was minimised; None until then, and where that is the cross-entropy. lr: of the step, also
-    before the optimizer has it. measured: metric → value of the latest evaluations, as `eval/web/loss`.
-    model: what this rank holds of the model: `named_parameters()`, with their names in the whole model, and `parts`.
-    failure: what has ended the run, `at_failure` alone. status: how it has ended, `at_end` alone.
-    resources: name → whatever else the nodes of the plan have made, which may change with the version.
+    place: of the hook. step: number of the running step, from 1; outside of steps, of the last finished one. total:
+    steps of the whole run. epoch: epochs of data read so far. tokens: positions of the earlier steps. phase: its name.
+    rows: the microbatches of this rank; empty outside of a step and on ranks that read none. valid_tokens: of the step
+    on all ranks, 0 before they are counted. loss: mean over these tokens, and grad_norm, before clipping: NaN until
+    they are summed over ranks, after `after_backward`. objective: mean of the objective; None until then, and if it is
+    the cross-entropy. lr: of the step, also before the optimizer has it. measured: metric → value of the latest
+    evaluations, as `eval/web/loss`. model: this rank's part of the model: `named_parameters()`, with names of the whole
+    model, and `parts`. failure: the error that ended the run, only in `at_failure`. status: how the run ended, only in
+    `at_end`. resources: name → other results of plan nodes, which may change between versions.
     """
 
     place: str
@@ -62,20 +61,21 @@ class RunContext:
 
     @property
     def device(self) -> torch.device:
-        """That this rank computes on."""
+        """The device that this rank computes on."""
         return self.rank.device
 
 
 STEP = "in place of the forward and backward"
-# Places at which the step in which a hook is called has not ended.
+# Places inside the running step.
 _UNDER_WAY = (STEP, *(place for place in IN_STEP if place != "after_phase"))
 
 
 @frozen(kw_only=True, eq=False)
 class HookCall:
-    """One function of a plan that is called with a `RunContext`, loaded. metrics: what their names begin with.
+    """A loaded user function that is called with a `RunContext`. metrics: prefix of its metrics' names.
 
-    Raises PartFailed for what its code raises, gives or changes against its words."""
+    Raises PartFailed if the function raises, returns an invalid value, or changes tensors against its declaration.
+    """
 
     metrics: str
     part: UserPart
@@ -103,7 +103,7 @@ class HookCall:
         changes: str = NOTHING,
         name: str = "",
     ) -> "HookCall":
-        """A function of a kind with what it needs of the run. name: in those of its metrics; else its own."""
+        """Load a function and take its resources from the run. name: for its metrics; default: the function's name."""
         part = part_of(kind, user, spec_folder(plan.spec))
         needed = {each: resources[each] for each in ("model", "optimizer", "feed", "rank", "records", "progress")}
         return cls(
@@ -129,12 +129,12 @@ class HookCall:
         self.record(given, step.index + 1 if self.place in _UNDER_WAY else self.progress.step)
 
     def _lr(self, step: Step) -> float:
-        """The learning rate of a step that has not set it yet; 0 before there is a schedule."""
+        """Return the learning rate of a step that has not set it yet; 0 before there is a schedule."""
         schedule = self.resources.get("schedule")
         return 0.0 if schedule is None or self.feed.batch is None else schedule(step.index)
 
     def context(self, step: Step, failure: BaseException | None = None, status: str = "") -> RunContext:
-        """What the function gets to see."""
+        """Return the context for the function."""
         progress = self.progress
         return RunContext(
             place=self.place,
@@ -160,11 +160,11 @@ class HookCall:
         )
 
     def record(self, given: Any, at: int) -> None:
-        """What the function has returned, as metrics of the state after `at` steps."""
+        """Record the returned metrics for the state after `at` steps."""
         if given is not None:
             found = self._metrics(given)
             self.records.measured(found)
-            # One that decides about the best checkpoint is of the state that is saved in this step.
+            # A metric that decides about the best checkpoint belongs to the state saved in this step.
             self.progress.measured |= {name: (at, value) for name, value in found.items()}
 
     def _metrics(self, given: Any) -> dict[str, float]:
@@ -190,7 +190,7 @@ def event_hook(
     resources: Resources,
     nodes: list[str] | None = None,
 ) -> HookCall:
-    """A hook outside of steps. nodes: around which the run calls it."""
+    """Create a hook outside of steps. nodes: the nodes around which it is called."""
     name = node_id.partition(".")[2]
     return HookCall.of("hook", plan, user, resources, place=place, changes=changes, name=name)
 
@@ -199,28 +199,28 @@ def event_hook(
 def step_hook(
     plan: Plan, node_id: str, user: dict[str, Any], place: str, changes: str, feed: Feed, resources: Resources
 ) -> StepCall:
-    """A hook in every step, or where a phase begins or has ended."""
+    """Create a hook of every step, or of the start or end of a phase."""
     call = event_hook(plan, node_id, user, place, changes, resources)
     if place == "before_phase":
         return lambda step: call(step) if _begins(feed, step.index) else None
     if place == "after_phase":
-        # Behind its last step, which is known for sure when the next phase begins; the run calls that of the last one.
+        # The end of a phase is certain only when the next one begins; the loop calls the hook of the last phase.
         return lambda step: call(_before(step, feed)) if step.index and _begins(feed, step.index) else None
     return call
 
 
 def _begins(feed: Feed, index: int) -> bool:
-    """Whether a step is the first one of its phase."""
+    """Return True if a step is the first of its phase."""
     return index == 0 or feed.phase(index).name != feed.phase(index - 1).name
 
 
 def _before(step: Step, feed: Feed) -> Step:
-    """The step before, of which only the phase is known."""
+    """Return the previous step, of which only the phase is known."""
     return Step(index=step.index - 1, phase=feed.phase(step.index - 1).name)
 
 
 def _versions(model: ModelParts) -> tuple[list[int], list[tuple[int, int]]]:
-    """How often parameters have been written to, and gradients; writes through `.data` are not seen."""
+    """Return the version counters of parameters and gradients; writes through `.data` are not seen."""
     parameters = [_local(parameter)._version for parameter in model.parameters()]
     gradients = [
         (0, 0) if parameter.grad is None else (id(parameter.grad), _local(parameter.grad)._version)
@@ -235,11 +235,11 @@ def _local(tensor: Tensor) -> Tensor:
 
 @define(kw_only=True, eq=False)
 class StepContext:
-    """What a function in place of a step gets.
+    """Argument of a function that replaces a step.
 
-    batches: the microbatches of this rank, each once, in their order; gradients are summed over ranks in the backward
-    of the last one. scale: what losses are multiplied with before their backward: 1 / the valid tokens of the step on
-    all ranks, or its sequences or pairs where the loss is of these; 1 in evaluations. run: all else.
+    batches: the microbatches of this rank, each once, in order; gradients are summed over ranks in the backward of the
+    last one. scale: factor of losses before their backward: 1 / the valid tokens of the step on all ranks, or its
+    sequences or pairs if the loss is per sequence or pair; 1 in evaluations. run: the RunContext.
     """
 
     batches: Iterator[ModelBatch]
@@ -251,10 +251,10 @@ class StepContext:
     _rows: list[Any] = field(factory=list)
 
     def forward(self, batch: ModelBatch) -> Tensor:
-        """The loss of a microbatch, summed over the valid tokens that this rank holds: a tensor without dimensions. In
-        evaluations the cross-entropy; with a head of rewards the loss itself.
+        """Return the loss of a microbatch, summed over the valid tokens of this rank (a scalar tensor). In evaluations
+        the cross-entropy; with a reward head the loss itself.
 
-        Of the first forward of each microbatch the loss is recorded.
+        The loss of the first forward of each microbatch is recorded.
         """
         objective = self._whole(None, batch).sum()
         if not torch.is_grad_enabled():
@@ -279,7 +279,7 @@ def user_body(
     wrapped: WrappedModel | None = None,
     beat: HeartbeatWriter | None = None,
 ) -> StepCall:
-    """Call the function with the microbatches of each step. Raises PartFailed where it leaves some of them out."""
+    """Call the function with the microbatches of each step. Raises PartFailed if it leaves out some of them."""
     wrapped = wrapped or WrappedModel.of(model)
     call = HookCall.of("step", plan, user, resources, place=STEP)
 
@@ -311,7 +311,8 @@ def user_body(
 def evaluation_body(
     plan: Plan, user: dict[str, Any], resources: Resources
 ) -> Callable[[Step, Iterator[ModelBatch]], float]:
-    """The function in place of the forward of evaluations: its sum of losses over the valid tokens of a rank."""
+    """Return the function that replaces an evaluation's forward; it returns the sum of losses over the rank's valid
+    tokens."""
     place = "in place of the forward of an evaluation"
     call = HookCall.of("evaluation_step", plan, user, resources, place=place)
 

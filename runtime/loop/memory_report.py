@@ -1,4 +1,4 @@
-"""Memory that a rank holds, by purpose, as JSON and as text; and the report of a rank that ran out of memory."""
+"""Memory of a rank by purpose, as JSON and text, and the report of a rank that ran out of memory."""
 
 import gc
 import json
@@ -29,22 +29,22 @@ PARTIAL = ".partial"
 
 
 def folder_of(directory: Path) -> Path:
-    """All of them."""
+    """Return the folder of all reports."""
     return directory / "profile"
 
 
 def file_of(folder: Path, rank: int, ending: str) -> Path:
-    """The file of a rank."""
+    """Return the file of a rank."""
     return folder / f"rank-{rank:05d}.{ending}"
 
 
 def from_first(rank: Rank, found: Callable[[], int]) -> int:
-    """A number that only the first rank can know, on all of them. Collective."""
+    """Share a number that only the first rank knows. Collective."""
     return int(summed(rank, found() if rank.is_first else 0)[0])
 
 
 def summed(rank: Rank, *numbers: float) -> list[float]:
-    """Numbers summed over all ranks. Collective."""
+    """Sum numbers over all ranks. Collective."""
     if rank.world_size == 1:
         return list(numbers)
     shared = torch.tensor(numbers, dtype=torch.float64, device=rank.device)
@@ -53,28 +53,28 @@ def summed(rank: Rank, *numbers: float) -> list[float]:
 
 
 def taken(directory: Path, begin: str) -> int:
-    """How many folders have a name that begins so: steps may be trained again, and what was seen before is kept."""
+    """Count the folders with a name prefix: repeated steps must not overwrite earlier reports."""
     with suppress(OSError):
         return sum(path.name.startswith(begin) for path in folder_of(directory).iterdir())
     return 0
 
 
 def named(name: str, number: int) -> str:
-    """The name of the folder where `number` others have it before."""
+    """Return the name of a folder that `number` others precede."""
     return f"{name}-{number + 1}" if number else name
 
 
 def sweep(directory: Path) -> None:
-    """Remove what processes that were killed have left unfinished."""
+    """Remove unfinished files of killed processes."""
     with suppress(OSError):
         for path in folder_of(directory).glob(f"*/*{PARTIAL}"):
             path.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> int:
-    """Let a file be written under another name first; its bytes. Nothing is left of one that cannot be.
+    """Write a file under a temporary name and rename it; return its bytes. A failed write leaves no file.
 
-    Raises whatever `write` does.
+    Raises any error of `write`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + PARTIAL)
@@ -90,23 +90,23 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> int:
 
 
 def write_json(path: Path, content: Any) -> int:
-    """Bytes of the file. Raises OSError."""
+    """Write JSON; return the bytes of the file. Raises OSError."""
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     return write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8"))
 
 
-# In the order in which a storage that several of them share is counted.
+# In the order in which shared storage is counted.
 CATEGORIES: Final = ("parameters", "gradients", "optimizer", "averages", "unsharded", "buffers", "other")
 LARGEST: Final = 10
 
 
 @define
 class MemoryByCategory:
-    """Bytes by category: on the device that computes, and in host memory where that is another one.
+    """Bytes by category: on the computing device, and in host memory if that is another device.
 
-    optimizer: the moments; its counters of steps are `other`. unsharded: parameters that FSDP has gathered. other: all
-    other tensors that Python knows of; those that only a graph of autograd keeps are not among them. largest: the
-    largest of the others, as (bytes, type, shape).
+    optimizer: the moments; step counters are `other`. unsharded: parameters gathered by FSDP. other: all other tensors
+    known to Python, without those that only autograd holds. largest: the largest of the others, as (bytes, type,
+    shape).
     """
 
     device: dict[str, int] = field(factory=lambda: dict.fromkeys(CATEGORIES, 0))
@@ -117,10 +117,9 @@ class MemoryByCategory:
 def memory_by_category(
     model: ModelParts | None, optimizer: Optimizer | None, averages: Iterable[Tensor], device: torch.device
 ) -> MemoryByCategory:
-    """Look at everything that is alive now. model, optimizer: None where they have not been made. averages: of the
-    parameters."""
+    """Measure all live tensors. model, optimizer: None before they exist. averages: of the parameters."""
     found, seen = MemoryByCategory(), set[int]()
-    # Those of the optimizer are the pieces of this rank, whatever FSDP has put into the model.
+    # The optimizer has this rank's pieces, even while FSDP has gathered the model's parameters.
     if optimizer is not None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     else:
@@ -163,25 +162,25 @@ def _gathered(model: ModelParts) -> Iterator[Tensor]:
 
 
 def _alive() -> Iterator[Tensor]:
-    """All tensors of this process that Python knows of."""
-    # By type: `isinstance` would ask objects that do what they like when they are asked.
+    """Yield all tensors of this process that Python knows."""
+    # By type: `isinstance` can run code of the objects.
     return (each for each in gc.get_objects() if issubclass(type(each), Tensor))
 
 
 def _piece(tensor: Tensor | None) -> Tensor | None:
-    """The part of this rank."""
+    """Return this rank's part of a tensor."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def _new_bytes(piece: Tensor | None, seen: set[int]) -> int:
-    """Bytes of the storage of a tensor that has not been seen before; 0 of one without."""
+    """Return the bytes of a storage that is not in `seen` yet; 0 without one."""
     if piece is None or piece.device.type == "meta":
         return 0
     try:
         storage = piece.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
     except (RuntimeError, NotImplementedError):
-        return 0  # of a kind that has none: sparse ones, and those that stand for others
+        return 0  # without a storage: sparse tensors and wrappers
     if not address or address in seen:
         return 0
     seen.add(address)
@@ -196,7 +195,7 @@ peak. `other` is tensors that Python knows of and that belong to none of these.
 
 
 def snapshot_text(found: Sequence[Mapping[str, Any]], *, node: str, world: int, note: str = "") -> str:
-    """The page, of the JSON of one rank each, in their order. note: a sentence about when it was taken."""
+    """Return the page for the JSON of each rank, in order. note: a sentence about when it was taken."""
     head = found[0]
     lines = [f"# Memory after step {head['step']:,}", ""]
     lines += [f"`{node}`, {len(found)} of {world:,} ranks; memory of the {_device(head)}. {note}".rstrip(), ""]
@@ -219,7 +218,7 @@ def snapshot_text(found: Sequence[Mapping[str, Any]], *, node: str, world: int, 
 
 
 def of_rank(one: Mapping[str, Any]) -> list[str]:
-    """The table of one rank: what it holds beside what is planned."""
+    """Return the table of one rank: planned and held memory."""
     return table(("what", "planned", "held"), _rows(one), texts=1)
 
 
@@ -248,7 +247,7 @@ def _there(one: Mapping[str, Any], name: str) -> bool:
 
 
 def _bytes(one: Mapping[str, Any], name: str) -> int:
-    """Held on the device, and in host memory what the plan has put there."""
+    """Return the bytes held on the device, plus those that the plan keeps in host memory."""
     host: Mapping[str, int] = one["held_in_host"] or {}
     return one["held"][name] + (host.get(name, 0) if name in STATES else 0)
 
@@ -273,7 +272,7 @@ def found(
     ema: WeightAverages | None,
     planned: Memory,
 ) -> dict[str, Any]:
-    """planned: of this rank's pipeline coordinate. What set-up has not made yet holds nothing."""
+    """Measure this rank. planned: of its pipeline coordinate. Resources that set-up has not created hold nothing."""
     device = rank.device
     averages = _averages(model, ema)
     seen = memory_by_category(model, optimizer, averages, device)
@@ -294,12 +293,12 @@ def found(
 
 
 def planned_of(plan: Plan, rank: Rank) -> Memory:
-    """The plan's figures for the rank with the most of this rank's pipeline coordinate."""
+    """Return the planned memory of the largest rank with this rank's pipeline coordinate."""
     return next(each.memory for each in plan.estimates.classes if each.pp == rank.coordinates["pp"])
 
 
 def _allocator(device: torch.device, known: int) -> dict[str, int]:
-    """Of a GPU's allocator. unknown_bytes: allocated and held by no tensor that Python knows of."""
+    """Return the statistics of a GPU's allocator. unknown_bytes: allocated and held by no tensor known to Python."""
     stats = torch.cuda.memory_stats(device)
     allocated = stats["allocated_bytes.all.current"]
     return {
@@ -312,13 +311,13 @@ def _allocator(device: torch.device, known: int) -> dict[str, int]:
 
 
 def _averages(model: ModelParts | None, ema: WeightAverages | None) -> list[Tensor]:
-    """Those of parameters, as the plan counts them."""
+    """Return the averages of parameters, as the plan counts them."""
     if model is None or ema is None:
         return []
     return [ema.averages[name] for name, _ in model.named_parameters()]
 
 
-# What allocators say, those of torch for a CPU and a GPU, of libraries of NVIDIA, of C++ and of the system.
+# Messages of allocators: torch on CPU and GPU, NVIDIA's libraries, C++ and the system.
 SAYS: Final = re.compile(
     r"out of memory|can't allocate memory|cannot allocate memory|not enough memory|bad_alloc|_ALLOC_FAILED",
     re.IGNORECASE,
@@ -330,7 +329,7 @@ autograd alone keeps. The plan's figures are those of the peak of a step.
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether an error, or one that it was raised from, says that there is no memory left."""
+    """Return True if an error, or a cause of it, means that memory ran out."""
     cause: BaseException | None = error
     while cause is not None:
         says_so = isinstance(cause, RuntimeError | OSError) and SAYS.search(str(cause)) is not None
@@ -341,15 +340,15 @@ def ran_out(error: BaseException) -> bool:
 
 
 def write(directory: Path, attempt: int, resources: Resources, error: BaseException, place: str) -> str:
-    """Write what this rank holds, beside what is planned of it; what is to be said of that, in a line.
+    """Write the planned and held memory of this rank; return a line that summarizes it.
 
-    place: the node under way. Never raises: what cannot be written is missing.
+    place: the running node. Never raises: a file that cannot be written is left out.
     """
-    if "rank" not in resources:  # it has not begun yet
+    if "rank" not in resources:  # before set-up
         return ""
     try:
         return _written(directory / "logs" / f"memory-{attempt}", resources, error, place)
-    except Exception as fault:  # there is no memory left, or no disk
+    except Exception as fault:  # no memory left, or no disk
         return f"the memory report could not be written: {_line(fault)}"
 
 

@@ -24,9 +24,9 @@ from xtrain.runtime.observe.heartbeat import WAITS
 
 @define
 class CountedWork:
-    """What some steps were computed of, on all ranks together.
+    """Work of some steps, summed over all ranks.
 
-    valid_tokens: those that were learned from. positions: all of them, padding included. Else as in DocumentSums.
+    valid_tokens: tokens with a label. positions: including padding. Others: see DocumentSums.
     """
 
     valid_tokens: int = 0
@@ -46,8 +46,8 @@ class CountedWork:
 
 @frozen(kw_only=True)
 class Rates:
-    """work: of one model. devices: how many compute it. peak: operations a second that all of them could do together,
-    None where that is not known of each; fp8_peak: the same of those in fp8, where there are some."""
+    """Throughput figures. work: of one model. devices: that compute it. peak: operations a second of all devices
+    together, None if one is unknown; fp8_peak: the same in fp8, if used."""
 
     work: Work
     devices: int
@@ -55,7 +55,7 @@ class Rates:
     fp8_peak: float | None = None
 
     def of(self, counted: CountedWork, seconds: float) -> dict[str, float]:
-        """The figures of a record by name, of steps that took `seconds` together; shares only where `peak` is known."""
+        """Return figures by name for steps that took `seconds` together; shares only if `peak` is known."""
         if seconds <= 0:
             return {}
         model = self.model_flops(counted)
@@ -72,38 +72,39 @@ class Rates:
         return found
 
     def _usual(self, flops: float, fp8: float) -> float:
-        """Operations, so many of them in fp8, as those of the compute format that take as long at the peak."""
+        """Convert operations, `fp8` of them in fp8, to operations of the compute format that take as long at
+        the peak."""
         return flops if self.peak is None or self.fp8_peak is None else flops - fp8 + fp8 * self.peak / self.fp8_peak
 
     def model_flops(self, counted: CountedWork) -> int:
-        """As PaLM counts (arXiv 2204.02311, appendix B): nothing off for causality, nothing for recomputation."""
+        """Count as PaLM does (arXiv 2204.02311, appendix B): attention in full, without recomputation."""
         return self.work.position * counted.tokens + self.work.pair * counted.pairs
 
     def causal_flops(self, counted: CountedWork) -> float:
-        """The same with attention to earlier positions and the own one alone."""
+        """Count attention only to earlier positions and the own one."""
         return self.work.position * counted.tokens + self.work.pair * (counted.pairs + counted.tokens) / 2
 
     def hardware_flops(self, counted: CountedWork) -> int:
-        """What devices are given to do, as the plan counts it: padding and second runs, and attention in full."""
+        """Count the operations that devices execute, as the plan does: padding, recomputation and full attention."""
         products = self.work.position + self.work.position_again
         attention = self.work.pair + self.work.pair_again
         return products * counted.positions + attention * counted.laid_pairs
 
 
-# Rows of a dataset without a single valid token, after which that is worth a warning.
+# Rows of a dataset without a valid token before a warning.
 UNLABELLED_ROWS: Final = 50
 
 
 class DatasetLosses:
-    """Cross-entropies and valid tokens of each dataset on this rank, since they were last taken.
+    """Cross-entropies and valid tokens of each dataset on this rank since the last `take`.
 
-    They stay on the device, and ranks exchange them only when they are taken. Of one dataset alone there is nothing to
-    count: its loss is that of the run.
+    The sums stay on the device; ranks exchange them only in `take`. A single dataset needs no sums: its loss is the
+    run's.
     """
 
     def __init__(self, names: Sequence[str], rank: Rank) -> None:
         self._names, self._rank = tuple(names), rank
-        # Those of which no token was learned from since the run was started, nor a word said about it.
+        # Datasets without a valid token since the start that were not warned about yet.
         self._unlabelled = dict.fromkeys(names) if len(names) > 1 else {}
         self._sums_2D: Tensor | None = None
         if len(names) > 1:
@@ -112,23 +113,23 @@ class DatasetLosses:
 
     @torch.no_grad()
     def add(self, batches: Iterable[RowLosses]) -> None:
-        """Count the rows of some microbatches; those of tensor-parallel peers are counted by one of them."""
+        """Add the rows of some microbatches; of tensor-parallel ranks only the first counts."""
         if self._sums_2D is None or not self._rank.is_tp_first:
             return
         for batch in batches:
             own_BD = batch.dataset_B[:, None] == self._numbers_D
             for sums_D, of_rows_B in zip(self._sums_2D, (batch.cross_entropy_B, batch.valid_B), strict=True):
-                # Chosen, not multiplied by 0 or 1: what is no number in one dataset is none in the others.
+                # Selected, not multiplied by 0: a NaN of one dataset must not reach the others.
                 sums_D += torch.where(own_BD, of_rows_B[:, None], 0.0).sum(0)
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Reset the sums."""
         if self._sums_2D is not None:
             self._sums_2D.zero_()
 
     def take(self) -> dict[str, float]:
-        """`loss/NAME`, in nats a token, and `valid_tokens/NAME`, over all ranks; nothing of a dataset without valid
-        tokens. Collective where there are several datasets."""
+        """Return `loss/NAME` in nats a token and `valid_tokens/NAME` over all ranks, without datasets that have no
+        valid token. Collective if there are several datasets."""
         if self._sums_2D is None:
             return {}
         if self._rank.world_size > 1:
@@ -144,8 +145,7 @@ class DatasetLosses:
         return found
 
     def unlabelled(self, rows: dict[str, int]) -> list[str]:
-        """The datasets that have given many rows and not one valid token, each once. rows: of each dataset, since the
-        run was started."""
+        """Return datasets with many rows and no valid token, each once. rows: of each dataset since the start."""
         found = [name for name in self._unlabelled if rows.get(name, 0) >= UNLABELLED_ROWS]
         for name in found:
             del self._unlabelled[name]
@@ -154,8 +154,8 @@ class DatasetLosses:
 
 @define
 class Window:
-    """The steps since the last log line. timed: those of them that times are of, which are all but the first one of a
-    start, and what `counted` is of. comm_seconds: that this rank waited for others; 0 where nobody measures."""
+    """Steps since the last log line. timed: the steps that times and `counted` cover, all but the first one of a start.
+    comm_seconds: time that this rank waited for others; 0 if not measured."""
 
     losses: DatasetLosses
     rates: Rates
@@ -170,7 +170,7 @@ class Window:
     counted: CountedWork = field(factory=CountedWork)
     node_seconds: dict[str, float] = field(factory=dict)
     logged: int | None = None
-    """The step that was logged last; None where none was since the run began, or went back."""
+    """The step of the last record; None at the start and after a rollback."""
 
     def add(self, step: Step, now: float) -> None:
         self.steps += 1
@@ -197,7 +197,7 @@ class Window:
 
 @op("setup.observe", gives="window")
 def observe(plan: Plan, rank: Rank, peak_flops: float | None) -> Window:
-    """Start counting. peak_flops: what a device can do, if the spec says so; else its data sheet does. Collective."""
+    """Start counting. peak_flops: of a device, from the spec; None: from its data sheet. Collective."""
     WAITS.begin(plan, rank)
     fp8 = None
     if peak_flops is None:
@@ -220,7 +220,7 @@ def observe(plan: Plan, rank: Rank, peak_flops: float | None) -> Window:
 
 
 def _of_all(peak: float | None, rank: Rank) -> float | None:
-    """The sum over the devices of all ranks, which need not be alike; None unless each is known. Collective."""
+    """Return the sum over the devices of all ranks, which may differ; None unless all are known. Collective."""
     if rank.world_size == 1:
         return None if peak is None else peak * rank.replicas
     sums = torch.tensor([peak or 0.0, float(peak is None)], dtype=torch.float64, device=rank.device)
@@ -230,7 +230,7 @@ def _of_all(peak: float | None, rank: Rank) -> float | None:
 
 
 class RouterCounts:
-    """Counts of all routers of the model, of all ranks, since they were last taken."""
+    """Counts of all routers of the model on all ranks, since the last `take`."""
 
     def __init__(self, model: ModelParts, rank: Rank, layers: int, experts: int) -> None:
         self._rank = rank
@@ -240,7 +240,7 @@ class RouterCounts:
 
     @torch.no_grad()
     def take(self) -> tuple[Tensor, Tensor]:
-        """Loads [N, E] (assignments of real tokens) and sums of aux losses over rows [N]. Collective."""
+        """Return loads [N, E] (assignments of real tokens) and sums of aux losses over rows [N]. Collective."""
         now = torch.zeros_like(self._before)
         for layer, router in self._routers.items():
             if router.begun != self._begun[layer]:
@@ -255,13 +255,13 @@ class RouterCounts:
 
 
 def routers(model: ModelParts) -> dict[int, ExpertRouter]:
-    """The routers on this rank by number of their layer."""
+    """Return this rank's routers by layer number."""
     return {int(n.split(".")[1]): m for n, m in model.named_modules() if isinstance(m, ExpertRouter)}
 
 
 @op("step.router_bias")
 def balance(plan: Plan, model: ModelParts, rank: Rank, speed: float) -> StepCall:
-    """Move the bias of every expert by `speed`, up if it got less than its share of the step's tokens, down if more.
+    """Move the bias of every expert by `speed`: up if it got less than its share of the step's tokens, down if more.
 
     DeepSeek-V3 (arXiv 2412.19437) §2.1.2. Loads are whole numbers over all ranks, so all ranks move alike.
     """
@@ -280,21 +280,21 @@ def balance(plan: Plan, model: ModelParts, rank: Rank, speed: float) -> StepCall
 
 @frozen(eq=False)
 class RouterMetrics:
-    """Numbers of a log line: `moe/aux_loss`, its mean over rows, layers with experts and the steps since the
-    last line, and `moe/load/<layer>`, the share of assignments of every expert. layers: those with experts."""
+    """Router metrics of a log line: `moe/aux_loss`, the mean over rows, expert layers and the steps since the last
+    line, and `moe/load/<layer>`, the share of assignments of every expert. layers: those with experts."""
 
     counts: RouterCounts | None
     layers: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, plan: Plan, model: ModelParts, rank: Rank) -> "RouterMetrics":
-        """For a dense model too, of which there is nothing to say."""
+        """Create metrics of a model; empty for a dense one."""
         arch = plan.architecture
         counts = RouterCounts(model, rank, arch.layers, arch.experts) if arch.is_moe else None
         return cls(counts=counts, layers=arch.expert_layers)
 
     def take(self, rows: int) -> dict[str, float | list[float]]:
-        """Collective. `rows`: those of the steps that have ended since the last line."""
+        """Return the metrics and reset the counts. Collective. rows: of the steps since the last line."""
         if self.counts is None:
             return {}
         loads_NE, aux_N = self.counts.take()

@@ -20,15 +20,15 @@ from xtrain.runtime.observe.heartbeat import LASTING, HeartbeatWriter
 
 @frozen
 class DueTick:
-    """A tick, counted, with its nodes bound, by their ids; `due` is asked once after every step."""
+    """A tick with its bound nodes by id; `due` is called once after every step."""
 
     tick: PlanTick
     calls: dict[str, StepCall]
     clock: int | None
 
     def due(self, step: int, tokens: int, of_epochs: int, of_step: int, clocks: Clocks) -> bool:
-        """After `step` steps of the run. tokens: that it has taken, `of_step` in the last one; of_epochs: those of the
-        data its epochs are of."""
+        """Return True if the tick is due after `step` steps. tokens: of the run so far, `of_step` of the last step;
+        of_epochs: tokens of the data that epochs count."""
         if self.clock is not None:
             return clocks.due(self.clock)
         if self.tick.tokens is not None:
@@ -39,7 +39,7 @@ class DueTick:
 
 @define
 class DueTicks:
-    """The ticks of a run, and which of them are due: behind a step that has ended, or behind the one under way."""
+    """Ticks of a run, and the ones due after a finished or the running step."""
 
     progress: Progress
     clocks: Clocks
@@ -47,27 +47,27 @@ class DueTicks:
     """Tokens of every step."""
     ticks: list[DueTick] = field(factory=list)
     tokens_taken: Callable[[int], int] = int
-    """Tokens of the data after so many steps."""
+    """Tokens of the data after a number of steps."""
 
     def due(self, ahead: int = 0) -> list[DueTick]:
-        """ahead: 1 for what will be due when the step under way has ended."""
+        """Return the due ticks. ahead: 1 for those due once the running step ends."""
         step = self.progress.step + ahead
         of_step, of_epochs = self.sizes.at(step - 1), self.tokens_taken(step)
         tokens = self.progress.tokens + ahead * of_step
         return [tick for tick in self.ticks if tick.due(step, tokens, of_epochs, of_step, self.clocks)]
 
     def will_run(self, nodes: Collection[str]) -> bool:
-        """Whether any of these nodes runs behind the step under way, by a tick; known once ranks have agreed."""
+        """Return True if a due tick runs one of these nodes after the running step; known once ranks have agreed."""
         return any(not tick.calls.keys().isdisjoint(nodes) for tick in self.due(ahead=1))
 
 
 def nodes_due(ticks: Sequence[DueTick]) -> dict[str, StepCall]:
-    """What ticks that are due in the same step run, in their order: a node that several of them name runs once."""
+    """Return the nodes to run for ticks due in one step, in order; a node in several ticks runs once."""
     return {node: call for tick in ticks for node, call in tick.calls.items()}
 
 
 def topological(plan: Plan) -> list[Node]:
-    """Nodes in an order that respects every edge, the plan's own order where the edges leave a choice."""
+    """Sort nodes so that every edge is respected; ties keep the plan's order."""
     graph = nx.DiGraph()
     place = {node.id: number for number, node in enumerate(plan.nodes)}
     graph.add_nodes_from(place)
@@ -79,7 +79,8 @@ def topological(plan: Plan) -> list[Node]:
 
 @define(eq=False)
 class NodeCalls:
-    """last_step: the step that has ended last, None before the first and when the run has gone back."""
+    """Bound callables of a plan's nodes. last_step: the last finished step, None before the first and after a
+    rollback."""
 
     plan: Plan
     resources: Resources
@@ -94,7 +95,7 @@ class NodeCalls:
         self._hooks = [node for node in self.plan.nodes if node.op in ("step.hook", "event.hook")]
 
     def act(self, node: Node) -> Any:
-        """Call the op of a node: what it does at once, or the callable that it makes."""
+        """Call the op of a node: it acts at once, or returns a callable."""
         return op_of(node).bind(node, {**self.resources, "node_id": node.id})()
 
     def due_tick(self, tick: PlanTick) -> DueTick:
@@ -102,7 +103,7 @@ class NodeCalls:
         return DueTick(tick, {node: self.call(node) for node in tick.nodes}, clock)
 
     def call(self, node_id: str) -> StepCall:
-        """The callable of a step, tick or event node, made once."""
+        """Return the callable of a step, tick or event node, bound on first use."""
         if node_id not in self._bound:
             node = self.plan.node(node_id)
             call = op_of(node).bind(node, {**self.resources, "node_id": node_id})()
@@ -111,10 +112,11 @@ class NodeCalls:
         return self._bound[node_id]
 
     def _with_hooks(self, node_id: str, call: StepCall) -> StepCall:
-        """The call of a node with the hooks before and after it."""
+        """Wrap a node's call with the hooks before and after it."""
         around = [node for node in self._hooks if node_id in node.args.get("nodes", ())]
         action = action_of(self.plan.node(node_id).op)
-        if not around or (action is not None and action.saves):  # a save that is due need not be made: the saver knows
+        # the saver calls its own hooks: a due save may not be made
+        if not around or (action is not None and action.saves):
             return call
         before, after = (
             [self.call(node.id) for node in around if node.args["place"].startswith(word)]
@@ -128,7 +130,7 @@ class NodeCalls:
         return run
 
     def call_hooks(self, place: str, **details: Any) -> None:
-        """Call the hooks of a place that no node alone decides about."""
+        """Call the hooks of a place that belongs to no single node."""
         step = self.last_step or Step(index=max(0, self.progress.step - 1))
         for node in self._hooks:
             if node.args["place"] == place:
@@ -136,7 +138,7 @@ class NodeCalls:
                 OPS["event.hook"].bind(node, {**self.resources, "node_id": node.id})()(step, **details)
 
     def call_failure_hooks(self, error: BaseException) -> None:
-        """What goes wrong in them is a warning: the run has failed for another reason."""
+        """Call the failure hooks; their errors are warnings, because the run failed for another reason."""
         if "optimizer" not in self.resources or "feed" not in self.resources:
             return
         try:
@@ -147,7 +149,7 @@ class NodeCalls:
                 records.warn(f"a hook at_failure: {another}", step=self.progress.step, every_rank=True)
 
     def _marked(self, node: Node, call: StepCall) -> StepCall:
-        """The call with a mark before it; the first time it may take long, as it may compile."""
+        """Wrap a call with a heartbeat mark; the first call may take long, because it may compile."""
         action, before = action_of(node.op), False
         lasting = node.op in LASTING if action is None or action.lasting is None else action.lasting
         compiles = action is None or action.lasting is None

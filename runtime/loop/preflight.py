@@ -17,13 +17,13 @@ from xtrain.runtime.feed.prepared import source_of
 from xtrain.runtime.feed.tokenizers import load_tokenizer
 from xtrain.text.units import bytes_text, plural
 
-# What a driver reports is a little below the data sheet, which a plan takes its figure from.
+# Drivers report slightly less memory than the data sheet, which plans use.
 REPORTED = 0.97
 
 
 @frozen(kw_only=True)
 class Devices:
-    """What the ranks of this machine compute on: `name` of a device, `memory` bytes for each rank."""
+    """Devices of the ranks on this machine: `name` of a device, `memory` bytes for each rank."""
 
     kind: str
     name: str
@@ -33,7 +33,7 @@ class Devices:
 def check_machine(plan: Plan, local_ranks: int) -> list[str]:
     """Raise EnvironmentFault or DataError if the plan cannot run here: packages, devices, tokenizer, data files.
 
-    What the plan counts on and is otherwise here, without stopping it, comes back in words.
+    Returns other differences from the plan's assumptions, in words.
     """
     check_packages(plan)
     devices = find_devices(plan, local_ranks)
@@ -43,12 +43,12 @@ def check_machine(plan: Plan, local_ranks: int) -> list[str]:
     for node in plan.nodes:
         if node.op == "setup.data":
             source_of(plan, node, tokenizer)
-            DocumentEncoder(tokenizer, node.args["reads"])  # reads the template of conversations
+            DocumentEncoder(tokenizer, node.args["reads"])  # reads the chat template
     return remarks
 
 
 def find_devices(plan: Plan, local_ranks: int) -> Devices:
-    """The devices that so many ranks of this machine would take. Raises EnvironmentFault if there are too few."""
+    """Return the devices for the ranks of this machine. Raises EnvironmentFault if there are too few."""
     import torch
 
     asked = plan.launch["device"]
@@ -68,7 +68,7 @@ def find_devices(plan: Plan, local_ranks: int) -> Devices:
 
 
 def device_of(plan: Plan) -> str:
-    """`cpu` or `cuda`, as ranks of this machine choose it."""
+    """Return `cpu` or `cuda`, as the ranks of this machine choose it."""
     import torch
 
     asked = plan.launch["device"]
@@ -76,9 +76,9 @@ def device_of(plan: Plan) -> str:
 
 
 def check_devices(plan: Plan, here: Devices) -> list[str]:
-    """Raise EnvironmentFault if a device has less memory than the plan counts on, or than its rank's states take.
+    """Raise EnvironmentFault if a device has less memory than the plan assumes, or than its rank's states take.
 
-    Returns what differs otherwise from the machines of the plan, in words.
+    Returns other differences from the plan's machines, in words.
     """
     cluster, has = plan.cluster, f"{here.name} has {bytes_text(here.memory)}"
     if cluster.memory_bytes is not None and here.memory < REPORTED * cluster.memory_bytes:
@@ -119,7 +119,8 @@ def check_groups(plan: Plan) -> None:
 
 
 def check_device(plan: Plan, device: str) -> None:
-    """Raise EnvironmentFault if the plan needs cuda and `device` is another, as `launch.device = auto` can turn out."""
+    """Raise EnvironmentFault if the plan needs cuda and `device` is another, for example from `launch.device =
+    auto`."""
     if device == "cuda":
         return
     build = plan.node("setup.build_model").args
@@ -130,9 +131,9 @@ def check_device(plan: Plan, device: str) -> None:
 
 
 def check_world(plan: Plan, started: int, here: int | None = None) -> None:
-    """Raise EnvironmentFault if another number of ranks was started than planned, in all or on this machine (`here`).
+    """Raise EnvironmentFault if the number of ranks, in all or on this machine (`here`), differs from the plan.
 
-    Which axes leave a machine, and so how long a step takes, follows from where its ranks are.
+    The placement of ranks decides which axes leave a machine, and so the time of a step.
     """
     planned = plan.mesh.world_size
     if started != planned:

@@ -1,6 +1,6 @@
-"""Ops of a training step, in the order of the plan, and steps whose loss or gradient norm is not finite.
+"""Ops of a training step in plan order, and steps whose loss or gradient norm is not finite.
 
-An op takes what it needs once and returns the callable that the loop runs.
+An op takes its resources once and returns the callable that the loop runs.
 """
 
 import time
@@ -35,9 +35,9 @@ from xtrain.text.units import plural
 
 @op("step.fetch")
 def fetch(feed: Feed, rank: Rank, readers: list[int], records: Records | None = None) -> StepCall:
-    """Take this rank's microbatches of the step, on the pipeline coordinates `readers`; others have none yet.
+    """Take this rank's microbatches of the step on the pipeline coordinates `readers`; others have none yet.
 
-    Of several phases each is reported when it begins, and that in which a run goes on.
+    With several phases, emits a PhaseEvent when a phase begins, and once after a resume.
     """
     reads = rank.coordinates["pp"] in readers
     several, reported = len(feed.phases) > 1, ""
@@ -68,8 +68,8 @@ def fetch(feed: Feed, rank: Rank, readers: list[int], records: Records | None = 
 def outline(
     plan: Plan, feed: Feed, rank: Rank, meshes: Meshes, source: int, numbers: list[str] | None = None
 ) -> StepCall:
-    """Tell the ranks that read nothing where documents lie, from the pipeline coordinate `source`. numbers: of rows,
-    that go with it."""
+    """Share document boundaries with the ranks that read no data, from the pipeline coordinate `source`. numbers: of
+    rows, sent along."""
     outlines = Outlines.of(plan, feed.collate, rank, meshes)
     assert outlines.readers[0] == source and outlines.numbers == tuple(numbers or ())
 
@@ -91,12 +91,12 @@ def agree(
     empty_steps: int | None = None,
     unit: str = "token",
 ) -> StepCall:
-    """One sum over all ranks: the valid tokens of the step, how long its documents are, who was asked to stop, what
-    clocks and commands say.
+    """Agree in one sum over all ranks: valid tokens of the step, lengths of its documents, stop requests, clocks and
+    commands.
 
-    unit: what the loss is divided by the number of, which is counted here too. empty_steps: so many in a row without a
-    valid token end the run. Raises, on all ranks alike, Halt if the run is to
-    stop, SkipStep if no rank has a valid token, and NothingLearned in the last of `empty_steps` such steps.
+    unit: what the loss is averaged over, counted here too. empty_steps: steps in a row without a valid token that end
+    the run. Raises on all ranks alike: Halt if the run is to stop, SkipStep if no rank has a valid token,
+    NothingLearned in the last of `empty_steps` such steps.
     """
     limited = time_limit_seconds is not None or stop_file is not None
     limits = Limits(time_limit_seconds, stop_file) if limited else None
@@ -104,7 +104,7 @@ def agree(
     if limits is not None:
         poller.looks["a stop file"] = limits.look
     counts = rank.is_tp_first and rank.coordinates["pp"] == 0
-    # Of the ranks that share rows one counts the documents in them.
+    # One of the ranks that share rows counts their documents.
     measures = counts and rank.coordinates["ring"] == rank.coordinates["ulysses"] == 0
 
     def run(step: Step) -> None:
@@ -122,7 +122,7 @@ def agree(
 
 
 def _empty(progress: Progress, limit: int | None) -> Exception:
-    """What becomes of a step without a valid token. limit: of how many in a row; None in plans that had none."""
+    """Return the exception for a step without a valid token. limit: of such steps in a row; None in older plans."""
     bad = progress.bad
     bad.empty += 1
     if limit is None:
@@ -139,7 +139,7 @@ def _empty(progress: Progress, limit: int | None) -> Exception:
 
 @op("step.zero_gradients")
 def zero_gradients(optimizer: Optimizer) -> StepCall:
-    """Let go of all gradients. Those of an optimizer that has its own way to do that are let go of in that way."""
+    """Set all gradients to None, through the optimizer's own `zero_grad` if it has one."""
     if type(optimizer).zero_grad is not Optimizer.zero_grad:
         return lambda step: optimizer.zero_grad(set_to_none=True)
 
@@ -153,8 +153,7 @@ def zero_gradients(optimizer: Optimizer) -> StepCall:
 
 @op("step.router_rows")
 def router_rows(model: ModelParts, rank: Rank) -> StepCall:
-    """Losses of routers are means over the rows of a step: where it has fewer than a step behind the ramp, each counts
-    for more."""
+    """Scale router losses, which are means over the rows of a step: in the batch ramp, each row counts more."""
     factor = torch.ones((), dtype=torch.float64, device=rank.device)
     for module in model.modules():
         if isinstance(module, ExpertRouter):
@@ -168,7 +167,7 @@ def router_rows(model: ModelParts, rank: Rank) -> StepCall:
 
 @op("step.mtp_weight")
 def weigh_further(model: ModelParts, feed: Feed, weight: float) -> StepCall:
-    """Let further tokens count what the phase of the step says, or `weight`."""
+    """Set the weight of further tokens to the phase's, or to `weight`."""
 
     def run(step: Step) -> None:
         chosen = feed.phase(step.index).mtp_weight
@@ -188,14 +187,14 @@ def forward_backward(
     wrapped: WrappedModel | None = None,
     beat: HeartbeatWriter | None = None,
 ) -> StepCall:
-    """Mean of the loss over the valid tokens of the step, or its sequences or pairs, microbatch by microbatch.
+    """Compute gradients of the mean loss over the step's valid tokens, sequences or pairs, one microbatch at a time.
 
-    The division is by the number on all ranks and microbatches, so gradients only ever add. Ranks exchange them in the
-    backward of the last microbatch, and where `sync` is `microbatch` in that of every one. accumulate: how many
-    microbatches a step has; in a ramp steps have fewer. each: nodes behind it see the cross-entropy of each token.
+    The divisor counts all ranks and microbatches, so gradients are only added. Ranks exchange them in the backward of
+    the last microbatch, or of every one if `sync` is `microbatch`. accumulate: microbatches of a step; fewer in a batch
+    ramp. each: keep the cross-entropy of each token for later nodes.
     """
     wrapped = wrapped or WrappedModel.of(model)
-    beat = beat or HeartbeatWriter()  # nobody looks at that one
+    beat = beat or HeartbeatWriter()  # read by no one
 
     def run(step: Step) -> None:
         count = len(step.microbatches)
@@ -218,7 +217,7 @@ def forward_backward(
 
 @op("step.pipeline")
 def pipelined(pipeline: PipelineSchedule, rank: Rank, accumulate: int, each: bool = False) -> StepCall:
-    """The same over the stages of a pipeline: its schedule decides which microbatch goes when."""
+    """Do the same over the stages of a pipeline, in the order of its schedule."""
 
     def run(step: Step) -> None:
         assert 1 <= len(step.microbatches) <= accumulate
@@ -243,8 +242,8 @@ def clip(
     first: int = 0,
     wrapped: WrappedModel | None = None,
 ) -> StepCall:
-    """Scale gradients so that their norm over all ranks is at most `max_norm`, and that which `NormStatistics` allow
-    for `deviations`, with `decay` and `first`."""
+    """Scale gradients so that their norm over all ranks is at most `max_norm`, and at most the limit of
+    `NormStatistics` for `deviations`, `decay` and `first`."""
     norm = GradientNorm(model, rank, None if wrapped is None else wrapped.gradients)
 
     def run(step: Step) -> None:
@@ -260,7 +259,7 @@ def clip(
 
 @op("step.clip_value")
 def clip_value(model: ModelParts, largest: float) -> StepCall:
-    """Limit every element of the gradients to `largest`, up and down."""
+    """Clamp every gradient element to [-largest, largest]."""
 
     @torch.no_grad()
     def run(step: Step) -> None:
@@ -274,7 +273,7 @@ def clip_value(model: ModelParts, largest: float) -> StepCall:
 
 @op("step.gradient_norm")
 def gradient_norm(model: ModelParts, rank: Rank, wrapped: WrappedModel | None = None) -> StepCall:
-    """Measure the norm of the gradients over all ranks; nothing is scaled."""
+    """Measure the norm of the gradients over all ranks without scaling them."""
     norm = GradientNorm(model, rank, None if wrapped is None else wrapped.gradients)
 
     def run(step: Step) -> None:
@@ -293,8 +292,8 @@ def _reduce(step: Step, norm: GradientNorm, rank: Rank, model: ModelParts) -> No
 
 @op("step.schedule")
 def schedule_lr(plan: Plan, optimizer: Optimizer, schedule: Schedule, decay: str | None = None) -> StepCall:
-    """Set the learning rate of this step. decay: what weight decay is in proportion to as well: `lr`, as a share of its
-    peak (Defazio 2025, arXiv 2506.02285); None: it is what it is."""
+    """Set the learning rate of this step. decay: `lr` scales weight decay with the rate, as a share of its peak
+    (Defazio 2025, arXiv 2506.02285); None leaves it constant."""
     assert decay in (None, "lr")
     peak = plan.node("setup.scheduler").args["lr"]
     decays = [group.get("weight_decay", 0.0) for group in optimizer.param_groups]
@@ -312,7 +311,7 @@ def schedule_lr(plan: Plan, optimizer: Optimizer, schedule: Schedule, decay: str
 
 @op("step.training_point")
 def to_training_point(optimizer: Optimizer) -> StepCall:
-    """Move the weights to where gradients are taken; the update of the step moves them back."""
+    """Move the weights to the point where gradients are taken; the optimizer step moves them back."""
     several = optimizer.optimizers if isinstance(optimizer, SeveralOptimizers) else (optimizer,)
     moving = [each for each in several if isinstance(each, MovesWeights)]
 
@@ -335,8 +334,8 @@ def update(optimizer: Optimizer) -> StepCall:
 
 @op("step.measure")
 def measure(window: Window, rank: Rank, alerts: AlertMonitor | None = None, lets_go: bool = True) -> StepCall:
-    """Add the step to what the next log line and alerts speak of. lets_go: of its microbatches, as nothing follows that
-    needs them."""
+    """Add the step to the next log line and to alerts. lets_go: free its microbatches, because no later node needs
+    them."""
     watched = alerts if rank.is_first else None
 
     def run(step: Step) -> None:
@@ -352,15 +351,15 @@ def measure(window: Window, rank: Rank, alerts: AlertMonitor | None = None, lets
 
 @op("step.let_go")
 def let_go() -> StepCall:
-    """Let go of the microbatches of the step."""
+    """Free the microbatches of the step."""
     return Step.let_go
 
 
 @op("step.check_finite")
 def check_finite(model: ModelParts, progress: Progress, limit: int, alerts: AlertMonitor | None = None) -> StepCall:
-    """Leave a step out whose loss or norm is not a number, but for the `limit`-th in a row.
+    """Skip a step whose loss or norm is not finite, up to the `limit`-th in a row.
 
-    Raises SkipStep for those that are left out, NonFinite for the `limit`-th, on all ranks alike.
+    Raises SkipStep for skipped steps, NonFinite for the `limit`-th, on all ranks alike.
     """
     counts = RouterCountsCopy(model) if limit > 1 else None
 
@@ -388,7 +387,7 @@ def check_finite(model: ModelParts, progress: Progress, limit: int, alerts: Aler
 
 
 def bad_steps_text(bad: BadSteps) -> str:
-    """The bad steps in a row, the latest with what they gave."""
+    """List the bad steps in a row, with the values of the latest."""
     listed = "; ".join(f"step {number}: loss {loss:g}, gradient norm {norm:g}" for number, loss, norm in bad.latest)
     more = f"the latest {len(bad.latest)} of them: " if bad.in_a_row > len(bad.latest) else ""
     since = f"step {bad.last_good:,} was the last good one" if bad.last_good else "none was good before"
@@ -396,10 +395,9 @@ def bad_steps_text(bad: BadSteps) -> str:
 
 
 class RouterCountsCopy:
-    """What the routers of this rank had counted after the last good step.
+    """Copy of this rank's router counts after the last good step.
 
-    Their counts only grow: one that has taken in something that is not a number would never give one again, and the
-    tokens of a step that is left out must not move the biases of experts.
+    Counts only grow: after a NaN they would stay NaN, and tokens of a skipped step must not move the biases of experts.
     """
 
     def __init__(self, model: ModelParts) -> None:
@@ -408,7 +406,7 @@ class RouterCountsCopy:
         self._begun: list[int] = []
 
     def keep(self) -> None:
-        """Remember the counts as they are."""
+        """Save the current counts."""
         now = self._now()
         if len(self._before) != len(now):
             self._before = [torch.empty_like(count) for count in now]
@@ -417,7 +415,7 @@ class RouterCountsCopy:
         self._begun = [router.begun for router in self._routers]
 
     def restore(self) -> None:
-        """Go back to what was remembered since counting has begun, or to nothing."""
+        """Restore the saved counts, or reset them if counting has started over."""
         if self._begun == [router.begun for router in self._routers]:
             if self._before:
                 torch._foreach_copy_(self._now(), self._before)  # pyright: ignore[reportPrivateImportUsage]

@@ -1,4 +1,4 @@
-"""Training loop: steps as flat lists of calls, the ticks that are due after each, and steps that are left out."""
+"""Training loop: steps as flat lists of calls, the ticks that are due after each, and skipped steps."""
 
 import time
 from typing import Final
@@ -27,14 +27,14 @@ from xtrain.runtime.observe.watch import Poller
 from xtrain.runtime.store.beginning import FINISHED, begun_from, check_left, finished_step
 from xtrain.text.units import plural
 
-# Seconds of steps, and steps, that are measured before anything is said.
+# Seconds and number of steps measured before an estimate.
 LEAST_SECONDS: Final = 3.0
 LEAST_STEPS: Final = 2
 
 
 @define
 class TimeLeft:
-    """Of the first rank alone: all ranks wait for each other in every step."""
+    """Estimate of the remaining time, on the first rank only: all ranks wait for each other in every step."""
 
     done: bool = False
     _first: float | None = None
@@ -43,10 +43,9 @@ class TimeLeft:
     _seconds: float = 0.0
 
     def after(self, step: Step, seconds: float, last: int, rows_left: int) -> EstimateEvent | None:
-        """The event `estimate` once enough has been measured, else None.
+        """Return the `estimate` event once enough is measured, else None.
 
-        seconds: that the step has taken. last: the steps behind which this start of the run ends. rows_left: those that
-        it takes until then.
+        seconds: of the step. last: the step after which this start of the run ends. rows_left: rows until then.
         """
         if step.warms_up:
             self._first = seconds
@@ -77,7 +76,8 @@ STATUS_OF_EVENT: Final = {
 
 @define(eq=False, kw_only=True)
 class TrainingLoop:
-    """order: all nodes of the plan, in which they run. reason: why the run was stopped, empty where it was not."""
+    """Loop over the steps of a run. order: all nodes of the plan, sorted. reason: why the run was stopped, else
+    empty."""
 
     plan: Plan
     order: list[Node]
@@ -94,8 +94,8 @@ class TrainingLoop:
     reason: str = ""
 
     def run(self) -> str:
-        """Train to the end of the run, or to what stops it before; how it ended: `done`, `stopped`, `interrupted`, or
-        `complete` where nothing was left to do."""
+        """Train until the end of the run or a stop; return `done`, `stopped`, `interrupted`, or `complete` if nothing
+        was left to do."""
         feed: Feed = self.nodes.resources["feed"]
         window: Window = self.nodes.resources["window"]
         begun = begun_from(self.plan, self.nodes.resources["begun"].start)
@@ -118,7 +118,7 @@ class TrainingLoop:
         too_many = max(bad_steps)
         fails = any(each.stop for each in on_nan)
         check_left(self.plan, self.nodes.resources["begun"].start, self.records.directory, total)
-        self.records.flush(self.progress.step)  # what a checkpoint has kept of its step's record
+        self.records.flush(self.progress.step)  # the record that the checkpoint kept for its step
         if self.progress.step >= total and finished_step(self.records.directory) == self.progress.step:
             return EndStatus.COMPLETE
         sequence, sizes = feed.batch.sequence, feed.batch.row_sizes
@@ -129,7 +129,7 @@ class TrainingLoop:
         if self.records.first:
             self.poller.begin()
         time_left = TimeLeft(done=not self.records.speaks)
-        warms_up = True  # until a step has been computed: the first one compiles, and may take long
+        warms_up = True  # until the first step, which compiles, is computed
         stops = self._stops_at(timeline, sizes.times(sequence))
         last = min(total, stops)
         while self.progress.step < last:
@@ -151,7 +151,7 @@ class TrainingLoop:
                     now = clock()
                     spent[number] = now - mark
                     mark = now
-                if not warms_up:  # nor is a step that is left out one of the window's
+                if not warms_up:  # a skipped step is not part of the window either
                     for node, each in zip(seconds, spent, strict=True):
                         seconds[node] += each
                 warms_up = False
@@ -182,7 +182,7 @@ class TrainingLoop:
                     raise
                 self.nodes.last_step = None
                 self.clocks.put_back()
-                total = feed.steps  # of a budget in epochs there may be less left
+                total = feed.steps  # less of a budget in epochs may be left
                 timeline = feed.timeline
                 pairs = zip(due_ticks.ticks, timeline.ticks, strict=True)
                 due_ticks.ticks = [evolve(each, tick=tick) for each, tick in pairs]
@@ -231,14 +231,14 @@ class TrainingLoop:
             try:
                 durable.write(self.records.directory / FINISHED, f"{self.progress.step}\n")
             except OSError as error:
-                # Nothing of the training is lost: another start does once more what was to happen at the end.
+                # No training is lost: another start repeats the final work.
                 message = f"the end of the run could not be recorded: {error}"
                 self.records.warn(message, step=self.progress.step)
         return EndStatus.DONE
 
     def _check_learned(self, first: int) -> None:
-        """Raises NothingLearned, on all ranks alike, if the run is at its end and all of its steps were left out: there
-        is nothing to publish, and nothing to call done. first: the step that the run has begun with."""
+        """Raise NothingLearned on all ranks alike if all steps of the run were skipped: there is no model to publish.
+        first: the step that the run started from."""
         bad = self.progress.bad
         if bad.last_good > first or self.progress.step == first:
             return
@@ -248,7 +248,8 @@ class TrainingLoop:
         raise NothingLearned(f"{steps}, as they {' or '.join(why)}: nothing was learned, and no model is saved")
 
     def _stops_at(self, timeline: Timeline, sizes: StepSizes) -> float:
-        """The step after which this start stops, whatever the budget: infinite where nothing is said. sizes: tokens."""
+        """Return the step after which this start stops, whatever the budget; infinite without a limit. sizes: in
+        tokens."""
         at, after, first = timeline.stop_at, timeline.stop_after, first_step(self.progress.step)
         if timeline.stop_after_tokens is not None:
             after = sizes.steps_of(sizes.before(first) + timeline.stop_after_tokens) - first
@@ -258,7 +259,7 @@ class TrainingLoop:
         )
 
     def _stop(self, event: str, reason: str, event_calls: dict[str, tuple[StepCall, ...]]) -> str:
-        """Do what is declared for something that stops the run; how the run then ends."""
+        """Run the nodes declared for an event that stops the run; return the end status."""
         self._note_stop(event, reason)
         self.requests.hurry(event)
         self._react(event, event_calls)
@@ -266,17 +267,17 @@ class TrainingLoop:
         return STATUS_OF_EVENT[event]
 
     def _note_stop(self, event: str, reason: str) -> None:
-        """Write why the run is to stop; its end says the first reason again."""
+        """Record why the run is to stop; its end repeats the first reason."""
         kind = SignalEvent if event in SIGNALS else StopEvent
         self.records.event(kind(step=self.progress.step, name=event, reason=reason))
         self.reason = self.reason or f"{event}: {reason}"
 
     def _on_alerts(self, step: Step) -> bool:
-        """Do what is declared for alerts that all ranks have heard of; whether the run is to stop."""
+        """Run the actions of alerts that all ranks agreed on; return True if the run is to stop."""
         stopping = False
         for trigger in self.alert_actions.take():
             for node in trigger.nodes:
-                if not informs(self.plan.node(node)):  # that was run when the alert was raised
+                if not informs(self.plan.node(node)):  # others ran when the alert was raised
                     self.nodes.call(node)(step)
             if trigger.stop:
                 self._note_stop(trigger.event, f"an alert was raised: on {trigger.event}")
@@ -284,7 +285,7 @@ class TrainingLoop:
         return stopping
 
     def _react(self, event: str, event_calls: dict[str, tuple[StepCall, ...]]) -> None:
-        """Run the nodes that the plan names for an event."""
+        """Run the nodes that the plan declares for an event."""
         step = self.nodes.last_step or Step(index=self.progress.step)
         for call in event_calls[event]:
             call(step)

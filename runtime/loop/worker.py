@@ -27,10 +27,10 @@ def run_rank(
     store: "Store | None" = None,
     answered: bool = False,
 ) -> str:
-    """Execute the plan as the rank that the environment names; returns how it ended.
+    """Execute the plan as the rank that the environment names; return the end status.
 
-    exit_process: ends the process, from any thread, where the run is given up while this rank hangs. store: in which
-    the ranks have met. answered: signals that come before training are seen to; else they end the process.
+    exit_process: ends the process from any thread if the run is given up while this rank hangs. store: where the ranks
+    have met. answered: the caller handles signals before training; else they end the process.
     """
     from xtrain.runtime.loop.executor import Executor
     from xtrain.runtime.observe.records import Records
@@ -41,7 +41,7 @@ def run_rank(
     group = group_of_rank(plan)
     rank = int(os.environ.get("RANK", "0")) + (0 if group is None else group.first)
     try:
-        # Of several replica groups none is there all the time: who starts them has the lock.
+        # No replica group is always present: their launcher holds the lock.
         lock = hold(directory, WORKER_LOCK) if rank == 0 and group is None else None
     except EnvironmentFault as fault:
         exit_code = EXIT_CODES[EndStatus.ENVIRONMENT]
@@ -57,13 +57,13 @@ def run_rank(
 def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # a log, whatever the locale of the machine
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # a log, whatever the locale
     directory, launcher = Path(sys.argv[1]), int(sys.argv[2])
     die_with_launcher(launcher)
     plan = plan_in(directory)
     status = run_rank(plan, directory)
-    # The launcher reads how a run ended from its events: for the elastic agent, stopping on request is no failure.
-    # Of a rank whose disk took no event it has the exit code alone.
+    # The launcher reads from the events how a run ended: for the elastic agent, stopping on request is no failure. If
+    # the disk takes no event, it has only the exit code.
     exit_process(EXIT_CODES[status] if status in (EndStatus.FAILED, EndStatus.ENVIRONMENT) else 0)
 
 
