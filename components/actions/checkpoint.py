@@ -24,6 +24,7 @@ class CheckpointAction(Action):
 
     kind: ClassVar[str] = "checkpoint"
     default_ticks = 20
+    default_apart = 100
     turn = TURN_OF_SAVE
     saves = True
     lasting = True

@@ -37,6 +37,8 @@ class Action(Component):
     # When the action runs
     default_ticks: ClassVar[int] = 0
     """Ticks, evenly spread, that a run gets if its spec declares none with this action."""
+    default_apart: ClassVar[int] = 1
+    """Fewest steps between two default ticks; at most a quarter of the steps of a run."""
     turn: ClassVar[int] = 0
     """Order among actions due in the same step: lower first; equal turns run in the order of the spec."""
     records: ClassVar[bool] = False

@@ -248,8 +248,8 @@ NOTHING_SCHEDULED: Final = Schedule(ticks=(), paths=(), events={}, reasons={}, b
 
 
 def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
-    """A run logs and saves, even if nobody says so: every hundredth and every twentieth of its steps, of `steps` where
-    the budget says how many these are.
+    """Add the ticks that a spec leaves out: a run logs 100 times and saves 20 times, a short one every 100 steps and at
+    least 4 times. steps: of the budget; None where it does not say how many these are.
 
     A run also saves when it ends, and when it is to stop saves and stops.
     """
@@ -257,11 +257,18 @@ def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
     reasons: dict[str, tuple[str, str]] = {}
 
     def default(kind: type[Action]) -> None:
-        parts = kind.default_ticks
         if any(isinstance(action, kind) for tick in spec.ticks for action in tick.actions):
             return
-        every = Quantity(100 // parts, "%") if steps is None else Quantity(max(ceil(steps / parts), 1), "steps")
-        why = f"the steps / {parts}, rounded up" if steps is None else f"{steps:,} steps / {parts}, rounded up"
+        parts = kind.default_ticks
+        if steps is None:
+            every, why = Quantity(100 // parts, "%"), f"the steps / {parts}, rounded up"
+        else:
+            share, quarter = ceil(steps / parts), ceil(steps / 4)
+            apart = max(share, min(kind.default_apart, quarter), 1)
+            why = f"{steps:,} steps / {parts if apart == share else 4}, rounded up"
+            if apart not in (share, quarter):
+                why = f"not more often than every {apart} steps"
+            every = Quantity(apart, "steps")
         ticks.append(TickSpec(every=every, actions=(kind(),)))
         paths.append("")
         reasons[f"every.{kind.kind}"] = (quantity_text(every), why)
