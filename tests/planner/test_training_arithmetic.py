@@ -88,7 +88,10 @@ def test_lengths_of_the_learning_rate(make_plan):
     assert "decay" not in make_plan(scheduler="scheduler cosine { floor = 10% }").node("setup.scheduler").args
 
 
-@pytest.mark.parametrize(("steps", "log", "save"), [(100, 1, 5), (7, 1, 1), (1000, 10, 50), (101, 2, 6)])
+@pytest.mark.parametrize(
+    ("steps", "log", "save"),
+    [(100, 1, 25), (7, 1, 2), (101, 2, 26), (397, 4, 100), (1000, 10, 100), (2000, 20, 100), (2001, 21, 101)],
+)
 def test_a_run_logs_and_saves_by_default(make_plan, steps, log, save):
     plan = make_plan(experiment=f"experiment tiny {{ budget = {steps} steps }}")
     assert [(tick.nodes, tick.steps, tick.count) for tick in plan.timeline.ticks] == [
