@@ -1,6 +1,6 @@
 """Collate chains: stages that turn rows of token segments into a microbatch; each stage is one node of the plan.
 
-A stage declares the kind of value that it takes and gives, so that a chain is checked before any data flows:
+A stage declares the kinds of value that it takes and gives, so that a chain is checked before any data flows:
 
     rows of token arrays ─to_tensor▶ rows of token tensors ─flatten▶ token samples
         ─shift_tokens▶ labelled samples ─pack▶ microbatch ─shard▶ part of a microbatch
@@ -9,13 +9,13 @@ A chain that begins with the four stages up to `pack` lays rows out in one pass 
 result; the stages run only if another stage is between them. Only under context parallel does a rank take a part of a
 microbatch; otherwise the chain ends with `pack`.
 
-Attention is causal, so late positions cost more than early ones. Rank r of a ring of R therefore takes the chunks r
-and 2R - 1 - r of the 2R equal chunks of every segment, which costs every rank the same (Brandon et al. 2023, arXiv
-2311.09431; per segment as in zhuzilin/ring-flash-attention). The part of a ring rank is then cut contiguously over
-its ulysses ranks.
+Attention is causal, so late positions cost more than early ones. Rank r of a ring of R therefore takes the chunks r and
+2R - 1 - r of the 2R equal chunks of every segment, which costs every rank the same (Brandon et al. 2023, arXiv
+2311.09431; per segment as in zhuzilin/ring-flash-attention). The part of a ring rank is then cut contiguously over its
+ulysses ranks.
 
-An outline is a tensor of constant shape with the places of segments and padding in the rows of a step, for pipeline
-stages that read no tokens: a rank can receive it without knowing anything of the rows.
+An outline is a tensor of constant shape with the positions of segments and padding in the rows of a step, for pipeline
+stages that read no tokens: a rank can receive it without knowing the rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,7 @@ from xtrain.runtime.feed.packing.stored_rows import UNKNOWN, RawRow
 
 @define(kw_only=True, frozen=True, eq=False)
 class TensorRow:
-    """A packed row with memory of its own: int64 tokens, bool masks, and otherwise what `RawRow` says."""
+    """A packed row in memory of its own: int64 tokens, bool masks, otherwise as `RawRow`."""
 
     segments: list[Tensor]
     trained: list[Tensor] | None = None
@@ -49,7 +49,7 @@ class TensorRow:
 
 
 def numbered_in_rows(value: Samples) -> Iterator[tuple[int, Sample]]:
-    """Samples, each with its number in its row, from 0."""
+    """Yield samples, each with its number in its row, from 0."""
     row, number = -1, 0
     for sample in value.samples:
         row, number = (sample.row, 0) if sample.row != row else (row, number + 1)
@@ -65,55 +65,56 @@ class Stage:
     gives: str
     function: Callable[[Any], Any]
     one_pass: bool = False
-    """Whether it is part of what `feeding.py` does in one pass."""
+    """True if the one-pass layout of `loader.py` replaces it."""
 
     def __call__(self, value: Any) -> Any:
         return self.function(value)
 
     @property
     def cuts(self) -> bool:
-        """Whether it takes a rank's part of whole rows."""
+        """True if it takes a rank's part of whole rows."""
         return (self.takes, self.gives) == (MICROBATCH, LOCAL_MICROBATCH)
 
 
 @define(kw_only=True, frozen=True)
 class PackStage(Stage):
-    """`pack`, and how it lays rows out."""
+    """The stage `pack` with the layout of its rows."""
 
     capacity: int
     align: int
     of_labels: "PackStage | None" = None
-    """Where the loss reads more of a row than its labels: the same without the rest."""
+    """The same stage without the parts of a row that only other losses than cross-entropy read; None if there are none.
+    """
 
     @property
     def labels_alone(self) -> bool:
-        """Whether the loss reads nothing of a row but its labels."""
+        """True if the loss reads only labels of a row."""
         return self.of_labels is None
 
 
 def longest_padding(align: int) -> int:
-    """Positions of the longest segment of padding behind the documents of a row."""
+    """Return the length of the longest padding segment after the documents of a row, in positions."""
     return max(align, LONGEST_PADDING // align * align)
 
 
 def known_or_none(numbers: Sequence[int]) -> Tensor | None:
-    """Of each row its dataset or its place, int64 [rows]; None if all are UNKNOWN."""
+    """Return the dataset or place of each row, int64 [rows]; None if all are UNKNOWN."""
     return None if all(number == UNKNOWN for number in numbers) else torch.tensor(numbers, dtype=torch.int64)
 
 
 def no_room(row: int, needed: int, capacity: int) -> DataError:
-    """What is raised where the samples of a row are longer than the row."""
+    """Return the error that the samples of a row are longer than the row."""
     return DataError(f"row {row} needs {needed} positions or more, and it has {capacity}")
 
 
 @define(kw_only=True, frozen=True)
 class CollateChain:
-    """Stages in order, each of which takes what the one before it gives."""
+    """Stages in order, each of which takes what the previous one gives."""
 
     stages: tuple[Stage, ...]
 
     def __call__(self, rows: list[RawRow]) -> Microbatch:
-        """From rows of token arrays to what this rank holds of them."""
+        """Turn rows of token arrays into this rank's part of a microbatch."""
         value: Any = rows
         for stage in self.stages:
             value = stage(value)
@@ -121,7 +122,8 @@ class CollateChain:
 
     @property
     def lays_out(self) -> PackStage | None:
-        """`pack`, if the chain begins with the four stages that end with it, and nothing else stands between them."""
+        """The stage `pack`, if the chain begins with the four stages that end with it, without other stages between
+        them."""
         if not all(stage.one_pass for stage in self.stages[:3]):
             return None
         last = self.stages[3] if len(self.stages) > 3 else None
@@ -129,22 +131,23 @@ class CollateChain:
 
     @property
     def of_labels(self) -> "CollateChain":
-        """The same for the cross-entropy, which reads nothing of a row but its labels."""
+        """The same chain for cross-entropy, which reads only labels of a row."""
         stages = (stage.of_labels or stage if isinstance(stage, PackStage) else stage for stage in self.stages)
         return CollateChain(stages=tuple(stages))
 
     def behind_pack(self, packed: Microbatch) -> Microbatch:
-        """What the stages behind `pack` make of rows that were laid out elsewhere."""
+        """Run the stages after `pack` on rows that were laid out elsewhere."""
         for stage in self.stages:
             if stage.takes in (MICROBATCH, LOCAL_MICROBATCH):
                 packed = stage(packed)
         return packed
 
     def local_part(self, whole: Microbatch) -> Microbatch:
-        """What this rank holds of whole rows that are no rows of a dataset, or lack their tokens: `shard` alone.
+        """Return this rank's part of whole rows that are not rows of a dataset, or lack their tokens: only `shard`
+        runs.
 
-        Collators of the user's own are for rows that are read: of a prompt, or of where documents lie in rows that
-        another pipeline stage has read and collated, they are shown nothing.
+        The user's collators run only on rows that are read: not on a prompt, nor on an outline of rows that another
+        pipeline stage has read and collated.
         """
         for stage in self.stages:
             if stage.cuts:
@@ -153,9 +156,10 @@ class CollateChain:
 
 
 def compose(stages: Sequence[Stage]) -> CollateChain:
-    """One function that runs `stages` in order, from rows of token arrays to a microbatch.
+    """Combine `stages` into a chain from rows of token arrays to a microbatch.
 
-    Raises DataError if a stage does not take what the one before it gives, or if the chain starts or ends elsewhere.
+    Raises DataError if a stage does not take what the previous one gives, or if the chain starts or ends with another
+    kind of value.
     """
     chain = tuple(stages)
     kind, giver = RAW_ROWS, "the loader"
@@ -172,7 +176,8 @@ def compose(stages: Sequence[Stage]) -> CollateChain:
 
 
 def zigzag(lengths: Tensor, ring: int, rank: int) -> Tensor:
-    """int64 [positions / ring]: what `rank` holds of consecutive segments of the given lengths, in its order.
+    """Return the positions of `rank` in consecutive segments of the given lengths, in its order, int64 [positions /
+    ring].
 
     Raises DataError if a segment cannot be cut into 2 · ring equal chunks.
     """
@@ -193,7 +198,7 @@ def zigzag(lengths: Tensor, ring: int, rank: int) -> Tensor:
 
 
 def local_positions(batch: Microbatch, ring: int, ulysses: int, ring_rank: int, ulysses_rank: int) -> Tensor:
-    """int64 [B, S / ring / ulysses]: this rank's positions, as indices into the flattened whole rows."""
+    """Return this rank's positions as indices into the flattened whole rows, int64 [B, S / ring / ulysses]."""
     rows, sequence = batch.positions_BS.shape
     if sequence % (ring * ulysses):
         raise DataError(f"rows of {sequence} positions cannot be cut evenly over {ring} · {ulysses} ranks")
@@ -202,7 +207,8 @@ def local_positions(batch: Microbatch, ring: int, ulysses: int, ring_rank: int, 
 
 
 def local_part(batch: Microbatch, ring: int, ulysses: int, ring_rank: int, ulysses_rank: int) -> Microbatch:
-    """The microbatch with this rank's positions only. What speaks of whole rows stays. Raises as `local_positions`."""
+    """Return the microbatch with this rank's positions only; fields of whole rows are kept. Raises as
+    `local_positions`."""
     index = local_positions(batch, ring, ulysses, ring_rank, ulysses_rank)
     labels_BS = None if batch.labels_BS is None else batch.labels_BS.take(index)
     return evolve(
@@ -223,10 +229,10 @@ def local_part(batch: Microbatch, ring: int, ulysses: int, ring_rank: int, ulyss
 
 
 def encode_outline(microbatches: Sequence[Microbatch], numbers: Sequence[str] = ()) -> Tensor:
-    """int32 [N, B, S]: position within its segment where a token is, the bitwise complement of it where padding is.
+    """Encode rows as int32 [N, B, S]: a token's position within its segment; its bitwise complement for padding.
 
-    The rows are whole even if the microbatches hold only a rank's part of their positions. numbers: `place` or
-    `dataset`, each of which is two more int32 behind the positions of every row.
+    The rows are whole even if the microbatches have only a rank's part of their positions. numbers: `place` or
+    `dataset`, each of which adds two int32 after the positions of every row.
     """
     encoded = []
     for batch in microbatches:
@@ -240,7 +246,7 @@ def encode_outline(microbatches: Sequence[Microbatch], numbers: Sequence[str] = 
 
 
 def decode_outline(outline_NBS: Tensor, numbers: Sequence[str] = ()) -> list[Microbatch]:
-    """Microbatches of whole rows without tokens, on the CPU. numbers: as they were encoded."""
+    """Return microbatches of whole rows without tokens, on the CPU. numbers: as they were encoded."""
     return [_decode(outline_BS, numbers) for outline_BS in outline_NBS.cpu()]
 
 

@@ -1,4 +1,4 @@
-"""Rows after the collators of the user, as a step takes them, for `xtrain data show`."""
+"""Rows after the user's collators, as a step takes them, for `xtrain data show`."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -14,9 +14,9 @@ from xtrain.runtime.feed.reading_process import chain_of
 
 
 def collated(plan: Plan) -> Callable[[RawRow], list[SegmentInRow]]:
-    """What the chain of a plan makes of a row, positions of all ranks together.
+    """Return the function that applies a plan's collate chain to a row, with the positions of all ranks together.
 
-    Raises PartFailed, as the function that it returns does, if the user's code cannot be loaded or fails.
+    Raises PartFailed, as the returned function does, if the user's code cannot be loaded or fails.
     """
     axes = {axis.name: 0 for axis in plan.mesh.axes}
     alone = Rank(
@@ -36,7 +36,7 @@ def collated(plan: Plan) -> Callable[[RawRow], list[SegmentInRow]]:
 
 
 def laid(batch: Microbatch) -> list[SegmentInRow]:
-    """The segments of whole rows with the token behind each, where there is a label that names it; no padding."""
+    """Return the segments of whole rows without padding, each with its next token if a label has it."""
     assert batch.input_ids_BS is not None and batch.labels_BS is not None
     inputs, labels = batch.input_ids_BS.flatten().tolist(), batch.labels_BS.flatten().tolist()
     found = []
@@ -44,7 +44,7 @@ def laid(batch: Microbatch) -> list[SegmentInRow]:
         if real == 0:
             continue
         ids, wanted = inputs[first : first + real], labels[first : first + real]
-        # Of the token behind the last position only its label is there.
+        # Only a label has the token after the last position.
         ids += [label for label in wanted[-1:] if label != IGNORE_INDEX]
         trained = [False, *(label != IGNORE_INDEX for label in wanted)]
         other = sum(label not in (IGNORE_INDEX, token) for label, token in zip(wanted, ids[1:], strict=False))

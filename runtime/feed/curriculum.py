@@ -1,8 +1,8 @@
 """Order of training rows: the rows of each dataset that a step takes, in closed form from its number. Without torch.
 
-`plan/step_sizes.py` decides from which dataset each row is taken. A dataset gives its rows in its
-own order, epoch after epoch, and its cursor counts them. A checkpoint stores the position of a run; `position_of`
-checks it against the data of the run that resumes.
+The plan's samplers choose the dataset of each row. A dataset gives its rows in its own order, epoch after epoch, and
+its cursor counts them. A checkpoint stores the position of a run; `position_of` checks it against the data of the run
+that resumes.
 """
 
 from bisect import bisect_right
@@ -25,8 +25,9 @@ from xtrain.runtime.feed.packing.stored_rows import RowReader
 class RowOrder:
     """Endless seeded order of `num_rows` rows: every epoch is a permutation of its own.
 
-    Global position p lies in epoch p // num_rows. A permutation depends on (num_rows, seed, epoch) alone, so any
-    position can be asked for at any time; the last epoch's permutation is kept (8 bytes a row).
+    Global position p is in epoch p // num_rows. A permutation depends only on (num_rows, seed, epoch), so any position
+    can be read at any time; the last epoch's permutation is kept (8 bytes per row).
+
     Raises DataError if there are no rows or the seed is outside 0 to 2⁶⁴ - 1.
     """
 
@@ -37,16 +38,17 @@ class RowOrder:
             raise DataError(f"seed {seed} is outside 0 to 2^64 - 1")
         self.num_rows = num_rows
         self.seed = seed
-        # One value, so that a thread that reads ahead and another one never see the one's epoch with the other's order.
+        # One value, so that a thread that reads ahead and another one never combine the epoch of one with the order of
+        # the other.
         self._last = (-1, np.empty(0, dtype=np.int64))
 
     def row(self, position: int) -> tuple[int, int]:
-        """(epoch, row index) of a global position."""
+        """Return (epoch, row index) of a global position."""
         epoch, within = divmod(position, self.num_rows)
         return epoch, int(self.permutation(epoch)[within])
 
     def rows(self, start: int, count: int) -> np.ndarray:
-        """Row indices of the positions start … start + count - 1, int64 [count], over as many epochs as it takes."""
+        """Return the row indices of the positions start … start + count - 1, int64 [count], across epochs."""
         out = np.empty(count, dtype=np.int64)
         done = 0
         while done < count:
@@ -57,7 +59,7 @@ class RowOrder:
         return out
 
     def permutation(self, epoch: int) -> np.ndarray:
-        """The order of one epoch, int64 [num_rows]."""
+        """Return the order of one epoch, int64 [num_rows]."""
         assert epoch >= 0, "positions start at 0"
         known, permutation = self._last
         if epoch != known:
@@ -68,19 +70,19 @@ class RowOrder:
 
 
 def sampled_datasets(sampler: MixtureSampler, first: int, count: int) -> np.ndarray:
-    """Dataset numbers of the rows first … first + count - 1, int64 [count]."""
-    # A bound at the end of the circle has no point behind it.
+    """Return the dataset numbers of the rows first … first + count - 1, int64 [count]."""
+    # A bound at the end of the circle has no point after it.
     inner = np.array([bound for bound in sampler.bounds[1:-1] if bound < sampler.turn], dtype=np.uint64)
     return np.searchsorted(inner, _points(sampler, first, count), side="right").astype(np.int64)
 
 
 def _points(sampler: MixtureSampler, first: int, count: int) -> np.ndarray:
-    """The points of some rows, uint64 [count]."""
-    if sampler.turn == TURN:  # uint64 goes round by itself
+    """Return the points of some rows, uint64 [count]."""
+    if sampler.turn == TURN:  # uint64 wraps around
         return np.uint64(sampler.first_point(first)) + np.arange(count, dtype=np.uint64) * np.uint64(sampler.stride)
     points = np.full(count, sampler.first_point(first), dtype=np.uint64)
     known, turn = 1, np.uint64(sampler.turn)
-    while known < count:  # from so many to twice as many: no product to overflow
+    while known < count:  # doubled each time, so that no product overflows
         more = points[known : 2 * known]
         more[:] = points[: len(more)] + np.uint64(known * sampler.stride % sampler.turn)
         more[more >= turn] -= turn
@@ -88,30 +90,30 @@ def _points(sampler: MixtureSampler, first: int, count: int) -> np.ndarray:
     return points
 
 
-# Each dataset that is sampled with how often an epoch takes it, in the order of sampling.
+# Each sampled dataset with its weight in epochs, in the order of sampling.
 Passes = tuple[tuple[str, float], ...] | None
 
 
 @frozen(kw_only=True)
 class Position:
-    """How far a run has come before `step`. The default is its beginning."""
+    """Position of a run before `step`. The default is its beginning."""
 
     step: int = 0
     rows: int = 0
-    """Rows that were taken, of all datasets."""
+    """Rows taken from all datasets."""
     cursors: dict[str, int] = field(factory=dict)
-    """Rows that were taken of each dataset; none of those that are not named."""
+    """Rows taken from each dataset; 0 for datasets that are not named."""
     phase: str = ""
-    """The phase of the last row that was taken, empty where there is none yet."""
+    """Phase of the last row; empty at the beginning."""
     sampled: int = 0
-    """Rows that were taken in that phase; of weights in epochs, since these were the weights."""
+    """Rows taken in that phase; with weights in epochs, since these weights began."""
     passes: Passes = None
-    """By which weights in epochs that row was sampled; None if by shares."""
+    """Weights in epochs by which that row was sampled; None for shares."""
 
 
 @frozen
 class _PhaseSpan:
-    """The steps from `first` on, up to the next stretch; what was taken before them."""
+    """Steps from `first` to the next span, and what was taken before them."""
 
     first: int
     phase: str
@@ -123,28 +125,28 @@ class _PhaseSpan:
 
 @define(kw_only=True, frozen=True)
 class Curriculum:
-    """The rows of every step from `start` on. Nothing here moves: the step is the whole position.
+    """The rows of every step from `start` on. It has no changing state: the step is the whole position.
 
-    What came before `start` is taken as it was, whatever phases and rows per step it had. A phase in which the run
-    stopped goes on with the row that is due; later ones begin with their first. Weights in epochs are sampled on from
-    phase to phase, as long as they stay the same: their epochs come out even.
+    Rows before `start` count as they were taken, whatever the phases and rows per step then. A phase in which the run
+    stopped continues with the next row; later phases begin with their first. Weights in epochs are sampled across
+    phases while they stay the same, so that their epochs come out even.
     """
 
     datasets: tuple[str, ...]
     phases: tuple[PlanPhase, ...]
-    """Their shares are of `datasets`; one that a phase does not name has none in it."""
+    """Their shares are of `datasets`; a dataset that a phase does not name has none."""
     steps: int
-    """Of the whole run, for phases that begin at a share of it."""
+    """Steps of the whole run, for phases that begin at a share of it."""
     rows_per_step: StepSizes = field(converter=StepSizes.of)
     seed: int
     num_rows: Mapping[str, int] = field(factory=dict)
-    """Rows that each dataset has, for phases whose weights are in epochs."""
+    """Number of rows of each dataset, for phases with weights in epochs."""
     start: Position = field(factory=Position)
     _next: list[tuple[int, list[int]]] = field(factory=lambda: [(-1, [])], init=False, eq=False, repr=False)
-    """A step, and the cursors before it: those of the step that was asked for last, at its end."""
+    """The step after the last requested one, and the cursors before it."""
 
     def rows(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of each row of a step its dataset's number, and which row in the order of that dataset it is.
+        """Return the dataset number of each row of a step and its index in the order of that dataset.
 
         Both are int64 [rows per step]. `step` is not before `start`.
         """
@@ -155,7 +157,7 @@ class Curriculum:
         stretch, sampled = self._at(step)
         datasets = sampled_datasets(stretch.sampler, sampled, self.rows_per_step.at(step))
         cursors = np.empty(len(datasets), dtype=np.int64)
-        # Steps are mostly asked for one after the other: the next one begins where this one ends.
+        # Steps are mostly requested in order: the next one begins where this one ends.
         known, before = self._next[0]
         before = list(before) if known == step else self._cursors(stretch, sampled)
         for number, cursor in enumerate(before):
@@ -166,14 +168,14 @@ class Curriculum:
         return datasets, cursors
 
     def rows_before(self, step: int) -> int:
-        """Rows that the run has taken before a step."""
+        """Return the number of rows that the run takes before a step."""
         return self.start.rows + self.rows_per_step.between(self.start.step, step)
 
     def position(self, step: int) -> Position:
-        """How far the run has come before a step."""
+        """Return the position of the run before a step."""
         if step == self.start.step:
             return self.start
-        # The last step that was taken says which phase it was: whether it goes on, the plan of the next one says.
+        # The phase is the last taken step's; the plan of the next step decides whether it continues.
         stretch, _ = self._at(step - 1)
         sampled = stretch.sampled + self.rows_per_step.between(stretch.first, step)
         each = [self._cursor(step)] if len(self.datasets) == 1 else self._cursors(stretch, sampled)
@@ -188,13 +190,15 @@ class Curriculum:
         )
 
     def uses(self, step: int) -> dict[str, int]:
-        """How many rows of each dataset are trained on before a step, each time that one is."""
+        """Return how many rows of each dataset are trained on before a step, counting repeats."""
         cursors = self.position(step).cursors
         return {name: self.rows_per_step.uses(step, cursor) for name, cursor in cursors.items()}
 
     def _cursor(self, step: int) -> int:
-        """Of a dataset that is alone. Steps whose rows come again may begin before the one that the run starts with,
-        which has had larger ones."""
+        """Return the cursor of a run's only dataset.
+
+        Repeated steps may begin before the run's first step, whose predecessors were larger.
+        """
         return max(0, self.start.cursors.get(self.datasets[0], 0) + self.rows_per_step.between(self.start.step, step))
 
     @cached_property
@@ -226,7 +230,7 @@ class Curriculum:
         return tuple((name, epochs) for name, epochs in found if epochs > 0)
 
     def _at(self, step: int) -> tuple[_PhaseSpan, int]:
-        """The stretch of a step, and the rows of its phase before it."""
+        """Return the span of a step, and the number of rows of its phase before it."""
         assert step >= self.start.step, f"step {step} lies before the one that this run starts with"
         place = bisect_right(self._stretches, step, key=lambda stretch: stretch.first)
         stretch = self._stretches[place - 1]
@@ -240,7 +244,7 @@ class Curriculum:
 
 @frozen(kw_only=True, eq=False)
 class TrainingRows:
-    """The rows of a dataset that is trained on, and the order in which they are."""
+    """Rows of a training dataset, and their order."""
 
     name: str
     reader: RowReader
@@ -248,7 +252,7 @@ class TrainingRows:
 
     @classmethod
     def of(cls, name: str, reader: RowReader, seed: int) -> "TrainingRows":
-        """Raises DataError if there are no rows."""
+        """Return the rows of a dataset in seeded order. Raises DataError if there are none."""
         rows, documents = reader.rows, len(reader.documents)
         if not rows.num_rows and documents and rows.num_skipped == documents:
             raise DataError(
@@ -260,9 +264,9 @@ class TrainingRows:
 
 
 def curriculum_of(plan: Plan, rows: dict[str, int]) -> Curriculum:
-    """Which rows every step of a plan takes, from its beginning; `rows` are those that each of its datasets has.
+    """Return the curriculum of a plan from its beginning; `rows` has the number of rows of each dataset.
 
-    What is given in epochs becomes shares and steps here. Raises DataError if an epoch has no rows.
+    Amounts in epochs become shares and steps here. Raises DataError if an epoch has no rows.
     """
     args, phases = plan.node("setup.loader").args, plan.timeline.phases
     for phase in phases:
@@ -282,7 +286,7 @@ def curriculum_of(plan: Plan, rows: dict[str, int]) -> Curriculum:
 
 
 FORMAT: Final = 2
-# What may not change between the run that wrote a state and the one that resumes it, in words.
+# Facts that must not change between the run that wrote a state and the one that resumes it, in words.
 SAME: Final = {
     "seed": "seed of the row order",
     "capacity": "positions in a row",
@@ -296,10 +300,10 @@ OF_A_DATASET: Final = {
 
 @frozen(kw_only=True)
 class Remarks:
-    """How the datasets of a run differ from those that its checkpoint speaks of.
+    """Differences between a run's datasets and its checkpoint's.
 
-    new: begin with their first row. renamed: old name → new one, with the same rows. left: states of those that are not
-    read any more; should they come back, they go on where they stopped.
+    new: begin with their first row. renamed: old name → new one, with the same rows. left: states of datasets that are
+    not read any more; if they are added again, they resume where they stopped.
     """
 
     new: tuple[str, ...]
@@ -307,7 +311,7 @@ class Remarks:
     left: dict[str, dict[str, Any]]
 
     def in_words(self) -> list[str]:
-        """A line for each."""
+        """Return a line for each difference."""
         lines = [f"dataset {name} is new to this run: it begins with its first row" for name in self.new]
         for old, new in self.renamed.items():
             lines.append(f"dataset {new} is what was called {old}, and goes on where that was")
@@ -318,13 +322,13 @@ class Remarks:
 
 
 def position_of(state: dict[str, Any], now: dict[str, Any]) -> tuple[Position, Remarks]:
-    """Where a run goes on whose checkpoint says `state` of its data, and which would say `now` of what it has.
+    """Return the position at which a run resumes from a checkpoint's data `state`; `now` is the state of its own data.
 
-    Raises DataError with all differences if the rows that were taken are not those of this data.
+    Raises DataError with all differences if the rows that were taken are not rows of this data.
     """
     _check(state, now)
     saved, own = dict(state["datasets"]), now["datasets"]
-    # A dataset may be called otherwise: what is in it counts.
+    # A renamed dataset is recognized by its content.
     renamed = {}
     for name in (name for name in own if name not in saved):
         same_content = (old for old, its in saved.items() if old not in own and _content(its) == _content(own[name]))

@@ -25,95 +25,95 @@ QUANTILES = {"least": 0.0, "median": 0.5, "p90": 0.9, "p99": 0.99, "most": 1.0}
 
 @frozen(kw_only=True)
 class DocumentSpan:
-    """Tokens of a document, one behind the other, that are all trained on or all only read."""
+    """Consecutive tokens of a document that are all trained on or all only read."""
 
     trained: bool
     ids: tuple[int, ...]
     text: str
-    """Special tokens by name; a backslash before characters that spell one."""
+    """Text with special tokens by name; a backslash precedes characters that spell one."""
     pieces: tuple[str, ...]
-    """Every token by itself, if that was asked for."""
+    """Text of each token, if requested."""
 
 
 @frozen(kw_only=True)
 class SegmentInRow:
-    """A segment as it lies in a row behind collators of the user's own."""
+    """A segment of a row after the user's collators."""
 
     ids: list[int]
     trained: list[bool]
-    """Whether each of them is to be predicted; never the first one."""
+    """True for tokens that are predicted; never for the first one."""
     positions: int
     other: int
-    """Labels that name another token than the one that stands there."""
+    """Number of labels that differ from the next token."""
 
 
 @frozen(kw_only=True)
 class Segment:
-    """A run of tokens of one document in a row. The first one is read and never predicted."""
+    """Consecutive tokens of one document in a row. The first one is read and never predicted."""
 
     document: int | None
-    """Index in the store; None where collators of the user's own may have changed what is whose."""
+    """Index in the store; None if the user's collators may have mixed documents."""
     start: int
-    """Position of the document it begins at."""
+    """First position in the document."""
     tokens: int
-    """Positions it takes: one less than tokens are read."""
+    """Number of positions: one less than tokens are read."""
     trained: int
-    """Tokens that are predicted."""
+    """Number of predicted tokens."""
     other: int
-    """Labels that name another token than the one that stands there: a collator of the user's own wants that."""
+    """Number of labels that differ from the next token, set by the user's collators."""
     before: str
-    """The token that is read first, as text; empty if it is bos."""
+    """First token as text; empty for bos."""
     text: str
-    """The tokens behind it, as text, special ones left out."""
+    """Further tokens as text, without special ones."""
     ends: bool
-    """Whether it ends with eos."""
+    """True if it ends with eos."""
     stretches: tuple[DocumentSpan, ...]
-    """All its tokens, the first one included."""
+    """All its tokens, including the first one."""
     side: str = ""
-    """Of a pair: `chosen` or `rejected`."""
+    """`chosen` or `rejected` for a pair."""
     values: dict[str, float] = field(factory=dict)
     """Numbers of its document."""
 
 
 @frozen(kw_only=True)
 class ShownRow:
-    """A packed row, written out."""
+    """A packed row as text."""
 
     dataset: str
     index: int
     place: int | None
-    """Rows of the run before it; None if it is not trained on."""
+    """Number of rows of the run before it; None if it is not trained on."""
     capacity: int
     """Positions."""
     segments: tuple[Segment, ...]
 
     @property
     def filled(self) -> int:
-        """Positions that hold a token of a document."""
+        """Number of positions with a token of a document."""
         return sum(segment.tokens for segment in self.segments)
 
     @property
     def trained(self) -> int:
-        """Positions at which a loss is taken."""
+        """Number of positions with a loss."""
         return sum(segment.trained for segment in self.segments)
 
 
 def tokenizer_of(plan: Plan) -> TextTokenizer:
-    """The plan's tokenizer. Raises DataError if it cannot be read."""
+    """Return the plan's tokenizer. Raises DataError if it cannot be read."""
     return load_tokenizer(plan.node("setup.tokenizer").args["source"], Path.cwd())
 
 
 def data_nodes(plan: Plan) -> dict[str, Node]:
-    """Dataset name → the node that prepares it, those that are trained on first."""
+    """Return dataset name → the node that prepares it, training datasets first."""
     return {node.args["dataset"]: node for node in plan.nodes if node.op == "setup.data"}
 
 
 def statistics(plan: Plan, data: PreparedDataset) -> dict[str, Any]:
-    """Counts and lengths of a dataset and its parts, as JSON values; an empty part has no lengths.
+    """Return counts and lengths of a dataset and its parts, as JSON values; an empty part has no lengths.
 
-    Where only some tokens are predicted, each part has `trained_tokens`; of questions with choices, each of which is a
-    document, it has `questions`; of pairs `pairs`. Of a dataset that is trained on alone the
-    training part has `steps_an_epoch`; of one of several see `sampling`.
+    Where only some tokens are predicted, each part has `trained_tokens`; datasets of questions, whose documents are
+    choices, have `questions`; datasets of pairs have `pairs`. If the run trains on this dataset alone, the training
+    part has `steps_an_epoch`; for several datasets see `sampling`.
     """
     loader = plan.node("setup.loader").args
     alone = loader["datasets"] == [data.name]
@@ -162,7 +162,7 @@ def statistics(plan: Plan, data: PreparedDataset) -> dict[str, Any]:
 
 
 def _unanswered(store: TokenStore, documents: np.ndarray, capacity: int) -> int:
-    """How many of these have nothing to predict left, as their end is cut off behind `capacity` positions."""
+    """Return how many documents have no predicted token in their first `capacity` positions and are longer."""
     assert store.trained is not None
     longer = documents[store.lengths_of(documents) > capacity + 1]
     starts = store.offsets[longer]
@@ -170,7 +170,7 @@ def _unanswered(store: TokenStore, documents: np.ndarray, capacity: int) -> int:
 
 
 def _reasons(listed: Path) -> dict[str, int]:
-    """The most frequent reasons why records were left out, and how many records each of them is for."""
+    """Return the most frequent reasons for left-out records, with their numbers of records."""
     if not listed.is_file():
         return {}
     with listed.open(encoding="utf-8", errors="surrogateescape") as lines:
@@ -179,7 +179,7 @@ def _reasons(listed: Path) -> dict[str, int]:
 
 
 def _numbers(store: TokenStore) -> dict[str, dict[str, float]]:
-    """Least, mean and most of every column, over the tokens that are predicted, and of every value of documents."""
+    """Return least, mean and most of every column, over predicted tokens, and of every value of documents."""
     found = {}
     for names, predicted in ((store.columns, store.trained), (store.values, None)):
         for name, numbers in names.items():
@@ -191,10 +191,10 @@ def _numbers(store: TokenStore) -> dict[str, dict[str, float]]:
 
 
 def sampling(plan: Plan, rows: dict[str, int]) -> dict[str, dict[str, Any]]:
-    """What a run takes of each dataset that it is trained on, as JSON values, by name.
+    """Return the amounts that a run takes of each training dataset, as JSON values, by name.
 
-    `rows`: how many rows each of them has. Of each: its `shares` of the rows by phase, the `rows` that the whole run
-    takes, and how many `epochs` these are.
+    rows: number of rows of each dataset. Per dataset: `shares` of rows by phase, `rows` that the whole run takes, and
+    the number of `epochs`.
     """
     curriculum = curriculum_of(plan, rows)
     taken, again = curriculum.uses(curriculum.steps), plan.node("setup.loader").args.get("again", {"turns": 1})
@@ -209,17 +209,17 @@ def sampling(plan: Plan, rows: dict[str, int]) -> dict[str, dict[str, Any]]:
 
 
 def epoch(plan: Plan, rows: dict[str, int]) -> dict[str, float]:
-    """What an epoch of a run comes to, as JSON values: its `rows`, and the `steps` that take them."""
+    """Return the `rows` of an epoch and the `steps` that take them, as JSON values."""
     found = epoch_rows(plan, rows)
     steps = found / plan.node("setup.loader").args["rows"]
     return {"rows": round(float(found), 2), "steps": round(float(steps), 2)}
 
 
 def rows_from(curriculum: Curriculum, rows: Mapping[str, int], step: int) -> Iterator[tuple[str, int, int]]:
-    """Dataset, row and rows of the run before it, of the rows from optimizer step `step` (from 0) to the end of the
-    run, in the order in which they are trained on: those of the datasets in `rows`, which says how many each has.
+    """Yield (dataset, row, rows of the run before it) from optimizer step `step` (from 0) to the end of the run.
 
-    Raises DataError if one that is sampled has no rows.
+    The order is the training order; only datasets in `rows`, which has their numbers of rows, are yielded. Raises
+    DataError if a sampled dataset has no rows.
     """
     taken, before = (curriculum.uses(at) for at in (curriculum.steps, min(step, curriculum.steps)))
     left = sum(taken.get(name, 0) - before.get(name, 0) for name in rows)
@@ -245,9 +245,9 @@ def written_out(
     place: int | None = None,
     each: bool = False,
 ) -> ShownRow:
-    """Row `index` of a dataset with its text, and with that of `each` token.
+    """Return row `index` of a dataset as text; `each`: also the text of each token.
 
-    `place`: rows of the run before it, if it is trained on.
+    `place`: number of rows of the run before it, if it is trained on.
     """
     rows, raw = reader.rows, reader.row(index)
     segments = slice(int(rows.row_offsets[index]), int(rows.row_offsets[index + 1]))
@@ -270,7 +270,7 @@ def written_out(
 
 
 def laid_out(row: ShownRow, laid: Iterable[SegmentInRow], tokenizer: TextTokenizer, *, each: bool = False) -> ShownRow:
-    """`row` as it lies behind collators of the user's own."""
+    """Return `row` with its segments after the user's collators."""
     return evolve(row, segments=tuple(_segment(tokenizer, one, None, 0, each) for one in laid))
 
 

@@ -20,8 +20,8 @@ from xtrain.runtime.base.files import PARTIAL_PREFIX as PARTIAL
 BLOCK = 1 << 22  # bytes read at a time
 THREADS = 8
 TRIES = 3
-# A file that was written less than this before it was read may be written again within the same tick of its clock:
-# two seconds is the coarsest one in use. What is remembered of such a file proves nothing.
+# A file written less than this before it was read may change again within the same clock tick; two seconds is the
+# coarsest one in use. A remembered stamp of such a file proves nothing.
 TICK_NS = 2_000_000_000
 FORMAT = 1
 MOST_FILES = 1 << 20  # kept in the index
@@ -29,7 +29,7 @@ MOST_FILES = 1 << 20  # kept in the index
 
 @frozen
 class Stamp:
-    """What changes when a file does; times in nanoseconds."""
+    """Facts that change when a file does; times in nanoseconds."""
 
     size: int
     modified: int
@@ -42,16 +42,16 @@ class Stamp:
         return cls(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
     def settled(self, at: int) -> bool:
-        """Whether a change after the time `at` would show in the stamp."""
+        """Return True if a change after the time `at` would change the stamp."""
         return max(self.modified, self.changed) + TICK_NS <= at
 
 
 @define
 class FileDigests:
-    """Digests by path. Any number of threads may use one, and any number of processes one index."""
+    """Digests by path. Any number of threads may share one, and any number of processes one index."""
 
     index: Path | None = None
-    """Where they are remembered, if anywhere."""
+    """File that keeps the digests; None for none."""
     _table: dict[str, tuple[Stamp, str]] = field(factory=dict, init=False)
     _fresh: dict[str, tuple[Stamp, str]] = field(factory=dict, init=False)
     _unsettled: dict[str, tuple[Stamp, str]] = field(factory=dict, init=False)
@@ -61,9 +61,9 @@ class FileDigests:
         self._table = {} if self.index is None else _load(self.index)
 
     def digest(self, path: Path) -> str:
-        """Hex digest of a file's content, which is read unless its stamp is the remembered one.
+        """Return the hex digest of a file's content; it is read unless its stamp is the remembered one.
 
-        Raises DataError if it cannot be read, or is written to all the while.
+        Raises DataError if it cannot be read, or is being written all the time.
         """
         name = str(path.absolute())
         known = self._known(path)
@@ -75,9 +75,9 @@ class FileDigests:
         return digest
 
     def learn(self, paths: Iterable[Path], progress: Callable[[int, int], None] | None = None) -> None:
-        """Read, in threads, what is not remembered. `progress` is told how many bytes are read, and of how many."""
+        """Read files without remembered digests, in threads. progress: called with the bytes read and the total."""
         unknown = [(path, _size(path)) for path in paths if self._known(path) is None]
-        # The large ones first: the threads end at about the same time.
+        # Large files first, so that the threads end at about the same time.
         unknown.sort(key=lambda each: -each[1])
         total, done = sum(size for _, size in unknown), 0
         threads = min(THREADS, os.cpu_count() or 1, max(len(unknown), 1))
@@ -92,11 +92,11 @@ class FileDigests:
                 raise
 
     def unread_bytes(self, paths: Iterable[Path]) -> int:
-        """Bytes of the files whose digests are not remembered. Raises DataError if one is not there."""
+        """Return the bytes of the files without remembered digests. Raises DataError if one does not exist."""
         return sum(_size(path) for path in paths if self._known(path) is None)
 
     def save(self) -> None:
-        """Add what was read to the index, with what other processes have added meanwhile; no index is no fault."""
+        """Add new digests to the index, with those of other processes; a failure is ignored."""
         if self.index is None or not self._fresh:
             return
         table = _load(self.index) | self._fresh
@@ -121,7 +121,7 @@ _CURRENT: ContextVar[FileDigests | None] = ContextVar("digests", default=None)
 
 @contextmanager
 def remembering(digests: FileDigests) -> Iterator[None]:
-    """Within the block `file_digest` looks into `digests` first; at its end, they are saved."""
+    """Let `file_digest` look into `digests` first within the block; save them at its end."""
     token = _CURRENT.set(digests)
     try:
         yield
@@ -131,7 +131,8 @@ def remembering(digests: FileDigests) -> Iterator[None]:
 
 
 def file_digest(path: Path) -> str:
-    """Hex digest of a file's content, remembered within `remembering`. Raises DataError if it cannot be read."""
+    """Return the hex digest of a file's content, remembered within `remembering`. Raises DataError if it cannot be
+    read."""
     return (_CURRENT.get() or FileDigests()).digest(path)
 
 
@@ -165,7 +166,7 @@ def _size(path: Path) -> int:
 
 
 def _load(index: Path) -> dict[str, tuple[Stamp, str]]:
-    """What the index says; nothing, if it is not exactly what was written."""
+    """Return the index's content; empty if the file is damaged."""
     try:
         head, _, body = index.read_bytes().partition(b"\n")
         if head != _head(body):

@@ -1,8 +1,8 @@
 """Documents: records encoded as arrays of tokens, with bos and eos and a mask of the tokens to predict.
 
 `Lexicon` draws the texts of synthetic datasets: a small language with frequent and rare words in phrases that can be
-learned. A counter-based hash draws everything, not the generator of a library. So a document depends on the seed and
-its number alone, in every process, order and version of numpy.
+learned. All draws come from a counter-based hash, not from a library's generator. So a document depends only on the
+seed and its number, in every process, order and version of numpy.
 """
 
 import math
@@ -44,7 +44,8 @@ _LEAST_LENGTH = 3  # bos, a token, eos
 
 
 def lengths(seed: int, indices: np.ndarray, mean: int, spread: float) -> np.ndarray:
-    """Tokens of the documents `indices` (uint64 [documents]), log-normal of the given mean, at least 3, int64."""
+    """Return the numbers of tokens of the documents `indices` (uint64 [documents]), log-normal with this mean, at least
+    3, int64."""
     first, second = _uniform(_key(seed, indices, 0)), _uniform(_key(seed, indices, 1))
     normal = np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second)
     drawn = np.exp(math.log(mean) - spread**2 / 2 + spread * normal)
@@ -53,17 +54,17 @@ def lengths(seed: int, indices: np.ndarray, mean: int, spread: float) -> np.ndar
 
 @frozen(kw_only=True, eq=False)
 class Lexicon:
-    """The tokens of every word, as a tokenizer writes it in the middle of a text; behind them, those of its form that
-    ends a phrase."""
+    """Tokens of every word as the tokenizer writes it inside a text, then of every word's form at the end of a
+    phrase."""
 
     tokens: np.ndarray
-    """All of them, one word after the other."""
+    """Concatenated over words."""
     offsets: np.ndarray
     """int64 [2 · WORDS + 1]."""
 
     @classmethod
     def of(cls, tokenizer: TextTokenizer) -> "Lexicon":
-        """Have the tokenizer write all words; if it knows too few of them, words are single tokens of its."""
+        """Tokenize all words; if the tokenizer knows too few of them, single tokens are the words."""
         pieces = tokenizer.encode_batch([f" {word}" for word in _words()] + [f" {word}." for word in _words()])
         ids = np.concatenate(pieces)
         if min(map(len, pieces)) == 0 or len(np.unique(ids)) < len(_VOWELS):
@@ -74,7 +75,7 @@ class Lexicon:
         return cls(tokens=ids, offsets=np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]))
 
     def write(self, record: SyntheticRecord) -> np.ndarray:
-        """The tokens of a document between bos and eos: exactly `record.tokens - 2`."""
+        """Return the tokens of a document between bos and eos: exactly `record.tokens - 2`."""
         count = record.tokens - 2
         sizes = np.diff(self.offsets)
         words = _words_of(record, -(-count // int(sizes.min())))
@@ -86,7 +87,7 @@ class Lexicon:
 
 
 def _words_of(record: SyntheticRecord, count: int) -> np.ndarray:
-    """Numbers of `count` words: phrases that begin with a word of any rank, 1 / rank being how often it comes."""
+    """Return the numbers of `count` words: phrases whose first word has rank r with frequency 1 / r."""
     phrases = -(-count // PHRASE)
     base = _key(record.seed, np.array([record.index], dtype=np.uint64), 2)
     hashes = _mix(base + np.arange(phrases * PHRASE, dtype=np.uint64)).reshape(phrases, PHRASE)
@@ -113,7 +114,7 @@ def _words() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _successors() -> np.ndarray:
-    """int64 [WORDS, SUCCESSORS]."""
+    """Return the words that may follow each word, int64 [WORDS, SUCCESSORS]."""
     uniform = _uniform(_mix(np.arange(WORDS * SUCCESSORS, dtype=np.uint64)))
     ranks = np.minimum((WORDS + 1) ** uniform, WORDS).astype(np.int64) - 1
     return ranks.reshape(WORDS, SUCCESSORS)
@@ -125,7 +126,7 @@ def _key(seed: int, indices: np.ndarray, purpose: int) -> np.ndarray:
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """splitmix64: a bijection of 64-bit numbers whose results look random."""
+    """Hash with splitmix64: a bijection of 64-bit numbers whose results look random."""
     z = values + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -133,12 +134,12 @@ def _mix(values: np.ndarray) -> np.ndarray:
 
 
 def _uniform(values: np.ndarray) -> np.ndarray:
-    """Numbers in [0, 1) of 53 bits."""
+    """Return numbers in [0, 1) of 53 bits."""
     return (values >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 VERSION = 1  # raise it whenever the same records would give other tokens
-MESSAGES = 3  # the same of conversations
+MESSAGES = 3  # the version for conversations
 
 
 @frozen(kw_only=True, eq=False)
@@ -146,43 +147,43 @@ class TokenDocument:
     """The tokens of one document."""
 
     ids: np.ndarray
-    """uint16 or uint32 [tokens], bos and eos included; two at least."""
+    """uint16 or uint32 [tokens], at least two, with bos and eos."""
     trained: np.ndarray | None = None
-    """bool [tokens]: which are to be predicted. None: all. The first of a document never is, as nothing precedes it."""
+    """Predicted tokens, bool [tokens]; None: all. The first one never is, as nothing precedes it."""
     choice: tuple[int, int, int, int] | None = None
-    """Of a choice behind its question: its number there, 1 if it is the right one, its characters and its bytes."""
+    """For a choice with its question: its number, 1 if it is the right one, its characters and its bytes."""
     first: int | None = None
-    """Of a pair: how many of the tokens are those of the preferred side, which comes first."""
+    """For a pair: number of tokens of the preferred side, which comes first."""
     columns: dict[str, np.ndarray] = field(factory=dict)
-    """Numbers along the tokens, float32 [tokens] each, by name."""
+    """Numbers per token, float32 [tokens] each, by name."""
     values: dict[str, float] = field(factory=dict)
-    """Numbers of the document as a whole, by name."""
+    """Numbers of the whole document, by name."""
     lost: tuple[str, ...] = ()
-    """Kinds of what the template has left out of a conversation."""
+    """Kinds of content that the template left out of a conversation."""
 
 
 class DocumentEncoder:
-    """Makes documents of records. It can be pickled.
+    """Encoder of records as documents. Can be pickled.
 
     - Text is laid out `bos, text…, eos`.
-    - A conversation is what its template writes, with bos in front if that has none and the tokenizer has one of its
-      own, and eos behind unless its last token that is not blank is eos. That eos is predicted if what it follows is,
-      and is no special token that ends the turn itself.
-      Special tokens are those that the template writes: a content that spells one is a bad record.
-    - Token ids stay as they are: without a bos of their own they get none.
-    - A question becomes a document for each choice, as EleutherAI's lm-evaluation-harness scores them: begun as the
-      tokenizer begins texts by itself, without eos, a space between them; what is predicted are the tokens of both
-      together without as many as the question has alone.
-    - A pair is one document: its preferred side, then the other one, each with bos and eos of its own. What is
-      predicted of a side are the answers of the assistant behind the prompt, whose tokens have to be the first ones of
-      both; of two texts, all behind the tokens that they have in common.
-    - Documents that get rewards, and sides of pairs, have one eos more, as rewards are read at the token before it.
+    - A conversation is the text that its template writes, with bos before it if the text has none and the tokenizer
+      has one, and eos after it unless its last token that is not blank is eos. That eos is predicted if the text
+      before it is predicted and does not end with a special token of the turn. Special tokens are only those that the
+      template writes: a content that spells one is a bad record.
+    - Token ids are kept: they get no bos or eos.
+    - A question becomes a document for each choice, as EleutherAI's lm-evaluation-harness scores them: with the
+      tokenizer's own beginning, without eos, a space between question and choice. Predicted are the tokens of both
+      together after the number of tokens that the question has alone.
+    - A pair is one document: its preferred side, then the other one, each with bos and eos of its own. Predicted of
+      a side are the assistant's answers after the prompt, whose tokens must be the first ones of both sides; of two
+      texts, the tokens after their common prefix.
+    - Documents that get rewards, and sides of pairs, have one more eos, as rewards are read at the token before it.
     """
 
     def __init__(self, tokenizer: TextTokenizer, reads: Mapping[str, Any], base: Path | None = None) -> None:
-        """`base`: where the path of a template starts; the working folder if it is not given.
+        """Load the template. base: folder that its path is relative to; default: the working folder.
 
-        Raises DataError for a template that cannot be used.
+        Raises DataError for an unusable template.
         """
         self.tokenizer = tokenizer
         self.reads = Reads.of(reads)
@@ -205,7 +206,7 @@ class DocumentEncoder:
 
     @property
     def covers(self) -> dict[str, Any]:
-        """Everything that decides which tokens a record becomes, as JSON."""
+        """Everything that determines the tokens of a record, as JSON."""
         covered: dict[str, Any] = {
             "version": VERSION if self.template is None else MESSAGES,
             "tokenizer": self.tokenizer.fingerprint,
@@ -221,8 +222,7 @@ class DocumentEncoder:
         return covered
 
     def encode(self, records: Sequence[SourceRecord]) -> "list[TokenDocument | tuple[TokenDocument, ...] | BadRecord]":
-        """A document, those of the choices of a question, or the reason why there is none, for each record, in their
-        order."""
+        """Return a document, the documents of a question's choices, or a bad record for each record, in order."""
         if not records:
             return []
         contents: list[Any] = [
@@ -248,7 +248,7 @@ class DocumentEncoder:
             for record, each in zip(records, found, strict=True)
         ]
 
-    # Each of these gives a document or the reason why there is none.
+    # Each of these returns a document or the reason why there is none.
 
     def _texts(self, texts: list[str]) -> list[TokenDocument | str]:
         return [
@@ -257,7 +257,7 @@ class DocumentEncoder:
         ]
 
     def _questions(self, questions: list[ChoiceQuestion]) -> list[tuple[TokenDocument, ...] | str]:
-        # Spaces at the end of a question belong to what follows: tokens begin with spaces and do not end with them.
+        # Spaces at the end of a question belong to the choice: tokens begin with spaces and do not end with them.
         texts = [
             text for each in questions for text in (each.text.rstrip(), *(f"{each.text} {c}" for c in each.choices))
         ]
@@ -335,7 +335,7 @@ class DocumentEncoder:
             return f"fields `{self.reads.chosen}` and `{self.reads.rejected}` have the same tokens"
         masks = [side.trained for side in (first, second)]
         if masks[0] is None or masks[1] is None:
-            # Texts: the tokens that they have in common are the prompt.
+            # The common prefix of two texts is the prompt.
             shorter = min(len(first.ids), len(second.ids))
             unlike = np.flatnonzero(first.ids[:shorter] != second.ids[:shorter])
             common = int(unlike[0]) if len(unlike) else shorter
@@ -359,7 +359,7 @@ class DocumentEncoder:
         ]
 
     def _rendered(self, conversations: Sequence[list[Message] | Conversation]) -> list[WrittenConversation | str]:
-        """Raises DataError for a template that takes too much time or memory."""
+        """Render conversations. Raises DataError for a template that takes too much time or memory."""
         try:
             return self._written.map(conversations)
         except BeyondBounds as problem:
@@ -394,8 +394,7 @@ class DocumentEncoder:
         return TokenDocument(ids=laid, trained=mask.astype(bool), columns=columns, lost=written.lost)
 
     def _ended(self, found: TokenDocument | tuple[TokenDocument, ...]) -> TokenDocument:
-        """With one eos more behind a document, or each side of a pair, which is not to be predicted where that is said
-        of the others."""
+        """Add one eos, not predicted if there is a mask, to a document or each side of a pair."""
         assert isinstance(found, TokenDocument), "questions with choices have no rewards"
         places = [len(found.ids)] if found.first is None else [found.first, len(found.ids)]
         return evolve(
@@ -411,14 +410,14 @@ class DocumentEncoder:
 
 
 def _seconds_more(conversation: list[Message] | Conversation) -> float:
-    """Processor time that templates may take for the length of a conversation: a second for 200,000 characters."""
+    """Return the processor time that a conversation's length adds for templates: a second per 200,000 characters."""
     return content_size(conversation) / 200_000
 
 
 def _with_numbers(
     found: TokenDocument | tuple[TokenDocument, ...], record: SourceRecord
 ) -> TokenDocument | tuple[TokenDocument, ...]:
-    """A document with the numbers of its record: one for the whole record is that of every token."""
+    """Return a document with the numbers of its record; a number of the whole record goes to every token."""
     numbers = record.content
     if not isinstance(numbers, Numbered):
         return found
@@ -432,10 +431,11 @@ def _with_numbers(
 
 
 def _within(placed: Placed, spans: list[Span], length: int) -> np.ndarray:
-    """Which tokens have a character in a span: bool [tokens]. One without characters is in it if its place is.
+    """Return the mask of tokens with a character in a span, bool [tokens]. A token without characters counts by its
+    position.
 
-    So is a token that begins in a header and ends in what the assistant says: otherwise its part of that would never
-    be predicted.
+    A token that begins in a header and ends in the assistant's text counts too: otherwise its part of that text would
+    never be predicted.
     """
     inside = np.zeros(length + 1, dtype=np.int64)
     for start, end in spans:

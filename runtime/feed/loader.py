@@ -1,7 +1,7 @@
 """Loaders: from a step number to the microbatches of one data rank, through token stores and the collate chain.
 
-A loader has no state that moves: the step is the whole position. `RowLoader` reads training rows, `EvalLoader` hold-
-out rows, `TextLoader` questions with their choices.
+A loader has no changing state: the step is the whole position. `RowLoader` reads training rows, `EvalLoader` hold-out
+rows, `TextLoader` questions with their choices.
 """
 
 from collections.abc import Iterator
@@ -24,21 +24,20 @@ from xtrain.runtime.feed.token_store import TokenStore
 
 @define(kw_only=True, frozen=True, eq=False)
 class RowFeeder(RowReader):
-    """Reads packed rows out of a token store and collates them."""
+    """Reader that collates packed rows of a token store."""
 
     collate: CollateChain
 
     def microbatch(self, indices: np.ndarray, places: np.ndarray | None = None) -> Microbatch:
-        """The microbatch of the rows `indices`, int64 [rows], PADDING for an empty one.
+        """Return the microbatch of the rows `indices`, int64 [rows], PADDING for an empty one.
 
-        `places` int64 [rows]: rows of the run before each of them, None in evaluation.
-        Its tensors are its own: they stay what they are whatever is read later.
-        Raises DataError if the samples of a row do not fit into one.
+        places: int64 [rows], number of rows of the run before each of them; None in evaluation. The tensors own their
+        memory: later reads do not change them. Raises DataError if the samples of a row do not fit into one.
         """
         return self._collation.microbatch([(self, indices)], None, places)
 
     def whole(self, indices: np.ndarray) -> Microbatch:
-        """Whole rows as they are packed: what no collator of the user's own is shown, and no rank has a part of."""
+        """Return whole packed rows, without the user's collators and without a rank's part."""
         pack = next(stage for stage in self.collate.stages if isinstance(stage, PackStage))
         return _laid_out([(self, indices)], pack, None, None)
 
@@ -48,7 +47,7 @@ class RowFeeder(RowReader):
 
     @cached_property
     def _inputs(self) -> tuple:
-        """What every call of the kernel reads. It is compiled for arrays that cannot be written to, as files are."""
+        """Constant inputs of the kernel, which is compiled for read-only arrays, as mapped files are."""
         rows, store = self.rows, self.store
         packed = (rows.row_offsets, rows.document, rows.cut_segments, rows.cut_starts)
         stored = (self.documents, store.offsets, store.tokens)
@@ -58,13 +57,13 @@ class RowFeeder(RowReader):
 
 @define(kw_only=True, frozen=True, eq=False)
 class MixedFeeder:
-    """Reads the packed rows of several datasets into shared microbatches."""
+    """Reader of packed rows of several datasets into shared microbatches."""
 
     feeders: tuple[RowFeeder, ...]
     collate: CollateChain
 
     def microbatch(self, datasets: np.ndarray, indices: np.ndarray, places: np.ndarray | None = None) -> Microbatch:
-        """As that of a RowFeeder; `datasets` int64 [rows] says whose row each of `indices` is."""
+        """Return a microbatch as RowFeeder does; `datasets` int64 [rows] has the dataset of each of `indices`."""
         bounds = [0, *(np.flatnonzero(np.diff(datasets)) + 1).tolist(), len(datasets)]
         runs = [(self.feeders[datasets[first]], indices[first:end]) for first, end in pairwise(bounds)]
         return self._collation.microbatch(runs, datasets, places)
@@ -75,7 +74,7 @@ class MixedFeeder:
 
 
 class _Collation:
-    """A chain, and the pass that lays rows out in place of its first stages, where they are those it knows."""
+    """A collate chain, with its first stages replaced by one pass where that is possible."""
 
     def __init__(self, collate: CollateChain) -> None:
         self._collate, self._pack = collate, collate.lays_out
@@ -83,7 +82,7 @@ class _Collation:
     def microbatch(
         self, runs: list[tuple[RowFeeder, np.ndarray]], datasets: np.ndarray | None, places: np.ndarray | None
     ) -> Microbatch:
-        """`runs`: rows of one dataset each, one behind the other."""
+        """Collate rows; each of `runs` has consecutive rows of one dataset."""
         if self._pack is not None and all(reader.store.is_plain for reader, _ in runs):
             return self._collate.behind_pack(_laid_out(runs, self._pack, datasets, places))
         readers = [(reader, index) for reader, indices in runs for index in indices.tolist()]
@@ -138,23 +137,23 @@ def _read_only(values: np.ndarray) -> np.ndarray:
 
 @define(eq=False)
 class StepRows:
-    """The rows that one rank takes in a step, int64 [microbatches, micro] all three."""
+    """Rows that one rank takes in a step; three arrays, int64 [microbatches, micro]."""
 
     datasets: np.ndarray
-    """Number of the dataset of each row."""
+    """Dataset number of each row."""
     rows: np.ndarray
-    """Which row of that dataset it is."""
+    """Row index in that dataset."""
     places: np.ndarray
-    """How many rows the run has taken before it."""
+    """Number of rows that the run has taken before it."""
 
 
 @define(kw_only=True, eq=False)
 class RowLoader:
     """Training microbatches of one data rank.
 
-    Optimizer step s (from 0) takes the next G rows of the curriculum, in a ramp fewer than behind it; they make
-    G / (micro · data_ranks) microbatches on each rank. How they are dealt to ranks and microbatches does not change
-    which rows a step sees: in that order, or so that attention costs all ranks about the same (`dealing.py`).
+    Optimizer step s (from 0) takes the next G rows of the curriculum, fewer during a ramp; they make G / (micro ·
+    data_ranks) microbatches on each rank. Rows are dealt in order, or so that attention costs all ranks about the same
+    (`deal`); a step has the same rows either way.
     """
 
     datasets: tuple[TrainingRows, ...]
@@ -163,15 +162,15 @@ class RowLoader:
     micro: int
     """Rows in a microbatch."""
     accumulate: int
-    """Microbatches in an optimizer step behind the ramp."""
+    """Microbatches in an optimizer step after the ramp."""
     data_rank: int
     data_ranks: int
     balance: bool = False
-    """Deal the rows of a step by what attention costs in them."""
+    """Deal the rows of a step by the cost of their attention."""
     task_of: tuple[int, ...] = ()
-    """The task of each dataset: the rows of a task lie side by side in a microbatch. Empty where there are none."""
+    """Task of each dataset; the rows of a task are adjacent in a microbatch. Empty without tasks."""
     _left: dict[str, dict[str, Any]] = field(factory=dict, init=False)
-    """States of datasets that the run has been trained on and is not any more, by name."""
+    """States of datasets that the run was trained on earlier, by name."""
 
     def __attrs_post_init__(self) -> None:
         assert min(self.micro, self.accumulate) >= 1
@@ -183,15 +182,15 @@ class RowLoader:
 
     @property
     def rows_per_step(self) -> int:
-        """G behind the ramp, over all ranks."""
+        """Rows per step after the ramp, over all ranks (G)."""
         return self.micro * self.accumulate * self.data_ranks
 
     def num_microbatches(self, step: int) -> int:
-        """Those that this rank takes in `step`."""
+        """Return the number of microbatches that this rank takes in `step`."""
         return self.curriculum.rows_per_step.at(step) // (self.micro * self.data_ranks)
 
     def step_rows(self, step: int) -> StepRows:
-        """Rows that this rank takes in `step`."""
+        """Return the rows that this rank takes in `step`."""
         datasets, rows = self._taken(step)
         mine = self._by_cost(datasets, rows) if self.balance else self._in_order[: self.num_microbatches(step)]
         if self.task_of:
@@ -201,12 +200,12 @@ class RowLoader:
 
     @cached_property
     def _in_order(self) -> np.ndarray:
-        """Which rows of a step this rank takes where they are dealt as they come, int64 [accumulate, micro]."""
+        """Rows of a step that this rank takes if they are dealt in order, int64 [accumulate, micro]."""
         places = np.arange(self.rows_per_step, dtype=np.int64)
         return places.reshape(self.accumulate, self.data_ranks, self.micro)[:, self.data_rank]
 
     def _taken(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """The dataset of each row of a step, and which row of it that is, int64 [rows per step] both."""
+        """Return the dataset of each row of a step, and its index there, both int64 [rows per step]."""
         datasets, cursors = self.curriculum.rows(step)
         if len(self.datasets) == 1:
             return datasets, self.datasets[0].order.rows(int(cursors[0]), len(cursors))
@@ -218,7 +217,7 @@ class RowLoader:
         return datasets, rows
 
     def _by_cost(self, datasets: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Which rows of the step this rank takes, int64 [microbatches, micro]."""
+        """Return the rows of the step that this rank takes, int64 [microbatches, micro], dealt by cost."""
         from xtrain.runtime.feed.row_kernels import deal, row_costs
 
         costs = np.empty_like(rows)
@@ -229,13 +228,13 @@ class RowLoader:
         return deal(costs, count, self.data_ranks, self.micro)[:, self.data_rank]
 
     def make_ready(self) -> None:
-        """Read compiled code and shuffle now, so that no step waits for it; tokens are not read."""
+        """Load compiled code and shuffle now, so that no step waits for it; tokens are not read."""
         self.step_rows(self.curriculum.start.step)
         for feeder in self._feeder.feeders:
             feeder.microbatch(np.full(self.micro, PADDING, dtype=np.int64))
 
     def microbatches(self, step: int) -> list[Microbatch]:
-        """The microbatches of optimizer step `step`, from 0."""
+        """Return the microbatches of optimizer step `step`, from 0."""
         taken = self.step_rows(step)
         if len(self.datasets) == 1:
             (feeder,) = self._feeder.feeders
@@ -244,7 +243,7 @@ class RowLoader:
         return [self._feeder.microbatch(*some) for some in portions]
 
     def rows(self, step: int) -> list[list[RawRow]]:
-        """The rows of each of these microbatches as they lie in their stores."""
+        """Return the rows of each of these microbatches as they are stored."""
         taken, several = self.step_rows(step), len(self.datasets) > 1
         readers = [dataset.reader for dataset in self.datasets]
         return [
@@ -265,12 +264,12 @@ class RowLoader:
         return MixedFeeder(feeders=feeders, collate=self.collate)
 
     def rows_taken(self, step: int) -> dict[str, int]:
-        """Rows of each dataset that the run has taken before `step`, each time that it has."""
+        """Return the number of rows of each dataset that the run has taken before `step`, counting repeats."""
         uses = self.curriculum.uses(step)
         return {dataset.name: uses.get(dataset.name, 0) for dataset in self.datasets}
 
     def state(self, step: int) -> dict[str, Any]:
-        """What a checkpoint keeps so that `step` (the next one to take) can be resumed exactly; JSON values."""
+        """Return the JSON state from which `step` (the next one) can be resumed exactly."""
         position = self.curriculum.position(step)
         rows = self.datasets[0].reader.rows
         return {
@@ -298,11 +297,10 @@ class RowLoader:
         }
 
     def restore(self, state: dict[str, Any], steps: int) -> Remarks:
-        """Go on from where `state` was written, in a run of `steps` steps; what there is to say of it.
+        """Resume from `state` in a run of `steps` steps; returns the differences between the datasets.
 
-        Its phases and its rows per step may have been others: what was taken is taken, what comes is by the curriculum.
-        Raises DataError naming every difference that would make the steps from `state["step"]` on see other rows than
-        those that are due.
+        The checkpoint's phases and rows per step may differ: taken rows stay taken, and the next ones follow this
+        curriculum. Raises DataError with every difference that would change the rows due from `state["step"]` on.
         """
         position, remarks = position_of(self._by_key(state), self.state(self.curriculum.start.step))
         self._left = remarks.left
@@ -310,7 +308,7 @@ class RowLoader:
         return remarks
 
     def _by_key(self, state: dict[str, Any]) -> dict[str, Any]:
-        """`state` with today's fingerprint of rows that had another one when it was written."""
+        """Return `state` with current fingerprints instead of earlier ones of the same rows."""
         readers = [dataset.reader for dataset in self.datasets]
         known = {reader.fingerprint for reader in readers}
 
@@ -327,13 +325,13 @@ class RowLoader:
 class EvalLoader:
     """Held-out rows in order, each once, dealt to data ranks in global batches of micro · data_ranks rows.
 
-    Every rank yields the same number of microbatches, as its peers wait for it in collectives; where the rows run out
-    it gets rows of padding, which have no valid label.
+    Every rank yields the same number of microbatches, because its peers wait for it in collectives; missing rows are
+    padding, which has no valid label.
     """
 
     store: TokenStore
     documents: np.ndarray
-    """int64: the document of the store that each document index in `rows` stands for."""
+    """int64: document index in `rows` → document of the store."""
     rows: Rows
     collate: CollateChain
     micro: int
@@ -348,12 +346,12 @@ class EvalLoader:
         assert 0 <= self.data_rank < self.data_ranks
 
     def __len__(self) -> int:
-        """Microbatches of every rank."""
+        """Return the number of microbatches of every rank."""
         return -(-self.num_rows // (self.micro * self.data_ranks))
 
     @property
     def num_rows(self) -> int:
-        """Rows that are evaluated, over all ranks."""
+        """Number of evaluated rows, over all ranks."""
         return self.rows.num_rows if self.max_rows is None else min(self.rows.num_rows, self.max_rows)
 
     def __iter__(self) -> Iterator[Microbatch]:
@@ -362,7 +360,7 @@ class EvalLoader:
             yield feeder.microbatch(indices)
 
     def raw_rows(self) -> Iterator[list[RawRow]]:
-        """The rows of each microbatch as they lie in the store."""
+        """Yield the rows of each microbatch as they are stored."""
         reader = RowReader(store=self.store, documents=self.documents, rows=self.rows)
         for indices in self._indices():
             yield [reader.row(index) for index in indices.tolist()]
@@ -371,7 +369,7 @@ class EvalLoader:
         return RowFeeder(store=self.store, documents=self.documents, rows=self.rows, collate=self.collate)
 
     def _indices(self) -> Iterator[np.ndarray]:
-        """The rows of each microbatch, int64 [micro]."""
+        """Yield the rows of each microbatch, int64 [micro]."""
         for batch in range(len(self)):
             first = (batch * self.data_ranks + self.data_rank) * self.micro
             indices = np.arange(first, first + self.micro, dtype=np.int64)
@@ -380,9 +378,9 @@ class EvalLoader:
 
 @define(kw_only=True, frozen=True, eq=False)
 class TextLoader(EvalLoader):
-    """The same for texts that are scored one by one: microbatches say which document of the store each position is of.
+    """Loader of texts that are scored one by one: microbatches have the store's document of each position.
 
-    Collators of the user's own are shown nothing: it is the text as it is that is scored.
+    The user's collators do not run: the stored text is scored.
     """
 
     def __iter__(self) -> Iterator[Microbatch]:
@@ -395,6 +393,6 @@ class TextLoader(EvalLoader):
         rows = self.rows
         there = [slice(rows.row_offsets[row], rows.row_offsets[row + 1]) for row in indices.tolist() if row != PADDING]
         documents = np.concatenate([self.documents[rows.document[some]] for some in there] or [np.zeros(1, np.int64)])
-        # Every segment begins at its position 0; padding behind it counts as the segment before.
+        # Every segment begins at its position 0; padding after it counts as the segment before.
         begun_T = ((whole.positions_BS == 0) & whole.real_BS).flatten().cumsum(0)
         return torch.from_numpy(documents)[(begun_T - 1).clamp(min=0)].view_as(whole.positions_BS)

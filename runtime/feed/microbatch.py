@@ -1,10 +1,10 @@
 """Microbatches: packed rows of token segments, as training and evaluation steps take them.
 
-`Sample` is a segment on its way into a row, `Microbatch` the packed rows. `Units` are the sequences or pairs of a
-microbatch, for losses that are divided by their number or look across tokens. `DocumentSums` are the lengths that the
-cost of attention depends on.
+`Sample` is a segment before it is placed in a row, `Microbatch` the packed rows. `Units` are the sequences or pairs of
+a microbatch, for losses that are divided by their number or look across tokens. `DocumentSums` are the lengths that
+determine the cost of attention.
 
-A sequence is a segment; the two sides of a pair are neighboring segments of a row. A unit counts only if each of its
+A sequence is a segment; the two sides of a pair are adjacent segments of a row. A unit counts only if each of its
 segments has a label with a loss.
 """
 
@@ -19,38 +19,38 @@ from torch import Tensor
 from xtrain.runtime.base.data_errors import DataError
 from xtrain.runtime.feed.packing.stored_rows import UNKNOWN
 
-# Label of a position on which no loss is taken; torch's cross entropy leaves it out by default.
+# Label of a position without loss; torch's cross entropy ignores it by default.
 IGNORE_INDEX = -100
 
 
 @define(kw_only=True, frozen=True, eq=False)
 class Sample:
-    """One segment on its way into a row."""
+    """One segment before it is placed in a row."""
 
     row: int
     """Row of the microbatch it belongs to."""
     tokens: Tensor
     """int64 [L + 1] as read; int64 [L], the inputs, once there are labels."""
     labels: Tensor | None = None
-    """int64 [L], or None before they are made; IGNORE_INDEX where no loss is taken."""
+    """int64 [L], or None before they are made; IGNORE_INDEX for labels without a loss."""
     trained: Tensor | None = None
-    """bool [L + 1]: whether each token is to be predicted. None: all of them, or the labels say it."""
+    """Predicted tokens, bool [L + 1]. None: all of them, or the labels say it."""
     columns: dict[str, Tensor] = field(factory=dict)
-    """Numbers along the tokens, by name: [L + 1] as read, or several of each [L + 1, width]; [L], those of the labels,
-    once there are labels."""
+    """Numbers per token, by name: [L + 1] as read, or [L + 1, width] for several per token; [L] once there are labels,
+    for which they are."""
     values: dict[str, float] = field(factory=dict)
     """Numbers of its document, by name."""
     side: int = 0
-    """0 for the preferred side of a pair, and for what is no pair; 1 for the other side, the next sample."""
+    """0 for the preferred side of a pair and without pairs; 1 for the other side, the next sample."""
     dataset: int = UNKNOWN
-    """Number of its dataset among those that are trained on; UNKNOWN if there is one alone, and in evaluation."""
+    """Number of its dataset among the training datasets; UNKNOWN if there is only one, and in evaluation."""
     position: int = UNKNOWN
-    """Rows of the run before the one it was packed into; UNKNOWN in evaluation."""
+    """Number of rows of the run before its row; UNKNOWN in evaluation."""
 
 
 @define(kw_only=True, frozen=True)
 class Samples:
-    """The samples of a microbatch, in row order; rows without any exist all the same."""
+    """Samples of a microbatch, in row order; rows without samples count too."""
 
     num_rows: int
     samples: tuple[Sample, ...]
@@ -59,18 +59,17 @@ class Samples:
 # shapes: B rows, S positions of a row that this rank holds, N segments of whole rows, U units, K sides: 1 or 2
 
 
-# The sides of a unit, as samples say theirs.
+# Sides of a unit, as in `Sample.side`.
 SIDES: Final = {"sequence": [0], "pair": [0, 1]}
 
 
 @frozen(kw_only=True, eq=False)
 class Units:
-    """Segments are numbered over whole rows, so that all ranks that hold positions of a row call them the same.
+    """Sequences or pairs of a microbatch. Segments are numbered over whole rows, equally on all ranks of a row.
 
-    segment_BS: int64, the segment of each position. tokens_N: int64, how many of its positions have a label that a loss
-    is taken at, on all ranks together. last_N: int64, where this rank has the last token of each, in its rows one after
-    the other; −1 of those that another rank has, and of padding. members_KU: int64, the segments of each unit. values:
-    name → float64 [U].
+    segment_BS: int64, segment of each position. tokens_N: int64, number of labels with a loss per segment, on all ranks
+    together. last_N: int64, index of each segment's last token in this rank's flattened rows; −1 for those of other
+    ranks, and for padding. members_KU: int64, segments of each unit. values: name → float64 [U].
     """
 
     segment_BS: Tensor
@@ -89,10 +88,10 @@ class Units:
         samples: Sequence[Sample | None],
         names: Sequence[str],
     ) -> "Units":
-        """bounds: [N + 1], and real_lengths: [N], as those of a microbatch. samples: what lies in each segment; None:
-        padding. names: of the values that are wanted.
+        """Build the units of whole rows.
 
-        Raises DataError where sides do not follow each other as those of `unit` do, or a value is missing.
+        bounds: [N + 1], and real_lengths: [N], as in a microbatch. samples: sample of each segment; None: padding.
+        names: of the wanted values. Raises DataError if the order of sides does not fit `unit`, or a value is missing.
         """
         lengths = bounds.diff().long()
         segment_T = torch.arange(len(lengths)).repeat_interleave(lengths, output_size=labels_BS.numel())
@@ -128,12 +127,12 @@ class Units:
 
     @property
     def share_BS(self) -> Tensor:
-        """float64: 1 / the labels of the segment of each position; 0 in segments without one."""
+        """1 / number of labels of each position's segment, float64; 0 in segments without labels."""
         share_N = self.tokens_N.double().reciprocal().masked_fill_(self.tokens_N == 0, 0.0)
         return share_N[self.segment_BS]
 
     def at(self, index_BS: Tensor) -> "Units":
-        """Of these positions of whole rows alone, as indices into the flattened rows."""
+        """Return the units with these positions only, given as indices into the flattened whole rows."""
         place_T = torch.full((self.segment_BS.numel(),), -1)
         place_T[index_BS.flatten()] = torch.arange(index_BS.numel())
         last_N = torch.where(self.last_N < 0, -1, place_T[self.last_N])
@@ -143,7 +142,7 @@ class Units:
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Units":
-        """With every tensor changed."""
+        """Apply a function to every tensor."""
         return Units(
             segment_BS=change(self.segment_BS),
             tokens_N=change(self.tokens_N),
@@ -153,7 +152,7 @@ class Units:
         )
 
     def part(self, row: int, first: int, end: int) -> "Units":
-        """Those of one row, whose segments are `first` to `end`."""
+        """Return the units of one row, with segments `first` to `end`."""
         own_U = (self.members_KU[0] >= first) & (self.members_KU[0] < end)
         last_N = self.last_N[first:end]
         return Units(
@@ -166,7 +165,7 @@ class Units:
 
     @staticmethod
     def joined(rows: Sequence["Units"]) -> "Units":
-        """Of rows one below the other."""
+        """Join the units of rows."""
         starts, places = [0], [0]
         for each in rows:
             starts.append(starts[-1] + len(each.tokens_N))
@@ -189,10 +188,10 @@ class Units:
 
 @define(kw_only=True, eq=False)
 class Microbatch:
-    """Rows of packed segments. A segment is a run of positions that attend to each other and to nothing else.
+    """Rows of packed segments. A segment is a run of positions that attend only to each other.
 
-    Under context parallel a rank holds some positions of every row: tensors [B, S] speak of these, all else of whole
-    rows. The tokens are absent where the pipeline stages of a rank need none.
+    Under context parallel a rank holds some positions of every row: tensors [B, S] have these, all else describes whole
+    rows. Tokens are None if the rank's pipeline stages need none.
     """
 
     input_ids_BS: Tensor | None
@@ -202,31 +201,31 @@ class Microbatch:
     positions_BS: Tensor
     """int64: position within the segment, from 0."""
     real_BS: Tensor
-    """bool: True where a position holds a token of a document, False for padding of any kind."""
+    """bool: True for a token of a document, False for padding of any kind."""
     cumulative_lengths: Tensor
     """int32 [segments + 1]: segment bounds over the T positions of whole rows, none across rows, padding included."""
     real_lengths: Tensor
-    """int32 [segments]: how many positions of each segment hold tokens; they come first, padding after them."""
+    """int32 [segments]: number of tokens in each segment; they come first, padding after them."""
     dataset_B: Tensor | None = None
-    """int64: number of each row's dataset among those that are trained on; None if there is one alone."""
+    """int64: number of each row's dataset among the training datasets; None if there is only one."""
     place_B: Tensor | None = None
-    """int64: rows of the run before each one; None in evaluation."""
+    """int64: number of rows of the run before each row; None in evaluation."""
     in_row_BS: Tensor | None = None
-    """int64: position in the row; None where a rank holds all of every row."""
+    """int64: position in the row; None if the rank holds whole rows."""
     text_BS: Tensor | None = None
-    """int64: number of the text that each position is of, where texts are scored one by one; padding is of any."""
+    """int64: number of each position's text, if texts are scored one by one; arbitrary for padding."""
     num_valid: int
-    """Labels here that are not IGNORE_INDEX, counted where they were made so that no device has to be asked."""
+    """Number of labels here that are not IGNORE_INDEX, counted on the host when they are made."""
 
     columns: dict[str, Tensor] = field(factory=dict)
-    """float32 or float64 [B, S] each: a number for the label at each position, of those that the loss reads. Of those
-    with several numbers a label [B, S, width], int32 or float32."""
+    """Numbers that the loss reads for each label, float32 or float64 [B, S]; with several per label, int32 or float32
+    [B, S, width]."""
     units: Units | None = None
-    """The sequences or pairs of whole rows; None where no loss asks for them."""
+    """Sequences or pairs of whole rows; None if no loss needs them."""
 
     @property
     def num_units(self) -> int:
-        """Sequences or pairs that a loss is taken of, in whole rows; 0 where no loss asks for them."""
+        """Number of sequences or pairs with a loss, in whole rows; 0 if no loss needs them."""
         return 0 if self.units is None else self.units.count
 
     @property
@@ -236,7 +235,7 @@ class Microbatch:
 
 
 def whole_positions(cumulative_lengths: Tensor, real_lengths: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """int64 [T] positions within segments, and bool [T] whether they hold tokens; T is `total`."""
+    """Return the position within its segment, int64 [T], and whether it has a token, bool [T]; T is `total`."""
     starts, lengths = cumulative_lengths[:-1].long(), cumulative_lengths.diff()
     positions_T = torch.arange(total) - starts.repeat_interleave(lengths, output_size=total)
     return positions_T, positions_T < real_lengths.repeat_interleave(lengths, output_size=total)
@@ -248,11 +247,11 @@ def _square(length: int) -> int:
 
 @frozen
 class DocumentSums:
-    """Sums over segments of rows, each of which attends to itself alone.
+    """Sums over segments of rows, which attend only to themselves.
 
-    tokens: positions that hold tokens of documents. pairs: Σ s² over the s tokens of every segment. laid_pairs: Σ l²
-    over the l positions of every segment as it lies there, padding and segments of nothing else included. Of attention
-    with windows fewer pairs than that (`Work.pairs`).
+    tokens: positions with tokens of documents. pairs: Σ s² over the s tokens of every segment. laid_pairs: Σ l² over
+    the l positions of every segment, including padding and padding segments. Attention with windows has fewer pairs
+    (`Work.pairs`).
     """
 
     tokens: int = 0
@@ -261,8 +260,10 @@ class DocumentSums:
 
     @classmethod
     def of(cls, microbatches: Sequence[Microbatch], pairs_of: Callable[[int], int] = _square) -> "DocumentSums":
-        """Of whole rows, also where the microbatches hold only a rank's part of their positions. pairs_of: how many
-        there are in a segment of so many positions."""
+        """Return the sums over whole rows, even if the microbatches have only a rank's part of their positions.
+
+        pairs_of: number of pairs in a segment of a length.
+        """
         tokens = pairs = laid_pairs = 0
         for batch in microbatches:
             real = batch.real_lengths.tolist()

@@ -25,17 +25,17 @@ from xtrain.runtime.feed.tokenizers import TextTokenizer, load_tokenizer
 from xtrain.runtime.feed.tokenizing.tokenize import TokeniseJob, make_store
 
 INDEX = "files.json"
-"""Beside the stores: what is known of the content of files."""
+"""Index of file digests, next to the stores."""
 
 
 @frozen(kw_only=True)
 class StoreIdentity:
-    """The name of a store, and everything it depends on."""
+    """Everything that a token store depends on, and its names."""
 
     covers: dict[str, Any] = field()
-    """JSON values: where one of them is another, so is the key."""
+    """JSON values; a change of one changes the key."""
     contents: tuple[str, ...] = ()
-    """What else `content` in `covers` may have been for the same data."""
+    """Earlier forms of `content` in `covers` for the same data."""
 
     @property
     def key(self) -> str:
@@ -55,10 +55,10 @@ def _key(covers: dict[str, Any]) -> str:
 def identify(
     source: "DataSource", encoder: "DocumentEncoder", cache: Path, progress: Report | None = None
 ) -> StoreIdentity:
-    """What the store of a source and an encoder depends on; reads each file once, and again when it has changed.
+    """Return the identity of a source's and encoder's store; reads each file once, and again after a change.
 
-    The limit on bad records is not in it: it decides whether a store may be used, not what is in it.
-    Raises DataError if a file cannot be read.
+    The limit on bad records is not part of it: it decides whether a store may be used, not its content. Raises
+    DataError if a file cannot be read.
     """
 
     def report(done: int, total: int) -> None:
@@ -74,7 +74,7 @@ def identify(
             "code": f"format {FORMAT}",
             "source": source.kind,
             "fields": list(source.reads.fields),
-            # Of the files, and of the options of the source as far as they decide what is read.
+            # Digest of the files, and of the source's options that affect its content.
             "content": content,
             **encoder.covers,
         },
@@ -91,15 +91,16 @@ def build_store(
     progress: Report | None = None,
     identity: StoreIdentity | None = None,
 ) -> TokenStore:
-    """Open the store under `cache/<key>/`, or under another name of the same data; if there is none, or it is damaged,
-    it is built first.
+    """Open the store under `cache/<key>/`, or under another name of the same data; build it if it is missing or
+    damaged.
 
-    `jobs` processes tokenise (None: as many as there are cores, unless there is little to do; 1: this one alone). Any
-    number of processes may call this at once: one builds, the others wait, and go on with the work if it ends before.
-    An unfinished build is resumed. What `progress` raises ends this call and nothing else. It may be called in any
-    thread. `identity` saves looking at the files again.
-    Raises DataError for bad records beyond the source's limit, for a source without documents, for files that change
-    meanwhile, or if the cache cannot be written; and whatever a user's own source raises.
+    `jobs` processes tokenize (None: one per core, unless there is little to do; 1: this process alone). Any number of
+    processes may call this at once: one builds, the others wait, and take over if it ends early. An unfinished build is
+    resumed. An exception of `progress` ends only this call. Any thread may call it. `identity` saves reading the files
+    again.
+
+    Raises DataError for bad records beyond the source's limit, a source without documents, files that change meanwhile,
+    or a cache that cannot be written; and whatever a user's source raises.
     """
     identity = identity or identify(source, encoder, cache, progress)
     final = cache / identity.key
@@ -140,7 +141,7 @@ PARTS: tuple[str, ...] = ("training", "hold-out")
 
 @frozen(kw_only=True, eq=False)
 class PreparedDataset:
-    """A tokenised dataset, its documents dealt to training and hold-out, both packed into rows."""
+    """A tokenized dataset, split into training and hold-out documents, both packed into rows."""
 
     name: str
     store: TokenStore
@@ -149,12 +150,12 @@ class PreparedDataset:
     train_rows: Rows
     heldout_rows: Rows
     reference: Mapping[str, str] = field(factory=dict)
-    """Of the column of a reference model that the run has added to the store: `reference`, as the plan names it, and
-    `weights`, what these are known by; empty where there is none."""
+    """Identity of a reference model's column that the run added to the store: `reference`, as the plan names it, and
+    `weights`, their digests; empty without one."""
 
     @property
     def parts(self) -> dict[str, RowReader]:
-        """`training` and `hold-out`, to be read row by row."""
+        """Readers of the rows of `training` and `hold-out`."""
         documents = (self.train_documents, self.heldout_documents)
         rows = (self.train_rows, self.heldout_rows)
         return {
@@ -176,7 +177,7 @@ def prepare(
     method: str | None = None,
     group: int = 1,
 ) -> PreparedDataset:
-    """Split off the hold-out and pack both parts, or open what was packed before, in `cache`.
+    """Split off the hold-out and pack both parts, or open them from `cache`.
 
     Raises DataError as `cached_split`, `pack_rows` and `cached_rows` do.
     """
@@ -204,15 +205,15 @@ def prepare(
 
 
 def _rows_name(store: str, part: str, args: Mapping[str, Any]) -> str:
-    """What the folder of packed rows is called, from the folder of their store and the arguments of `setup.data`."""
+    """Return the folder name of packed rows, from their store's folder and the arguments of `setup.data`."""
     settings = {"capacity": args["sequence"], "align": args.get("align", 1), "oversized": args["oversized"]}
     settings |= packing_of(args.get("method")).names_rows(args.get("group", 1))
     return rows_key(store=store, holdout=args["holdout"], seed=args["seed"], part=part, **settings)
 
 
 def rows_there(plan: Plan, node: Node, names: Sequence[str]) -> int | None:
-    """How many training rows of the dataset of a `setup.data` node are packed in the cache, from a store that is called
-    by one of the `names`; None if none are. Nothing but that is read."""
+    """Return the number of packed training rows of a `setup.data` node in the cache, for a store with one of the
+    `names`; None without any. Reads nothing else."""
     for name in names:
         folder = cache_of(plan) / "rows" / _rows_name(name, "training", node.args)
         if (count := num_rows(folder)) is not None:
@@ -221,13 +222,13 @@ def rows_there(plan: Plan, node: Node, names: Sequence[str]) -> int | None:
 
 
 def source_of(plan: Plan, node: Node, tokenizer: TextTokenizer) -> DataSource:
-    """Where the dataset of a `setup.data` node comes from; nothing is read yet.
+    """Return the source of a `setup.data` node's dataset, without reading data.
 
     Raises DataError as `open_source` does.
     """
     args = node.args
     source = SOURCES.of_kind(args["kind"])
-    # The user's own code lies beside the spec; files are where the command is given.
+    # The user's own code is next to the spec; other files are relative to the working folder.
     beside = source is not None and source.beside_spec
     base = Path(plan.spec).absolute().parent if beside else Path.cwd()
     return open_source(
@@ -244,9 +245,9 @@ def source_of(plan: Plan, node: Node, tokenizer: TextTokenizer) -> DataSource:
 def prepared_from(
     plan: Plan, node: Node, tokenizer: TextTokenizer, *, jobs: int | None = None, progress: Report | None = None
 ) -> PreparedDataset:
-    """The dataset of a `setup.data` node as a run reads it, tokenised and packed now if that is not in the cache.
+    """Return the dataset of a `setup.data` node, tokenized and packed now if it is not in the cache.
 
-    `jobs` and `progress` as `build_store` takes them. Raises DataError for whatever of the data cannot be used.
+    jobs, progress: as in `build_store`. Raises DataError for unusable data.
     """
     source = source_of(plan, node, tokenizer)
     encoder = DocumentEncoder(tokenizer, node.args["reads"])
@@ -255,32 +256,33 @@ def prepared_from(
 
 
 def opened_from(plan: Plan, node: Node, names: Sequence[str]) -> PreparedDataset | None:
-    """The same from the store that is called by one of the `names` of the same data, its key first, if it is in the
-    cache; the source is not looked at."""
+    """Return the dataset from a cached store with one of the `names` of the same data, its key first, without reading
+    the source; None if there is none."""
     store = open_named(cache_of(plan) / "tokens", names)
     return None if store is None else packed_from(plan, node, store)
 
 
 def cache_of(plan: Plan) -> Path:
-    """Where what is made of data is kept."""
+    """Return the folder of cached data."""
     return Path(plan.workspace["root"]) / "cache"
 
 
 def packed_from(plan: Plan, node: Node, store: TokenStore) -> PreparedDataset:
-    """The dataset of a `setup.data` node whose tokens are in `store`, packed now if that is not in the cache."""
+    """Return the dataset of a `setup.data` node from its tokens in `store`, packed now if its rows are not in the
+    cache."""
     wanted = ("dataset", "holdout", "oversized", "seed", "sequence", "align", "method", "group")
     args: dict[str, Any] = {name: node.args[name] for name in wanted if name in node.args}
     return prepare(store, cache=cache_of(plan) / "rows", **args)
 
 
-# Of files whose content is not remembered, so much is read to know whether they are those of a store: in a moment.
+# Largest number of bytes to read, to hash files without a remembered digest: takes a moment.
 MOST_READ: Final = 1 << 26
 
 
 def counted_rows(plan: Plan) -> Counted | None:
-    """The training rows of every dataset of a plan; None unless all of them are packed in the cache already.
+    """Return the number of training rows of every dataset of a plan; None unless all are packed in the cache.
 
-    Where something is wrong with the data they are not counted: whoever reads it says so.
+    Faults of the data give None as well: they are reported when the data is read.
     """
     cache = cache_of(plan) / "tokens"
     if not cache.is_dir():
@@ -299,9 +301,9 @@ def counted_rows(plan: Plan) -> Counted | None:
 
 
 def _rows(plan: Plan, node: Node, tokenizer: TextTokenizer, cache: Path) -> tuple[int, str] | None:
-    """(rows, key of the store) of a dataset."""
+    """Return (rows, key of the store) of a dataset."""
     source = source_of(plan, node, tokenizer)
-    # What comes from elsewhere would be fetched to be known.
+    # Data from elsewhere would have to be fetched first.
     if source.fetched is not None:
         return None
     if FileDigests(cache / INDEX).unread_bytes(source.files) > MOST_READ:

@@ -1,14 +1,14 @@
 """Reading ahead: a thread, or processes, make the microbatches of the next steps while a step computes.
 
-The microbatches of a step are a function of its number alone. So nothing that was read ahead is of an old mixture,
-and a new reader gives what the one before it would have given.
+The microbatches of a step depend only on its number. So nothing that was read ahead has an old mixture, and a new
+reader returns what the previous one would have.
 
-Processes serve collate chains that take long in Python: several steps are made at the same time. Each process is
-started afresh and gets one message with its task: mapped arrays by the names of their files, the chain by its nodes
-in the plan. It is not forked: locks that threads of a rank hold (of torch, gloo or numba) would stay locked in the
-fork. Each has a socket of its own, so that a lost process is noticed at once and harms no other. torch's DataLoader
-shares a queue between its workers, notices a lost one after seconds, and reports it by an exception from a signal
-handler, anywhere in the loop.
+Processes serve collate chains that are slow in Python: several steps are made at the same time. Each process is a new
+interpreter and gets one message with its task: mapped arrays by the names of their files, the chain by its nodes in the
+plan. It is not forked: locks that threads of a rank hold (of torch, gloo or numba) would stay locked in the fork. Each
+has a socket of its own, so that a lost process is noticed at once and harms no other. torch's DataLoader shares a queue
+between its workers, notices a lost one after seconds, and reports it by an exception from a signal handler, anywhere in
+the loop.
 
 A message with a step is a pickle followed by its arrays one by one, so that only the socket copies them.
 """
@@ -38,25 +38,26 @@ from xtrain.runtime.feed.loader import RowLoader
 from xtrain.runtime.feed.microbatch import Microbatch
 
 Microbatches = list[Microbatch]
-# From a step up to, and without, another one: what each of them is given, in order.
+# Generator of the microbatches of steps from the first number to before the second, in order.
 Reads = Callable[[int, int], Generator[Microbatches]]
 
 
 class ReadingAhead:
-    """Gives the steps of a run their microbatches, of which up to `ahead` steps are read before they are asked for.
+    """Reader of the microbatches of a run's steps, up to `ahead` steps in advance.
 
-    A thread goes on reading where it has been asked last: `take` in the order of steps waits for no more than what has
-    not been read yet; another order begins anew. Kernels and copies of tensors let the rest of the process run.
+    A thread continues after the last requested step: `take` in order waits only for what is not read yet; another order
+    restarts the reading. Kernels and copies of tensors release the GIL.
     """
 
     def __init__(self, reads: Reads, *, ahead: int, end: Callable[[], int], device: torch.device) -> None:
-        """end: the step that is read no more, asked whenever reading begins. device: the one that computes."""
+        """Start without reading. end: returns the step to stop before, called whenever reading begins. device: the one
+        that computes."""
         assert ahead >= 1
         self._reads, self._ahead, self._end, self._device = reads, ahead, end, device
         self._current: _AheadSpan | None = None
 
     def take(self, step: int) -> Microbatches:
-        """The microbatches of a step. Raises what reading them raised."""
+        """Return the microbatches of a step. Raises what reading them raised."""
         if self._current is None or not self._current.gives(step):
             self.close()
             until = max(self._end(), step + 1)
@@ -71,7 +72,7 @@ class ReadingAhead:
 
 
 class _AheadSpan:
-    """Steps in order, from `first` up to and without `until`, read by one thread."""
+    """Steps from `first` to before `until`, read in order by one thread."""
 
     def __init__(self, reads: Reads, first: int, until: int, ahead: int, device: torch.device) -> None:
         self._reads, self._due, self._until, self._ahead, self._device = reads, first, until, ahead, device
@@ -89,7 +90,7 @@ class _AheadSpan:
         with self._changed:
             self._changed.wait_for(lambda: self._read)
             if isinstance(error := self._read[0], BaseException):
-                raise error  # it stays: nothing is read behind it
+                raise error  # it stays first: nothing is read after it
             found = self._read.popleft()
             self._due += 1
             self._changed.notify_all()
@@ -101,26 +102,26 @@ class _AheadSpan:
             self._stopped = True
             self._read.clear()
             self._changed.notify_all()
-        # A thread in the middle of a read that takes for ever is left alone: it ends with the process.
+        # A thread in a read that never returns is left alone: it ends with the process.
         self._thread.join(timeout=5.0)
 
     def _run(self, first: int) -> None:
         steps = self._reads(first, self._until)
         try:
             if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)  # a thread begins with the first device of the machine
+                torch.cuda.set_device(self._device)  # a thread starts on the first device of the machine
             while self._may_go_on():
                 found = next(steps, None)
                 if found is None:
                     return
                 self._give([pinned(batch) for batch in found] if self._device.type == "cuda" else found)
-        except BaseException as error:  # told to the step that needs it, whatever it is
+        except BaseException as error:  # raised again in the step that needs it
             self._give(error)
         finally:
             steps.close()
 
     def _may_go_on(self) -> bool:
-        """Wait until another step may be read; False if nobody wants it any more."""
+        """Wait until another step may be read; return False once stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or len(self._read) < self._ahead)
             return not self._stopped
@@ -132,7 +133,8 @@ class _AheadSpan:
 
 
 def pinned(batch: Microbatch) -> Microbatch:
-    """The same in memory that a GPU copies from while both go on; what only the host reads stays where it is."""
+    """Return the batch in pinned memory, for asynchronous copies to a GPU; tensors that only the host reads are
+    kept."""
 
     def moved(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor.pin_memory()
@@ -153,7 +155,7 @@ def pinned(batch: Microbatch) -> Microbatch:
 
 
 def send_answer(socket: Connection, microbatches: Microbatches) -> None:
-    """Raises OSError if nobody listens any more."""
+    """Send microbatches. Raises OSError if the receiver is gone."""
     buffers: list[pickle.PickleBuffer] = []
     content = [_arrays(batch) for batch in microbatches]
     head = pickle.dumps(content, protocol=5, buffer_callback=buffers.append)
@@ -165,7 +167,7 @@ def send_answer(socket: Connection, microbatches: Microbatches) -> None:
 
 
 def send_failure(socket: Connection, error: BaseException) -> None:
-    """The exception itself if it can be sent, else its text, with the traceback as a note."""
+    """Send the exception itself if it can be pickled, else its text, with the traceback as a note."""
     try:
         again = pickle.loads(pickle.dumps(error))
         known = type(again) is type(error) and str(again) == str(error)
@@ -176,7 +178,7 @@ def send_failure(socket: Connection, error: BaseException) -> None:
 
 
 def receive_answer(socket: Connection) -> Microbatches | BaseException:
-    """The microbatches that were sent, or the exception. Raises EOFError or OSError if the sender is gone."""
+    """Return the microbatches that were sent, or the exception. Raises EOFError or OSError if the sender is gone."""
     head, more = pickle.loads(socket.recv_bytes())
     if isinstance(head, BaseException):
         head.add_note(f"in a process that reads:\n{more}")
@@ -208,13 +210,13 @@ def _tensor(value: Any) -> Any:
     return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
 
-# A reader that ends this often before it has read the step that is due will not read it at all.
+# Deaths in a row, at the same step, after which a step is given up.
 ATTEMPTS: Final = 3
 
 
 @frozen(kw_only=True)
 class ReaderProcesses:
-    """`count` processes that read the steps of a rank in turn. `warn` is told of one that had to be replaced."""
+    """`count` processes that read the steps of a rank in turn. warn: called when one had to be replaced."""
 
     plan: Plan
     rank: Rank
@@ -223,10 +225,10 @@ class ReaderProcesses:
     warn: Callable[[int, str], None]
 
     def reads(self, first: int, until: int) -> Generator[Microbatches]:
-        """The microbatches of the steps from `first` up to and without `until`, in order.
+        """Yield the microbatches of the steps from `first` to before `until`, in order.
 
-        A process that ends is replaced, and what it was asked for is asked of the new one. Raises what a step raised in
-        its process, and EnvironmentFault if processes end again and again at the same step.
+        A process that ends is replaced, and the new one reads its steps. Raises what a step raised in its process, and
+        EnvironmentFault if processes end repeatedly at the same step.
         """
         recipe = self._recipe()
         readers = [ReaderProcess(recipe) for _ in range(min(self.count, until - first))]
@@ -274,7 +276,7 @@ class ReaderProcess:
     def __init__(self, recipe: bytes) -> None:
         self._socket, theirs = Pipe(duplex=True)
         with theirs:
-            # A session of its own: Ctrl-C at the terminal is for the ranks, which may still want what is read here.
+            # A session of its own: Ctrl-C at the terminal is for the ranks, which may still need these steps.
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "xtrain.runtime.feed.reading_process", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
@@ -284,15 +286,15 @@ class ReaderProcess:
         self._send(recipe)
 
     def ask(self, step: int) -> None:
-        """Ask for a step; that the process has ended is told by `answer`."""
+        """Request a step; if the process has ended, `answer` raises."""
         self._send(step.to_bytes(8, "little"))
 
     def answer(self) -> Microbatches | BaseException:
-        """What was asked for longest ago. Raises EOFError or OSError if the process has ended."""
+        """Return the result of the oldest request. Raises EOFError or OSError if the process has ended."""
         return receive_answer(self._socket)
 
     def end(self) -> int:
-        """End the process, which has nothing to lose, if it has not ended; its exit code."""
+        """Kill the process if it is running; returns its exit code. It has no state to lose."""
         self._socket.close()
         ended = self.process.poll()
         self.process.kill()
@@ -300,12 +302,12 @@ class ReaderProcess:
         return code if ended is None else ended
 
     def _send(self, message: bytes) -> None:
-        with suppress(OSError):  # it has ended: reading from it says so
+        with suppress(OSError):  # it has ended: reading from it raises
             self._socket.send_bytes(message)
 
 
 class _ByNamePickler(pickle.Pickler):
-    """Writes arrays that are mapped from files as the names of these, and the chain as a word."""
+    """Pickler that writes mapped arrays as the names of their files, and the chain as a word."""
 
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, CollateChain):
@@ -316,11 +318,11 @@ class _ByNamePickler(pickle.Pickler):
 
 
 def mapped_from(array: np.ndarray) -> tuple[Any, ...] | None:
-    """("mapped", file, dtype, bytes from its beginning, shape) of a read-only array that lies in a file, else None."""
+    """Return ("mapped", file, dtype, offset in bytes, shape) of a read-only array mapped from a file, else None."""
     base: Any = array
     while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
         base = base.base
-    # A view of a map has its file's name too, but its own offset is only that of the map.
+    # A view of a map has its file's name too, but only the offset of the map itself.
     while isinstance(base, np.memmap) and isinstance(base.base, np.memmap):
         base = base.base
     if not isinstance(base, np.memmap) or base.filename is None or not array.flags.c_contiguous:

@@ -22,7 +22,8 @@ from xtrain.runtime.feed.reading_ahead import send_answer, send_failure
 
 
 class _ByNameUnpickler(pickle.Unpickler):
-    """Maps arrays from the files they lie in; the chain is made anew, of functions that cannot be sent."""
+    """Unpickler that maps arrays from their files; the chain, whose functions cannot be pickled, is built again
+    later."""
 
     _chain: CollateChain | None = None
 
@@ -31,11 +32,11 @@ class _ByNameUnpickler(pickle.Unpickler):
             _, file, dtype, offset, shape = pid
             return np.asarray(np.memmap(file, dtype=dtype, mode="r", offset=offset, shape=shape))
         assert pid == ("chain",)
-        return None  # set once everything is there
+        return None  # set once everything is loaded
 
 
 def read_recipe(recipe: bytes) -> RowLoader:
-    """The loader that a rank has described."""
+    """Return the loader that a rank has described."""
     plan, rank, loader = _ByNameUnpickler(BytesIO(recipe)).load()
     chain = chain_of(plan, rank)
     loader.collate = chain.of_labels if plan.node("setup.loader").args.get("prompts") else chain
@@ -43,8 +44,8 @@ def read_recipe(recipe: bytes) -> RowLoader:
 
 
 def chain_of(plan: Plan, rank: Rank) -> CollateChain:
-    """The collate chain of a plan, as its rank has made it."""
-    # It has the end of a chain, and links bring their own; what else a rank has ops for is of no use here.
+    """Build the collate chain of a plan as its rank does."""
+    # It has the end of a chain, and links bring their own; the other ops of a rank are not needed.
     from xtrain.runtime.feed import setup as feed  # noqa: F401
 
     nodes = plan.of_kind("collate")
@@ -56,7 +57,7 @@ def chain_of(plan: Plan, rank: Rank) -> CollateChain:
 
 
 def serve(socket: Connection) -> None:
-    """Read what is asked for until nobody asks any more."""
+    """Answer requests until the socket closes."""
     loader: RowLoader | None = None
     recipe = socket.recv_bytes()
     while True:
@@ -71,17 +72,17 @@ def serve(socket: Connection) -> None:
 
 
 def main() -> None:
-    # The rank decides when it ends; what is sent to a whole job is for the ranks.
+    # The rank decides when this process ends; signals to a whole job are for the ranks.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         PR_SET_PDEATHSIG = 1
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
-    with suppress(EOFError, OSError):  # nobody listens any more
+    with suppress(EOFError, OSError):  # the rank is gone
         serve(Connection(int(sys.argv[1])))
     sys.stderr.flush()
-    os._exit(0)  # taking torch down takes long, and there is nothing to put away
+    os._exit(0)  # tearing torch down takes long, and there is nothing to clean up
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Records and units of sources: the content that documents are made of, and values that are invalid.
+"""Records and units of sources: the content of documents, and values that are invalid.
 
 A unit is the part of a source that is read at once; a record becomes one document. Bad records are counted, the first
 few are kept, and too many of them end the run.
@@ -18,18 +18,18 @@ Form = Literal["text", "chat", "instruction", "choices", "preference", "tokens"]
 TrainOn = Literal["assistant", "last", "all"]
 Lost = Literal["error", "warn", "allow"]
 Message = dict[str, Any]
-"""`role`, a string, and whatever else the record says, for the template. `content` is a string or a list of parts, each
-with its `text`; it may be missing from a message with `tool_calls`."""
+"""`role`, a string, and all further keys of the record for the template. `content` is a string or a list of parts, each
+with its `text`; a message with `tool_calls` may have none."""
 
 
 def named_values(fields: Mapping[str, Any] | tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
-    """Return the entries of an object in the order of their names, as those of a plan that was read back are."""
+    """Return the entries of an object sorted by name, as in a plan that was read back."""
     return tuple(sorted(dict(fields).items()))
 
 
 @frozen(kw_only=True)
 class Reads:
-    """Which fields of a record are read, and as what."""
+    """Fields of a record that are read, and their form."""
 
     form: Form = "text"
     text: str = "text"
@@ -50,28 +50,28 @@ class Reads:
     message_train: str | None = None
     message_weight: str | None = None
     columns: tuple[tuple[str, str], ...] = field(default=(), converter=named_values)
-    """Numbers along the tokens: what they are called, and the field that has them."""
+    """Numbers per token: their name, and the field that has them."""
     values: tuple[tuple[str, str], ...] = field(default=(), converter=named_values)
-    """Numbers of the record as a whole, in the same way; `label` is not among them."""
+    """Numbers of the whole record, in the same way; `label` is not among them."""
     template: str = "auto"
     train_on: TrainOn = "assistant"
     lost: Lost = "warn"
-    """Where a template does not write all of a conversation: with `warn` the record is bad if a message, a call or the
-    tools are lost as a whole, with `error` in any case, with `allow` never."""
+    """When a template leaves out content: `warn`: the record is bad if a message, a call or all tools are left out
+    completely; `error`: always; `allow`: never."""
     template_arguments: tuple[tuple[str, Any], ...] = field(default=(), converter=named_values)
-    """What else the template is given, by name."""
+    """Further values for the template, by name."""
     ended: bool = False
-    """Behind each document, or side of a pair, comes one eos more: its last token, which would only be a label, is then
-    read too."""
+    """Each document, or side of a pair, gets one more eos: its last token, which would only be a label, is then read
+    too."""
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "Reads":
-        """The `reads` of a plan. Raises TypeError for a setting that does not exist."""
+        """Return the `reads` of a plan. Raises TypeError for a setting that does not exist."""
         return cls(**settings)
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields that are read; a dot leads into an object: `meta.text`."""
+        """Fields that are read; a dot leads into an object: `meta.text`."""
         beside = (self.input, self.label, self.tools, self.system, self.mask)
         numbers = (name for _, name in (*self.columns, *self.values))
         return tuple(dict.fromkeys((*self._content, *(name for name in beside if name is not None), *numbers)))
@@ -96,12 +96,12 @@ class Reads:
 
     @property
     def typed(self) -> tuple[str, ...]:
-        """Those whose type in a table is checked: texts, of `chat` a list of messages, of `instruction` either."""
+        """Fields whose type in a table is checked: texts; for `chat` lists of messages; for `instruction` either."""
         return () if self.form in ("preference", "tokens") else self._content
 
     @property
     def beside(self) -> dict[str, Any]:
-        """What is read beside the fields that every record of this form has, as JSON: setting → field."""
+        """Optional fields that are read, as JSON: setting → field."""
         names = ("input", "label", "tools", "system", "mask", "message_train", "message_weight")
         found: dict[str, Any] = {name: value for name in names if (value := getattr(self, name)) is not None}
         found |= {name: dict(fields) for name in ("columns", "values") if (fields := getattr(self, name))}
@@ -109,34 +109,35 @@ class Reads:
 
     @property
     def value_names(self) -> tuple[str, ...]:
-        """The numbers of every document as a whole, by name."""
+        """Names of the numbers of whole documents."""
         names = {name for name, _ in self.values} | ({"label"} if self.label is not None else set())
         return tuple(sorted(names))
 
 
 @frozen(kw_only=True, eq=False)
 class TokenIds:
-    """A document that is tokenised already."""
+    """A document that is already tokenized."""
 
     ids: np.ndarray
     """Integers [tokens]."""
     trained: np.ndarray | None = None
-    """bool [tokens]: which are to be predicted. None: all."""
+    """Predicted tokens, bool [tokens]. None: all."""
 
 
 @frozen(kw_only=True)
 class SyntheticRecord:
-    """A document of the `synthetic` source: it is made when it is encoded, as its tokens depend on the tokenizer."""
+    """A document of the `synthetic` source. It is written during encoding, because its tokens depend on the
+    tokenizer."""
 
     seed: int
     index: int
     tokens: int
-    """All of them, bos and eos included."""
+    """Number of tokens, with bos and eos."""
 
 
 @frozen(kw_only=True)
 class ChoiceQuestion:
-    """A text, and what may follow it. right: number of the choice that should."""
+    """A text with possible continuations. right: number of the correct choice."""
 
     text: str
     choices: tuple[str, ...]
@@ -145,11 +146,11 @@ class ChoiceQuestion:
 
 @frozen(kw_only=True)
 class Conversation:
-    """Messages, with more than a plain list of them says."""
+    """Messages with further facts."""
 
     messages: list[Message]
     prompt: int = 0
-    """So many messages are the prompt: only what follows is predicted. 0: none are set apart."""
+    """Number of messages that are the prompt: only later ones are predicted. 0: no prompt."""
     tools: list[Any] | None = None
     """Definitions of the functions that the assistant may call, for the template."""
 
@@ -158,7 +159,7 @@ class Conversation:
 class PreferencePair:
     """Two answers to one prompt, of which the first is preferred.
 
-    Either conversations that begin with the same `prompt` messages; or texts, whose common beginning is the prompt.
+    Either conversations that begin with the same `prompt` messages, or texts, whose common prefix is the prompt.
     """
 
     chosen: str | list[Message]
@@ -169,7 +170,7 @@ class PreferencePair:
 
 @frozen(kw_only=True, eq=False)
 class Numbered:
-    """A record with numbers beside it."""
+    """A record with numbers for its tokens or document."""
 
     content: "Content"
     columns: dict[str, float | np.ndarray]
@@ -181,7 +182,7 @@ Content = str | list[Message] | TokenIds | SyntheticRecord | ChoiceQuestion | Co
 
 
 def content_size(content: Content) -> int:
-    """Characters, or tokens of what is tokenised, about."""
+    """Return the approximate number of characters, or of tokens if it is tokenized."""
     match content:
         case str():
             return len(content)
@@ -202,17 +203,16 @@ def content_size(content: Content) -> int:
 
 
 def content_text(message: Message) -> str:
-    """The content of a message, the parts of a list as one."""
+    """Return the content of a message, with the parts of a list joined."""
     content = message.get("content", "")
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 @define
 class SourceRecord:
-    """What one document is made of, or those of a question, and where it was read: `path`, `path:line`, or words that
-    say so.
+    """Content of one document, or of a question's documents, and its origin: `path`, `path:line`, or words.
 
-    All records of one source have contents of one type; messages may be a list or a conversation.
+    All records of a source have contents of one type; messages may be a list or a conversation.
     """
 
     content: Content
@@ -220,18 +220,18 @@ class SourceRecord:
 
     @property
     def size(self) -> int:
-        """Characters, or tokens of what is tokenised, about."""
+        """Approximate number of characters, or of tokens if it is tokenized."""
         return content_size(self.content)
 
 
 @frozen(kw_only=True)
 class SourceUnit:
-    """A part of a source that is read at once, in this process or another; it can be pickled."""
+    """A part of a source that is read at once, in any process. Can be pickled."""
 
     size: int
     """Bytes of input it takes."""
     part: Any
-    """Which part it is; known to the reader that gave it."""
+    """Identifies the part to the reader that created it."""
     path: Path | None = None
     line: int | None = None
     """Number of its first line or row."""
@@ -239,7 +239,7 @@ class SourceUnit:
 
 @frozen
 class Unusable:
-    """Why there is no document in what was read."""
+    """The reason why a record has no document."""
 
     reason: str
 
@@ -249,7 +249,7 @@ MOST_SHOWN = 10
 
 @define(kw_only=True, frozen=True)
 class BadRecord:
-    """One record that was left out: where it stands (`path` or `path:line`) and why."""
+    """One record that was left out: where it is (`path` or `path:line`) and why."""
 
     origin: str
     reason: str
@@ -257,13 +257,13 @@ class BadRecord:
 
 @define(kw_only=True, frozen=True)
 class BadRecordReport:
-    """How many records were left out, with the first `MOST_SHOWN` of them in reading order."""
+    """Number of left-out records, with the first `MOST_SHOWN` of them in reading order."""
 
     count: int = 0
     first: tuple[BadRecord, ...] = ()
 
     def including(self, record: BadRecord) -> "BadRecordReport":
-        """This report with one more record."""
+        """Return this report with one more record."""
         first = (*self.first, record) if len(self.first) < MOST_SHOWN else self.first
         return evolve(self, count=self.count + 1, first=first)
 
@@ -278,14 +278,14 @@ class BadRecordReport:
 
     @property
     def listed(self) -> str:
-        """A line of each record that is kept, each after a line break, and the number of others."""
+        """A line for each kept record, each after a line break, and the number of others."""
         hidden = self.count - len(self.first)
         more = f"\n    and {hidden} more" if hidden else ""
         return "".join(f"\n    {record.origin}: {record.reason}" for record in self.first) + more
 
 
 def checked(text: object, what: str) -> str | Unusable:
-    """`text`, if it is one with something in it; `what` names it in the reason why it is not."""
+    """Return `text` if it is a non-empty valid string, else the reason; `what` names it there."""
     if not isinstance(text, str):
         return Unusable(f"{what} is {described(text)}, not a string")
     if not text:
@@ -295,8 +295,9 @@ def checked(text: object, what: str) -> str | Unusable:
 
 
 def not_text(text: str) -> str | None:
-    """What keeps a string from being text: half of a surrogate pair has no UTF-8 form, though JSON can spell it."""
-    if text.isascii():  # known without looking at the characters
+    """Return why a string is not valid text, else None: an unpaired surrogate has no UTF-8 form, though JSON can spell
+    it."""
+    if text.isascii():  # needs no look at the characters
         return None
     try:
         text.encode()
@@ -306,7 +307,7 @@ def not_text(text: str) -> str | None:
 
 
 def decoded(data: bytes) -> str | Unusable:
-    """UTF-8 as text, without a byte order mark at its start."""
+    """Decode UTF-8, without a byte order mark at its start."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -315,7 +316,7 @@ def decoded(data: bytes) -> str | Unusable:
 
 
 def described(value: object) -> str:
-    """What kind of value it is, in words of JSON."""
+    """Return the JSON type of a value in words."""
     match value:
         case None:
             return "null"
@@ -334,7 +335,7 @@ def described(value: object) -> str:
 
 
 def strings(value: object) -> Iterator[str]:
-    """Every string in a JSON value, keys included."""
+    """Yield every string in a JSON value, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -359,28 +360,28 @@ def _refuse(constant: str) -> None:
 
 
 parsed: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse).decode
-"""Return the value of a JSON text. Raises ValueError, also for NaN and a key that appears twice, and RecursionError."""
+"""Decoder of JSON text. Raises ValueError, also for NaN and a repeated key, and RecursionError."""
 
 
 LARGEST = float(np.finfo(np.float32).max)
 
 
 def as_number(value: Any, what: str) -> float | Unusable:
-    """A finite number, as float32 can hold it."""
+    """Return a finite number that float32 can hold."""
     if isinstance(value, Unusable):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         return Unusable(f"{what} is {described(value)}, not a number")
     if value != value:
         return Unusable(f"{what} is NaN")
-    # Whole numbers are compared as they are: those of JSON can be too large for a float of any kind.
+    # Integers are compared without conversion: JSON's can be too large for any float.
     if abs(value) > LARGEST:
         return Unusable(f"{what} is {shown(value)}, too large for float32")
     return float(value)
 
 
 def shown(value: Any) -> str:
-    """A number in a few digits; of anything else what it is."""
+    """Return a number in a few digits; the type of anything else."""
     if isinstance(value, int) and abs(value) >= 10**20:
         return "a number of more than 20 digits"
     return f"{value:g}" if isinstance(value, float) else str(value) if isinstance(value, int) else described(value)

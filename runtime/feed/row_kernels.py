@@ -2,7 +2,7 @@
 
 Attention costs the sum of the squares of the documents' lengths, which differs between rows that are equally full.
 `deal` balances this cost between ranks and microbatches. It chooses only who takes which row of a step, so steps see
-the same rows in every layout. It is pure arithmetic on the costs of these rows: every rank computes the same result.
+the same rows in every layout. It depends only on the costs of these rows: every rank computes the same result.
 
 `lay_rows` lays out rows of a token store in one pass over memory. The result equals that of the stages `to_tensor`,
 `flatten`, `shift_tokens` and `pack` bit for bit; these handle each document in Python.
@@ -17,9 +17,9 @@ from xtrain.runtime.feed.token_store import TokenStore
 
 
 def row_costs(store: TokenStore, documents: np.ndarray, rows: Rows, indices: np.ndarray) -> np.ndarray:
-    """The sum of length² over the segments of each of some rows, int64 [indices].
+    """Return the sum of length² over the segments of each row, int64 [indices].
 
-    `documents` int64 says which document of the store each document index in `rows` stands for.
+    documents: int64, document index in `rows` → document of the store.
     """
     costs = np.empty(len(indices), dtype=np.int64)
     if store.firsts is not None:
@@ -33,10 +33,10 @@ def row_costs(store: TokenStore, documents: np.ndarray, rows: Rows, indices: np.
 
 
 def deal(costs: np.ndarray, accumulate: int, data_ranks: int, micro: int) -> np.ndarray:
-    """Indices of the rows of a step, int64 [accumulate, data_ranks, micro], each of them once.
+    """Return the indices of the rows of a step, int64 [accumulate, data_ranks, micro], each once.
 
-    The ranks wait for each other in every microbatch, so rows of like cost go into the same one: sorted by cost, the
-    rows are cut into `accumulate` stretches. Within a stretch the next dearest row goes to the rank that has the least
+    The ranks wait for each other in every microbatch, so rows of similar cost go into the same one: sorted by cost, the
+    rows are cut into `accumulate` groups. Within a group the next costliest row goes to the rank with the lowest cost
     so far, in this microbatch or else in this step, and room for it (longest processing time first, Graham 1969).
     """
     dealt = np.empty((accumulate, data_ranks, micro), dtype=np.int64)
@@ -85,13 +85,13 @@ def lay_rows(
     indices, row_offsets, document, cut_segments, cut_starts, row_capacity, documents, offsets, tokens, trained,
     align, pad_segment, before, ids, labels, positions, real, bounds, real_lengths,
 ):  # fmt: skip
-    """Fill the outputs for some rows, a negative index meaning a row of padding; (segments, labels).
+    """Fill the outputs for some rows (a negative index is a row of padding); returns (segments, labels).
 
-    `row_offsets` … `row_capacity` are those of `Rows`, `documents` int64 the document of the store each of them stands
-    for; `offsets`, `tokens` and `trained` are those of the store. Outputs, all contiguous: int64 `ids`, `labels`,
-    `positions` and bool `real` [rows, positions]; int32 `bounds` and `real_lengths` with room for a segment a position,
-    and one more. Bounds count from `before`: rows of several stores share outputs, a call for each behind the last. If
-    the samples of a row do not fit, the answer is (-1 - row, positions needed).
+    `row_offsets` … `row_capacity` are fields of `Rows`; `documents` int64 maps its document indices to documents of the
+    store; `offsets`, `tokens` and `trained` are fields of the store. Outputs, all contiguous: int64 `ids`, `labels`,
+    `positions` and bool `real` [rows, positions]; int32 `bounds` and `real_lengths` with room for a segment per
+    position, and one more. Bounds count from `before`: rows of several stores share outputs, one call after the other.
+    If the samples of a row do not fit, it returns (-1 - row, positions needed).
     """
     capacity = ids.shape[1]
     segments, valid = 0, 0
@@ -104,8 +104,8 @@ def lay_rows(
         cut = _first_at_least(cut_segments, first)
         if last - first > len(begins):
             begins, lengths = np.empty(2 * (last - first), np.int64), np.empty(2 * (last - first), np.int64)
-        # Documents lie far apart. Where they are is looked up first, for all of a row, so that these reads from memory
-        # wait beside each other, and not each behind the copy before it.
+        # Documents are far apart in memory. Their places are looked up first, for all of a row, so that these reads
+        # overlap instead of each waiting for the copy before it.
         for segment in range(first, last):
             origin = documents[document[segment]]
             begin, end = offsets[origin], offsets[origin + 1]
@@ -121,7 +121,7 @@ def lay_rows(
             # Slices of one row each: the loops over them need no multiplication and become vector instructions.
             _copy(tokens[begin : begin + length], ids[row, filled : filled + length])
             following = tokens[begin + 1 : begin + 1 + length]
-            # Compiled for masks or for none: without them this is no question.
+            # Compiled once with masks and once without, so the check costs nothing.
             if trained is None:
                 _copy(following, labels[row, filled : filled + length])
                 valid += length

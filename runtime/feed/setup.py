@@ -1,8 +1,8 @@
 """Set-up of a run's data: `setup.tokenizer`, `setup.data`, `collate.microbatches`, `setup.loader`, `setup.horizon`.
 
-`Feed` is the result: the training loader and the held-out rows. `setup.horizon` counts the data, so that epochs
-become steps, and checks the rules that depend on the count. A resume with another batch does the same for lengths in
-tokens, which count from the checkpoint.
+`Feed` is the result: the training loader and the held-out rows. `setup.horizon` counts the data, so that epochs become
+steps, and checks the rules that depend on the count. A resume with another batch does the same for lengths in tokens,
+which count from the checkpoint.
 """
 
 from collections.abc import Generator
@@ -37,17 +37,17 @@ from xtrain.runtime.observe.heartbeat import HeartbeatWriter, first_of_machine
 from xtrain.runtime.observe.records import Records
 from xtrain.text.units import plural
 
-# Between two events of a long build.
+# Seconds between two events of a long build.
 REPORT_SECONDS = 10.0
 ALONE = PlanPhase(name="train", first=0, fraction=None, shares={})
 
 
 @define
 class Feed:
-    """What the loop reads: the training loader, how many steps it is good for, and what evaluation needs.
+    """Data of the loop: the training loader, the number of its steps, and the datasets for evaluation.
 
-    planned: the timeline of the plan, with what is not counted in it; batch: what is counted. None of both where there
-    is no run, but a trace of its program. ahead: reads the next steps while one computes, if that is wanted.
+    planned: the timeline of the plan, with uncounted parts; batch: the counted facts. Both are None for a trace of the
+    program without a run. ahead: reads the next steps while one computes; None without prefetch.
     """
 
     loader: RowLoader
@@ -61,22 +61,22 @@ class Feed:
     ahead: ReadingAhead | None = None
 
     def microbatches(self, step: int) -> list[Microbatch]:
-        """Those of this rank in optimizer step `step`, from 0."""
+        """Return this rank's microbatches of optimizer step `step`, from 0."""
         return self.loader.microbatches(step) if self.ahead is None else self.ahead.take(step)
 
     def phase(self, step: int) -> PlanPhase:
-        """The phase that a step lies in."""
+        """Return the phase of a step."""
         return phase_at(self.phases, step, self.steps)
 
     def rows_taken(self, step: int) -> dict[str, int]:
-        """Rows of each dataset that were taken before `step`; empty where one dataset alone is trained on."""
+        """Return the rows taken from each dataset before `step`; empty with a single training dataset."""
         return self.loader.rows_taken(step) if len(self.loader.datasets) > 1 else {}
 
     def resume(self, state: dict[str, Any], past: StepSizes | None) -> Remarks:
-        """Go on from what a checkpoint says of the loader. past: rows of the steps before it,
-        None where they had those of this batch.
+        """Resume from a checkpoint's state of the loader. past: rows of earlier steps, None if they had the rows of
+        this batch.
 
-        Lengths in tokens and epochs count from there. Raises DataError if its rows are not those of this data.
+        Lengths in tokens and epochs count from there. Raises DataError if its rows are not rows of this data.
         """
         remarks = self.loader.restore(state, self.steps)
         if self.batch is not None:
@@ -93,24 +93,26 @@ class Feed:
 
     @property
     def timeline(self) -> Timeline:
-        """The timeline of the run with nothing in it left to be counted."""
+        """The timeline of the run with everything counted."""
         assert self.planned is not None and self.batch is not None
         rows = {dataset.name: dataset.order.num_rows for dataset in self.loader.datasets}
         return counted_timeline(self.planned, self.batch, rows)
 
     def tokens_taken(self, step: int) -> int:
-        """Positions in the rows of its data that the run has taken before `step`."""
+        """Return the positions in the rows that the run has taken before `step`."""
         assert self.batch is not None
         return self.batch.rows_before(step) * self.batch.sequence
 
     def epoch(self, step: int) -> float | None:
-        """How many epochs of its data the run has taken before `step`."""
+        """Return the epochs of its data that the run has taken before `step`."""
         epoch = None if self.batch is None else self.batch.epochs_before(step)
         return None if epoch is None else round(epoch, 6)
 
     def evaluation(self, dataset: str, max_rows: int | None, rank: Rank, *, measures: bool = False) -> EvalLoader:
-        """Of a dataset of questions one whose microbatches say which text each position is of. measures: with all that
-        the loss reads, and not labels alone."""
+        """Return the loader of a dataset's held-out rows; for questions, its microbatches have each position's text.
+
+        measures: with everything that the loss reads, not only labels.
+        """
         prepared = self.datasets[dataset]
         kind = EvalLoader if prepared.store.choices is None else TextLoader
         return kind(
@@ -132,7 +134,7 @@ class Feed:
 
 @op("setup.tokenizer", gives="tokenizer")
 def open_tokenizer(source: str) -> TextTokenizer:
-    """`bytes`, or a folder relative to the working folder."""
+    """Open a tokenizer: `bytes`, or a folder relative to the working folder."""
     return load_tokenizer(source, Path.cwd())
 
 
@@ -159,10 +161,10 @@ def prepare_dataset(
     method: str | None = None,
     group: int = 1,
 ) -> dict[str, PreparedDataset]:
-    """Tokenise, split off the hold-out, pack both parts into rows of `sequence` positions: once, then cached.
+    """Tokenize, split off the hold-out, and pack both parts into rows of `sequence` positions: once, then cached.
 
-    Documents take a multiple of `align` positions in a row; `group` of them are packed together unless they are packed
-    in their order. One rank of a machine builds, the others then open what it has built.
+    Documents are padded to a multiple of `align` positions; `group` of them are packed together unless they are packed
+    in order. One rank of a machine builds, the others then open the result.
     """
     node = plan.node(node_id)
 
@@ -187,7 +189,7 @@ def prepare_dataset(
 
 
 def _warn_of_left_out(records: Records, prepared: PreparedDataset, oversized: str, *, silent: bool) -> None:
-    """silent: on what the template has left out of conversations."""
+    """Warn of left-out content. silent: not of content that the template left out."""
     name = prepared.name
     if prepared.store.lost and not silent:
         lost = ", ".join(f"{kind} in {plural(count, 'record')}" for kind, count in prepared.store.lost.items())
@@ -213,7 +215,7 @@ def _warn_of_left_out(records: Records, prepared: PreparedDataset, oversized: st
 
 @op("collate.microbatches", gives="collate")
 def microbatches(stages: list[collators.Stage], micro: int, accumulate: int) -> CollateChain:
-    """The chain as one function; the loader deals `micro` rows to it `accumulate` times a step."""
+    """Compose the chain; the loader passes it `micro` rows, `accumulate` times a step."""
     assert micro > 0 and accumulate > 0
     return collators.compose(stages)
 
@@ -241,14 +243,14 @@ def build_loader(
     again: dict[str, int] | None = None,
     prompts: bool = False,
 ) -> Feed:
-    """The rows of every step, dealt to data ranks, by what attention costs in them if `balance` says so.
+    """Build the feed with the rows of every step, dealt to data ranks; `balance`: by the cost of attention.
 
-    task_of: the task of each dataset, where rows of a microbatch lie in their order. prompts: what is trained on
-    will be sampled behind the rows, which have nothing yet that a loss reads beside labels.
+    task_of: the task of each dataset, by which rows of a microbatch are sorted. prompts: completions will be sampled
+    after the rows, which have nothing but labels for a loss yet.
 
-    With a budget in epochs the steps are known from here on. ramp: `rows` of the first step, and the `steps` that grow
-    from there to `rows`. again: the rows of `steps` steps are those of as many behind them, until each is taken `turns`
-    times. `prefetch` steps are read while another one computes, by a thread, or by `workers` processes.
+    With a budget in epochs the steps are known from here on. ramp: `rows` of the first step, and the number of `steps`
+    that grow from there to `rows`. again: the rows of `steps` steps repeat in the next ones, until each is taken
+    `turns` times. `prefetch` steps are read ahead, by a thread, or by `workers` processes.
     """
     trained = tuple(TrainingRows.of(name, prepared[name].parts["training"], seed) for name in datasets)
     counts = {each.name: each.order.num_rows for each in trained}
@@ -288,7 +290,7 @@ def build_loader(
 
 
 def ahead_of(feed: Feed, plan: Plan, rank: Rank, records: Records, prefetch: int, workers: int) -> ReadingAhead | None:
-    """What reads `prefetch` steps ahead, here or in `workers` processes; None if every step reads for itself."""
+    """Return the reader of `prefetch` steps ahead, in a thread or `workers` processes; None without prefetch."""
     if prefetch == 0:
         return None
 
@@ -302,13 +304,13 @@ def ahead_of(feed: Feed, plan: Plan, rank: Rank, records: Records, prefetch: int
         others = ReaderProcesses(plan=plan, rank=rank, loader=feed.loader, count=workers, warn=warn)
         return others.reads(first, until)
 
-    # Every process has a step under way; what has come from them waits here.
+    # Every process has a step in progress; finished ones wait here.
     waiting = max(1, prefetch - workers)
     return ReadingAhead(elsewhere if workers else here, ahead=waiting, end=lambda: feed.steps, device=rank.device)
 
 
 def report_rows(records: Records, trained: tuple[TrainingRows, ...], steps: int, batch: Arithmetic) -> None:
-    """Say how many rows each dataset has, how many steps the run takes, and how many rows and tokens an epoch has."""
+    """Report the rows of each dataset, the steps of the run, and the rows and tokens of an epoch."""
     rows = {each.name: each.order.num_rows for each in trained}
     epoch = float(batch.epoch_rows or 0)
     tokens = epoch * batch.sequence
@@ -318,7 +320,7 @@ def report_rows(records: Records, trained: tuple[TrainingRows, ...], steps: int,
 def _warn_of_repeats(
     records: Records, phases: tuple[PlanPhase, ...], trained: tuple[TrainingRows, ...], rows: int
 ) -> None:
-    """Say where a step takes more rows of a dataset than it has."""
+    """Warn if a step takes more rows of a dataset than it has."""
     for dataset in trained:
         most = rows if len(trained) == 1 else round(max(phase.shares.get(dataset.name, 0) for phase in phases) * rows)
         if dataset.order.num_rows < most:
@@ -329,7 +331,7 @@ def _warn_of_repeats(
 
 
 class SpecRefused(EnvironmentFault):
-    """With the data that there is the spec cannot be run; says why, mistake by mistake."""
+    """The spec is invalid for this data; the text lists the mistakes."""
 
     agreed = True
 
@@ -341,7 +343,7 @@ class SpecRefused(EnvironmentFault):
 
 @op("setup.horizon")
 def see_horizon(plan: Plan, feed: Feed, rank: Rank, records: Records, progress: Progress) -> None:
-    """Say how many steps the run has and when what lies in it happens; then check what waited for that.
+    """Report the steps of the run and the steps of its events; then check the rules that depend on them.
 
     Raises SpecRefused on all ranks alike.
     """
@@ -349,7 +351,7 @@ def see_horizon(plan: Plan, feed: Feed, rank: Rank, records: Records, progress: 
     assert batch is not None and batch.epoch_rows is not None
     records.event(_horizon_event(feed.timeline, progress.step, float(batch.epoch_rows)))
     if feed.steps < batch.done_steps:
-        return  # there is nothing left to check: that nothing can be trained is said when training begins
+        return  # there is nothing left to check: the start of training reports that no step is left
     counts = Counts(
         epoch_rows=batch.epoch_rows, done_steps=batch.done_steps, done_rows=batch.done_rows, past=batch.past
     )
@@ -372,13 +374,13 @@ def _found(plan: Plan, counts: Counts) -> list[Diagnostic]:
 
 
 def _said(found: Diagnostic) -> str:
-    """`tiny.xtrain:7:20: warmup 50 steps is longer …; use …`."""
+    """Return `tiny.xtrain:7:20: warmup 50 steps is longer …; use …`."""
     place, hint = f"{found.span}: " if found.span else "", f"; {found.hint}" if found.hint else ""
     return f"{place}{found.message}{hint}"
 
 
 def _horizon_event(timeline: Timeline, step: int, epoch_rows: float) -> HorizonEvent:
-    """What is known now: of ticks and phases those that were counted in epochs or shares of them."""
+    """Return the event with counted values: only ticks and phases that were in epochs or shares of them."""
     ticks = [tick for tick in timeline.ticks if tick.epochs is not None or tick.fraction is not None]
     return HorizonEvent(
         step=step,

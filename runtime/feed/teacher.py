@@ -1,4 +1,4 @@
-"""`setup.teacher`: probabilities of a teacher for the tokens of a store, made by `xtrain data teach`.
+"""Teacher probabilities of a store's tokens (`setup.teacher`), computed by `xtrain data teach`.
 
 They are in the cache under the hash of everything that they depend on. Shapes: K tokens that the teacher finds most
 probable, in descending order.
@@ -32,7 +32,7 @@ INDEX: Final = "files.json"
 PROGRESS: Final = "progress.json"
 LOCK: Final = ".lock"
 COLUMNS: Final = {TEACHER_IDS: np.int32, TEACHER_LOGPROBS: np.float32}
-# What of a key a person can change, and what each is called where it differs.
+# Parts of a key that a person can change, each with its words for messages.
 NAMED: Final = {
     "store": "another dataset, or one that has changed",
     "weights": "another teacher, or one that has changed",
@@ -45,9 +45,12 @@ NAMED: Final = {
 
 @frozen(kw_only=True)
 class TaughtKey:
-    """store: name of the tokens. weights: digest of the teacher's files. top: K. temperature: what its logits are
-    divided by. precision: the number format that it computes in. window: positions after which it forgets what was
-    before, as the rows of the run are no longer; 0 where no document is longer."""
+    """Identity of stored teacher probabilities.
+
+    store: name of the tokens. weights: digest of the teacher's files. top: K. temperature: divisor of its logits.
+    precision: its number format. window: positions after which it forgets earlier ones, as the rows of the run are no
+    longer; 0 if no document is longer.
+    """
 
     store: str
     weights: str
@@ -58,7 +61,7 @@ class TaughtKey:
 
     @property
     def name(self) -> str:
-        """Of the folder in the cache."""
+        """Name of the folder in the cache."""
         return digest({"format": FORMAT, **asdict(self)}, DATA, size=16)
 
     @classmethod
@@ -73,8 +76,10 @@ class TaughtKey:
         precision: str,
         sequence: int,
     ) -> "TaughtKey":
-        """Reads the files of the teacher, unless they are known. cache: where what is known of files is kept. Raises
-        DataError where they cannot be read."""
+        """Return the key; reads the teacher's files unless their digests are known. cache: folder of the digests.
+
+        Raises DataError if they cannot be read.
+        """
         longest = int(store.lengths().max(initial=0)) - 1
         return cls(
             store=store.key,
@@ -87,7 +92,7 @@ class TaughtKey:
 
 
 def model_digest(folder: Path, cache: Path) -> str:
-    """Hex digest of the config and the weights of a model. Raises DataError."""
+    """Return the hex digest of a model's config and weights. Raises DataError."""
     if not (folder / CONFIG).is_file():
         remedy = "Train, export or download it to that folder first; then run `xtrain data teach` with this spec."
         raise DataError(f"there is no model at {folder.as_posix()}, and the loss learns from it", remedy=remedy)
@@ -103,8 +108,10 @@ def model_digest(folder: Path, cache: Path) -> str:
 
 
 def open_taught(cache: Path, key: TaughtKey, tokens: int) -> dict[str, np.ndarray] | None:
-    """The columns of an intact entry: int32 [tokens, K] ids, and float32 [tokens, K + 1] log-probabilities, of the
-    others together behind those of the ids; mapped and read-only. None where there is none."""
+    """Return the mapped, read-only columns of an intact entry, or None.
+
+    int32 [tokens, K] ids, and float32 [tokens, K + 1] log-probabilities: of the ids, then of all other tokens together.
+    """
     folder = cache / key.name
     widths = {TEACHER_IDS: key.top, TEACHER_LOGPROBS: key.top + 1}
     try:
@@ -116,7 +123,7 @@ def open_taught(cache: Path, key: TaughtKey, tokens: int) -> dict[str, np.ndarra
 
 
 def missing(cache: Path, key: TaughtKey) -> str:
-    """Why there is no entry, as far as those tell that there are: of the nearest, what it was made for."""
+    """Return why there is no entry: how the nearest existing one differs."""
     others = [other for meta in cache.glob(f"*/{META}") if (other := _covers(meta)) is not None]
     if not others:
         return "nothing of its teacher is stored"
@@ -135,10 +142,10 @@ def _covers(meta: Path) -> Mapping[str, Any] | None:
 
 @define(eq=False)
 class TaughtEntry:
-    """An entry that is made, by one process or by ranks that write into it together; what is not written is 0. One that
-    was ended early goes on where its progress was written last.
+    """An entry in progress, written by one process or by several ranks; unwritten values are 0.
 
-    micro: rows of a microbatch. done: microbatches, the first ones, that are complete.
+    An interrupted one resumes from its last written progress. micro: rows of a microbatch. done: number of complete
+    microbatches, the first ones.
     """
 
     cache: Path
@@ -149,12 +156,15 @@ class TaughtEntry:
 
     @property
     def folder(self) -> Path:
-        """In which it is made. Swept as others that are abandoned."""
+        """Folder of the entry in progress. Swept when abandoned."""
         return self.cache / f"{PARTIAL}{self.key.name}"
 
     def begin(self) -> HeldLock:
-        """Make its files, or go on with those that are there; what is returned is open for as long as nobody else is to
-        write to them. Raises DataError where they cannot be written, or another process does that."""
+        """Create the files, or resume with existing ones; returns the lock that keeps other processes from writing to
+        them.
+
+        Raises DataError if they cannot be written, or another process holds the lock.
+        """
         try:
             self.cache.mkdir(parents=True, exist_ok=True)
             sweep(self.cache, f"{PARTIAL}*", STALE_SECONDS)
@@ -174,19 +184,19 @@ class TaughtEntry:
         return lock
 
     def columns(self) -> dict[str, np.memmap]:
-        """What ranks write into."""
+        """Map the columns for writing."""
         return {
             name: np.memmap(self.folder / f"{name}.bin", dtype=kind, mode="r+", shape=(self.tokens, self._widths[name]))
             for name, kind in COLUMNS.items()
         }
 
     def went_on(self, done: int) -> None:
-        """So many microbatches are on the disk."""
+        """Record that the first `done` microbatches are on the disk."""
         self.done = done
         write(self.folder / PROGRESS, json.dumps({"micro": self.micro, "done": done, "covers": asdict(self.key)}))
 
     def complete(self) -> None:
-        """Put it where it is found. Raises DataError."""
+        """Publish the entry in the cache. Raises DataError."""
         try:
             for name in (PROGRESS, LOCK):
                 (self.folder / name).unlink(missing_ok=True)
@@ -202,7 +212,7 @@ class TaughtEntry:
         return {TEACHER_IDS: self.key.top, TEACHER_LOGPROBS: self.key.top + 1}
 
     def _known(self) -> int:
-        """Microbatches that are complete in what another process has left."""
+        """Return the number of complete microbatches that another process left."""
         try:
             found = read_json(self.folder / PROGRESS)
             fits = found["micro"] == self.micro and found["covers"] == asdict(self.key)
@@ -227,7 +237,7 @@ def read_teacher(
     precision: str,
     sequence: int,
 ) -> dict[str, PreparedDataset]:
-    """Map what `xtrain data teach` has stored for a dataset. Raises DataError where that is not in the cache."""
+    """Map the stored probabilities of a dataset. Raises DataError if they are not in the cache."""
     ready, cache = prepared[dataset], cache_of(plan) / TEACHERS
     key = TaughtKey.of(
         ready.store, Path(folder), cache, top=top, temperature=temperature, precision=precision, sequence=sequence

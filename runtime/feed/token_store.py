@@ -26,27 +26,27 @@ Stage = Literal["files", "tokens", "waiting"]
 
 @frozen(kw_only=True)
 class DataProgress:
-    """A moment of a build.
+    """Progress of a build.
 
-    files: their content is hashed. tokens: it is read and tokenised. waiting: another process does that.
+    Stage `files`: hashing files. `tokens`: reading and tokenizing. `waiting`: another process builds.
     """
 
     stage: Stage
     done: int = 0
     """Bytes of the input so far."""
     total: int | None = None
-    """Bytes of the input, None if nobody knows."""
+    """Bytes of the input; None if unknown."""
     documents: int = 0
     tokens: int = 0
     bad_records: int = 0
     resumed: int = 0
-    """Bytes of the input that an earlier build had done before it was interrupted."""
+    """Bytes of the input that an earlier, interrupted build had done."""
     builder: str = ""
-    """Who builds, while this process waits."""
+    """The process that builds while this one waits."""
 
     @property
     def share(self) -> float | None:
-        """0 to 1; None if nobody knows."""
+        """Done part, 0 to 1; None if unknown."""
         return min(self.done / self.total, 1.0) if self.total else None
 
 
@@ -55,7 +55,7 @@ Report = Callable[[DataProgress], None]
 
 @define
 class ReadingPace:
-    """Rates and time left, from the moments it is shown. Only what was done while it looked on counts."""
+    """Rates and time left, from the progress since it began to look."""
 
     _stage: str = ""
     _begun: float = 0.0
@@ -80,7 +80,7 @@ class ReadingPace:
 
 
 def in_words(now: DataProgress, pace: ReadingPace) -> str:
-    """One line for a log: what is done, of how much, how long it will still take, and how fast it goes."""
+    """Return one line for a log: the done part, the time left, and the rates."""
     doing = {"files": "reading files", "tokens": "tokenising", "waiting": f"waiting for {now.builder}, which tokenises"}
     done = bytes_text(now.done)
     parts = [f"{doing[now.stage]}: {done if now.share is None else f'{now.share:.0%} of {bytes_text(now.total or 0)}'}"]
@@ -100,7 +100,7 @@ def in_words(now: DataProgress, pace: ReadingPace) -> str:
 def every(
     seconds: float, write: Callable[[str, DataProgress], None], clock: Callable[[], float] = time.monotonic
 ) -> Report:
-    """A report for long builds: `write` gets a line and the moment, `seconds` apart, the first time after `seconds`."""
+    """Return a report for long builds: `write` gets a line and the progress every `seconds`, first after `seconds`."""
     pace, due = ReadingPace(clock=clock), clock() + seconds
 
     def report(now: DataProgress) -> None:
@@ -123,7 +123,7 @@ COLUMN, VALUE = "column", "value"
 
 
 def numbers_file(kind: str, name: str) -> str:
-    """The file of a column (COLUMN) or of a value (VALUE) in the folder of a store."""
+    """Return the file of a column (COLUMN) or of a value (VALUE) in the folder of a store."""
     return f"{kind}-{name}.bin"
 
 
@@ -138,33 +138,33 @@ class TokenStore:
     """Documents as tokens, each laid out `bos, text…, eos`, one after the other in `tokens`."""
 
     key: str
-    """Hex name of what it holds; the same for the same data, whatever its folder is called."""
+    """Hex digest of its content; the same for the same data, whatever its folder is called."""
     tokens: np.ndarray
     """uint16 or uint32 [tokens], mapped from disk and read-only."""
     offsets: np.ndarray
     """int64 [documents + 1]: document i is tokens[offsets[i] : offsets[i + 1]]."""
     num_files: int
-    """How many files were read."""
+    """Number of files that were read."""
     bad_records: BadRecordReport
-    """What the source could not turn into documents when the store was built."""
+    """Records without a document, from when the store was built."""
     trained: np.ndarray | None = None
-    """uint8 [tokens], mapped and read-only: 1 where a token is to be predicted. None: all of them are."""
+    """uint8 [tokens], mapped and read-only: 1 for predicted tokens. None: all of them are."""
     choices: np.ndarray | None = None
-    """int32 [documents, 4], mapped and read-only: what `TokenDocument.choice` says. None: documents are no choices."""
+    """int32 [documents, 4], mapped and read-only: `TokenDocument.choice`. None: documents are no choices."""
     firsts: np.ndarray | None = None
-    """int32 [documents], mapped and read-only: every document is a pair, and so many of its tokens are its preferred
-    side, which comes first. None: documents are no pairs."""
+    """int32 [documents], mapped and read-only: number of tokens of the pair's preferred side, which comes first. None:
+    documents are no pairs."""
     columns: Mapping[str, np.ndarray] = field(factory=dict)
-    """Numbers along the tokens, float32 [tokens] each, mapped and read-only, by name; what the run computes may be
-    float64, and what a teacher has stored is int32 or float32 [tokens, width]."""
+    """Numbers per token, float32 [tokens] each, mapped and read-only, by name; columns of the run may be float64, and a
+    teacher's are int32 or float32 [tokens, width]."""
     values: Mapping[str, np.ndarray] = field(factory=dict)
     """Numbers of the documents, float32 [documents] each, mapped and read-only, by name."""
     lost: Mapping[str, int] = field(factory=dict)
-    """Conversations of which the template has left something out, by the kind of that."""
+    """Number of conversations with left-out content, by its kind."""
     aliases: tuple[str, ...] = ()
-    """Other names that the same data may be known by, to a checkpoint and in the cache."""
+    """Other names of the same data, in checkpoints and in the cache."""
     folder: str = field(default=Factory(lambda self: self.key, takes_self=True))
-    """What its folder in the cache is called: `key`, or one of `aliases`."""
+    """Name of its folder in the cache: `key`, or one of `aliases`."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -181,15 +181,16 @@ class TokenStore:
 
     @property
     def is_plain(self) -> bool:
-        """Whether there are tokens alone, and which of them are predicted: no pairs, and no numbers beside them."""
+        """True if it has only tokens and their masks: no pairs, and no numbers."""
         return self.firsts is None and not self.columns and not self.values
 
     def lengths(self) -> np.ndarray:
-        """Tokens of each document, bos and eos included, int64 [documents]."""
+        """Return the tokens of each document, bos and eos included, int64 [documents]."""
         return np.diff(self.offsets)
 
     def lengths_of(self, documents: np.ndarray) -> np.ndarray:
-        """Tokens of some documents, bos and eos included, int64 [documents]; takes no more memory than the result."""
+        """Return the tokens of some documents, bos and eos included, int64 [documents]; takes no more memory than the
+        result."""
         lengths = np.empty(len(documents), dtype=np.int64)
         for first in range(0, len(documents), _AT_ONCE):
             some = documents[first : first + _AT_ONCE]
@@ -197,17 +198,17 @@ class TokenStore:
         return lengths
 
     def predicted(self) -> np.ndarray:
-        """Tokens of each document that are to be predicted where these are marked, int64 [documents]."""
+        """Return the number of predicted tokens of each document, int64 [documents]; needs masks."""
         assert self.trained is not None
         return np.add.reduceat(self.trained, self.offsets[:-1], dtype=np.int64)
 
     def document(self, index: int) -> np.ndarray:
-        """The tokens of one document, a view."""
+        """Return the tokens of one document, a view."""
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
 
 def open_named(cache: Path, names: Sequence[str]) -> TokenStore | None:
-    """The first intact store in `cache` that is called by one of the `names` of the same data; the first is its key."""
+    """Return the first intact store in `cache` with one of the `names` of the same data; the first name is its key."""
     key, *aliases = names
     for name in names:
         if (store := open_store(cache / name)) is not None:
@@ -216,7 +217,7 @@ def open_named(cache: Path, names: Sequence[str]) -> TokenStore | None:
 
 
 def open_store(directory: Path) -> TokenStore | None:
-    """The store in `directory`, or None if any part of it is missing, unreadable or of the wrong size."""
+    """Return the store in `directory`, or None if any part of it is missing, unreadable or of the wrong size."""
     try:
         meta = read_json(directory / META)
         count, dtype = int(meta["tokens"]), np.dtype(meta["dtype"])
@@ -265,7 +266,7 @@ def _mapped(path: Path, dtype: type = np.float32) -> np.ndarray:
 
 
 def damage(directory: Path, progress: Report | None = None) -> list[str]:
-    """The names of the files in a store whose content has changed since it was written; reads all of them."""
+    """Return the names of a store's files whose content has changed since they were written; reads all of them."""
     try:
         digests = dict(read_json(directory / META)["digests"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -288,6 +289,6 @@ def damage(directory: Path, progress: Report | None = None) -> list[str]:
 
 
 def _lengths(offsets: np.ndarray) -> Iterator[np.ndarray]:
-    """Lengths of some documents after another: of a billion, all at once take as much memory as the offsets."""
+    """Yield the lengths of documents in blocks: for a billion, all at once take as much memory as the offsets."""
     for first in range(0, len(offsets) - 1, _AT_ONCE):
         yield np.diff(offsets[first : first + _AT_ONCE + 1])

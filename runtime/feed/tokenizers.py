@@ -1,8 +1,8 @@
 """Tokenizers: their interface, opening the tokenizer of a plan, bytes per token, long texts, tokens as readable text.
 
-A tokenizer takes hundreds of bytes of memory per character, so `joined` tokenizes long texts in pieces. At the ends
-of a piece the tokens differ from those in the middle of a text: a tokenizer may add a space or split words in another
-way. Pieces therefore overlap, and one continues the other where both have the same tokens at the same places for long
+A tokenizer takes hundreds of bytes of memory per character, so `joined` tokenizes long texts in pieces. At the ends of
+a piece the tokens differ from those in the middle of a text: a tokenizer may add a space or split words in another way.
+Pieces therefore overlap, and one continues the other where both have the same tokens at the same positions for long
 enough.
 """
 
@@ -28,7 +28,7 @@ BYTE_NAMES: Final = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 class TokenBytes:
     """Bytes of UTF-8 that each token stands for, int64 [vocabulary] both: 0 for special tokens.
 
-    first: where the token is the first of a text. Some tokenizers put a space before it, which is not part of the text.
+    first: for the first token of a text. Some tokenizers put a space before it, which is not part of the text.
     """
 
     inside: np.ndarray
@@ -38,10 +38,11 @@ class TokenBytes:
 def token_bytes(
     content: bytes, vocabulary: Mapping[str, int], added: Set[int], specials: Set[int], size: int
 ) -> TokenBytes | None:
-    """Count the bytes of the tokens of a `tokenizer.json`. None if they stand for no fixed number of bytes, as where
-    words are put together with spaces. added: tokens that stand for themselves.
+    """Count the bytes of the tokens of a `tokenizer.json`.
 
-    Together the tokens of a text have the bytes of what they decode to, which is the text as its normalizer leaves it.
+    None if they have no fixed number of bytes, as where words are joined with spaces. added: tokens that stand for
+    themselves. Together the tokens of a text have the bytes of their decoded text, which is the text after the
+    normalizer.
     """
     described = json.loads(content)
     decoders = list(_steps(described.get("decoder"), "decoders"))
@@ -77,7 +78,7 @@ def token_bytes(
 
 
 def _steps(part: dict[str, Any] | None, several: str) -> Iterator[dict[str, Any]]:
-    """The steps of a part of a `tokenizer.json`, of which a sequence has `several`."""
+    """Yield the steps of a part of a `tokenizer.json`; a sequence has them under `several`."""
     if part is None:
         return
     if part["type"] != "Sequence":
@@ -89,22 +90,22 @@ def _steps(part: dict[str, Any] | None, several: str) -> Iterator[dict[str, Any]
 
 @frozen(kw_only=True, eq=False)
 class Placed:
-    """The tokens of a text and where they stand in it."""
+    """The tokens of a text and their positions in it."""
 
     ids: np.ndarray
     """Unsigned integers of at most 32 bits [tokens]."""
     starts: np.ndarray
     """int64 [tokens]: the first character of each."""
     ends: np.ndarray
-    """int64 [tokens]: one behind the last character of each."""
+    """int64 [tokens]: one more than the last character of each."""
 
 
 class TextTokenizer(Protocol):
-    """What data and generation need of a tokenizer. Ids are below `vocab_size`; encoding adds no bos and no eos."""
+    """Interface of tokenizers for data and generation. Ids are below `vocab_size`; encoding adds no bos and no eos."""
 
     @property
     def name(self) -> str:
-        """What the user called it."""
+        """The user's name of the tokenizer."""
         ...
 
     @property
@@ -128,15 +129,15 @@ class TextTokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids of `text`, unsigned integers of at most 32 bits, shape [tokens]."""
+        """Return the ids of `text`, unsigned integers of at most 32 bits, shape [tokens]."""
         ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """`encode` of each text."""
+        """Return `encode` of each text."""
         ...
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of `ids`, special tokens left out."""
+        """Return the text of `ids` without special tokens."""
         ...
 
     @property
@@ -145,41 +146,41 @@ class TextTokenizer(Protocol):
         ...
 
     def piece(self, token: int) -> str:
-        """One token as the vocabulary writes it: the name of a special one, of others not always text."""
+        """Return one token as the vocabulary writes it: the name of a special one; others are not always valid text."""
         ...
 
     @property
     def has_bos(self) -> bool:
-        """Whether bos is a token of its own, and not eos in its place."""
+        """True if bos is a token of its own, not eos instead of it."""
         ...
 
     @property
     def begins_with(self) -> tuple[int, ...]:
-        """Ids that it puts before a text where nobody lays it out as a document, as other libraries ask it."""
+        """Ids that the tokenizer itself puts before a text, as other libraries use it."""
         ...
 
     @property
     def bytes_of(self) -> TokenBytes | None:
-        """How many bytes of text each token stands for; None where that is no fixed number."""
+        """Bytes of text of each token; None if they are not fixed."""
         ...
 
     @property
     def special_names(self) -> Mapping[str, int]:
-        """How a template writes the special tokens, and their ids."""
+        """Names of special tokens as templates write them, and their ids."""
         ...
 
     @property
     def chat_template(self) -> str | None:
-        """The template for conversations that comes with it, if any does."""
+        """Chat template of the tokenizer; None without one."""
         ...
 
     def encode_rendered(self, texts: Sequence[str]) -> list[Placed]:
-        """The tokens of texts that a template has written: here the names of special tokens stand for these."""
+        """Return the tokens of rendered texts, in which names of special tokens become these tokens."""
         ...
 
 
 def load_tokenizer(source: str, base: Path) -> TextTokenizer:
-    """That which a spec or a plan names; paths are relative to `base`.
+    """Open the tokenizer that a spec or a plan names; paths are relative to `base`.
 
     Raises DataError as HuggingFaceTokenizer does.
     """
@@ -190,15 +191,17 @@ def load_tokenizer(source: str, base: Path) -> TextTokenizer:
 PIECE: Final = 1 << 20
 """Characters of a piece."""
 OVERLAP: Final = 1 << 13
-"""Characters that two pieces have in common; more where they have other tokens there."""
+"""Characters in common of two pieces; more if their tokens differ there."""
 VARIED: Final = 32
-"""Different tokens from which on a text without words is no repetition."""
+"""Number of different tokens from which a text without words counts as no repetition."""
 
 
 def joined(text: str, encode: Callable[[str], Placed], piece: int = PIECE, overlap: int = OVERLAP) -> np.ndarray:
-    """Ids of a text, uint32 [tokens], as of the whole. encode: gives the tokens of a text and their places in it."""
+    """Return the ids of a text, uint32 [tokens], as if tokenized whole. encode: returns the tokens of a text with
+    positions."""
     found: list[np.ndarray] = []
-    begin, first, tokens = 0, 0, encode(text[:piece])  # of the piece: its place, the first token that is not taken yet
+    # of the piece: its position, the first token that is not taken yet
+    begin, first, tokens = 0, 0, encode(text[:piece])
     while (end := begin + piece) < len(text):
         common = overlap
         while common < piece // 2:
@@ -206,7 +209,7 @@ def joined(text: str, encode: Callable[[str], Placed], piece: int = PIECE, overl
             if (cut := _cut(tokens, others, text[begin:end], piece - common, common)) is not None:
                 break
             common *= 4
-        else:  # where the text ends decides on every token
+        else:  # every token depends on the end of the text
             return encode(text).ids
         found.append(tokens.ids[first : cut[0]])
         begin, first, tokens = end - common, cut[1], others
@@ -214,11 +217,11 @@ def joined(text: str, encode: Callable[[str], Placed], piece: int = PIECE, overl
 
 
 def _cut(tokens: Placed, others: Placed, text: str, offset: int, common: int) -> tuple[int, int] | None:
-    """Numbers of the token from which on the next piece decides: in the piece, and in the next one.
+    """Return where the next piece continues: token numbers in the piece and in the next one.
 
-    None if both have other tokens in the middle half of what they have in common, or if that has neither the beginning
-    or end of a word nor many tokens: how `aaaa…` is divided is decided at its end. text: the piece. offset: place of
-    the next piece in it.
+    None if their tokens differ in the middle half of the overlap, or if that half has neither a word boundary nor many
+    different tokens: the split of `aaaa…` is decided at its end. text: the piece. offset: position of the next piece in
+    it.
     """
     low, high = offset + common // 4, offset + common - common // 4
     spans = [
@@ -242,8 +245,11 @@ UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 
 
 def written(tokenizer: TextTokenizer, ids: Sequence[int], before: int | None = None) -> str:
-    """The text of `ids` as it stands behind the token `before`. A backslash stands before characters that spell the
-    name of a special token and are none, and before every backslash in front of such a name or such a token."""
+    """Return the text of `ids` after the token `before`.
+
+    A backslash precedes characters that spell the name of a special token without being one, and every backslash before
+    such a name or token.
+    """
     names = "|".join(map(re.escape, sorted(tokenizer.special_names, key=len, reverse=True)))
     found: list[str] = []
     for special, group in groupby(ids, key=tokenizer.specials.__contains__):
@@ -260,9 +266,9 @@ def written(tokenizer: TextTokenizer, ids: Sequence[int], before: int | None = N
 
 
 def continued(tokenizer: TextTokenizer, ids: Sequence[int], before: int | None) -> str:
-    """The text that tokens which are not special add to that of the token `before`.
+    """Return the text that tokens other than special ones add after the token `before`.
 
-    Decoders treat the beginning of a text in their own way, many leave out a space there.
+    Decoders treat the beginning of a text differently; many leave out a space there.
     """
     if before is None or before in tokenizer.specials:
         return tokenizer.decode(ids)
@@ -271,7 +277,7 @@ def continued(tokenizer: TextTokenizer, ids: Sequence[int], before: int | None) 
 
 
 def pieces(tokenizer: TextTokenizer, ids: Sequence[int]) -> list[str]:
-    """The text of every token by itself; as the vocabulary writes it, where that is no text."""
+    """Return the text of each token; as the vocabulary writes it if it is not valid text."""
     found, before = [], None
     for token in ids:
         text = tokenizer.piece(token) if token in tokenizer.specials else continued(tokenizer, [token], before)

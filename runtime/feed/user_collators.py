@@ -1,7 +1,7 @@
-"""Values for and from collators of the user: microbatches split into rows and joined again, and checks of results.
+"""Values for and from the user's collators: microbatches split into rows and joined again, and checks of results.
 
-Each check returns the value with the fields that a collator cannot change: the place of a row in the run, its
-dataset, the number of labels that count.
+Each check returns the value with the fields that a collator cannot change: the place of a row in the run, its dataset,
+the number of labels that count.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ from xtrain.runtime.feed.packing.stored_rows import RawRow
 
 
 OF_ROWS: Final = tuple(each.name for each in fields(Microbatch) if each.name.endswith(("_B", "_BS")))
-"""The tensors of a microbatch whose first dim is its rows."""
+"""Tensors of a microbatch whose first dim is its rows."""
 
 
 def split_rows(batch: Microbatch) -> list[Microbatch]:
-    """Each row for itself; tensors are views. Segments do not cross rows, so that none is cut."""
+    """Return each row as a microbatch; tensors are views. Segments do not cross rows, so none is cut."""
     rows, sequence = batch.positions_BS.shape[0], batch.sequence
     starts = torch.arange(rows + 1, dtype=batch.cumulative_lengths.dtype) * sequence
     cuts = torch.searchsorted(batch.cumulative_lengths, starts).tolist()
@@ -47,7 +47,7 @@ def split_rows(batch: Microbatch) -> list[Microbatch]:
 
 
 def join_rows(rows: Sequence[Microbatch]) -> Microbatch:
-    """Rows one below the other, as one microbatch with memory of its own."""
+    """Join rows into one microbatch in memory of its own."""
     sequence = rows[0].sequence
     bounds = [row.cumulative_lengths[:-1] + number * sequence for number, row in enumerate(rows)]
     end = torch.tensor([len(rows) * sequence], dtype=rows[0].cumulative_lengths.dtype)
@@ -63,7 +63,7 @@ def join_rows(rows: Sequence[Microbatch]) -> Microbatch:
 
 
 def count_valid(labels_BS: Tensor | None) -> int:
-    """Labels that a loss is taken at."""
+    """Return the number of labels with a loss."""
     return 0 if labels_BS is None else int((labels_BS != IGNORE_INDEX).sum())
 
 
@@ -72,7 +72,7 @@ def _part(tensor: Tensor | None, rows: slice) -> Tensor | None:
 
 
 def _all(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    """All of them below each other; None if they are not there."""
+    """Concatenate the tensors; None if there are none."""
     found = [tensor for tensor in tensors if tensor is not None]
     assert len(found) in (0, len(tensors)), "rows of one microbatch have the same tensors"
     return torch.cat(found) if found else None
@@ -82,13 +82,13 @@ def _all(tensors: Sequence[Tensor | None]) -> Tensor | None:
 
 
 class Wrong(Exception):
-    """What is wrong with a value, as the end of a sentence that begins with who gave it."""
+    """The fault of a value, as the end of a sentence that begins with its giver."""
 
 
 def check_samples(
     given: Sequence[Any], row: int, dataset: int, position: int, vocab: int, *, labelled: bool
 ) -> list[Sample]:
-    """The samples of row `row` of the microbatch. Raises Wrong."""
+    """Return the checked samples of row `row` of the microbatch. Raises Wrong."""
     for number, sample in enumerate(given):
         if not isinstance(sample, Sample):
             raise Wrong(f"gave {kind_of(sample)} as sample {number}, where a Sample belongs")
@@ -123,7 +123,7 @@ def check_samples(
 
 
 def check_row(given: Any, kind: type[RawRow] | type[TensorRow], before: RawRow | TensorRow, vocab: int) -> Any:
-    """A row that is not cut into samples yet. Raises Wrong."""
+    """Check a row before it is cut into samples. Raises Wrong."""
     if not isinstance(given, kind):
         raise Wrong(f"gave {kind_of(given)}, where a {kind.__name__} belongs")
     for number, segment in enumerate(given.segments):
@@ -146,7 +146,7 @@ def check_row(given: Any, kind: type[RawRow] | type[TensorRow], before: RawRow |
 
 
 def check_microbatch(given: Any, before: Microbatch, vocab: int, *, local: bool) -> Microbatch:
-    """A microbatch of one row, or a rank's part of one (`local`), whose layout must stay. Raises Wrong."""
+    """Check a microbatch of one row, or a rank's part of one (`local`), whose layout must stay. Raises Wrong."""
     if not isinstance(given, Microbatch):
         raise Wrong(f"gave {kind_of(given)}, where a Microbatch belongs")
     shape = tuple(before.positions_BS.shape)
@@ -176,7 +176,7 @@ def check_microbatch(given: Any, before: Microbatch, vocab: int, *, local: bool)
 
 
 def _check_layout(given: Microbatch, before: Microbatch, *, local: bool) -> None:
-    """Where segments lie, which every part of a model is told in another way."""
+    """Check the bounds of segments, which different parts of a model read from different fields."""
     names = ("cumulative_lengths", "real_lengths", "positions_BS", "real_BS")
     if all(torch.equal(getattr(given, name), getattr(before, name)) for name in names):
         return
@@ -196,7 +196,7 @@ def _check_layout(given: Microbatch, before: Microbatch, *, local: bool) -> None
 
 
 def _check_ids(value: Any, gave: str, length: int | None = None) -> None:
-    """Token ids or labels of a sample: int64 [length]."""
+    """Check token ids or labels of a sample: int64 [length]."""
     _check_tensor(value, torch.int64, gave, *(() if length is None else (length,)))
     if value.ndim != 1:
         raise Wrong(f"{gave} of shape {list(value.shape)}, where one dimension belongs")
@@ -216,7 +216,8 @@ def _check_tensor(value: Any, dtype: torch.dtype, gave: str, *shape: int) -> Non
 def _check_range(
     ids: Sequence[Tensor | None], vocab: int, each: str, what: str = "tokens", *, ignored: bool = False
 ) -> None:
-    """Ids lie below the size of the vocabulary; labels may also be IGNORE_INDEX. All at once: done each step."""
+    """Check that ids are below the size of the vocabulary; labels may also be IGNORE_INDEX. One check of all, as it
+    runs each step."""
     found = [tensor for tensor in ids if tensor is not None]
     whole = torch.cat(found)
     if ignored:
@@ -234,7 +235,7 @@ def _check_range(
 
 
 def kind_of(value: Any) -> str:
-    """What something is, for messages."""
+    """Return the type of a value for messages."""
     return "None" if value is None else f"a value of type {type(value).__name__}"
 
 

@@ -1,4 +1,4 @@
-"""Conversations in one form: lists of messages with `role` and `content`, from every spelling that records use."""
+"""Conversations in one form, lists of messages with `role` and `content`, from every spelling that records use."""
 
 import json
 import re
@@ -10,23 +10,23 @@ from typing import Any
 from xtrain.runtime.feed.records import Message, Unusable, checked, content_text, described, not_text, strings
 from xtrain.runtime.feed.records import as_number as as_number
 
-# Two spellings are in use: {"role", "content"}, and {"from", "value"} with names of its own for who speaks.
+# Two spellings are in use: {"role", "content"}, and {"from", "value"} with other names for roles.
 SPEAKERS = {
     "human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system",
     "chatgpt": "assistant", "model": "assistant", "function_call": "assistant",
     "tool": "tool", "function_response": "tool", "observation": "tool",
 }  # fmt: skip
-# Who calls functions in a message of its own, whose text is the JSON of a call, or of a list of them; and what OpenAI
-# has called the key of a call before there was `tool_calls`.
+# Role of messages whose text is the JSON of one call or a list of calls, and OpenAI's key of a call before
+# `tool_calls`.
 _CALLER = "function_call"
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 def conversation(value: object, what: str) -> list[Message] | Unusable:
-    """The messages of a conversation, or why it is none; `what` names it.
+    """Return the messages of a conversation, or why it is invalid; `what` names it.
 
-    A content that is a list of texts stays one, and so does what else a message says, for the template; nulls do not:
-    tables have them wherever another message has a value.
+    Contents that are lists of texts and all further keys are kept for the template, except nulls: tables have nulls
+    where another message has a value.
     """
     if not isinstance(value, list | tuple):
         return Unusable(f"{what} is {described(value)}, not a list of messages")
@@ -42,12 +42,13 @@ def conversation(value: object, what: str) -> list[Message] | Unusable:
 
 
 def pair(prompt: str, response: str) -> list[Message]:
-    """The conversation of one question and its answer."""
+    """Return the conversation of one question and its answer."""
     return [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
 
 
 def flagged(messages: list[Message], train: str | None, weight: str | None) -> Unusable | None:
-    """What is wrong with the keys of messages that say whether, and by which weight, they are trained on."""
+    """Return the fault of the keys that say whether, and with which weight, messages are trained on; None
+    without one."""
     for place, message in enumerate(messages, start=1):
         flag = message.get(train) if train is not None else None
         if flag is not None and not isinstance(flag, bool):
@@ -65,7 +66,8 @@ def flagged(messages: list[Message], train: str | None, weight: str | None) -> U
 
 
 def tool_definitions(value: object, what: str) -> list[Any] | Unusable | None:
-    """The functions that the assistant may call: a list of objects, or JSON text of it or of each. None: none."""
+    """Return the functions that the assistant may call: a list of objects, or JSON text of it or of each. None without
+    any."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -89,8 +91,10 @@ def tool_definitions(value: object, what: str) -> list[Any] | Unusable | None:
 
 
 def parsed_calls(messages: list[Message]) -> list[Message] | Unusable:
-    """Messages whose calls have their arguments as objects: many datasets have them as JSON text, which a template
-    would write as a quoted text."""
+    """Return messages whose calls have their arguments as objects.
+
+    Many datasets have arguments as JSON text, which a template would write as a quoted string.
+    """
     found = []
     for place, message in enumerate(messages, start=1):
         calls = message.get("tool_calls")
@@ -143,7 +147,7 @@ def _message(item: object) -> Message | Unusable:
         if role not in SPEAKERS:
             return Unusable(f"`from` is {role!r:.40}; known are {', '.join(SPEAKERS)}")
         role = SPEAKERS[role]
-    # Who only calls a function often says null, or nothing at all.
+    # A message that only calls a function often has a null content, or none.
     content = None if calls and item.get(said) is None else _content(item[said], f"`{said}`")
     if isinstance(content, Unusable):
         return content
@@ -162,7 +166,7 @@ def _message(item: object) -> Message | Unusable:
 
 
 def _calls(value: Any) -> list[Any] | Unusable:
-    """The calls of a message: a list of objects, or JSON text of it or of each."""
+    """Return the calls of a message: a list of objects, or JSON text of it or of each."""
     try:
         value = json.loads(value) if isinstance(value, str) else value
         value = [json.loads(call) if isinstance(call, str) else call for call in value or ()]
@@ -176,15 +180,15 @@ def _calls(value: Any) -> list[Any] | Unusable:
 
 
 def _as_object(call: Any) -> Any:
-    """A call whose arguments are JSON text of an object, with that object; any other as it is."""
+    """Parse the arguments of a call if they are JSON text of an object."""
     function = call.get("function", call) if isinstance(call, Mapping) else None
     written = isinstance(function, Mapping) and isinstance(function.get("arguments"), str)
     return (_parsed_call(call) or call) if written else call
 
 
 def _with_calls(item: Mapping[str, Any]) -> Mapping[str, Any] | Unusable:
-    """A message whose calls of functions stand elsewhere than in `tool_calls`, with them there: in the text of a
-    message `from` function_call, or in OpenAI's earlier `function_call`, whose answers have the role `function`."""
+    """Move calls of functions to `tool_calls`: from the text of a message `from` function_call, or from OpenAI's
+    earlier `function_call`, whose answers have the role `function`."""
     if item.get("role") == "function":
         return {**item, "role": "tool"}
     if "role" not in item and item.get("from") == _CALLER:
@@ -206,7 +210,7 @@ def _with_calls(item: Mapping[str, Any]) -> Mapping[str, Any] | Unusable:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether it is of types that tables have; what a user's own code gives may be anything."""
+    """Return True if it has only types of tables; a user's source may yield anything."""
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _is_plain(inner) for key, inner in value.items())
     if isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
 """Chat templates: Jinja text that renders a conversation, in the environment of transformers.
 
-`compiled` renders plain strings; `tracing` renders `TracedText`, so that the origin of every character is known. In
-the built-in templates the words of the assistant are between `generation` and `endgeneration`.
+`compiled` renders plain strings; `tracing` renders `TracedText`, so that the origin of every character is known. In the
+built-in templates the words of the assistant are between `generation` and `endgeneration`.
 """
 
 import json
@@ -90,11 +90,11 @@ _PLAIN = """
 TEMPLATES = {"chatml": _CHATML, "llama3": _LLAMA3, "plain": _PLAIN}
 
 
-# The date that templates are given: with the real one, the same data would be other tokens tomorrow. It is the one that
-# templates have as their own default.
+# Date that templates get: with the real one, the same data would be tokenized differently tomorrow. It is the default
+# of common templates.
 TODAY = datetime(2024, 7, 26)
 OPEN, CLOSE = "_generation_opens", "_generation_closes"
-# Filters that make a text of a text in ways that are not traced.
+# Filters that change a text in ways that are not traced.
 _GUESSED = (
     "center", "e", "escape", "forceescape", "format", "indent", "pprint", "replace", "safe", "striptags", "title",
     "truncate", "urlencode", "urlize", "wordwrap", "xmlattr",
@@ -102,7 +102,8 @@ _GUESSED = (
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`: the block between the values of two variables, in a scope of its own."""
+    """Tag `{% generation %}…{% endgeneration %}`: its block between the values of two variables, in a scope of
+    its own."""
 
     tags = {"generation"}  # noqa: RUF012  as the base class has it
 
@@ -110,12 +111,12 @@ class _Generation(Extension):
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         opens, closes = (nodes.Output([nodes.Name(name, "load")]).set_lineno(line) for name in (OPEN, CLOSE))
-        # In transformers the block is a macro: what it sets is not seen outside.
+        # In transformers the block is a macro: variables set inside are not visible outside.
         return [opens, nodes.Scope(body).set_lineno(line), closes]
 
 
 class _Code(CodeGenerator):
-    """Code that leaves constants to be computed when the template is rendered, which has bounds."""
+    """Code generator that leaves constants to be computed during rendering, which has limits."""
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
         if isinstance(node, nodes.TemplateData):
@@ -128,7 +129,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _TracingCode(_Code):
-    """Code that writes values, and concatenates them with `~`, by functions of the environment."""
+    """Code generator that writes values, and concatenates with `~`, by functions of the environment."""
 
     def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
         self.write("(environment.spelled(")
@@ -176,7 +177,7 @@ def _environment(kind: type[ImmutableSandboxedEnvironment]) -> ImmutableSandboxe
 
 @lru_cache(maxsize=16)
 def compiled(text: str) -> jinja2.Template:
-    """A template as transformers compiles it. Raises jinja2.TemplateSyntaxError."""
+    """Compile a template as transformers does. Raises jinja2.TemplateSyntaxError."""
     environment = _environment(_Environment)
     environment.filters["tojson"] = _to_json
     return environment.from_string(text)
@@ -184,7 +185,7 @@ def compiled(text: str) -> jinja2.Template:
 
 @lru_cache(maxsize=16)
 def tracing(text: str) -> jinja2.Template:
-    """A template that keeps the origins of traced strings. Raises jinja2.TemplateSyntaxError."""
+    """Compile a template that keeps the origins of traced strings. Raises jinja2.TemplateSyntaxError."""
     environment = _environment(_TracingEnvironment)
     environment.filters |= {name: _guessing(FILTERS[name]) for name in _GUESSED}
     environment.filters["tojson"] = _traced_json
@@ -194,7 +195,7 @@ def tracing(text: str) -> jinja2.Template:
 
 
 def _guessing(filter_: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(filter_)  # with the marks that say what else Jinja passes
+    @wraps(filter_)  # keeps the marks for the further arguments that Jinja passes
     def guess(*args: Any, **kwargs: Any) -> Any:
         return guessed(filter_(*args, **kwargs), [args, kwargs])
 
@@ -211,7 +212,7 @@ def _joining(environment: jinja2.Environment, value: Any, d: str = "", attribute
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
 ) -> str:
-    # Jinja's own escapes characters that HTML has a use for.
+    # Jinja's own filter escapes characters for HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -225,18 +226,18 @@ def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-# Names that reasoning goes by, the first is the one that most templates read. transformers copies it as done here
-# (`_alias_reasoning_fields` of 5.24).
+# Names of reasoning; most templates read the first. transformers copies it in the same way (`_alias_reasoning_fields`
+# of 5.24).
 REASONING = ("reasoning_content", "thinking", "reasoning")
 LARGEST = 1 << 22
-"""Bytes of a template."""
+"""Largest size of a template in bytes."""
 Arguments = tuple[tuple[str, Any], ...]
 TOOLS = -1
-"""In place of the number of a message: the definitions of functions."""
+"""Message number of the definitions of functions."""
 
 
 class TemplateRefusal(Exception):
-    """A template cannot write a conversation, for the reason that this text gives."""
+    """A template cannot write a conversation; the text is the reason."""
 
 
 @frozen
@@ -244,7 +245,7 @@ class TextSource:
     """A text or number of a conversation."""
 
     message: int
-    """Its number, from 0, or TOOLS."""
+    """Message number, from 0, or TOOLS."""
     path: tuple[str | int, ...]
     """Keys and indices that lead to it in the message, or in the list of tools."""
     text: str
@@ -252,32 +253,32 @@ class TextSource:
 
 @frozen
 class SourceSegment:
-    """Characters `start` to `stop` of a conversation as it is written out, which come from one source."""
+    """Characters `start` to `stop` of a rendered conversation, which come from one source."""
 
     start: int
     stop: int
     source: int
     place: int
-    """The first of the characters in the source, or SOMEWHERE."""
+    """Position of the first character in the source, or SOMEWHERE."""
 
 
 @frozen(kw_only=True)
 class ChatTrace:
-    """A conversation written out, and where its characters come from."""
+    """A rendered conversation with the origins of its characters."""
 
     text: str
     sources: list[TextSource]
     segments: list[SourceSegment]
     """In order."""
     pieces: list[int]
-    """Where each expression or text of the template begins, in order."""
+    """Start of each expression or text of the template, in order."""
     spans: list[tuple[int, int]]
     """Characters between `{% generation %}` and `{% endgeneration %}`, in order."""
 
 
 @frozen(kw_only=True)
 class ChatTemplate:
-    """A template and the names that a tokenizer has for bos and eos. It can be pickled.
+    """Chat template with the tokenizer's names of bos and eos. Can be pickled.
 
     Raises DataError if it is no Jinja template.
     """
@@ -287,9 +288,9 @@ class ChatTemplate:
     bos_token: str
     eos_token: str
     arguments: Arguments = ()
-    """What else the template is given, by name."""
+    """Further values for the template, by name."""
     tools: list[Any] | None = None
-    """Definitions of the functions that the assistant may call in the conversations it writes."""
+    """Definitions of the functions that the assistant may call in the rendered conversations."""
 
     def __attrs_post_init__(self) -> None:
         try:
@@ -304,34 +305,35 @@ class ChatTemplate:
 
     @property
     def marks(self) -> bool:
-        """Whether it says itself what the assistant says."""
+        """True if the template marks the words of the assistant itself."""
         return re.search(r"\{%-?\+?\s*generation\b", self.text) is not None
 
     @property
     def markers(self) -> frozenset[str]:
-        """What it sets turns apart with, as far as that can be seen in it: `<|im_start|>` and the like."""
+        """Markers between turns that can be seen in the template: `<|im_start|>` and the like."""
         return frozenset(markers(self.text))
 
     @property
     def variables(self) -> frozenset[str]:
-        """What it reads besides the conversation: the names that may have arguments."""
+        """Names that the template reads in addition to the conversation; these may be arguments."""
         tree = compiled(self.text).environment.parse(self.text)
         known = {*compiled(self.text).globals, *self._variables([], None, False)} - set(dict(self.arguments))
         return frozenset(find_undeclared_variables(tree) - known)
 
     def render(self, messages: list[Message], *, prompt: bool = False) -> str:
-        """Write a conversation out; with `prompt`, what comes before the next turn of the assistant stands at the end.
+        """Render a conversation; with `prompt`, it ends with the text that precedes the next turn of the assistant.
 
-        Raises TemplateRefusal for one that the template does not take.
+        Raises TemplateRefusal if the template does not accept the conversation.
         """
         return "".join(_written(compiled(self.text), self._variables(_aliased(messages), self.tools, prompt)))
 
     def trace(self, messages: list[Message], *, prompt: bool = False) -> ChatTrace:
-        """Write a conversation out as `render` does, with the origins of its characters. The text is another where a
-        template looks into the types of its values. Raises TemplateRefusal.
+        """Render a conversation as `render` does, with the origins of its characters. Raises TemplateRefusal.
+
+        The text differs from `render` if the template inspects the types of its values.
         """
         sources: list[TextSource] = []
-        # Tools first: so sources have the same numbers in every beginning of a conversation.
+        # Tools first, so that sources have the same numbers in every prefix of a conversation.
         tools = None if self.tools is None else _marked(self.tools, TOOLS, (), sources)
         marked = [_marked_message(message, index, sources) for index, message in enumerate(messages)]
         variables = self._variables(_aliased(marked), tools, prompt)
@@ -368,7 +370,7 @@ def _reason(error: Exception) -> str:
 
 
 def _aliased(messages: list[Message]) -> list[Message]:
-    """Messages whose reasoning goes by the names that templates read as well."""
+    """Return messages whose reasoning also has the other names that templates read."""
     if not any(name in message for message in messages for name in REASONING):
         return messages
     found = []
@@ -383,7 +385,7 @@ def _marked_message(message: Message, index: int, sources: list[TextSource]) -> 
 
 
 def _marked(value: Any, message: int, path: tuple[str | int, ...], sources: list[TextSource]) -> Any:
-    """A value of a conversation whose texts and numbers are traced, keys of arguments included."""
+    """Return a value of a conversation with traced texts and numbers, including keys of arguments."""
     if isinstance(value, Mapping):
         named = path[-1:] in (("arguments",), ("properties",))
         return {
@@ -417,9 +419,9 @@ def _placed(runs: tuple[Run, ...]) -> tuple[list[SourceSegment], list[tuple[int,
 
 
 def load_template(name: str, tokenizer: TextTokenizer, base: Path, arguments: Arguments = ()) -> ChatTemplate:
-    """`auto` (the tokenizer's own), the name of one in TEMPLATES, or a file, relative to `base`.
+    """Load a template: `auto` (the tokenizer's own), a name in TEMPLATES, or a file relative to `base`.
 
-    arguments: what else the template is given. Raises DataError if there is no such template, it is no Jinja template,
+    arguments: further values for the template. Raises DataError if there is no such template, it is no Jinja template,
     or it does not read an argument.
     """
     if name == "auto":
@@ -451,14 +453,15 @@ def load_template(name: str, tokenizer: TextTokenizer, base: Path, arguments: Ar
 
 
 def reserved(tokenizer: TextTokenizer, template: ChatTemplate) -> re.Pattern[str]:
-    """What no content may spell: names of special tokens, and what the template sets turns apart with."""
+    """Return a pattern of what no content may contain: names of special tokens, and the template's markers between
+    turns."""
     names = {*tokenizer.special_names, *template.markers}
     # The longest first: of two that begin alike, that is the one that stands there.
     return re.compile("|".join(re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name))))
 
 
 def unused(messages: list[Message], count: int) -> list[str]:
-    """Some private characters that no string of a conversation has."""
+    """Return `count` private-use characters that no string of the conversation contains."""
     present = "".join(strings(messages))
     found: list[str] = []
     code = 0xF0000

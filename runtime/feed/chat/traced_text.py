@@ -12,14 +12,14 @@ from operator import index
 from typing import Any, SupportsIndex
 
 Run = tuple[int, int, int]
-"""Number of characters, number of the source they come from, place of the first of them there.
+"""Number of characters, number of their source, position of the first one in the source.
 
-The source is NOWHERE for text of the template. The place is SOMEWHERE if only the source is known. A run may have no
-characters: OPENS and CLOSES mark the bounds of a `{% generation %}` block."""
+The source is NOWHERE for text of the template. The position is SOMEWHERE if only the source is known. A run may be
+empty: OPENS and CLOSES mark the bounds of a `{% generation %}` block."""
 
 NOWHERE, OPENS, CLOSES = -1, -2, -3
 SOMEWHERE = -1
-# Mapping single characters of the result of an unknown operation costs a step of Python each.
+# Mapping each character of an unknown operation's result costs a step of Python.
 LONGEST_SUBSEQUENCE = 1 << 16
 
 
@@ -74,7 +74,7 @@ class TracedText(str):
         return (self._cut(at, at + 1) for at in range(len(self)))
 
     def _cut(self, start: int, stop: int, *, marks: bool = False) -> str:
-        """Characters `start` to `stop`, with marks that stand at either end, or with all marks."""
+        """Return characters `start` to `stop`, with the marks at both ends, or with all marks."""
         start = max(start, 0)
         stop = max(stop, start)
         if start == 0 and stop >= len(self):
@@ -90,7 +90,7 @@ class TracedText(str):
         return TracedText(str.__getitem__(self, slice(start, stop)), tuple(runs))
 
     def _pieces(self, pieces: Iterable[str]) -> list[str]:
-        """Parts of this string that follow one another in it, as parts of it."""
+        """Return consecutive parts of this string with their origins."""
         found, at = [], 0
         text = plain(self)
         for piece in pieces:
@@ -188,7 +188,7 @@ class TracedText(str):
 
 
 class TracedInt(int):
-    """A whole number that is written as a `TracedText` string."""
+    """An integer that is written as a `TracedText` string."""
 
     _source: int
 
@@ -206,7 +206,7 @@ class TracedFloat(float):
 
 
 def traced(value: str | int | float, source: int) -> Any:
-    """A text or number of a conversation whose source has this number."""
+    """Return a text or number of a conversation, traced to the source with this number."""
     if isinstance(value, str):
         return TracedText(value, ((len(value), source, 0),)) if value else value
     made = TracedInt(value) if isinstance(value, int) else TracedFloat(value)
@@ -215,24 +215,24 @@ def traced(value: str | int | float, source: int) -> Any:
 
 
 def plain(text: str) -> str:
-    """The same characters as an ordinary string."""
-    return str.__str__(text)  # of a subclass a copy
+    """Return the same characters as an ordinary string."""
+    return str.__str__(text)  # of a subclass it makes a copy
 
 
 def runs_of(text: str) -> tuple[Run, ...]:
-    """The origins of the characters of a string, those of any other than a `TracedText` one from nowhere."""
+    """Return the origins of a string's characters; NOWHERE for strings that are not `TracedText`."""
     return text._runs if isinstance(text, TracedText) else ((len(text), NOWHERE, 0),)
 
 
 def spelled(value: Any) -> str:
-    """What `str` makes of a value. Parts of a content that are written as Python spells them come from nowhere."""
+    """Return `str` of a value with origins. Parts of a content that are written in Python syntax have none."""
     if isinstance(value, list) and any(isinstance(part, Mapping) and "text" in part for part in value):
         return str(value)
     return guessed(str(value), [value]) if isinstance(value, list | tuple | Mapping) else str(value)
 
 
 def joined(parts: Iterable[str]) -> str:
-    """Strings as one. A plain string if none of them is traced."""
+    """Join strings. The result is a plain string if none of them is traced."""
     parts = list(parts)
     text = "".join(parts)
     runs: list[Run] = []
@@ -247,7 +247,7 @@ def joined(parts: Iterable[str]) -> str:
 
 
 def joined_by(between: str, parts: Iterable[str]) -> str:
-    """Strings as one, with `between` in between."""
+    """Join strings with `between` between them."""
     found: list[str] = []
     for part in parts:
         found += [between, part]
@@ -255,14 +255,14 @@ def joined_by(between: str, parts: Iterable[str]) -> str:
 
 
 def has_origin(text: str) -> bool:
-    """Whether any character of a string is of a conversation."""
+    """Return True if any character of a string comes from the conversation."""
     return isinstance(text, TracedText) and any(source >= 0 for _, source, _ in text._runs)
 
 
 def guessed(result: Any, inputs: Any) -> Any:
-    """The result of an operation that is not traced, with the origins of the inputs that are found in it.
+    """Return the result of an untraced operation with the origins of the inputs that are found in it.
 
-    An input that is not found gives the whole result an origin without a place, as it may have come to anywhere in it.
+    An input that is not found gives the whole result its source without a position, as it may be anywhere in it.
     """
     if not isinstance(result, str) or has_origin(result):
         return result
@@ -292,7 +292,7 @@ def _of_source(text: str, source: int) -> str:
 
 
 def _subsequence(result: str, text: str) -> str | None:
-    """A result with all characters of one input in their order, or with nothing but such characters."""
+    """Trace a result that has all characters of one input in order, or only such characters."""
     if max(len(result), len(text)) > LONGEST_SUBSEQUENCE:
         return None
     if (place := result.find(text)) >= 0:
@@ -328,7 +328,7 @@ def _traced_in(value: Any, depth: int = 0) -> Iterator[str]:
 
 
 def to_json(value: Any, ensure_ascii: bool, indent: Any, separators: Any, sort_keys: Any) -> str:
-    """What `json.dumps` writes, with origins."""
+    """Return `json.dumps` of a value, with origins."""
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     parts: list[str] = []
     at = 0
@@ -343,7 +343,7 @@ def to_json(value: Any, ensure_ascii: bool, indent: Any, separators: Any, sort_k
 
 
 def _leaves(value: Any, sort_keys: Any) -> Iterator[Any]:
-    """Texts and numbers in the order in which JSON has them."""
+    """Yield texts and numbers in JSON order."""
     if isinstance(value, Mapping):
         for key, inner in sorted(value.items()) if sort_keys else value.items():
             yield from _leaves(key, sort_keys)

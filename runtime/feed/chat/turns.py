@@ -1,6 +1,5 @@
 """Turns of the assistant in a rendered conversation: the characters that a model learns to write, end of turn
-included.
-"""
+included."""
 
 import re
 from bisect import bisect_left, bisect_right
@@ -14,34 +13,34 @@ from xtrain.runtime.feed.chat.template import ChatTemplate, ChatTrace, SourceSeg
 from xtrain.runtime.feed.records import Message
 
 Span = tuple[int, int]
-# Where a header, or the end of a turn, may be cut.
+# Bounds of parts of a header, or of the end of a turn.
 _BOUNDS = re.compile(r"<[^<>\s]+>|\n")
 REMEDY = "mark what the assistant says in the template with {% generation %} and {% endgeneration %}"
-# So many turns that look alike are placed one by one.
+# Number of turns with equal surroundings that are located one by one.
 ALIKE = 4
-# Fields of messages of the assistant with what functions have answered (Gemma 4), and with what is written in headers.
+# Fields of the assistant's messages with answers of functions (Gemma 4), and with texts of headers.
 _ANSWERS = frozenset({"tool_responses"})
 _HEADERS = frozenset({"name", "tool_call_id"})
 
 
 class Turns:
-    """Places the turns of the assistant in a conversation that a template has written out.
+    """Locator of the assistant's turns in a rendered conversation.
 
-    A turn is what the model is to write: it begins after the prompt that the template gives in its place, and ends with
-    what the template writes after the message, white space left out. Answers of functions inside are not part of it.
-    Where the template marks what the assistant says, the marked parts are the turn.
+    A turn is what the model must write: it begins after the prompt that the template gives in its place, and ends with
+    what the template writes after the message, without white space. Answers of functions inside are not part of it. If
+    the template marks the words of the assistant, the marked parts are the turn.
     """
 
     def __init__(self, template: ChatTemplate, messages: list[Message], reserved: re.Pattern[str]) -> None:
-        """reserved: matches special tokens and what the template sets turns apart with.
+        """Render and trace a conversation. reserved: matches special tokens and the template's markers between turns.
 
-        Raises TemplateRefusal if the template does not take the conversation.
+        Raises TemplateRefusal if the template does not accept the conversation.
         """
         self.template, self.messages, self._reserved = template, messages, reserved
         self.text = template.render(messages)
         self.trace = trace_of(template, messages, self.text)
         self._segments = [] if self.trace is None else self.trace.segments
-        # What is written once more, as names of functions beside their answers, is not said once more.
+        # Text that is written again, as function names next to their answers, does not count again.
         self._first: dict[tuple[int, int], int] = {}
         for segment in self._segments:
             self._first.setdefault((segment.source, segment.place), segment.start)
@@ -55,18 +54,19 @@ class Turns:
 
     @property
     def spoken(self) -> list[int]:
-        """Numbers of the messages of the assistant."""
+        """Numbers of the assistant's messages."""
         return [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
 
     def spans(self, *, last: bool = False) -> list[Span]:
-        """Characters of all turns, or of the last one alone. Raises TemplateRefusal if they cannot be placed."""
+        """Return the characters of all turns, or only of the last one. Raises TemplateRefusal if they cannot be
+        located."""
         if self.template.marks and not last and self.trace is not None:
             return self.trace.spans
         turns = self.by_message(self.spoken[-1:] if last else None)
         return [span for spans in turns.values() for span in spans]
 
     def by_message(self, wanted: list[int] | None = None) -> dict[int, list[Span]]:
-        """The same by the number of the message, of all messages of the assistant or of those that are wanted."""
+        """Return the characters of turns by message number, of all messages of the assistant or the wanted ones."""
         wanted = self.spoken if wanted is None else wanted
         if not self.template.marks:
             return {index: self._turn(index) for index in wanted}
@@ -82,19 +82,19 @@ class Turns:
         return found
 
     def ends(self, place: int) -> bool:
-        """Whether a special token, or what sets turns apart, ends before this character, white space left out."""
+        """Return True if a special token or marker ends before this character, ignoring white space."""
         place = len(self.text[:place].rstrip())
         return any(found.end() == place for found in self._reserved.finditer(self.text, max(place - 64, 0), place))
 
     def unmarked_end(self) -> str | None:
-        """What ends the last turn, if the template leaves it out of its `{% generation %}` block."""
+        """Return the token that ends the last turn, if the template leaves it out of its `{% generation %}` block."""
         if not self.template.marks or not self.spans() or self.messages[-1]["role"] != "assistant":
             return None
         end = self.spans()[-1][1]
         found = self._reserved.match(self.text, end + _blanks(self.text[end:]))
         return None if found is None or self.ends(end) else found[0]
 
-    # What follows is for templates without marks.
+    # The rest is for templates without marks.
 
     def _turn(self, index: int) -> list[Span]:
         own = self._own.get(index, [])
@@ -102,8 +102,8 @@ class Turns:
             return []  # nothing of it is written
         if self.trace is None or (surroundings := self._surroundings(index, own)) is None:
             return self._compared(index, own)
-        # Each comparison writes beginnings of the conversation: of long ones, only the first of many turns that look
-        # alike are compared.
+        # Each comparison renders parts of the conversation: of many turns with equal surroundings, only the first are
+        # compared.
         alike = self._alike.setdefault(surroundings, [])
         if len(alike) < ALIKE or len(set(alike)) > 1:
             spans = self._compared(index, own)
@@ -114,8 +114,11 @@ class Turns:
         return [(own[0].start - before, own[-1].stop + behind)]
 
     def _surroundings(self, index: int, own: list[SourceSegment]) -> tuple[Any, ...] | None:
-        """What tells the place of a turn from others: the text around it, and which fields the messages there have.
-        None if anything else is written between its first and last character."""
+        """Return the surroundings that identify a kind of turn: the text around it, and the fields of the adjacent
+        messages.
+
+        None if anything else is written between its first and last character.
+        """
         assert self.trace is not None
         first, last = bisect_left(self._starts, own[0].start), bisect_left(self._starts, own[-1].start)
         if last - first + 1 != len(own):
@@ -133,11 +136,11 @@ class Turns:
         )
 
     def _compared(self, index: int, own: list[SourceSegment]) -> list[Span]:
-        """The turn, by what is written of the conversation before and up to it."""
+        """Locate a turn by rendering the conversation before it and up to it."""
         before = _attempt(self.template, self.messages[:index], prompt=True)
         after = _attempt(self.template, self.messages[: index + 1])
         if self.trace is None:
-            # Without origins only what stands there word for word can be found.
+            # Without origins only an exact match can be found.
             if before is None or after is None or not (self.text.startswith(before) and self.text.startswith(after)):
                 place = f"where message {index + 1} begins or ends in the template is ambiguous"
                 raise TemplateRefusal(f"{place}; {REMEDY}")
@@ -146,15 +149,15 @@ class Turns:
         return self._without_answers(index, start, self._end(index, after, start, own))
 
     def _start(self, index: int, before: str | None, own: list[SourceSegment]) -> int:
-        """The first character after the prompt. before: the conversation up to there."""
+        """Return the first character after the prompt. before: the conversation up to there."""
         first, habits = own[0].start, _habits(self.template)
         if before is not None and self.text.startswith(before) and len(before) < own[-1].stop:
             if habits.prompts:
-                # The header may stand where no prompt asks for it, as after the answer of a function.
+                # The header may also follow without a prompt, as after a function's answer.
                 begun = self.text.startswith(habits.header, len(before)) and len(before) + len(habits.header) <= first
                 return len(before) + begun * len(habits.header)
             return self._after_header(len(before), first)
-        # Messages before are written otherwise than here: the end of the last one is a place in both.
+        # Earlier messages are rendered differently here: the end of the last one is a position in both texts.
         place = max((s.stop for s in self._segments if s.start < first and self._message(s) < index), default=0)
         written = before and trace_of(self.template, self.messages[:index], before, prompt=True)
         if not before or not written:
@@ -174,8 +177,11 @@ class Turns:
         return self._after_header(place if habits.prompts else common, first)
 
     def _after_header(self, place: int, first: int) -> int:
-        """The first character after the last header between two places, or after as much of it as is there. Without
-        prompts nothing tells if white space after it is part of the header: then it is."""
+        """Return the first character after the last header between two positions, or after the part of it that is
+        there.
+
+        Without prompts, white space after it counts as part of the header.
+        """
         habits = _habits(self.template)
         header = habits.header
         if header.strip():
@@ -189,13 +195,13 @@ class Turns:
         return place if habits.prompts else place + _blanks(self.text[place:first])
 
     def _end(self, index: int, after: str | None, start: int, own: list[SourceSegment]) -> int:
-        """One more than the last character of a turn. after: the conversation up to there."""
+        """Return the end of a turn. after: the conversation up to there."""
         last, tail, written = self._last(index, after, start, own)
         follow = next((s for s in self._segments if self._message(s) > index and s.start >= last), None)
         stop = len(self.text) if follow is None else follow.start
         limit = stop
         if follow is not None and self.messages[self._message(follow)]["role"] == "tool":
-            # What is written in one piece with the answer of a function belongs to that.
+            # Text in one piece with a function's answer belongs to the answer.
             begun = self._piece(stop)[0]
             limit = begun if begun >= last else stop
         elif follow is None and self.messages[index].get("tool_calls"):
@@ -210,14 +216,14 @@ class Turns:
         habits = _habits(self.template)
         if end > last and habits.closes:
             return end
-        # Where nothing of its own ends a turn, the token that begins the next one does, as with GLM-4.
+        # If a turn has no end of its own, the token that begins the next turn ends it, as in GLM-4.
         found = self._reserved.match(self.text, end + _blanks(self.text[end:stop]), stop)
         if found is None or found[0] == self.template.bos_token or habits.header.lstrip().startswith(found[0]):
             return max(start, len(self.text[:end].rstrip()))
         return found.end()
 
     def _before_answer(self, index: int, last: int) -> int:
-        """Where the answer of a function would begin after the last message, if it is written in one piece."""
+        """Return where a function's answer after the last message would begin, if it is written in one piece."""
         call = self.messages[index]["tool_calls"][-1]
         name = call.get("function", call).get("name") if isinstance(call, Mapping) else None
         identity = call.get("id") if isinstance(call, Mapping) else None
@@ -237,7 +243,8 @@ class Turns:
     def _last(
         self, index: int, after: str | None, start: int, own: list[SourceSegment]
     ) -> tuple[int, str, ChatTrace | None]:
-        """The end of what the message says in a turn, and what is written after it where no message follows."""
+        """Return the end of the message's own text in a turn, the text after it if no message follows, and the
+        trace."""
         follow = next((s.start for s in self._segments if self._message(s) > index and s.start >= own[0].start), None)
         inside = [s.stop for s in own if follow is None or s.start < follow] or [own[0].stop]
         if after is None:
@@ -253,7 +260,7 @@ class Turns:
         return min((place for place in places if place > start), default=inside[-1]), after[said[-1].stop :], written
 
     def _without_answers(self, index: int, start: int, end: int) -> list[Span]:
-        """A turn without what functions have answered in it."""
+        """Split a turn so that answers of functions in it are left out."""
         spans, at = [], start
         inside = [s for s in self._segments if start < s.stop and s.start < end]
         for place, segment in enumerate(inside):
@@ -267,7 +274,7 @@ class Turns:
         return [span for span in spans if self.text[span[0] : span[1]].strip()]
 
     def _is_own(self, index: int, segment: SourceSegment) -> bool:
-        """Whether a segment is what the message says, for the first time."""
+        """Return True if a segment is text of the message itself, written for the first time."""
         if self._message(segment) != index or self._field(segment) in _ANSWERS:
             return False
         return self._first[segment.source, segment.place] == segment.start
@@ -281,13 +288,13 @@ class Turns:
         return self.trace.sources[segment.source].path[0]
 
     def _piece(self, place: int) -> Span:
-        """Bounds of what one expression or text of the template has written around a character."""
+        """Return the bounds of the template's expression or text around a character."""
         assert self.trace is not None
         at = bisect_right(self.trace.pieces, place)
         return self.trace.pieces[at - 1], self.trace.pieces[at] if at < len(self.trace.pieces) else len(self.text)
 
     def _places_of(self, other: SourceSegment) -> list[int]:
-        """Where the last character of a segment of another trace ends in this one."""
+        """Return where the last character of another trace's segment ends in this text."""
         final = other.place + other.stop - other.start - 1
         found = []
         for segment in self._segments:
@@ -300,9 +307,9 @@ class Turns:
         return found
 
     def _shared(self, tail: str, written: ChatTrace | None, place: int, limit: int) -> int:
-        """The end of what `tail`, the end of another trace, has in common with the text from `place` on.
+        """Return the end of what `tail`, the end of another trace, has in common with the text from `place` on.
 
-        If that is not all of it, it ends where a piece of the template, a special token, a tag or a line does.
+        A partial match ends at a piece of the template, a special token, a tag or a line.
         """
         common = _common(tail, self.text[place:limit])
         if common == len(tail):
@@ -315,8 +322,8 @@ class Turns:
 
 @frozen
 class _Habits:
-    """prompts: the template can write what comes before an answer. header: what that is after a question. closes: it
-    writes something after an answer."""
+    """Structure of a template. prompts: it can write a prompt before an answer. header: the text before an answer.
+    closes: it writes something after an answer."""
 
     prompts: bool
     header: str
@@ -342,7 +349,7 @@ def _known_habits(template: ChatTemplate) -> _Habits:
         if text is not None and own and text.startswith(before):
             leads.append(text[len(before) : own[0].start])
             tails.append(text[own[-1].stop :])
-    # Without a prompt, a header is what answers of all kinds begin with.
+    # Without a prompt, the header is the common prefix of answers of all kinds.
     header = prompt[_common(before, prompt) :] if prompt != before else leads[0] if leads else ""
     if prompt == before:
         header = header[: min((_common(header, lead) for lead in leads), default=0)]
@@ -350,7 +357,7 @@ def _known_habits(template: ChatTemplate) -> _Habits:
 
 
 def trace_of(template: ChatTemplate, messages: list[Message], text: str, prompt: bool = False) -> ChatTrace | None:
-    """Return the trace of a conversation that is written as `text`; None where tracing changes what is written."""
+    """Return the trace of a conversation that is rendered as `text`; None if tracing changes the text."""
     try:
         trace = template.trace(messages, prompt=prompt)
     except TemplateRefusal:
@@ -370,6 +377,6 @@ def _blanks(text: str) -> int:
 
 
 def _common(first: str, second: str) -> int:
-    """How many characters two texts begin with alike."""
+    """Return the length of the common prefix of two texts."""
     shorter = min(len(first), len(second))
     return next((at for at in range(shorter) if first[at] != second[at]), shorter)

@@ -1,4 +1,4 @@
-"""Rendered conversations: their text, the characters to predict, and content that the template has left out."""
+"""Rendered conversations: their text, the characters to predict, and content that the template left out."""
 
 import json
 import re
@@ -22,30 +22,30 @@ from xtrain.runtime.feed.chat.turns import Span, Turns, trace_of
 from xtrain.runtime.feed.records import Conversation, Message, Reads, content_size, content_text, strings
 from xtrain.runtime.feed.tokenizers import TextTokenizer
 
-# Keys of messages, of calls and of parts of a content that lead to no text of the conversation.
+# Keys of messages, of calls and of parts of a content that hold no text of the conversation.
 _LABELS = frozenset({"role", "tool_call_id", "index"})
 _CALL_LABELS = frozenset({"id", "type", "index"})
 
 
 @frozen
 class TemplateLoss:
-    """What is lost of one message, call or list of tools."""
+    """Content of one message, call or list of tools that the template left out."""
 
     message: int
-    """Number of the message, from 0, or TOOLS."""
+    """Message number, from 0, or TOOLS."""
     kind: str
-    """`developer message`, `assistant reasoning_content`, `part of assistant content`."""
+    """As `developer message`, `assistant reasoning_content`, `part of assistant content`."""
     whole: bool
-    """A message, a call or all tools, of which nothing is written."""
+    """True for a message, a call or all tools that are left out completely."""
 
 
 def find_losses(
     messages: list[Message], trace: ChatTrace | None, text: str, labels: frozenset[str]
 ) -> list[TemplateLoss]:
-    """Return what a template has left out of a conversation that it has written as `text`.
+    """Return what the template left out of a conversation that it rendered as `text`.
 
-    trace: None if it is unknown where the characters of `text` come from; then texts count as written that stand in it
-    word for word. labels: further keys of messages that are not meant for the template.
+    trace: None if the origins of characters are unknown; then texts count as written if `text` contains them. labels:
+    further keys of messages that are not meant for the template.
     """
     sources = _sources(messages) if trace is None else trace.sources
     missing = _missing_words(sources, text) if trace is None else _missing(trace)
@@ -63,7 +63,8 @@ def find_losses(
 def _of_message(
     message: int, messages: list[Message], sources: list[TextSource], missing: list[bool | None], names: set[str]
 ) -> Iterator[TemplateLoss]:
-    """missing: of each source None if it is written, True if nothing of it is, False if a part is left out."""
+    """Yield the losses of one message. missing: for each source None if it is written, True if it is left out, False if
+    a part is."""
     role = "tools" if message == TOOLS else str(messages[message]["role"])
     if all(missing):
         only_calls = message != TOOLS and all(source.path[0] == "tool_calls" for source in sources)
@@ -86,7 +87,7 @@ def _of_message(
         if field == "tool_calls" and source.path[1] in dropped:
             continue
         if field == "name" and role == "tool" and source.text in names:
-            continue  # it repeats what the call has said
+            continue  # it repeats the name in the call
         if field in REASONING:
             field = REASONING[0]
         whole_field = lack and len(source.path) == 1
@@ -109,7 +110,7 @@ def _is_label(source: TextSource, labels: frozenset[str]) -> bool:
 
 
 def _missing(trace: ChatTrace) -> list[bool | None]:
-    """For each source None if it is written, True if nothing of it is, False if a part is left out."""
+    """Return for each source None if it is written, True if it is left out, False if a part is."""
     kept: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
     for segment in trace.segments:
         length = segment.stop - segment.start
@@ -126,8 +127,10 @@ def _missing(trace: ChatTrace) -> list[bool | None]:
 
 
 def _has_gap(source: str, kept: list[tuple[int, int, int, int]], text: str) -> bool:
-    """Whether more than white space is left out that the template has not put there itself, as it does with tags of
-    reasoning. kept: bounds of what is written, in the source and in the text, in the order of the source."""
+    """Return True if more than white space is left out that the template does not write itself, as tags of reasoning.
+
+    kept: bounds of the written parts, in the source and in the text, in the order of the source.
+    """
     at, before = 0, None
     for place, stop, start, end in kept:
         if place > at and _is_lost(source[at:place], before, start, text):
@@ -173,36 +176,39 @@ def _sources(messages: list[Message]) -> list[TextSource]:
 
 
 LONGEST_CONVERSATION = 1 << 24  # characters
-# OpenAI's key of messages: 0 where a message of the assistant is not trained on.
+# OpenAI's key of messages: 0 for a message of the assistant that is not trained on.
 WEIGHT = "weight"
 REMEDY = f'message_weight = "{WEIGHT}"'
 
 
 @frozen(kw_only=True)
 class WrittenConversation:
-    """A conversation as text. prompt: its beginning, of which nothing is predicted, where that is set apart."""
+    """A conversation as text. prompt: its beginning without predicted characters, if it is separate."""
 
     text: str
     spans: list[Span]
-    """Characters that are predicted."""
+    """Predicted characters."""
     weights: list[float] | None = None
-    """Of each of them the weight of its loss."""
+    """Loss weight of each span."""
     prompt: str = ""
     ended: bool = False
-    """It closes with a special token, or with what the template sets turns apart with: no other token ends it."""
+    """True if it ends with a special token or marker, so that no other token needs to end it."""
     lost: tuple[str, ...] = ()
-    """Kinds of what the template has left out."""
+    """Kinds of content that the template left out."""
 
 
 class ConversationWriter:
-    """reads: of a dataset. template: None where no record of it may be a conversation, or pairs are read, which may be
-    texts, with a tokenizer that has none. It can be pickled."""
+    """Renderer of a dataset's conversations with the characters to predict. Can be pickled.
+
+    template: None if no record can be a conversation, or for pairs, which may be plain texts, with a tokenizer without
+    a template.
+    """
 
     def __init__(self, tokenizer: TextTokenizer, reads: Reads, template: ChatTemplate | None) -> None:
         self._tokenizer, self._reads, self._template = tokenizer, reads, template
 
     def written(self, conversation: list[Message] | Conversation) -> WrittenConversation | str:
-        """The conversation as text and what is to be predicted of it; or the reason why there is none."""
+        """Return the conversation as text with the characters to predict, or the reason why it is unusable."""
         if self._template is None:
             return f"messages need a chat template, and tokenizer {self._tokenizer.name} has none: set `template`"
         if isinstance(conversation, list):
@@ -242,7 +248,7 @@ class ConversationWriter:
         return evolve(found, ended=turns.ends(len(turns.text)), lost=tuple(kinds))
 
     def _refused(self, losses: list[TemplateLoss], messages: int) -> str | None:
-        """Why a conversation of which this is lost is a bad record; None if it is not."""
+        """Return why these losses make the record bad; None if they do not."""
         for loss in losses:
             if self._reads.lost == "error" or (self._reads.lost == "warn" and loss.whole):
                 place = "the template" if loss.message == TOOLS else f"message {loss.message + 1}: the template"
@@ -250,7 +256,7 @@ class ConversationWriter:
         return None
 
     def _answer(self, turns: Turns, prompt: int) -> WrittenConversation | str:
-        """What follows a prompt of so many messages."""
+        """Return the conversation with the part after the first `prompt` messages to predict."""
         if turns.messages[prompt]["role"] != "assistant":
             return f"message {prompt + 1}, with which the answer begins, is of {turns.messages[prompt]['role']}"
         before = turns.template.render(turns.messages[:prompt], prompt=True)
@@ -264,13 +270,13 @@ class ConversationWriter:
         return WrittenConversation(text=turns.text, spans=spans, prompt=before)
 
     def _chooses(self, messages: list[Message]) -> bool:
-        """Whether messages say themselves if they are trained on."""
+        """Return True if messages say themselves whether they are trained on."""
         if self._reads.message_train is not None or self._reads.message_weight is not None:
             return True
         return any(WEIGHT in message for message in messages)
 
     def _chosen_turns(self, turns: Turns) -> WrittenConversation | str:
-        """The turns that their messages say are trained on, or else `train_on`, with the weights of the messages."""
+        """Select the turns that their messages, or else `train_on`, choose for training, with the messages' weights."""
         by_message = turns.by_message()
         train, weight = self._reads.message_train, self._reads.message_weight
         spans, weights = [], []
@@ -311,10 +317,10 @@ class ConversationWriter:
 def written_turns(
     template: ChatTemplate, messages: list[Message], reserved: re.Pattern[str], labels: frozenset[str] = frozenset()
 ) -> tuple[Turns, list[TemplateLoss]]:
-    """Return a conversation as the template writes it, and what it leaves out; labels: as `find_losses` says.
+    """Return a rendered conversation and what the template left out; labels: see `find_losses`.
 
-    Templates differ in how they take contents and arguments: where one refuses a form, or writes nothing of a message,
-    the others are tried. Raises TemplateRefusal where all are refused.
+    Templates differ in the forms of contents and arguments that they accept: if one refuses a form, or leaves out a
+    message, other forms are tried. Raises TemplateRefusal if all are refused.
     """
     refusal: TemplateRefusal | None = None
     best: tuple[Turns, list[TemplateLoss]] | None = None
@@ -336,9 +342,9 @@ def written_turns(
 
 
 def written_prompt(template: ChatTemplate, messages: list[Message]) -> str:
-    """Return a conversation up to where an answer begins, in the first form of which the template writes all messages.
+    """Render a conversation up to where an answer begins, in the first form without left-out messages.
 
-    Raises TemplateRefusal where it refuses all forms or leaves out a message.
+    Raises TemplateRefusal if the template refuses all forms or leaves out a message.
     """
     refusal: TemplateRefusal | None = None
     for form in _forms(messages):
@@ -360,8 +366,7 @@ def _whole(losses: list[TemplateLoss]) -> int:
 
 
 def _forms(messages: list[Message]) -> Iterator[list[Message]]:
-    """A conversation as it is, which is what transformers gives to templates, and with contents and arguments in other
-    forms."""
+    """Yield a conversation as transformers passes it to templates, then with contents and arguments in other forms."""
     yield messages
     texts = [{**message, "content": content_text(message)} for message in messages]
     parts = [{**message, "content": _parts(message)} for message in messages]
@@ -378,7 +383,7 @@ def _parts(message: Message) -> list[Any]:
 
 
 def _with_written_arguments(messages: list[Message]) -> list[Message]:
-    """A conversation whose calls have their arguments as JSON text."""
+    """Return a conversation with the arguments of calls as JSON text."""
     found = []
     for message in messages:
         calls = []
