@@ -1,6 +1,6 @@
 """Mixture weights as shares of rows or epochs, phases, and the limits that stop a run early, with their rules.
 
-Amounts of a spec are counted in steps, tokens or seconds; those that depend on data that is not counted yet stay
+Amounts of a spec are counted in steps, tokens or seconds. Amounts that depend on data that is not counted yet stay
 uncounted.
 """
 
@@ -24,23 +24,23 @@ from xtrain.plan.findings import Findings
 from xtrain.plan.plan import PlanPhase, Uncounted
 from xtrain.text.units import amount_in_epochs, plural
 
-FIRST = "train"  # what the stretch before the first declared phase is called
+FIRST = "train"  # name of the stretch before the first declared phase
 
 
 def trains(dataset: Dataset) -> bool:
-    """Whether any of it is left to train on."""
+    """Return True if part of the dataset is left to train on."""
     return dataset.holdout.fraction < 1
 
 
 def trainable(spec: Spec) -> list[Dataset]:
-    """The datasets that are not held out whole."""
+    """Return the datasets that are not held out whole."""
     return [dataset for dataset in spec.datasets.values() if trains(dataset)]
 
 
 def weights(spec: Spec, phase: PhaseSpec | None = None) -> dict[str, Weight]:
-    """Dataset → weight, 0 where nothing gives it one; those of a phase, or of what comes before all phases.
+    """Return dataset → weight, 0 without one, of a phase or of the stretch before all phases.
 
-    Without a mixture the only dataset that can be trained on has all the weight.
+    Without a mixture, the only trainable dataset has all the weight.
     """
     given = spec.mixture.weights
     if not given:
@@ -51,40 +51,40 @@ def weights(spec: Spec, phase: PhaseSpec | None = None) -> dict[str, Weight]:
 
 
 def amount(weight: Weight) -> float:
-    """The number of a weight, whatever it counts."""
+    """Return the number of a weight, whatever it counts."""
     return float(weight.value) if isinstance(weight, Quantity) else weight
 
 
 def weight_text(weight: Weight) -> str:
-    """`0.8`, `3 epochs`."""
+    """Return a weight as text: `0.8`, `3 epochs`."""
     return amount_in_epochs(weight.value) if isinstance(weight, Quantity) else f"{weight:g}"
 
 
 def in_epochs(weights: Mapping[str, Weight]) -> bool:
-    """Whether weights are epochs; 0 is neither."""
+    """Return True if weights are epochs; a weight of 0 has no unit."""
     return any(isinstance(weight, Quantity) and weight.value for weight in weights.values())
 
 
 def amounts(spec: Spec, phase: PhaseSpec | None = None) -> dict[str, float]:
-    """Dataset → epochs or share of the rows, of a phase or of what comes before all phases."""
+    """Return dataset → epochs or share of the rows, of a phase or of the stretch before all phases."""
     given = weights(spec, phase)
     numbers = {name: amount(weight) for name, weight in given.items()}
     return numbers if in_epochs(given) else shares(numbers, spec.mixture.temperature)
 
 
 def shares(weights: Mapping[str, float], temperature: float) -> dict[str, float]:
-    """p ∝ w^(1 / temperature), where 0 stays 0; all 0 if every weight is."""
+    """Return p ∝ w^(1 / temperature), where 0 stays 0; all 0 if every weight is 0."""
     largest = max(weights.values(), default=0.0)
     if largest <= 0:
         return dict.fromkeys(weights, 0.0)
-    # The largest is taken out first: a power of what is left cannot overflow.
+    # Dividing by the largest weight first keeps the powers from overflowing.
     powers = {name: (w / largest) ** (1 / temperature) if w > 0 else 0.0 for name, w in weights.items()}
     total = plain_sum(powers.values())
     return {name: power / total for name, power in powers.items()}
 
 
 def build_phases(spec: Spec, batch: Arithmetic) -> tuple[PlanPhase, ...]:
-    """The phases of a run in order. Shares are those of the datasets that any of them trains on."""
+    """Return the phases of a run in order, with shares of the datasets that any phase trains on."""
     declared = [_phase(spec, phase, start_of(phase.from_, batch)) for phase in spec.phases.values()]
     found = sorted(declared, key=lambda phase: (phase.first or 0, phase.fraction or 0.0, phase.epochs or 0.0))
     if not found or found[0].first or found[0].fraction or found[0].epochs:
@@ -124,7 +124,7 @@ def _phase(spec: Spec, phase: PhaseSpec | None, first: int | None) -> PlanPhase:
 
 
 def _free_name(spec: Spec) -> str:
-    """`train`, or what no phase of the spec is called: rows are sampled by names."""
+    """Return `train`, or a name that no phase of the spec has: rows are sampled by phase names."""
     name = FIRST
     while name in spec.phases:
         name = f"{name}_0"
@@ -132,9 +132,10 @@ def _free_name(spec: Spec) -> str:
 
 
 def start_of(start: Quantity, batch: Arithmetic) -> int | None:
-    """The index of the first step of a phase: with tokens and epochs, the first before which so many are trained on.
+    """Return the index of a phase's first step: in tokens and epochs, the first step before which so many are trained
+    on.
 
-    None for what is not known until the data is counted.
+    None while it depends on data that is not counted.
     """
     match start.unit:
         case "steps":
@@ -147,17 +148,17 @@ def start_of(start: Quantity, batch: Arithmetic) -> int | None:
 
 
 def trained_on(phases: Sequence[PlanPhase]) -> tuple[str, ...]:
-    """The datasets that any phase takes rows of, in the order of the spec."""
+    """Return the datasets that any phase takes rows of, in the order of the spec."""
     return tuple(name for name in phases[0].amounts if any(phase.amounts[name] > 0 for phase in phases))
 
 
 def occurs(event: EventName, launch: Launch) -> bool:
-    """Whether anything can cause an event."""
+    """Return True if anything can cause the event."""
     return event not in LIMITS or any(getattr(launch, setting) is not None for setting in LIMITS[event])
 
 
 def agree_args(spec: Spec) -> dict[str, Any]:
-    """What the first rank alone looks for, as arguments of `step.agree`: time that is over, a file that is there."""
+    """Return what only the first rank watches, as arguments of `step.agree`: the time limit and the stop file."""
     launch, args = spec.launch, {}
     if launch.time_limit is not None:
         args["time_limit_seconds"] = launch.time_limit.value
@@ -167,12 +168,13 @@ def agree_args(spec: Spec) -> dict[str, Any]:
 
 
 def actions_on(events: tuple[OnEvent, ...], name: EventName) -> tuple[Action, ...]:
-    """All that is declared for an event, in the order in which it is."""
+    """Return all actions declared for an event, in order of declaration."""
     return tuple(action for event in events if event.event == name for action in event.actions)
 
 
 def check_events(spec: Spec, found: Findings) -> None:
-    """What stops a run ends it: whoever sent it, a scheduler or a person, ends the ranks if they do not."""
+    """Check the actions of events. An event that stops a run ends it: whoever sent it, a scheduler or a person, ends
+    the ranks if they do not end themselves."""
     lines: dict[EventName, list[int]] = {}
     for number, event in enumerate(spec.events):
         lines.setdefault(event.event, []).append(number)
@@ -187,15 +189,15 @@ def check_events(spec: Spec, found: Findings) -> None:
 
 
 def _problem(event: EventName, actions: tuple[Action, ...], launch: Launch) -> tuple[str, str, str] | None:
-    """Return (code, message, hint) for what is declared for an event that ends the run, if it is wrong."""
+    """Return (code, message, hint) if the actions for an event that ends the run are invalid."""
     if event not in ENDINGS:
-        return None  # what does not come from outside has rules of its own
+        return None  # events that do not come from outside have rules of their own
     if not occurs(event, launch):
         names, example = " or ".join(LIMITS[event]), next(iter(LIMITS[event].values()))
         message = f"on {event} can never occur: launch.{names} is not set"
         return "X610", message, f"add `launch {{ {example} }}`, or leave the trigger out"
     if all(action.only_nan for action in actions):
-        return None  # they belong under `on nan`, which is said elsewhere
+        return None  # they belong under `on nan`; another rule reports that
     if event != "finish" and not (only_informs(actions) or any(action.stops for action in actions)):
         return "X605", f"on {event} does not stop the run, which will be ended soon in any case", "add `then stop`"
     wrong = misplaced(event, actions)
@@ -203,18 +205,19 @@ def _problem(event: EventName, actions: tuple[Action, ...], launch: Launch) -> t
 
 
 def only_informs(actions: tuple[Action, ...]) -> bool:
-    """Whether nothing is declared for an event that takes the place of what happens by default."""
+    """Return True if no declared action replaces the default reaction to an event."""
     return all(action.informs for action in actions)
 
 
 def misplaced(event: str, actions: tuple[Action, ...]) -> tuple[str, str] | None:
-    """(message, hint) of the first action that cannot stand there, if there is one. event: "" of a tick."""
+    """Return (message, hint) for the first action that is invalid in its place; None if all are valid. event: "" for a
+    tick."""
     found = (action.misplaced(event, actions[place + 1 :]) for place, action in enumerate(actions))
     return next((wrong for wrong in found if wrong is not None), None)
 
 
 def check_stops(launch: Launch, batch: Arithmetic, found: Findings) -> None:
-    """Where the run is to stop must be known in steps, and should lie before its end; a file needs a name."""
+    """Check that the stops of a run are known in steps and lie before its end, and that the stop file has a name."""
     if launch.stop_file is not None and PurePath(launch.stop_file).name in ("", ".."):
         message = f'stop_file "{launch.stop_file}" names no file'
         found.fail("schedule.stop_file", "X304", "launch.stop_file", message, 'name one, such as `stop_file = "STOP"`')
@@ -234,7 +237,8 @@ def check_stops(launch: Launch, batch: Arithmetic, found: Findings) -> None:
 
 
 def _limit_of(name: str, amount: Quantity, batch: Arithmetic) -> int | None:
-    """`stop_at`: the step; `stop_after`: a number of steps. None where that is known only once the data is counted."""
+    """Return the step for `stop_at` and the number of steps for `stop_after`. None while it depends on data that is not
+    counted."""
     if amount.unit == "epochs":
         epochs = float(amount.value)
         return batch.step_behind(epochs) if name == "stop_at" else batch.steps_in(epochs)
@@ -246,7 +250,7 @@ def _limit_of(name: str, amount: Quantity, batch: Arithmetic) -> int | None:
 
 
 def limit_args(launch: Launch, batch: Arithmetic) -> dict[str, Any]:
-    """`stop_at` and `stop_after` as a timeline has them: in steps, or in what is not counted yet."""
+    """Return `stop_at` and `stop_after` in the form of a timeline: in steps, or as an uncounted amount."""
     found: dict[str, Any] = {}
     for name, amount in (("stop_at", launch.stop_at), ("stop_after", launch.stop_after)):
         if amount is not None and (steps := _limit_of(name, amount, batch)) is not None:
@@ -262,15 +266,14 @@ def limit_args(launch: Launch, batch: Arithmetic) -> dict[str, Any]:
 
 @frozen
 class Period:
-    """How often something recurs: so many `steps`, `tokens` or `seconds`. Tokens of a part of an epoch need not be a
-    whole number."""
+    """Interval of a tick in `steps`, `tokens` or `seconds`. Tokens of a part of an epoch may be fractional."""
 
     value: int | Fraction
     unit: Literal["steps", "tokens", "seconds"]
 
 
 def counted(amount: Quantity, batch: Arithmetic) -> Period | None:
-    """The period of an amount; None for epochs, or a share of a budget in them, of data that is not counted.
+    """Return the period of an amount; None for epochs, or a share of a budget in epochs, of data that is not counted.
 
     An epoch has as many tokens as there are positions in its rows.
     """
@@ -287,18 +290,18 @@ def counted(amount: Quantity, batch: Arithmetic) -> Period | None:
 
 
 def share_of(fraction: float, steps: int) -> int:
-    """A share of so many steps, rounded up; at least 1."""
+    """Return a share of `steps`, rounded up; at least 1."""
     return max(ceil(exact(fraction) * steps), 1)
 
 
 def tokens_of(epochs: float, epoch_rows: Fraction, sequence: int) -> int | Fraction:
-    """The positions in the rows of so many epochs."""
+    """Return the positions in the rows of `epochs` epochs."""
     tokens = exact(epochs) * epoch_rows * sequence
     return int(tokens) if tokens.denominator == 1 else tokens
 
 
 def uncounted(amount: Quantity) -> Uncounted:
-    """The same as a plan has it until the data is counted."""
+    """Return an amount in the form that a plan stores until the data is counted."""
     if amount.unit == "%":
         return Uncounted(fraction=amount.fraction)
     assert amount.unit == "epochs"

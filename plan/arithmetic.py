@@ -15,21 +15,21 @@ from xtrain.plan.plan import Mesh, Plan, PlanPhase
 from xtrain.plan.step_sizes import MixtureSampler, StepSizes
 from xtrain.text.units import count_text, plural
 
-# Padding is cut into segments of at most this many positions: attention over it stays cheap, and no position in it is
-# larger than a model may know.
+# Padding is cut into segments of at most this many positions: attention over it stays cheap, and no position exceeds a
+# model's limit.
 LONGEST_PADDING = 1024
 
 
 def exact(number: float) -> Fraction:
-    """A number as it was written, not as the nearest binary one: 0.1 of 10 rows is one row."""
+    """Return a number as it was written instead of the nearest binary fraction: 0.1 of 10 rows is one row."""
     return Fraction(str(number))
 
 
 def rows_of_epoch(phases: Sequence[PlanPhase], rows: Mapping[str, int]) -> Fraction:
-    """Rows of one epoch of a run whose phases, in order, are `phases`; `rows`: of each dataset for training, by name.
+    """Return the rows of one epoch of a run with these phases. rows: of each dataset for training, by name.
 
-    Where the weights that a run begins with are in epochs, it takes each dataset so often. Else it has as many rows as
-    the datasets that any phase trains on have together.
+    If the first weights are in epochs, an epoch takes each dataset so often. Otherwise it has the rows of all datasets
+    that any phase trains on.
     """
     if phases[0].passes is not None:
         return sum(_rows_in_epoch(phases[0], tuple(phases[0].passes), rows), Fraction(0))
@@ -38,7 +38,7 @@ def rows_of_epoch(phases: Sequence[PlanPhase], rows: Mapping[str, int]) -> Fract
 
 
 def counted(phases: Sequence[PlanPhase], rows: Mapping[str, int]) -> tuple[PlanPhase, ...]:
-    """The same phases with the shares that weights in epochs come to, where the datasets have so many rows."""
+    """Return the phases with weights in epochs converted to shares, for datasets with `rows` rows."""
     return tuple(phase if phase.passes is None else evolve(phase, shares=_shares(phase, rows)) for phase in phases)
 
 
@@ -48,9 +48,10 @@ def _shares(phase: PlanPhase, rows: Mapping[str, int]) -> dict[str, float]:
 
 
 def sampler_of(phase: PlanPhase, datasets: Sequence[str], rows: Mapping[str, int], seed: int) -> MixtureSampler:
-    """Which of `datasets` each row of a phase comes from; one that the phase does not name has no part in it.
+    """Return the sampler of a phase, which gives the dataset of each row; datasets that the phase does not name are
+    never chosen.
 
-    Weights in epochs are sampled alike in all phases, so that those with the same ones go on with one sequence.
+    Weights in epochs use one sampling sequence in all phases, so that phases with equal weights continue it.
     """
     if phase.exact_rows is not None:
         return MixtureSampler.of_epochs(rows_of_step(phase, datasets, phase.exact_rows), seed)
@@ -60,14 +61,15 @@ def sampler_of(phase: PlanPhase, datasets: Sequence[str], rows: Mapping[str, int
 
 
 def rows_of_step(phase: PlanPhase, datasets: Sequence[str], rows: int) -> list[Fraction]:
-    """Rows of each dataset in every step of so many, of a phase with exact shares; fractions where they are none."""
+    """Return the rows of each dataset in a step of `rows` rows, for a phase with exact shares; fractional if they do
+    not divide evenly."""
     found = [Fraction(phase.shares.get(name, 0.0) * rows) for name in datasets]
-    # A third of a number is none in binary.
+    # A third has no exact binary form.
     return [Fraction(round(each)) if abs(each - round(each)) < 1e-6 else each for each in found]
 
 
 def _rows_in_epoch(phase: PlanPhase, datasets: Sequence[str], rows: Mapping[str, int]) -> list[Fraction]:
-    """Rows of each dataset in one epoch of a phase with weights in epochs."""
+    """Return the rows of each dataset in one epoch of a phase with weights in epochs."""
     assert phase.passes is not None
     taken = [(name, exact(phase.passes.get(name, 0.0))) for name in datasets]
     return [epochs * rows[name] if epochs else Fraction(0) for name, epochs in taken]
@@ -75,9 +77,9 @@ def _rows_in_epoch(phase: PlanPhase, datasets: Sequence[str], rows: Mapping[str,
 
 @frozen(kw_only=True)
 class Counts:
-    """What is known once the data is counted: the rows of an epoch, and how far the run has come in it.
+    """Numbers known once the data is counted: the rows of an epoch, and the run's progress in them.
 
-    past: rows of the steps that are done, None where the plan's own sizes hold from step 0.
+    past: rows of the finished steps, None if the plan's own sizes hold from step 0.
     """
 
     epoch_rows: Fraction
@@ -88,13 +90,13 @@ class Counts:
 
 @frozen(kw_only=True)
 class Arithmetic:
-    """One step: `rows` rows of `sequence` tokens, `micro` at a time on each data rank, `accumulate` times. The steps
-    before `ramp` have fewer rows, the first one `first_rows`, and so fewer microbatches.
+    """Arithmetic of a step: `rows` rows of `sequence` tokens, `micro` at a time on each data rank, `accumulate` times.
+    The steps before `ramp` have fewer rows, from `first_rows` on, and therefore fewer microbatches.
 
-    `steps` is None while the budget is in epochs and the data has not been counted. `reasons` by path in the spec.
-    budget_tokens: of a budget in tokens. epoch_rows: of one epoch, once the data is counted. done_steps, done_rows:
-    steps that the run has behind it, and the rows of this data that were taken in them. past: the rows of each of these
-    steps, where the run had another batch. ramp_tokens: of a ramp that is declared in tokens.
+    `steps` is None while the budget is in epochs and the data is not counted. reasons: by path in the spec.
+    budget_tokens: for a budget in tokens. epoch_rows: of one epoch, once the data is counted. done_steps, done_rows:
+    finished steps of the run, and the rows of this data that they took. past: rows of each finished step, if the run
+    had another batch. ramp_tokens: for a ramp that is declared in tokens.
     """
 
     micro: int
@@ -115,7 +117,7 @@ class Arithmetic:
 
     @cached_property
     def row_sizes(self) -> StepSizes:
-        """The rows of every step."""
+        """Rows of every step."""
         own = StepSizes(self.rows, self.rows if self.first_rows is None else self.first_rows, self.ramp)
         if self.past is None:
             return own
@@ -124,18 +126,18 @@ class Arithmetic:
 
     @property
     def microbatches(self) -> tuple[int, ...]:
-        """How many of them the steps have on a data rank, each number once and ascending."""
+        """Distinct numbers of microbatches of a step on a data rank, ascending."""
         each = self.rows // self.accumulate
         return tuple(rows // each for _, rows in self.row_sizes.stretches()) if self.ramp else (self.accumulate,)
 
     @cached_property
     def sizes(self) -> StepSizes:
-        """The tokens of every step."""
+        """Tokens of every step."""
         return self.row_sizes.times(self.sequence)
 
     @property
     def tokens_per_step(self) -> int:
-        """Of a step behind the ramp, if there is one."""
+        """Tokens of a step after the ramp."""
         return self.rows * self.sequence
 
     @property
@@ -144,17 +146,17 @@ class Arithmetic:
 
     @property
     def declared_steps(self) -> int | None:
-        """What the budget alone says, whether the data is counted or not."""
+        """Steps that follow from the budget alone, whether the data is counted or not."""
         return None if self.epochs is not None else self.steps
 
     def counted(self, epoch_rows: Fraction) -> "Arithmetic":
-        """Return the same with the data counted."""
+        """Return the arithmetic with the data counted."""
         return evolve(self, epoch_rows=epoch_rows).resumed(self.past, self.done_steps, self.done_rows)
 
     def resumed(self, past: StepSizes | None, step: int, rows: int) -> "Arithmetic":
-        """Return the same for a run that goes on after `step` steps, which took `rows` rows of this data.
+        """Return the arithmetic of a run that resumes after `step` steps, which took `rows` rows of this data.
 
-        past: the rows of these steps; None: those of this batch. The budget has fewer steps than are done where it has
+        past: the rows of these steps; None: those of this batch. The budget has fewer steps than are done if it has
         fewer tokens, or fewer epochs, than were trained on.
         """
         own = evolve(self, past=None, done_steps=0).row_sizes
@@ -162,14 +164,14 @@ class Arithmetic:
         return evolve(found, steps=found.steps_with(found.row_sizes))
 
     def as_begun(self) -> "Arithmetic":
-        """Return the same as if the batch that the run began with had stayed to the end."""
+        """Return the arithmetic of a run that keeps its first batch to the end."""
         assert self.past is not None
         first = self.past.pieces()[0]
         end = self.steps_with(first) or 0
         return self.resumed(first, end, first.before(end))
 
     def steps_with(self, rows: StepSizes) -> int | None:
-        """Return the steps of the budget if they took the rows `rows`, as far as that is known."""
+        """Return the steps of the budget if steps take the rows `rows`; None while unknown."""
         if self.budget_tokens is not None:
             return rows.times(self.sequence).steps_of(self.budget_tokens)
         if self.epochs is None or self.epoch_rows is None:
@@ -177,19 +179,19 @@ class Arithmetic:
         return self._behind(exact(self.epochs) * self.epoch_rows, rows)
 
     def rows_before(self, step: int) -> int:
-        """Rows of this data that are taken before a step (from 0) that is still to come."""
+        """Return the rows of this data taken before a step (from 0) that is still to come."""
         return self.done_rows + self.row_sizes.between(self.done_steps, step)
 
     def epochs_before(self, step: int) -> float | None:
-        """The same in epochs; None until the data is counted."""
+        """Return the epochs of this data taken before a step that is still to come; None until the data is counted."""
         if not self.epoch_rows:
             return None
-        # Asked in every step that is logged: whole numbers take a tenth of the time of a fraction, and give the same.
+        # Called in every logged step: whole numbers take a tenth of the time of a fraction and give the same result.
         return self.rows_before(step) * self.epoch_rows.denominator / self.epoch_rows.numerator
 
     def epoch_ended(self, step: int) -> int | None:
-        """The epoch that ends in the last step before `step`, counted from 1, the last one of several; None where none
-        does, and until the data is counted."""
+        """Return the last epoch, counted from 1, that ends in the last step before `step`; None if none ends there, and
+        until the data is counted."""
         if not self.epoch_rows or step == 0:
             return None
         taken = self.rows_before(step)
@@ -197,22 +199,21 @@ class Arithmetic:
         return ended if ended > (taken - self.row_sizes.at(step - 1)) // self.epoch_rows else None
 
     def step_behind(self, epochs: float) -> int | None:
-        """The first step (from 0) that comes behind so many epochs; None until the data is counted."""
+        """Return the first step (from 0) after `epochs` epochs; None until the data is counted."""
         if self.epoch_rows is None:
             return None
         return self._behind(exact(epochs) * self.epoch_rows, self.row_sizes)
 
     def _behind(self, rows: Fraction, sizes: StepSizes) -> int:
-        """The first step (from 0) before which so many rows of this data are taken, by steps of `sizes`."""
+        """Return the first step (from 0) before which `rows` rows of this data are taken, by steps of `sizes`."""
         done = sizes.before(self.done_steps)
         if rows <= self.done_rows != done:
-            # Steps that took rows of other data as well: they are taken to be alike.
+            # These steps also took rows of other data; the shares are assumed constant.
             return ceil(rows * self.done_steps / self.done_rows) if rows else 0
         return max(0, sizes.steps_of(rows - self.done_rows + done))
 
     def steps_in(self, epochs: float) -> int | None:
-        """So many epochs as a number of steps, rounded up, behind the ramp if there is one; None until the data is
-        counted."""
+        """Return `epochs` epochs as a number of steps of full size, rounded up; None until the data is counted."""
         return None if self.epoch_rows is None else ceil(exact(epochs) * self.epoch_rows / self.rows)
 
     def in_tokens(self, amount: Quantity) -> int | None:
@@ -224,8 +225,8 @@ class Arithmetic:
         return None
 
     def nearest_step(self, fraction: float) -> int | None:
-        """Return the step nearest to a share of the budget, of one in tokens or epochs by what the steps take; None
-        while that is not known."""
+        """Return the step nearest to a share of the budget, measured in tokens or rows if the budget is in tokens or
+        epochs; None while unknown."""
         alike = self.past is None and not self.ramp
         if self.steps is None or alike:
             return None if self.steps is None else round(self.steps * fraction)
@@ -236,28 +237,28 @@ class Arithmetic:
         return round(self.steps * fraction)
 
     def rows_position(self, rows: Fraction) -> Fraction:
-        """Return after how many steps so many rows of this data are taken (see `StepSizes.position`)."""
+        """Return the number of steps after which `rows` rows of this data are taken (see `StepSizes.position`)."""
         return self.row_sizes.position(rows - self.done_rows + self.row_sizes.before(self.done_steps))
 
     def steps_at_end(self, epochs: float) -> int | None:
-        """The same of the last steps of the run."""
+        """Return how many of the last steps of the run make up `epochs` epochs; None until the data is counted."""
         return None if self.epoch_rows is None else self._at_end(self.row_sizes, exact(epochs) * self.epoch_rows)
 
     def steps_of_tokens(self, tokens: int, *, at_end: bool) -> int | None:
-        """Return how many of the first steps, or of the last ones, take so many tokens."""
+        """Return how many of the first steps, or of the last steps, take `tokens` tokens."""
         return self._at_end(self.sizes, Fraction(tokens)) if at_end else self.sizes.steps_of(tokens)
 
     def _at_end(self, sizes: StepSizes, amount: Fraction) -> int | None:
         if self.steps is None:
             return None
         before = floor(sizes.before(self.steps) - amount)
-        if before < 0:  # more than the run has, as it must be seen to be where a ramp makes its steps small
+        if before < 0:  # longer than the run; reported as such if a ramp makes its steps small
             return max(ceil(amount / sizes.full), self.steps + 1)
         return self.steps - sizes.steps_of(before + 1) + 1
 
 
 def arithmetic_of(plan: Plan) -> Arithmetic:
-    """The rows of a step and the budget of a plan, with nothing counted."""
+    """Return the rows of a step and the budget of a plan, with no data counted."""
     args = plan.node("setup.loader").args
     names = ("micro", "accumulate", "rows", "sequence", "steps", "epochs")
     ramp = args.get("ramp", {"rows": None, "steps": 0})
@@ -271,9 +272,9 @@ def arithmetic_of(plan: Plan) -> Arithmetic:
 
 
 def derive_arithmetic(spec: Spec, mesh: Mesh, found: Findings, counted: Counts | None = None) -> Arithmetic:
-    """Complete `batch` for this mesh and turn the budget into steps; contradictions are reported.
+    """Complete `batch` for this mesh, convert the budget to steps, and report contradictions.
 
-    counted: what is known of the data, if it has been counted.
+    counted: numbers of the data, if it has been counted.
     """
     shares = _with_ramp(spec, _share_rows(spec, mesh, found), mesh, found)
     reasons = dict(shares.reasons)
@@ -302,7 +303,7 @@ def derive_arithmetic(spec: Spec, mesh: Mesh, found: Findings, counted: Counts |
 
 
 def microbatches_text(batch: Arithmetic) -> str:
-    """`4 microbatches`, with a ramp `1 to 4 microbatches`: how many a step has on a data rank."""
+    """Return the microbatches of a step on a data rank: `4 microbatches`, with a ramp `1 to 4 microbatches`."""
     least, most = batch.microbatches[0], plural(batch.accumulate, "microbatch")
     return most if least == batch.accumulate else f"{least:,} to {most}"
 
@@ -342,10 +343,10 @@ def _share_rows(spec: Spec, mesh: Mesh, found: Findings) -> Arithmetic:
 
 
 def _with_ramp(spec: Spec, batch: Arithmetic, mesh: Mesh, found: Findings) -> Arithmetic:
-    """The same with the first steps smaller, if that is asked for; a ramp that is impossible is reported."""
+    """Return `batch` with smaller first steps if the spec asks for a ramp; report an impossible ramp."""
     first, path = spec.batch.ramp_from, "batch.ramp_from"
     each = batch.micro * mesh.data_ranks
-    if first is None or batch.rows != each * batch.accumulate:  # the latter is reported
+    if first is None or batch.rows != each * batch.accumulate:  # a mismatch is reported elsewhere
         return batch
     if first >= batch.rows:
         message = f"ramp_from {first} is not below the {plural(batch.rows, 'row')} that steps grow to"
@@ -368,7 +369,7 @@ def _with_ramp(spec: Spec, batch: Arithmetic, mesh: Mesh, found: Findings) -> Ar
 
 
 def _checked_ramp(spec: Spec, batch: Arithmetic, found: Findings) -> Arithmetic:
-    """`batch` with its ramp, if that fits into the budget."""
+    """Return `batch` with its ramp if the ramp fits into the budget."""
     sizes, budget = batch.row_sizes, spec.experiment.budget
     total = ceil(budget.value) if budget.unit == "steps" else batch.sizes.steps_of(ceil(budget.value))
     length = plural(batch.ramp, "step")
@@ -385,11 +386,11 @@ def _checked_ramp(spec: Spec, batch: Arithmetic, found: Findings) -> Arithmetic:
 
 
 def _ramp_steps(spec: Spec, batch: Arithmetic, first: int) -> int | None:
-    """The length of the ramp in steps; None where that hangs on data that is not counted."""
+    """Return the length of the ramp in steps; None while it depends on data that is not counted."""
     length, budget = spec.batch.ramp, spec.experiment.budget
 
     def sizes(ramp: int) -> StepSizes:
-        """Of tokens, with a ramp of so many steps."""
+        """Return the tokens of every step with a ramp of `ramp` steps."""
         return evolve(batch, first_rows=first, ramp=ramp).sizes
 
     if length.unit == "steps":
@@ -401,13 +402,13 @@ def _ramp_steps(spec: Spec, batch: Arithmetic, first: int) -> int | None:
         return None
     if budget.unit == "steps":
         return round(ceil(budget.value) * length.fraction)
-    # The longer the ramp, the more steps the tokens are, of which it is a share.
+    # A longer ramp makes the same tokens more steps, and the ramp is a share of those.
     most = ceil(Fraction(budget.value) / (first * batch.sequence))
     return _least(most, lambda steps: steps >= round(sizes(steps).steps_of(ceil(budget.value)) * length.fraction))
 
 
 def _least(most: int, enough: Callable[[int], bool]) -> int:
-    """The least number up to `most` that is enough, where all larger ones are too."""
+    """Return the smallest number up to `most` that is enough; every larger number must be enough too."""
     low = 0
     while low < most:
         middle = (low + most) // 2
@@ -416,8 +417,8 @@ def _least(most: int, enough: Callable[[int], bool]) -> int:
 
 
 def length_of(quantity: Quantity, batch: Arithmetic, *, at_end: bool = False) -> int | None:
-    """A length in steps: as it is, a share of the budget rounded to the nearest, or tokens and epochs rounded up; None
-    while that is not known. at_end: of the run, not at its beginning."""
+    """Return a length in steps: a share of the budget is rounded to the nearest step, tokens and epochs are rounded up;
+    None while unknown. at_end: measure from the end of the run."""
     if quantity.unit == "steps":
         return ceil(quantity.value)
     if quantity.unit == "epochs":

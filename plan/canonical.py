@@ -1,7 +1,7 @@
 """Canonical form of JSON values and their digests, independent of key order and of tuples or lists.
 
-A plan keeps the order of its keys in memory and has them sorted after it was read back from a run directory; tuples
-have become lists there. Everything that is named by a digest of such values uses this module.
+A plan keeps the order of its keys in memory; after it is read back from a run directory, its keys are sorted and its
+tuples are lists. Everything named by a digest of such values uses this module.
 """
 
 import json
@@ -12,21 +12,21 @@ from hashlib import blake2b
 from operator import add
 from typing import Any, Final
 
-# How the text of a canonical form is written. Digests that lie on disk were taken of these, so that none can change.
+# Text formats of the canonical form. Digests on disk were computed with these, so none may change.
 PLAN: Final = {"separators": (",", ":"), "ensure_ascii": False, "allow_nan": False}
 DATA: Final = {"separators": (", ", ": ")}
 SEAL: Final = {"separators": (",", ":")}
 
-# Most values of a plan are of these: whether something is a Mapping is a slow question.
+# Most values of a plan have these types, and checking for a Mapping is slow.
 SINGLE: Final = (str, int, float, bool, type(None))
 AS_THEY_ARE: Final = frozenset((str, int, bool, type(None)))
 
 
-DIGEST_BYTES = 8  # 16 hex digits: two of a million plans share one with probability 3e-8
+DIGEST_BYTES = 8  # 16 hex digits: the probability that two of a million plans share one is 3e-8
 
 
 def canonical(value: Any) -> Any:
-    """`value` with the keys of every mapping as texts and in their order, and every tuple as a list."""
+    """Return `value` with the keys of every mapping as sorted strings and every tuple as a list."""
     if isinstance(value, SINGLE):
         return value
     if isinstance(value, Mapping):
@@ -38,8 +38,8 @@ def canonical(value: Any) -> Any:
 
 
 def whole_numbers(value: Any) -> Any:
-    """`value` with 2.0 as 2, for what makes no difference between them."""
-    # A plan has a hundred thousand values: those that stay as they are take no call.
+    """Return `value` with 2.0 as 2, for uses that do not distinguish them."""
+    # A plan has a hundred thousand values: unchanged values take no call.
     if isinstance(value, dict | Mapping):
         return {str(key): item if type(item) in AS_THEY_ARE else whole_numbers(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -48,32 +48,33 @@ def whole_numbers(value: Any) -> Any:
 
 
 def text(content: Any, writing: dict[str, Any]) -> str:
-    """The canonical form of JSON values, written as PLAN, DATA or SEAL says. Raises TypeError for what is no JSON."""
+    """Return the canonical form of JSON values as text, in the format PLAN, DATA or SEAL. Raises TypeError for values
+    that are not JSON."""
     return json.dumps(canonical(content), **writing)
 
 
 def digest(content: Any, writing: dict[str, Any], *, size: int) -> str:
-    """BLAKE2b over `text`, as 2 · `size` hex digits. Raises TypeError for what is no JSON."""
+    """Return BLAKE2b over `text` as 2 · `size` hex digits. Raises TypeError for values that are not JSON."""
     return blake2b(text(content, writing).encode(), digest_size=size).hexdigest()
 
 
 def digest_of_amounts(content: Any, writing: dict[str, Any], *, size: int) -> str:
-    """`digest` of the `whole_numbers` of JSON values."""
-    named = whole_numbers(content)  # every key is a text by now, which json sorts by itself
+    """Return the digest of the `whole_numbers` of JSON values."""
+    named = whole_numbers(content)  # every key is a string by now, and json sorts strings itself
     return blake2b(json.dumps(named, sort_keys=True, **writing).encode(), digest_size=size).hexdigest()
 
 
 def portable(path: str) -> str:
-    """`./data//x` is `data/x`."""
+    """Return a path in portable form: `./data//x` becomes `data/x`."""
     return os.path.normpath(path).replace(os.sep, "/")
 
 
 def plain_sum(numbers: Iterable[float]) -> float:
-    """Add numbers one after the other. The built-in `sum` compensates rounding from Python 3.12 on: the ids of plans
-    would depend on the version."""
+    """Add numbers one after the other. From Python 3.12 on, the built-in `sum` compensates rounding, so plan ids would
+    depend on the version."""
     return reduce(add, numbers, 0)
 
 
 def fingerprint(content: Any) -> str:
-    """16 hex digits over the canonical form of JSON values, with 2.0 as 2."""
+    """Return 16 hex digits over the canonical form of JSON values, with 2.0 as 2."""
     return digest_of_amounts(content, PLAN, size=DIGEST_BYTES)

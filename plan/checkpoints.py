@@ -1,7 +1,7 @@
-"""Checkpoints: names in a folder, the description that each stores of itself, and why it does not fit a plan.
+"""Checkpoints: names in a folder, the description that each stores of itself, and reasons why it does not fit a plan.
 
-The runtime writes `checkpoint_contents` into every checkpoint and refuses one with `mismatches`; `xtrain diff` asks
-the same of two plans. Whether rows hold the same text is checked by the loader of the run.
+The runtime writes `checkpoint_contents` into every checkpoint and refuses one with `mismatches`; `xtrain diff` applies
+both to two plans. The loader of the run checks that rows hold the same text.
 """
 
 import re
@@ -26,16 +26,17 @@ POINTERS: Final[tuple[Pointer, ...]] = get_args(Pointer)
 ALIAS: Final = ".pt"
 FULL: Final = re.compile(r"ckpt-s(\d{12})")
 WEIGHTS: Final = re.compile(r"model-s(\d{12})")
-EPOCH: Final = re.compile(r"epoch-(\d{1,9})")  # no file: the sidecar of a checkpoint says which epoch it has ended
+EPOCH: Final = re.compile(r"epoch-(\d{1,9})")  # not a file: the sidecar of a checkpoint stores the epoch that has ended
 STATE: Final = "state.json"
-FOLDER: Final = "checkpoints"  # in that of a run
+FOLDER: Final = "checkpoints"  # folder of a run
 
-# full: a run can go on from it. weights: weights alone. later: a run or folder that has none yet.
+# full: a run can resume from it. weights: weights only. later: a run or folder without checkpoints so far.
 Found = Literal["full", "weights", "later", "missing", "other"]
 
 
 def look_at(path: Path) -> Found:
-    """What there is at a path that means a checkpoint: itself, a pointer, a folder of checkpoints or a run."""
+    """Return what a path holds that should be a checkpoint: the checkpoint itself, a pointer, a folder of checkpoints
+    or a run."""
     try:
         if not path.exists():
             return look_at(path.parent) if EPOCH.fullmatch(path.name) else "missing"
@@ -47,7 +48,7 @@ def look_at(path: Path) -> Found:
         inside = [each.name for each in (path / FOLDER).iterdir()] if FOLDER in names else []
         found = _kind([*names, *inside])
         return "later" if found == "other" and (not names or FOLDER in names or "plan.json" in names) else found
-    except (OSError, ValueError):  # of it nothing can be said here
+    except (OSError, ValueError):  # nothing can be said about this path here
         return "missing"
 
 
@@ -62,15 +63,15 @@ def _pointed(pointer: Path) -> Found:
 
 
 def _kind(names: list[str]) -> Found:
-    """Of the best of what is there."""
+    """Return the kind of the best checkpoint among these names."""
     if any(FULL.fullmatch(name) for name in names):
         return "full"
     return "weights" if any(WEIGHTS.fullmatch(name) for name in names) else "other"
 
 
-# Bits of a number that are kept, the leading one included.
+# Significant bits of a number, including the leading one.
 PRECISION: Final = {"bf16": 8, "fp32": 24, "fp64": 53}
-# Of a checkpoint that holds what is trained beside a base, and not the base.
+# Set for a checkpoint that holds trained parameters next to a base, without the base.
 ADAPTER_ALONE: Final = "adapter_alone"
 _OF_ADAPTER: Final = (
     "the checkpoint holds an adapter without the model under it; `xtrain merge` writes both as one model, and "
@@ -79,7 +80,7 @@ _OF_ADAPTER: Final = (
 _WITHOUT_ADAPTER: Final = (
     "the checkpoint is of a model without adapter; put one on its weights by checkpoint.pretrained"
 )
-# Of the loader's state: name → setting, and what another value of it means.
+# State of the loader: name → setting, and the effect of another value.
 STREAM: Final = {
     "capacity": ("batch.sequence", "rows have another length"),
     "align": ("collate.pack.align", "documents are packed into other rows"),
@@ -89,7 +90,7 @@ STREAM: Final = {
 
 @frozen(kw_only=True)
 class CheckpointMismatch:
-    """Why a checkpoint cannot be gone on with. path: the setting that it hangs on."""
+    """Reason why a run cannot resume from a checkpoint. path: the setting that it depends on."""
 
     path: str
     text: str
@@ -99,7 +100,8 @@ class CheckpointMismatch:
 
 
 def checkpoint_contents(plan: Plan) -> dict[str, Any]:
-    """What a checkpoint of this plan holds and rests on, as JSON; the state of the loader has more beside it."""
+    """Return the description that a checkpoint of this plan stores of its contents, as JSON. The loader adds its own
+    state."""
     build, loader, arch = plan.node("setup.build_model").args, plan.node("setup.loader").args, plan.architecture
     saved = saved_parameters(plan)
     return {
@@ -120,13 +122,13 @@ def checkpoint_contents(plan: Plan) -> dict[str, Any]:
 
 
 def base_names(plan: Plan) -> frozenset[str]:
-    """Parameters that no checkpoint of a plan holds: what is not trained beside an adapter. It is read again as the run
-    has begun with it, and its content must be the same."""
+    """Return the parameters that no checkpoint of a plan holds: the frozen model under an adapter. A resume reads it
+    again from its origin, and its content must be the same."""
     return frozenset(base_sizes(plan))
 
 
 def base_sizes(plan: Plan) -> dict[str, int]:
-    """How many numbers each of them has, or bytes of codes; the scales beside these have names of their own."""
+    """Return parameter → its numbers, or its bytes of codes; the scales of codes have names of their own."""
     if all(node.op != "setup.base" for node in plan.nodes):
         return {}
     base, found = base_of_plan(plan), dict[str, int]()
@@ -140,14 +142,15 @@ def base_sizes(plan: Plan) -> dict[str, int]:
 
 
 def saved_parameters(plan: Plan) -> tuple[ParameterSpec, ...]:
-    """Parameters that checkpoints of a plan hold."""
+    """Return the parameters that checkpoints of a plan hold."""
     base = base_names(plan)
     return tuple(tensor for tensor in plan.parameters.tensors if tensor.name not in base)
 
 
 def origin_contents(plan: Plan, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint says of itself whose weights alone a plan can begin with: the model without adapter; with the
-    head of a language model where that is `saved`, and the plan has one of rewards, which then is drawn."""
+    """Return the description of a checkpoint whose weights alone a plan can start from: the model without adapter. If
+    the plan has a reward head and `saved` does not, it has the head of a language model; the reward head is then
+    drawn."""
     arch = plan.architecture.base
     model = saved.get("model", {})
     if arch.head == "reward" and model.get("head") != "reward":
@@ -158,19 +161,19 @@ def origin_contents(plan: Plan, saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def alignment(plan: Plan) -> int:
-    """Positions to a multiple of which documents are padded."""
+    """Return the number of positions that document lengths are padded to a multiple of."""
     return plan.node("collate.pack").args["align"]
 
 
 def mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[CheckpointMismatch]:
-    """Why a checkpoint that says `saved` does not fit a plan that keeps `planned`.
+    """Return the reasons why a checkpoint described by `saved` does not fit a plan with `planned`.
 
-    What an old checkpoint does not say is not held against it.
+    Fields that an old checkpoint lacks count as equal.
     """
     if (found := _alone(saved, planned)) is not None:
         return [found]
     frozen = _frozen(set(saved.get("frozen", [])), set(planned.get("frozen", [])))
-    base = [] if saved.get("base") else _base(saved, planned)  # else it is among those of weights
+    base = [] if saved.get("base") else _base(saved, planned)  # otherwise a mismatch of weights
     saved = {**planned, **saved}
     found = [*weight_mismatches(saved, planned), *frozen, *base]
     before, after = saved["params"], planned["params"]
@@ -188,7 +191,7 @@ def mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[Checkpoin
 
 
 def _alone(saved: Mapping[str, Any], planned: Mapping[str, Any]) -> CheckpointMismatch | None:
-    """Why a checkpoint does not fit that holds an adapter without the model under it, or a model without adapter."""
+    """Return a mismatch if one side is an adapter without the model under it and the other is not."""
     alone = bool(saved.get(ADAPTER_ALONE))
     if alone == bool(planned.get(ADAPTER_ALONE)):
         return None
@@ -196,7 +199,7 @@ def _alone(saved: Mapping[str, Any], planned: Mapping[str, Any]) -> CheckpointMi
 
 
 def _frozen(before: set[str], after: set[str]) -> list[CheckpointMismatch]:
-    """Why a state in which some parameters were not trained does not fit a plan that trains others."""
+    """Return mismatches between the frozen parameters of a state and of a plan."""
     for names, text in (
         (before - after, "frozen in the checkpoint and trained here: it has no state of the optimizer for it"),
         (after - before, "trained in the checkpoint and frozen here"),
@@ -210,7 +213,7 @@ def _frozen(before: set[str], after: set[str]) -> list[CheckpointMismatch]:
 
 
 def _base(saved: Mapping[str, Any], planned: Mapping[str, Any]) -> list[CheckpointMismatch]:
-    """Why matrices that are stored in codes do not fit."""
+    """Return mismatches of matrices that are stored in codes."""
     before, after = saved.get("base"), planned.get("base")
     if before == after:
         if not before or saved.get("frozen") == planned.get("frozen"):
@@ -225,7 +228,8 @@ def _base(saved: Mapping[str, Any], planned: Mapping[str, Any]) -> list[Checkpoi
 
 
 def weight_mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[CheckpointMismatch]:
-    """Why the weights alone of a checkpoint do not fit; their format may be any, but for matrices in codes."""
+    """Return the reasons why a checkpoint's weights alone do not fit. Their format may differ, except for matrices in
+    codes."""
     if (alone := _alone(saved, planned)) is not None:
         return [alone]
     codes = _base(saved, planned) if saved.get("base") else []
@@ -235,7 +239,7 @@ def weight_mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[Ch
         before, after = (_spell(each["model"]["router_bias_speed"]) for each in (saved, planned))
         has, lacks = ("the plan has", "the checkpoint") if planned["buffers"] else ("the checkpoint has", "the plan")
         path = "model.router.bias_speed"
-        if before == after:  # of families of which one has them always
+        if before == after:  # for families that always have them
             path, before, after = "model.family", saved["model"]["family"], planned["model"]["family"]
         text = f"{before} → {after}: {has} load-balancing biases of routers, and {lacks} has none"
         found.append(CheckpointMismatch(path=path, text=text))
@@ -274,8 +278,9 @@ def _model(saved: dict[str, Any], planned: dict[str, Any]) -> list[CheckpointMis
 
 
 def _settings(model: Mapping[str, Any], *, each_of_adapter: bool) -> dict[str, Any]:
-    """Name → value of the settings of a model, in which `rope` is left out where nothing is scaled, and of its adapter
-    as `adapter.rank`, of those of tasks as `task.sql.adapter.rank`; else `adapter` is which one it has."""
+    """Return name → value of a model's settings. `rope` is empty without scaling. Adapter settings are named
+    `adapter.rank`, of tasks `task.sql.adapter.rank`; without `each_of_adapter`, `adapter` is the kind of the
+    adapter."""
     adapter: dict[str, Any] = {"adapter": _adapted(model)}
     if each_of_adapter:
         given = {"": model.get("adapter", {})}
@@ -291,18 +296,18 @@ def _settings(model: Mapping[str, Any], *, each_of_adapter: bool) -> dict[str, A
 
 
 def _adapted(model: Mapping[str, Any]) -> str | None:
-    """Which adapter a model has; of several `tasks`."""
+    """Return the kind of a model's adapter; `tasks` if there are several."""
     adapter = model.get("adapter", {})
     return "tasks" if "tasks" in adapter else adapter.get("kind")
 
 
 def _of_adapter(name: str) -> bool:
-    """Whether a setting is one of an adapter."""
+    """Return True if a setting belongs to an adapter."""
     return name.startswith(("adapter", "task."))
 
 
 def _common(causes: list[str]) -> str:
-    """The path of what several settings are of."""
+    """Return the path that several settings have in common."""
     if not all(map(_of_adapter, causes)):
         return "model"
     blocks = {name.rpartition(".adapter.")[0] for name in causes}
@@ -310,7 +315,8 @@ def _common(causes: list[str]) -> str:
 
 
 def resuming(before: Mapping[str, Any], after: Mapping[str, Any]) -> Callable[[str], Resuming]:
-    """What another value of a setting means for a checkpoint, by what the families of two models, and adapters, say."""
+    """Return a function that gives the effect of a changed setting on a checkpoint, as declared by the families and
+    adapters of both models."""
     families = [family for model in (before, after) if (family := _family(model)) is not None]
     known: dict[str, Resuming] = {"head": "shape"}
     known |= {name: what for family in families for name, what in family.resuming.items()}
@@ -328,7 +334,8 @@ def _family(model: Mapping[str, Any]) -> type[Model] | None:
 
 
 def _same_block(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether blocks of two models with the same parameters compute the same; other numbers are compared one by one."""
+    """Return True if blocks of two models with the same parameters compute the same; other numbers are compared one by
+    one."""
     if before["family"] == after["family"] and before.get("block") == after.get("block"):
         return True
     if _family(before) is None:
@@ -338,7 +345,7 @@ def _same_block(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 
 
 def setting_path(name: str) -> str:
-    """The setting behind a field of an architecture."""
+    """Return the setting that a field of an architecture comes from."""
     if name == "head":
         return "loss"
     return name if _of_adapter(name) else f"model.{name.replace('router_', 'router.')}"
@@ -351,7 +358,7 @@ def _spell(value: Any) -> str:
 
 
 def tensor_difference(saved: dict[str, list[int]], planned: dict[str, list[int]]) -> str:
-    """Which parameters are on one side only or have another shape, two of each kind by name."""
+    """Return text on the parameters that are on one side only or differ in shape; it names two of each kind."""
     parts = []
     for names, words in (
         ([n for n in planned if n not in saved], "not in the checkpoint"),

@@ -31,8 +31,8 @@ from xtrain.plan.plan import Node, Plan
 
 
 def resolve_chain(spec: Spec, ring: int, ulysses: int) -> tuple[Link, ...]:
-    """The links of `collate`, with the one that the layout decides on exactly where there is context parallelism, or a
-    collator behind it."""
+    """Return the links of `collate`. The link that the layout decides on is included exactly with context parallelism,
+    or if a collator follows it."""
     (cut,) = (link for link in LINKS.values() if link.by_layout)
     if ring * ulysses > 1:
         return spec.collate if any(link.by_layout for link in spec.collate) else (*spec.collate, cut())
@@ -41,28 +41,28 @@ def resolve_chain(spec: Spec, ring: int, ulysses: int) -> tuple[Link, ...]:
 
 
 def own_modules(plan: Plan) -> dict[str, str]:
-    """Module of the user's, as the plan names it → its digest."""
+    """Return module of the user's code, as named in the plan → its digest."""
     calls = (node.args.get("options") or node.args.get("user") or node.args for node in plan.nodes)
     family = plan.architecture.own.get("user", {})
     return {call["module"]: call["digest"] for call in (family, *calls) if "module" in call and "digest" in call}
 
 
 def code_of(plan: Plan) -> tuple[str, ...]:
-    """What a plan runs of its author's: modules and shell commands, for people. Components of installed packages are
-    not among them."""
+    """Return the user's code that a plan runs, for display: modules and shell commands, without components of installed
+    packages."""
     commands = (node.args["command"] for node in plan.nodes if isinstance(node.args.get("command"), str))
     return (*own_modules(plan), *(f"`{command}`" for command in dict.fromkeys(commands)))
 
 
 def call_text(call: Mapping[str, Any]) -> str:
-    """What is called of the user's own, by the arguments of a node: `warm of parts.py (1a2b3c4d), up = 0.5`."""
+    """Return a call of the user's code, from a node's arguments: `warm of parts.py (1a2b3c4d), up = 0.5`."""
     given = "".join(f", {name} = {value}" for name, value in call["arguments"].items())
     given += "".join(f", env({name}) with digest {digest[:8]}" for name, digest in call.get("variables", {}).items())
     return f"{call['function']} of {call['module']} ({call['digest'][:8]}){given}"
 
 
 def node_ids(links: tuple[Link, ...]) -> list[str]:
-    """The id of each link's node; links of one name are numbered from the second on."""
+    """Return the id of each link's node; repeated names are numbered from the second on."""
     found: list[str] = []
     names = [link.name for link in links]
     for place, name in enumerate(names):
@@ -72,13 +72,14 @@ def node_ids(links: tuple[Link, ...]) -> list[str]:
 
 
 def changes_documents(node: Node) -> bool:
-    """Whether documents are others behind the link of a node."""
+    """Return True if documents differ after the link of a node."""
     link = LINKS.get(node.op.partition(".")[2])
     return node.op == "collate.user" or (link is not None and link.changes)
 
 
 def check_chain(spec: Spec, found: Findings) -> None:
-    """Each link must take what the one before it gives, from the rows of the reader to what a model takes."""
+    """Check that each link accepts the output of the link before it, from the rows of the reader to the input of a
+    model."""
     given, before = RAW_ROWS, "the reader"
     for link in spec.collate:
         if link.takes != given:
@@ -94,7 +95,7 @@ def check_chain(spec: Spec, found: Findings) -> None:
 
 
 def _hint(spec: Spec, link: Link | None, given: str) -> str:
-    """The chain as it is usually written; with collators of the user's own, what this place or the other is for."""
+    """Return the usual chain; with the user's own collators, say which values this place and its neighbor handle."""
     if not any(isinstance(each, UserComponent) for each in spec.collate):
         answers = any(each.has_answers for each in spec.datasets.values() if each.holdout.fraction < 1)
         return f"write `collate = {' -> '.join(each.written for each in usual_chain(answers))}`"
@@ -109,14 +110,15 @@ def _hint(spec: Spec, link: Link | None, given: str) -> str:
 
 @frozen
 class FileSource(Source):
-    """A source of files; relative patterns start at the working folder."""
+    """Source of files; relative patterns start at the working folder."""
 
     patterns: tuple[str, ...] = label(check=file_path)
 
     takes_folders: ClassVar[bool] = False
-    """Whether what a pattern matches may be a folder."""
+    """True if a pattern may match a folder."""
     flat: ClassVar[bool] = False
-    """Whether its identity is that of earlier versions, which had its patterns alone in no list of their own."""
+    """True if its identity is that of earlier versions, which stored the patterns alone, without a list of their
+    own."""
 
     def patterns_read(self) -> list[str]:
         return [portable(pattern) for pattern in self.patterns]
@@ -139,7 +141,8 @@ class FileSource(Source):
         return found if cls.flat else [found, *rest]
 
     def check(self, dataset: str, vocabulary: Callable[[], int | None], found: "Findings") -> None:
-        """Files that are not there may come, or lie on the machines that run: a warning. A folder is an error."""
+        """Check that files exist. Missing files are a warning: they may appear later, or exist on the machines that
+        run. A folder is an error."""
         rule, path = f"data.files.{dataset}", f"dataset.{dataset}.source"
         missing = [pattern for pattern in self.patterns if not _matches(pattern)]
         folders = [p for p in self.patterns if p not in missing and not (self.takes_folders or _has_file(p))]
@@ -159,12 +162,12 @@ def _matches(pattern: str) -> bool:
     try:
         # Path.glob refuses absolute patterns.
         return next(iglob(pattern, recursive=True), None) is not None or _is_file(pattern)  # noqa: PTH207
-    except ValueError:  # a zero byte, which no path has
+    except ValueError:  # a zero byte, which no path contains
         return False
 
 
 def _is_file(name: str) -> bool:
-    """Return True for a name with the signs of a pattern that a file really has; Path.is_file raises for long ones."""
+    """Return True if a file has this name, pattern characters included; Path.is_file raises for long names."""
     return os.path.isfile(name)  # noqa: PTH113
 
 
@@ -172,15 +175,16 @@ def _has_file(pattern: str) -> bool:
     return _is_file(pattern) or any(not Path(name).is_dir() for name in iglob(pattern, recursive=True))  # noqa: PTH207
 
 
-# Of chat templates; the first that has one decides.
+# Files with chat templates; the first one with a template is used.
 CHAT_FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
-# Texts with which templates set turns apart, and which so should be tokens: `<|im_start|>`, `<start_of_turn>`.
+# Texts that separate turns in templates and should therefore be tokens: `<|im_start|>`, `<start_of_turn>`.
 _MARKERS: Final = re.compile(r"<[|｜][^<>|｜\s'\"+{}~]+[|｜]>|</?[a-z]+_of_[a-z]+>")
 _COMMENTS: Final = re.compile(r"\{#.*?#\}", re.DOTALL)
 
 
 class TokenizerUnreadable(Exception):
-    """A file is missing, is no tokenizer, or stands beside one and is not what it should be; the text says which."""
+    """Unreadable tokenizer: a file is missing, is not a tokenizer, or a file next to it is invalid; the text says
+    which."""
 
     def __init__(self, message: str, path: Path | None = None, remedy: str | None = None) -> None:
         super().__init__(message if path is None else f"{path.as_posix()}: {message}")
@@ -188,13 +192,13 @@ class TokenizerUnreadable(Exception):
 
 
 class TokenizerMissing(TokenizerUnreadable):
-    """Nothing can be read at its path; another machine may have it, or this one later."""
+    """Unreadable path; another machine may have the file, or this one later."""
 
 
 def find_chat_template(folder: Path) -> str | None:
-    """The text of the template beside a `tokenizer.json`; None if there is none.
+    """Return the text of the template next to a `tokenizer.json`; None if there is none.
 
-    Of several named ones it is the `default`. Raises TokenizerUnreadable for a file that cannot be read as what it is.
+    Of several named templates, return `default`. Raises TokenizerUnreadable for an invalid file.
     """
     for name in CHAT_FILES:
         path = folder / name
@@ -214,7 +218,7 @@ def find_chat_template(folder: Path) -> str | None:
 
 
 def markers(template: str) -> tuple[str, ...]:
-    """Return the texts with which a template sets turns apart, in their order, as far as they stand in it."""
+    """Return the texts that separate turns in a template, in order of appearance."""
     return tuple(dict.fromkeys(_MARKERS.findall(_COMMENTS.sub("", template))))
 
 
@@ -230,14 +234,14 @@ def _default(content: Any, path: Path) -> str | None:
     )
 
 
-# The last token of a document is read, and not only predicted.
+# The last token of a document is an input as well as a target.
 ENDED = "ended"
-# What a conversation is trained on if nobody says so.
+# Default of the part of a conversation that is trained on.
 TRAIN_ON = "assistant"
 
 
 def source_args(dataset: Dataset, seed: int, loss: Loss) -> dict[str, Any]:
-    """kind, patterns, options and reads. seed: of the experiment."""
+    """Return kind, patterns, options and reads of a dataset's source. seed: of the experiment."""
     source = dataset.source
     return {
         "kind": source.kind,
@@ -248,8 +252,8 @@ def source_args(dataset: Dataset, seed: int, loss: Loss) -> dict[str, Any]:
 
 
 def reads(dataset: Dataset) -> dict[str, Any]:
-    """form: text, chat, instruction, choices, preference or tokens; with it the fields of a record, and what is trained
-    on."""
+    """Return the form of a record (text, chat, instruction, choices, preference or tokens), its fields, and the part
+    that is trained on."""
     if dataset.choices is not None:
         return {"form": "choices", **{name: getattr(dataset, name) for name in ("question", "choices", "answer")}}
     beside = _beside(dataset)
@@ -270,15 +274,15 @@ def reads(dataset: Dataset) -> dict[str, Any]:
 
 
 def of_templates(dataset: Dataset) -> list[str]:
-    """The settings of chat templates, besides their names, that a spec has."""
+    """Return the names of the settings of chat templates that a spec has, other than the template itself."""
     return (["template_arguments"] if dataset.template_arguments else []) + (["lost"] if dataset.lost != "warn" else [])
 
 
 @frozen
 class Beside:
-    """A setting that names what is read beside the text of a record. words: what that is, as a plan says it. records:
-    of which records, and needs: the settings one of which says that records are such; none: of any. numbers: losses
-    read it."""
+    """Setting that names a field read in addition to the text of a record. words: its description in a plan. records:
+    kind of records that it applies to. needs: settings, one of which marks such records; empty: any records.
+    numbers: losses read it."""
 
     words: str
     records: str = ""
@@ -303,13 +307,13 @@ BESIDE: Final = {
 
 
 def _beside(dataset: Dataset) -> dict[str, Any]:
-    """The settings of BESIDE that a spec has."""
+    """Return the settings of BESIDE that a spec has."""
     return {name: value for name in BESIDE if (value := getattr(dataset, name))}
 
 
 def form_text(reads: dict[str, Any]) -> str:
-    """Of conversations, pairs and token ids: their fields, and what of them is trained on; of questions their fields;
-    empty for plain text with nothing beside it."""
+    """Return text on the fields of a record and the part that is trained on; empty for plain text without other
+    fields."""
     beside = [f"{each.words} {_fields_text(reads[name])}" for name, each in BESIDE.items() if name in reads]
     beside += ["one eos more behind each, so that its last token is read"] if ENDED in reads else []
     return ", ".join(filter(None, [_content_text(reads), *beside]))

@@ -1,4 +1,4 @@
-"""Estimates of a plan: memory, traffic, operations and seconds of a step, and the hardware that they are for."""
+"""Estimates of a plan: memory, traffic, FLOPs and seconds of a step, and the hardware that they are for."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ TrafficOp = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", 
 
 @frozen(kw_only=True)
 class Parameters:
-    """The inventory: every parameter by name and shape. `active` counts those one token uses."""
+    """Inventory of parameters by name and shape. `active` counts the parameters that one token uses."""
 
     total: int
     active: int
@@ -19,20 +19,20 @@ class Parameters:
 
     @property
     def trained(self) -> int:
-        """How many are trained."""
+        """Number of trained parameters."""
         return self.total - sum(tensor.size for tensor in self.tensors if not tensor.trained)
 
 
 @frozen(kw_only=True)
 class Hardware:
-    """The machines a run is planned for; None where neither the spec nor a preset says.
+    """Machines that a run is planned for; a field is None if neither the spec nor a preset gives it.
 
-    memory_bytes: of one device. flops: operations a second of one device in dense products of the compute format, of
-    which a step reaches a share in the range `efficiency`. link, network: bytes a second that one device sends inside
-    its machine and to others. price: of one device for an hour. mtbf_seconds: between failures of one device; a run
-    goes on `restart_seconds` after one, None: as `costs/goodput.py` adds up. storage: bytes a second of checkpoints, by
-    all ranks together. fp8_flops: as `flops`, of products in fp8, where there are some. The others are of a start, None
-    where `costs/startup.py` has them or nobody.
+    memory_bytes: of one device. flops: FLOP/s of one device in dense products of the compute format; a step reaches a
+    share in the range `efficiency`. link, network: bytes per second that one device sends inside its machine and to
+    others. price: of one device for an hour. mtbf_seconds: between failures of one device; a run resumes
+    `restart_seconds` after a failure, None: as computed by `costs/run.py`. storage: bytes per second of checkpoints,
+    over all ranks. fp8_flops: FLOP/s of products in fp8, if supported. The other fields describe a start, None if
+    `costs/run.py` has their values or they are unknown.
     """
 
     preset: str
@@ -54,7 +54,7 @@ class Hardware:
     compile_seconds: float | None = None
 
     def at_usual_speed(self, flops: int, fp8: int) -> float:
-        """Operations, so many of them in fp8, as those of the compute format that take as long."""
+        """Return FLOPs, `fp8` of them in fp8, as FLOPs of the compute format that take the same time."""
         if self.flops is None or self.fp8_flops is None:
             return flops
         return flops - fp8 + fp8 * self.flops / self.fp8_flops
@@ -62,14 +62,14 @@ class Hardware:
 
 @frozen(kw_only=True)
 class Memory:
-    """Bytes on one rank, by what they are for.
+    """Bytes on one rank, by use.
 
-    parameters, gradients, optimizer, averages: what the rank owns; in host memory if `offloaded`. unsharded: parameters
-    that fsdp has gathered, as many as are alive at once. unreduced: whole gradients that fsdp adds up over microbatches
-    before it exchanges them. activations: what forwards have left for backwards, of all microbatches in flight. loss:
-    what the head's forward leaves. working: the most that is alive beside all this, while a block or a piece of the
-    loss is computed. reserve: what libraries and the allocator need, from outside. host: in host memory beside all
-    this, where only some of what the rank owns is there.
+    parameters, gradients, optimizer, averages: state that the rank owns; in host memory if `offloaded`. unsharded:
+    parameters gathered by fsdp, at their peak. unreduced: whole gradients that fsdp accumulates over microbatches
+    before it exchanges them. activations: tensors kept for backwards, of all microbatches in flight. loss: tensors kept
+    by the head's forward. working: peak of further memory while a block or a piece of the loss is computed. reserve:
+    memory of libraries and the allocator, measured outside. host: further host memory, if only part of the rank's state
+    is there.
     """
 
     parameters: int
@@ -87,7 +87,7 @@ class Memory:
 
     @property
     def host_bytes(self) -> int:
-        """In host memory, of ranks that compute on another device."""
+        """Bytes in host memory, for ranks that compute on another device."""
         return self.host + (self.states if self.offloaded else 0)
 
     @property
@@ -96,13 +96,13 @@ class Memory:
 
     @property
     def allocated_bytes(self) -> int:
-        """What tensors take of it at the peak of a step: what `memory_bytes` of a run on GPUs is held against."""
+        """Bytes of tensors on the device at the peak of a step; compare with `memory_bytes` of a run on GPUs."""
         states = 0 if self.offloaded else self.states
         return states + self.unsharded + self.unreduced + self.activations + self.loss + self.working
 
     @property
     def total_bytes(self) -> int:
-        """On the device, at the peak of a step, with what is no tensor: what has to fit."""
+        """Bytes on the device at the peak of a step, including memory outside tensors; this has to fit."""
         return self.allocated_bytes + self.reserve
 
 
@@ -110,9 +110,9 @@ class Memory:
 class Traffic:
     """Calls of one collective by one rank in one step, all for the same node of the plan.
 
-    axis: `fsdp`, or axes joined by ` · ` whose ranks call together. bytes: over all calls, of the larger of what goes
-    in and what comes out. exposed: nothing can be computed meanwhile. seconds: all calls, at the bandwidth of the axis.
-    meanwhile: the operations that are computed then, where they are not all of the step.
+    axis: `fsdp`, or axes joined by ` · ` whose ranks call together. bytes: of all calls, the larger of input and
+    output. exposed: nothing can be computed meanwhile. seconds: of all calls, at the bandwidth of the axis. meanwhile:
+    FLOPs computed during the calls, if not those of the whole step.
     """
 
     axis: str
@@ -127,11 +127,11 @@ class Traffic:
 
 @frozen(kw_only=True)
 class RankClass:
-    """What a step costs on the ranks with one pipeline coordinate, each figure that of the rank with the most.
+    """Costs of a step on the ranks with one pipeline coordinate; each number is that of the rank with the most.
 
-    flops: operations of a step on tokens. hardware_flops: with what is computed a second time, by a teacher and of what
-    the loss compares with, and with optimizer_flops: those of an optimizer that multiplies matrices. fp8_flops: those
-    of hardware_flops that are in fp8. unsaved: bytes of parameters that no checkpoint holds.
+    flops: of a step on tokens. hardware_flops: including recomputation, the teacher, the loss's reference forward, and
+    optimizer_flops, those of an optimizer that multiplies matrices. fp8_flops: the part of hardware_flops in fp8.
+    unsaved: bytes of parameters that no checkpoint holds.
     """
 
     pp: int
@@ -147,10 +147,11 @@ class RankClass:
 
 @frozen(kw_only=True)
 class Times:
-    """Seconds of one step on the slowest rank, and what follows; `step` is the likely one between `fast` and `slow`.
+    """Seconds of one step on the slowest rank, and derived numbers; `step` is the likely value between `fast` and
+    `slow`.
 
-    computing: products at the likely efficiency. exposed: communication nothing is computed beside. mfu: operations
-    without recomputation, against what devices could do; as a run's own where each row is one whole document.
+    computing: products at the likely efficiency. exposed: communication without concurrent computation. mfu: FLOPs
+    without recomputation, divided by the devices' peak; equals the run's own mfu if each row is one whole document.
     """
 
     computing: float
@@ -173,14 +174,13 @@ class Remedy:
 
 @frozen(kw_only=True)
 class Work:
-    """Operations of training by what they grow with, of the whole model, a multiplication and an addition as two.
+    """FLOPs of training the whole model, by what they grow with; a multiply-add counts as two.
 
-    position: of products with weights, for each position. pair: of attention, for each position and each one of its
-    document, before or behind it. position_again, pair_again: those of them that a backward computes a second time, a
-    teacher computes, or the forward of what the loss compares with. position_fp8, position_fp8_again: those of both
-    that are in fp8.
-    windows: (window, share of the blocks that have it), where attention has windows: positions further apart are not
-    computed. None: a block without.
+    position: products with weights, for each position. pair: attention, for each ordered pair of positions of a
+    document. position_again, pair_again: the part that a backward recomputes, a teacher computes, or the loss's
+    reference forward computes. position_fp8, position_fp8_again: the parts of both in fp8. windows: (window, share of
+    the blocks that have it) for attention with windows, which skips positions further apart; None: a block without
+    window.
     """
 
     position: int
@@ -192,7 +192,7 @@ class Work:
     position_fp8_again: int = 0
 
     def pairs(self, length: int) -> int:
-        """Pairs of positions of a document of so many, a mean over the blocks."""
+        """Return the pairs of positions in a document of `length` positions, averaged over the blocks."""
         if not self.windows:
             return length**2
         return round(sum(share * pairs_within(length, window) for window, share in self.windows))
@@ -200,10 +200,10 @@ class Work:
 
 @frozen(kw_only=True)
 class Estimates:
-    """Closed forms; `sources` says where each formula comes from.
+    """Closed-form estimates; `sources` gives the source of each formula.
 
-    work: what `flops_per_token` is made of. bubble: share of a step in which the busiest rank of a pipeline waits.
-    times: None where the cluster is not known. remedies: what would make the plan fit, where it does not.
+    work: the parts of `flops_per_token`. bubble: share of a step in which the busiest rank of a pipeline waits. times:
+    None if the cluster is unknown. remedies: changes that would make the plan fit, if it does not.
     """
 
     tokens_per_step: int
@@ -219,6 +219,6 @@ class Estimates:
 
     @property
     def copy_bytes(self) -> int:
-        """Of a checkpoint what one rank holds, and copies where it is written beside training; of the fullest rank."""
+        """Bytes of a checkpoint that the fullest rank holds, and copies if checkpoints are written during training."""
         memories = ((each.memory, each.unsaved) for each in self.classes)
         return max(each.parameters - unsaved + each.optimizer + each.averages for each, unsaved in memories)

@@ -1,4 +1,4 @@
-"""`Findings`: verdicts of all rules on a spec, so that a user gets every mistake at once."""
+"""`Findings`: verdicts of all rules on a spec, so that a user sees every mistake at once."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -9,7 +9,7 @@ from xtrain.plan.plan import Check
 
 
 def origin_of(spec: Spec, path: str) -> Origin | None:
-    """Where `path` was written; for a value that is not, the nearest block around it.
+    """Return the place where `path` was written; for an unwritten value, the nearest enclosing block.
 
     `parallel.cp.ring` falls back to `parallel.cp`, then `parallel`.
     """
@@ -22,7 +22,7 @@ def origin_of(spec: Spec, path: str) -> Origin | None:
 
 
 class Findings:
-    """Verdicts in the order in which rules were checked. A rule reports exactly one of passed, warn, fail."""
+    """Verdicts in the order of the checks. A rule reports exactly one of passed, warn, fail."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -34,15 +34,15 @@ class Findings:
         return any(check.status == "fail" for check in self.checks)
 
     def fails(self, rule: str) -> bool:
-        """Whether a rule is broken."""
+        """Return True if a rule is broken."""
         return any(check.id == rule and check.status == "fail" for check in self.checks)
 
     def passed(self, rule: str, evidence: str) -> None:
-        """The rule holds; `evidence` shows the numbers that say so."""
+        """Report that the rule holds; `evidence` gives the numbers that show it."""
         self.checks.append(Check(id=rule, status="pass", evidence=evidence))
 
     def unknown(self, rule: str, evidence: str) -> None:
-        """The rule cannot be decided before the run."""
+        """Report that the rule cannot be decided before the run."""
         self.checks.append(Check(id=rule, status="unknown", evidence=evidence))
 
     def fail(
@@ -55,19 +55,19 @@ class Findings:
         fix_at: Callable[[Span], Fix | None] | None = None,
         span: Span | None = None,
     ) -> None:
-        """The rule is broken: `message` names the field and the numbers, `hint` a value that would work.
+        """Report that the rule is broken: `message` names the field and the numbers, `hint` a value that would work.
 
-        fix_at: what to write in the place of what stands at the path, where that is certain. span: the place, where it
-        is not that of the path.
+        fix_at: a replacement for the text at the path, if it is certain. span: the place, if it is not that of the
+        path.
         """
         self._report(rule, "error", code, path, message, hint, fix_at, span)
 
     def warn(self, rule: str, code: str, path: str, message: str, hint: str) -> None:
-        """The plan can be made, but the user should know."""
+        """Report a problem that does not prevent a plan."""
         self._report(rule, "warning", code, path, message, hint)
 
     def _is_decidable(self, rule: str) -> bool:
-        """Whether all that a rule rests on is known."""
+        """Return True if all inputs of a rule are known."""
         return True
 
     def _report(

@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from xtrain.planner.resolved import Resolved
 
 
-PAGE: Final = 16  # positions of a page
+PAGE: Final = 16  # positions per page
 SETUP: Final = "setup.serve"
 WHOLE: Final = 0  # the rank of a server that trains the model itself
 
 
-# The events that are alerts; each has the setting of `alerts` of its name.
+# Events that are alerts; each has a setting of the same name in `alerts`.
 ALERTS: Final[tuple[EventName, ...]] = ("loss_spike", "slow", "starvation", "memory", "disk", "stalled")
 
 
 class GraphError(Exception):
-    """The planner put together something that cannot be executed: a mistake of the planner, not of the spec."""
+    """Plan that cannot be executed: a bug of the planner, not an error of the spec."""
 
 
 @define
 class Builder:
-    """Nodes in the order in which they were added, each at its first mention."""
+    """Builder of nodes and edges; nodes keep the order in which they were added."""
 
     nodes: list[Node] = field(factory=list)
     edges: list[Edge] = field(factory=list)
@@ -52,7 +52,8 @@ class Builder:
         axes: tuple[str, ...] = (),
         after: tuple[str | tuple[str, str], ...] = (),
     ) -> str:
-        """Append a node and the edges that lead to it; its id. `after` holds ids, or (id, what is taken from it)."""
+        """Append a node and its incoming edges; return its id. `after` holds ids, or (id, name of the value taken from
+        it)."""
         node = Node(id=id or op, kind=kind, op=op, args=args or {}, axes=axes, does=does)
         self.nodes.append(node)
         for before in after:
@@ -62,16 +63,16 @@ class Builder:
 
 
 def check_matches(node: Node) -> None:
-    """Prove that every rule of a node means some module on some pipeline coordinate. Raises GraphError."""
+    """Check that every rule of a node matches a module on some pipeline coordinate. Raises GraphError."""
     for rule in (node.args, *node.args.get("rules", ())):
         if "matches" in rule and not sum(rule["matches"]):
             raise GraphError(f"rule `{rule.get('pattern', node.op)}` of {node.id} matches nothing in the whole model")
 
 
 def check_graph(nodes: tuple[Node, ...], edges: tuple[Edge, ...], root: str) -> str:
-    """Prove that ids are unique, edges join known nodes, rules match, nothing runs in a circle, all follows `root`.
+    """Check that ids are unique, edges join known nodes, rules match, there are no cycles, and all nodes follow `root`.
 
-    The proof in words. Raises GraphError.
+    Returns the result as text. Raises GraphError.
     """
     before: dict[str, set[str]] = {node.id: set() for node in nodes}
     after: dict[str, set[str]] = {node.id: set() for node in nodes}
@@ -99,32 +100,32 @@ def check_graph(nodes: tuple[Node, ...], edges: tuple[Edge, ...], root: str) -> 
     return f"{len(nodes)} nodes, {len(edges)} edges, no circle, all reached from {root}"
 
 
-# The event that the nodes of `xtrain control` are of.
+# Event of the nodes of `xtrain control`.
 CONTROL: Final = "control"
 
 
 @frozen(kw_only=True)
 class ActionPlace:
-    """Where an action stands. event: "" of a tick. stops: the run stops behind it."""
+    """Place of an action. event: "" for a tick. stops: the run stops after it."""
 
     event: str = ""
     stops: bool = False
 
     @property
     def ends(self) -> bool:
-        """Whether the run has no step behind it."""
+        """True if no step of the run follows."""
         return self.stops or self.event in ENDINGS
 
     @property
     def asked(self) -> bool:
-        """Whether it is a command of `xtrain control`."""
+        """True for a command of `xtrain control`."""
         return self.event == CONTROL
 
 
 @frozen
 class ActionNode:
-    """op, arguments, what it does. name: the id in a tick, where the op does not say enough. after: (node, what is
-    taken from it)."""
+    """Op, arguments and description of an action's node. name: its id in a tick, if the op is not specific enough.
+    after: (node, name of the value taken from it)."""
 
     op: str
     args: dict[str, Any]
@@ -135,8 +136,8 @@ class ActionNode:
 
 @frozen
 class StepNode:
-    """A node of every step that an action needs, right before the one that `before` names: what the step has come to
-    is seen there, or what the action works with is taken."""
+    """Node that an action needs in every step, directly before the node `before`. It observes the state of the step
+    there, or takes what the action works with."""
 
     before: str
     op: str
@@ -145,18 +146,18 @@ class StepNode:
 
 
 def averaged_weights(run: "Resolved") -> tuple[dict[str, Any], str]:
-    """Whose weights evaluations and texts are of: an argument of their nodes, and words, both empty where it is those
-    that are trained."""
+    """Return the argument and the words for evaluations and texts that use averaged weights; both are empty if they use
+    the trained weights."""
     averaged = run.spec.ema is not None and run.spec.ema.eval
     return ({"averaged": True}, ", of the averaged weights") if averaged else ({}, "")
 
 
-# So many ranks say what all of them do, and their traces can be looked at.
+# Few enough ranks to look at their traces, and enough to represent all of them.
 MOST_BY_ITSELF: Final = 8
 
 
 def ranks_setting(what: str) -> Any:
-    """The setting `ranks`. what: the ranks do."""
+    """Return the setting `ranks`. what: the activity of these ranks."""
     return setting(
         f"how many ranks {what}, evenly spread; auto: 8, or one per pipeline rank if those are more",
         default=AUTO,
@@ -167,9 +168,10 @@ def ranks_setting(what: str) -> Any:
 
 
 def recorded_ranks(ranks: int | Literal["first", "all"] | Auto, world: int, pipeline: int) -> list[int] | None:
-    """Ranks evenly spread over all of them, the first one among them; None: all.
+    """Return ranks spread evenly over all ranks, including the first; None: all.
 
-    pipeline: pipeline coordinates, which are the outermost axis: of so many ranks or more each has one.
+    pipeline: number of pipeline coordinates, the outermost axis; with at least that many ranks, each coordinate has
+    one.
     """
     if ranks == "all":
         return None
@@ -179,7 +181,7 @@ def recorded_ranks(ranks: int | Literal["first", "all"] | Auto, world: int, pipe
 
 @frozen
 class RecordedRanks:
-    """The ranks of a setting in a run: None where they are all `world`."""
+    """Ranks of a setting in a run: None if they are all `world` ranks."""
 
     ranks: list[int] | None
     world: int
@@ -195,7 +197,7 @@ class RecordedRanks:
 
     @property
     def text(self) -> str:
-        """`the rank`, `both ranks`, `8 of 1,024 ranks`."""
+        """Text of the ranks: `the rank`, `both ranks`, `8 of 1,024 ranks`."""
         if self.world == 1:
             return "the rank"
         if self.count == self.world:
@@ -204,7 +206,7 @@ class RecordedRanks:
 
 
 def groups_node(plan: Plan) -> Node | None:
-    """The node of the stack whose copies of the model are replica groups; None under all others."""
+    """Return the node of a stack whose copies of the model are replica groups; None for other stacks."""
     for node in plan.nodes:
         stack = stack_of_node(node.op)
         if stack is not None and stack.groups:
@@ -213,7 +215,7 @@ def groups_node(plan: Plan) -> Node | None:
 
 
 def launcher_args(launcher: Launcher) -> dict[str, Any]:
-    """Every setting by name; quantities as number and unit, `auto` as that word."""
+    """Return every setting by name; quantities as number and unit, `auto` as that word."""
     values = ((name, getattr(launcher, name)) for name in settings_of(type(launcher)))
     return {"kind": launcher.kind, **{name: _plain(value) for name, value in values}}
 
@@ -227,20 +229,21 @@ def _plain(value: Any) -> Any:
 
 
 class UnknownLauncher(Exception):
-    """A launcher that is not here, as that of a package, or that has other settings here: another xtrain has written
-    it. The message is a clause about its settings."""
+    """Launcher that is not installed here, or that has other settings here: the plan comes from another xtrain. The
+    message is a clause about its settings."""
 
 
 def launcher_of(plan: Plan) -> Launcher | None:
-    """That of the spec; None where it has none. Raises UnknownLauncher."""
+    """Return the launcher of the plan; None if it has none. Raises UnknownLauncher."""
     args = plan.launch.get("launcher")
     return None if args is None else launcher_from(args)
 
 
 def restarts_of(plan: Plan) -> tuple[str, int]:
-    """What says how often all ranks are started again after a failure, and how often that is; empty: nothing does.
+    """Return the setting that limits restarts of all ranks after a failure, and the limit; an empty name if nothing
+    restarts them.
 
-    A single machine is started again by xtrain itself, and so are replica groups; several machines by their launcher.
+    xtrain itself restarts the ranks of a single machine and of replica groups; a launcher restarts several machines.
     """
     try:
         launcher = launcher_of(plan)
@@ -252,12 +255,12 @@ def restarts_of(plan: Plan) -> tuple[str, int]:
 
 
 def obeying_launchers() -> str:
-    """Those that start several machines again as often as `fault_tolerance.restarts` says."""
+    """Return the launchers that restart several machines as often as `fault_tolerance.restarts` says."""
     return " or ".join(name for name, each in LAUNCHERS.items() if each.obeys_restarts)
 
 
 def launcher_from(args: dict[str, Any]) -> Launcher:
-    """From what `launcher_args` has made. Raises UnknownLauncher."""
+    """Return the launcher with the values of `launcher_args`. Raises UnknownLauncher."""
     try:
         kind = LAUNCHERS[args["kind"]]
         settings = settings_of(kind)
@@ -276,7 +279,7 @@ def _typed(value: Any, units: tuple[str, ...]) -> Any:
 
 
 def add_trackers(graph: Builder, spec: Spec, last: str) -> str:
-    """Add a node for each that is on; the last node of the setup."""
+    """Add a node for each enabled tracker; return the last node of the setup."""
     for tracker in spec.log.trackers():
         op = f"{OP}user" if isinstance(tracker, UserComponent) else f"{OP}{tracker.kind}"
         does = f"the first rank {tracker.does()}, beside training"
@@ -285,17 +288,17 @@ def add_trackers(graph: Builder, spec: Spec, last: str) -> str:
 
 
 def check_trackers(spec: Spec, found: Findings) -> None:
-    """What trackers can tell of their settings before a run."""
+    """Run each tracker's own check of its settings."""
     for tracker in spec.log.written():
         tracker.check(found)
 
 
 def window_pages(window: int) -> int:
-    """The most pages that a window touches, wherever it begins."""
+    """Return the largest number of pages that a window touches, wherever it begins."""
     return (window + PAGE - 2) // PAGE + 1
 
 
 def slots_of(plan: Plan) -> tuple[str, ...]:
-    """The names of the slots of a server's plan; none where it trains the model itself."""
+    """Return the names of the slots of a server's plan; empty if it trains the model itself."""
     adapter = plan.architecture.adapter
     return tuple(adapter.tasks) if isinstance(adapter, TaskAdapters) else ()

@@ -20,19 +20,19 @@ from xtrain.plan.plan import Plan
 CODE: Final = "X440"
 
 
-# Elements whose numbers are in the format of the update at once, where that is another than the one they are stored in.
+# Elements that are converted to the update's format at once, if they are stored in another format.
 ELEMENTS_AT_ONCE: Final = 2**24
 
 
 def alone(arch: Architecture, task: str) -> Architecture:
-    """The model with the adapter of one task alone."""
+    """Return the model with the adapter of one task only."""
     assert isinstance(arch.adapter, TaskAdapters)
     return evolve(arch, adapter=arch.adapter.tasks[task])
 
 
 def unfit_task(arch: Architecture, task: str | None) -> tuple[str, str] | None:
-    """(what is wrong, what to do) where a task is named and the model has none of that name, or none is named and it
-    has several; else None."""
+    """Return (error, remedy) if `task` is not one of the model's tasks, or is missing although the model has several;
+    otherwise None."""
     names = list(arch.adapter.tasks) if isinstance(arch.adapter, TaskAdapters) else []
     if task is None:
         return ("the run trains the adapters of several tasks", f"name one: {', '.join(names)}") if names else None
@@ -44,18 +44,17 @@ def unfit_task(arch: Architecture, task: str | None) -> tuple[str, str] | None:
 
 
 def task_of(spec: Spec, dataset: str) -> str | None:
-    """The task that a dataset is of."""
+    """Return the task that trains on a dataset."""
     return next((name for name, task in spec.tasks.items() if dataset in task.reads), None)
 
 
 def optimizer_of(spec: Spec, task: str) -> Optimizer:
-    """The optimizer of a task: its own, or one with the settings of that of the spec."""
+    """Return a task's optimizer: its own, or the optimizer of the spec."""
     return spec.tasks[task].optimizer or spec.optimizer
 
 
 def clip_args(spec: Spec) -> dict[str, dict[str, Any]]:
-    """Of each task the arguments of the node that scales its gradients: its datasets, and the norm that they are
-    clipped to."""
+    """Return task → arguments of the node that clips its gradients: its datasets and their maximum norm."""
     found: dict[str, dict[str, Any]] = {}
     for name, task in spec.tasks.items():
         limit = optimizer_of(spec, name).clip
@@ -64,8 +63,8 @@ def clip_args(spec: Spec) -> dict[str, dict[str, Any]]:
 
 
 def check_tasks(spec: Spec, arch: Architecture, found: Findings) -> None:
-    """What tasks need: an adapter and datasets each, as many rows of these in every step, and nothing else of the spec
-    that treats the gradients of all of them as one."""
+    """Check the needs of tasks: each has an adapter and datasets, with a fixed number of rows in every step, and
+    nothing else in the spec treats the gradients of all tasks as one."""
     if not spec.tasks:
         return
     rule = "model.tasks"
@@ -76,7 +75,7 @@ def check_tasks(spec: Spec, arch: Architecture, found: Findings) -> None:
 
 
 def _wrong(spec: Spec, arch: Architecture) -> Iterator[tuple[str, str, str]]:
-    """The setting at fault, what is wrong, and what to do."""
+    """Yield (setting, error, remedy) for invalid tasks."""
     names = list(spec.tasks)
     if spec.adapter is not None:
         yield "adapter", "an adapter of its own beside those of tasks", "make it that of a task, or remove the tasks"
@@ -125,8 +124,7 @@ def _wrong(spec: Spec, arch: Architecture) -> Iterator[tuple[str, str, str]]:
 
 
 def _unfit(adapter: Adapter) -> tuple[str, str, str] | None:
-    """What of an adapter, as it was written or read, keeps it from being that of a task: the setting, what is wrong,
-    and what to do."""
+    """Return (setting, error, remedy) if an adapter, written or read, cannot belong to a task."""
     if adapter.train:
         message = "the model under the adapters is that of all tasks, and none of them trains a part of it"
         return "train", message, "leave it out"
@@ -134,7 +132,7 @@ def _unfit(adapter: Adapter) -> tuple[str, str, str] | None:
 
 
 def _beside(spec: Spec, arch: Architecture) -> Iterator[tuple[str, str, str]]:
-    """What of the spec would not hold for each task by itself."""
+    """Yield (setting, error, remedy) for settings of the spec that would not hold for each task separately."""
     if spec.groups:
         name = next(iter(spec.groups))
         yield f"group.{name}", "parameters are grouped by their tasks", "give tasks an `optimizer`, or remove the group"
@@ -167,9 +165,9 @@ OP: Final = "setup.group"
 
 @define(frozen=True, slots=False)
 class ParameterGroups:
-    """Which optimizer updates which parameter, and what it keeps for it.
+    """Assignment of parameters to optimizers, and the state that each optimizer keeps.
 
-    main: the arguments of the optimizer's node. groups: those of the nodes of groups.
+    main: arguments of the optimizer's node. groups: arguments of the groups' nodes.
     """
 
     main: Mapping[str, Any]
@@ -181,7 +179,7 @@ class ParameterGroups:
 
     @cached_property
     def _own(self) -> Mapping[str, Mapping[str, Any]]:
-        """Name → arguments of the optimizer, of groups with one of their own."""
+        """Name → arguments of the optimizer, for groups with an optimizer of their own."""
         return {name_of(group): group["own"] for group in self.groups if "own" in group}
 
     @cached_property
@@ -190,7 +188,7 @@ class ParameterGroups:
 
     @property
     def several(self) -> bool:
-        """Whether some parameters have another optimizer than the others."""
+        """True if the parameters have more than one optimizer."""
         return bool(self._own)
 
     @cached_property
@@ -198,61 +196,61 @@ class ParameterGroups:
         return OPTIMIZERS.of(self.main), self.main
 
     def args(self, owner: str) -> Mapping[str, Any]:
-        """The arguments of the optimizer of a group; of an empty name those of the optimizer of the spec."""
+        """Return the arguments of a group's optimizer; for an empty name, of the spec's optimizer."""
         return self._own[owner] if owner else self.main
 
     def owner(self, name: str) -> str:
-        """The name of the group whose own optimizer updates a parameter; empty where that of the spec does."""
+        """Return the name of the group whose own optimizer updates a parameter; empty if the spec's optimizer does."""
         return next((name_of(group) for group in self._with_own if is_in(group, name)), "")
 
     def optimizer(self, name: str) -> tuple[type[Optimizer], Mapping[str, Any]]:
-        """The optimizer that updates a parameter, and its arguments."""
+        """Return the optimizer that updates a parameter, and its arguments."""
         if not self._own or not (owner := self.owner(name)):
             return self._of_spec
         args = self.args(owner)
         return OPTIMIZERS.of(args), args
 
     def state(self, name: str) -> tuple[StateTensor, ...]:
-        """The tensors that are kept for a parameter."""
+        """Return the tensors that the optimizer keeps for a parameter."""
         chosen, args = self.optimizer(name)
         return chosen.state(args, name)
 
     def scalars(self, name: str) -> tuple[str, ...]:
-        """The names of the single numbers that are kept for a parameter, in fp32."""
+        """Return the names of the single fp32 numbers that the optimizer keeps for a parameter."""
         chosen, args = self.optimizer(name)
         return chosen.scalars(args, name)
 
     def title(self) -> str:
-        """What tells the state from that of other optimizers, in words."""
+        """Words that distinguish this optimizer state from that of other optimizers."""
         own = (f"{OPTIMIZERS.of(args).title(args)} of {name}" for name, args in sorted(self._own.items()))
         return "; ".join((OPTIMIZERS.of(self.main).title(self.main), *own))
 
 
 def name_of(group: Mapping[str, Any]) -> str:
-    """What a group is called: its pattern, or `task sql`. group: the arguments of its node."""
+    """Return the name of a group: its pattern, or `task sql`. group: the arguments of its node."""
     return group["pattern"] if "pattern" in group else f"task {group['task']}"
 
 
 def is_in(group: Mapping[str, Any], name: str) -> bool:
-    """Whether a parameter is of a group. group: the arguments of its node."""
+    """Return True if a parameter belongs to a group. group: the arguments of its node."""
     return covers(group["pattern"], name) if "pattern" in group else task_in(name) == group["task"]
 
 
 def optimizers_of(spec: Spec) -> dict[str, Optimizer]:
-    """The optimizer of the spec, under an empty name, and those of groups and tasks by their names."""
+    """Return name → optimizer of groups and tasks, with the optimizer of the spec under an empty name."""
     groups = {group.name: group.optimizer for group in spec.groups.values() if group.optimizer is not None}
     return {"": spec.optimizer, **groups, **{f"task {task}": optimizer_of(spec, task) for task in spec.tasks}}
 
 
 def written_optimizers(spec: Spec) -> dict[str, Optimizer]:
-    """Those that the spec declares, by what stands before `optimizer` in their paths."""
+    """Return path prefix of `optimizer` → optimizer, for the optimizers that the spec declares."""
     groups = {f"group.{name}.": group.optimizer for name, group in spec.groups.items()}
     tasks = {f"task.{name}.": task.optimizer for name, task in spec.tasks.items()}
     return {"": spec.optimizer, **{path: own for path, own in (groups | tasks).items() if own is not None}}
 
 
 def check_groups(spec: Spec, arch: Architecture, found: Findings) -> None:
-    """Every group must have parameters that are trained and in no other group, and change something for them."""
+    """Check that every group has trained parameters that are in no other group, and changes something for them."""
     if not spec.groups:
         return
     names = [tensor.name for tensor in parameters(arch)]
@@ -285,7 +283,7 @@ def check_groups(spec: Spec, arch: Architecture, found: Findings) -> None:
 
 
 def _other_targets(pattern: str, arch: Architecture) -> str | None:
-    """What to do where a group means parameters of an adapter that the matrices it names do not have."""
+    """Return a remedy for a group that names adapter parameters of matrices without adapter."""
     module, dot, _ = pattern.rpartition(".")
     if arch.adapter is None or not dot:
         return None
@@ -297,7 +295,7 @@ def _other_targets(pattern: str, arch: Architecture) -> str | None:
 
 
 def _to_train(meant: Sequence[str], arch: Architecture) -> str:
-    """What to do where nothing that a group means is trained."""
+    """Return a remedy for a group without trained parameters."""
     if arch.adapter is None:
         return "remove the group, or train some of it"
     beside = next((tensor.name for tensor in parameters(arch) if tensor.adapter in meant and not tensor.begun), None)
@@ -307,7 +305,7 @@ def _to_train(meant: Sequence[str], arch: Architecture) -> str:
 
 
 def _check_settings(spec: Spec, group: ParameterGroup, found: Findings) -> None:
-    """Report what a group says that its optimizer cannot do, or that changes nothing."""
+    """Report settings of a group that its optimizer does not support or that change nothing."""
     rule, path, own = f"group.{group.name}.settings", f"group.{group.name}", group.optimizer
     chosen = spec.optimizer if own is None else own
     if group.weight_decay is not None and not chosen.decays(chosen.args()):
@@ -327,7 +325,7 @@ def _written(spec: Spec, path: str) -> bool:
 
 
 def _check_rest(spec: Spec, trained: list[str], found: Findings) -> None:
-    """Something must be left for the optimizer of the spec."""
+    """Check that some parameters are left for the optimizer of the spec."""
     own = [group.name for group in spec.groups.values() if group.optimizer is not None]
     if trained and own and all(any(covers(pattern, name) for pattern in own) for name in trained):
         message = f"`{spec.optimizer.kind}` updates nothing, as every parameter has the optimizer of a group"
@@ -335,6 +333,6 @@ def _check_rest(spec: Spec, trained: list[str], found: Findings) -> None:
 
 
 def rows_at_once(shape: Sequence[int]) -> int:
-    """How many rows, along the first dim, of a rank's piece of a parameter are updated at once where their numbers are
-    brought into another format."""
+    """Return how many rows, along the first dim, of a rank's piece of a parameter are updated at once if their numbers
+    are converted to another format."""
     return max(1, ELEMENTS_AT_ONCE // max(1, prod(shape[1:])))

@@ -1,12 +1,12 @@
 """Peak rates of accelerators from vendors' data sheets, attention kernels by device, and installed packages.
 
-Peak rates are the one table of planned and of measured MFU: dense products, without sparsity, with sums in fp32.
-GeForce cards are then half as fast as their largest figure. Where a sheet names the sparse figure alone, half of it
-is used. fp32 and fp64 are the fastest product in that format, on tensor or matrix cores where there are any.
+Planned and measured MFU use the same table of peak rates: dense products, without sparsity, with sums in fp32. GeForce
+cards then have half of their largest figure. If a sheet gives only the sparse figure, half of it is used. fp32 and fp64
+are the fastest product in that format, on tensor or matrix cores if the device has any.
 
-Attention kernels: `documents` is one product a document with torch's own kernel; `blocks` computes rows of a single
-document some queries at a time with plain products over the keys up to the last of these, all others as `documents`;
-`flex` uses a block mask of all documents; `mask` a plain mask.
+Attention kernels: `documents` is one product per document with torch's own kernel. `blocks` computes rows of a single
+document some queries at a time, with plain products over the keys up to the last of these queries; other rows as
+`documents`. `flex` uses a block mask of all documents; `mask` a plain mask.
 """
 
 from importlib.util import find_spec
@@ -29,10 +29,10 @@ _H100_NVL = _peaks(bf16=835.5, fp16=835.5, fp8=1670.5, tf32=417.5, fp32=60, fp64
 _MI300X = _peaks(bf16=1307.4, fp16=1307.4, fp8=2614.9, tf32=653.7, fp32=163.4, fp64=163.4)
 
 FP8: Final = "fp8"
-# Products in fp8 beside those in bf16, where a spec gives the speed of the latter: so it is on all devices below.
+# Speed of fp8 products relative to bf16, if a spec gives only the speed of bf16; it holds for all devices below.
 FP8_SPEED: Final = 2
 
-# Operations a second of one device, by kind and by the format that products are computed in.
+# FLOP/s of one device, by kind and by the format of products.
 PEAKS: Final[dict[str, Peaks]] = {
     "V100 PCIe": _peaks(fp16=112, fp32=14, fp64=7),
     "V100 SXM": _peaks(fp16=125, fp32=15.7, fp64=7.8),
@@ -42,7 +42,7 @@ PEAKS: Final[dict[str, Peaks]] = {
     "A30": _peaks(bf16=165, fp16=165, tf32=82, fp32=10.3, fp64=10.3),
     "A40": _peaks(bf16=149.7, fp16=149.7, tf32=74.8, fp32=37.4),
     "A100": _A100,
-    # For export: links are slower than an A100's, products are not.
+    # Export variant: links are slower than an A100's, products are not.
     "A800": _A100,
     "H100 SXM": _H100,
     "H100 PCIe": _H100_PCIE,
@@ -63,7 +63,7 @@ PEAKS: Final[dict[str, Peaks]] = {
     "RTX 5090": _peaks(bf16=209.5, fp16=209.5, fp8=419, tf32=104.8, fp32=104.8),
     "RTX A6000": _peaks(bf16=154.8, fp16=154.8, tf32=77.4, fp32=38.7),
     "RTX 6000 Ada": _peaks(bf16=364.2, fp16=364.2, fp8=728.5, tf32=182.1, fp32=91.1),
-    # One of the two dies of a card: what torch calls a device.
+    # One of the two dies of a card, which torch calls a device.
     "MI250X die": _peaks(bf16=191.5, fp16=191.5, fp32=47.9, fp64=47.9),
     "MI300X": _MI300X,
     "MI325X": _MI300X,
@@ -71,29 +71,29 @@ PEAKS: Final[dict[str, Peaks]] = {
 
 
 def product_format(compute: str, matmul: str) -> Product:
-    """The format in which a GPU computes products of `compute` numbers under a setting of `precision.matmul`."""
+    """Return the format in which a GPU computes products of `compute` numbers under a setting of `precision.matmul`."""
     if compute == "fp32" and matmul in ("high", "medium"):
         return "tf32"
     return compute  # pyright: ignore[reportReturnType]
 
 
-QUERIES: Final = 64  # of a block
-EXACT: Final = ("fp32", "fp64")  # below, torch's kernel has a softmax in fp32, and blocks one in the format itself
+QUERIES: Final = 64  # queries per block
+EXACT: Final = ("fp32", "fp64")  # for shorter rows: torch's kernel has an fp32 softmax, blocks use the compute format
 
-NARROWEST: Final = 16  # head for which torch's compiler has a kernel of flex on CUDA
+NARROWEST: Final = 16  # narrowest head for which torch's compiler has a flex kernel on CUDA
 
 
-# Beside the kernel of a CPU, that of one whose fp32 products are in force at their highest precision.
+# Key of the kernel of a CPU whose fp32 products use their highest precision.
 HIGHEST: Final = "cpu, highest"
 
 
 def kernel_on(device: str, matmul: str, kernels: dict[str, str]) -> str:
-    """That of a kind of device with what `matmul` is in force."""
+    """Return the kernel of a kind of device for the value of `matmul` in force."""
     return kernels.get(f"{device}, {matmul}", kernels[device])
 
 
 def plain_kernels(head_dim: int) -> dict[str, str]:
-    """Those of a model that is read beside the one that is trained."""
+    """Return device type → kernel without further conditions."""
     return {"cpu": "documents", "cuda": "flex" if head_dim >= NARROWEST else "documents"}
 
 
@@ -101,13 +101,14 @@ OF_SERVER: Final = ("starlette", "uvicorn")
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported."""
+    """Return True if a package can be imported."""
     found = find_spec(package)
-    # A mere folder of that name, as W&B leaves one where it runs, would pass for a package without content.
+    # A folder of that name without a package, such as W&B's in a working directory, must not count.
     return found is not None and found.origin is not None
 
 
 def missing_for_server() -> str | None:
-    """Return a message with the packages that the server needs and that are not installed; None if all are here."""
+    """Return a message with the packages that the server needs and that are not installed; None if all are
+    installed."""
     missing = [name for name in OF_SERVER if find_spec(name) is None]
     return f"the server needs {' and '.join(missing)}: pip install 'xtrain[serve]'" if missing else None

@@ -1,13 +1,12 @@
-"""Learning rate of a step as a closed form of its schedule and phase; a resumed run needs no state of it.
+"""Learning rate of a step as a closed form of its schedule and phase; a resumed run needs no state for it.
 
-With W warm-up steps, T steps in all and floor r, step i (from 0) uses factor f(i + 1): warm-up f(s) = s / W; after it
-p = (s − W) / (T − W) goes to 1 at the last step, and cosine r + ½(1 − r)(1 + cos πp), linear 1 − (1 − r)p, sqrt r +
-(1 − r)√(1 − p). Counting from s = 1, the first step is not lost to a learning rate of 0 and the last one uses the
-floor.
+With W warm-up steps, T steps in all and floor r, step i (from 0) uses factor f(i + 1). During warm-up f(s) = s / W.
+After it, p = (s − W) / (T − W) reaches 1 at the last step: cosine r + ½(1 − r)(1 + cos πp), linear 1 − (1 − r)p, sqrt r
++ (1 − r)√(1 − p). Counting from s = 1, no step has a learning rate of 0, and the last step uses the floor.
 
-Steps, warm-up and total are full steps of the present batch that would have trained on as much, and need not be whole
-numbers. After a resume with another batch, and in a ramp, the rate is therefore continuous (Megatron-LM counts
-samples for the same reason).
+Steps, warm-up and total are in full steps of the present batch that would train on as much; they need not be whole
+numbers. The rate is therefore continuous in a ramp and after a resume with another batch (Megatron-LM counts samples
+for the same reason).
 """
 
 import math
@@ -31,7 +30,7 @@ from xtrain.text.units import plural
 
 
 def first_step(phase: PlanPhase, total: int) -> int:
-    """The index of the first step of a phase in a run of `total` steps."""
+    """Return the index of the first step of a phase in a run of `total` steps."""
     if phase.first is not None:
         return phase.first
     assert phase.fraction is not None, "a start in epochs is known once the data is counted"
@@ -39,16 +38,16 @@ def first_step(phase: PlanPhase, total: int) -> int:
 
 
 def in_order(phases: Sequence[PlanPhase], total: int) -> list[tuple[int, PlanPhase]]:
-    """(first step, phase) by first step. Of phases that begin together only the last one has steps: it alone is there.
+    """Return (first step, phase) by first step. Of phases that begin together, only the last is included.
 
-    Starts in steps and in shares of a budget that had not been counted come into their order here.
+    Starts in steps and in shares of an uncounted budget get their order here.
     """
     begins = {first_step(phase, total): phase for phase in phases}
     return sorted(begins.items(), key=lambda pair: pair[0])
 
 
 def phase_at(phases: Sequence[PlanPhase], step: int, total: int) -> PlanPhase:
-    """The phase that a step (from 0) lies in: the last one that has begun. Behind the last step it is the last one."""
+    """Return the phase of a step (from 0): the last one that has begun. After the last step it is the last phase."""
     if len(phases) == 1:
         return phases[0]
     return [phase for first, phase in in_order(phases, total) if first <= step][-1]
@@ -62,7 +61,8 @@ SHAPES: dict[str, Callable[[float, float], float]] = {
 
 
 def warmup_and_decay(args: Mapping[str, Any], total: float, shape: str, decay: float | None = None) -> Curve:
-    """The curve of a schedule by the arguments of its node. decay: steps at the end; None: all after the warm-up."""
+    """Return the curve of a schedule from the arguments of its node. decay: steps at the end; None: all steps after the
+    warm-up."""
     warmup = length_in_steps(args["warmup"], total)
     return closed_form(
         args["lr"], total, warmup, total - warmup if decay is None else decay, args["floor"], SHAPES[shape]
@@ -72,7 +72,8 @@ def warmup_and_decay(args: Mapping[str, Any], total: float, shape: str, decay: f
 def closed_form(
     lr: float, total: float, warmup: float, decay: float, floor: float, shape: Callable[[float, float], float]
 ) -> Curve:
-    """Rise over `warmup` steps, stay, fall over the last `decay` of `total` steps to `floor` · lr."""
+    """Return a curve that rises over `warmup` steps, stays, and falls over the last `decay` of `total` steps to `floor`
+    · lr."""
     begin = max(warmup, total - decay)
 
     def rate(index: float) -> float:
@@ -88,19 +89,20 @@ def closed_form(
 
 
 def length_in_steps(length: Mapping[str, float], total: float) -> float:
-    """`{"steps": n}` or `{"fraction": f}` of `total`, rounded to steps."""
+    """Return `{"steps": n}` or `{"fraction": f}` of `total` as a number, rounded to steps."""
     return length["steps"] if "steps" in length else round(length["fraction"] * total)
 
 
 def idle_floor(warmup: Quantity, *others: str) -> dict[str, str]:
-    """That `floor` and settings like it change nothing where there is no step behind the warm-up."""
+    """Return setting → reason for `floor` and `others` if the warm-up takes the whole budget, so that they change
+    nothing."""
     if warmup == Quantity(100, "%"):
         return dict.fromkeys(("floor", *others), "the warm-up takes the whole budget")
     return {}
 
 
 class DecayingScheduler(Scheduler):
-    """A schedule that falls by a shape from the end of the warm-up to the floor at the last step."""
+    """Schedule that falls from the end of the warm-up to the floor at the last step, in a given shape."""
 
     floor: Quantity
     shape: ClassVar[str]
@@ -124,7 +126,7 @@ class DecayingScheduler(Scheduler):
 
 
 def decay_text(args: Mapping[str, Any], shape: str) -> str:
-    """`cosine to 3e-05 at step 600`."""
+    """Return a decay as text: `cosine to 3e-05 at step 600`."""
     steps = args["steps"]
     return f"{shape} to {args['floor'] * args['lr']:.3g} at {'the end' if steps is None else f'step {steps:,}'}"
 
@@ -135,8 +137,8 @@ Amount = int | Fraction
 
 @frozen
 class _Measure:
-    """Progress of a run in a unit. sizes: of every step; None: progress is counted in steps. shift: what is counted
-    before step 0, of rows of data that was not read from the beginning."""
+    """Progress of a run in one unit. sizes: of every step; None: progress is counted in steps. shift: amount before
+    step 0, for rows of data that was not read from the beginning."""
 
     sizes: StepSizes | None = None
     shift: int = 0
@@ -147,7 +149,7 @@ class _Measure:
         return 1 if self.sizes is None else self.sizes.full
 
     def at(self, position: Amount) -> Amount:
-        """Return the amount after so many steps."""
+        """Return the amount after `position` steps."""
         return position if self.sizes is None else self.sizes.amount_at(position) + self.shift
 
     def position(self, amount: Amount) -> Amount:
@@ -157,10 +159,10 @@ class _Measure:
 
 @frozen
 class ScheduleClock:
-    """Conversion of steps into full steps of the present batch, in which the closed form of a schedule is computed.
+    """Conversion of steps into full steps of the present batch, the unit of a schedule's closed form.
 
-    lengths: those of the schedule, by setting; total: the budget. warmup: (measure, amount, end) where it is declared
-    in another unit than the budget, in which it is linear.
+    lengths: of the schedule, by setting. total: the budget. warmup: (measure, amount, end) if it is declared in another
+    unit than the budget; it is linear in that unit.
     """
 
     measure: _Measure
@@ -178,10 +180,10 @@ class ScheduleClock:
 
 
 def learning_rate(args: Mapping[str, Any], batch: Arithmetic, phases: Sequence[PlanPhase] = ()) -> Rate:
-    """Step index (from 0) → learning rate, by the arguments of `setup.scheduler`.
+    """Return step index (from 0) → learning rate, from the arguments of `setup.scheduler`.
 
-    Of a schedule whose rates are `computed`, with nothing left to be counted. phases: of the timeline; the rate is
-    multiplied by the `lr_scale` of the phase that a step lies in.
+    The schedule's rates must be `computed`, and no data may be left to count. phases: of the timeline; the rate is
+    multiplied by the `lr_scale` of a step's phase.
     """
     assert batch.steps is not None
     clock = schedule_clock(args, batch)
@@ -191,12 +193,12 @@ def learning_rate(args: Mapping[str, Any], batch: Arithmetic, phases: Sequence[P
 
 
 def computed(args: Mapping[str, Any]) -> bool:
-    """Whether the rates of a schedule can be computed without a run."""
+    """Return True if the rates of a schedule can be computed without a run."""
     return SCHEDULERS.of(args).computed
 
 
 def scaled(rate: Rate, total: int, phases: Sequence[PlanPhase]) -> Rate:
-    """The rate of each step times the `lr_scale` of its phase."""
+    """Return the rate of each step times the `lr_scale` of its phase."""
     if all(phase.lr_scale == 1 for phase in phases):
         return rate
     begins, scales = zip(*((first, phase.lr_scale) for first, phase in in_order(phases, total)), strict=True)
@@ -204,7 +206,7 @@ def scaled(rate: Rate, total: int, phases: Sequence[PlanPhase]) -> Rate:
 
 
 def schedule_clock(args: Mapping[str, Any], batch: Arithmetic) -> ScheduleClock:
-    """Return the clock of a schedule, by the arguments of `setup.scheduler`."""
+    """Return the clock of a schedule, from the arguments of `setup.scheduler`."""
     kind = SCHEDULERS.of(args)
     unit, budget = _budget(batch)
     if kind.in_steps(args):
@@ -228,7 +230,7 @@ def schedule_clock(args: Mapping[str, Any], batch: Arithmetic) -> ScheduleClock:
 
 
 def _measures(batch: Arithmetic, rows: StepSizes) -> dict[Unit, _Measure]:
-    """The measures of a run whose steps take the rows `rows`."""
+    """Return the measures of a run whose steps take the rows `rows`."""
     shift = batch.done_rows - rows.before(batch.done_steps)
     return {"steps": _Measure(), "tokens": _Measure(rows.times(batch.sequence)), "rows": _Measure(rows, shift)}
 
@@ -242,7 +244,7 @@ def _budget(batch: Arithmetic) -> tuple[Unit, Amount]:
 
 
 def _length(value: Mapping[str, Any], batch: Arithmetic, unit: Unit, budget: Amount) -> tuple[Unit, Amount]:
-    """A length among the arguments of a schedule in the unit in which it was declared."""
+    """Return a length among the arguments of a schedule, in the unit in which it was declared."""
     if "tokens" in value:
         return "tokens", value["tokens"]
     if "epochs" in value and batch.epoch_rows is not None:
@@ -251,9 +253,9 @@ def _length(value: Mapping[str, Any], batch: Arithmetic, unit: Unit, budget: Amo
 
 
 def _begin_of_end(own: Unit, amount: Amount, unit: Unit, budget: Amount, batch: Arithmetic) -> Amount:
-    """Return after how many steps the last part of a run begins, which is `amount` long.
+    """Return the number of steps before the last part of a run, which is `amount` long.
 
-    It begins where so much is left of the budget if the batch of that moment stays: what has begun goes on where the
+    It begins where that much of the budget is left if the batch of that moment stays. Once begun, it continues when the
     batch changes.
     """
     pieces = batch.row_sizes.pieces()
@@ -271,13 +273,13 @@ def _plain(number: Amount) -> float:
 
 
 def in_effect(scheduler: Scheduler) -> Scheduler:
-    """With the defaults in place of settings that change nothing."""
+    """Return the schedule with defaults for settings that change nothing."""
     defaults = {name: fields_dict(type(scheduler))[name].default for name in scheduler.idle()}
     return evolve(scheduler, **defaults)
 
 
 def scheduler_args(spec: Spec, batch: Arithmetic) -> dict[str, Any]:
-    """The arguments of `setup.scheduler`: only what the kind has."""
+    """Return the arguments of `setup.scheduler`: only those of its kind."""
     scheduler = in_effect(spec.scheduler)
     lengths = {name: _length_args(scheduler, name, batch) for name in scheduler.lengths()}
     own = {**lengths, **scheduler.args()}
@@ -299,8 +301,8 @@ def _in_steps(scheduler: Scheduler, name: str, batch: Arithmetic) -> int | None:
 
 
 def check_schedule(spec: Spec, batch: Arithmetic, found: Findings) -> None:
-    """Check that the lengths of a schedule fit into the budget, by the present batch or the one the run began with: a
-    run that is resumed with another batch keeps its schedule (`learning_curve.py`)."""
+    """Check that the lengths of a schedule fit into the budget, with the present batch or the first one: a run that
+    resumes with another batch keeps its schedule."""
     if batch.past is not None:
         batch = next((each for each in (batch, batch.as_begun()) if _fits(spec, each)), batch)
     _check_lengths(spec, batch, found)
@@ -341,7 +343,7 @@ def _check_lengths(spec: Spec, batch: Arithmetic, found: Findings) -> None:
 
 
 def _share(quantity: Quantity, batch: Arithmetic) -> float | None:
-    """A length as a share of the budget, where that is known without counting the data."""
+    """Return a length as a share of the budget; None if it depends on uncounted data."""
     if quantity.unit == "%":
         return quantity.fraction
     if quantity.unit == "epochs" and batch.epochs is not None:

@@ -1,13 +1,12 @@
 """Device mesh and placement: axes, strides, the expert view of the ranks, and the local shape of every parameter.
 
 Parameters are cut by rules of tensor parallelism, by FSDP over the shard axes and by expert parallelism. The runtime
-checks the model that it has built and sharded against these shapes. The estimates of a plan are those of the first
-rank of every pipeline coordinate, which has the largest piece of everything.
+checks its sharded model against these shapes. The estimates of a plan are those of the first rank of every pipeline
+coordinate, which has the largest piece of everything.
 
-An optimizer whose update needs whole matrices deals them out in turns to the ranks that share them. A rank receives
-the pieces of its matrices, computes, and sends each rank its piece of the result. Every axis that cuts a matrix is
-one all-to-all in each direction; of a matrix cut by two axes the pieces of the inner cut are joined first. Replicas
-do the same.
+An optimizer whose update needs whole matrices assigns them in turn to the ranks that share them. A rank receives the
+pieces of its matrices, computes, and sends each rank its piece of the result. Every axis that cuts a matrix is one
+all-to-all in each direction; if two axes cut it, the pieces of the inner cut are joined first. Replicas do the same.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,7 +27,7 @@ EXPERT_AXES = ("pp", "ep_replicate", "ep_fsdp", "ep")
 
 
 def build_mesh(sizes: dict[str, int], *, ep: int, ranks_per_node: int) -> Mesh:
-    """Lay ranks out over `sizes` (axis → size, all of AXES), and once more with experts in mind.
+    """Lay ranks out over `sizes` (axis → size, all of AXES), and once more for experts.
 
     `ep` must divide fsdp · ring · ulysses · tp; a group of `ep` consecutive ranks holds every expert once.
     """
@@ -49,17 +48,17 @@ def build_mesh(sizes: dict[str, int], *, ep: int, ranks_per_node: int) -> Mesh:
 
 
 def mesh_of_group(mesh: Mesh) -> Mesh:
-    """The ranks of one copy of the model (`replicate`), as a mesh of their own."""
+    """Return the mesh of the ranks of one copy of the model (`replicate`)."""
     sizes = {axis.name: axis.size for axis in mesh.axes} | {"replicate": 1}
     ep = next(axis.size for axis in mesh.expert_axes if axis.name == "ep")
     return build_mesh(sizes, ep=ep, ranks_per_node=min(mesh.ranks_per_node, prod(sizes.values())))
 
 
 def _axes(sizes: dict[str, int], names: tuple[str, ...], world: int, ranks_per_node: int) -> tuple[Axis, ...]:
-    """Outer to inner; the innermost axis has stride 1.
+    """Return axes from outer to inner; the innermost axis has stride 1.
 
-    The ranks of an axis lie in an aligned block of stride · size. A group of them leaves its machine exactly when
-    the end of a machine falls inside a block, and the first such end, rank `ranks_per_node`, decides it for all.
+    The ranks of an axis lie in an aligned block of stride · size. A group of them leaves its machine exactly when the
+    end of a machine falls inside a block; the first such end, rank `ranks_per_node`, decides for all.
     """
     axes = []
     stride = world
@@ -70,13 +69,13 @@ def _axes(sizes: dict[str, int], names: tuple[str, ...], world: int, ranks_per_n
     return tuple(axes)
 
 
-# Ranks from which on those of gloo's groups connect only where they first need each other. At once, n of them ask the
-# one store that they meet in for n² addresses of 8 n bytes, and each opens n sockets: benchmarks/startup.py.
+# Number of ranks from which the groups of gloo connect lazily. Connecting at once, n ranks ask one store for n²
+# addresses of 8 n bytes, and each opens n sockets: benchmarks/startup.py.
 LAZY_FROM: Final = 128
 
 
 def groups(mesh: Mesh, axis: str) -> list[list[int]]:
-    """The ranks of every group of an axis (of either view), each group in the order of its coordinate."""
+    """Return the ranks of every group of an axis (of either view), each group in the order of its coordinate."""
     found = next(a for a in (*mesh.axes, *mesh.expert_axes) if a.name == axis)
     block = found.stride * found.size
     return [
@@ -87,33 +86,33 @@ def groups(mesh: Mesh, axis: str) -> list[list[int]]:
 
 
 def own_group(mesh: Mesh, axis: str, rank: int) -> list[int]:
-    """That of `groups` which a rank is in."""
+    """Return the group of an axis that a rank is in."""
     found = next(a for a in (*mesh.axes, *mesh.expert_axes) if a.name == axis)
     first = rank - rank // found.stride % found.size * found.stride
     return [first + index * found.stride for index in range(found.size)]
 
 
 def largest_divisor(number: int, limit: int) -> int:
-    """The largest divisor of `number` that is at most `limit`."""
+    """Return the largest divisor of `number` that is at most `limit`."""
     return next(d for d in range(min(limit, number), 0, -1) if number % d == 0)
 
 
 def nearest_multiples(number: int, step: int) -> str:
-    """`4032 or 4096`: the multiples of `step` around `number`, above zero."""
+    """Return the positive multiples of `step` around `number` as text: `4032 or 4096`."""
     low = number // step * step
     return f"{low} or {low + step}" if low else f"{step}"
 
 
-# Style of a rule of tensor parallelism → the dimension that it cuts: output features or rows of the table (0), input
-# features (1).
+# Style of a tensor-parallel rule → the dimension that it cuts: output features or rows of the table (0), input features
+# (1).
 DIMENSION: Final = {"column": 0, "embedding": 0, "row": 1}
 
 Rules = tuple[tuple[str, str], ...]
 
 
 def tensor_rules(architecture: Architecture) -> Rules:
-    """(pattern, style) of every matrix that is cut, over the modules that own one, with a bias that has the dimension
-    that is cut; what has no rule is whole."""
+    """Return (pattern, style) of every matrix that is cut. Patterns match the module that owns it; its bias is cut too
+    if it has that dimension. Parameters without a rule are whole."""
     cut = {
         f"layers.*.{parameter.owner}": parameter.cut
         for kind in architecture.kinds
@@ -126,20 +125,21 @@ def tensor_rules(architecture: Architecture) -> Rules:
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Whether a pattern means a module: `*` stands for one part of its name."""
+    """Return True if a pattern matches a module: `*` stands for one part of its name."""
     return name.count(".") == pattern.count(".") and fnmatchcase(name, pattern)
 
 
 def piece(extent: int, parts: int, index: int) -> int:
-    """Rows of the piece `index` where torch.chunk cuts `extent` rows: all equal but the last ones, which may be 0."""
+    """Return the rows of piece `index` if torch.chunk cuts `extent` rows: all pieces are equal except the last ones,
+    which may have 0."""
     size = -(-extent // parts)
     return max(0, min(size, extent - index * size))
 
 
 def found_again(extent: int, tp: int, shards: int) -> bool:
-    """Whether torch finds the pieces that tp and then FSDP cut from a dimension.
+    """Return True if torch can restore the pieces that tp and then FSDP cut from a dimension.
 
-    It takes every shard for one that tp has cut last (`_StridedShard`), which differs where pieces are uneven.
+    torch assumes that tp cut every shard last (`_StridedShard`), which gives other pieces if they are uneven.
     """
     every = [[piece(piece(extent, tp, t), shards, shard) for t in range(tp)] for shard in range(shards)]
     return all([piece(sum(pieces), tp, t) for t in range(tp)] == pieces for pieces in every)
@@ -147,7 +147,7 @@ def found_again(extent: int, tp: int, shards: int) -> bool:
 
 @frozen(kw_only=True)
 class CutPlace:
-    """The place of a rank along the cuts; the first place has the largest piece of every parameter."""
+    """Place of a rank along the cuts; the first place has the largest piece of every parameter."""
 
     tp: int = 0
     shard: int = 0
@@ -160,8 +160,8 @@ FIRST: Final = CutPlace()
 
 @frozen(kw_only=True)
 class Cuts:
-    """Into how many pieces the axes cut a parameter: dense ones by tp then fsdp, experts by ep then ep_fsdp. base: how
-    quantised ones are stored."""
+    """Number of pieces that axes cut a parameter into: dense parameters by tp then fsdp, experts by ep then ep_fsdp.
+    base: storage of quantized parameters."""
 
     tp: int
     fsdp: int
@@ -172,7 +172,7 @@ class Cuts:
     base: Base | None = None
 
     def shape(self, parameter: ParameterSpec, place: CutPlace = FIRST) -> tuple[int, ...]:
-        """The piece of a parameter that a rank owns; of a quantised one its bytes."""
+        """Return the shape of the piece of a parameter that a rank owns; in bytes for a quantized parameter."""
         shape = list(self.stored_shape(parameter, place))
         if parameter.expert:
             shape[self.expert_dimension] = piece(shape[self.expert_dimension], self.ep_fsdp, place.ep_fsdp)
@@ -181,7 +181,7 @@ class Cuts:
         return tuple(shape)
 
     def gathered_shape(self, parameter: ParameterSpec, place: CutPlace = FIRST) -> tuple[int, ...]:
-        """A piece before FSDP cuts it: what a rank computes with."""
+        """Return the shape of a piece before FSDP cuts it: the piece that a rank computes with."""
         shape = list(parameter.shape)
         if parameter.expert:
             shape[0] = piece(shape[0], self.ep, place.ep)
@@ -190,7 +190,7 @@ class Cuts:
         return tuple(shape)
 
     def stored_shape(self, parameter: ParameterSpec, place: CutPlace = FIRST) -> tuple[int, ...]:
-        """The same as it is stored: of a quantised parameter its bytes."""
+        """Return the shape of that piece as it is stored; in bytes for a quantized parameter."""
         shape = self.gathered_shape(parameter, place)
         if not parameter.quantised:
             return shape
@@ -198,7 +198,7 @@ class Cuts:
         return self.base.stored_shape(shape)
 
     def tensor_dim(self, parameter: ParameterSpec) -> int | None:
-        """The dim along which tensor parallelism cuts a dense parameter; None where ranks have all of it."""
+        """Return the dim along which tensor parallelism cuts a dense parameter; None if ranks hold all of it."""
         if self.tp == 1:
             return None
         owner = parameter.name.rpartition(".")[0]
@@ -206,31 +206,32 @@ class Cuts:
         return next((dim for dim in dims if dim < len(parameter.shape)), None)
 
     def largest(self, parameters: Iterable[ParameterSpec]) -> int:
-        """Elements that the rank with the largest pieces owns."""
+        """Return the elements that the rank with the largest pieces owns."""
         return sum(prod(self.shape(parameter)) for parameter in parameters)
 
     def gathered(self, parameters: Iterable[ParameterSpec]) -> int:
-        """Elements that it computes with."""
+        """Return the elements that this rank computes with."""
         return sum(prod(self.gathered_shape(parameter)) for parameter in parameters)
 
 
 def folded_axes(parallel: Parallel) -> tuple[str, ...]:
-    """The context axes that shard parameters together with fsdp."""
+    """Return the context axes that shard parameters together with fsdp."""
     return {"all": ("ring", "ulysses"), "ring_only": ("ring",), "ulysses_only": ("ulysses",), "none": ()}[
         parallel.cp.fold
     ]
 
 
 def shard_axes(parallel: Parallel, mesh: Mesh) -> tuple[str, ...]:
-    """The axes over which FSDP cuts a dense parameter, outer to inner; context axes only where they have ranks."""
+    """Return the axes over which FSDP cuts a dense parameter, outer to inner; context axes only if they have several
+    ranks."""
     return ("fsdp", *(axis for axis in folded_axes(parallel) if mesh.size(axis) > 1))
 
 
 def cuts_of(parallel: Parallel, mesh: Mesh, architecture: Architecture, base: Base | None = None) -> Cuts:
-    """The cuts a mesh makes.
+    """Return the cuts of a mesh.
 
-    Expert matrices [E, K, N] are cut along K, which leaves whole experts on a rank; torch wants that even, so otherwise
-    along E.
+    Expert matrices [E, K, N] are cut along K, so that a rank holds whole experts. torch requires an even cut there;
+    otherwise they are cut along E.
     """
     ep, ep_fsdp = mesh.expert_axes[3].size, mesh.expert_axes[2].size
     even = all(width % ep_fsdp == 0 for width in expert_widths(architecture))
@@ -246,10 +247,10 @@ def cuts_of(parallel: Parallel, mesh: Mesh, architecture: Architecture, base: Ba
 
 
 def local_shapes(plan: Plan, rank: int) -> dict[str, tuple[int, ...]]:
-    """Name → local shape of every parameter of a rank, in the order of the inventory.
+    """Return name → local shape of every parameter of a rank, in the order of the inventory.
 
-    A piece may have no rows. A tied head on the last stage is there as `embed_tokens.weight`. Raises IndexError for a
-    rank outside the world.
+    A piece may have no rows. A tied head on the last stage is named `embed_tokens.weight`. Raises IndexError for a rank
+    outside the world.
     """
     if not 0 <= rank < plan.mesh.world_size:
         raise IndexError(f"rank {rank} of {plan.mesh.world_size}")
@@ -258,7 +259,7 @@ def local_shapes(plan: Plan, rank: int) -> dict[str, tuple[int, ...]]:
 
 
 def _owned(plan: Plan, rank: int) -> list[ParameterSpec]:
-    """The parameters whose stage lies on a rank, whole."""
+    """Return the whole parameters of a rank's stages."""
     args = plan.node("setup.build_model").args
     pipeline = Pipeline(
         spans=tuple((first, last) for first, last in args["stages"]), owners=tuple(map(tuple, args["owners"]))
@@ -268,7 +269,7 @@ def _owned(plan: Plan, rank: int) -> list[ParameterSpec]:
 
 
 def _cuts(plan: Plan) -> Cuts:
-    """The cuts that the nodes of a plan make; what has no node is not cut."""
+    """Return the cuts of a plan's nodes; axes without a node do not cut."""
     tensor = _args(plan, "setup.parallel.tp")
     experts = _args(plan, "setup.parallel.expert_fsdp")
     sharded = bool(_args(plan, "setup.parallel.fsdp"))
@@ -284,13 +285,13 @@ def _cuts(plan: Plan) -> Cuts:
 
 
 def base_of_plan(plan: Plan) -> Base | None:
-    """How quantised parameters are stored; None where there are none."""
+    """Return the storage of quantized parameters; None if there are none."""
     args = _args(plan, "setup.quantise")
     return base_of(args["base"]) if args else None
 
 
 def _place(plan: Plan, rank: int) -> CutPlace:
-    """Where a rank stands along the cuts; over several shard axes it counts from the outer to the inner one."""
+    """Return the place of a rank along the cuts; several shard axes are counted from the outer to the inner one."""
     coordinates = plan.mesh.coordinates(rank)
     shard = 0
     for axis in _shard_axes(plan):
@@ -308,25 +309,25 @@ def _expert_size(mesh: Mesh, name: str) -> int:
 
 
 def _args(plan: Plan, node: str) -> dict[str, Any]:
-    """The arguments of a node, none if the plan does not have it."""
+    """Return the arguments of a node; empty if the plan does not have it."""
     return next((n.args for n in plan.nodes if n.id == node), {})
 
 
-# A rank takes matrices of at least so many elements at a time, so that a call is worth its latency, and no more than
-# that and one matrix, which are whole at once.
+# Minimum elements that a rank takes at a time, so that a call is worth its latency. At most this many and one more
+# matrix are whole at once.
 AT_ONCE = 2**23
 
 
 @frozen
 class MatrixCut:
-    """An axis that cuts a matrix. dim: of the stack [count, rows, columns]. ranks: of the axis."""
+    """Axis that cuts a matrix. dim: of the stack [count, rows, columns]. ranks: of the axis."""
 
     axis: str
     ranks: int
     dim: int
 
     def pieces(self, shape: Sequence[int]) -> list[tuple[int, ...]]:
-        """The shapes of the pieces that its ranks have of what is whole along the dim."""
+        """Return the shapes of the pieces of a tensor that is whole along the dim, one for each rank of the axis."""
         return [
             tuple(piece(extent, self.ranks, rank) if dim == self.dim else extent for dim, extent in enumerate(shape))
             for rank in range(self.ranks)
@@ -335,8 +336,9 @@ class MatrixCut:
 
 @frozen
 class MatrixStack:
-    """Matrices of one parameter that one rank takes. first: in the stack that a rank holds of the parameter. shape:
-    [count, rows, columns], of the whole matrices. cuts: from the outer to the inner. owner: along each cut."""
+    """Matrices of one parameter that one rank computes. first: index in the stack that a rank holds of the parameter.
+    shape: [count, rows, columns] of the whole matrices. cuts: from the outer to the inner. owner: computing rank
+    along each cut."""
 
     name: str
     first: int
@@ -345,7 +347,7 @@ class MatrixStack:
     owner: tuple[int, ...]
 
     def at(self, cut: int, place: Sequence[int]) -> tuple[int, ...]:
-        """The shape of what a rank has before the pieces of a cut are put together. place: of the rank, along each
+        """Return the shape of a rank's piece before the pieces of a cut are joined. place: of the rank, along each
         cut."""
         shape: tuple[int, ...] = self.shape
         for each, rank in zip(self.cuts[: cut + 1], place, strict=False):
@@ -355,19 +357,19 @@ class MatrixStack:
 
 @frozen
 class MatrixBatch:
-    """Stacks with the same cuts that travel together."""
+    """Stacks with the same cuts that are sent together."""
 
     cuts: tuple[MatrixCut, ...]
     stacks: tuple[MatrixStack, ...]
 
     def passing(self, cut: int, place: Sequence[int]) -> list[MatrixStack]:
-        """Those that a rank has a piece of when those of a cut are put together: all of them at the innermost cut; then
-        those whose owner is its neighbour along the cuts inside."""
+        """Return the stacks that a rank holds a piece of when the pieces of a cut are joined: all stacks at the
+        innermost cut; after that, stacks whose owner has the rank's place along the inner cuts."""
         inner = range(cut + 1, len(self.cuts))
         return [stack for stack in self.stacks if all(stack.owner[each] == place[each] for each in inner)]
 
     def sent(self, place: Sequence[int]) -> Iterator[tuple[str, int]]:
-        """(axis, elements) of every all-to-all of a rank, there and back: the larger of what goes in and comes out."""
+        """Yield (axis, elements) of every all-to-all of a rank in one direction: the larger of input and output."""
         for cut, each in enumerate(self.cuts):
             if not (passing := self.passing(cut, place)):
                 continue
@@ -377,10 +379,10 @@ class MatrixBatch:
 
 
 def batches(stacks: Iterable[tuple[str, tuple[int, int, int], tuple[MatrixCut, ...]]]) -> list[MatrixBatch]:
-    """Deal stacks of matrices out.
+    """Assign stacks of matrices to ranks.
 
-    stacks: name, whole shape and cuts of every parameter of a pipeline stage. Those of one shape follow one another,
-    by name, so that every rank gets as much of each shape as the others.
+    stacks: name, whole shape and cuts of every parameter of a pipeline stage. Stacks are sorted by shape, then by name,
+    so that every rank gets about as much of each shape.
     """
     by_cuts: dict[tuple[MatrixCut, ...], list[tuple[str, tuple[int, int, int]]]] = {}
     for name, shape, cuts in sorted(stacks, key=lambda each: (each[1], each[0])):
@@ -394,7 +396,7 @@ def _dealt(cuts: tuple[MatrixCut, ...], own: list[tuple[str, tuple[int, int, int
     for name, (count, rows, columns) in own:
         first = 0
         while first < count:
-            # A large stack is shared by all ranks; of a small one, each takes one matrix.
+            # All ranks share a large stack; of a small stack, each rank takes one matrix.
             more = min(count - first, max(1, count // ranks))
             owner, rest = [], turn % ranks
             for cut in reversed(cuts):

@@ -1,4 +1,4 @@
-"""Parameters of a model: counts and floating-point operations, and which are frozen, quantized, in fp8 or adapted."""
+"""Parameters of a model: counts and FLOPs, and which are frozen, quantized, in fp8 or adapted."""
 
 import re
 from collections import Counter
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 def count_parameters(
     architecture: Architecture, frozen: Set[str] = frozenset(), quantised: Set[str] = frozenset()
 ) -> Parameters:
-    """The inventory. A token uses all parameters but the experts it is not sent to. frozen: names of parameters that
-    are not trained. quantised: of those among them that the base stores."""
+    """Return the inventory. A token uses all parameters except the experts that it is not sent to. frozen: names of
+    frozen parameters. quantised: frozen parameters that the base stores."""
     tensors = tuple(
         evolve(each, trained=False, quantised=each.name in quantised) if each.name in frozen else each
         for each in parameters(architecture)
@@ -51,15 +51,15 @@ def count_parameters(
 
 
 def matmul_parameters(architecture: Architecture) -> int:
-    """Weights a token is multiplied with: matrices of blocks and the head, tied or not; no lookup, no norms, and no
-    head of rewards."""
+    """Return the number of weights that a token is multiplied with: matrices of blocks and the head, tied or not,
+    without lookup, norms and reward head."""
     blocks = sum(len(kind.layers) * block_matmul_parameters(architecture, kind.first) for kind in architecture.kinds)
     return blocks + architecture.head_products + sum(head_factors(architecture))
 
 
 def head_factors(architecture: Architecture) -> tuple[int, int]:
-    """Weights of what an adapter has beside the head: those that what the head reads is multiplied with, and those
-    that the product is; of several tasks, of the widest one. Once more for each module that predicts further tokens."""
+    """Return the numbers of weights of the head's adapter that multiply the head's input and the result of that
+    product; for several tasks, of the widest task. Each module that predicts further tokens counts once more."""
     task, times = widest_task(architecture), 1 + architecture.mtp
     own = [matrix for matrix in architecture.head_matrices if matrix.task == task]
     sizes = [prod(each.shape) * times for matrix in own for each in matrix.parameters(architecture.head_parameter)]
@@ -67,12 +67,14 @@ def head_factors(architecture: Architecture) -> tuple[int, int]:
 
 
 def block_matmul_parameters(architecture: Architecture, layer: int) -> int:
-    """Those of the block of one layer; of the routed experts, as many as a token is sent to."""
+    """Return the number of weights of one layer's block that a token is multiplied with; routed experts count as often
+    as a token is sent to them."""
     return sum(matmul_sizes(architecture, layer).values())
 
 
 def matmul_sizes(architecture: Architecture, layer: int) -> dict[str, int]:
-    """The same by the name of the matrix; of the adapters of several tasks, those of the widest one."""
+    """Return matrix name → number of its weights that a token is multiplied with; of the adapters of several tasks,
+    only the widest counts."""
     task = widest_task(architecture)
     return {
         tensor.name: tensor.size * architecture.experts_per_token // architecture.experts
@@ -87,7 +89,8 @@ def matmul_sizes(architecture: Architecture, layer: int) -> dict[str, int]:
 def largest_product(architecture: Architecture, positions: int) -> int:
     """Return the multiply-adds of the largest product of a block with its matrices, at `positions` tokens.
 
-    An expert multiplies the tokens that it gets if all experts get as many."""
+    Experts are assumed to get equal numbers of tokens.
+    """
     routed = positions * architecture.experts_per_token // (architecture.experts or 1)
     return max(
         tensor.size // architecture.experts * routed if tensor.expert else tensor.size * positions
@@ -99,8 +102,8 @@ def largest_product(architecture: Architecture, positions: int) -> int:
 
 @frozen(kw_only=True)
 class BackwardLess:
-    """What backwards do without where a part of the model is not trained. blocks: layer → operations of products for a
-    token. head: the same of the head. attention: layers whose attention has no backward."""
+    """FLOPs that backwards save in a model with frozen parts. blocks: layer → FLOPs of products for a token. head:
+    FLOPs of the head. attention: layers whose attention has no backward."""
 
     blocks: Mapping[int, int] = field(factory=dict)
     head: int = 0
@@ -108,7 +111,7 @@ class BackwardLess:
 
 
 def training_work(architecture: Architecture, less: BackwardLess) -> Work:
-    """Operations without recomputation (forward 2, backward 4 a weight, as far as it is needed); see
+    """Return the FLOPs without recomputation (2 per weight in the forward, 4 in the backward where needed); see
     `estimates.SOURCES`."""
     position = 6 * matmul_parameters(architecture) - sum(less.blocks.values()) - less.head
     pair = sum(
@@ -122,7 +125,7 @@ def training_work(architecture: Architecture, less: BackwardLess) -> Work:
 
 
 def _windows(architecture: Architecture, forward_only: Set[int]) -> tuple[tuple[int | None, float], ...]:
-    """Those of attention, with the share of its operations that have each; none where no block has one."""
+    """Return (window, share of attention FLOPs) for each attention window; empty if no block has one."""
     found: Counter[int | None] = Counter()
     for kind in architecture.kinds:
         work = sum(4 if layer in forward_only else 12 for layer in kind.layers)
@@ -133,19 +136,19 @@ def _windows(architecture: Architecture, forward_only: Set[int]) -> tuple[tuple[
 
 
 def flops_per_token(architecture: Architecture, sequence: int, less: BackwardLess | None = None) -> int:
-    """Training FLOPs of one token of a document of `sequence` positions."""
+    """Return the training FLOPs of one token of a document of `sequence` positions."""
     work = training_work(architecture, less or BackwardLess())
     return work.position + work.pair * work.pairs(sequence) // sequence
 
 
 def forward_flops(architecture: Architecture, sequence: int) -> float:
-    """Of them those of the forward; the backward of a model that is trained whole computes twice as many."""
+    """Return the forward part of these FLOPs; the backward of a fully trained model takes twice as many."""
     return flops_per_token(architecture, sequence) / 3
 
 
 def weight_bytes(inventory: Parameters, number_format: str, frozen: str = "", base: Base | None = None) -> int:
-    """Bytes of all weights in a number format. frozen: that of those that are not trained, if it is another. base: how
-    quantised ones are stored; None: like the others."""
+    """Return the bytes of all weights in a number format. frozen: format of frozen weights, if different. base: storage
+    of quantized weights; None: like the others."""
     trained = inventory.trained
     found = BYTES[number_format] * trained + BYTES[frozen or number_format] * (inventory.total - trained)
     for each in inventory.tensors:
@@ -155,12 +158,12 @@ def weight_bytes(inventory: Parameters, number_format: str, frozen: str = "", ba
 
 
 def quantised_bytes(base: Base, shape: tuple[int, ...]) -> int:
-    """Bytes of all of a matrix, or a stack, that a base stores."""
+    """Return the bytes of a whole matrix, or stack, that a base stores."""
     return prod(base.stored_shape(shape)) + beside_bytes(base, shape)
 
 
 def beside_bytes(base: Base, shape: tuple[int, ...]) -> int:
-    """Of these the ones that every rank has whole."""
+    """Return the part of these bytes that every rank holds whole: the scales."""
     shape = base.scales_shape(shape)
     return BYTES["fp32"] * prod(shape) if shape else 0
 
@@ -173,14 +176,14 @@ def checkpoint_bytes(
     averages: str | None = None,
     base: Base | None = None,
 ) -> int:
-    """Bytes of a full checkpoint over all ranks; see `estimates.SOURCES`. frozen: the format of parameters that are not
-    trained. moments: bytes of what the optimizer keeps of the others. averages: their format, if any are kept."""
+    """Return the bytes of a full checkpoint over all ranks; see `estimates.SOURCES`. frozen: format of frozen
+    parameters. moments: bytes of optimizer state. averages: format of averaged weights, if any."""
     averaged = 0 if averages is None else weight_bytes(inventory, averages, frozen, base)
     return weight_bytes(inventory, params_format, frozen, base) + moments + averaged
 
 
 def block_tensors(inventory: Parameters, layer: int) -> list[ParameterSpec]:
-    """The parameters of the block of one layer."""
+    """Return the parameters of the block of one layer."""
     prefix = f"layers.{layer}."
     return [tensor for tensor in inventory.tensors if tensor.name.startswith(prefix)]
 
@@ -190,9 +193,9 @@ ANY_PARTS: Final = "**"
 _RANGE: Final = re.compile(r"(\d+)-(\d+)")
 
 
-@lru_cache(maxsize=1 << 16)  # asked of every parameter by whatever counts bytes
+@lru_cache(maxsize=1 << 16)  # called for every parameter wherever bytes are counted
 def covers(pattern: str, name: str) -> bool:
-    """Whether a pattern means a parameter, or a module that it is in: part by part of their dotted names, `*` being any
+    """Return True if a pattern matches a parameter or a module around it. Dotted names match part by part: `*` is any
     text inside a part, `0-3` the numbers 0 to 3, and `**` any parts."""
     return _covers(pattern.split("."), name.split("."))
 
@@ -212,8 +215,8 @@ def fits_part(wanted: str, part: str) -> bool:
 
 
 def blocks_beyond(pattern: str, arch: Architecture) -> tuple[str, str] | None:
-    """What is said of a pattern with blocks that the model does not have behind some that it has: what is wrong, and
-    what to do."""
+    """Return (error, remedy) for a pattern whose range of blocks extends past the model's last block; otherwise
+    None."""
     for part in pattern.split("."):
         found = _RANGE.fullmatch(part)
         if found is not None and int(found[1]) < arch.layers <= int(found[2]):
@@ -224,8 +227,8 @@ def blocks_beyond(pattern: str, arch: Architecture) -> tuple[str, str] | None:
 
 
 def frozen_names(arch: Architecture, patterns: Sequence[str]) -> frozenset[str]:
-    """The parameters that are not trained: those that patterns mean, and beside an adapter all of the model but what
-    the adapter says and a head of rewards, and what it has begun with."""
+    """Return the parameters that are not trained: those that patterns match. With an adapter: the whole model, except
+    what the adapter trains in full and a reward head, and the adapter's stored initial values."""
     if (adapter := arch.adapter) is not None:
         trained = (*adapter.train, *((SCORE,) if arch.head == "reward" else ()))
         own = (tensor.name for tensor in parameters(arch) if not tensor.adapter)
@@ -237,7 +240,8 @@ def frozen_names(arch: Architecture, patterns: Sequence[str]) -> frozenset[str]:
 
 
 def check_frozen(spec: Spec, arch: Architecture, found: Findings) -> None:
-    """Every pattern must mean a parameter that no other before it does, and something must be left to train."""
+    """Check that every pattern matches a parameter that no earlier pattern matches, and that some parameters are left
+    to train."""
     patterns = spec.model.frozen
     if not patterns or arch.adapter is not None:
         return
@@ -269,7 +273,7 @@ def check_frozen(spec: Spec, arch: Architecture, found: Findings) -> None:
 
 
 def instead(pattern: str, names: Iterable[str], arch: Architecture) -> str:
-    """What to write in place of a pattern that means nothing."""
+    """Return a replacement for a pattern that matches nothing."""
     if pattern.partition(".")[0] == HEAD and arch.tie_embeddings:
         return f"the head is the embedding: write `{EMBEDDING}`, or use tie_embeddings false"
     parts = pattern.split(".")
@@ -294,27 +298,28 @@ ALL_LINEAR: Final = "all_linear"
 
 
 def matrices_of(block: "BlockPiece", arch: Architecture) -> Iterator[BlockParameter]:
-    """The matrices of a block that an adapter can be of; those of a router are not among them."""
+    """Yield the matrices of a block that can have an adapter; routers cannot."""
     for layer in block.layers():
         if layer.adapts:
             yield from (each for each in layer.parameters(arch) if each.is_matrix and not each.router)
 
 
 def all_matrices(arch: Architecture) -> list[tuple[int | None, BlockParameter]]:
-    """(layer, matrix) of all of a model that an adapter can be of, in its order; the head is in no layer."""
+    """Return (layer, matrix) for every matrix of a model that can have an adapter, in model order; the layer of the
+    head is None."""
     found = {layer: tuple(matrices_of(kind.block, arch)) for kind in arch.base.kinds for layer in kind.layers}
     of_blocks = [(layer, matrix) for layer in sorted(found) for matrix in found[layer]]
     return [*of_blocks, *([(None, arch.head_parameter)] if arch.head == "vocabulary" else [])]
 
 
 def name_of(layer: int | None, name: str) -> str:
-    """In the model what is `name` in the block of a layer; None: it is in none."""
+    """Return the model's name of a block's parameter; layer None: the name is unchanged."""
     return name if layer is None else f"layers.{layer}.{name}"
 
 
 def is_target(pattern: str, layer: int | None, matrix: BlockParameter) -> bool:
-    """Whether a pattern means a matrix of the block of a layer. Of routed experts only one that names their module
-    does, and the head only one that names it."""
+    """Return True if a pattern matches a matrix of the block of a layer. Only patterns that name their module match
+    routed experts, and only the head's name matches the head."""
     if layer is None:
         return pattern == HEAD
     if matrix.expert and matrix.owner.rpartition(".")[2] not in pattern.split("."):
@@ -323,15 +328,15 @@ def is_target(pattern: str, layer: int | None, matrix: BlockParameter) -> bool:
 
 
 def means(pattern: str, layer: int | None, name: str) -> bool:
-    """Whether a pattern is some parts of a parameter's name, one behind the other, with `*` and `0-3` as in `covers`.
-    layer: whose block it is in; None: in none."""
+    """Return True if a pattern equals consecutive parts of a parameter's name, with `*` and `0-3` as in `covers`.
+    layer: of the block that it is in; None: outside blocks."""
     place = [] if layer is None else ["layers", str(layer)]
     wanted, parts = pattern.split("."), [*place, *name.removesuffix(".weight").split(".")]
     return any(all(map(fits_part, wanted, parts[start:])) for start in range(len(parts) - len(wanted) + 1))
 
 
 def targets_of(arch: Architecture, names: Set[str]) -> tuple[str, ...]:
-    """Patterns that mean these matrices and no other. names: of parameters."""
+    """Return patterns that match exactly these matrices. names: of parameters."""
     dense = {name_of(layer, each.name) for layer, each in all_matrices(arch) if layer is not None and not each.expert}
     if dense and dense <= names:
         return ALL_LINEAR, *patterns_of(arch, names - dense)
@@ -339,7 +344,7 @@ def targets_of(arch: Architecture, names: Set[str]) -> tuple[str, ...]:
 
 
 def patterns_of(arch: Architecture, names: Set[str]) -> tuple[str, ...]:
-    """The same, each matrix by its own name."""
+    """Return patterns that match exactly these matrices, each by its own name."""
     layers: dict[str, list[int]] = {}
     every: dict[str, list[int]] = {}
     for layer, matrix in all_matrices(arch):
@@ -357,7 +362,7 @@ def patterns_of(arch: Architecture, names: Set[str]) -> tuple[str, ...]:
 
 
 def _ranges(numbers: Sequence[int]) -> Iterator[str]:
-    """`0-3`, `7`: of numbers in order."""
+    """Yield ranges of sorted numbers: `0-3`, `7`."""
     first = last = numbers[0]
     for number in (*numbers[1:], numbers[-1] + 2):
         if number != last + 1:
@@ -367,7 +372,7 @@ def _ranges(numbers: Sequence[int]) -> Iterator[str]:
 
 
 def quantised_names(arch: Architecture, base: Base, frozen: Set[str]) -> frozenset[str]:
-    """The parameters that a base stores: matrices of products in blocks that are not trained, without routers."""
+    """Return the parameters that a base stores: frozen matrices of products in blocks, without routers."""
     if not base.stores:
         return frozenset()
     names = (
@@ -380,7 +385,7 @@ def quantised_names(arch: Architecture, base: Base, frozen: Set[str]) -> frozens
 
 
 def product_matrices(arch: Architecture, kind: LayerKind) -> Iterator[BlockParameter]:
-    """The matrices of products in the block of one kind of layers, trained or not."""
+    """Yield the matrices of products in the block of one kind of layers, trained or not."""
     for layer in kind.block.layers():
         for each in layer.parameters(arch) if layer.adapts else ():
             if len(each.shape) == (3 if each.expert else 2) and not each.router:
@@ -388,11 +393,11 @@ def product_matrices(arch: Architecture, kind: LayerKind) -> Iterator[BlockParam
 
 
 Layers = dict[str, tuple[int, ...]]
-"""Name of a module inside a block → the layers that it is one of."""
+"""Name of a module inside a block → the layers that have it."""
 
 
 def fp8_matrices(arch: Architecture, tp: int, fp8: Fp8) -> Layers:
-    """Those that are multiplied in fp8, in the order of the model."""
+    """Return the matrices that are multiplied in fp8, in model order."""
     found: dict[str, list[int]] = {}
     for layer, matrix in _all(arch):
         if not matrix.expert and not is_skipped(fp8, layer, matrix) and not _uneven(matrix, tp):
@@ -401,7 +406,8 @@ def fp8_matrices(arch: Architecture, tp: int, fp8: Fp8) -> Layers:
 
 
 def uneven_matrices(arch: Architecture, tp: int, fp8: Fp8) -> dict[str, int]:
-    """Those that cannot be, by their names in a block, and the width that is no multiple."""
+    """Return name in the block → width, for matrices that fp8 kernels do not support because the width is not divisible
+    by MULTIPLE."""
     return {
         matrix.owner: width
         for layer, matrix in _all(arch)
@@ -410,7 +416,7 @@ def uneven_matrices(arch: Architecture, tp: int, fp8: Fp8) -> dict[str, int]:
 
 
 def idle_patterns(arch: Architecture, fp8: Fp8) -> list[str]:
-    """Patterns of `skip` that mean no matrix."""
+    """Return patterns of `skip` that match no matrix."""
     every = [(layer, matrix) for layer, matrix in _all(arch) if not matrix.expert]
     return [each for each in fp8.skip if not any(means(each, layer, matrix.name) for layer, matrix in every)]
 
@@ -420,7 +426,7 @@ def is_skipped(fp8: Fp8, layer: int, matrix: BlockParameter) -> bool:
 
 
 def matrix_numbers(arch: Architecture, matrices: Layers) -> int:
-    """How many numbers they have together."""
+    """Return the total number of weights of these matrices."""
     sizes = {(layer, each.owner): prod(each.shape) for layer, each in _all(arch)}
     return sum(sizes[layer, name] for name, layers in matrices.items() for layer in layers)
 
@@ -431,7 +437,7 @@ def _all(arch: Architecture) -> Iterator[tuple[int, BlockParameter]]:
 
 
 def _uneven(matrix: BlockParameter, tp: int) -> int:
-    """The width on a rank that is no multiple of what a kernel takes; 0: both are."""
+    """Return a matrix's width on a rank that is not divisible by MULTIPLE; 0 if both are."""
     outputs, inputs = matrix.shape
     outputs, inputs = (
         (outputs // tp if matrix.cut == "column" else outputs),

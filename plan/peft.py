@@ -1,7 +1,7 @@
-"""Adapters in the files of PEFT: `adapter_config.json`, and A and B of every matrix in safetensors.
+"""Adapters in PEFT's file format: `adapter_config.json`, and A and B of every matrix in safetensors.
 
-A is stored [rank, inputs] and B [outputs, rank], under the name of the module in the files of the model. Those of
-routed experts are read and written one by one, the only form that all versions of PEFT and transformers read.
+A is stored as [rank, inputs] and B as [outputs, rank], under the name of the module in the files of the model. Routed
+experts are read and written one by one, the only form that all versions of PEFT and transformers read.
 """
 
 import json
@@ -32,8 +32,8 @@ PEFT_CONFIG: Final = "adapter_config.json"
 PEFT_WEIGHTS: Final = "adapter_model.safetensors"
 PEFT_PICKLE: Final = "adapter_model.bin"
 PREFIX: Final = "base_model.model."
-LARGEST: Final = 2**24  # bytes of a config
-# Keys that change nothing that an adapter computes once its tensors are read: which these are, the tensors say.
+LARGEST: Final = 2**24  # bytes of a config file
+# Keys that do not change what an adapter computes once its tensors are read.
 HARMLESS: Final = frozenset(
     {
         "auto_mapping",
@@ -53,7 +53,7 @@ HARMLESS: Final = frozenset(
         "task_type",
     }
 )
-# Keys that must have one of these values, absent or null being one.
+# Keys that must have one of these values; absent counts as null.
 ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
@@ -61,14 +61,14 @@ ONLY: Final[Mapping[str, tuple[Any, ...]]] = {
     "lora_bias": (False,),
     "use_qalora": (False,),
     "use_bdlora": (False,),
-    # Others change the matrices of the model under the adapter.
+    # Other values change the matrices of the model under the adapter.
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
     "loftq_config": ({},),
 }
 
 
 class PeftUnreadable(Exception):
-    """A folder has no adapter that can be read. code: of the diagnostic; hint: what to do."""
+    """Folder without a readable adapter. code: of the diagnostic; hint: the remedy."""
 
     def __init__(self, code: str, message: str, hint: str) -> None:
         super().__init__(message)
@@ -78,8 +78,8 @@ class PeftUnreadable(Exception):
 
 @frozen
 class PeftMatrix:
-    """What a file has for a matrix. parameter: its name in the model. modules: in files of the model, of a stack of
-    experts one for each."""
+    """Adapter of one matrix in a file. parameter: the matrix's name in the model. modules: names in files of the model;
+    for a stack of experts, one for each expert."""
 
     parameter: str
     modules: tuple[str, ...]
@@ -88,9 +88,9 @@ class PeftMatrix:
 
 @frozen(kw_only=True)
 class PeftFolder:
-    """config: the keys that are not null; lines: where they stand, from 1. matrices: those that the files have A and B
-    of. full: parameters of the model that they have as a whole. digest: of the config and of the header and size of the
-    weights."""
+    """Adapter read from a folder. config: the keys that are not null; lines: their line numbers, from 1. matrices:
+    those with A and B in the files. full: parameters of the model stored whole. digest: of the config and of the
+    header and size of the weights."""
 
     folder: str
     config: dict[str, Any]
@@ -101,12 +101,12 @@ class PeftFolder:
     digest: str
 
     def place(self, key: str) -> str:
-        """Where a key stands, as people read it."""
+        """Return the file and line of a key, for display."""
         name = f"{self.folder}/{PEFT_CONFIG}"
         return f"{name}:{self.lines[key]}" if key in self.lines else name
 
     def pattern(self, key: str, module: str) -> Any:
-        """The value of a pattern that means a module, as PEFT looks it up; None where there is none."""
+        """Return the value of the pattern that matches a module, as PEFT looks it up; None if none matches."""
         for pattern, value in self.config.get(key, {}).items():
             if re.fullmatch(rf"(.*\.)?({pattern})", module):
                 return value
@@ -117,7 +117,7 @@ class PeftFolder:
 
 
 def read_peft(folder: str, arch: Architecture, own: frozenset[str]) -> PeftFolder:
-    """The adapter of a folder for a model; arch: without adapter. own: keys that the kind of adapter understands.
+    """Read the adapter of a folder. arch: the model without adapter. own: keys that the kind of adapter understands.
 
     Raises PeftUnreadable.
     """
@@ -126,7 +126,7 @@ def read_peft(folder: str, arch: Architecture, own: frozenset[str]) -> PeftFolde
     names = _names(arch)
     matrices = tuple(_matrices(arch, names, files))
     (head,) = _modules(names, _specs(arch)[arch.head_parameter.name])
-    if f"{PREFIX}{head}.base_layer.weight" in files.tensors:  # PEFT adds it unless told otherwise
+    if f"{PREFIX}{head}.base_layer.weight" in files.tensors:  # PEFT adds it by default
         message = f"{folder} has {head} itself beside its adapter, which may be another than that of the model"
         raise PeftUnreadable("X522", message, "save it again with `save_embedding_layers=False`")
     modules = {matrix.parameter for matrix in matrices}
@@ -152,7 +152,7 @@ def read_peft(folder: str, arch: Architecture, own: frozenset[str]) -> PeftFolde
 
 
 def assign_peft(arch: Architecture, trained: tuple[ParameterSpec, ...], files: WeightFiles) -> Assignment:
-    """Where every parameter is read that is trained. Raises ValueError, whose text names what does not fit."""
+    """Return the source of every trained parameter in the files. Raises ValueError, whose text names the mismatch."""
     names = _names(arch.base)
     parts = {each.name: peft_parts(arch, names, each) for each in trained}
     used = {part.name: part.shape for each in parts.values() for part in each}
@@ -169,8 +169,8 @@ def assign_peft(arch: Architecture, trained: tuple[ParameterSpec, ...], files: W
 
 
 def _tied_head(arch: Architecture, trained: Sequence[ParameterSpec]) -> StoredPart | None:
-    """The tensor that files have as head beside an embedding that is both and is trained in full; None where none is.
-    PEFT writes the same twice, and reads no file without."""
+    """Return the tensor that files store as head next to a tied embedding that is trained in full; otherwise None. PEFT
+    writes both and reads no file without them."""
     embedding = next((each for each in trained if each.name == EMBEDDING_WEIGHT and not each.adapter), None)
     if not arch.tie_embeddings or embedding is None:
         return None
@@ -179,7 +179,7 @@ def _tied_head(arch: Architecture, trained: Sequence[ParameterSpec]) -> StoredPa
 
 
 def _alike(files: WeightFiles, one: str, other: str) -> bool:
-    """Whether two tensors have the same bytes; not where they cannot be read."""
+    """Return True if two tensors have the same bytes; False if they cannot be read."""
     pair = [files.tensors[name] for name in (one, other)]
     if pair[0].format != pair[1].format or pair[0].shape != pair[1].shape:
         return False
@@ -197,7 +197,7 @@ def _alike(files: WeightFiles, one: str, other: str) -> bool:
 
 
 def peft_parts(arch: Architecture, names: StoredNames, parameter: ParameterSpec) -> tuple[StoredPart, ...]:
-    """How files have a parameter that is trained: of an adapter, or of the model itself."""
+    """Return the stored parts of a trained parameter, of an adapter or of the model itself."""
     if not parameter.adapter:
         return tuple(_prefixed(part, part.name) for part in names.of(parameter)[0])
     matrix = _specs(arch)[parameter.adapter]
@@ -206,7 +206,7 @@ def peft_parts(arch: Architecture, names: StoredNames, parameter: ParameterSpec)
 
 def _factor_parts(names: StoredNames, matrix: ParameterSpec, factor: ParameterSpec) -> Iterator[StoredPart]:
     owner = matrix.name if matrix.expert else matrix.name.removesuffix(".weight")
-    ending = factor.name.removeprefix(owner)[1:]  # lora_A.weight of a module, lora_A of a stack of experts
+    ending = factor.name.removeprefix(owner)[1:]  # `lora_A.weight` for a module, `lora_A` for a stack of experts
     turned = matrix.expert and not is_expert_magnitude(factor)
     ending += ".weight" if turned else ""
     for part in names.of(matrix)[0]:
@@ -216,7 +216,8 @@ def _factor_parts(names: StoredNames, matrix: ParameterSpec, factor: ParameterSp
 
 
 def is_expert_magnitude(factor: ParameterSpec) -> bool:
-    """Whether it is what outputs of routed experts are multiplied by, a row for each expert; factors are matrices."""
+    """Return True for the magnitudes that scale outputs of routed experts, one row for each expert; factors are
+    matrices."""
     return bool(factor.adapter) and factor.expert and len(factor.shape) == 2
 
 
@@ -242,7 +243,7 @@ def _matrices(arch: Architecture, names: StoredNames, files: WeightFiles) -> Ite
 
 
 def _specs(arch: Architecture) -> dict[str, ParameterSpec]:
-    """The parameters of the model without adapter, and its head where that is the embedding, by name."""
+    """Return name → parameter of the model without adapter, with its head even if the head is tied to the embedding."""
     head = arch.head_parameter
     return {
         head.name: ParameterSpec(name=head.name, shape=head.shape, decays=head.decays),
@@ -251,7 +252,7 @@ def _specs(arch: Architecture) -> dict[str, ParameterSpec]:
 
 
 def _modules(names: StoredNames, matrix: ParameterSpec) -> tuple[str, ...]:
-    """What files call the modules of a matrix."""
+    """Return the module names of a matrix in the files."""
     return tuple(part.name.removesuffix(".weight") for part in names.of(matrix)[0])
 
 
@@ -303,14 +304,14 @@ def _files(folder: str) -> WeightFiles:
 
 # Writing --------------------------------------------------------------------------------------------------------------
 
-# As safetensors orders tensors: by format, then by name.
+# The order of safetensors: by format, then by name.
 ORDER: Final = ("F64", "F32", "BF16", "F16")
 
 
 def lay_out_adapter(
     arch: Architecture, trained: Sequence[ParameterSpec], format_of: Callable[[ParameterSpec, str], str]
 ) -> WrittenFile:
-    """The file of an adapter. format_of: (parameter, name of the tensor) → its format."""
+    """Return the layout of an adapter's file. format_of: (parameter, name of the tensor) → its format."""
     names = _names(arch.base)
     tensors = [
         WrittenTensor(((each.name, part),), format_of(each, part.name))
@@ -324,7 +325,7 @@ def lay_out_adapter(
 
 
 def not_written_for_peft(arch: Architecture, trained: Sequence[ParameterSpec]) -> tuple[str, str] | None:
-    """(why, what to do) if PEFT has no form of an adapter; else None."""
+    """Return (reason, remedy) if PEFT cannot represent an adapter; otherwise None."""
     if arch.adapter is None:
         return "the run trains no adapter", "leave `adapter` out to write the model"
     family = None if "user" in arch.own else FAMILIES.get(arch.family)
@@ -344,7 +345,7 @@ def not_written_for_peft(arch: Architecture, trained: Sequence[ParameterSpec]) -
 
 
 def peft_config(arch: Architecture, trained: Sequence[ParameterSpec], base: str | None) -> dict[str, Any]:
-    """The keys of `adapter_config.json`. base: the folder or repository of the model under the adapter."""
+    """Return the keys of `adapter_config.json`. base: the folder or repository of the model under the adapter."""
     assert arch.adapter is not None
     names = _names(arch.base)
     specs = _specs(arch)
@@ -373,8 +374,8 @@ def peft_config(arch: Architecture, trained: Sequence[ParameterSpec], base: str 
 
 
 def taken_for_experts(arch: Architecture, trained: Sequence[ParameterSpec]) -> str | None:
-    """The module of a matrix with an adapter that PEFT with transformers 5 may take for one of routed experts, as it
-    tells these apart by the last part of their names; None where there is none."""
+    """Return the module of an adapted matrix that PEFT with transformers 5 may mistake for a routed expert, because it
+    compares the last part of names; None if there is none."""
     names = _names(arch.base)
     experts = {
         _modules(names, each)[0].rpartition(".")[2]
@@ -387,7 +388,7 @@ def taken_for_experts(arch: Architecture, trained: Sequence[ParameterSpec]) -> s
 
 
 def _target_modules(arch: Architecture, names: StoredNames, adapted: Set[str]) -> list[str]:
-    """The last parts of names where they mean nothing else, else whole names."""
+    """Return the last parts of names if they match nothing else; otherwise whole names."""
     matrices = [each for each in parameters(arch.base) if len(each.shape) > 1]
     every = {part.name.removesuffix(".weight") for each in matrices for part in names.of(each)[0]}
     last = {name.rpartition(".")[2] for name in adapted}

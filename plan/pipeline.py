@@ -1,7 +1,7 @@
 """Pipeline parallelism: layers of each stage, stages of each rank, and the order of computations on a rank.
 
-Orders are those of torch.distributed.pipelining 2.13, computed without torch. p ranks, v stages on each, m
-microbatches. Rank r runs some forwards ahead of its first backward, then one of each in turn, then the remaining
+Orders follow torch.distributed.pipelining 2.13, computed without torch. p ranks, v stages on each, m microbatches. Rank
+r runs some forwards ahead of its first backward, then alternates forward and backward, then runs the remaining
 backwards. Forwards ahead:
 
     gpipe             m: all of them
@@ -22,14 +22,14 @@ from attrs import frozen
 
 from xtrain.plan.architecture import EMBEDDING, Architecture, ParameterSpec, name_in_block
 
-SINGLE = ("gpipe", "1f1b")  # one stage on a rank
-TWO_STAGES = ("interleaved_1f1b", "zbv")  # two stages on a rank, unless others are asked for
-ZERO_BUBBLE = ("zero_bubble", "zbv")  # backward in two parts, of which the second comes later
+SINGLE = ("gpipe", "1f1b")  # one stage per rank
+TWO_STAGES = ("interleaved_1f1b", "zbv")  # two stages per rank by default
+ZERO_BUBBLE = ("zero_bubble", "zbv")  # backward in two parts, the second of which comes later
 
 
 @frozen(kw_only=True)
 class Pipeline:
-    """The stages of a model. Without a pipeline there is one stage on one coordinate.
+    """Stages of a model. Without a pipeline there is one stage on one coordinate.
 
     spans: [first, last] layer of every stage, both included. owners: the stages of every pipeline coordinate, in the
     order in which a microbatch visits them.
@@ -40,19 +40,19 @@ class Pipeline:
 
     @property
     def readers(self) -> list[int]:
-        """The coordinates that read rows: the first stage takes inputs, the last one labels."""
+        """Coordinates that read rows: the first stage takes inputs, the last one labels."""
         return sorted({self.owner(0), self.owner(len(self.spans) - 1)})
 
     def owner(self, stage: int) -> int:
         return next(pp for pp, stages in enumerate(self.owners) if stage in stages)
 
     def layers(self, pp: int) -> list[int]:
-        """The numbers of the layers on a coordinate."""
+        """Return the numbers of the layers on a coordinate."""
         spans = (self.spans[stage] for stage in self.owners[pp])
         return [layer for first, last in spans for layer in range(first, last + 1)]
 
     def blocks(self) -> list[int]:
-        """The number of blocks on each coordinate."""
+        """Number of blocks on each coordinate."""
         return [len(self.layers(pp)) for pp in range(len(self.owners))]
 
     def holds_first(self, pp: int) -> bool:
@@ -63,7 +63,7 @@ class Pipeline:
 
 
 def pipeline_of(counts: list[int], size: int, schedule: str) -> Pipeline:
-    """The pipeline whose stages have `counts` layers each, on `size` ranks."""
+    """Return the pipeline whose stages have `counts` layers each, on `size` ranks."""
     spans, first = [], 0
     for count in counts:
         spans.append((first, first + count - 1))
@@ -74,10 +74,10 @@ def pipeline_of(counts: list[int], size: int, schedule: str) -> Pipeline:
 
 
 def stages_of_rank(pp: int, size: int, stages_per_rank: int, schedule: str) -> list[int]:
-    """The stages of pipeline coordinate `pp`.
+    """Return the stages of pipeline coordinate `pp`.
 
-    They are dealt out in turn, so that a microbatch visits every rank each round; `zbv` comes back the way it went, so
-    that the last stage lies beside the first (Qi et al., arXiv 2401.10241).
+    Stages are assigned in turn, so that a microbatch visits every rank in each round. `zbv` returns in the opposite
+    order, so that the first and last stage are on one rank (Qi et al., arXiv 2401.10241).
     """
     if schedule == "zbv" and stages_per_rank == 2:
         return [pp, 2 * size - 1 - pp]
@@ -85,11 +85,11 @@ def stages_of_rank(pp: int, size: int, stages_per_rank: int, schedule: str) -> l
 
 
 def balance(layers: int, stages: int, embedding_cost: float = 0.0, head_cost: float = 0.0) -> list[int]:
-    """Layers of every stage, at least one each, so that minimises the most expensive stage.
+    """Return the layers of every stage, at least one each, minimizing the cost of the most expensive stage.
 
-    A layer costs 1, and the ends of the model what is given. Each stage has one layer, and the others go one by one to
-    the stage that is cheapest so far; among equals to those in the middle, then to the first, then to the last, as the
-    ends also wait longest (Llama 3, arXiv 2407.21783, section 3.3.2). `layers` must be at least `stages`.
+    A layer costs 1; the ends of the model have the given costs. Each stage gets one layer; the others go one by one to
+    the cheapest stage so far. Ties go to the middle, then to the first, then to the last stage, because the ends also
+    wait longest (Llama 3, arXiv 2407.21783, section 3.3.2). `layers` must be at least `stages`.
     """
     costs = [1.0] * stages
     costs[0] += embedding_cost
@@ -104,9 +104,9 @@ def balance(layers: int, stages: int, embedding_cost: float = 0.0, head_cost: fl
 
 
 def balance_unequal(costs: Sequence[float], stages: int, embedding_cost: float, head_cost: float) -> list[int]:
-    """The same of layers that do not cost the same, `costs` in the order of layers, at least one for each stage: of all
-    ways to cut them into runs one whose most expensive stage is cheapest; each end of a stage as near as that allows to
-    where what is left would be shared evenly."""
+    """Return the layers of every stage for layers of unequal `costs`, in layer order, at least one for each stage. The
+    most expensive stage is as cheap as possible; given that, each end of a stage is as near as possible to an even
+    share of what is left."""
     sums = [0.0, *accumulate(costs)]
     ends = [embedding_cost * (stage == 0) + head_cost * (stage == stages - 1) for stage in range(stages)]
     low, high = 0.0, sums[-1] + sum(ends)
@@ -131,8 +131,8 @@ def balance_unequal(costs: Sequence[float], stages: int, embedding_cost: float, 
 
 
 def _first_layers(sums: list[float], ends: list[float], most: float) -> list[int] | None:
-    """The first layer of every stage, where each from the last one on takes as many as cost at most `most`; None where
-    they do not take all."""
+    """Return the first layer of every stage if each stage, from the last one on, takes as many layers as cost at most
+    `most`; None if some layers are left."""
     found, last = [], len(sums) - 1
     for stage in reversed(range(len(ends))):
         first = max(stage, bisect_left(sums, sums[last] + ends[stage] - most))
@@ -146,8 +146,8 @@ def _first_layers(sums: list[float], ends: list[float], most: float) -> list[int
 def by_coordinate(
     parameters: Iterable[ParameterSpec], architecture: Architecture, pipeline: Pipeline
 ) -> tuple[list[ParameterSpec], ...]:
-    """The parameters on every coordinate of a pipeline, in their order. An embedding that is also read behind the last
-    block is there twice."""
+    """Return the parameters on every coordinate of a pipeline, in their order. An embedding that the last stage also
+    reads is listed twice."""
     found: tuple[list[ParameterSpec], ...] = tuple([] for _ in pipeline.owners)
     homes: dict[str, list[int]] = {}
     for pp in range(len(found)):
@@ -161,17 +161,17 @@ def by_coordinate(
 
 
 def end_names(architecture: Architecture, pipeline: Pipeline, pp: int) -> list[str]:
-    """The parameters besides blocks on a coordinate, in the order of the inventory.
+    """Return the parameters outside blocks on a coordinate, in the order of the inventory.
 
-    A tied head on another rank than the embedding is a copy of it under the same name, and so is what modules that
-    predict further tokens embed with.
+    A tied head on another rank than the embedding is a copy of it under the same name, and so is the embedding of
+    modules that predict further tokens.
     """
     names = (name for stage in pipeline.owners[pp] for name in stage_end_names(architecture, pipeline, stage))
     return list(dict.fromkeys(names))
 
 
 def stage_end_names(architecture: Architecture, pipeline: Pipeline, stage: int) -> list[str]:
-    """Those of one stage."""
+    """Return the parameters outside blocks of one stage."""
     first, last = stage == 0, stage == len(pipeline.spans) - 1
     names = [f"{EMBEDDING}.weight"] if first or (architecture.embeds_behind and last) else []
     if last:
@@ -188,7 +188,7 @@ Kind = Literal["F", "B", "I", "W"]
 
 @frozen
 class PipelineAction:
-    """One computation of a rank: its kind, the stage and the microbatch."""
+    """One computation of a rank: its kind, stage and microbatch."""
 
     kind: Kind
     stage: int
@@ -197,7 +197,7 @@ class PipelineAction:
 
 @lru_cache(maxsize=512)
 def order(schedule: str, rank: int, ranks: int, stages: tuple[int, ...], microbatches: int) -> list[PipelineAction]:
-    """What pipeline rank `rank`, which owns `stages`, computes, in order; without waits."""
+    """Return the computations of pipeline rank `rank`, which owns `stages`, in order and without waits."""
     if schedule == "gpipe":
         (stage,) = stages
         kinds: tuple[Kind, ...] = ("F", "B")
@@ -210,7 +210,7 @@ def order(schedule: str, rank: int, ranks: int, stages: tuple[int, ...], microba
 def _in_turn(
     schedule: str, rank: int, ranks: int, stages: tuple[int, ...], microbatches: int
 ) -> Iterator[PipelineAction]:
-    """Forwards ahead, then a forward and a backward in turn, then backwards."""
+    """Yield forwards ahead, then alternating forwards and backwards, then backwards."""
     split, total = schedule == "zero_bubble", len(stages) * microbatches
     each = microbatches if schedule == "1f1b" else microbatches // max(1, microbatches // ranks)
     hop = 2 if schedule == "interleaved_1f1b" else 1
@@ -231,7 +231,7 @@ def _in_turn(
 
 
 def _by_rounds(stages: tuple[int, ...], each: int, microbatches: int) -> Iterator[tuple[int, int]]:
-    """(stage, microbatch): `each` microbatches through every stage, then the next ones."""
+    """Yield (stage, microbatch): `each` microbatches through every stage, then the next ones."""
     for first in range(0, microbatches, each):
         for stage in stages:
             for number in range(first, first + each):
@@ -244,7 +244,7 @@ def _at_most_one(pairs: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _v_shaped(rank: int, ranks: int, stages: tuple[int, ...], microbatches: int) -> Iterator[PipelineAction]:
-    """Laid out for as many microbatches as fill the pipeline; those that are not there are left out."""
+    """Return the V order, laid out for as many microbatches as fill the pipeline; missing microbatches are left out."""
     return (action for action in _full_v(rank, ranks, stages, microbatches) if action.microbatch < microbatches)
 
 
@@ -286,10 +286,10 @@ def _full_v(rank: int, ranks: int, stages: tuple[int, ...], microbatches: int) -
 
 
 def gathered_stages(actions: list[PipelineAction], most: int = 3) -> Iterator[tuple[int, bool] | PipelineAction]:
-    """The actions, and before each of them which stages are gathered (stage, True) and let go (stage, False).
+    """Yield the actions, each preceded by the stages that are gathered (stage, True) and freed (stage, False) for it.
 
-    torch gathers the stages of the next computations, at most three at a time, and lets go of the others; it does so
-    for every schedule but gpipe and 1f1b, whose one stage is gathered as it runs.
+    torch gathers the stages of the next computations, at most three at a time, and frees the others. It does so for
+    every schedule except gpipe and 1f1b, whose only stage is gathered as it runs.
     """
     active: list[int] = []
     for action, ahead in zip(actions, _stages_ahead(actions), strict=True):
@@ -304,7 +304,7 @@ def gathered_stages(actions: list[PipelineAction], most: int = 3) -> Iterator[tu
 
 
 def _stages_ahead(actions: list[PipelineAction]) -> list[list[int]]:
-    """Before every action, the stages that are computed from there on, by when they first are."""
+    """Return, for every action, the stages computed from there on, ordered by first use."""
     ahead: list[int] = []
     found = []
     for action in reversed(actions):

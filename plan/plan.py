@@ -1,6 +1,6 @@
 """`Plan`: a validated experiment as a value. Every rank loads the same plan and executes it node by node.
 
-A plan is data: it is compared, hashed, stored as JSON and drawn, and knows nothing of how a node is executed.
+A plan is data: it is compared, hashed, stored as JSON and drawn. It does not depend on how a node is executed.
 """
 
 from fractions import Fraction
@@ -16,7 +16,7 @@ from xtrain.text.units import amount_in_epochs, plural, seconds_text
 
 @frozen(kw_only=True)
 class Axis:
-    """One axis of the mesh. `stride` is the distance in rank numbers between neighbours along it."""
+    """Axis of the mesh. `stride` is the distance in rank numbers between neighbors along it."""
 
     name: str
     size: int
@@ -26,7 +26,7 @@ class Axis:
 
 @frozen(kw_only=True)
 class Mesh:
-    """The ranks as a grid, axes outer to inner, and the expert view of the same ranks."""
+    """Grid of the ranks, axes outer to inner, and the expert view of the same ranks."""
 
     axes: tuple[Axis, ...]
     expert_axes: tuple[Axis, ...]
@@ -37,11 +37,11 @@ class Mesh:
         return next(a.size for a in self.axes if a.name == axis)
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """The place of a rank on every axis."""
+        """Return the place of a rank on every axis."""
         return {a.name: rank // a.stride % a.size for a in self.axes}
 
     def group(self, axis: str) -> tuple[int, ...]:
-        """Return the ranks that rank 0 talks to along an axis, or along several joined by ` · `, in order."""
+        """Return the ranks that communicate with rank 0 along an axis, or along several joined by ` · `, in order."""
         ranks = [0]
         for name in axis.split(" · "):
             found = next(a for a in (*self.axes, *self.expert_axes) if a.name == name)
@@ -50,7 +50,7 @@ class Mesh:
 
     @property
     def data_ranks(self) -> int:
-        """Ranks that read different rows: replicate · fsdp."""
+        """Number of ranks that read different rows: replicate · fsdp."""
         return self.size("replicate") * self.size("fsdp")
 
     def data_rank(self, rank: int) -> int:
@@ -60,8 +60,8 @@ class Mesh:
 
 @frozen(kw_only=True)
 class Uncounted:
-    """An amount of training that becomes steps once the data is counted: so many epochs, or a share of a budget in
-    epochs. One of the two is set."""
+    """Amount of training that becomes steps once the data is counted: epochs, or a share of a budget in epochs. One of
+    the two is set."""
 
     epochs: float | None = None
     fraction: float | None = None
@@ -69,11 +69,11 @@ class Uncounted:
 
 @frozen(kw_only=True)
 class PlanTick:
-    """When an action recurs: in a plan one of `steps`, `tokens`, `seconds`, `epochs`, `fraction` is set; `nodes` run
-    one after the other, then the run stops if `stop` says so.
+    """Recurring action. A plan sets one of `steps`, `tokens`, `seconds`, `epochs`, `fraction`; `nodes` run one after
+    the other, then the run stops if `stop` is set.
 
-    Once the data is counted (`horizon.py`) `tokens` stand beside `epochs`, and `steps` beside a `fraction` of a budget
-    in epochs. The tokens of some epochs need not be a whole number.
+    Once the data is counted (`plan/timeline.py`), `tokens` are set in addition to `epochs`, and `steps` in addition to
+    a `fraction` of a budget in epochs. The tokens of some epochs need not be a whole number.
     """
 
     nodes: tuple[str, ...]
@@ -81,16 +81,15 @@ class PlanTick:
     tokens: int | Fraction | None = None
     seconds: float | None = None
     count: int | None = None
-    """How often it does something in the whole run, as `plan/timeline.py` counts; None where that depends on
-    the clock or on unknown data. A node that several ticks name runs once in a step: `count_node` counts these
-    together."""
+    """Number of times it acts in the whole run, as counted by `plan/timeline.py`; None if that depends on the clock or
+    on unknown data. A node that several ticks name runs once in a step: `count_node` counts it over all ticks."""
     stop: bool = False
     epochs: float | None = None
     fraction: float | None = None
 
     @property
     def period(self) -> str:
-        """As people read it: `100 steps`, `0.5 epochs`, `10% of the budget`."""
+        """Period as text: `100 steps`, `0.5 epochs`, `10% of the budget`."""
         if self.epochs is not None:
             return amount_in_epochs(self.epochs)
         if self.fraction is not None:
@@ -102,8 +101,8 @@ class PlanTick:
 
 @frozen(kw_only=True)
 class Trigger:
-    """What happens on an event: the nodes to run, and whether the run stops afterwards. count: of `nan`, how many bad
-    steps in a row are the event; those before it are left out."""
+    """Reaction to an event: the nodes to run, and whether the run stops afterwards. count: for `nan`, the number of bad
+    steps in a row that make up the event; the earlier ones are skipped."""
 
     event: str
     nodes: tuple[str, ...]
@@ -112,15 +111,15 @@ class Trigger:
 
     @property
     def name(self) -> str:
-        """`sigterm`, `nan(3)`."""
+        """Event as text: `sigterm`, `nan(3)`."""
         return self.event if self.count in (None, 1) else f"{self.event}({self.count})"
 
 
 @frozen(kw_only=True)
 class Command:
-    """What can be asked of the run while it is live: the nodes to run between two steps, and whether it then stops.
+    """Command accepted by a running run: the nodes to run between two steps, and whether the run then stops.
 
-    counts: what the number that is given with it counts, empty for a command without one.
+    counts: what the command's number counts; empty for a command without a number.
     """
 
     name: str
@@ -131,16 +130,15 @@ class Command:
 
 @frozen(kw_only=True)
 class PlanPhase:
-    """A stretch of the run, up to the next phase, with one mixture of datasets.
+    """Stretch of the run, up to the next phase, with one mixture of datasets.
 
-    first: index of its first optimizer step, from 0; None until the data is counted where it begins behind so many
-    `epochs`, or at a `fraction` of a budget in them. tokens: where the phase begins after so many tokens, from
-    which `first` follows, as it does from a `fraction` of a budget in tokens.
-    shares: of every dataset that is trained on, of the rows; they add up to 1. lr_scale: factor of the learning rate.
-    passes: where weights are in epochs, how often an epoch of this mixture takes all rows of each dataset; `shares`
-    then are empty until rows are counted (`passes.counted`). exact_rows: of so many rows, those of a step, each dataset
-    has exactly its share; None: shares hold for longer stretches. mtp_weight: of further tokens; None: that of the
-    model.
+    first: index of its first optimizer step, from 0; None until the data is counted if it begins after `epochs` epochs,
+    or at a `fraction` of a budget in epochs. tokens: number of tokens after which it begins, which gives `first`; so
+    does a `fraction` of a budget in tokens. shares: of the rows, for every training dataset; they add up to 1.
+    lr_scale: factor of the learning rate. passes: for weights in epochs, how often an epoch of this mixture takes all
+    rows of each dataset; `shares` are then empty until rows are counted (`plan/arithmetic.py`). exact_rows: number of
+    rows, those of a step, in which each dataset has exactly its share; None: shares hold over longer stretches.
+    mtp_weight: weight of further tokens; None: the model's.
     """
 
     name: str
@@ -156,14 +154,14 @@ class PlanPhase:
 
     @property
     def amounts(self) -> dict[str, float]:
-        """How much of each dataset that is trained on there is in it: in epochs, or as a share; some of them 0."""
+        """Amount of each training dataset, in epochs or as a share; some may be 0."""
         return self.shares if self.passes is None else self.passes
 
 
 @frozen(kw_only=True)
 class StepStretch:
-    """Steps of a ramp that are alike, from index `first` up to the next stretch: each takes so many rows and tokens.
-    tokens_before: those of all steps before `first`."""
+    """Equal steps of a ramp, from index `first` up to the next stretch, with the rows and tokens of each.
+    tokens_before: of all steps before `first`."""
 
     first: int
     rows: int
@@ -173,14 +171,14 @@ class StepStretch:
 
 @frozen(kw_only=True)
 class Timeline:
-    """The optimizer steps of the run and what happens along them; `steps` is None until the data has been counted.
+    """Optimizer steps of the run and the events along them; `steps` is None until the data is counted.
 
-    phases: at least one, in order; the first begins with step 0. stop_at: the step after which the run stops;
-    stop_after: how many steps each start of it trains. stop_at_amount, stop_after_amount: the same in what is not
-    counted yet. stretches: with a ramp how many rows each step takes, the last stretch behind the ramp; else empty.
-    budget_tokens, stop_at_tokens, stop_after_tokens: what was declared in tokens, or as a share of a budget in tokens.
+    phases: at least one, in order; the first begins with step 0. stop_at: the step after which the run stops.
+    stop_after: how many steps each start of the run trains. stop_at_amount, stop_after_amount: the same in amounts that
+    are not counted yet. stretches: rows of each step with a ramp, the last stretch after the ramp; otherwise empty.
+    budget_tokens, stop_at_tokens, stop_after_tokens: amounts declared in tokens, or as a share of a budget in tokens.
     The steps are those of this batch from step 0 on; a resume from another batch counts from the tokens of the
-    checkpoint (`horizon.resumed_plan`).
+    checkpoint (`resumed_plan`).
     """
 
     steps: int | None
@@ -201,7 +199,8 @@ class Timeline:
 
     @property
     def full_steps(self) -> float | None:
-        """The steps of the run, those of a ramp counted by their tokens: how often the work of a full step is done."""
+        """Steps of the run with the steps of a ramp counted by their tokens: how often the work of a full step is
+        done."""
         if self.tokens is None or not self.stretches:
             return self.steps
         return self.tokens / self.stretches[-1].tokens
@@ -215,8 +214,8 @@ Status = Literal["pass", "warn", "fail", "unknown"]
 
 @frozen(kw_only=True)
 class Node:
-    """One operation. `op` is looked up in the runtime's registry and called with `args`; `axes` are the mesh axes it
-    works over; `does` says in one line what a person should expect of it, with the numbers."""
+    """Operation of a plan. The runtime looks `op` up in its registry and calls it with `args`. `axes` are the mesh axes
+    it works over. `does` describes it in one line, with the numbers."""
 
     id: str
     kind: NodeKind
@@ -228,7 +227,8 @@ class Node:
 
 @frozen(kw_only=True)
 class Edge:
-    """`after` starts when `before` has ended; `data` names what it takes from it, empty where only order matters."""
+    """Dependency: `after` starts when `before` has ended. `data` names the value passed on; empty if only the order
+    matters."""
 
     before: str
     after: str
@@ -237,19 +237,19 @@ class Edge:
 
 @frozen(kw_only=True)
 class Traced:
-    """What one rank was seen to hold and send in one step of the real program on tensors without memory."""
+    """Memory and traffic of one rank in one step, observed in the real program on meta tensors."""
 
     rank: int
     pp: int
     memory: Memory
     traffic: tuple[Traffic, ...]
-    seconds: float  # that the trace took
+    seconds: float  # duration of the trace
 
 
 @frozen(kw_only=True)
 class Provenance:
-    """A resolved value and where it came from: `text`, `default`, `let`, `param`, `set`, `config` of a model's
-    `config.json`, or `derived` (then `how`)."""
+    """Resolved value and its origin: `text`, `default`, `let`, `param`, `set`, `config` of a model's `config.json`, or
+    `derived` (then `how`)."""
 
     path: str
     value: str
@@ -260,7 +260,7 @@ class Provenance:
 
 @frozen(kw_only=True)
 class Check:
-    """One check that was made: its verdict and what it saw."""
+    """Check with its verdict and evidence."""
 
     id: str
     status: Status
@@ -271,10 +271,10 @@ class Check:
 
 @frozen(kw_only=True)
 class ElasticWorld:
-    """Another number of ranks that the same run may go on with, with the same rows in every step.
+    """Another number of ranks on which the same run may resume, with the same rows in every step.
 
-    axes: sizes by name, outer to inner. memory_bytes: of the fullest rank; seconds: of a step, None where not known.
-    id: of the plan for this world.
+    axes: sizes by name, outer to inner. memory_bytes: of the fullest rank. seconds: of a step, None if unknown. id: of
+    the plan for this world.
     """
 
     world: int
@@ -287,7 +287,7 @@ class ElasticWorld:
 
 @frozen(kw_only=True)
 class RefusedWorlds:
-    """Worlds of an elastic range in which the run cannot go on. worlds: as text, `3, 5..7`."""
+    """Worlds of an elastic range on which the run cannot resume. worlds: as text, `3, 5..7`."""
 
     worlds: str
     reason: str
@@ -295,9 +295,9 @@ class RefusedWorlds:
 
 @frozen(kw_only=True)
 class PlanOrigin:
-    """How a plan that is saved was made, so that a change of the spec or of the code is seen before it is run.
+    """Origin of a saved plan, which shows changes of the spec or the code before the plan is run.
 
-    sets: the `--set` texts. world: that of `--world`, None where the spec says it. version, source: of xtrain, and the
+    sets: the `--set` texts. world: of `--world`, None if the spec sets it. version, source: of xtrain, and the
     fingerprint of its source files.
     """
 
@@ -309,8 +309,8 @@ class PlanOrigin:
 
 @frozen(kw_only=True)
 class Counted:
-    """The data as it was where a plan was made, if it had been counted there. rows: of each dataset that is trained on;
-    stores: the keys of the token stores they were counted in."""
+    """Data as it was counted where the plan was made. rows: of each training dataset; stores: keys of the token stores
+    in which they were counted."""
 
     rows: dict[str, int]
     stores: dict[str, str]
@@ -318,14 +318,14 @@ class Counted:
 
 @frozen(kw_only=True)
 class Plan:
-    """Everything a run does. `id` hashes the whole content, `config_id` what makes it this experiment and no other,
-    which is `config`.
+    """Everything a run does. `id` hashes the whole content, `config_id` hashes `config`, which identifies the
+    experiment.
 
-    elastic: the worlds in which the run may go on after a failure, this one among them, and those `refused`. The id
-    knows of them but not of their ids, each of which knows of all worlds alike.
+    elastic: the worlds on which the run may resume after a failure, including this one; `refused`: the others. The id
+    depends on these worlds but not on their ids.
 
-    traced: one rank of every pipeline coordinate, where it was asked for; origin: where the plan was saved; counted:
-    where something waits for the data and it was there. They are no part of what is done, nor of the id.
+    traced: one rank of every pipeline coordinate, if requested. origin: set in a saved plan. counted: set if something
+    waits for the data and it was counted. None of the three changes what is done, nor the id.
     """
 
     name: str
@@ -358,12 +358,12 @@ class Plan:
         return {node.id: node for node in self.nodes}
 
     def node(self, node_id: str) -> Node:
-        """Return the node of an id. Raises KeyError if the plan has none."""
+        """Return the node with an id. Raises KeyError if the plan has none."""
         return self._by_id[node_id]
 
     @property
     def serves(self) -> bool:
-        """Whether it is that of a server, which has requests in place of steps."""
+        """True for the plan of a server, which has requests instead of steps."""
         return any(node.kind == "request" for node in self.nodes)
 
     def of_kind(self, kind: NodeKind) -> tuple[Node, ...]:

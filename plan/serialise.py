@@ -1,8 +1,8 @@
 """Reader and writer of `Plan` as JSON, its id, and the note of how it was made.
 
-The text holds the plan once, and next to it views for other programs, rank by rank. Only the plan itself is read
-back; views are derived from it again. A saved plan also holds the version, source digest and `--set` texts that it
-was made with, for `xtrain drift`.
+The text holds the plan once, followed by views for other programs, rank by rank. Only the plan itself is read back;
+views are derived from it again. For `xtrain drift`, a saved plan also holds the version, the source digest and the
+`--set` texts that it was made with.
 """
 
 import json
@@ -45,20 +45,20 @@ from xtrain.plan.plan import (
 from xtrain.regular_files import read_json
 from xtrain.version import __version__
 
-# The rooms that decide what a plan is and what it does; how it is shown or asked for does not.
+# Rooms that decide what a plan is and does; display and commands do not.
 ROOMS: Final = ("blocks", "components", "dsl", "plan", "planner", "runtime", "server", "text")
 PACKAGE: Final = Path(str(xtrain.__file__)).parent
 
 
 def signed(plan: Plan, sets: Sequence[str], world: int | None) -> Plan:
-    """`plan` with a note that it was made of its spec with these `--set` texts and this `--world`."""
+    """Return `plan` with a note of the `--set` texts and the `--world` that it was made with."""
     origin = PlanOrigin(sets=tuple(sets), world=world, version=__version__, source=source_fingerprint())
     return evolve(plan, origin=origin)
 
 
 @cache
 def source_fingerprint(package: Path = PACKAGE) -> str:
-    """16 hex digits over the names and contents of xtrain's source files in ROOMS (4 ms)."""
+    """Return 16 hex digits over the names and contents of xtrain's source files in ROOMS (4 ms)."""
     digest = blake2b(digest_size=8)
     files = (path for room in ROOMS for path in (package / room).rglob("*") if path.suffix in (".py", ".lark"))
     for path in sorted(files):
@@ -67,14 +67,14 @@ def source_fingerprint(package: Path = PACKAGE) -> str:
     return digest.hexdigest()
 
 
-# Who wrote a value, where the text lay and which files were there when it was planned do not change what is executed.
+# Origins of values, the text of the spec and the files found during planning do not change what is executed.
 OUTSIDE_ID = ("id", "format", "spec", "spec_text", "provenance", "checks", "traced", "made", "counted")
 
 
 MOST_RANKS: Final = 2**20
 _ID: Final = re.compile("[0-9a-f]{8,64}")
 
-# Fields that are written only where they say something: plans that were made before there were any keep their ids.
+# Fields that are written only if set, so that plans from before these fields keep their ids.
 LATER: dict[type, tuple[str, ...]] = {
     PlanTick: ("epochs", "fraction"),
     PlanPhase: ("passes", "epochs", "exact_rows", "mtp_weight", "tokens"),
@@ -103,15 +103,15 @@ LATER: dict[type, tuple[str, ...]] = {
     ),
 }
 
-# Fields whose key in the file is another: plans of before, and their ids, stay what they are.
+# Fields with another key in the file, so that older plans keep their ids.
 KEYS: dict[type, dict[str, str]] = {Timeline: {"triggers": "reactions"}}
 
-# What follows from the content and is written for others to read.
+# Values that follow from the content, written for other programs.
 VIEWS = ("world_size", "steps", "tokens_per_step", "memory", "ranks")
 
 
 class PlanError(Exception):
-    """A text that is not a plan of this version, or one that was changed by hand. `code` is that of a diagnostic."""
+    """Text that is not a plan of this version, or that was changed by hand. `code` is that of a diagnostic."""
 
     def __init__(self, code: str, message: str, hint: str) -> None:
         super().__init__(f"{message}; {hint}")
@@ -123,7 +123,7 @@ class PlanError(Exception):
 @cache
 def _converter() -> Converter:
     converter = Converter(forbid_extra_keys=True, detailed_validation=False)
-    # A plan has whole numbers of tokens; parts of one come up only once its data is counted.
+    # A plan has whole numbers of tokens; fractions appear only once its data is counted.
     converter.register_structure_hook(int | Fraction | None, lambda value, _: None if value is None else int(value))
     for kind, names in LATER.items():
         written: dict[str, Any] = {name: override(omit_if_default=True) for name in names}
@@ -136,21 +136,21 @@ def _converter() -> Converter:
 
 
 def plan_id(plan: Plan, *, with_reasons: bool = False) -> str:
-    """The hash of everything a plan does: its content but OUTSIDE_ID.
+    """Return the hash of everything a plan does: its content without OUTSIDE_ID.
 
-    with_reasons: with the words in which worlds are refused, as ids of saved plans may have been taken.
+    with_reasons: include the texts that refuse worlds; ids of older saved plans may contain them.
     """
     content = {key: value for key, value in _content(plan).items() if key not in OUTSIDE_ID}
-    # Each world's plan names all worlds: none could have its id if it depended on theirs.
+    # Each world's plan names all worlds; an id that depended on theirs would be circular.
     content["elastic"] = [{**world, "id": ""} for world in content["elastic"]]
-    # Which worlds are refused changes what a run does; in which words, does not.
+    # The set of refused worlds changes what a run does; the texts of the refusals do not.
     if not with_reasons:
         content["refused"] = [{**each, "reason": ""} for each in content["refused"]]
     return fingerprint(content)
 
 
 def _content(plan: Plan) -> dict[str, Any]:
-    """The plan, each part once, in the order in which it is written."""
+    """Return the plan, each part once, in the order in which it is written."""
     plain = _converter().unstructure
     return {
         "format": FORMAT,
@@ -181,7 +181,7 @@ def _content(plan: Plan) -> dict[str, Any]:
 
 
 def _mesh_json(mesh: Mesh) -> dict[str, Any]:
-    """Sizes by name, outer to inner; strides and crossings follow from them and the ranks of a node."""
+    """Return axis sizes by name, outer to inner; strides and crossings follow from them and the ranks of a node."""
     return {
         "world_size": mesh.world_size,
         "ranks_per_node": mesh.ranks_per_node,
@@ -193,9 +193,9 @@ def _mesh_json(mesh: Mesh) -> dict[str, Any]:
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
-    """The plan as a JSON object: its content, and views of it by rank."""
+    """Return the plan as a JSON object: its content, and views of it by rank."""
     mesh, memory = plan.mesh, _memory_by_stage(plan)
-    # Spelled out instead of Mesh.coordinates: 16,384 ranks should not take longer than all the rest.
+    # Spelled out instead of Mesh.coordinates: 16,384 ranks should not take longer than everything else.
     strides = [(axis.name, axis.stride, axis.size) for axis in mesh.axes]
     ranks = [
         {
@@ -209,14 +209,15 @@ def to_json(plan: Plan) -> dict[str, Any]:
 
 
 def dumps(plan: Plan) -> str:
-    """The text of `to_json`: a line for every entry of a list, so that two plans can be compared line by line."""
+    """Return the text of `to_json`, with a line for every entry of a list, so that plans can be compared line by
+    line."""
     content = _viewed(plan, _lines_of_memory(plan), _lines_of_ranks(plan.mesh))
     parts = [f'"{key}": {_lines(value, 1)}' for key, value in content.items()]
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def _viewed(plan: Plan, memory: Any, ranks: Any) -> dict[str, Any]:
-    """The content of a plan with its views. memory, ranks: their entries, or the texts of these."""
+    """Return the content of a plan with its views. memory, ranks: their entries, or the entries' texts."""
     content = _content(plan)
     return {
         **{key: content.pop(key) for key in ("format", "id", "config_id", "name", "spec", "seed")},
@@ -230,7 +231,7 @@ def _viewed(plan: Plan, memory: Any, ranks: Any) -> dict[str, Any]:
 
 
 def _stages(mesh: Mesh) -> list[int]:
-    """The stage of every rank."""
+    """Return the stage of every rank."""
     return [rank // mesh.axes[0].stride for rank in range(mesh.world_size)]
 
 
@@ -246,14 +247,14 @@ def _memory_by_stage(plan: Plan) -> list[dict[str, int]]:
 
 
 def _lines_of_memory(plan: Plan) -> tuple[str, ...]:
-    """Texts instead of objects: of 16,384 ranks these would take as long as all the rest."""
+    """Return memory entries as texts: objects for 16,384 ranks would take as long as everything else."""
     memory = [json.dumps(each)[1:-1] for each in _memory_by_stage(plan)]
     return tuple(f'{{"rank": {rank}, "pp": {pp}, {memory[pp]}}}' for rank, pp in enumerate(_stages(plan.mesh)))
 
 
 def _lines_of_ranks(mesh: Mesh) -> tuple[str, ...]:
-    """Ranks count along the axes from the outermost to the innermost, so that each begins with what the one before has
-    begun with."""
+    """Return rank entries as texts, built axis by axis from the outermost, so that a rank's text extends the text of
+    its outer coordinates."""
     places = [""]
     for axis in mesh.axes:
         own = [f'"{axis.name}": {place}' for place in range(axis.size)]
@@ -267,7 +268,7 @@ def _lines_of_ranks(mesh: Mesh) -> tuple[str, ...]:
 def _lines(value: Any, depth: int) -> str:
     margin = "\n" + "  " * depth
     end = margin[:-2]
-    if isinstance(value, tuple):  # texts already
+    if isinstance(value, tuple):  # already texts
         return f"[{margin}{(',' + margin).join(value)}{end}]"
     if isinstance(value, list) and value and isinstance(value[0], dict):
         body = ("," + margin).join(json.dumps(item, ensure_ascii=False) for item in value)
@@ -279,9 +280,9 @@ def _lines(value: Any, depth: int) -> str:
 
 
 def from_json(content: Any) -> Plan:
-    """The plan in a JSON object.
+    """Return the plan in a JSON object.
 
-    Raises PlanError for another format, for something that is no plan, and if the id does not fit the content.
+    Raises PlanError for another format, for a value that is not a plan, and if the id does not match the content.
     """
     if not isinstance(content, dict) or "format" not in content:
         raise PlanError("X704", "this file is not a plan", "write one with `xtrain plan SPEC --out plan.json`")
@@ -294,7 +295,7 @@ def from_json(content: Any) -> Plan:
         plan = _read(content)
         ids = (plan_id(plan), plan_id(plan, with_reasons=True))
         views = to_json(plan)
-    except Exception as error:  # whatever a value of the wrong kind leads to, in cattrs or here
+    except Exception as error:  # a value of the wrong type, detected in cattrs or here
         raise PlanError("X704", f"the plan cannot be read: {_reason(error)}", "plan the spec again") from error
     if plan.id not in ids:
         raise PlanError("X704", f"the content of the plan does not match its id {plan.id}", hint)
@@ -304,8 +305,8 @@ def from_json(content: Any) -> Plan:
 
 
 def _check_names(content: dict[str, Any]) -> None:
-    """Raise ValueError unless what files and folders are named after are names, and sizes are in bounds: the id of a
-    plan only says that nobody changed it by accident."""
+    """Raise ValueError unless names used for files and folders are valid and sizes are in bounds. The id only protects
+    a plan from accidental changes."""
     for key in ("id", "config_id"):
         if not isinstance(content[key], str) or _ID.fullmatch(content[key]) is None:
             raise ValueError(f"its `{key}` is no id")
@@ -327,7 +328,7 @@ def _check_names(content: dict[str, Any]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """One short line."""
+    """Return an error as one short line."""
     lines = f"{type(error).__name__}: {error}".splitlines()
     return lines[0][:200]
 

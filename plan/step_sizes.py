@@ -1,14 +1,14 @@
 """Sizes of steps in rows or tokens, constant or growing (a ramp), and the dataset of each row of a phase.
 
-A run that was resumed with another batch has steps of other sizes before the resume (`ResumedSizes`).
+After a resume with another batch, the steps before it have other sizes (`ResumedSizes`).
 
-Row q of a phase is of the dataset in whose share of the circle the point u(q) = q · stride + offset (mod turn) lies.
-The stride divides the circle as evenly as possible (as the golden ratio does), so every stretch has its mix up to a
-few rows. The number of points below a bound is a sum of floors with a closed form: what each dataset has given up to
-any step is known at once, to the plan and to the run.
+Each dataset owns an arc of a circle, in proportion to its share. Row q of a phase comes from the dataset whose arc
+contains the point u(q) = q · stride + offset (mod turn). The stride divides the circle as evenly as possible (as the
+golden ratio does), so every stretch has its mix up to a few rows. The number of points below a bound is a sum of floors
+with a closed form, so plan and run know at once how many rows each dataset has given up to any step.
 
-For shares the turn is 2⁶⁴, more rows than there are. For weights in epochs it is the number of rows of an epoch, and
-the stride is coprime to it: a turn meets every point once, so each dataset gives exactly its rows.
+For shares the turn is 2⁶⁴, more rows than any run takes. For weights in epochs it is the number of rows of an epoch,
+and the stride is coprime to it: a turn meets every point once, so each dataset gives exactly its rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,22 +23,23 @@ from attrs import Factory, field, frozen
 TURN: Final = 1 << 64
 # Near 2⁶⁴ divided by the golden ratio: odd, and no partial quotient of STRIDE / TURN is above 4.
 STRIDE: Final = 0x9E3779B97F24D04B
-# Turns of epochs are not longer, so that twice a point is below 2⁶⁴. A run takes fewer rows.
+# Turns of epochs are at most this long, so that twice a point is below 2⁶⁴. A run takes fewer rows.
 LONGEST: Final = 1 << 62
 
 
 @frozen
 class MixtureSampler:
-    """An endless sequence of dataset numbers with given shares."""
+    """Endless sequence of dataset numbers with given shares."""
 
     offset: int
     bounds: tuple[int, ...]
-    """Ascending from 0 to the turn: dataset i has the points from bounds[i] up to bounds[i + 1]."""
+    """Ascending from 0 to the turn: dataset i owns the points from bounds[i] up to bounds[i + 1]."""
     stride: int = STRIDE
 
     @classmethod
     def of(cls, shares: Sequence[float], seed: int, phase: str) -> "MixtureSampler":
-        """Shares need not add up to 1; at least one is positive, and one of 0 is never sampled."""
+        """Return the sampler of shares, which need not add up to 1. At least one is positive; a share of 0 is never
+        sampled."""
         exact = [Fraction(share) for share in shares]
         total = sum(exact)
         assert total > 0 and min(exact) >= 0, "a planned phase has a dataset to read"
@@ -48,14 +49,14 @@ class MixtureSampler:
 
     @classmethod
     def of_epochs(cls, rows: Sequence[Fraction], seed: int) -> "MixtureSampler":
-        """Of `rows`, those that one epoch takes of each dataset, of which some are more than none.
+        """Return the sampler of epochs that take `rows[i]` rows of dataset i; at least one is positive.
 
-        Each turn takes exactly these; where they are fractions it is as many epochs as make them whole.
+        Each turn takes exactly these rows; if some are fractions, a turn is as many epochs as make them whole.
         """
         sums = [Fraction(0), *accumulate(rows)]
         assert sums[-1] > 0 and min(rows) >= 0, "a planned phase has a dataset to read"
         epochs = lcm(*(each.denominator for each in rows))
-        # Fractions of many digits come out even only after more rows than a run takes: then nearly is exactly.
+        # Fractions of many digits become whole only after more rows than a run takes; rounding is then exact enough.
         epochs = min(epochs, int(LONGEST / sums[-1]))
         bounds = tuple(int(each * epochs) for each in sums)
         digest = blake2b(f"{seed} epochs".encode(), digest_size=8).digest()
@@ -63,24 +64,24 @@ class MixtureSampler:
 
     @property
     def turn(self) -> int:
-        """After so many rows the sequence begins anew."""
+        """Number of rows after which the sequence repeats."""
         return self.bounds[-1]
 
     def first_point(self, first: int) -> int:
-        """u(first), from where the points go on by `stride`."""
+        """Return u(first); the following points are `stride` apart."""
         return (first * self.stride + self.offset) % self.turn
 
     def counts(self, first: int, count: int) -> list[int]:
-        """How many of the rows first … first + count - 1 are of each dataset."""
+        """Return how many of the rows first … first + count - 1 come from each dataset."""
         before, after = self._below(first), self._below(first + count)
         below = [late - early for early, late in zip(before, after, strict=True)]
         return [end - begin for begin, end in pairwise(below)]
 
     def _below(self, count: int) -> list[int]:
-        """How many of the first `count` points lie below each bound."""
+        """Return how many of the first `count` points lie below each bound."""
         if count == 0:
             return [0] * len(self.bounds)
-        # A point x mod turn lies below a bound where x and x - bound are in different turns.
+        # A point x mod turn lies below a bound if x and x - bound are in different turns.
         turn, known = self.turn, {0: 0, self.turn: count}
         if len(self.bounds) > 2:
             whole = floor_sum(count, turn, self.stride, self.offset + turn)
@@ -90,9 +91,10 @@ class MixtureSampler:
 
 
 def even_stride(turn: int) -> int:
-    """A stride without a common divisor with `turn`, near turn divided by the golden ratio.
+    """Return a stride coprime to `turn`, near turn divided by the golden ratio.
 
-    Of those nearest to it the one whose largest partial quotient is least: that bounds how uneven a stretch can be.
+    Among the nearest strides it is the one with the smallest largest partial quotient, which bounds how uneven a
+    stretch can be.
     """
     near = (isqrt(5 * turn * turn) - turn) // 2
     strides = [near + away for pair in ((each, -each) for each in range(64)) for away in dict.fromkeys(pair)]
@@ -100,7 +102,7 @@ def even_stride(turn: int) -> int:
 
 
 def _largest(stride: int, turn: int) -> int:
-    """The largest partial quotient of stride / turn."""
+    """Return the largest partial quotient of stride / turn."""
     largest = 0
     while stride:
         largest = max(largest, turn // stride)
@@ -109,9 +111,9 @@ def _largest(stride: int, turn: int) -> int:
 
 
 def floor_sum(count: int, divisor: int, factor: int, offset: int) -> int:
-    """The sum of (factor · i + offset) // divisor over i = 0 … count - 1, all of them at least 0.
+    """Return the sum of (factor · i + offset) // divisor over i = 0 … count - 1, with all numbers at least 0.
 
-    Counts points of a grid below a line, turning it on its side as Euclid's algorithm does: O(log divisor).
+    Counts grid points below a line, exchanging the axes as in Euclid's algorithm: O(log divisor).
     """
     total = 0
     while True:
@@ -128,11 +130,12 @@ def floor_sum(count: int, divisor: int, factor: int, offset: int) -> int:
 
 @frozen
 class StepSizes:
-    """`full` rows (or tokens) a step; with a ramp `first` in the first step, and `full` from step `ramp` on (from 0).
+    """Sizes of steps: `full` rows (or tokens) a step; with a ramp, `first` in the first step and `full` from step
+    `ramp` on (from 0).
 
     Step s of the ramp takes first + g · ⌊s · n / ramp⌋ with g = gcd(first, full) and n = (full − first) / g: linear in
-    the steps, in multiples of g, so that whatever divides `first` and `full` divides every step. A step depends on its
-    number alone.
+    the steps, in multiples of g, so that every divisor of `first` and `full` divides every step. A step depends only on
+    its number.
     """
 
     full: int
@@ -144,31 +147,31 @@ class StepSizes:
 
     @classmethod
     def of(cls, sizes: "int | StepSizes") -> "StepSizes":
-        """A number is the size of every step."""
+        """Return step sizes; a number is the size of every step."""
         return cls(sizes) if isinstance(sizes, int) else sizes
 
     def times(self, factor: int) -> "StepSizes":
-        """Of rows of `factor` tokens the tokens."""
+        """Return the sizes in tokens for rows of `factor` tokens."""
         return StepSizes(self.full * factor, self.first * factor, self.ramp)
 
     @property
     def grows_by(self) -> int:
-        """The steps of a ramp differ by a multiple of this."""
+        """Number that divides every difference between steps of a ramp."""
         return gcd(self.first, self.full)
 
     @property
     def levels(self) -> int:
-        """How many times it grows on the way from `first` to `full`."""
+        """Number of increments from `first` to `full`."""
         return (self.full - self.first) // self.grows_by
 
     def at(self, step: int) -> int:
-        """What step `step` takes, from 0."""
+        """Return the size of step `step`, from 0."""
         if step >= self.ramp:
             return self.full
         return self.first + self.grows_by * (step * self.levels // self.ramp)
 
     def before(self, step: int) -> int:
-        """What the steps 0 … step - 1 take together."""
+        """Return the total of the steps 0 … step - 1."""
         if not self.ramp:
             return step * self.full
         of_ramp = min(step, self.ramp)
@@ -176,11 +179,11 @@ class StepSizes:
         return of_ramp * self.first + self.grows_by * grown + (step - of_ramp) * self.full
 
     def between(self, begin: int, end: int) -> int:
-        """What the steps begin … end - 1 take together; below 0 where `end` lies before `begin`."""
+        """Return the total of the steps begin … end - 1; negative if `end` lies before `begin`."""
         return (end - begin) * self.full if not self.ramp else self.before(end) - self.before(begin)
 
     def steps_of(self, amount: int | Fraction) -> int:
-        """The least number of steps, from step 0 on, that take `amount` or more."""
+        """Return the smallest number of steps, from step 0 on, that take `amount` or more."""
         whole = ceil(amount)
         ramped = self.before(self.ramp)
         if whole > ramped:
@@ -192,14 +195,14 @@ class StepSizes:
         return high
 
     def position(self, amount: int | Fraction) -> Fraction:
-        """Return after how many steps `amount` is taken, as a fraction of a step where it is taken inside one."""
+        """Return the number of steps after which `amount` is taken, with a fraction if it is reached inside a step."""
         step = self.steps_of(amount)
         if step <= 0:
             return Fraction(0)
         return step - 1 + Fraction(amount - self.before(step - 1)) / self.at(step - 1)
 
     def amount_at(self, position: int | Fraction) -> int | Fraction:
-        """Return what is taken before `position`, the inverse of `position()`."""
+        """Return the amount taken before `position`, the inverse of `position()`."""
         step = floor(position)
         return self.before(step) + (self.at(step) * (position - step) if step != position else 0)
 
@@ -208,13 +211,13 @@ class StepSizes:
         return (self,)
 
     def described(self) -> list[dict[str, int]]:
-        """Return these sizes as JSON, from which `sizes_of` reads them."""
+        """Return these sizes as JSON, the input of `sizes_of`."""
         return [{"full": self.full, "first": self.first, "ramp": self.ramp}]
 
     def resumed(self, past: "StepSizes", step: int, offset: int | None = None) -> "StepSizes":
-        """Return the sizes of a run that took `past` up to `step` and takes these from there on.
+        """Return the sizes of a run that took `past` up to `step` and takes these sizes from there on.
 
-        offset: the step of these sizes that comes next, which matters in a ramp; None: as many as there were.
+        offset: the step of these sizes that comes next, which matters in a ramp; None: `step`.
         """
         last = past.pieces()[-1]
         alike = (self.full, self.first, self.ramp) == (last.full, last.first, last.ramp)
@@ -227,7 +230,7 @@ class StepSizes:
         )
 
     def reached(self, size: int | Fraction) -> int | None:
-        """The first step that takes `size` or more; None if none does."""
+        """Return the first step that takes `size` or more; None if none does."""
         if self.full < size:
             return None
         if self.first >= size:
@@ -236,11 +239,11 @@ class StepSizes:
         return -(-level * self.ramp // self.levels)
 
     def uses(self, step: int, taken: int) -> int:
-        """How much the steps before `step` take together if they take `taken`, each time that something is taken."""
+        """Return the total uses of `taken` rows or tokens in the steps before `step`; repeated uses count again."""
         return taken
 
     def stretches(self) -> tuple[tuple[int, int], ...]:
-        """(first step, size) of the steps that are alike: they grow from one stretch to the next."""
+        """Return (first step, size) of each stretch of equal steps; sizes grow from one stretch to the next."""
         begins = (-(-level * self.ramp // self.levels) for level in range(self.levels)) if self.ramp else ()
         firsts = range(self.ramp) if self.ramp < self.levels else begins
         return tuple((step, self.at(step)) for step in (*firsts, self.ramp))
@@ -248,8 +251,8 @@ class StepSizes:
 
 @frozen(kw_only=True)
 class RepeatedSizes(StepSizes):
-    """Steps without a ramp, of which those from `steps` on take what the `steps` before them have taken, until that is
-    taken `turns` times; then new ones begin. What is before a step is what is before the first that takes the same."""
+    """Sizes without a ramp whose steps repeat: each group of `steps` steps is taken `turns` times, then new rows begin.
+    The amount before a repeated step is the amount before the first step with the same rows."""
 
     steps: int
     turns: int
@@ -262,7 +265,7 @@ class RepeatedSizes(StepSizes):
         return self.before(end) - self.before(begin)
 
     def steps_of(self, amount: int | Fraction) -> int:
-        """Up to the first of the steps that take the last of it."""
+        """Return the steps up to the first step that takes the end of `amount`."""
         period, within = divmod(super().steps_of(amount) - 1, self.steps)
         return period * self.steps * self.turns + within + 1
 
@@ -273,7 +276,7 @@ class RepeatedSizes(StepSizes):
 
 @frozen(kw_only=True)
 class EvenSizes(StepSizes):
-    """Steps that took `amount` together in `steps` steps, of which no more is known: they are taken to be alike."""
+    """Sizes of `steps` steps that took `amount` together; each step is assumed to take an equal part."""
 
     steps: int
     amount: int
@@ -299,7 +302,7 @@ class EvenSizes(StepSizes):
 
 @frozen(kw_only=True)
 class ResumedSizes(StepSizes):
-    """Sizes from step `begin` on, which is step `offset` of them, after steps of the sizes `past`."""
+    """Sizes from step `begin` on, which is step `offset` of them, following steps of the sizes `past`."""
 
     past: StepSizes
     begin: int
@@ -307,7 +310,7 @@ class ResumedSizes(StepSizes):
 
     @property
     def own(self) -> StepSizes:
-        """The sizes from `begin` on, counted from step 0."""
+        """Sizes from `begin` on, counted from step 0."""
         return StepSizes(self.full, self.first, self.ramp)
 
     def at(self, step: int) -> int:
@@ -353,14 +356,14 @@ class ResumedSizes(StepSizes):
 
 
 def even_sizes(steps: int, amount: int) -> StepSizes:
-    """Return the sizes of `steps` steps that took `amount` together, where no more is known of them."""
+    """Return the sizes of `steps` steps of which only the total `amount` is known."""
     if amount % steps == 0:
         return StepSizes(amount // steps)
     return EvenSizes(-(-amount // steps), steps=steps, amount=amount)
 
 
 def sizes_of(described: Sequence[dict[str, Any]]) -> StepSizes:
-    """Read what `StepSizes.described` has written."""
+    """Return the sizes from the JSON of `StepSizes.described`."""
     first, *others = described
     if "amount" in first:
         found = even_sizes(first["steps"], first["amount"])
@@ -373,9 +376,9 @@ def sizes_of(described: Sequence[dict[str, Any]]) -> StepSizes:
 
 
 def past_of(state: Mapping[str, Any]) -> StepSizes | None:
-    """Return the rows of the steps before a checkpoint, by its `state.json`; None where it does not say.
+    """Return the rows of the steps before a checkpoint, from its `state.json`; None if it does not have them.
 
-    Older checkpoints say nothing of earlier batches: their steps are taken to be alike.
+    Older checkpoints do not record earlier batches: their steps are assumed to be equal.
     """
     if "batches" in state:
         return sizes_of(state["batches"])

@@ -1,8 +1,8 @@
 """Timeline of a run: when ticks are due, how often nodes run, and epochs as steps once the data is counted.
 
-A plan does not know the data, so amounts in epochs stay as declared until the rows are counted. Counts are of the
-whole run, up to `stop_at`, however many starts it takes, if each resumes where the one before stopped and no step is
-trained twice.
+A plan does not know the data, so amounts in epochs stay as declared until the rows are counted. Counts cover the whole
+run, up to `stop_at`, over all of its starts, if each start resumes where the one before stopped and no step is trained
+twice.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,12 +21,13 @@ from xtrain.plan.arithmetic import Arithmetic, arithmetic_of, counted, rows_of_e
 from xtrain.plan.plan import Node, Plan, PlanPhase, PlanTick, StepStretch, Timeline, Uncounted
 from xtrain.plan.step_sizes import StepSizes
 
-# So many steps are looked at one by one before a count is given up.
+# Number of steps examined one by one before a count is given up.
 MOST_LOOKED_AT = 1_000_000
 
 
 def is_due(tick: PlanTick, step: int, sizes: StepSizes) -> bool:
-    """Whether a tick in steps or tokens fires after a step (from 1): in tokens, where these pass a multiple."""
+    """Return True if a tick in steps or tokens fires after a step (from 1): in tokens, if the step passes a
+    multiple."""
     if tick.steps is not None:
         return step % tick.steps == 0
     assert tick.tokens is not None
@@ -34,23 +35,22 @@ def is_due(tick: PlanTick, step: int, sizes: StepSizes) -> bool:
 
 
 def passes(tokens: int, of_step: int, period: int | Fraction) -> bool:
-    """Whether the last step of those that took so many tokens, `of_step` of them in it, has reached another multiple of
-    a period."""
+    """Return True if a step that took `of_step` tokens, the last of `tokens`, reached another multiple of a period."""
     return tokens // period > (tokens - of_step) // period
 
 
 def times_due(tick: PlanTick, step: int, sizes: StepSizes) -> int:
-    """How often a tick in steps or tokens is due up to a step, that one counted."""
+    """Return how often a tick in steps or tokens is due up to and including a step."""
     if tick.steps is not None:
         return step // tick.steps
     assert tick.tokens is not None
-    # Steps of a whole period or more are all due, of smaller ones those that reach a multiple.
+    # Every step of a whole period or more is due; a smaller step is due if it reaches a multiple.
     smaller = step if (first := sizes.reached(tick.tokens)) is None else min(step, first)
     return sizes.before(smaller) // tick.tokens + step - smaller
 
 
 def next_due(tick: PlanTick, step: int, sizes: StepSizes) -> int:
-    """The first step behind `step` after which a tick in steps or tokens is due."""
+    """Return the first step after `step` at which a tick in steps or tokens is due."""
     if tick.steps is not None:
         return step // tick.steps * tick.steps + tick.steps
     assert tick.tokens is not None
@@ -59,13 +59,13 @@ def next_due(tick: PlanTick, step: int, sizes: StepSizes) -> int:
 
 
 def steps_due(ticks: Sequence[PlanTick], steps: int, sizes: StepSizes) -> int | None:
-    """The number of steps up to `steps` in which any of some ticks is due; None where it is too long to count."""
+    """Return the number of steps up to `steps` in which any tick is due; None if there are too many to count."""
     if len(ticks) == 1:
         return times_due(ticks[0], steps, sizes)
     whole = lcm(*(tick.steps or (Fraction(tick.tokens or 1) / sizes.full).numerator for tick in ticks))
     if sizes.ramp or whole >= steps:
         return _steps_due(ticks, steps, sizes)
-    # From there on it is all the same again.
+    # From there on everything repeats.
     once, rest = (_steps_due(ticks, number, sizes) for number in (whole, steps % whole))
     return None if once is None or rest is None else steps // whole * once + rest
 
@@ -87,9 +87,9 @@ def _all_due(tick: PlanTick, steps: int, sizes: StepSizes) -> Iterator[int]:
 
 
 def with_counts(timeline: Timeline, unrecorded: Sequence[int | None], sizes: StepSizes) -> Timeline:
-    """How often each tick does something.
+    """Return the timeline with the number of times each tick acts.
 
-    unrecorded: of each tick that does nothing but profile, the steps that pass before one is recorded.
+    unrecorded: for each tick that only profiles, the number of steps before the first recorded one.
     """
     last = last_step(timeline)
 
@@ -106,8 +106,8 @@ def with_counts(timeline: Timeline, unrecorded: Sequence[int | None], sizes: Ste
 
 @frozen
 class CountStart:
-    """A start of the run, from behind the step `begin` to the step `end`. by_limit: `stop_at` or `stop_after` ends it,
-    so that what is declared on `stop_at` happens."""
+    """Start of the run, from after step `begin` to step `end`. by_limit: `stop_at` or `stop_after` ends it, so that the
+    actions of `stop_at` run."""
 
     begin: int
     end: int
@@ -115,12 +115,12 @@ class CountStart:
 
 
 def starts(timeline: Timeline, sizes: StepSizes) -> Iterator[CountStart]:
-    """All starts of the run; none where its steps are not known. A clock that stops it is not among the causes."""
+    """Yield all starts of the run; none if its steps are unknown. Stops by the clock are not considered."""
     last = last_step(timeline)
     if timeline.steps is None or last is None:
         return
     stopping = [tick for tick in timeline.ticks if tick.stop and tick.seconds is None]
-    due = [(next_due(tick, 0, sizes), number) for number, tick in enumerate(stopping)]  # a heap: the next one is first
+    due = [(next_due(tick, 0, sizes), number) for number, tick in enumerate(stopping)]  # a heap: the next tick is first
     heapify(due)
     begin = 0
     while begin < last:
@@ -135,7 +135,8 @@ def starts(timeline: Timeline, sizes: StepSizes) -> Iterator[CountStart]:
 
 
 def last_step(timeline: Timeline) -> int | None:
-    """The step that no start of the run gets beyond; None where that, or where its starts end, is not known."""
+    """Return the last step that any start of the run reaches; None if that step, or the end of its starts, is
+    unknown."""
     waits = timeline.stop_at_amount or timeline.stop_after_amount
     if timeline.steps is None or waits or any(tick.stop and _is_uncounted(tick) for tick in timeline.ticks):
         return None
@@ -147,9 +148,10 @@ def _is_uncounted(tick: PlanTick) -> bool:
 
 
 def count_profiles(ticks: Sequence[PlanTick], timeline: Timeline, sizes: StepSizes, before: int) -> int | None:
-    """How many profiles ticks in steps or tokens begin that record a step. No two of one plan are due in the same step.
+    """Return how many profiles, begun by ticks in steps or tokens, record a step. No two profiles of one plan are due
+    in the same step.
 
-    before: steps that pass unrecorded.
+    before: number of steps before the first recorded one.
     """
     found = 0
     for number, start in enumerate(starts(timeline, sizes)):
@@ -164,9 +166,9 @@ def count_profiles(ticks: Sequence[PlanTick], timeline: Timeline, sizes: StepSiz
 
 
 def count_node(plan: Plan, node: str) -> int | None:
-    """How often the ticks of a plan run a node, once in a step however many of them are due; None: nobody knows.
+    """Return how often the ticks of a plan run a node, once in a step however many ticks are due; None: unknown.
 
-    Of a profile: how often it records anything.
+    For a profile: how often it records anything.
     """
     timeline, sizes = plan.timeline, arithmetic_of(plan).sizes
     ticks = [tick for tick in timeline.ticks if node in tick.nodes]
@@ -180,20 +182,20 @@ def count_node(plan: Plan, node: str) -> int | None:
 
 
 def unrecorded(node: Node) -> int | None:
-    """Of an action that records the steps behind it: how many pass before it does."""
+    """Return the number of steps before the first recorded one, for an action that records later steps."""
     action = action_of(node.op)
     return None if action is None else action.unrecorded(node.args)
 
 
 def saves(node: Node) -> bool:
-    """Whether a node saves the full state."""
+    """Return True if a node saves the full state."""
     action = action_of(node.op)
     return action is not None and action.saves
 
 
 def count_saves(plan: Plan) -> int | None:
-    """How many checkpoints the run writes, each step once; None where that is not known. What a signal or an alert asks
-    for comes on top."""
+    """Return how many checkpoints the run writes, one per step at most; None if unknown. Checkpoints requested by
+    signals or alerts are extra."""
 
     def any_saves(nodes: Sequence[str]) -> bool:
         return any(saves(plan.node(node)) for node in nodes)
@@ -216,12 +218,12 @@ def count_saves(plan: Plan) -> int | None:
 
 
 def waits(plan: Plan) -> bool:
-    """Whether anything of a plan is known only once its data is counted."""
+    """Return True if any part of a plan is known only once its data is counted."""
     return not plan.serves and waits_with(plan.timeline, plan.node("setup.scheduler").args)
 
 
 def waits_with(timeline: Timeline, rate: Mapping[str, Any]) -> bool:
-    """The same of its timeline and the arguments of its learning rate."""
+    """Return True if a timeline or the arguments of a learning rate depend on uncounted data."""
     return (
         timeline.steps is None
         or any(tick.epochs is not None for tick in timeline.ticks)
@@ -233,7 +235,7 @@ def waits_with(timeline: Timeline, rate: Mapping[str, Any]) -> bool:
 
 
 def waits_for_data(spec: Spec) -> bool:
-    """The same of a spec: whether any amount in it is one of epochs, or a share of a budget in them."""
+    """Return True if any amount of a spec is in epochs, or is a share of a budget in epochs."""
     if any(in_epochs(weights(spec, phase)) for phase in (None, *spec.phases.values())):
         return True
     amounts = [spec.experiment.budget, *(tick.every for tick in spec.ticks)]
@@ -244,23 +246,23 @@ def waits_for_data(spec: Spec) -> bool:
 
 
 def counted_arithmetic(plan: Plan, rows: Mapping[str, int]) -> Arithmetic:
-    """The same with the data counted. rows: of each dataset that is trained on."""
+    """Return the arithmetic of a plan with the data counted. rows: of each training dataset."""
     return arithmetic_of(plan).counted(epoch_rows(plan, rows))
 
 
 def epoch_rows(plan: Plan, rows: Mapping[str, int]) -> Fraction:
-    """Rows of one epoch of a run, each as often as it comes again; `rows`: of each dataset that is trained on."""
+    """Return the rows of one epoch of a run, repeated rows included. rows: of each training dataset."""
     again = plan.node("setup.loader").args.get("again", {"turns": 1})
     return again["turns"] * rows_of_epoch(plan.timeline.phases, rows)
 
 
 def known_arithmetic(plan: Plan) -> Arithmetic:
-    """The same, counted if the plan was made where its data has been counted."""
+    """Return the arithmetic of a plan, counted if the plan was made where its data is counted."""
     return arithmetic_of(plan) if plan.counted is None else counted_arithmetic(plan, plan.counted.rows)
 
 
 def known_timeline(plan: Plan) -> Timeline:
-    """The timeline of a plan with all that is known of it, and how often each tick does something."""
+    """Return the timeline of a plan with everything known about it, and the number of times each tick acts."""
     if plan.counted is None:
         return plan.timeline
     timeline, batch = plan.timeline, known_arithmetic(plan)
@@ -269,36 +271,37 @@ def known_timeline(plan: Plan) -> Timeline:
 
 
 def _unrecorded(plan: Plan, tick: PlanTick) -> int | None:
-    """Of a tick that does nothing but profile: the steps that pass before one is recorded."""
+    """Return, for a tick that only profiles, the number of steps before the first recorded one."""
     before = [unrecorded(plan.node(node)) for node in tick.nodes]
     known = [steps for steps in before if steps is not None]
     return min(known) if known and len(known) == len(before) and not tick.stop else None
 
 
 def known_rate(plan: Plan) -> dict[str, Any]:
-    """The arguments of the learning rate with all that is known of them."""
+    """Return the arguments of the learning rate with everything known about them."""
     return counted_rate(plan.node("setup.scheduler").args, known_arithmetic(plan))
 
 
 def as_known(plan: Plan) -> Plan:
-    """The plan as pages show it: its timeline and its learning rate with all that is known of them."""
+    """Return the plan as pages show it: timeline and learning rate with everything known about them."""
     nodes = tuple(evolve(node, args=known_rate(plan)) if node.op == "setup.scheduler" else node for node in plan.nodes)
     return plan if plan.counted is None else evolve(plan, timeline=known_timeline(plan), nodes=nodes)
 
 
 def counted_timeline(timeline: Timeline, batch: Arithmetic, rows: Mapping[str, int]) -> Timeline:
-    """`timeline` with what `batch` knows: steps, the first step of each phase, the period of each tick, the stops.
+    """Return `timeline` with the numbers that `batch` knows: steps, the first step of each phase, periods of ticks,
+    stops.
 
-    rows: of each dataset, for the shares that weights in epochs come to.
+    rows: of each dataset, to convert weights in epochs to shares.
     """
     return _with_steps(evolve(timeline, phases=counted(timeline.phases, rows)), batch)
 
 
 def resumed_plan(plan: Plan, past: StepSizes, step: int) -> tuple[Plan, Arithmetic]:
-    """Return the plan as it is for a run that goes on after `step` steps, which took the rows `past`, and its steps.
+    """Return the plan and arithmetic of a run that resumes after `step` steps, which took the rows `past`.
 
-    Lengths in tokens count from the tokens of these steps. Amounts in epochs are known where the data is counted; all
-    rows of the past are taken to be of this data.
+    Lengths in tokens count from the tokens of these steps. Amounts in epochs are known if the data is counted; all
+    earlier rows are assumed to be of this data.
     """
     batch = known_arithmetic(plan).resumed(past, step, past.before(step))
     rate = counted_rate(plan.node("setup.scheduler").args, batch)
@@ -309,7 +312,7 @@ def resumed_plan(plan: Plan, past: StepSizes, step: int) -> tuple[Plan, Arithmet
 
 
 def _with_steps(timeline: Timeline, batch: Arithmetic) -> Timeline:
-    """`timeline` with every amount in tokens or epochs that `batch` can count as steps of it."""
+    """Return `timeline` with amounts in tokens or epochs converted to steps where `batch` can count them."""
     sizes, stop_at = batch.sizes, timeline.stop_at
     if timeline.stop_at_tokens is not None:
         stop_at = sizes.steps_of(timeline.stop_at_tokens)
@@ -329,7 +332,7 @@ def _with_steps(timeline: Timeline, batch: Arithmetic) -> Timeline:
 
 
 def stretches(batch: Arithmetic) -> tuple[StepStretch, ...]:
-    """The steps of a run that are alike, where not all of them are."""
+    """Return the stretches of equal steps of a run; empty if all steps are equal."""
     if not batch.ramp and batch.past is None:
         return ()
     tokens, sequence = batch.sizes, batch.sequence
@@ -340,8 +343,8 @@ def stretches(batch: Arithmetic) -> tuple[StepStretch, ...]:
 
 
 def counted_rate(args: Mapping[str, Any], batch: Arithmetic) -> dict[str, Any]:
-    """The arguments of the learning rate with lengths in tokens and epochs as steps too; shares of the budget stay what
-    they are."""
+    """Return the arguments of the learning rate with lengths in tokens and epochs also given in steps; shares of the
+    budget are unchanged."""
     found = {**args, "steps": batch.steps}
     for name, value in args.items():
         at_end = isinstance(value, dict) and name in SCHEDULERS.of(args).at_end
@@ -377,7 +380,7 @@ def _tick(tick: PlanTick, batch: Arithmetic) -> PlanTick:
 def _stop(
     steps: int | None, amount: Uncounted | None, of_epochs: Callable[[float], int | None], batch: Arithmetic
 ) -> int | None:
-    """steps: as planned, where that is known; of_epochs: how many steps so many epochs are."""
+    """Return the step of a stop. steps: as planned, if known; of_epochs: converts epochs to steps."""
     if amount is None:
         return steps
     if amount.epochs is not None:

@@ -1,6 +1,7 @@
 """Views of a plan: values that differ from another plan or from the defaults, and memory headroom.
 
-Recurring ticks are compared by what they do, not by their number in the spec: one tick more does not move the others.
+Recurring ticks are compared by their actions, not by their number in the spec, so an added tick does not move the
+others.
 """
 
 from typing import Any, Final, Literal, get_args
@@ -28,7 +29,7 @@ _OF_ROLE: Final[dict[Role, Group]] = {
     Role.MESH: "mesh",
     Role.EXECUTION: "execution",
 }
-# What is no setting: labels of blocks, and numbers that were derived.
+# Values that are not settings: labels of blocks, and derived numbers.
 _OF_PATH: Final[dict[str, Group]] = {
     "steps": "budget",
     "tokens_per_step": "experiment",
@@ -40,7 +41,7 @@ _OF_PATH: Final[dict[str, Group]] = {
 
 @frozen(kw_only=True)
 class ValueChange:
-    """A value that differs; None where a plan does not have it. Of what recurs, the path is the action."""
+    """Value that differs; None if a plan does not have it. For a recurring action, the path is the action."""
 
     group: Group
     path: str
@@ -49,7 +50,7 @@ class ValueChange:
 
 
 def changed_values(a: Plan, b: Plan) -> tuple[ValueChange, ...]:
-    """Every value that differs, group by group, in the order of the schema."""
+    """Return every value that differs, group by group, in the order of the schema."""
     before, after = _values(a), _values(b)
     changes = [
         ValueChange(group=group_of(path), path=path, before=before.get(path), after=after.get(path))
@@ -71,7 +72,7 @@ def _values(plan: Plan) -> dict[str, Provenance]:
 
 
 def group_of(path: str) -> Group:
-    """What a value is about, by its path in the spec."""
+    """Return the group of a value, from its path in the spec."""
     kind, _, rest = path.partition(".")
     if path in _OF_PATH:
         return _OF_PATH[path]
@@ -85,7 +86,7 @@ def group_of(path: str) -> Group:
     block: type = blocks.KINDS[kind]
     for name in names:
         if members_of(block) is not None and name not in settings_of(block):
-            return "execution"  # of a tracker of the user's own
+            return "execution"  # of a user's own tracker
         if name not in settings_of(block):  # a label: the size of an axis, the kind of an optimizer
             return "mesh" if kind == "parallel" else "experiment"
         attribute, setting = settings_of(block)[name]
@@ -96,7 +97,7 @@ def group_of(path: str) -> Group:
 
 
 def recurring(plan: Plan) -> dict[str, str]:
-    """Action → when it happens: `every eval code` → `100 steps`; and event → what happens then."""
+    """Return action → its period (`every eval code` → `100 steps`), and event → its actions."""
     found: dict[str, str] = {}
     for tick in plan.timeline.ticks:
         path = f"every {actions_text(tick.nodes, tick.stop)}"
@@ -108,7 +109,7 @@ def recurring(plan: Plan) -> dict[str, str]:
 
 
 def actions_text(nodes: tuple[str, ...], stop: bool) -> str:
-    """`eval code then log`, of the nodes that they are."""
+    """Return actions as text, from their nodes: `eval code then log`."""
     names = []
     for node in nodes:
         kind, _, rest = node.partition(".")
@@ -120,16 +121,16 @@ WRITTEN: Final = ("text", "let", "param", "set", "config")
 
 
 def non_defaults(plan: Plan) -> tuple[Provenance, ...]:
-    """Every written value but those that only repeat a default, in the order of the schema."""
+    """Return every written value that differs from its default, in the order of the schema."""
     return tuple(
         entry for entry in plan.provenance if entry.origin in WRITTEN and entry.value != default_text(entry.path)
     )
 
 
 def default_text(path: str) -> str | None:
-    """The default of a setting as a spec would write it; None where it has none, or where the planner derives it."""
+    """Return the default of a setting as a spec would write it; None if it has none, or if the planner derives it."""
     kind, _, rest = path.partition(".")
-    # The collate chain and what recurs have none; that of `compile` holds where the block is written.
+    # The collate chain and recurring actions have no default; that of `compile` holds if the block is written.
     if kind not in blocks.KINDS or path == "compile.mode":
         return None
     block: type = blocks.KINDS[kind]
@@ -141,19 +142,19 @@ def default_text(path: str) -> str | None:
         default = attribute.default
         if blocks.is_block(attribute.type):
             block = attribute.type
-    # Of `auto` the meaning is derived.
+    # The meaning of `auto` is derived.
     if default is NOTHING or default == "auto" or isinstance(default, Factory):  # type: ignore[arg-type]
         return None
     return spell(default)
 
 
 Verdict = Literal["fits", "tight", "does not fit", "unknown"]
-TIGHT: Final = 0.08  # of the device, left free, below which a run that lasts days should not be started
+TIGHT: Final = 0.08  # share of the device that should stay free in a run that lasts days
 
 
 @frozen(kw_only=True)
 class Headroom:
-    """The fullest ranks, what they leave of a device (bytes, negative if they do not fit), and the verdict."""
+    """Fullest ranks, free memory of their device (bytes, negative if they do not fit), and the verdict."""
 
     worst: RankClass
     free: int | None
@@ -162,7 +163,8 @@ class Headroom:
 
 
 def headroom(plan: Plan) -> Headroom:
-    """Judge the fullest rank; unknown where the device or what a step needs beside the states is."""
+    """Judge the fullest rank; unknown if the device's memory is unknown, or what a step needs in addition to the
+    states."""
     worst = max(plan.estimates.classes, key=lambda each: each.memory.total_bytes)
     device, need = plan.cluster.memory_bytes, worst.memory.total_bytes
     where = f"on {ranks_text(plan, worst.pp)}"
@@ -177,7 +179,7 @@ def headroom(plan: Plan) -> Headroom:
 
 
 def no_times(plan: Plan) -> str:
-    """Why a plan does not say how long a step takes."""
+    """Return the reason why a plan has no step time."""
     cluster = plan.cluster
     if not CLUSTERS[cluster.preset].known:
         return "no `cluster` is given"
@@ -186,7 +188,7 @@ def no_times(plan: Plan) -> str:
 
 
 def ranks_text(plan: Plan, pp: int) -> str:
-    """`every rank`, or `pp 3 (ranks 3,072 to 4,095)`: the ranks of a pipeline coordinate."""
+    """Return the ranks of a pipeline coordinate as text: `every rank`, or `pp 3 (ranks 3,072 to 4,095)`."""
     size = plan.mesh.size("pp")
     if size == 1:
         return "every rank" if plan.mesh.world_size > 1 else "the only rank"
@@ -196,8 +198,7 @@ def ranks_text(plan: Plan, pp: int) -> str:
 
 
 def spell(value: Any) -> str:
-    """A value as `--set` takes it: as a spec writes it, but for texts, which have no quotes, and without defaults of a
-    call."""
+    """Return a value as `--set` takes it: as in a spec, but strings have no quotes and calls no default arguments."""
     match value:
         case float():
             short = f"{value:g}"
@@ -218,7 +219,7 @@ def spell(value: Any) -> str:
 
 
 def _spell_source(value: Source) -> str:
-    """`jsonl(data/*.jsonl)`, `synthetic(length = 64)`: patterns or name, and what is not left at its default."""
+    """Return a source as text, without defaults: `jsonl(data/*.jsonl)`, `synthetic(length = 64)`."""
     label = label_of(type(value))
     first = getattr(value, label.name) if label is not None else ()
     arguments = [spell(each) for each in (first if isinstance(first, tuple) else (first,))]

@@ -1,4 +1,4 @@
-"""Vocabulary of a tokenizer, with the tokens that files next to it add, read without the library that runs it."""
+"""Vocabulary of a tokenizer, including tokens added by files next to it, read without the library that runs it."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from xtrain.plan.data import TokenizerMissing, TokenizerUnreadable
 CONFIG: Final = "tokenizer_config.json"
 SPECIALS: Final = "special_tokens_map.json"
 ADDED: Final = "added_tokens.json"
-# Special tokens with a meaning, in the order in which transformers adds those that a tokenizer does not have.
+# Named special tokens, in the order in which transformers adds those that a tokenizer lacks.
 NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 EXTRA, EXTRA_BEFORE = "extra_special_tokens", "additional_special_tokens"  # the former is the name in transformers 5
 FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -40,16 +40,16 @@ EOS_NAMES = (
 
 @define(kw_only=True, frozen=True)
 class SpecialTokens:
-    """The ids put around every document; they may be the same one."""
+    """Ids put around every document; they may be equal."""
 
     bos: int
     eos: int
     own_bos: bool
-    """Whether bos is a token of its own, and not eos in its place."""
+    """True if bos is a token of its own; False if eos replaces it."""
 
 
 class AddedToken(NamedTuple):
-    """A token that is matched as a whole before the model of a tokenizer sees a text; flags as in `tokenizers`."""
+    """Token that is matched as a whole before the tokenizer's model sees a text; flags as in `tokenizers`."""
 
     content: str
     single_word: bool = False
@@ -60,26 +60,27 @@ class AddedToken(NamedTuple):
 
 
 class SideFiles(NamedTuple):
-    """Special tokens that the files beside a `tokenizer.json` declare."""
+    """Special tokens declared by the files next to a `tokenizer.json`."""
 
     added: tuple[AddedToken, ...]
-    """Tokens that are added to it, in this order. One that it has already gets these flags and keeps its id."""
+    """Tokens added to the tokenizer, in this order. A token that it already has gets these flags and keeps its id."""
     declared: Mapping[str, str | None]
-    """`bos_token` and `eos_token` where a file has them; None: there is none."""
+    """`bos_token` and `eos_token` if a file has them; None: declared as absent."""
 
 
 class Vocabulary(NamedTuple):
-    """The ids of a tokenizer. side: what the files beside it declare. added: tokens that are matched as a whole."""
+    """Ids of a tokenizer. side: declarations of the files next to it. added: tokens that are matched as a whole."""
 
     ids: dict[str, int]
     own: int
-    """Ids of `tokenizer.json` by itself: one more than the largest."""
+    """Number of ids of `tokenizer.json` alone: the largest id plus one."""
     added: frozenset[str]
     side: SideFiles
 
 
 def read_vocabulary(source: str) -> Vocabulary:
-    """Read the tokens of a folder with a `tokenizer.json`, or of the file itself, with those that files beside it add.
+    """Read the tokens of a folder with a `tokenizer.json`, or of the file itself, including tokens added by the files
+    next to it.
 
     Relative paths start at the working folder. Raises TokenizerUnreadable.
     """
@@ -87,7 +88,7 @@ def read_vocabulary(source: str) -> Vocabulary:
     try:
         if path.is_dir():
             path = path / "tokenizer.json"
-        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+        if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would block
             raise TokenizerUnreadable(f"{path.as_posix()} is no regular file")
         content: Any = json.loads(path.read_bytes())
     except OSError as error:
@@ -96,7 +97,7 @@ def read_vocabulary(source: str) -> Vocabulary:
         raise TokenizerUnreadable(f"{path.as_posix()} is not JSON") from error
     try:
         listed = content["model"]["vocab"]
-        # A unigram model lists [piece, score] pairs, whose place is the id; the others map pieces to ids.
+        # A unigram model lists [piece, score] pairs, whose index is the id; other models map pieces to ids.
         model = dict(listed) if isinstance(listed, dict) else {piece: id for id, (piece, _) in enumerate(listed)}
         model = {piece: int(id) for piece, id in model.items()}
         own = [token["content"] for token in content.get("added_tokens") or ()]
@@ -112,7 +113,7 @@ def read_vocabulary(source: str) -> Vocabulary:
 
 
 def differing_token(ours: str, theirs: str) -> str | None:
-    """The first token that two tokenizers have under other ids, in words; None where there is none. Raises
+    """Return text on the first token whose id differs between two tokenizers; None if there is none. Raises
     TokenizerUnreadable."""
     own, other = read_vocabulary(ours).ids, read_vocabulary(theirs).ids
     apart = {token for token, _ in other.items() ^ own.items()}
@@ -125,9 +126,9 @@ def differing_token(ours: str, theirs: str) -> str | None:
 def read_side_files(folder: Path, tokenizer: Mapping[str, Any]) -> SideFiles:
     """Read the tokens that a folder adds to its tokenizer, as `AutoTokenizer` of transformers 5.24 does.
 
-    The other two files count only where `tokenizer_config.json` has no `added_tokens_decoder`; what
-    `special_tokens_map.json` says then replaces what `tokenizer_config.json` says. tokenizer: the content of
-    `tokenizer.json`. Raises TokenizerUnreadable for a file that is not JSON, or has something else than tokens.
+    The other two files count only if `tokenizer_config.json` has no `added_tokens_decoder`; `special_tokens_map.json`
+    then overrides `tokenizer_config.json`. tokenizer: the content of `tokenizer.json`. Raises TokenizerUnreadable for a
+    file that is not JSON or holds something other than tokens.
     """
     config, specials = _read(folder / CONFIG), _read(folder / SPECIALS)
     own = {token["id"]: _token(token) for token in tokenizer.get("added_tokens") or ()}
@@ -143,7 +144,7 @@ def read_side_files(folder: Path, tokenizer: Mapping[str, Any]) -> SideFiles:
         further |= merged.pop(EXTRA) if isinstance(merged.get(EXTRA), dict) else {}
         values = merged.get(EXTRA) or merged.get(EXTRA_BEFORE) or ()
         extra = [_token(value, special=True) for value in values]
-        # Objects of tokenizer_config.json are no tokens yet where transformers asks whether an added one is special.
+        # When transformers asks whether an added token is special, objects of tokenizer_config.json are not tokens yet.
         known = [value for key in NAMED if isinstance(value := merged.get(key), str) or (value and key in specials)]
         known += [value for value in values if isinstance(value, str) or value in (specials.get(EXTRA) or ())]
         special = {_token(value).content for value in known}
@@ -168,12 +169,12 @@ def read_side_files(folder: Path, tokenizer: Mapping[str, Any]) -> SideFiles:
 
 
 def _has_own_name(key: str) -> bool:
-    """Whether a key names a special token that only some models have, as `image_token`."""
+    """Return True if a key names a special token that only some models have, such as `image_token`."""
     return key.endswith("_token") and key not in NAMED
 
 
 def _token(value: Any, *, special: bool = False) -> AddedToken:
-    """A token as a file has it: its text, or an object. special: where that does not say whether it is one."""
+    """Return a token from a file, given as text or object. special: used if the object does not say."""
     content = value.get("content") if isinstance(value, Mapping) else value
     if not isinstance(content, str):
         raise TypeError(f"{json.dumps(value)[:60]} is no token")
@@ -185,8 +186,8 @@ def _token(value: Any, *, special: bool = False) -> AddedToken:
 
 
 def ids_with(added: list[str], vocabulary: Mapping[str, int], size: int) -> dict[str, int]:
-    """Token → id of a model's vocabulary with added tokens, which get ids as the `tokenizers` library gives them: each
-    the next one, whatever a file says. size: entries of the vocabulary, which may have holes."""
+    """Return token → id of a model's vocabulary with added tokens. As in the `tokenizers` library, each gets the next
+    id, whatever a file says. size: entries of the vocabulary, which may have holes."""
     found, last = dict(vocabulary), -1
     for content in added:
         if content and content not in found:
@@ -197,9 +198,9 @@ def ids_with(added: list[str], vocabulary: Mapping[str, int], size: int) -> dict
 
 
 def find_special_tokens(folder: Path, side: SideFiles, vocabulary: Mapping[str, int]) -> SpecialTokens:
-    """Resolve bos and eos; where only one of them exists it serves as both.
+    """Resolve bos and eos; if only one of them exists, it serves as both.
 
-    A side file that declares a token decides, `null` meaning that there is none; undeclared ones are looked up by name.
+    A side file that declares a token decides; `null` means that there is none. Undeclared tokens are looked up by name.
     Raises TokenizerUnreadable if a declared token is outside the vocabulary, or if neither is found.
     """
     bos = _find("bos_token", BOS_NAMES, folder, side, vocabulary)

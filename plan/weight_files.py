@@ -1,6 +1,6 @@
 """Weights in files of transformers: safetensors headers by tensor, and the names and shapes that models have.
 
-No tensor is read, only headers. A file is 8 bytes with the length of a header, the header, and data:
+Only headers are read, no tensors. A file is 8 bytes with the length of the header, the header, and data:
 https://github.com/huggingface/safetensors#format. Matrices are stored [out, in]; experts one by one, or stacked, with
 gate and up projections in one tensor.
 """
@@ -24,11 +24,11 @@ from xtrain.plan.architecture import EMBEDDING, HEAD, SCORE, Architecture, Param
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 CONFIG: Final = "config.json"
-MOST_DIMENSIONS: Final = 64  # as torch has it
-# The largest published models have a thousandth of it in a file: what is longer only takes time and memory.
+MOST_DIMENSIONS: Final = 64  # the limit of torch
+# The largest published models have a thousandth of this in a file; a longer header only takes time and memory.
 LONGEST_HEADER: Final = 2**25  # bytes
-MOST_TENSORS: Final = 200_000  # of a file, or of an index
-# Bytes of an element; those of LOADED can be parameters.
+MOST_TENSORS: Final = 200_000  # per file or index
+# Bytes of an element; formats in LOADED can be parameters.
 SIZES: Final = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
     "I32": 4, "U32": 4, "F32": 4, "F64": 8, "I64": 8, "U64": 8,
@@ -42,7 +42,7 @@ CONVERT: Final = (
 
 
 class WeightsUnreadable(Exception):
-    """The weights of a folder cannot be read; the message names the file. hint: what to do."""
+    """Unreadable weights of a folder; the message names the file. hint: the remedy."""
 
     def __init__(self, message: str, hint: str = "copy or download the file again") -> None:
         super().__init__(message)
@@ -51,7 +51,7 @@ class WeightsUnreadable(Exception):
 
 @frozen
 class StoredTensor:
-    """file: its name in the folder. start: of its data in the file, in bytes."""
+    """Tensor in a file. file: its name in the folder. start: of its data in the file, in bytes."""
 
     file: str
     format: str
@@ -65,7 +65,7 @@ class StoredTensor:
 
 @frozen
 class WeightFiles:
-    """tensors: by name. digest: of `config.json` and of the headers and sizes of all files."""
+    """Weights of a folder. tensors: by name. digest: of `config.json` and of the headers and sizes of all files."""
 
     folder: str
     tensors: dict[str, StoredTensor]
@@ -82,14 +82,14 @@ class WeightFiles:
 
 
 def header_of(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
-    """What a file begins with whose data are these tensors one behind the other: (name, format, shape) of each."""
+    """Return the header of a file with these tensors, one after the other: (name, format, shape) of each."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, format, shape in tensors:
         begin, end = end, end + prod(shape) * SIZES[format]
         entries[name] = {"dtype": format, "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # data begin at a multiple of 8, as numbers are read in place
+    text += b" " * (-len(text) % 8)  # data begins at a multiple of 8, because numbers are read in place
     return len(text).to_bytes(8, "little") + text
 
 
@@ -101,7 +101,7 @@ def read_weight_files(folder: str) -> WeightFiles:
 
 
 def read_file(folder: str, name: str) -> WeightFiles:
-    """The same of one file, whatever else is in the folder. Raises WeightsUnreadable."""
+    """Read the header of one file, whatever else is in the folder. Raises WeightsUnreadable."""
     path = Path(folder) / name
     _stamp(path)
     header, start, size = _header(path)
@@ -109,7 +109,7 @@ def read_file(folder: str, name: str) -> WeightFiles:
     return WeightFiles(folder, _tensors(path, header, start, size), (name,), digest.hexdigest())
 
 
-@lru_cache(maxsize=8)  # of many layouts that are compared, each asks
+@lru_cache(maxsize=8)  # read for every layout that is compared
 def _read(
     folder: str, names: tuple[str, ...], listed: tuple[tuple[str, str], ...], stamps: tuple[Any, ...]
 ) -> WeightFiles:
@@ -137,13 +137,13 @@ def _stamp(path: Path) -> tuple[int, int, int]:
         found = path.stat()
     except OSError as error:
         raise WeightsUnreadable(f"{path.as_posix()} cannot be read: {error.strerror or error}") from error
-    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):  # a pipe would be waited for
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):  # opening a pipe would block
         raise WeightsUnreadable(f"{path.as_posix()} is no regular file", "give a copy of the file")
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _names(path: Path) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """The files with weights, and (tensor, file) of the index if there is one."""
+    """Return the files with weights, and (tensor, file) of the index if there is one."""
     single, index = path / SINGLE, path / INDEX
     if os.path.lexists(index) and os.path.lexists(single):
         raise WeightsUnreadable(f"{path.as_posix()} has {SINGLE} and {INDEX}", "remove the one that is not meant")
@@ -180,7 +180,7 @@ def _too_many(name: str, count: int) -> tuple[str, str]:
 
 
 def _absent(path: Path) -> tuple[str, str]:
-    """What to say of a folder without weights."""
+    """Return (message, hint) for a folder without weights."""
     pickles = sorted(found.name for pattern in PICKLES for found in path.glob(pattern))
     if pickles:
         message = f"{path.as_posix()} has its weights as pickles ({pickles[0]}), which can run any code when read"
@@ -190,7 +190,7 @@ def _absent(path: Path) -> tuple[str, str]:
 
 
 def _header(path: Path) -> tuple[bytes, int, int]:
-    """(header, start of the data, size of the file)."""
+    """Return (header, start of the data, size of the file)."""
     name = path.as_posix()
     try:
         with path.open("rb") as file:
@@ -206,7 +206,7 @@ def _header(path: Path) -> tuple[bytes, int, int]:
 
 
 def _other_file(path: Path, first: bytes) -> tuple[str, str]:
-    """What to say of a file that is not of safetensors. first: its first bytes."""
+    """Return (message, hint) for a file that is not safetensors. first: its first bytes."""
     name = path.as_posix()
     if first.startswith((b"PK\3\4", *(bytes((0x80, protocol)) for protocol in range(2, 6)))):
         message = f"{name} is no safetensors file but a pickle, which can run any code when read"
@@ -224,7 +224,7 @@ def _tensors(path: Path, header: bytes, start: int, size: int) -> dict[str, Stor
         listed = STRICT.decode(header.decode())
     except (ValueError, RecursionError) as error:
         raise WeightsUnreadable(f"{name} is no safetensors file: its header cannot be read: {error}") from error
-    listed.pop("__metadata__", None)  # what begins with a brace is an object
+    listed.pop("__metadata__", None)  # text that begins with a brace is an object
     places = {}
     for tensor, entry in listed.items():
         try:
@@ -261,11 +261,11 @@ LAYERS: Final = "model.layers."
 
 @frozen
 class StoredPart:
-    """A part of a parameter in a stored tensor, `name` of `shape`.
+    """Part of a parameter in a stored tensor, `name` of `shape`.
 
-    expert: which of the parameter's first dimension it is; None: all of the parameter. transposed: rows of the stored
-    matrices are columns here. first, step: the index i of the parameter's last dimension is first + step · i of the
-    stored one. Parts with a step, of which as many parameters lie in turns, are not transposed.
+    expert: index along the parameter's first dimension; None: the whole parameter. transposed: rows of the stored
+    matrices are columns here. first, step: index i of the parameter's last dimension is index first + step · i of the
+    stored tensor. Parts with a step, interleaved with as many parameters, are not transposed.
     """
 
     name: str
@@ -276,27 +276,26 @@ class StoredPart:
     step: int = 1
 
 
-# One after the other as files may have them; the first whose tensors are all there is read.
+# Alternative forms in files; the first one whose tensors all exist is read.
 Alternatives = tuple[tuple[StoredPart, ...], ...]
 
 
-# one_by_one: a tensor for each matrix of each expert. stacked: as version 5 of transformers has most models in memory,
-# [E, out, in], with gate and up projections above each other. interleaved: [E, in, out], with their columns in turns.
+# one_by_one: a tensor for each matrix of each expert. stacked: the form of most models in memory in transformers 5, [E,
+# out, in], with gate and up projections above each other. interleaved: [E, in, out], with alternating columns of both.
 ExpertsForm = Literal["one_by_one", "stacked", "interleaved"]
 
 
 @frozen(kw_only=True)
 class StoredNames:
-    """What the names of a family's files are.
+    """Names in the files of a family.
 
-    modules: the start of a name inside a block → that in files. matrices: the same of the matrices of an expert, where
-    they lie one by one. experts: the forms that experts may have in files, the usual one first; of the others modules
-    have the names that they have here. ignored: ends of names that hold nothing that is learned.
-    enclosed: where a model is a part of another, the start of its names in files of that → in files of its own. beside:
-    starts of the names of other parts. buffers: ends of names of tensors beside parameters that files have.
-    further_tokens: a matrix of this name is in layers behind the last one that predict further tokens, as DeepSeek-V3
-    stores them: with copies of the embedding and of the head. Those beyond what the model has are no part of it. Empty:
-    files have no such layers.
+    modules: start of a name inside a block → its start in files. matrices: the same for the matrices of experts stored
+    one by one. experts: forms of experts in files, the usual one first; in the other forms, modules keep the names used
+    here. ignored: ends of names of tensors that hold nothing learned. enclosed: for a model stored inside another,
+    start of its names in those files → in files of its own. beside: starts of the names of other parts. buffers: ends
+    of names of stored tensors that are not parameters. further_tokens: name of a matrix in the layers after the last
+    one that predict further tokens, as in DeepSeek-V3, stored with copies of the embedding and of the head; layers
+    beyond those of the model are ignored. Empty: files have no such layers.
     """
 
     modules: Mapping[str, str] = field(factory=dict)
@@ -309,7 +308,7 @@ class StoredNames:
     further_tokens: str = ""
 
     def of(self, parameter: ParameterSpec) -> Alternatives:
-        """Where a parameter may be, the usual form first."""
+        """Return the possible places of a parameter, the usual form first."""
         if parameter.expert:
             return tuple(self._experts(parameter, form) for form in self.experts)
         if parameter.name in (HEAD_WEIGHT, SCORE_WEIGHT):
@@ -319,7 +318,7 @@ class StoredNames:
         return tuple((StoredPart(name, parameter.shape),) for name in names)
 
     def is_ignored(self, name: str, arch: Architecture, stored: Container[str]) -> bool:
-        """Whether a stored tensor is no part of the model. stored: the names of all."""
+        """Return True if a stored tensor is not part of the model. stored: the names of all tensors."""
         if name.endswith(self.ignored) or name.startswith(self.beside):
             return True
         if not self.further_tokens or not name.startswith(LAYERS):
@@ -331,26 +330,27 @@ class StoredNames:
         return number >= arch.layers and f"{LAYERS}{layer}.{self.further_tokens}" in stored
 
     def modules_in(self, arch: Architecture, stored: Iterable[str]) -> int:
-        """How many modules that predict further tokens files have behind the blocks of a model."""
+        """Return how many modules that predict further tokens the files have after the blocks of a model."""
         if not self.further_tokens:
             return 0
         layers = (name.removeprefix(LAYERS).partition(".") for name in stored if name.startswith(LAYERS))
         return sum(inside == self.further_tokens and int(layer) >= arch.blocks for layer, _, inside in layers)
 
     def stored_part(self, arch: Architecture) -> Architecture:
-        """The model that files have: that of a family without a place for modules that predict further tokens, without
-        these."""
+        """Return the model as stored: without modules that predict further tokens if the family's files have no place
+        for them."""
         return arch if self.further_tokens else arch.core
 
     def copies(self, arch: Architecture) -> Iterator[tuple[str, str]]:
-        """Names of tensors that files have once more in each module, and of the parameters that they are."""
+        """Yield (name of the copy, parameter) for tensors that files store again in each module that predicts further
+        tokens."""
         if self.further_tokens:
             for layer in arch.further_layers:
                 for inside, parameter in zip(COPIES, (EMBEDDING_WEIGHT, f"{arch.head_module}.weight"), strict=True):
                     yield f"{LAYERS}{layer}.{inside}", parameter
 
     def own_names(self, stored: Iterable[str]) -> dict[str, str]:
-        """Name in files of the model alone → stored name."""
+        """Return name in files of the model alone → stored name."""
         found: dict[str, str] = {}
         for name in stored:
             start = next((each for each in self.enclosed if name.startswith(each)), "")
@@ -376,7 +376,8 @@ class StoredNames:
 
 
 def _fused(parameter: ParameterSpec, *, interleaved: bool) -> StoredPart:
-    """The experts of a parameter: matrices [E, in, out], or biases [E, out]."""
+    """Return the part of a stacked tensor that holds a parameter of experts: matrices [E, in, out], or biases [E,
+    out]."""
     module, _, name = f"model.{parameter.name}".rpartition(".")
     *others, width = parameter.shape
     first, step = 0, 1
@@ -391,7 +392,7 @@ def _fused(parameter: ParameterSpec, *, interleaved: bool) -> StoredPart:
 
 
 def of_module(name: str) -> str:
-    """The name in files of a parameter of a block, which is another in modules that predict further tokens."""
+    """Return the name in files of a parameter of a block; it differs in modules that predict further tokens."""
     start, dot, inside = name.partition(".join.")
     if dot:
         return f"{start}.{inside}"

@@ -27,37 +27,37 @@ EMBEDDING_STORED = f"model.{EMBEDDING_WEIGHT}"
 
 
 def has_rewards(arch: Architecture, files: WeightFiles) -> bool:
-    """Whether the folder has a head of rewards."""
+    """Return True if the folder has a reward head."""
     return SCORE_WEIGHT in FAMILIES[arch.family].stored.own_names(files.tensors)
 
 
 def draws_head(arch: Architecture, files: WeightFiles) -> bool:
-    """Whether the model gives rewards by a head that its folder, one of a language model, does not have."""
+    """Return True if the model has a reward head and its folder, that of a language model, does not."""
     return arch.head == "reward" and not has_rewards(arch, files)
 
 
 @frozen
 class Assignment:
-    """parts: parameter or buffer → the parts of stored tensors that it is read from; without a head of rewards where
-    the folder is that of a language model. twin: the stored head of a tied model, which must be equal to the embedding;
-    empty where there is none."""
+    """Sources of a model's parameters. parts: parameter or buffer → the parts of stored tensors that it is read from,
+    without a reward head that the folder lacks. twin: the stored head of a tied model, which must equal the
+    embedding; empty if there is none."""
 
     parts: dict[str, tuple[StoredPart, ...]]
     twin: str = ""
 
 
 def stored_rows(arch: Architecture, files: WeightFiles) -> int:
-    """How many rows of a model's embedding a folder has; all of them where it has no embedding."""
+    """Return how many rows of a model's embedding a folder has; all of them if it has no embedding."""
     names = FAMILIES[arch.family].stored
     stored = files.tensors.get(names.own_names(files.tensors).get(EMBEDDING_STORED, ""))
     return min(arch.vocab, stored.shape[0]) if stored is not None and stored.shape else arch.vocab
 
 
 def assign(arch: Architecture, files: WeightFiles, *, grows: bool = False) -> Assignment:
-    """Where every parameter is read that files of the family have. Raises ValueError, whose text names what is wrong,
-    if the folder does not fit.
+    """Return the source of every parameter that files of the family have. Raises ValueError, whose text names the
+    fault, if the folder does not fit.
 
-    grows: the embedding and head of the model may have more rows than those of the files.
+    grows: the model's embedding and head may have more rows than the files.
     """
     names = FAMILIES[arch.family].stored
     assert names is not None, f"{arch.family} has no files"
@@ -71,7 +71,7 @@ def assign(arch: Architecture, files: WeightFiles, *, grows: bool = False) -> As
         chosen = next((parts for parts in ways if all(part.name in own for part in parts)), None)
         if chosen is None and parameter.name == SCORE_WEIGHT:
             continue
-        if chosen is None:  # once, whatever lies in it
+        if chosen is None:  # a tensor with several parts is listed once
             missing += [part.name for part in ways[0] if part.name not in own and part.name not in missing]
         else:
             found[parameter.name] = tuple(_as_stored(part, own) for part in chosen)
@@ -93,8 +93,8 @@ def assign(arch: Architecture, files: WeightFiles, *, grows: bool = False) -> As
 def wrong_tensors(
     files: WeightFiles, used: Mapping[str, tuple[int, ...]], missing: Sequence[str], surplus: Sequence[str]
 ) -> list[str]:
-    """What is wrong, in words. used: tensor → its shape in the model. missing: those of them that no file has; surplus:
-    those that belong to nothing."""
+    """Return the faults as texts. used: tensor → its shape in the model. missing: the used tensors that no file has;
+    surplus: tensors that are not used."""
     placed = [f"`{name}` of {files.tensors[name].file}" for name in surplus]
     return [
         *_listed([f"`{name}`" for name in missing], "missing"),
@@ -109,7 +109,7 @@ def _as_stored(part: StoredPart, own: Mapping[str, str]) -> StoredPart:
 
 
 def _mismatches(used: Mapping[str, tuple[int, ...]], files: WeightFiles) -> Iterator[str]:
-    """Tensors of another shape than planned, or in a format that is none of weights."""
+    """Yield texts on tensors of another shape than planned, or in a format that weights cannot have."""
     shapes = [name for name, shape in used.items() if files.tensors[name].shape != shape]
     if shapes:
         name = shapes[0]
@@ -133,8 +133,8 @@ def _listed(names: Sequence[str], what: str) -> Iterator[str]:
 
 @frozen
 class WrittenTensor:
-    """A tensor of a file: a parameter, one expert of it, or several parameters of one number format. parts: parameter →
-    what of it is in the tensor. format: as safetensors calls it."""
+    """Tensor of a file: a parameter, one expert of it, or several parameters of one number format. parts: parameter →
+    its part in the tensor. format: its safetensors name."""
 
     parts: tuple[tuple[str, StoredPart], ...]
     format: str
@@ -154,7 +154,7 @@ class WrittenTensor:
 
 @frozen
 class WrittenFile:
-    """tensors: in the order in which their data lie in it."""
+    """File to write. tensors: in the order of their data."""
 
     name: str
     tensors: tuple[WrittenTensor, ...]
@@ -165,22 +165,22 @@ class WrittenFile:
 
     @property
     def bytes(self) -> int:
-        """Of its data."""
+        """Bytes of its data."""
         return sum(tensor.bytes for tensor in self.tensors)
 
 
-# The format of the n-th tensor that a parameter is written as.
+# Format of the n-th tensor that a parameter is written as.
 FormatOf = Callable[[ParameterSpec, int], str]
 
 
 def lay_out(arch: Architecture, format_of: FormatOf, most: int) -> tuple[WrittenFile, ...]:
-    """The files of a model, the tensors in the order of its parameters, with at most so many bytes in each; a larger
-    tensor has a file of its own."""
+    """Return the files of a model, tensors in the order of its parameters, with at most `most` bytes in each; a larger
+    tensor gets a file of its own."""
     return in_files(_tensors(arch, format_of), most)
 
 
 def in_files(tensors: Iterable[WrittenTensor], most: int) -> tuple[WrittenFile, ...]:
-    """The same of any tensors, in this order."""
+    """Return tensors grouped into files, in this order."""
     groups: list[list[WrittenTensor]] = [[]]
     size = 0
     for tensor in tensors:
@@ -192,13 +192,13 @@ def in_files(tensors: Iterable[WrittenTensor], most: int) -> tuple[WrittenFile, 
     count = len(groups)
     stem, _, ending = SINGLE.rpartition(".")
     names = [SINGLE] if count == 1 else [f"{stem}-{n:05d}-of-{count:05d}.{ending}" for n in range(1, count + 1)]
-    # Wider numbers come first, so that each lies at a multiple of its size.
+    # Wider numbers come first, so that each is aligned to its size.
     ordered = (sorted(group, key=lambda tensor: -SIZES[tensor.format]) for group in groups)
     return tuple(WrittenFile(name, tuple(group)) for name, group in zip(names, ordered, strict=True))
 
 
 def _tensors(arch: Architecture, format_of: FormatOf) -> Iterator[WrittenTensor]:
-    """In the order in which their first parameters are."""
+    """Yield tensors in the order of their first parameters."""
     names = FAMILIES[arch.family].stored
     parts: dict[str, list[tuple[str, StoredPart]]] = {}
     formats: dict[str, str] = {}
@@ -223,7 +223,7 @@ FURTHER: Final = "num_nextn_predict_layers"
 TOKENS: Final = ("bos_token_id", "eos_token_id")
 
 
-# Why a run with an adapter has no whole model to export, and what to do.
+# Reason why a run with an adapter has no whole model to export, and the remedy.
 ADAPTER_ALONE: Final = (
     "the run trains an adapter, and its checkpoints hold that without the model under it",
     "`xtrain export --adapter` and `export { adapter = true }` write the adapter for PEFT; `xtrain merge` adds it to "
@@ -232,7 +232,7 @@ ADAPTER_ALONE: Final = (
 
 
 def not_written(arch: Architecture) -> tuple[str, str] | None:
-    """(why, what to do) if transformers has no model that computes what this one does; else None."""
+    """Return (reason, remedy) if transformers has no model that computes the same; otherwise None."""
     if arch.adapter is not None:
         return ADAPTER_ALONE
     family = None if "user" in arch.own else FAMILIES.get(arch.family)
@@ -255,8 +255,8 @@ def not_written(arch: Architecture) -> tuple[str, str] | None:
 
 @frozen(kw_only=True)
 class ConfigValues:
-    """What an architecture does not say. format: of most weights. context: positions of a row. begin, end: the ids that
-    begin and end a document."""
+    """Values that an architecture does not have. format: of most weights. context: positions of a row. begin, end: the
+    ids that begin and end a document."""
 
     format: str
     context: int
@@ -265,8 +265,8 @@ class ConfigValues:
 
 
 def _rewards(arch: Architecture, values: ConfigValues, pad: int | None = None) -> dict[str, Any]:
-    """The keys that say that the head gives rewards. They are read at the last token that is not the one of padding,
-    `pad`, which so must not be one that ends texts; in its place then the one that begins them."""
+    """Return the keys of a reward head. Rewards are read at the last token that is not padding, `pad`, so the padding
+    must differ from the token that ends texts; the token that begins them then replaces it."""
     if arch.head == "vocabulary":
         return {}
     if pad in (None, values.end):
@@ -276,13 +276,13 @@ def _rewards(arch: Architecture, values: ConfigValues, pad: int | None = None) -
 
 
 def _further(arch: Architecture) -> dict[str, Any]:
-    """How many modules that predict further tokens the folder has, of a family whose files may have some."""
+    """Return the key with the number of modules that predict further tokens, for a family whose files may have some."""
     stored = FAMILIES[arch.family].stored
     return {FURTHER: arch.mtp} if arch.mtp and stored is not None and stored.further_tokens else {}
 
 
 def new_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
-    """All keys, in the spelling that version 4 and version 5 of transformers read."""
+    """Return all keys, in the spelling that versions 4 and 5 of transformers read."""
     further = _further(arch)
     arch = arch.core
     config = _config(arch)
@@ -290,7 +290,7 @@ def new_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
         "architectures": [config.architectures[0]],
         "model_type": config.model_type,
         **dict(zip(TOKENS, (values.begin, values.end), strict=True)),
-        "pad_token_id": None,  # that of some classes of transformers is beyond a small vocabulary
+        "pad_token_id": None,  # the default id of some transformers classes lies outside a small vocabulary
         **{name: value for key in config.keys for name, value in _written(arch, key, key.name).items()},
         **_rope(arch),
         CONTEXT: _context(arch, values.context),
@@ -307,10 +307,10 @@ def new_config(arch: Architecture, values: ConfigValues) -> dict[str, Any]:
 def changed_config(
     arch: Architecture, values: ConfigValues, config: Mapping[str, Any], means: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The `config.json` that a model began with, in which only what is no longer so has changed; where it was that of a
-    model of which this one is a part, that of the part.
+    """Return the `config.json` that a model began with, changed only where it no longer holds. If the model was part of
+    another, return the part's.
 
-    means: the settings that it gives, by `settings_in_folder`.
+    means: the settings that it gives, from `settings_in_folder`.
     """
     further = _further(arch)
     arch = arch.core
@@ -322,7 +322,7 @@ def changed_config(
     same = all(means.get(key.setting) == _value(arch, key.setting) for key in _config(arch).rope_keys)
     if means.get("rope_theta") != arch.rope_theta or _scaling(means) != arch.rope.resolved() or not same:
         found = {name: value for name, value in found.items() if name not in ROPE} | _rope(arch)
-        # Some classes of transformers scale positions only of heads whose width is written.
+        # Some transformers classes scale positions only of heads whose width is written.
         width = (key for key in _config(arch).keys if key.setting == "head_dim" and config.get(key.name) is None)
         found |= {name: value for key in width for name, value in _written(arch, key, key.name).items()}
     context, needed = config.get(CONTEXT), _context(arch, values.context)
@@ -348,10 +348,10 @@ def _own_config(family: ModelConfig, config: Mapping[str, Any]) -> Mapping[str, 
 
 
 def with_tokens(config: Mapping[str, Any], begin: int, ends: Sequence[int]) -> dict[str, Any]:
-    """A config whose ids are those that a text begins and ends with here.
+    """Return a config with the ids that begin and end a text here.
 
-    Other ids that end one stay beside them, unless they are of another tokenizer, as none of them is one of these; and
-    so does an id that begins one where the tokenizer has none, which `begin` then takes from the end.
+    Other ids that end a text are kept, unless none of them is one of these, which means that they belong to another
+    tokenizer. An id that begins a text is kept if the tokenizer has none; `begin` is then the id that ends texts.
     """
     found, (first, last) = dict(config), TOKENS
     given = found.get(last)
@@ -366,7 +366,7 @@ def with_tokens(config: Mapping[str, Any], begin: int, ends: Sequence[int]) -> d
 
 
 def read_differences(arch: Architecture, means: Mapping[str, Any]) -> list[str]:
-    """The settings of a model of which a `config.json` says something else, with what that is."""
+    """Return the settings of a model that differ from a `config.json`, with the values given there."""
     arch = arch.core
     config = _config(arch)
     keys = {key.setting: key for key in (*config.keys, *config.rope_keys)}
@@ -378,7 +378,7 @@ def read_differences(arch: Architecture, means: Mapping[str, Any]) -> list[str]:
     def same(setting: str, theirs: Any, ours: Any) -> bool:
         if theirs == ours or setting not in keys:
             return theirs == ours
-        # Numbers of blocks in another order, or of blocks that none differs from, are the same keys.
+        # Block numbers in another order, or without effect, give the same keys.
         return _content(keys[setting], theirs, means) == _content(keys[setting], ours, arch.to_json())
 
     return [
@@ -398,7 +398,7 @@ def _rope(arch: Architecture) -> dict[str, Any]:
     scaled, config = dict(arch.rope.resolved()), _config(arch)
     local = config.local_rope
     bases = {"rope_theta": arch.rope_theta} | ({local.key: _value(arch, local.setting)} if local is not None else {})
-    if not scaled:  # which some classes of transformers only do where they are told to
+    if not scaled:  # some transformers classes do so only if told
         return {**bases, "rope_scaling": {"rope_type": "default"} if config.rope else None}
     kind = scaled.pop("scaling")
     if kind == "dynamic":  # its `original` is the context
@@ -409,13 +409,14 @@ def _rope(arch: Architecture) -> dict[str, Any]:
 
 
 def _scaling(means: Mapping[str, Any]) -> dict[str, Any]:
-    """`Rope.resolved` of the settings that a `config.json` gives."""
+    """Return `Rope.resolved` of the settings that a `config.json` gives."""
     given = {name.removeprefix("rope."): value for name, value in means.items() if name.startswith("rope.")}
     return Rope(**given).resolved()
 
 
 def _context(arch: Architecture, rows: int) -> int:
-    """Positions that the model is made for, of rows so long: those that they are scaled to, if they are."""
+    """Return the positions that the model is made for, with rows of `rows` positions; after scaling, if positions are
+    scaled."""
     rope = arch.rope
     if rope.scaling == "dynamic":
         return rope.original
@@ -423,7 +424,7 @@ def _context(arch: Architecture, rows: int) -> int:
 
 
 def _value(arch: Architecture, setting: str) -> Any:
-    """The value of a setting as JSON. Of its default, where the setting was added later, an architecture is silent."""
+    """Return the value of a setting as JSON; an architecture omits defaults of settings that were added later."""
     values, name = arch.to_json(), _field(setting)
     if name in values:
         return values[name]
@@ -432,18 +433,18 @@ def _value(arch: Architecture, setting: str) -> Any:
 
 
 def _written(arch: Architecture, key: ConfigKey, name: str) -> Mapping[str, Any]:
-    """A key, which has this name, with its value; or those that its setting follows from."""
+    """Return a key under this name with its value, or the keys that its setting is derived from."""
     content = _content(key, _value(arch, key.setting), arch.to_json())
     return content if key.writes is not None else {name: content}
 
 
 def _content(key: ConfigKey, value: Any, settings: Mapping[str, Any]) -> Any:
-    """What a key is written as; the keys, with what they are written as, of a setting that takes several."""
+    """Return the value of a key in the file; for a setting written as several keys, these keys with their values."""
     if key.writes is not None:
         return key.writes(settings)
     return value if key.write is None else key.write(value, settings["layers"])
 
 
 def _field(setting: str) -> str:
-    """Of an architecture, that has settings of `router { … }` beside the others."""
+    """Return the field of an architecture for a setting; settings of `router { … }` are fields too."""
     return setting.replace(".", "_")
