@@ -33,13 +33,13 @@ from xtrain.text.units import seconds_text
 
 @define
 class StopNotes:
-    """`signal` is the first stop request that came, None for none."""
+    """Stop requests to the launcher. `signal` is the first one, None without one."""
 
     signal: int | None = None
     _came: threading.Event = field(factory=threading.Event)
 
     def listen(self) -> None:
-        """Take over the signals; the elastic agent has its own handlers while it runs. Main thread only."""
+        """Handle the signals; the elastic agent has its own handlers while it runs. Main thread only."""
         for number in stop_signals():
             signal.signal(number, self._on_signal)
 
@@ -48,19 +48,19 @@ class StopNotes:
         self._came.set()
 
     def wait(self, seconds: float) -> bool:
-        """Whether a stop was asked for within so many seconds."""
+        """Wait up to `seconds`; return True if a stop was requested."""
         return self._came.wait(seconds)
 
 
-PATIENCE = 20.0  # seconds: a killed process leaves within one, unless a disk holds it
+PATIENCE = 20.0  # seconds: a killed process exits within one, unless a disk holds it
 _LOCK_PAUSE = 0.05
 
 
 def end_leftovers(directory: Path) -> None:
-    """Kill what is left of the ranks that this process has started over `directory`, and wait until they are gone.
+    """Kill the remaining ranks that this process started over `directory`, and wait until they are gone.
 
-    SIGKILL, as a stopped process hears nothing else. Raises EnvironmentFault if one stays, as it does while the kernel
-    waits for its disk.
+    Uses SIGKILL, because a stopped process receives nothing else. Raises EnvironmentFault if one stays, as it does
+    while the kernel waits for its disk.
     """
     deadline = time.monotonic() + PATIENCE
     while left := ranks_of(directory, os.getpid()):
@@ -77,12 +77,13 @@ def end_leftovers(directory: Path) -> None:
 
 
 def rank_command(directory: Path, launcher: int) -> list[str]:
-    """How a process `launcher` starts a rank over `directory`. By these words the rank is found again."""
+    """Return the command with which process `launcher` starts a rank over `directory`; it also identifies the rank
+    later."""
     return [sys.executable, "-P", "-m", "xtrain.runtime.loop.worker", str(directory), str(launcher)]
 
 
 def ranks_of(directory: Path, launcher: int) -> list[int]:
-    """Process ids of ranks over `directory` that `launcher` has started and that are alive; none without /proc."""
+    """Return the ids of live rank processes over `directory` that `launcher` started; none without /proc."""
     found, arguments = [], [os.fsencode(each) for each in rank_command(directory, launcher)[1:]]
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -98,7 +99,7 @@ def ranks_of(directory: Path, launcher: int) -> list[int]:
 
 
 def _wait_for_lock(directory: Path, deadline: float) -> None:
-    """The first rank's lock goes with its last file descriptor, which a child of it may hold a moment longer."""
+    """Wait for the first rank's lock, which a child process may hold a moment longer than the rank."""
     while True:
         try:
             hold(directory, WORKER_LOCK).close()
@@ -110,44 +111,42 @@ def _wait_for_lock(directory: Path, deadline: float) -> None:
             return
 
 
-# Turns in which an idle thread of a rank that is alone waits before it sleeps.
+# Spins of an idle thread of a single rank before it sleeps.
 SPINS: Final = "10000"
 
 
 @frozen
 class Ended:
-    """How the worker group ended, as the agent saw it.
+    """End of a worker group, as the agent saw it.
 
-    Ranks that failed, by exit code (negative: a signal), and the signal that the launcher itself received.
+    failures: rank → exit code (negative: a signal). signal: received by the launcher itself.
     """
 
     failures: dict[int, int] = field(factory=dict)
     signal: int | None = None
     at_once: bool = False
-    """Whether a second Ctrl-C has ended the ranks without saving."""
+    """True if a second Ctrl-C ended the ranks without saving."""
     who: str = "xtrain run"
     when: str = "before the first step"
-    """Which process received the signal, and when, if the run had not begun."""
+    """The process that received the signal, and when, if the run had not begun."""
 
     def causes(self) -> dict[int, str]:
-        """Rank → how it ended, those that were killed first: they had no chance to say anything themselves."""
+        """Return rank → how it ended; killed ranks first, because they could not report anything."""
         order = sorted(self.failures.items(), key=lambda item: (item[1] >= 0, item[0]))
         return {rank: _reason(code) for rank, code in order}
 
 
 def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float, notes: StopNotes) -> Ended:
-    """Run `ranks` workers over the plan in `directory`; returns when all have ended. Main thread only.
+    """Run `ranks` workers over the plan in `directory` until all have ended. Main thread only.
 
-    A signal to this process goes on to every worker, which then has `stop_seconds` to save and leave. notes: what has
-    come before there are workers; after such a signal none is started.
+    A signal to this process is passed on to every worker, which then has `stop_seconds` to save and exit. notes: stop
+    requests from before the start; after one, no worker is started.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # REGROUP  # which need what asks whether this is a restart
-
-    # How the worker group ends is read from its own records, not from the agent's log.
+    # The workers' own records, not the agent's log, say how the group ended.
     for name in logging.root.manager.loggerDict:
         if name.startswith("torch.distributed"):
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
@@ -159,7 +158,7 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float, no
         "nproc_per_node": ranks,
         "run_id": attempt,
         "rdzv_backend": "c10d",
-        # By address: the machine's own name need not resolve.
+        # By address: the machine's own name may not resolve.
         "rdzv_endpoint": f"{LOOPBACK}:0",
         "local_addr": LOOPBACK,
         "max_restarts": 0,
@@ -170,9 +169,8 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float, no
     }
     known = signature(LaunchConfig).parameters
     config = LaunchConfig(**{name: value for name, value in options.items() if name in known})
-    # Idle threads sleep instead of spinning: where another process wants the core, spinning costs tenfold. Those of a
-    # rank that is alone wait a while for the next operation first: a step of a tiny model takes half the time then
-    # (docs/performance.md).
+    # Idle threads sleep instead of spinning: if another process wants the core, spinning costs tenfold. Threads of a
+    # single rank spin for a while first: this halves the step time of a tiny model (docs/performance.md).
     if ranks == 1 and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -184,13 +182,13 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float, no
     def stop(number: int, frame: FrameType | None) -> None:
         asked.append(number)
         if over:
-            return  # there is nobody left to be told, and nothing to be torn out of
-        if len(asked) > 1:  # the agent waits for its ranks to leave, and is not to be torn out of that
+            return  # no rank is left to signal, and nothing to interrupt
+        if len(asked) > 1:  # the agent is waiting for its ranks and must not be interrupted
             for rank in ranks_of(directory, os.getpid()):
                 with suppress(ProcessLookupError):
                     os.kill(rank, number)
             return
-        # Wherever this comes, the agent sends it on to all ranks it has.
+        # The agent passes the signal on to all its ranks.
         raise SignalException("a stop was asked for", sigval=signal.Signals(number))
 
     try:
@@ -217,18 +215,18 @@ def _reason(exit_code: int) -> str:
     return f"exited with code {exit_code}"
 
 
-# Says to a rank that its parent is a launcher of xtrain, with which it ends.
+# Set for ranks whose parent is an xtrain launcher; they end with it.
 OF_NODE: Final = "XTRAIN_NODE"
-# Seconds that other ranks have to notice a rank that has failed, and to write down how they end.
+# Seconds for other ranks to notice a failed rank, and to record how they end.
 AFTER_FAILURE: Final = 30.0
 _PAUSE: Final = 0.05
 _STOPPED: Final = (EXIT_CODES[EndStatus.STOPPED], EXIT_CODES[EndStatus.INTERRUPTED])
 
 
 def run_node(place: NodePlace, nodes: int, ranks: int, command: Sequence[str]) -> int:
-    """Run `command` once for each rank of this machine; the exit code of the run here. Main thread only.
+    """Run `command` once for each rank of this machine; return the exit code of the run here. Main thread only.
 
-    ranks: of each machine. A rank that fails takes the others here along.
+    ranks: of each machine. A failed rank ends the others here.
     """
     processes: list[subprocess.Popen[bytes]] = []
     asked: list[int] = []
@@ -260,9 +258,10 @@ def run_node(place: NodePlace, nodes: int, ranks: int, command: Sequence[str]) -
 
 
 def _tell_of_killed(codes: Sequence[int | None], asked: Sequence[int], first: int, told: set[int]) -> None:
-    """Say once which ranks somebody else has killed, as the kernel does where memory is short: they could not say it.
+    """Report each rank that was killed from outside, for example by the kernel when memory is short, once: it could not
+    report this itself.
 
-    first: the first rank of this machine. told: of this machine, those of which nothing is to be said any more.
+    first: the first rank of this machine. told: local ranks that need no more reports.
     """
     for local, code in enumerate(codes):
         if code is not None and code < 0 and -code not in asked and local not in told:
@@ -271,9 +270,9 @@ def _tell_of_killed(codes: Sequence[int | None], asked: Sequence[int], first: in
 
 
 def exit_code_of_all(codes: Sequence[int], asked: Sequence[int]) -> int:
-    """That of the whole machine: of a rank that failed, else of one that was stopped, else 0. A rank that a signal has
-    killed failed; one that failed by itself says more. asked: the signals that this process has passed on, with which
-    ranks end that are only starting."""
+    """Return the exit code of the machine: of a failed rank, else of a stopped one, else 0. A rank killed by a signal
+    has failed, but an exit code of another rank takes precedence. asked: signals that this process passed on, which
+    also end ranks that are starting."""
     failed = [code for code in codes if _has_failed(code, asked)]
     if failed:
         return next((code for code in failed if code > 0), EXIT_CODES[EndStatus.FAILED])
@@ -299,10 +298,10 @@ def _environment(place: NodePlace, nodes: int, ranks: int, local: int) -> dict[s
 
 @frozen(kw_only=True)
 class FailureCause:
-    """A worker group that has not come to its end.
+    """Cause of a worker group's failure.
 
-    reason: one line. ranks: those it began with, as far as that is known. again: it is nothing that all ranks have
-    agreed on, so that a restart may get further. begun: its set-up was done.
+    reason: one line. ranks: where it began, as far as known. again: ranks have not agreed on the failure, so a restart
+    may get further. begun: set-up was done.
     """
 
     reason: str
@@ -312,7 +311,8 @@ class FailureCause:
 
 
 def find_failure_cause(said: list[Event], ended: Ended) -> FailureCause | None:
-    """The cause, by the events of a worker group and how its processes ended; None if ranks have ended the run."""
+    """Return the cause from the events of a worker group and the ends of its processes; None if the ranks ended the
+    run."""
     if any(isinstance(event, RunEndEvent) for event in said):
         return None
     failures = failures_in(said)
@@ -325,7 +325,7 @@ def find_failure_cause(said: list[Event], ended: Ended) -> FailureCause | None:
 
 
 def _was_to_stop(said: list[Event]) -> bool:
-    """Whether all ranks had agreed to stop: whoever asked for that does not want a restart."""
+    """Return True if all ranks had agreed to stop: then no restart is wanted."""
     return any(
         isinstance(event, SignalEvent | StopEvent)
         or (isinstance(event, FailureEvent) and event.stopping)
@@ -343,18 +343,18 @@ def failures_in(said: list[Event]) -> list[FailureEvent]:
 
 
 def exit_code_of(said: list[Event]) -> int:
-    """That of the end that ranks have written."""
+    """Return the exit code of the end that ranks recorded."""
     return next(event.exit_code or 0 for event in reversed(said) if isinstance(event, RunEndEvent))
 
 
 def stopped_early(said: list[Event], ended: Ended) -> str | None:
-    """How the run ends if ranks were asked to stop by signals of their own before there was anything to save."""
+    """Return the run's end status if signals stopped the ranks before there was anything to save, else None."""
     signals = {-code for code in ended.failures.values() if code < 0}
     failures = failures_in(said)
     own = [failure for failure in failures if not failure.lost]
     reported = {failure.rank for failure in failures}
     left = [rank for rank, code in ended.failures.items() if code > 0 and rank not in reported]
-    # Who left by itself is the reason why the agent has sent SIGTERM to the others.
+    # A rank that left by itself is the reason why the agent sent SIGTERM to the others.
     if own or left or not signals or not signals <= STATUS_OF_SIGNAL.keys():
         return None
     if any(isinstance(event, SetupDoneEvent | StuckEvent) for event in said):
@@ -363,9 +363,9 @@ def stopped_early(said: list[Event], ended: Ended) -> str | None:
 
 
 def _first_cause(said: list[Event], failures: list[FailureEvent], ended: Ended) -> tuple[str, tuple[int, ...]]:
-    """What came first: ranks that stood still, those that were killed, those that raised, those that merely left.
+    """Return the first cause: stuck ranks, else killed ranks, else ranks that raised, else ranks that exited.
 
-    SIGTERM is what the agent sends to all others once a rank has ended.
+    The agent sends SIGTERM to all others once a rank has ended.
     """
     stuck = next((event for event in said if isinstance(event, StuckEvent)), None)
     if stuck is not None and stuck.ranks:
@@ -392,7 +392,7 @@ def _first_cause(said: list[Event], failures: list[FailureEvent], ended: Ended) 
 
 
 def _each(reasons: dict[int, str]) -> str:
-    """`rank 1 was killed by SIGKILL`; ranks with the same reason together."""
+    """Join reasons as `rank 1 was killed by SIGKILL`; ranks with the same reason together."""
     ranks_of: dict[str, list[int]] = {}
     for rank, reason in sorted(reasons.items()):
         ranks_of.setdefault(reason, []).append(rank)

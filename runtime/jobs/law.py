@@ -20,7 +20,7 @@ from xtrain.runtime.jobs.runs import last_end
 
 Array = NDArray[np.float64]
 HUBER: Final = 1e-3
-"""Residuals of the logarithm up to here count by their square, larger ones by their size."""
+"""Residuals of the logarithm up to this size count squared, larger ones linearly."""
 SAMPLES: Final = 400
 LEAST_RUNS: Final = 7
 LEAST_SIZES: Final = 3
@@ -34,7 +34,7 @@ class Unfittable(ValueError):
 
 @frozen
 class RunLoss:
-    """A finished run. loss: in nats a token."""
+    """Result of a finished run. loss: in nats a token."""
 
     parameters: float
     tokens: float
@@ -42,7 +42,7 @@ class RunLoss:
 
 
 def fit_law(runs: Sequence[RunLoss], metric: str, *, seed: int = 0) -> ScalingLaw:
-    """Raises Unfittable where the runs are too few or too much alike."""
+    """Fit a scaling law, with bootstrap samples. Raises Unfittable if the runs are too few or too similar."""
     sizes, lengths = {each.parameters for each in runs}, {each.tokens for each in runs}
     if len(runs) < LEAST_RUNS or len(sizes) < LEAST_SIZES or len(lengths) < LEAST_SIZES:
         raise Unfittable(
@@ -58,8 +58,8 @@ def fit_law(runs: Sequence[RunLoss], metric: str, *, seed: int = 0) -> ScalingLa
     found = min((_minimised(each, log_n, log_d, log_l, _STEPS) for each in starts), key=lambda each: each[1])[0]
     fitted = _predicted(found, log_n, log_d)[0]
     residuals = log_l - fitted
-    # Residuals of a fit are smaller than the errors by what its coefficients have taken up.
-    # The middle of what a Huber loss leaves is the median: the mean follows a single run that is far off.
+    # Residuals of a fit are smaller than the true errors, by the degrees of freedom that its coefficients take.
+    # A Huber fit centers residuals on the median: the mean would follow a single outlier.
     drawn = (residuals - np.median(residuals)) * np.sqrt(len(runs) / max(len(runs) - len(found), 1))
     generator = np.random.default_rng(seed)
     samples = [
@@ -86,14 +86,15 @@ def _coefficients(theta: Array) -> Coefficients:
 
 
 def _start(log_n: Array, log_d: Array, log_l: Array, alpha: float, beta: float, share: float) -> Array:
-    """A beginning where E is a share of the least loss, and the two terms halve the rest in the middle of the runs."""
+    """Return a starting point where E is a share of the least loss, and the two terms split the rest at the mean of the
+    runs."""
     rest = np.log(max(np.exp(log_l.min()) * (1 - share), 1e-6) / 2)
     a, b = rest + alpha * log_n.mean(), rest + beta * log_d.mean()
     return np.array([log_l.min() + np.log(share), a, b, np.log(alpha), np.log(beta)])
 
 
 def _predicted(theta: Array, log_n: Array, log_d: Array) -> tuple[Array, Array]:
-    """log L of each run, and its derivatives by theta: (runs, 5)."""
+    """Return log L of each run, and its derivatives by theta: (runs, 5)."""
     alpha, beta = np.exp(theta[3]), np.exp(theta[4])
     terms = np.stack([np.full_like(log_n, theta[0]), theta[1] - alpha * log_n, theta[2] - beta * log_d])
     highest = terms.max(axis=0)
@@ -110,7 +111,7 @@ def _huber(residuals: Array) -> float:
 
 
 def _minimised(theta: Array, log_n: Array, log_d: Array, log_l: Array, steps: int) -> tuple[Array, float]:
-    """theta with the least Huber loss near a start, and that loss."""
+    """Return the theta with the least Huber loss near a start, and that loss."""
     damping = 1e-3
     predicted, slopes = _predicted(theta, log_n, log_d)
     residuals = log_l - predicted
@@ -138,7 +139,7 @@ def _minimised(theta: Array, log_n: Array, log_d: Array, log_l: Array, steps: in
 
 
 def finished_runs(paths: Iterable[Path]) -> list[tuple[Path, Plan]]:
-    """The runs at some paths or below them that were trained to their end, each once, with their plans."""
+    """Return the finished runs at some paths or below them, each once, with their plans."""
     found: dict[Path, tuple[Path, Plan]] = {}
     for path in paths:
         plans = [path / "plan.json"] if (path / "plan.json").is_file() else sorted(path.rglob("plan.json"))
@@ -149,14 +150,14 @@ def finished_runs(paths: Iterable[Path]) -> list[tuple[Path, Plan]]:
             try:
                 found.setdefault(file.parent.resolve(), (file.parent, load_plan(file)))
             except PlanError:
-                continue  # of another version, or damaged: no run that can be compared
+                continue  # of another version, or damaged: not comparable
     return list(found.values())
 
 
 def measured_runs(runs: Sequence[tuple[Path, Plan]], metric: str | None) -> tuple[str, list[tuple[Path, RunLoss]]]:
-    """The metric, and the runs that have measured it.
+    """Return the metric, and the runs that have measured it.
 
-    metric: `eval.DATASET.loss`; None: that of the one dataset that all runs evaluate. Raises Unfittable.
+    metric: `eval.DATASET.loss`; None: of the one dataset that all runs evaluate. Raises Unfittable.
     """
     if not runs:
         raise Unfittable("there is no finished run")
@@ -180,7 +181,7 @@ def measured_runs(runs: Sequence[tuple[Path, Plan]], metric: str | None) -> tupl
 
 
 def _shared_metric(runs: Iterable[Sequence[dict]]) -> str:
-    """The loss that all runs measure. Raises Unfittable where there are none or several."""
+    """Return the loss that all runs measure. Raises Unfittable if there is none or several."""
     shared = set.intersection(*({key for row in rows for key in row if _is_loss(key)} for rows in runs))
     names = sorted(key.replace("/", ".") for key in shared)
     if len(names) != 1:

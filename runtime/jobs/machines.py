@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 
-# Seconds without a word after which a machine is gone.
+# Seconds without news after which a machine is lost.
 LOST: Final = 30.0
-# Seconds that ranks have to end once they are killed, and other machines to hear that the run has ended.
+# Seconds for killed ranks to end, and for other machines to receive the end of the run.
 END: Final = 20.0
 PAUSE: Final = 0.1
-# Under which the store has the id of the plan, and what another machine says that has another one.
+# Store keys of the plan's id, and of the message of a machine with another plan.
 PLAN, OTHER_PLAN = "plan", "other plan"
-# Under which another machine is told the seconds since the command began.
+# Environment key that carries the seconds since the command began to another machine.
 ELAPSED: Final = "elapsed"
 
 
 class RankProcess(Protocol):
-    """A rank that was started here or elsewhere."""
+    """Rank that was started here or on another machine."""
 
     def poll(self) -> int | None:
-        """How it ended, as of a Popen; None while it runs."""
+        """Return the exit code as Popen does; None while it runs."""
         ...
 
     def send_signal(self, sig: int, /) -> None: ...
@@ -56,7 +56,7 @@ class RankProcess(Protocol):
 
 @frozen(kw_only=True)
 class RankStart:
-    """What a launcher is told of a rank. log: folder for what it prints. plan: the id of the plan in `directory`."""
+    """Instructions to start a rank. log: folder for its output. plan: the id of the plan in `directory`."""
 
     directory: str
     plan: str
@@ -64,48 +64,47 @@ class RankStart:
     environment: dict[str, str]
 
     def process(self) -> Popen[bytes]:
-        """Start it on this machine."""
+        """Start the rank on this machine."""
         log = Path(self.log)
         log.mkdir(parents=True, exist_ok=True)
         command, environment = rank_command(Path(self.directory), os.getpid()), {**os.environ, **self.environment}
         with (log / "stdout.log").open("wb") as out, (log / "stderr.log").open("wb") as err:
-            # In a session of its own: Ctrl-C comes from the launcher alone, and counts once.
+            # In its own session: only the launcher receives Ctrl-C, and passes it on once.
             return Popen(command, stdin=DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True)
 
 
 class OneNode:
-    """The machines of a plan that has this one alone."""
+    """Machine of a plan that uses only this one."""
 
     @property
     def host(self) -> str:
-        """By which all machines reach this one."""
+        """The address by which all machines reach this one."""
         return LOOPBACK
 
     def has(self, rank: int) -> bool:
-        """Whether the machine of a rank is there."""
+        """Return True if the machine of a rank is present."""
         return True
 
     def start(self, rank: int, given: RankStart) -> RankProcess:
         return given.process()
 
     def gone_with(self, process: RankProcess) -> int | None:
-        """The number of the machine that is gone, and a rank with it; None for one that has ended by itself."""
+        """Return the number of the lost machine that ran this rank; None if the rank ended by itself."""
         return None
 
     def look(self, begun: bool) -> list[int]:
-        """See to the other machines; the signals by which the one that was asked most often was asked to stop, in their
-        order. begun: the run is under way. Raises EnvironmentFault where it cannot begin, as a machine does not come,
-        or does not fit."""
+        """Check the other machines; return, in order, the stop signals of the machine that received most. begun: the
+        run is running. Raises EnvironmentFault if the run cannot start because a machine is missing or does not fit."""
         return []
 
     def close(self, code: int) -> None:
-        """Let the other machines leave."""
+        """Let the other machines exit."""
 
 
 @define(eq=False)
 class Said:
-    """What the launcher of another machine says. times: how often it has. ended: number of a rank → how it did. asked:
-    signals. fault: why the plan cannot run there, as code and message."""
+    """Report of another machine's launcher. times: number of the report. ended: number of a rank → its exit code.
+    asked: stop signals. fault: why the plan cannot run there, as code and message."""
 
     times: int = 0
     ended: dict[str, int] = field(factory=dict)
@@ -115,8 +114,8 @@ class Said:
 
 @define(eq=False)
 class _OtherNode:
-    """Another machine, as the first one has it. number: of its launcher, among those that came for it. moved: when it
-    last said something new."""
+    """Another machine, seen from the first one. number: of its launcher, among those that have joined for it. moved:
+    time of its last new report."""
 
     store: "TCPStore"
     index: int
@@ -127,7 +126,7 @@ class _OtherNode:
     told: int = 0
 
     def lose(self) -> None:
-        """It is gone, and its ranks with it; should its launcher be there after all, it is to leave."""
+        """Mark the machine and its ranks as lost; if its launcher still runs, it is told to exit."""
         self.lost = True
         self.tell(leave=EXIT_CODES[EndStatus.ENVIRONMENT])
 
@@ -140,14 +139,14 @@ class _OtherNode:
 
 @define(eq=False)
 class _OtherRank:
-    """A rank on another machine. number: among all that were started there."""
+    """Rank on another machine. number: among all that were started there."""
 
     node: _OtherNode
     number: int
 
     @property
     def is_gone(self) -> bool:
-        """With its machine, whose launcher has not said how it ended."""
+        """True if its machine is lost before its exit code was reported."""
         return self.node.lost and str(self.number) not in self.node.said.ended
 
     def poll(self) -> int | None:
@@ -157,7 +156,7 @@ class _OtherRank:
         self.node.tell(signal=sig, of=self.number)
 
     def wait(self) -> int:
-        """Of one that was killed. A machine on which it does not end is given up."""
+        """Wait for a killed rank. A machine where it does not end is lost."""
         deadline = time.monotonic() + END
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -169,7 +168,7 @@ class _OtherRank:
 
 @define(eq=False)
 class FirstNode(OneNode):
-    """The machines of a plan, as the first of them has them."""
+    """Machines of a plan, seen from the first one."""
 
     plan: Plan
     place: NodePlace
@@ -181,8 +180,8 @@ class FirstNode(OneNode):
 
     @classmethod
     def open(cls, plan: Plan, place: NodePlace) -> "FirstNode":
-        """Raises EnvironmentFault if another program is at the place where machines meet, or its name does not lead to
-        this machine."""
+        """Open the store of all machines. Raises EnvironmentFault if another program uses its port, or if its name does
+        not lead to this machine."""
         from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
         try:
@@ -211,7 +210,7 @@ class FirstNode(OneNode):
             return given.process()
         self._starts += 1
         environment = dict(given.environment)
-        if (began := environment.pop(BEGAN, None)) is not None:  # the other machine's monotonic clock is another
+        if (began := environment.pop(BEGAN, None)) is not None:  # monotonic clocks differ between machines
             environment[ELAPSED] = str(time.monotonic() - float(began))
         self._nodes[index].tell(start=self._starts, **asdict(evolve(given, environment=environment)))
         return _OtherRank(self._nodes[index], self._starts)
@@ -248,7 +247,7 @@ class FirstNode(OneNode):
             raise EnvironmentFault("X716", f"{message}{', '.join(missing)}; was `xtrain run` started there?")
 
     def close(self, code: int) -> None:
-        """Also one that comes within a while."""
+        """Let the other machines exit, including one that arrives within a while."""
         told: set[tuple[int, int]] = set()
         deadline = time.monotonic() + END
         while True:
@@ -270,7 +269,7 @@ class FirstNode(OneNode):
         return rank // self.plan.launch["ranks_per_node"]
 
     def _admit(self) -> None:
-        """Take note of launchers that have come."""
+        """Admit launchers that have arrived."""
         arrivals = self.store.add("arrivals", 0)
         if arrivals == self._arrivals:
             return
@@ -298,12 +297,12 @@ def place_of(index: int, number: int | None = None) -> str:
 
 
 def follow_first_node(place: NodePlace, plan: str, check: Callable[[], None], stop_seconds: float) -> int:
-    """Start ranks on this machine, and end them, as the launcher of the first one says; the exit code of the run. Main
+    """Start and end ranks on this machine as the first machine's launcher says; return the exit code of the run. Main
     thread only.
 
-    plan: the id of the own one. check: raises EnvironmentFault where the plan cannot run on this machine; so does this
-    where the first one has another plan, or is not to be reached. stop_seconds: that ranks have to save and leave if it
-    is gone.
+    plan: the id of this machine's plan. check: raises EnvironmentFault if the plan cannot run here. Also raised if the
+    first machine has another plan or cannot be reached. stop_seconds: time for ranks to save and exit if the first
+    machine is lost.
     """
     return _Follower(place, plan, stop_seconds).run(check)
 
@@ -315,7 +314,7 @@ class _Follower:
     stop_seconds: float
     _ranks: dict[int, Popen[bytes]] = field(factory=dict)
     _to_start: dict[int, tuple[RankStart, float]] = field(factory=dict)
-    """Until when this machine may show the plan late."""
+    """Rank → its start, and the deadline for the plan to appear on this machine."""
     _said: Said = field(factory=Said)
     _done: int = 0
 
@@ -354,7 +353,7 @@ class _Follower:
             self._end()
 
     def _check_plan(self, store: "TCPStore") -> None:
-        """One that is of another run takes nobody's place in this one."""
+        """Raise EnvironmentFault if this machine has another plan; it then takes no place in the run."""
         of_first = store.get(PLAN).decode()
         if of_first != self.plan:
             message = f"node {self.place.index} has plan {self.plan}, and node 0 has plan {of_first}; start the same "
@@ -392,7 +391,7 @@ class _Follower:
         self._to_start[told["start"]] = given, time.monotonic() + SHOWS
 
     def _start_ranks(self) -> None:
-        """Those for which this machine shows the plan."""
+        """Start the ranks whose plan is visible on this machine."""
         for number, (given, deadline) in [*self._to_start.items()]:
             try:
                 planned(Path(given.directory), given.plan, 0.0)
@@ -415,11 +414,11 @@ class _Follower:
         store.set(f"{here}/says", json.dumps(asdict(self._said)))
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """The first machine tells all ranks, those here among them."""
+        """Record a signal; the first machine passes it on to all ranks, including those here."""
         self._said.asked.append(number)
 
     def _ask_to_stop(self) -> None:
-        """Without the first launcher nothing is started again: ranks save, if they still can, and leave."""
+        """Let ranks save and exit, because without the first launcher nothing is started again."""
         deadline = time.monotonic() + self.stop_seconds + END
         for process in self._ranks.values():
             process.terminate()

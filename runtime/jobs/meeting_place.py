@@ -1,4 +1,4 @@
-"""Process in which replica groups ask who takes part in a step, started again when it ends."""
+"""Process in which replica groups agree on who takes part in a step; restarted when it ends."""
 
 import json
 import os
@@ -19,8 +19,8 @@ MODULE: Final = "xtrain.runtime.jobs.meeting_place"
 
 @define
 class MeetingPlace:
-    """The process, as the launcher has it. module: of the stack. args: of its node. host: by which all machines reach
-    this one."""
+    """Meeting process, seen from the launcher. module: of the stack. args: of its node. host: the address by which all
+    machines reach this one."""
 
     module: str
     args: dict[str, Any]
@@ -33,12 +33,12 @@ class MeetingPlace:
         return f"http://{in_url(self.host)}:{self.port}"
 
     def keep_open(self) -> None:
-        """Start it where it does not run, at the place where it was. Raises EnvironmentFault where that cannot be."""
+        """Start the process if it does not run, at its former address. Raises EnvironmentFault if that fails."""
         if self._process is not None and self._process.poll() is None:
             return
         arguments = [str(os.getpid()), self.module, self.host, str(self.port), json.dumps(self.args)]
         command = [sys.executable, "-P", "-m", MODULE, *arguments]
-        # Not told of Ctrl-C: ranks that stop still meet.
+        # Without Ctrl-C: ranks that stop still meet.
         self._process = Popen(
             command, stdin=DEVNULL, stdout=PIPE, text=True, start_new_session=True, env={**os.environ}
         )

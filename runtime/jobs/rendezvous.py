@@ -16,14 +16,14 @@ from torch.distributed.rendezvous import rendezvous
 from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.base.hosts import ARRIVAL, LOOPBACK, NAME_SECONDS, PATIENCE, reach, words
 
-# Seconds that the first rank, which leaves, waits for the others to hear of it.
+# Seconds that the first rank waits before it exits, so that the others receive its answer.
 SEND_AWAY_SECONDS: Final = 10.0
 _PAUSE: Final = 0.02
 _ROOM: Final = "xtrain"
 
 
 class SentAway(Exception):
-    """The first rank has sent this one away. code: to leave with."""
+    """Order of the first rank to exit. code: the exit code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"leave with exit code {code}")
@@ -31,12 +31,12 @@ class SentAway(Exception):
 
 
 class CannotTakePart(EnvironmentFault):
-    """Other ranks cannot take part, each for the reason that the message gives."""
+    """Failure of other ranks to take part, each with its reason in the message."""
 
 
 @define
 class RendezvousHost:
-    """The first rank's side. number: of this start among those that have met in this store, from 1."""
+    """First rank's side of the rendezvous. number: of this start among those in this store, from 1."""
 
     _store: Store
     _world: int
@@ -44,7 +44,7 @@ class RendezvousHost:
 
     @classmethod
     def open(cls) -> "RendezvousHost":
-        """Raises CannotTakePart where the store is not to be reached."""
+        """Open the store. Raises CannotTakePart if it cannot be reached."""
         with _reaching():
             store = _store()
             return cls(store, int(os.environ["WORLD_SIZE"]), store.add("starts", 1))
@@ -54,9 +54,9 @@ class RendezvousHost:
         return f"start-{self.number}"
 
     def admit(self, **answer: Any) -> Store:
-        """Let all others in, and give the word once they are ready; the store of this start.
+        """Admit all other ranks and start once they are ready; return the store of this start.
 
-        Raises CannotTakePart where one of them cannot, or does not come: then none does.
+        Raises CannotTakePart if one of them cannot take part or does not arrive: then none starts.
         """
         with _reaching():
             came = self._admit({"name": self.name, **answer}, ARRIVAL)
@@ -72,13 +72,13 @@ class RendezvousHost:
         return PrefixStore(self.name, self._store)
 
     def send_away(self, code: int) -> None:
-        """Send all others away, those that come within a while."""
+        """Tell all other ranks that arrive within a while to exit."""
         with suppress(CannotTakePart), _reaching():  # they are gone
             self._store.set_timeout(timedelta(seconds=SEND_AWAY_SECONDS))
             self._admit({"name": self.name, "exit_code": code}, SEND_AWAY_SECONDS)
 
     def _admit(self, answer: dict[str, Any], seconds: float) -> int:
-        """Answer whoever asks; how many have come, all others or those of so many seconds."""
+        """Answer arriving ranks until all have arrived or time is up; return their number."""
         text, deadline = json.dumps(answer), time.monotonic() + seconds
         while (came := self._count("came")) < self._world - 1 and time.monotonic() < deadline:
             answered, last = self._store.add("answered", 0), self._store.add("arrivals", 0)
@@ -95,21 +95,21 @@ class RendezvousHost:
 
 @define
 class RendezvousMember:
-    """The side of all other ranks. answer: what the first one has said of this start."""
+    """Side of all other ranks. answer: the first rank's data about this start."""
 
     _store: Store
     answer: dict[str, Any]
 
     @classmethod
     def arrive(cls) -> "RendezvousMember":
-        """Wait for the first rank. Raises SentAway if it sends this one away, CannotTakePart where it is not there."""
+        """Wait for the first rank. Raises SentAway if it sends this one away, CannotTakePart if it does not arrive."""
         with _reaching():
             store = _store()
             key = f"answer/{store.add('arrivals', 1)}"
             answer = json.loads(store.get(key))
         member = cls(store, answer)
         if "exit_code" in answer:
-            with suppress(CannotTakePart):  # the first one leaves too
+            with suppress(CannotTakePart):  # the first rank exits too
                 member._came()
             raise SentAway(answer["exit_code"])
         with _reaching():
@@ -117,8 +117,8 @@ class RendezvousMember:
         return member
 
     def ready(self) -> Store:
-        """Say that this rank can take part, and wait for the word. Raises SentAway if others cannot, CannotTakePart
-        where the first one is not there any more."""
+        """Report that this rank is ready, and wait for the start. Raises SentAway if others cannot take part,
+        CannotTakePart if the first rank is gone."""
         self._came()
         with _reaching():
             code = int(self._store.get(f"{self.answer['name']}/word"))
@@ -127,7 +127,7 @@ class RendezvousMember:
         return PrefixStore(self.answer["name"], self._store)
 
     def cannot(self, code: str, why: str) -> None:
-        """Say why this rank cannot take part: no rank will. code: of the diagnostic."""
+        """Report why this rank cannot take part: no rank will start. code: of the diagnostic."""
         name = self.answer["name"]
         with _reaching():
             number = self._store.add(f"{name}/faults", 1)
@@ -140,8 +140,8 @@ class RendezvousMember:
 
 
 def _store() -> Store:
-    """Which the launcher has, or else the first rank. That one does not wait in here for the others: it would hear no
-    signal."""
+    """Return the store of the launcher, or else of the first rank, which does not block here for the others: it could
+    not handle signals."""
     timeout, rank, world = timedelta(seconds=PATIENCE), os.environ["RANK"], os.environ["WORLD_SIZE"]
     if os.environ.get("LOCAL_WORLD_SIZE") == world:
         os.environ["MASTER_ADDR"] = LOOPBACK  # a single machine needs no name
@@ -159,7 +159,7 @@ def _store() -> Store:
 
 @contextmanager
 def _reaching() -> Iterator[None]:
-    """Turn a store that does not answer, or is not where the environment says, into CannotTakePart."""
+    """Turn errors of a missing or silent store into CannotTakePart."""
     try:
         yield
     except (RuntimeError, ValueError, KeyError, OSError) as error:

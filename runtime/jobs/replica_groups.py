@@ -1,4 +1,4 @@
-"""Launcher of replica groups: a group that fails is started again while the others train."""
+"""Launcher of replica groups: a group that fails is restarted while the others train."""
 
 import os
 import signal
@@ -38,14 +38,14 @@ from xtrain.runtime.jobs.meeting_place import MeetingPlace
 from xtrain.runtime.observe.judge import SeenRank
 from xtrain.runtime.observe.stopping import stop_signals
 
-# What the ranks of all machines are told of the start that they belong to.
+# Variables of a start that the ranks of all machines receive.
 OF_START: Final = (RESTART, FIRST_STEP, BEGAN)
-# Starts of a group in a row that come to no step: another one would not either.
+# Starts of a group in a row without a step: another one would fail too.
 AT_ONCE: Final = 3
-# Seconds before a group is started again, twice as many each time that it has come to no step.
+# Seconds before a group is restarted, doubled after each start without a step.
 SHORTEST: Final = 1.0
 LONGEST: Final = 30.0
-# Seconds that ranks have to leave, beyond those in which they save; and between two looks at their heartbeats.
+# Seconds for ranks to exit, in addition to saving; and seconds between two checks of their heartbeats.
 LEAVE: Final = 10.0
 LOOK: Final = 1.0
 _PAUSE: Final = 0.05
@@ -62,11 +62,11 @@ def launch_groups(
     notes: StopNotes,
     machines: OneNode,
 ) -> Ended:
-    """Run the groups over the plan in `directory`; returns when all have ended, or none is left with the state of the
-    run. node: that of the stack. machines: those of the plan. Main thread only.
+    """Run the groups over the plan in `directory` until all have ended, or no group with the run's state is left. node:
+    of the stack. machines: of the plan. Main thread only.
 
-    A signal to this process goes on to every rank, which then has `stop_seconds` to save and leave; nothing is started
-    from then on. Raises EnvironmentFault where what the stack needs cannot be had.
+    A signal to this process is passed on to every rank, which then has `stop_seconds` to save and exit; nothing is
+    started afterwards. Raises EnvironmentFault if a requirement of the stack is missing.
     """
     from xtrain.dsl.schema.parallel import stack_of_node
 
@@ -84,8 +84,8 @@ def launch_groups(
 
 @define(eq=False, kw_only=True)
 class _Group:
-    """A replica group under way, or on its way back. due: when it is started again, None while it runs or has ended for
-    good. starts: how often it was started. short: how often in a row without coming to a step."""
+    """Replica group, running or waiting for a restart. due: time of the restart, None while it runs or has ended for
+    good. starts: number of starts. short: starts in a row without a step."""
 
     index: int
     ranks: range
@@ -103,7 +103,7 @@ class _Group:
 
     @property
     def codes(self) -> dict[int, int]:
-        """Rank → how it has ended, of those that have."""
+        """Exit codes of the ranks that have ended."""
         found = zip(self.ranks, (each.poll() for each in self.processes), strict=False)
         return {rank: code for rank, code in found if code is not None}
 
@@ -112,13 +112,13 @@ class _Group:
         return {rank: code for rank, code in self.codes.items() if code != 0}
 
     def has(self, key: str) -> bool:
-        """Whether its ranks have said so."""
+        """Return True if its ranks have set this key."""
         with suppress(RuntimeError):
             return bool(self.processes) and self.store.check([key])
         return False
 
     def say(self, *keys: str) -> None:
-        """Tell its ranks so, in its store, which is in this process."""
+        """Set keys in its store, which is in this process."""
         for key in keys:
             self.store.set(key, "1")
 
@@ -129,14 +129,14 @@ class _Group:
                     each.send_signal(number)
 
     def end(self) -> None:
-        """Kill what is left of it. What its ranks have is what others have."""
+        """Kill its remaining ranks; other groups have the same state."""
         self.send(signal.SIGKILL)
         for each in self.processes:
             each.wait()
 
 
 class _Launcher:
-    """All groups of a plan."""
+    """Launcher of all groups of a plan."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class _Launcher:
         self._own.append(number)
 
     def _pass_on(self) -> None:
-        """To all ranks, each signal once."""
+        """Pass each signal on to all ranks, once."""
         self._until = self._until or time.monotonic() + self._stop_seconds + LEAVE
         for number in self._asked[self._sent :]:
             for group in self._groups:
@@ -189,9 +189,9 @@ class _Launcher:
         self._sent = len(self._asked)
 
     def _look(self) -> Ended | None:
-        """See to all groups once; how they have ended, once that is known."""
+        """Update all groups once; return how they have ended, or None."""
         self._meeting.keep_open()
-        # A signal that came to all machines was sent once.
+        # A signal sent to all machines counts once.
         self._asked = max([*self._own], self._machines.look(self._opened), self._asked, key=len)
         if self._asked:
             self._pass_on()
@@ -209,7 +209,7 @@ class _Launcher:
             if group.failed:
                 self._ended(group, done=done)
             elif done and not group.has(JOINED):
-                group.end()  # it comes back to a run that is over
+                group.end()  # it would join a finished run
                 group.over = True
             elif done:
                 group.say(OVER)
@@ -225,11 +225,11 @@ class _Launcher:
         return None
 
     def _can_start(self, group: _Group) -> bool:
-        """Whether its machines are there: one that is away may come back."""
+        """Return True if its machines are present: a missing one may come back."""
         return all(map(self._machines.has, group.ranks))
 
     def _opening(self) -> Ended | None:
-        """Before the first step: all groups are needed."""
+        """Start all groups before the first step, which needs all of them."""
         for group in self._groups:
             if not group.processes and self._can_start(group):
                 self._start(group)
@@ -237,12 +237,12 @@ class _Launcher:
             return self._lost()
         if all(group.has(READY) for group in self._groups):
             for group in self._groups:
-                group.say(OPEN, JOINED)  # all have the state that the run begins with
+                group.say(OPEN, JOINED)  # all have the initial state of the run
             self._opened = True
         return None
 
     def _stopping(self) -> Ended | None:
-        """Ranks save and leave. The second Ctrl-C has gone on to them as the first one did."""
+        """Wait while ranks save and exit. A second Ctrl-C was passed on to them like the first."""
         for group in self._begun():
             if group.failed:
                 for each in self._begun():
@@ -252,23 +252,23 @@ class _Launcher:
             return None
         failures = {rank: code for group in self._groups for rank, code in group.failed.items()}
         at_once = self._asked.count(signal.SIGINT) > 1
-        # Of a group that was on its way back a signal was the end: nothing was to be saved there.
+        # A signal may end a group that is joining again: it had nothing to save.
         own = {rank: code for rank, code in failures.items() if -code not in self._asked}
         if own and not at_once:
             return Ended(failures=own, signal=self._asked[0])
         return Ended(signal=self._asked[0], at_once=at_once)
 
     def _lost(self) -> Ended:
-        """There is no group left that has the state of the run: how ranks have ended that nobody has killed here."""
+        """Return the end of a run without any group that has its state: exit codes of ranks not killed here."""
         failures = {rank: code for group in self._groups for rank, code in group.failed.items()}
         return Ended(failures=failures)
 
     def _begun(self) -> Iterator[_Group]:
-        """Groups that were started at least once."""
+        """Return the groups that were started at least once."""
         return (group for group in self._groups if group.store is not None)
 
     def _ended(self, group: _Group, *, done: bool) -> None:
-        """A group has lost a rank: the others of it cannot go on."""
+        """End a group that has lost a rank, and schedule its restart."""
         failed, took_part = group.failed, group.has(JOINED)
         group.end()
         for each in self._begun():
@@ -293,7 +293,7 @@ class _Launcher:
     def _start(self, group: _Group) -> None:
         from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-        # In this process, where it outlives the group: others may still read in it how to connect.
+        # In this process, so that it outlives the group: others may still read addresses in it.
         group.store = TCPStore(self._machines.host, 0, is_master=True, wait_for_workers=False)
         if self._opened:
             group.say(OPEN, FEWER, *(gone(each.index) for each in self._groups if each is not group and not each.runs))
@@ -342,12 +342,12 @@ class _Launcher:
         self._lines.write(event)
 
     def _step(self) -> int:
-        """How far the furthest rank was a moment ago: steps that have ended."""
+        """Return the number of finished steps of the furthest rank, from its last heartbeat."""
         lines = (read_heartbeat(heartbeat_path(self._directory, rank)) for rank in range(self._plan.mesh.world_size))
         return max((each.step - 1 for each in lines if each is not None and each.step), default=0)
 
     def _look_for_frozen(self) -> None:
-        """End groups of which a rank runs no Python any more: nobody else waits for it that could."""
+        """Kill ranks that no longer run Python: no other rank waits for them and could report this."""
         now = time.monotonic()
         if self._stuck is None or now - self._looked < LOOK:
             return

@@ -41,15 +41,15 @@ from xtrain.text.units import plural
 
 
 def conclude(workspace: RunDirectory, said: list[Event], ended: Ended, cause: FailureCause, *, report: str = "") -> int:
-    """Write the causes that nobody has told, then how the run has ended; returns the exit code.
+    """Write the causes that no rank has reported, then the end of the run; return the exit code.
 
-    said: the events of the last worker group. report: what is to be said of the worker groups before it.
+    said: the events of the last worker group. report: a summary of earlier worker groups.
     """
     lines = JsonLinesFile(workspace.directory / EVENTS_FILE)
     failures = failures_in(said)
     logged = read_all(StepMetrics, objects_since(workspace.directory / METRICS_FILE))
     step = max((metrics.step or 0 for metrics in logged), default=0)
-    # A stop request that comes before the loop has begun finds nothing to save; one that no rank answered is a failure.
+    # A stop request before the loop begins finds nothing to save; one that no rank answered is a failure.
     begun = any(isinstance(event, SetupDoneEvent) for event in said)
     early = EndStatus.INTERRUPTED if ended.at_once else stopped_early(said, ended)
     if early is not None:
@@ -82,7 +82,7 @@ def conclude(workspace: RunDirectory, said: list[Event], ended: Ended, cause: Fa
 
 
 def conclude_finished(workspace: RunDirectory, plan: Plan, start: StartingPoint) -> int:
-    """Record that a run has nothing left to do, as its ranks would after their set-up; returns the exit code."""
+    """Record that a run has nothing left to do, as its ranks would after their set-up; return the exit code."""
     directory, status = workspace.directory, EndStatus.COMPLETE
     lines = JsonLinesFile(directory / EVENTS_FILE)
     before = sum(isinstance(event, RunStartEvent) for event in events_since(directory / EVENTS_FILE, 0))
@@ -105,13 +105,13 @@ def conclude_finished(workspace: RunDirectory, plan: Plan, start: StartingPoint)
 
 
 def _unrecorded_reason(exit_code: int) -> str:
-    """What may be the matter with a rank that found a fault of its environment, and could not write that down."""
+    """Return a hint for a rank that found an environment fault and could not record it."""
     found = exit_code == EXIT_CODES[EndStatus.ENVIRONMENT]
     return ", and could not record the reason: is the disk full?" if found else ""
 
 
 def _stopped(lines: JsonLinesFile, step: int, status: str, numbers: set[int], reason: str) -> int:
-    """Of several signals the one is named that a rank would have answered first."""
+    """Record a stop; of several signals, name the one that a rank would answer first."""
     name = min((EVENTS[Signals(number)] for number in numbers), key=SIGNALS.index)
     lines.write(SignalEvent(step=step, name=name, reason=reason))
     return _end(lines, step, status, EXIT_CODES[status], reason)
@@ -124,10 +124,10 @@ def _end(lines: JsonLinesFile, step: int, status: str, exit_code: int, reason: s
 
 
 def unreported_causes(said: list[Event], ended: Ended) -> dict[int, str]:
-    """Rank → how it ended, of those that had no chance to tell, or have left without a word.
+    """Return rank → how it ended, for ranks that could not or did not report.
 
-    Where all ranks have agreed on a failure a single rank speaks for all: that others left as well is no news. Where
-    ranks were found to stand still one failure names all of them, and the rest was ended because of them.
+    If all ranks agreed on a failure, one rank speaks for all. If ranks were stuck, one failure names all of them, and
+    the others were ended because of them.
     """
     if any(isinstance(event, StuckEvent) for event in said):
         return {}
@@ -139,7 +139,7 @@ def unreported_causes(said: list[Event], ended: Ended) -> dict[int, str]:
 
 
 def report_fault(workspace: RunDirectory, step: int, fault: EnvironmentFault) -> list[Event]:
-    """Write what is wrong with the environment where the launcher itself has found it; the records that say so."""
+    """Write a fault of the environment that the launcher has found; return the records."""
     lines = JsonLinesFile(workspace.directory / EVENTS_FILE)
     said = FailureEvent(step=step, rank=None, error=str(fault), exit_code=3, traceback="", code=fault.code)
     lines.write(said)
@@ -147,16 +147,16 @@ def report_fault(workspace: RunDirectory, step: int, fault: EnvironmentFault) ->
     return [said]
 
 
-# Worker groups in a row that fail before their set-up is done: another one would fail as well.
+# Worker groups in a row that fail before their set-up is done: another one would fail too.
 AT_ONCE: Final = 3
-# Seconds before a restart, twice as many each time: what has failed for a moment may have come back.
+# Seconds before a restart, doubled each time: a temporary fault may have passed.
 SHORTEST: Final = 1.0
 LONGEST: Final = 30.0
 
 
 @frozen(kw_only=True)
 class Try:
-    """A worker group that has failed: why, on how many ranks, and the step of the checkpoint it began with."""
+    """Failed worker group: its cause, its number of ranks, and the step of the checkpoint it started from."""
 
     cause: FailureCause
     world: int
@@ -165,8 +165,8 @@ class Try:
 
 @define(kw_only=True)
 class RestartLoop:
-    """Runs a plan in a workspace until it has ended, or is not to be started again. machines: those of the plan, which
-    are several only where its ranks are in replica groups."""
+    """Loop that restarts a plan until it has ended or must not be restarted. machines: of the plan; several only with
+    replica groups."""
 
     plan: Plan
     workspace: RunDirectory
@@ -174,10 +174,10 @@ class RestartLoop:
     tries: list[Try] = field(factory=list)
     _notes: StopNotes = field(factory=StopNotes)
     _starts_before: int = field(factory=starts_before)
-    """Of the job that this is a start of."""
+    """Starts of the job before this one."""
 
     def run(self) -> int:
-        """The exit code of the run. Main thread only."""
+        """Run the plan; return the exit code. Main thread only."""
         directory = self.workspace.directory
         if has_finished(self.plan, start := starting_point(self.plan, directory), directory):
             return conclude_finished(self.workspace, self.plan, start)
@@ -220,7 +220,7 @@ class RestartLoop:
         return launch(*place, ranks=self.plan.mesh.world_size, stop_seconds=seconds, notes=self._notes)
 
     def _end_with(self, fault: EnvironmentFault, cause: FailureCause) -> int:
-        """What the launcher itself has found ends the run."""
+        """End the run with a fault that the launcher has found."""
         return conclude(self.workspace, report_fault(self.workspace, self._saved_step(), fault), Ended(), cause)
 
     def _may_go_on(self) -> bool:
@@ -229,7 +229,7 @@ class RestartLoop:
         return last[-1].cause.again and len(self.tries) <= self.plan.launch["restarts"] and not at_once
 
     def _begin_again(self, cause: FailureCause) -> bool:
-        """Make everything ready for a restart; False if a stop was asked for meanwhile."""
+        """Prepare a restart; return False if a stop was requested meanwhile."""
         directory, number = self.workspace.directory, len(self.tries)
         os.environ[RESTART] = str(self._starts_before + number)
         end_leftovers(directory)
@@ -251,7 +251,8 @@ class RestartLoop:
         return self._notes.signal is None
 
     def _same_rank_again(self) -> bool:
-        """Whether the last two worker groups failed because of the same rank, with no new checkpoint between."""
+        """Return True if the last two worker groups failed because of the same rank, with no new checkpoint in
+        between."""
         if len(self.tries) < 2:
             return False
         before, now = self.tries[-2:]
@@ -259,12 +260,12 @@ class RestartLoop:
         return bool(same) and before.world == now.world and self._saved_step() <= now.step
 
     def _saved_step(self) -> int:
-        """The step of the newest checkpoint that is whole; 0 for none."""
+        """Return the step of the newest complete checkpoint; 0 without one."""
         latest = CheckpointFolder(self.workspace.directory / "checkpoints").latest()
         return latest.step if latest is not None else 0
 
     def _report(self) -> str:
-        """All worker groups that have failed, where there was more than one."""
+        """Return a summary of all failed worker groups; empty if there was only one."""
         if len(self.tries) < 2:
             return ""
         used = len(self.tries) > self.plan.launch["restarts"]

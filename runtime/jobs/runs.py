@@ -19,16 +19,16 @@ from xtrain.regular_files import open_regular
 from xtrain.runtime.base.locks import LAUNCHER_LOCK, WORKER_LOCK, hold_for_reading
 from xtrain.runtime.store.checkpoints import CheckpointEntry, CheckpointFolder, entry_of, size_bytes, total_bytes
 
-# Between two looks for an answer.
+# Seconds between two checks for an answer.
 LOOK_SECONDS = 0.1
 
 
 class NotLive(Exception):
-    """Nobody is there who could answer; the message says where."""
+    """No running process that could answer; the message says where."""
 
 
 def is_live(directory: Path, lock_name: str = WORKER_LOCK) -> bool:
-    """Whether a rank, or what else holds the lock of that name, runs in a run's directory."""
+    """Return True if a process, usually a rank, holds the lock of that name in a run's directory."""
     try:
         lock = open_regular(directory / lock_name)
     except OSError:
@@ -42,10 +42,9 @@ def is_live(directory: Path, lock_name: str = WORKER_LOCK) -> bool:
 
 
 def live_run(path: Path, patience: float = 0.0) -> Path:
-    """The run at a path, or the live one below it that was started last.
+    """Return the run at a path, or the running run below it that was started last.
 
-    patience: seconds to wait for ranks of a run at that very path which are about to be started, for the first time
-    or again. Raises NotLive.
+    patience: seconds to wait for ranks of a run at that very path that are about to start. Raises NotLive.
     """
     if (path / "plan.json").is_file():
         deadline = time.monotonic() + patience
@@ -66,7 +65,7 @@ def live_run(path: Path, patience: float = 0.0) -> Path:
 
 @frozen
 class Asked:
-    """A command that lies in a run's `control/`, and where its answers begin."""
+    """Command in a run's `control/`, and the offset of its answers."""
 
     run: Path
     id: str
@@ -75,7 +74,7 @@ class Asked:
 
     @classmethod
     def put(cls, run: Path, command: str, argument: str | int | None) -> "Asked":
-        """Write the file, whole or not at all. Raises OSError."""
+        """Write the command file atomically. Raises OSError."""
         folder, id = run / CONTROL_FOLDER, f"{time.time_ns()}-{os.getpid()}"
         folder.mkdir(exist_ok=True)
         events = run / EVENTS_FILE
@@ -88,7 +87,7 @@ class Asked:
         return cls(run, id, offset, path)
 
     def take_back(self) -> bool:
-        """Whether the command was taken back before the run has read it."""
+        """Withdraw the command; return True if the run had not read it."""
         try:
             self._path.unlink()
         except FileNotFoundError:
@@ -96,16 +95,16 @@ class Asked:
         return True
 
     def answers(self, patience: float) -> Iterator[ControlEvent]:
-        """What the run says of the command, as it says it, up to `done` or `refused`.
+        """Yield the run's answers to the command as they arrive, up to `done` or `refused`.
 
-        Raises NotLive if the run ends without a word, or has not read the command after `patience` seconds: then the
-        command is taken back.
+        Raises NotLive if the run ends without an answer, or has not read the command after `patience` seconds: then the
+        command is withdrawn.
         """
         heard, rest, deadline = False, b"", time.monotonic() + patience
         with open_regular(self.run / EVENTS_FILE) as events:
             events.seek(self.offset)
             while True:
-                live = is_live(self.run)  # before the last look, so that nothing said meanwhile is missed
+                live = is_live(self.run)  # before the last read, so that no answer is missed
                 *lines, rest = (rest + events.read()).split(b"\n")
                 for answer in self._answers_in(lines):
                     heard = True
@@ -130,14 +129,14 @@ class Asked:
 
 
 def last_end(directory: Path) -> RunEndEvent | None:
-    """How a run ended last; None where it has not."""
+    """Return the last end of a run; None without one."""
     ends = [each for each in events_since(directory / EVENTS_FILE) if isinstance(each, RunEndEvent)]
     return ends[-1] if ends else None
 
 
 def would_fail_again(directory: Path) -> bool:
-    """Return True if the last start of a run failed over something that all ranks found alike, such as a loss that is
-    not finite: another start would come to the same."""
+    """Return True if the last start of a run failed over something that all ranks found alike, such as a non-finite
+    loss: another start would fail the same way."""
     agreed = False
     for event in events_since(directory / EVENTS_FILE):
         if isinstance(event, RunStartEvent):
@@ -149,7 +148,7 @@ def would_fail_again(directory: Path) -> bool:
 
 @frozen(kw_only=True)
 class SeenCheckpoint:
-    """A checkpoint as it is listed. flaws: by sizes alone unless content was read; pointers: that name it."""
+    """Checkpoint in a list. flaws: by sizes, or by content if it was read; pointers: that name it."""
 
     entry: CheckpointEntry
     run: str
@@ -159,7 +158,7 @@ class SeenCheckpoint:
     bytes: int
 
     def json(self) -> dict[str, Any]:
-        """For programs; what the checkpoint says of itself without the long lists of tensors."""
+        """Return JSON for programs: the checkpoint's description without the long lists of tensors."""
         said = (
             "step",
             "tokens",
@@ -188,7 +187,8 @@ class SeenCheckpoint:
 
 
 def folders(path: Path) -> list[CheckpointFolder]:
-    """Those of a run, of all runs of a lineage or below a root, or the one that `path` is; empty if there are none."""
+    """Return the checkpoint folders of a run, of all runs of a lineage or below a root, or the one at `path`; empty
+    without any."""
     for found in (
         [path],
         [path / "checkpoints"],
@@ -202,13 +202,14 @@ def folders(path: Path) -> list[CheckpointFolder]:
 
 
 def below(path: Path, *, content: bool = False) -> list[SeenCheckpoint]:
-    """All checkpoints below a path, by run and step; a checkpoint itself is the only one. content: read all of each."""
+    """List all checkpoints below a path, by run and step; a checkpoint itself is the only one. content: read each in
+    full."""
     if entry := entry_of(path):
         return [_seen(entry, CheckpointFolder(path.parent), content)]
     found = []
     for folder in folders(path):
         for entry in sorted((*folder.published(), *folder.models()), key=lambda each: (each.step, not each.is_full)):
-            if (held := hold_for_reading(entry.path)) is not None:  # else the run has removed it
+            if (held := hold_for_reading(entry.path)) is not None:  # otherwise the run has removed it
                 found.append(_seen(entry, folder, content))
                 held.close()
     return found
@@ -231,9 +232,10 @@ def _seen(entry: CheckpointEntry, folder: CheckpointFolder, content: bool) -> Se
 
 
 def removable(folder: CheckpointFolder, *, keep: int | None, damaged: bool) -> list[tuple[Path, str]]:
-    """What could go and why.
+    """List what can be removed, with reasons.
 
-    Remains of saves that were cut off; what `CheckpointFolder.old` says (None: nothing of it); damaged ones, if asked.
+    Leftovers of interrupted saves; checkpoints of `CheckpointFolder.old` (None: none of these); damaged ones, if
+    requested.
     """
     found = [(path, "left of a save or removal that was cut off") for path in folder.remains()]
     if damaged:

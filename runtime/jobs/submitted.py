@@ -24,14 +24,14 @@ JOB_FILE: Final = "job.json"
 PLAN_FILE: Final = "job-plan.json"
 LOCK_FILE: Final = ".submit.lock"
 FOLDER: Final = "launch"
-# Seconds beside launch.stop_deadline until whoever has started the ranks kills them.
+# Seconds in addition to launch.stop_deadline before a launcher kills the ranks.
 MARGIN: Final = 60
 
 
 @frozen(kw_only=True)
 class Job:
-    """launcher: a `Launcher`, of the class that its code knows. directory: of the run. folder: where paths of the spec
-    start, for all machines the same. python: that runs xtrain."""
+    """Job to submit. launcher: a `Launcher`, of its code's class. directory: of the run. folder: base of the spec's
+    paths, the same on all machines. python: interpreter that runs xtrain."""
 
     plan: Plan
     launcher: Any
@@ -41,7 +41,7 @@ class Job:
 
     @property
     def files(self) -> Path:
-        """The folder of its files."""
+        """The folder of the job's files."""
         return job_folder(self.directory)
 
     @property
@@ -50,7 +50,7 @@ class Job:
 
     @property
     def gpus(self) -> int:
-        """Of a node; as many as it has ranks unless the launcher says otherwise."""
+        """GPUs of a node; one for each rank unless the launcher says otherwise."""
         asked = getattr(self.launcher, "gpus", None)
         if isinstance(asked, int):
             return asked
@@ -58,18 +58,18 @@ class Job:
 
     @property
     def nodes_may_leave(self) -> bool:
-        """Whether the run goes on without a machine that is lost, as its ranks are in replica groups."""
+        """True if the run continues without a lost machine, because its ranks are in replica groups."""
         return self.nodes > 1 and groups_node(self.plan) is not None
 
     @property
     def patience(self) -> int:
-        """Seconds that ranks have to leave once one of them has left."""
+        """Seconds that ranks have to exit once one of them has exited."""
         return int(self.plan.launch["stop_deadline_seconds"]) + MARGIN
 
 
 @frozen(kw_only=True)
 class SubmittedJob:
-    """Which job a run was given to. launcher: its arguments, as in a plan; id: what the launcher calls it; time: when,
+    """Job that a run was given to. launcher: its arguments, as in a plan; id: assigned by the launcher; time: in
     seconds since 1970; plan: the id of its plan."""
 
     launcher: Mapping[str, Any]
@@ -84,8 +84,8 @@ class SubmittedJob:
 
 @frozen(kw_only=True)
 class QueueState:
-    """over: whether the job is gone or has ended. waits: whether it has not begun, or not again. word: of the launcher,
-    such as `PENDING`. why: such as `Priority`."""
+    """State of a job in its queue. over: the job is gone or has ended. waits: it has not begun, or not again. word: of
+    the launcher, such as `PENDING`. why: such as `Priority`."""
 
     over: bool
     word: str
@@ -97,75 +97,76 @@ class QueueState:
 
 
 class JobLauncher(Protocol):
-    """What a launcher does. Commands that fail raise EnvironmentFault (X461)."""
+    """Interface of a launcher. Commands that fail raise EnvironmentFault (X461)."""
 
     def files(self, job: Job) -> dict[str, str]:
-        """Name → content, the one that is submitted first."""
+        """Return name → content; the submitted file first."""
         ...
 
     def submit(self, job: Job) -> str:
-        """The id of the job, whose files are written."""
+        """Submit a job whose files are written; return its id."""
         ...
 
     def states(self, launcher: Launcher, ids: Sequence[str]) -> dict[str, QueueState]:
-        """What has become of jobs, of each of them; asked for all at once."""
+        """Return the state of each job, from one query."""
         ...
 
     def cancel(self, launcher: Launcher, id: str) -> None:
-        """End it, or take it out of the queue."""
+        """End the job, or take it out of the queue."""
         ...
 
 
 class TrialJobs(JobLauncher, Protocol):
-    """What the launcher of the trials of a sweep does beside that: a launcher of one machine alone does not."""
+    """Further interface of a launcher for trials of a sweep; launchers of a single machine lack it."""
 
     def trial_files(self, jobs: Sequence[Job], name: str, logs: Sequence[Path]) -> dict[Path, str]:
-        """Path → content of all that is submitted with some jobs, the one that is submitted first.
+        """Return path → content of all files to submit for some jobs; the submitted file first.
 
-        name: under which `find_trials` finds them. logs: where each writes what it prints. The jobs are alike: they
-        have the same launcher and ask for the same of a machine.
+        name: under which `find_trials` finds them. logs: where each writes its output. The jobs have the same launcher
+        and the same requirements.
         """
         ...
 
     def submit_trials(self, jobs: Sequence[Job], name: str) -> list[str]:
-        """The ids of jobs whose files are written, in the same order."""
+        """Submit jobs whose files are written; return their ids in the same order."""
         ...
 
     def find_trials(self, jobs: Sequence[Job], name: str) -> list[str] | None:
-        """The ids that `submit_trials` has given, or was about to give when it was killed; None: none were given."""
+        """Return the ids that `submit_trials` returned, or would have returned when it was killed; None if none were
+        assigned."""
         ...
 
     def stop(self, launcher: Launcher, id: str) -> None:
-        """Let it save and end, and not start again; take it out of the queue if it waits there."""
+        """Let the job save and end without a restart; take it out of the queue if it waits there."""
         ...
 
     def collect(self, launcher: Launcher, id: str) -> "EndedJob":
-        """What is left of a job that is over. Afterwards the launcher need not know of it any more."""
+        """Return the result of a finished job. Afterwards the launcher may forget the job."""
         ...
 
 
 @frozen(kw_only=True)
 class EndedJob:
-    """code: its exit code, negative for a signal; None: nobody knows it. output: what it has printed, where no file
-    has it."""
+    """Result of a finished job. code: its exit code, negative for a signal; None if unknown. output: printed text that
+    is in no file."""
 
     code: int | None = None
     output: str = ""
 
 
 def job_launcher(kind: str) -> JobLauncher:
-    """The code of a launcher. Raises EnvironmentFault where it cannot be loaded."""
+    """Load the code of a launcher. Raises EnvironmentFault if it cannot be loaded."""
     component = LAUNCHERS[kind]
     return code_of(component, component.run_module()).LAUNCHER
 
 
 def job_folder(directory: Path) -> Path:
-    """Of the job of a run."""
+    """Return the folder of a run's job."""
     return directory.parent / FOLDER / directory.name
 
 
 def read_job(directory: Path) -> SubmittedJob | None:
-    """The job that the run in a directory was given to; None where it was given to none, or that cannot be read."""
+    """Return the job that the run in a directory was given to; None without one, or if it cannot be read."""
     try:
         found = SubmittedJob(**read_json(job_folder(directory) / JOB_FILE))
     except (OSError, ValueError, TypeError):
@@ -176,7 +177,8 @@ def read_job(directory: Path) -> SubmittedJob | None:
 
 
 def launcher_of_job(job: SubmittedJob) -> Launcher:
-    """With the settings that the job was submitted with. Raises EnvironmentFault where they are not those of here."""
+    """Return the launcher with the settings of the submission. Raises EnvironmentFault if this installation does not
+    accept them."""
     try:
         return launcher_from(dict(job.launcher))
     except UnknownLauncher as error:
@@ -186,12 +188,13 @@ def launcher_of_job(job: SubmittedJob) -> Launcher:
 
 
 def job_state(job: SubmittedJob) -> QueueState:
-    """Raises EnvironmentFault where nobody can be asked."""
+    """Return the state of a job. Raises EnvironmentFault if the launcher does not answer."""
     return job_states([job])[0]
 
 
 def job_states(jobs: Sequence[SubmittedJob]) -> list[QueueState]:
-    """Those of several; of one launcher all at once. Raises EnvironmentFault where nobody can be asked."""
+    """Return the states of several jobs, with one query for each launcher. Raises EnvironmentFault if a launcher does
+    not answer."""
     by_launcher: dict[str, list[SubmittedJob]] = {}
     for each in jobs:
         by_launcher.setdefault(json.dumps(each.launcher), []).append(each)
@@ -204,7 +207,7 @@ def job_states(jobs: Sequence[SubmittedJob]) -> list[QueueState]:
 
 
 def not_begun(directory: Path) -> str:
-    """How the job of a run stands that has written nothing yet; empty where there is none, or the run has begun."""
+    """Describe the job of a run that has written nothing yet; empty without a job, or once the run has begun."""
     job = read_job(directory.absolute())
     if job is None or directory.exists():
         return ""
@@ -216,14 +219,14 @@ def not_begun(directory: Path) -> str:
 
 
 def cancel_job(job: SubmittedJob) -> None:
-    """Raises EnvironmentFault."""
+    """Cancel a job. Raises EnvironmentFault."""
     job_launcher(job.kind).cancel(launcher_of_job(job), job.id)
 
 
 def submit_job(job: Job, plan_text: str) -> SubmittedJob:
-    """Write the files of a job and give it to its launcher.
+    """Write the files of a job and submit it to its launcher.
 
-    plan_text: the plan as a file. Raises EnvironmentFault where the run has a job already, or the launcher refuses it.
+    plan_text: the plan as a file. Raises EnvironmentFault if the run already has a job, or if the launcher refuses it.
     """
     with _alone(job.files):
         if (before := read_job(job.directory)) is not None:
@@ -236,7 +239,7 @@ def submit_job(job: Job, plan_text: str) -> SubmittedJob:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time submits a run, the next one sees its job. Raises EnvironmentFault."""
+    """Allow one process at a time to submit a run; the next one sees its job. Raises EnvironmentFault."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / LOCK_FILE).open("a")
@@ -249,7 +252,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _check_over(before: SubmittedJob, job: Job) -> None:
-    """Raises EnvironmentFault where the job that the run was given to goes on, or where nobody says whether it does."""
+    """Raise EnvironmentFault if the run's earlier job is not over, or if its state is unknown."""
     name = f"{before.kind} {before.id}"
     try:
         state = job_state(before)
@@ -266,7 +269,7 @@ def _check_over(before: SubmittedJob, job: Job) -> None:
 
 
 def write_files(contents: Mapping[Path, str]) -> None:
-    """Raises EnvironmentFault."""
+    """Write files. Raises EnvironmentFault."""
     for path, text in contents.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -281,8 +284,7 @@ def _unwritable(path: Path, error: OSError) -> EnvironmentFault:
 
 
 def note_submitted(job: Job, id: str) -> SubmittedJob:
-    """Write down which job a run was given to. Raises EnvironmentFault; then nobody would know of the job, and it is
-    cancelled."""
+    """Record the job that a run was given to. On EnvironmentFault the job is cancelled, because it would be unknown."""
     submitted = SubmittedJob(launcher=launcher_args(job.launcher), id=id, time=time.time(), plan=job.plan.id)
     try:
         durable.write(job.files / JOB_FILE, json.dumps(asdict(submitted), indent=1).encode())

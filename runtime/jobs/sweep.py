@@ -42,7 +42,8 @@ from xtrain.runtime.jobs.trials import StartedTrial, TrialLauncher, TrialStart
 
 @frozen
 class Decision:
-    """place: among `of` trials that came to the rung, from 1; those after it in number do not count."""
+    """Decision about a trial at a rung. place: among the `of` trials that reached the rung, from 1; later trials do not
+    count."""
 
     trial: int
     rung: int
@@ -52,7 +53,8 @@ class Decision:
 
 
 def decisions(trials: Mapping[int, TrialState], factor: int) -> list[Decision]:
-    """What can be decided now: of each trial that waits at a rung, once every earlier one has come there or ended."""
+    """Return the decisions that are possible now: for each trial waiting at a rung, once all earlier trials have
+    reached it or ended."""
     found = []
     for number in sorted(trials):
         trial = trials[number]
@@ -67,7 +69,8 @@ def decisions(trials: Mapping[int, TrialState], factor: int) -> list[Decision]:
 
 
 def _decided(trial: TrialState, rung: int, earlier: list[float | None], factor: int) -> Decision:
-    """Equal values: the earlier trial is better. A value that is missing or not finite never goes on."""
+    """Decide about a trial. Of equal values the earlier trial is better; a missing or non-finite value never goes
+    further."""
     value = trial.values[rung]
     count = len(earlier) + 1
     if value is None:
@@ -77,7 +80,7 @@ def _decided(trial: TrialState, rung: int, earlier: list[float | None], factor: 
 
 
 def last_lines(log: Path) -> str:
-    """The error at the end of a log."""
+    """Return the error at the end of a log."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     words = ("error", "failure")
     found = (place for place in reversed(range(len(lines))) if any(word in lines[place] for word in words))
@@ -86,19 +89,19 @@ def last_lines(log: Path) -> str:
 
 
 def trained_steps(directory: Path) -> int:
-    """The step at which a run ended last; 0 where it has not."""
+    """Return the step at which a run last ended; 0 if it has not."""
     end = last_end(directory)
     return 0 if end is None else end.step or 0
 
 
 def measured(directory: Path, key: str, step: int) -> tuple[float | None, int | None]:
-    """The last value of a metric up to a step, and the tokens seen by the last logged step up to there."""
+    """Return the last value of a metric up to a step, and the tokens of the last logged step up to there."""
     rows = [row for row in objects_since(directory / METRICS_FILE) if int(row.get("step", 0)) <= step]
     return last_number(rows, key), _whole(last_number(rows, "tokens"))
 
 
 def last_number(rows: Sequence[dict], key: str) -> float | None:
-    """The last value of a key, None where it is not finite."""
+    """Return the last value of a key, None if it is not finite."""
     values = [row[key] for row in rows if key in row]
     if not values or not isinstance(values[-1], int | float) or not math.isfinite(values[-1]):
         return None
@@ -110,23 +113,23 @@ def _whole(value: float | None) -> int | None:
 
 
 class Study(Protocol):
-    """A record of a sweep for other programs."""
+    """Record of a sweep for other programs."""
 
     def update(self, state: SweepState) -> None:
-        """Take in what has ended since."""
+        """Record the trials that have ended since."""
         ...
 
 
 class NoStudy:
-    """Of a method that suggests nothing."""
+    """Empty record, for methods that suggest nothing."""
 
     def update(self, state: SweepState) -> None:
-        """Nothing is to be recorded."""
+        """Do nothing."""
 
 
 def check_method(sweep: Sweep) -> None:
-    """Raise EnvironmentFault where a package is missing that the method needs, or where another package offers the
-    method and what suggests cannot be imported."""
+    """Raise EnvironmentFault if a package of the method is missing, or if the code of a method from another package
+    cannot be imported."""
     for package in sweep.method.needed():
         try:
             import_module(package)
@@ -139,13 +142,13 @@ def check_method(sweep: Sweep) -> None:
 
 
 def suggested(sweep: Sweep, state: SweepState, basis: Sequence[TrialState], number: int) -> Point:
-    """The point of a trial, from the results of those that it rests on and nothing else."""
+    """Return the point of a trial, from the results of the trials that it depends on and nothing else."""
     told = [(each, state.of(each)) for each in basis]
     return import_module(sweep.method.run_module()).suggest(sweep.method, sweep.over, told, number)
 
 
 def study_of(plan: SweepPlan, sweep: Sweep, folder: Path) -> Study:
-    """The record of the library that suggests; made anew from what is known."""
+    """Return the record of the suggesting library, rebuilt from the known results."""
     if not sweep.method.needed():
         return NoStudy()
     return import_module(sweep.method.run_module()).open_study(plan.name, sweep.over, folder)
@@ -153,12 +156,12 @@ def study_of(plan: SweepPlan, sweep: Sweep, folder: Path) -> Study:
 
 LOOK_SECONDS: Final = 0.1
 UNFIT: Final = (2, EXIT_CODES[EndStatus.ENVIRONMENT])
-"""Exit codes of a run that was refused: no other trial would fare better."""
+"""Exit codes of a run that was refused: other trials would be refused too."""
 
 
 @define(eq=False)
 class _Going:
-    """A trial that is running. before: the step that it had ended at when it was started."""
+    """Running trial. before: the step that it had ended at before this start."""
 
     started: StartedTrial
     target: int | None
@@ -168,9 +171,9 @@ class _Going:
 
 @define(eq=False)
 class SweepDriver:
-    """Drives the sweep of a plan in its folder. show: is told every event once it is written.
+    """Driver of a sweep in its folder. show: called with every event once it is written.
 
-    Raises EnvironmentFault where another driver is at work there.
+    Raises EnvironmentFault if another driver is running there.
     """
 
     plan: SweepPlan
@@ -181,7 +184,7 @@ class SweepDriver:
     state: SweepState = field(init=False)
     stopping: bool = field(default=False, init=False)
     fault: str = field(default="", init=False)
-    """What is wrong with the machine or the data, so that no trial can be trained; empty: nothing."""
+    """A fault of the machine or the data that prevents every trial; empty without one."""
     _lock: HeldLock = field(init=False)
     _lines: JsonLinesFile = field(init=False)
     _going: dict[int, _Going] = field(factory=dict, init=False)
@@ -197,7 +200,7 @@ class SweepDriver:
         durable.write(self.folder / SWEEP_PLAN_FILE, json.dumps(self.plan.to_json(), indent=2))
 
     def run(self) -> str:
-        """Until every trial has ended, or the driver is to stop; `done` or `stopped`."""
+        """Run until every trial has ended or the driver is to stop; return `done` or `stopped`."""
         attempt = time.strftime("%Y%m%d-%H%M%S")
         objective = self.trials.sweep.objective.key
         self._write(
@@ -229,7 +232,7 @@ class SweepDriver:
                 time.sleep(LOOK_SECONDS)
 
     def stop(self) -> None:
-        """Let the trials that run save and end, and then end; from a signal handler."""
+        """Let running trials save and end, then end; from a signal handler."""
         self.stopping = True
 
     def _end(self, status: str) -> str:
@@ -239,7 +242,7 @@ class SweepDriver:
         return status
 
     def _write(self, event: Event) -> None:
-        """Write what has happened or is to happen; only then it counts."""
+        """Write an event; it counts only once it is written."""
         self._lines.write(event)
         self.state.take(event)
         self.show(event)
@@ -250,7 +253,7 @@ class SweepDriver:
         return len(self.state.trials) == self.plan.count and all(each.ended for each in self.state.trials.values())
 
     def _ask(self) -> bool:
-        """The next point, if there is a trial without one that can begin."""
+        """Write the points of further trials while slots are free; return True if there are any."""
         number, moved = len(self.state.trials), False
         while number < self.plan.count and self._free_slots() > len(self._startable()):
             point = self._point(number)
@@ -261,7 +264,7 @@ class SweepDriver:
         return moved
 
     def _point(self, number: int) -> Point | None:
-        """That of a trial; None until the trials have ended that it rests on."""
+        """Return the point of a trial; None until the trials that it depends on have ended."""
         if number < len(self.plan.trials):
             return self.plan.trials[number].point
         basis = [self.state.trials[each] for each in range(max(number - self.state.lag + 1, 0))]
@@ -284,7 +287,7 @@ class SweepDriver:
         )  # fmt: skip
 
     def _compiled(self, number: int, point: Point) -> tuple[Plan | None, str]:
-        """The plan of a trial to its end, or why it has none."""
+        """Return the whole plan of a trial, or the reason why it has none."""
         if number < len(self.plan.trials):
             return self.plan.trials[number].plan, ""
         compiled = self.trials.compiled(number, point)
@@ -310,16 +313,16 @@ class SweepDriver:
         return max(0, self.plan.parallel - len(self._going))
 
     def _waiting(self) -> list[TrialState]:
-        """Trials that are to be trained further and that this driver has not started, the lowest number first."""
+        """Return the trials to train further that this driver has not started, lowest number first."""
         found = (self.state.trials[number] for number in sorted(self.state.trials))
         return [each for each in found if not each.ended and not each.undecided and each.number not in self._going]
 
     def _startable(self) -> list[TrialState]:
-        """Those of them that can be started now."""
+        """Return the waiting trials that can be started now."""
         return [each for each in self._waiting() if not self._is_left(each)]
 
     def _is_left(self, trial: TrialState) -> bool:
-        """Whether processes of a driver that was killed are still in the run directory, saving."""
+        """Return True if processes of a killed driver are still in the run directory, saving."""
         directory = self._directory(trial)
         return is_live(directory, LAUNCHER_LOCK) or is_live(directory)
 
@@ -330,7 +333,7 @@ class SweepDriver:
         return self.folder / "logs" / f"{trial.name}.log"
 
     def _take_over(self) -> None:
-        """Look after trials that an earlier driver has started and that have outlived it."""
+        """Take over trials that an earlier driver started and that have outlived it."""
         waiting = self._waiting()
         found = self.launcher.still_going([self._directory(each) for each in waiting])
         for trial, started in zip(waiting, found, strict=True):
@@ -340,7 +343,7 @@ class SweepDriver:
     def _start(self) -> bool:
         startable = self._startable()[: self._free_slots()]
         found = [(trial, self._plan_of(trial)) for trial in startable]
-        # One that came to its rung or its end while no driver saw it is measured, and not started once more.
+        # A trial that reached its rung or end without a driver is measured, not started again.
         there = [(trial, plan) for trial, plan in found if self._measure_if_there(trial, self._target(trial, plan))]
         starts = []
         for trial, plan in (each for each in found if each not in there):
@@ -359,16 +362,16 @@ class SweepDriver:
         self._going[trial.number] = _Going(started, self._target(trial, plan), before, slot)
 
     def _next_slot(self, taken: Set[int] = frozenset()) -> int:
-        """The first that no trial has. A driver that takes trials over may have more of them than slots."""
+        """Return the first free slot. A driver that takes over trials may have more of them than slots."""
         taken = taken | {each.slot for each in self._going.values()}
         return next(slot for slot in count() if slot not in taken)
 
     def _rung(self, trial: TrialState) -> int | None:
-        """The rung that a trial is trained up to; None: it is trained to its end."""
+        """Return the rung that a trial is trained to; None: it is trained to its end."""
         return trial.rung if trial.rung < len(self.plan.rungs) else None
 
     def _target(self, trial: TrialState, plan: Plan) -> int | None:
-        """The step of that rung."""
+        """Return the step of that rung."""
         return None if self._rung(trial) is None else plan.timeline.stop_at
 
     def _plan_of(self, trial: TrialState) -> Plan:
@@ -381,14 +384,14 @@ class SweepDriver:
         return plan
 
     def _reap(self) -> bool:
-        """Look after the trials that run; whether any has ended."""
+        """Check the running trials; return True if any has ended."""
         ended = [(number, code) for number, each in self._going.items() if (code := each.started.poll()) is not None]
         for number, code in ended:
             self._take(self.state.trials[number], self._going.pop(number), code)
         return bool(ended)
 
     def _take(self, trial: TrialState, going: _Going, code: int) -> None:
-        """What has become of a trial whose processes are gone: measured, failed, or to be started again."""
+        """Handle a trial whose processes are gone: measured, failed, or to be restarted."""
         trained = trained_steps(self._directory(trial))
         if self._measure_if_there(trial, going.target):
             return
@@ -406,7 +409,7 @@ class SweepDriver:
                 self._write(TrialFailedEvent(step=0, trial=trial.number, exit_code=code))
 
     def _measure_if_there(self, trial: TrialState, target: int | None) -> bool:
-        """Measure a trial whose records say that it has come to its end, or to the rung at a step."""
+        """Measure a trial whose records show that it reached its end, or the rung's step."""
         end = last_end(self._directory(trial))
         if end is None:
             return False

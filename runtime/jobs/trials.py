@@ -46,8 +46,8 @@ _PR_SET_PDEATHSIG: Final = 1
 
 @frozen
 class TrialStart:
-    """plan: of the trial up to its next rung. file: where it is saved. log: where its output goes. slot: which of the
-    trials that run at once, from 0; no other that goes on has it."""
+    """Trial to start. plan: of the trial up to its next rung. file: where it is saved. log: where its output goes.
+    slot: index among the trials that run at once; no other running trial has it."""
 
     plan: Plan
     file: Path
@@ -56,10 +56,10 @@ class TrialStart:
 
 
 class StartedTrial(Protocol):
-    """A run under way."""
+    """A running trial."""
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it goes on."""
+        """Return its exit code, negative for a signal; None while it runs."""
         ...
 
     def stop(self) -> None:
@@ -68,19 +68,19 @@ class StartedTrial(Protocol):
 
 
 class TrialLauncher(Protocol):
-    """Starts `xtrain run PLAN`."""
+    """Launcher of `xtrain run PLAN`."""
 
     def start(self, trials: Sequence[TrialStart]) -> Sequence[StartedTrial]:
-        """Start some that begin at the same time."""
+        """Start trials at the same time."""
         ...
 
     def still_going(self, directories: Sequence[Path]) -> Sequence[StartedTrial | None]:
-        """For each run directory the trial that an earlier driver has started and that outlives it."""
+        """Return for each run directory the trial of an earlier driver that is still running."""
         ...
 
 
 def refuse_job(directory: Path) -> None:
-    """Raise EnvironmentFault where the run of a trial is in the hands of another launcher."""
+    """Raise EnvironmentFault if the run of a trial belongs to another launcher's job."""
     job = read_job(directory)
     if job is not None and not (state := job_state(job)).over:
         raise EnvironmentFault(
@@ -94,8 +94,8 @@ def refuse_job(directory: Path) -> None:
 class LocalTrials:
     """Trials as processes of this machine, each with its share of the cores and of the devices.
 
-    parallel: how many run at once. ranks: of a trial. gpus: whether each of them takes one. A trial gets SIGTERM when
-    the process that started it dies.
+    parallel: trials at once. ranks: of a trial. gpus: each rank takes one GPU. A trial gets SIGTERM when the process
+    that started it dies.
     """
 
     parallel: int
@@ -107,7 +107,7 @@ class LocalTrials:
         return [self._started(each) for each in trials]
 
     def still_going(self, directories: Sequence[Path]) -> list[StartedTrial | None]:
-        """None: a trial gets SIGTERM with its driver."""
+        """Return None for each: a trial gets SIGTERM with its driver."""
         for each in directories:
             refuse_job(each.absolute())
         return [None] * len(directories)
@@ -124,12 +124,12 @@ class LocalTrials:
         return _LocalTrial(process)
 
     def _cores_of(self, slot: int) -> set[int]:
-        """The cores of a slot; of fewer cores than trials all."""
+        """Return the cores of a slot; all cores if there are fewer than trials."""
         share = len(self._cores) // self.parallel
         return set(self._cores[slot * share : (slot + 1) * share] if share else self._cores)
 
     def _devices(self, slot: int) -> dict[str, str]:
-        """The GPUs of a slot, of those that the environment names, else of all."""
+        """Return the GPUs of a slot, of CUDA_VISIBLE_DEVICES or else of all."""
         if not self.gpus:
             return {}
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -139,7 +139,7 @@ class LocalTrials:
 
 @define(eq=False)
 class _Begin:
-    """What a trial's process does before it becomes `xtrain run`."""
+    """Preparation of a trial's process before it becomes `xtrain run`."""
 
     parent: int
     cores: set[int]
@@ -166,25 +166,25 @@ class _LocalTrial:
 
 
 SUBMITTING_FILE: Final = "submitting.json"
-# Exit codes of a run that has said how it ended.
+# Exit codes of a run that has recorded its end.
 SAVED: Final = (0, EXIT_CODES[EndStatus.STOPPED])
-# Between two questions to a launcher: at first, and at most while nothing changes.
+# Seconds between two queries of a launcher: at first, and at most while nothing changes.
 LEAST_SECONDS: Final = 1.0
 MOST_SECONDS: Final = 15.0
-# For how long a launcher may give no answer before the driver gives up.
+# Seconds without an answer of a launcher before the driver gives up.
 PATIENCE_SECONDS: Final = 900.0
-# For how long the records of a run may come later than its job is over, from another machine.
+# Seconds that the records of a run may lag behind its job, from another machine.
 RECORDS_SECONDS: Final = 60.0
-# Between two requests to stop: one that comes before a run can answer is lost.
+# Seconds between two stop requests: one sent before a run can handle it is lost.
 STOP_SECONDS: Final = 10.0
 
 
 @define(eq=False)
 class JobTrials:
-    """A `TrialLauncher`.
+    """`TrialLauncher` that submits jobs.
 
-    lineage: folder of the sweep, absolute. launcher: of all trials, of the class that its code knows. folder: where
-    paths of the spec start. python: that runs xtrain.
+    lineage: folder of the sweep, absolute. launcher: of all trials, of its code's class. folder: base of the spec's
+    paths. python: interpreter that runs xtrain.
     """
 
     lineage: Path
@@ -194,7 +194,7 @@ class JobTrials:
     queue: "_Queue" = field(factory=lambda: _Queue(), init=False)
 
     def jobs(self, plans: Sequence[Plan]) -> list[Job]:
-        """Those that trials are submitted as."""
+        """Return the jobs of trials."""
         return [
             Job(
                 plan=plan, launcher=self.launcher, directory=self.lineage / plan.workspace["run"],
@@ -204,7 +204,7 @@ class JobTrials:
         ]  # fmt: skip
 
     def files(self, trials: Sequence[TrialStart], name: str = "NAME") -> dict[Path, str]:
-        """What is submitted, path → content; of trials that ask for the same machines together."""
+        """Return the submitted files, path → content; trials with the same requirements together."""
         found: dict[Path, str] = {}
         for number, (jobs, logs) in enumerate(self._together(trials)):
             found |= self._code.trial_files(jobs, f"{name}{number or ''}", logs)
@@ -236,7 +236,7 @@ class JobTrials:
         return self.lineage / FOLDER / SUBMITTING_FILE
 
     def _together(self, trials: Sequence[TrialStart]) -> list[tuple[list[Job], list[Path]]]:
-        """Jobs that ask for the same, and their logs."""
+        """Return groups of jobs with the same requirements, and their logs."""
         found: dict[tuple[int, ...], tuple[list[Job], list[Path]]] = {}
         for job, trial in zip(self.jobs([each.plan for each in trials]), trials, strict=True):
             jobs, logs = found.setdefault((job.nodes, job.gpus, job.patience), ([], []))
@@ -254,7 +254,7 @@ class JobTrials:
         return self._noted(jobs, self._code.submit_trials(jobs, name))
 
     def _note_found(self) -> None:
-        """Write down the jobs that a driver has submitted which was killed before it could write them down."""
+        """Record the jobs that a driver submitted before it was killed."""
         if not self._note.is_file():
             return
         note = read_json(self._note)
@@ -272,7 +272,7 @@ class JobTrials:
 
 
 def stop_jobs(lineage: Path) -> int:
-    """Let the trials of a sweep that nobody drives save and end; how many have jobs. Raises EnvironmentFault."""
+    """Let the trials of a sweep without a driver save and end; return their number. Raises EnvironmentFault."""
     notes = sorted((lineage / FOLDER).glob(f"*/{JOB_FILE}"))
     jobs = [job for each in notes if (job := read_job(lineage / each.parent.name)) is not None]
     going = [job for job, state in zip(jobs, job_states(jobs), strict=True) if not state.over]
@@ -282,13 +282,13 @@ def stop_jobs(lineage: Path) -> int:
 
 
 def trial_jobs(kind: str) -> TrialJobs:
-    """The code of a launcher that has trials."""
+    """Load the code of a launcher that has trials."""
     return cast(TrialJobs, job_launcher(kind))
 
 
 @define(eq=False)
 class _Queue:
-    """What launchers say of the jobs of trials, asked for all at once and not too often."""
+    """States of the trials' jobs, queried together and not too often."""
 
     jobs: dict[str, SubmittedJob] = field(factory=dict)
     states: dict[str, QueueState] = field(factory=dict)
@@ -305,7 +305,8 @@ class _Queue:
         self.states.pop(job.id, None)
 
     def state(self, job: SubmittedJob) -> QueueState | None:
-        """The last that is known; None: nothing yet. Raises EnvironmentFault where nobody answers for long."""
+        """Return the last known state; None before the first. Raises EnvironmentFault after a long time without an
+        answer."""
         now = time.monotonic()
         if now - self.asked >= self.pause:
             self.asked = now
@@ -355,7 +356,7 @@ class _JobTrial:
                 trial_jobs(self.job.kind).stop(launcher_of_job(self.job), self.job.id)
 
     def _collected(self) -> int:
-        """The exit code: what the launcher says, else the records of the run, else 1."""
+        """Return the exit code: from the launcher, else from the run's records, else 1."""
         try:
             ended = trial_jobs(self.job.kind).collect(launcher_of_job(self.job), self.job.id)
         except EnvironmentFault:

@@ -14,10 +14,10 @@ _COUNT = "import torch; print(torch.cuda.device_count() if torch.cuda.is_availab
 
 
 def fewer_ranks(plan: Plan, *, again: bool) -> Plan | None:
-    """The plan of a smaller world where one is needed and allowed; None to stay.
+    """Return the plan of a smaller world if one is needed and allowed; None to stay.
 
-    again: the same rank has failed twice without getting further. Raises EnvironmentFault if too few devices are left
-    for every world of the plan, or what was recorded is no longer what comes out.
+    again: the same rank has failed twice without progress. Raises EnvironmentFault if too few devices are left for
+    every world of the plan, or if a recorded plan can no longer be reproduced.
     """
     if not plan.elastic:
         return None
@@ -36,7 +36,7 @@ def fewer_ranks(plan: Plan, *, again: bool) -> Plan | None:
 
 
 def plan_of_started(plan: Plan, started: int) -> Plan:
-    """The plan for as many ranks as another launcher has started: this one, or that of a world it allows."""
+    """Return the plan for the ranks that another launcher has started: this one, or that of an allowed world."""
     found = next((each for each in plan.elastic if each.world == started), None)
     if found is None or started == plan.mesh.world_size:
         return plan
@@ -44,14 +44,14 @@ def plan_of_started(plan: Plan, started: int) -> Plan:
 
 
 def largest_world(plan: Plan, most: int) -> ElasticWorld | None:
-    """The largest world of a plan with at most so many ranks."""
+    """Return the largest world of a plan with at most so many ranks."""
     return max((each for each in plan.elastic if each.world <= most), key=lambda each: each.world, default=None)
 
 
 def plan_of_world(plan: Plan, found: ElasticWorld) -> Plan:
-    """The plan of another world, made of the text that this plan carries.
+    """Compile the plan of another world from the text in this plan.
 
-    Raises EnvironmentFault if it is not the one that was recorded when this plan was made.
+    Raises EnvironmentFault if it differs from the plan recorded in this one.
     """
     compiled = plan_from_text(plan.spec_text, f"{plan.spec} (as planned)", world=found.world)
     if compiled.plan is None or compiled.plan.id != found.id:
@@ -67,9 +67,9 @@ def plan_of_world(plan: Plan, found: ElasticWorld) -> Plan:
 
 
 def _devices(plan: Plan) -> int | None:
-    """How many CUDA devices there are, counted afresh: this process would remember those that are gone.
+    """Count the CUDA devices in a new process: this one would still count lost devices.
 
-    None where ranks need none, or it cannot be told.
+    None if ranks need none, or if the count is unknown.
     """
     import torch
 

@@ -20,8 +20,8 @@ from xtrain.runtime.sampling.text_generator import TextGenerator
 
 @frozen(kw_only=True, eq=False)
 class HeldOutPrompts:
-    """A completion of each held-out prompt. rows: that are evaluated, over all ranks; micro: that are sampled at once.
-    seed: of what is drawn, the same in each evaluation."""
+    """One completion of each held-out prompt. rows: evaluated over all ranks; micro: sampled at once. seed: of the
+    draws, the same in each evaluation."""
 
     reader: RowReader
     tokenizer: TextTokenizer
@@ -46,8 +46,8 @@ class HeldOutPrompts:
         *,
         greedy: bool,
     ) -> "HeldOutPrompts":
-        """rows: the most of them. greedy: completions are of the likeliest tokens. Raises DataError for prompts that
-        rollouts could not sample from either."""
+        """Prepare an evaluation. rows: at most. greedy: complete with the likeliest tokens. Raises DataError for
+        prompts that rollouts cannot sample from."""
         reader = dataset.parts["hold-out"]
         positions = plan.node("setup.prompts").args["positions"]
         sampled = plan.node("rollout.generate").args
@@ -69,12 +69,12 @@ class HeldOutPrompts:
         )
 
     def reward(self) -> float:
-        """The mean over all prompts. Collective; raises LogitsNotFinite on all ranks alike."""
+        """Return the mean reward over all prompts. Collective; raises LogitsNotFinite on all ranks alike."""
         rank, together = self.rank, self.micro * self.rank.data_ranks
         sums = torch.zeros(2, dtype=torch.float64, device=rank.device)
         for begin in range(0, self.rows, together):
             first = begin + rank.data_rank * self.micro
-            # Where prompts run out ranks sample the first one again, as others wait for them.
+            # After the last prompt, ranks sample the first one again, because other ranks wait for them.
             numbers = [number if number < self.rows else 0 for number in range(first, first + self.micro)]
             groups = self._sampled(numbers)
             self.score(Step(index=0, groups=[groups]))

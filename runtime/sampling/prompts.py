@@ -1,4 +1,4 @@
-"""Prompts of rollouts, step by step (`setup.prompts`), and completions that several steps learn from."""
+"""Prompts of rollouts, step by step (`setup.prompts`), and completions that several steps train on."""
 
 import io
 import json
@@ -29,23 +29,23 @@ from xtrain.runtime.observe.records import Records
 
 @frozen(kw_only=True, eq=False)
 class PromptReader:
-    """ends: of each dataset that is trained on, what ends the completions of its prompts."""
+    """Reader of a step's prompts. ends: of each training dataset, what ends the completions of its prompts."""
 
     loader: RowLoader
     tokenizer: TextTokenizer
     ends: tuple[TextEnds, ...]
 
     def of_step(self, step: int) -> list[list[Prompt]]:
-        """Those of each microbatch of this rank in optimizer step `step`, from 0."""
+        """Return the prompts of each microbatch of this rank in optimizer step `step`, from 0."""
         return [[prompt_of(row, self.tokenizer) for row in rows] for rows in self.loader.rows(step)]
 
     def ends_of(self, prompt: Prompt) -> TextEnds:
-        """What ends a completion."""
+        """Return what ends a completion of a prompt."""
         return self.ends[max(0, prompt.dataset)]
 
 
 def prompt_of(row: RawRow, tokenizer: TextTokenizer) -> Prompt:
-    """That of a row, which holds one document."""
+    """Return the prompt of a row, which holds one document."""
     assert row.trained is not None, "there is no document without an answer"
     (tokens,), (trained,) = row.segments, row.trained
     first, end = last_run(trained)
@@ -62,7 +62,7 @@ def prompt_of(row: RawRow, tokenizer: TextTokenizer) -> Prompt:
 
 
 def last_run(trained: np.ndarray) -> tuple[int, int]:
-    """Bounds of the last tokens in a row that are to be predicted; uint8 [tokens], not all 0."""
+    """Return the bounds of the last run of predicted tokens; uint8 [tokens], not all 0."""
     end = int(np.flatnonzero(trained)[-1]) + 1
     before = np.flatnonzero(trained[:end] == 0)
     return (int(before[-1]) + 1 if len(before) else 0), end
@@ -70,10 +70,10 @@ def last_run(trained: np.ndarray) -> tuple[int, int]:
 
 @op("setup.prompts", gives="prompts")
 def find_prompts(plan: Plan, feed: Feed, tokenizer: TextTokenizer, positions: int, max_tokens: int) -> PromptReader:
-    """The prompt of a document is what comes before its last answer.
+    """Read prompts: the tokens of a document before its last answer.
 
-    Raises DataError for a document without prompt or answer, and for a prompt that leaves less than `max_tokens` tokens
-    of the `positions` that a completion and its prompt have.
+    Raises DataError for a document without prompt or answer, and for a prompt that leaves less than `max_tokens` of the
+    `positions` that a prompt and its completion share.
     """
     for dataset in feed.loader.datasets:
         check_prompts(dataset.name, dataset.reader, positions + 1 - max_tokens, max_tokens)
@@ -82,7 +82,7 @@ def find_prompts(plan: Plan, feed: Feed, tokenizer: TextTokenizer, positions: in
 
 
 def ends_of(plan: Plan, dataset: str, tokenizer: TextTokenizer) -> TextEnds:
-    """What ends the completions of a dataset's prompts: eos, and of conversations what the template writes behind an
+    """Return what ends the completions of a dataset's prompts: eos, and in conversations the template's end of an
     answer."""
     reads = {node.args["dataset"]: node.args["reads"] for node in plan.nodes if node.op == "setup.data"}
     template = reads[dataset].get("template")
@@ -95,7 +95,8 @@ def ends_of(plan: Plan, dataset: str, tokenizer: TextTokenizer) -> TextEnds:
 
 
 def check_prompts(name: str, reader: RowReader, longest: int, max_tokens: int) -> None:
-    """name: of the dataset. longest: tokens of a prompt at most. Raises DataError as `find_prompts` says."""
+    """Check the prompts of a dataset. name: of the dataset. longest: tokens of a prompt at most. Raises DataError as
+    `find_prompts` does."""
     store, rows = reader.store, reader.rows
     documents = reader.documents[rows.document[: rows.row_offsets[-1]]]
     lengths = prompt_lengths(store.trained, store.offsets)[documents]
@@ -112,7 +113,7 @@ def check_prompts(name: str, reader: RowReader, longest: int, max_tokens: int) -
 
 
 def prompt_lengths(trained: np.ndarray | None, offsets: np.ndarray) -> np.ndarray:
-    """Tokens before the last answer of each document, int64 [documents]; -1 where there is none.
+    """Return the tokens before the last answer of each document, int64 [documents]; -1 without an answer.
 
     trained: uint8 [tokens]. offsets: int64 [documents + 1].
     """
@@ -129,12 +130,12 @@ def prompt_lengths(trained: np.ndarray | None, offsets: np.ndarray) -> np.ndarra
 
 
 Groups = list[list[SampledGroup]]
-"""Those of each microbatch of a step."""
+"""Groups of each microbatch of a step."""
 
 
 @frozen(kw_only=True)
 class StoredGroup:
-    """The completions of a prompt as a checkpoint has them, by its place. prompt: CRC-32 of its tokens."""
+    """Completions of a prompt in a checkpoint, stored by the prompt's place. prompt: CRC-32 of its tokens."""
 
     prompt: int
     completions: tuple[Completion, ...]
@@ -142,7 +143,8 @@ class StoredGroup:
 
 @define(kw_only=True, eq=False)
 class KeptCompletions:
-    """Of this rank's prompts. end: the step before which there are some."""
+    """Completions of this rank's prompts that later steps train on. end: the step after the last one with
+    completions."""
 
     rank: Rank
     records: Records
@@ -150,20 +152,20 @@ class KeptCompletions:
     end: int = 0
     _steps: dict[int, Groups] = field(factory=dict, init=False)
     _stored: Mapping[int, StoredGroup] = field(factory=dict, init=False)
-    """What a checkpoint has had, until it is known that they are completions of what the run goes on with."""
+    """Completions of a checkpoint, until they are known to fit the resumed run."""
 
     def keep(self, step: int, groups: Groups) -> None:
-        """The completions that `step` is to learn from."""
+        """Keep the completions that `step` trains on."""
         self._steps[step], self.end = groups, step + 1
 
     def of(self, step: int) -> Groups | None:
-        """Those of a step; None where there are none."""
+        """Return the completions of a step; None without any."""
         self._steps = {number: groups for number, groups in self._steps.items() if number >= step}
         return self._steps.get(step)
 
     def find(self, step: int, prompts: PromptReader, *, group: int, most: int, experts: bool) -> None:
-        """Take those that a checkpoint has had for `step` and the steps behind it, if they are `group` of each prompt,
-        of `most` tokens at most, and with `experts` where these are wanted. Collective."""
+        """Take the checkpoint's completions for `step` and later steps if they fit: `group` of each prompt, of at most
+        `most` tokens, with `experts` if needed. Collective."""
         stored, self._stored = self._stored, {}
         if step >= self.end or step in self._steps:
             return
@@ -195,12 +197,12 @@ class KeptCompletions:
             self.records.warn(message + "of the rollout: they are sampled anew", step=step)
 
     def packed(self, step: int) -> bytes | None:
-        """What a checkpoint behind `step` steps keeps, on the first rank; None where no later step has any.
-        Collective."""
+        """Return the completions that a checkpoint after `step` steps keeps, on the first rank; None if later steps
+        have none. Collective."""
         rank = self.rank
         coming = (some for number, some in self._steps.items() if number >= step)
         own = list({group.prompt.place: group for some in coming for each in some for group in each}.values())
-        # Ranks of tp and cp have the same; stages know the experts of their own layers.
+        # tp and cp ranks have the same completions; each stage knows the experts of its own layers.
         told = own if rank.coordinates["tp"] == rank.coordinates["ring"] == rank.coordinates["ulysses"] == 0 else []
         parts: list[Any] = [[(group.prompt, group.completions) for group in told]]
         if rank.world_size > 1:
@@ -211,7 +213,7 @@ class KeptCompletions:
         return pack([each for part in parts for each in part], self.end)
 
     def take(self, content: bytes | None) -> None:
-        """Go on from what a checkpoint holds; None: it has no completions."""
+        """Restore the completions of a checkpoint; None if it has none."""
         self._steps, self._stored, self.end = {}, {}, 0
         if content is not None:
             self._stored, self.end = unpacked(content)
@@ -219,14 +221,14 @@ class KeptCompletions:
 
 @op("setup.completions", gives="kept_completions")
 def keep_completions(rank: Rank, records: Records, steps: int, updates: int = 1) -> KeptCompletions:
-    """What `rollout.generate` samples for `steps` steps at once waits here until `updates` steps have learned from each
-    completion, and is part of checkpoints."""
+    """Keep the completions that `rollout.generate` samples for `steps` steps until `updates` steps have trained on
+    each; they are part of checkpoints."""
     assert steps * updates > 1
     return KeptCompletions(rank=rank, records=records)
 
 
 def pack(groups: Sequence[tuple[Prompt, Sequence[Completion]]], end: int) -> bytes:
-    """An archive of numpy arrays, without pickles. Of a prompt that several stages have, experts are put together."""
+    """Return an archive of numpy arrays, without pickles. Experts of a prompt on several stages are combined."""
     known: dict[int, tuple[Prompt, list[Completion]]] = {}
     experts: dict[tuple[int, int], np.ndarray] = {}
     for prompt, completions in groups:
@@ -257,7 +259,7 @@ def pack(groups: Sequence[tuple[Prompt, Sequence[Completion]]], end: int) -> byt
 
 
 def unpacked(content: bytes) -> tuple[dict[int, StoredGroup], int]:
-    """The groups by the place of their prompt, and the step before which they are used."""
+    """Return the groups by the place of their prompt, and the step before which they are used."""
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         tokens, logprobs = (
             np.split(arrays[name], np.cumsum(arrays["lengths"])[:-1]) for name in ("tokens", "logprobs")

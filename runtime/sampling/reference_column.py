@@ -48,20 +48,21 @@ AT_ONCE: Final = 1 << 20  # numbers
 
 
 def column_key(depends_on: Any) -> str:
-    """Hex name of the numbers that JSON values determine."""
+    """Return the hex name of a column that is determined by JSON values."""
     return digest([FORMAT, depends_on], DATA, size=16)
 
 
 @frozen(kw_only=True, eq=False)
 class StoredColumn:
-    """numbers: [tokens], mapped and read-only; NaN of tokens that nothing is computed of. digest: of their bytes."""
+    """Stored column of log-probabilities. numbers: [tokens], mapped and read-only; NaN for tokens without one. digest:
+    of their bytes."""
 
     numbers: np.ndarray
     digest: str
 
 
 def open_column(folder: Path, tokens: int, form: str) -> StoredColumn | None:
-    """The column in `folder`; None if it is missing, unreadable, or not so many numbers of this format."""
+    """Open the column in `folder`; None if it is missing, unreadable, or has another length or number format."""
     try:
         meta = read_json(folder / META)
         numbers = np.asarray(np.memmap(folder / NUMBERS, dtype=DTYPES[form], mode="r"))
@@ -75,12 +76,12 @@ def open_column(folder: Path, tokens: int, form: str) -> StoredColumn | None:
 
 @define(eq=False)
 class ColumnWriter:
-    """A column under way."""
+    """Writer of a column."""
 
     numbers: np.ndarray
 
     def put(self, places: np.ndarray, values: np.ndarray) -> None:
-        """places: int64, tokens; -1 among them is left out. values: of the same shape."""
+        """Store values. places: int64, tokens; -1 is skipped. values: of the same shape."""
         known = places >= 0
         self.numbers[places[known]] = values[known]
 
@@ -88,10 +89,10 @@ class ColumnWriter:
 def write_column(
     folder: Path, tokens: int, form: str, covers: Any, fill: Callable[[ColumnWriter], None], *, replaces: bool
 ) -> None:
-    """Put the column that `fill` writes at `folder`, in one step; all of it is NaN before.
+    """Write a column through `fill` and publish it at `folder` atomically; it is NaN at first.
 
-    covers: JSON values that it depends on, for people. replaces: what stands there makes room. Raises what `fill`
-    raises, and DataError if the cache cannot be written.
+    covers: JSON values that it depends on, for people. replaces: move an existing column aside. Raises the errors of
+    `fill`, and DataError if the cache cannot be written.
     """
 
     def write(partial: Path) -> None:
@@ -115,7 +116,7 @@ def write_column(
 
 @contextmanager
 def _growing(path: Path, tokens: int, dtype: np.dtype) -> Iterator[np.ndarray]:
-    """An array of NaN in a file, which is on the disk behind the block."""
+    """Yield an array of NaN backed by a file, which is synced after the block."""
     numbers = np.memmap(path, dtype=dtype, mode="w+", shape=(tokens,))
     for first in range(0, tokens, AT_ONCE):
         numbers[first : first + AT_ONCE] = np.nan
@@ -134,13 +135,13 @@ def _digest(path: Path) -> str:
 
 
 Blocks = Iterator[tuple[np.ndarray, np.ndarray]]
-"""Tokens of a store, int64, -1 for none, and the number of each."""
+"""(places, values): tokens of a store, int64, -1 for none, and the number of each."""
 
 
 @frozen(kw_only=True, eq=False)
 class SharedColumn:
-    """folder: in the cache, which machines share, or which each has for itself. tokens: of the store. form: fp32 or
-    fp64. All methods are collective."""
+    """Column in the cache, which machines share or each has for itself. tokens: of the store. form: fp32 or fp64. All
+    methods are collective."""
 
     rank: Rank
     folder: Path
@@ -148,15 +149,16 @@ class SharedColumn:
     form: str
 
     def source(self) -> int | None:
-        """The first rank that has the column; None if none does."""
+        """Return the first rank that has the column; None if none does."""
         return next((rank for rank, digest in enumerate(self._digests()) if digest), None)
 
     def write(self, covers: Any, blocks: Blocks) -> None:
-        """The first rank of each machine writes what all ranks make together. covers: as of `write_column`."""
+        """Write the blocks that all ranks compute together, on the first rank of each machine. covers: see
+        `write_column`."""
         self._put(covers, blocks, writes=self.rank.local_rank == 0, replaces=False)
 
     def copy(self, covers: Any, source: int) -> None:
-        """The first rank of each machine that lacks what the rank `source` has, or has another, takes it from there."""
+        """Copy the column of rank `source` to machines that lack it or have another, through their first ranks."""
         digests = self._digests()
         others = {digest != digests[source] for digest in digests}
         if True in others:
@@ -165,7 +167,7 @@ class SharedColumn:
             self._put(covers, self._sent(source), writes=writes, replaces=bool(digests[self.rank.rank]))
 
     def open_everywhere(self) -> StoredColumn:
-        """The column, on every rank the same. Raises DataError."""
+        """Open the column, the same on every rank. Raises DataError."""
         found = self._own()
         if found is None or len(set(self._digests())) > 1:
             message = f"rank {self.rank.rank} does not find the log-probabilities that were written"
@@ -176,7 +178,7 @@ class SharedColumn:
         return open_column(self.folder, self.tokens, self.form)
 
     def _digests(self) -> list[str]:
-        """Of what each rank finds; empty where there is none."""
+        """Return the digest of each rank's column; empty without one."""
         found = self._own()
         digests = [found.digest if found is not None else ""]
         if self.rank.world_size > 1:
@@ -191,13 +193,13 @@ class SharedColumn:
 
         if writes:
             write_column(self.folder, self.tokens, self.form, covers, fill, replaces=replaces)
-        for _ in blocks:  # a rank that does not write takes part as well
+        for _ in blocks:  # also ranks that do not write take part
             pass
-        if self.rank.world_size > 1:  # nobody looks for it before it is there
+        if self.rank.world_size > 1:  # complete before another rank opens it
             dist.all_reduce(torch.zeros(1))
 
     def _sent(self, source: int) -> Blocks:
-        """All of the column of a rank, piece by piece."""
+        """Yield the column of a rank, piece by piece."""
         own = self._own() if self.rank.rank == source else None
         for first in range(0, self.tokens, AT_ONCE):
             places = np.arange(first, min(first + AT_ONCE, self.tokens))
@@ -234,12 +236,12 @@ def add_reference(
     mismatched: bool = False,
     pipeline: PipelineSchedule | None = None,
 ) -> dict[str, PreparedDataset]:
-    """Give the store of a dataset the column of log-probabilities of the labels in its rows, from the cache or by a
-    forward of these rows. parts: `training`, `hold-out` or both.
+    """Add to a dataset's store a column with the reference's log-probability of each label in its rows, from the cache
+    or by a forward. parts: `training`, `hold-out` or both.
 
-    reference: as of the loss; digest: of the files of a folder. task: with whose adapter, of several. format: of the
-    numbers. mismatched: another column, of labels behind the prompts of other documents. Raises EnvironmentFault if
-    files are not those of the plan, DataError if the cache cannot be written.
+    reference: as in the loss; digest: of the files of a folder. task: whose adapter, of several. format: of the
+    numbers. mismatched: use labels after the prompts of other documents, as another column. Raises EnvironmentFault if
+    files have changed since planning, DataError if the cache cannot be written.
     """
     data, begin = prepared[dataset], time.perf_counter()
     cache, readers = cache_of(plan), [data.parts[part] for part in parts]
@@ -293,8 +295,8 @@ def add_reference(
 
 
 def weights_now(plan: Plan, rank: Rank, beat: HeartbeatWriter, reference: str, digest: str = "") -> str:
-    """What the weights of a reference are known by, on all ranks alike. Raises EnvironmentFault where a file is not
-    there."""
+    """Return the identity of a reference's weights, alike on all ranks. Raises EnvironmentFault if a file is
+    missing."""
     index = cache_of(plan) / "tokens" / INDEX
     try:
         own = first_of_machine(rank, lambda: identity_of(plan, reference, digest, index), beat)
@@ -304,8 +306,8 @@ def weights_now(plan: Plan, rank: Rank, beat: HeartbeatWriter, reference: str, d
 
 
 def weights_before(plan: Plan, records: Records, dataset: str, reference: str) -> str | None:
-    """What the weights of a reference were known by when the run saved the state that it goes on from; None if it does
-    not go on, or compares with another reference from here on."""
+    """Return the identity of a reference's weights that the resumed state was trained with; None if the run is not
+    resumed, or has had another reference."""
     start = starting_point(plan, records.directory)
     if start.entry is None or not start.own:
         return None
@@ -319,7 +321,7 @@ def _fingerprint(readers: Sequence[RowReader]) -> str | list[str]:
 
 
 def _of_first(rank: Rank, own: Any) -> Any:
-    """What the first rank has found."""
+    """Return the first rank's value on all ranks."""
     found = [own]
     if rank.world_size > 1:
         dist.broadcast_object_list(found, src=0)
@@ -328,7 +330,7 @@ def _of_first(rank: Rank, own: Any) -> Any:
 
 @frozen(kw_only=True, eq=False)
 class RowsForward:
-    """A forward of the rows of a dataset."""
+    """Forward of a dataset's rows."""
 
     plan: Plan
     model: ModelParts
@@ -346,7 +348,7 @@ class RowsForward:
         *,
         mismatched: bool = False,
     ) -> Blocks:
-        """As `blocks`, of several parts one behind the other."""
+        """Yield `blocks` of several parts in sequence."""
         before = 0
         for rows in readers:
             yield from self.blocks(
@@ -364,9 +366,9 @@ class RowsForward:
         *,
         mismatched: bool = False,
     ) -> Blocks:
-        """Of each batch of rows the tokens that are labels, [G, S], and their log-probabilities. Collective.
+        """Yield, for each batch of rows, its label tokens [G, S] and their log-probabilities. Collective.
 
-        report: is told how many rows are done, every ten seconds. mismatched: of rows whose answers are exchanged.
+        report: called with the number of finished rows every ten seconds. mismatched: exchange the answers of rows.
         """
         rank = self.rank
         micro = self.plan.node("setup.loader").args["micro"]
@@ -405,7 +407,7 @@ class RowsForward:
         self.model.train()
 
     def _gathered(self, batch: ModelBatch, together: int, capacity: int, format: str) -> np.ndarray:
-        """Of all rows of a batch, from the ranks that have computed them, [G, S]; 0 where there is no label."""
+        """Gather the log-probabilities of all rows of a batch from the ranks, [G, S]; 0 where there is no label."""
         rank = self.rank
         dtype = torch.float64 if format == "fp64" else torch.float32
         whole_GS = torch.zeros(together, capacity, dtype=dtype, device=rank.device)
@@ -414,7 +416,7 @@ class RowsForward:
             micro, positions = own_BS.shape
             in_row_BS = torch.arange(positions).expand(micro, -1) if batch.in_row_BS is None else batch.in_row_BS
             first = rank.data_rank * micro
-            # Log-probabilities of fp32 may exceed 0 by a rounding.
+            # fp32 log-probabilities may exceed 0 by rounding.
             whole_GS[first : first + micro].scatter_(1, in_row_BS.to(rank.device), own_BS.clamp(max=0))
         if rank.world_size > 1:
             dist.all_reduce(whole_GS)

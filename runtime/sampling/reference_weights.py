@@ -1,4 +1,4 @@
-"""Weights of reference models and live teachers, and how much likelier the model makes answers than its reference."""
+"""Weights of reference models and live teachers, and the log-ratio of model and reference on answers."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -42,18 +42,18 @@ from xtrain.runtime.observe.heartbeat import HeartbeatWriter
 from xtrain.runtime.observe.records import Records
 from xtrain.runtime.store.beginning import find, planned_adapter, planned_files, starting_point
 
-# The nodes that give parameters the values that a run begins with; behind those of the model those of an adapter.
+# Nodes that set the initial values of parameters: first of the model, then of an adapter.
 OF_MODEL: Final = ("setup.weights", "setup.read_weights", "setup.pretrained")
 OF_ADAPTER: Final = ("setup.adapter", "setup.read_adapter")
-# Arguments of these that are only about where something lies.
+# Arguments that only say where files or tensors are.
 PLACES: Final = ("offload", "folder", "repo", "revision", "path", "digest")
 
 
 def identity_of(plan: Plan, reference: str, digest: str, index: Path) -> str:
-    """What the weights of a reference are known by, a hash: of the seed of those that are drawn, of the content of
-    those that lie in files, which are read once, and of the model. index: where digests of files are remembered.
+    """Return a hash that identifies a reference's weights: of the seed if they are drawn, of file contents (read once)
+    otherwise, and of the architecture. index: cache of file digests.
 
-    Raises OSError where a file is not there.
+    Raises OSError if a file is missing.
     """
     return canonical_digest(_depends_on(plan, reference, digest, index), DATA, size=16)
 
@@ -75,7 +75,7 @@ def _depends_on(plan: Plan, reference: str, digest: str, index: Path) -> dict[st
 
 
 def begun_by(plan: Plan, ops: tuple[str, ...]) -> list[Node]:
-    """The nodes of a plan with these ops, in their order."""
+    """Return the nodes of a plan with these ops, in order."""
     return [node for node in plan.nodes if node.op in ops]
 
 
@@ -84,7 +84,7 @@ def _args(plan: Plan, op: str) -> dict[str, Any]:
 
 
 def _kept(node: Node) -> dict[str, Any]:
-    """What a node says of values; of a checkpoint its files, whose checksums are known."""
+    """Return a node's arguments that determine values; for a checkpoint its files with their checksums."""
     if node.op == "setup.pretrained":
         return find(Path(node.args["path"]), weights=True).state()["files"]
     return {name: value for name, value in node.args.items() if name not in PLACES}
@@ -96,7 +96,7 @@ def _files(folder: str, digest: str) -> list[Path]:
 
 
 def _read(plan: Plan, node: Node) -> list[Path]:
-    """The files that a node reads."""
+    """Return the files that a node reads."""
     if node.op == "setup.read_weights":
         files = planned_files(**node.args)
         return [Path(files.folder) / name for name in files.files]
@@ -106,14 +106,14 @@ def _read(plan: Plan, node: Node) -> list[Path]:
 
 
 def _contents(digests: FileDigests, files: list[Path]) -> list[list[str]]:
-    """Name and digest of each file."""
+    """Return name and digest of each file."""
     digests.learn(files)
     return [[path.name, digests.digest(path)] for path in files]
 
 
 @frozen(kw_only=True, eq=False)
 class ReferenceWeights:
-    """The model of a run, which may have the weights of a reference for a while. resources: of the set-up."""
+    """Model of a run that temporarily takes a reference's weights. resources: of the set-up."""
 
     plan: Plan
     model: ModelParts
@@ -124,10 +124,10 @@ class ReferenceWeights:
 
     @contextmanager
     def in_place(self, reference: str, digest: str, task: str | None) -> Iterator[None]:
-        """Within the block the model is the reference; behind it, it has the weights that it has had before, or those
-        that a checkpoint takes the place of.
+        """Give the model the reference's weights inside the block; afterwards it has its initial weights again, or
+        values that a checkpoint will replace.
 
-        task: with whose adapter, of several. Collective; raises what reading weights raises.
+        task: whose adapter, of several. Collective; raises errors of reading weights.
         """
         if reference == INITIAL and not self._begins_with_a_part:
             if self._goes_on:
@@ -135,7 +135,7 @@ class ReferenceWeights:
             with self.model.with_adapter_of(task):
                 yield
         elif reference in (INITIAL, ADAPTER_OFF):
-            # What an adapter of a folder has beside its matrices has taken the place of parts of the model.
+            # An adapter from a folder has also replaced parts of the model.
             changed = self._goes_on or bool(begun_by(self.plan, ("setup.read_adapter",)))
             if changed:
                 self._begin(OF_MODEL)
@@ -151,34 +151,36 @@ class ReferenceWeights:
 
     @property
     def _begins_with_a_part(self) -> bool:
-        """Whether the adapter begins with a part of the matrices, which is not taken out of them before the references
-        are computed: without it the model is what it begins with."""
+        """True if the adapter starts with a part of the matrices. That part is taken out after references are computed,
+        so without the adapter the model is still the initial one."""
         return bool(begun_by(self.plan, ("setup.decompose",)))
 
     @property
     def _goes_on(self) -> bool:
-        """Whether a state is taken over later, so that weights in files have not been read."""
+        """True if a state is restored later, so that weights in files have not been read."""
         return starting_point(self.plan, self.records.directory).entry is not None
 
     @torch.no_grad()
     def _begin(self, ops: tuple[str, ...]) -> None:
-        """Give parameters the values that a run begins with, by the nodes with these ops."""
+        """Set parameters to their initial values, with the nodes of these ops."""
         for node in begun_by(self.plan, ops):
             op_of(node).bind(node, {**self.resources, "node_id": node.id, "anew": True})()
 
 
 @frozen(eq=False)
 class LiveTeacher:
-    """model: of one part, cut over the axes of the run where these cut it; on ranks that do not compute it, of none."""
+    """Teacher that computes next to the model. model: one part, sharded over the run's axes where these shard it; no
+    part on ranks that do not compute it."""
 
     model: ModelParts
     architecture: Architecture
 
     @torch.no_grad()
     def taught(self, batch: ModelBatch, head: Head, width: int) -> Taught:
-        """What it makes of a microbatch. head: of the student. width: of its piece of the vocabulary.
+        """Return the teacher's predictions for a microbatch. head: of the student. width: of its piece of the
+        vocabulary.
 
-        What is gathered of it for that stays until `let_go`.
+        Gathered parameters stay until `let_go`.
         """
         teacher, tensor = self.model.whole, self.model.axes.tensor
         hidden_BSE = column_parallel_input(teacher.hidden(batch), tensor)
@@ -188,7 +190,7 @@ class LiveTeacher:
         return Taught(hidden_BSE.flatten(0, 1), weight_VE, teacher.head)
 
     def let_go(self) -> None:
-        """Free what has been gathered."""
+        """Free gathered parameters."""
         reshard(self.model)
 
 
@@ -202,10 +204,10 @@ def build_teacher(
     owner: int,
     cuts: list[dict[str, Any]],
 ) -> LiveTeacher:
-    """Build the teacher without memory, where this rank is at the pipeline coordinate `owner`; elsewhere no part of it.
+    """Build the teacher on meta tensors, on the pipeline coordinate `owner`; elsewhere without parts.
 
-    attention: device type → kernel. format: of all its numbers. cuts: nodes, op and arguments, that spread it over
-    ranks as the same nodes do the model of the run.
+    attention: device type → kernel. format: of all its numbers. cuts: nodes (op and arguments) that shard it as they
+    shard the run's model.
     """
     axes = Axes()
     if rank.coordinates["pp"] != owner:
@@ -221,7 +223,7 @@ def build_teacher(
     for each in cuts:
         node = Node(id=each["op"], kind="setup", op=each["op"], args=each["args"], axes=(), does="")
         op_of(node).bind(node, known)()
-    whole.requires_grad_(False)  # what has been cut is made anew
+    whole.requires_grad_(False)  # sharding creates new parameters
     if isinstance(whole, FSDPModule):
         register_fsdp_forward_method(whole, "hidden")
     teacher.model.train(False)
@@ -231,7 +233,7 @@ def build_teacher(
 @op("setup.teacher_weights")
 @torch.no_grad()
 def give_memory(model: ModelParts, teacher: LiveTeacher, rank: Rank, offload: bool) -> None:
-    """Let the teacher have memory, and compute before the head of the model. offload: its shards are in host memory."""
+    """Allocate the teacher, and attach it to the model's head. offload: keep its shards in host memory."""
     for part in teacher.model.parts:
         part.to_empty(device=torch.device("cpu") if offload else rank.device)
         for module in part.modules():
@@ -251,8 +253,8 @@ def read_teacher_weights(
     folder: str,
     digest: str,
 ) -> None:
-    """Read this rank's pieces of the teacher's weights. Raises StorageFailed on all ranks where a file is not what it
-    was when the plan was made, or has NaN."""
+    """Read this rank's pieces of the teacher's weights. Raises StorageFailed on all ranks if a file has changed since
+    planning, or has NaN."""
 
     def files() -> tuple[WeightFiles, Assignment]:
         found = planned_files(digest, folder)
@@ -263,27 +265,28 @@ def read_teacher_weights(
 
 @define(kw_only=True, eq=False)
 class ReferencePoint:
-    """What a loss compares log-ratios with. estimated: anew for each step, and for each evaluation."""
+    """Reference point of a loss on log-ratios. estimated: computed for each step and each evaluation."""
 
     value: float
     estimated: bool
 
 
 def exchanged_rows(raw: Iterable[list[RawRow]], rows: Rows, collate: CollateChain) -> Iterator[Microbatch]:
-    """Microbatches of the same rows with the answers of other documents, and with what the reference gives these."""
+    """Yield microbatches of the same rows with answers of other documents, and the reference's log-probabilities of
+    these."""
     for microbatch in raw:
         found = (mismatched(row, rows) for row in microbatch)
         yield collate([evolve(row, columns=_of_reference(row)) for row in found])
 
 
 def _of_reference(row: RawRow) -> dict[str, list[np.ndarray]]:
-    """None while the reference is computed."""
+    """Return the column of mismatched answers; empty while the reference is computed."""
     return {REF: row.columns[MISMATCHED]} if MISMATCHED in row.columns else {}
 
 
 @frozen(kw_only=True, eq=False)
 class PointEstimate:
-    """All calls are collective."""
+    """Estimator of the reference point. All calls are collective."""
 
     model: ModelParts
     rank: Rank
@@ -292,8 +295,8 @@ class PointEstimate:
 
     @torch.no_grad()
     def of(self, microbatches: Iterable[Microbatch]) -> float:
-        """The mean over the answers of all ranks of Σ log π − log π_ref over their tokens, and 0 where that is less
-        (Ethayarajh et al. 2024, arXiv 2402.01306, section 4.1); 0 of no answers. The model has to be in evaluation
+        """Return the mean, over the answers of all ranks, of Σ log π − log π_ref over their tokens, at least 0
+        (Ethayarajh et al. 2024, arXiv 2402.01306, section 4.1); 0 without answers. The model must be in evaluation
         mode."""
         rank = self.rank
         counts = all(rank.coordinates[axis] == 0 for axis in ("pp", "ring", "ulysses", "tp"))
@@ -329,7 +332,7 @@ def estimate(
     pipeline: PipelineSchedule | None = None,
     beat: HeartbeatWriter | None = None,
 ) -> StepCall:
-    """Estimate the point of a step from its own rows."""
+    """Estimate the reference point of each step from its own rows."""
     estimated = PointEstimate(model=model, rank=rank, pipeline=pipeline, beat=beat)
     rows = feed.loader.datasets[0].reader.rows
 

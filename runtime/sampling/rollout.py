@@ -43,7 +43,8 @@ from xtrain.runtime.sampling.text_generator import LogitsNotFinite, Prompts, Tex
 
 @frozen(eq=False)
 class RowRanks:
-    """row: the ranks of tp and cp; pipeline: the stages; None where that is this rank alone."""
+    """Ranks that hold the same rows. row: the ranks of tp and cp; pipeline: the stages; None if that is this rank
+    alone."""
 
     rank: Rank
     row: dist.ProcessGroup | None
@@ -55,11 +56,11 @@ class RowRanks:
 
     @property
     def is_first(self) -> bool:
-        """Of those with the same rows this one does what one of them has to do."""
+        """True on the one rank, of all with the same rows, that does work needed once."""
         return all(self.rank.coordinates[axis] == 0 for axis in ("pp", "ring", "ulysses", "tp"))
 
     def share(self, tensor: Tensor, stage: int = 0) -> Tensor:
-        """Fill it on all of them with what it is on the first one of a pipeline coordinate. Collective."""
+        """Broadcast a tensor in place from the first rank of a pipeline coordinate. Collective."""
         if self.row is not None:
             dist.broadcast(tensor, group=self.row, group_src=0)
         if self.pipeline is not None:
@@ -69,8 +70,8 @@ class RowRanks:
 
 @frozen(kw_only=True, eq=False)
 class Sampler:
-    """most: tokens of a completion. records: also the experts that tokens are sent to. Every call is collective over
-    all ranks, which need as many rows each."""
+    """Sampler of completions. most: tokens of a completion. records: also record the experts of each token. Calls are
+    collective over all ranks, which need the same number of rows each."""
 
     author: TextGenerator
     tokenizer: TextTokenizer
@@ -82,8 +83,8 @@ class Sampler:
     def sample(
         self, prompts: Sequence[Sequence[int]], ends: Sequence[TextEnds], keys: Sequence[str]
     ) -> list[Completion]:
-        """A completion of each prompt, drawn by random numbers that follow from its key and the position alone. Raises
-        LogitsNotFinite, on all ranks alike."""
+        """Sample a completion of each prompt, with random numbers that depend only on its key and the position. Raises
+        LogitsNotFinite on all ranks alike."""
         texts = [Continuation(self.tokenizer, ids, end, self.most) for ids, end in zip(prompts, ends, strict=True)]
         tokens: list[list[int]] = [[] for _ in prompts]
         logprobs: list[list[float]] = [[] for _ in prompts]
@@ -112,7 +113,7 @@ class Sampler:
         ]
 
     def _logits(self, batch: ModelBatch, sent: list[np.ndarray]) -> Tensor | None:
-        """As of the author. sent: gets the experts that the positions of the batch are sent to, int32 [B, S, width]."""
+        """Return the author's logits. sent: receives the experts of the batch's positions, int32 [B, S, width]."""
         if not self.records:
             return self.author.logits(batch)
         model, axes = self.author.model, self.author.model.axes
@@ -127,14 +128,14 @@ class Sampler:
         each = []
         for layer in arch.expert_layers:
             chosen_BSK = of_layer.get(layer, none_BSK)
-            if layer in of_layer and axes.tensor is not None:  # ranks have cut the positions
+            if layer in of_layer and axes.tensor is not None:  # ranks have sharded the positions
                 chosen_BSK = all_gather(chosen_BSK, 1, axes.tensor.group)[:, :positions]
             each.append(chosen_BSK)
         sent.append((torch.cat(each, 2) + 1).int().cpu().numpy())
         return logits_BV
 
     def _drawn(self, draws: Draws, logits_BV: Tensor | None, rows: int) -> tuple[list[int], list[float], list[float]]:
-        """The next token of every row, its log-probability, and the probability of the tokens that are left out."""
+        """Return the next token of every row, its log-probability, and the probability of left-out tokens."""
         pipeline, device = self.author.pipeline, self.author.rank.device
         drawn = torch.zeros(3, rows, dtype=torch.float64, device=device)
         if logits_BV is not None:
@@ -149,7 +150,7 @@ class Sampler:
         return [int(token) for token in chosen], chances, missing
 
     def _all_done(self, done: bool, finite: bool) -> bool:
-        """Whether every rank has all of its completions. Raises LogitsNotFinite where one of them has no token."""
+        """Return True if every rank has finished its completions. Raises LogitsNotFinite if a rank has no token."""
         rank = self.author.rank
         state = torch.tensor([not done, not finite], dtype=torch.int32, device=rank.device)
         if rank.data_ranks > 1:
@@ -163,9 +164,9 @@ class Sampler:
 def _of_rows(
     sent: Sequence[np.ndarray], prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
 ) -> list[np.ndarray]:
-    """The column of each row: the number of a token is that of the position before it, where it is a label.
+    """Return the experts of each row: a token's entry is that of the position before it, where it is a label.
 
-    sent: of the prompts, which end together, and of one position after another, int32 [B, S, width].
+    sent: of the prompts, which end together, then of one position at a time, int32 [B, S, width].
     """
     whole = np.concatenate(sent, axis=1)
     longest, width = max(map(len, prompts)), whole.shape[2]
@@ -200,12 +201,12 @@ def generate(
     pipeline: PipelineSchedule | None = None,
     beat: HeartbeatWriter | None = None,
 ) -> StepCall:
-    """Sample `group` completions of each prompt, by the microbatches that will be made of them.
+    """Sample `group` completions of each prompt, in the microbatches that they will form.
 
-    What is drawn follows from the seed, the place of the prompt in the run, the number of the completion and the
-    position, whatever ranks there are. show: every so many steps those of the first prompt are recorded. steps,
-    updates: the steps whose numbers their product divides sample for all up to the next one; each completion is that of
-    `updates` of these. Raises NonFinite, on all ranks alike, where no token can be chosen.
+    Draws depend on the seed, the prompt's place in the run, the completion's number and the position, whatever the
+    ranks. show: record those of the first prompt every `show` steps. steps, updates: steps divisible by their product
+    sample for all steps up to the next such step; each completion is used in `updates` of them. Raises NonFinite on all
+    ranks alike if no token can be chosen.
     """
     author = TextGenerator(model=model, rank=rank, pipeline=pipeline, beat=beat)
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
@@ -239,7 +240,7 @@ def generate(
             period = steps * updates
             made: dict[int, Groups] = {}
             for number in range(step.index, min((step.index // period + 1) * period, feed.steps)):
-                # Up to the end of the period the prompts are those of `steps` steps before.
+                # In later updates of a period the prompts repeat those of `steps` steps earlier.
                 made[number] = made.get(number - steps) or [sampled(each) for each in prompts.of_step(number)]
                 kept_completions.keep(number, made[number])
         found = kept_completions.of(step.index)
@@ -250,7 +251,7 @@ def generate(
         begin = time.perf_counter()
         model.train(False)
         try:
-            # Rows of one token, and of prompts: a block that is compiled for the rows of a step is of no use for them.
+            # Rows of one token and of prompts: a block compiled for the rows of a step does not help here.
             with torch.compiler.set_stance("force_eager"):
                 step.groups = of_step(step)
         except LogitsNotFinite as problem:
@@ -272,9 +273,9 @@ def generate(
 def advantages(
     feed: Feed, rank: Rank, meshes: Meshes, plan: Plan, scale: str, mask_truncated: bool = False
 ) -> StepCall:
-    """How much better each completion is than the others of its group, and the rows that the step learns from.
+    """Compute each completion's advantage over its group, and the rows that the step trains on.
 
-    mask_truncated: not from completions that are cut.
+    mask_truncated: exclude completions that were cut.
     """
     counts = RowRanks.of(rank, meshes).is_first
     sampled = plan.node("rollout.generate").args
@@ -303,8 +304,8 @@ def advantages(
 
 
 def summed(microbatches: list[list[SampledGroup]]) -> list[float]:
-    """Completions, groups, rewards and their squares, groups of equal rewards, tokens, completions that are cut, sum
-    over tokens of the probability that was left out."""
+    """Sum completions, groups, rewards and their squares, groups of equal rewards, tokens, cut completions, and the
+    left-out probability over tokens."""
     groups = [group for microbatch in microbatches for group in microbatch]
     completions = [each for group in groups for each in group.completions]
     rewards = np.concatenate([group.rewards for group in groups])
@@ -317,8 +318,8 @@ def summed(microbatches: list[list[SampledGroup]]) -> list[float]:
 
 @op("rollout.compare")
 def compare(rank: Rank, model: ModelParts, replay_routing: bool = False) -> StepCall:
-    """How far the log-probabilities of the sampler are from those that the step has computed, in steps that have
-    sampled; with `replay_routing` also how many experts the step would have chosen otherwise."""
+    """Compare the sampler's log-probabilities with those that the step computed, in steps that sampled; with
+    `replay_routing` also the share of experts that the step would have chosen differently."""
     routers = [module for module in model.modules() if isinstance(module, ExpertRouter)]
 
     def differing() -> float:
@@ -334,7 +335,7 @@ def compare(rank: Rank, model: ModelParts, replay_routing: bool = False) -> Step
 
     def run(step: Step) -> None:
         step.metrics |= {"rollout/routing_differs": differing()} if replay_routing else {}
-        if not step.sampled:  # the weights have moved since
+        if not step.sampled:  # the weights have changed since
             return
         total = torch.zeros((), dtype=torch.float64, device=rank.device)
         largest = torch.zeros_like(total)
@@ -353,7 +354,7 @@ def compare(rank: Rank, model: ModelParts, replay_routing: bool = False) -> Step
 
 
 def gaps(batches: list[ModelBatch]) -> Iterator[torch.Tensor]:
-    """The differences of each microbatch that this rank has losses of, float64 [valid tokens]."""
+    """Yield the absolute differences of each microbatch with losses on this rank, float64 [valid tokens]."""
     for batch in batches:
         if batch.losses_BS is not None:
             assert batch.labels_BS is not None

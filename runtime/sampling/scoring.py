@@ -36,16 +36,16 @@ from xtrain.runtime.store.beginning import planned_scorer
 from xtrain.runtime.store.stored_weights import WeightReader
 
 Score = Callable[[SampledGroup], Sequence[float]]
-"""From a group to the rewards of its completions."""
+"""Maps a group to the rewards of its completions."""
 
 
 def by_text(reward: Callable[[Prompt, str], float]) -> Score:
-    """Scores that follow from a prompt and the text of a completion."""
+    """Return a score that depends on a prompt and the text of a completion."""
     return lambda group: [reward(group.prompt, each.text) for each in group.completions]
 
 
 def scoring(score: Score, row_ranks: RowRanks) -> StepCall:
-    """One of the ranks with the same rows scores each group, the others are told."""
+    """Score each group on one of the ranks with the same rows, and share the rewards."""
 
     def run(step: Step) -> None:
         groups = [group for microbatch in step.groups for group in microbatch]
@@ -62,7 +62,7 @@ def scoring(score: Score, row_ranks: RowRanks) -> StepCall:
 
 @frozen(eq=False)
 class Scorer:
-    """model: None on ranks that are told rewards."""
+    """Reward model that scores groups. model: None on ranks that receive rewards."""
 
     model: Transformer | None
     device: torch.device
@@ -70,8 +70,8 @@ class Scorer:
 
     @torch.no_grad()
     def rewards(self, group: SampledGroup) -> list[float]:
-        """Of each completion what the head gives the last token of its document: the prompt, the completion, and unless
-        that is cut what documents have behind answers. In at least fp32.
+        """Return the reward of each completion: the head's output at the last token of its document (prompt,
+        completion, and unless it was cut the tokens after the answer). At least fp32.
 
         A group is one batch, on every layout of ranks.
         """
@@ -90,7 +90,7 @@ class Scorer:
 
 
 def batch_of(documents: list[list[int]], device: torch.device) -> ModelBatch:
-    """A row for each document, filled up behind it."""
+    """Return a batch with one row for each document, padded at the end."""
     longest = max(map(len, documents))
     ids_GS = torch.zeros(len(documents), longest, dtype=torch.int64)
     bounds = [0]
@@ -120,7 +120,8 @@ def load_scorer(
     architecture: Architecture | None = None,
     beat: HeartbeatWriter | None = None,
 ) -> Scorer:
-    """attention: device type → kernel. Raises EnvironmentFault where files are not those of the plan."""
+    """Load the reward model. attention: device type → kernel. Raises EnvironmentFault if files have changed since
+    planning."""
     kernel, device = kernel_on(rank.device.type, torch.get_float32_matmul_precision(), attention), rank.device
     try:
         files = planned_scorer(folder, digest)
@@ -137,7 +138,7 @@ def load_scorer(
 def scorer_model(
     architecture: Architecture, files: WeightFiles, kernel: str, format: str, device: torch.device
 ) -> Transformer:
-    """The model of a folder, whole. Raises OSError where a file is not what its header says."""
+    """Load the whole model of a folder. Raises OSError if a file does not match its header."""
     span = StageSpan(0, architecture.layers - 1, embeds=True, predicts=True)
     head = Head(vocabulary=architecture.vocab, z_weight=0.0, chunk_bytes=1)
     with torch.device("meta"):
@@ -151,8 +152,8 @@ def scorer_model(
 
 @frozen(kw_only=True, eq=False)
 class KeptReference:
-    """The reference as what differs from the model of the run: this rank's pieces of `kept`, by name, and whether the
-    adapter is left out."""
+    """Reference stored as its differences from the model of the run: this rank's pieces of `kept`, by name, and whether
+    the adapter is left out."""
 
     model: ModelParts
     kept: Mapping[str, Tensor]
@@ -160,7 +161,7 @@ class KeptReference:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within the block the model is the reference. Behind it all is as it was before, bit for bit."""
+        """Turn the model into the reference inside the block; afterwards it is restored bit for bit."""
         self._trade()
         try:
             with self.model.without_adapter() if self.without_adapter else nullcontext():
@@ -170,8 +171,8 @@ class KeptReference:
 
     @torch.no_grad()
     def _trade(self) -> None:
-        """Tensor by tensor, so that there is never a third copy of all of them."""
-        reshard(self.model)  # what FSDP has gathered is of the others
+        """Exchange weights tensor by tensor, so that there is never a third copy of all of them."""
+        reshard(self.model)  # FSDP has gathered the other weights
         tensors = model_tensors(self.model, "")
         for name, kept in self.kept.items():
             weight = local(tensors[name])
@@ -192,11 +193,11 @@ def keep_reference(
     reference: str,
     bytes: int,
 ) -> KeptReference:
-    """Keep the weights of the reference that training changes, before a state of the run is read. bytes: of the rank
-    with the most of them.
+    """Keep the reference's weights that training changes, before a state of the run is read. bytes: of the rank with
+    the most of them.
 
-    Raises EnvironmentFault if files are not those of the plan, and ResumeRefused if the run has compared with other
-    weights up to now.
+    Raises EnvironmentFault if files have changed since planning, ResumeRefused if the run has compared with other
+    weights so far.
     """
     named = weights_now(plan, rank, beat, reference)
     for dataset in plan.node("setup.loader").args["datasets"]:
@@ -205,7 +206,7 @@ def keep_reference(
                 f"the run has compared completions with the reference {reference}, whose weights are others by now; "
                 "bring back the files that it has begun with, or start anew with checkpoint.resume = false"
             )
-        # From there checkpoints know what the run compares with.
+        # Checkpoints take the reference's identity from here.
         known = {"reference": reference, "weights": named}
         prepared = {**prepared, dataset: evolve(prepared[dataset], reference=known)}
     resources["prepared"] = prepared
@@ -226,14 +227,14 @@ def keep_reference(
 def refer(
     model: ModelParts, rank: Rank, kept_reference: KeptReference, pipeline: PipelineSchedule | None = None
 ) -> StepCall:
-    """Give the microbatches of a step the log-probabilities of the reference."""
+    """Add the reference's log-probabilities to the microbatches of a step."""
 
     @torch.no_grad()
     def run(step: Step) -> None:
         def batches() -> Iterator[ModelBatch]:
             for microbatch in step.microbatches:
                 batch = ModelBatch.of(microbatch, rank.device)
-                batch.columns.pop(EXPERTS, None)  # a reference chooses experts by itself
+                batch.columns.pop(EXPERTS, None)  # a reference chooses experts itself
                 batch.each = batch.as_sampled = True
                 yield batch
 
@@ -244,7 +245,7 @@ def refer(
         finally:
             model.train()
         for number, losses_BS in enumerate(found):
-            if losses_BS is not None:  # else another stage has them
+            if losses_BS is not None:  # otherwise another stage has them
                 microbatch = step.microbatches[number]
                 columns = {**microbatch.columns, REF: losses_BS.neg()}
                 step.microbatches[number] = evolve(microbatch, columns=columns)

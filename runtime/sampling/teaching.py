@@ -46,15 +46,14 @@ from xtrain.runtime.store.beginning import planned_files
 from xtrain.runtime.store.stored_weights import WeightReader
 
 CHUNK_BYTES: Final = 2**28
-SAVED_EVERY = 64  # microbatches between two writes of how far it has come
+SAVED_EVERY = 64  # microbatches between two writes of the progress
 Report = Callable[[int, int], None]
-"""Is told how many microbatches are done, and how many there are."""
+"""Called with the numbers of finished and of all microbatches."""
 
 
 @frozen(eq=False)
 class TeacherModel:
-    """A model, whole or cut over ranks: of tp, whose ranks compute the same rows, and of fsdp, whose ranks compute rows
-    of their own. rows: of a microbatch."""
+    """Teacher, whole or sharded: tp ranks compute the same rows, fsdp ranks different ones. rows: of a microbatch."""
 
     plan: Plan
     model: Transformer
@@ -63,8 +62,8 @@ class TeacherModel:
 
     @classmethod
     def load(cls, plan: Plan, node: Node, number: int = 0, world: int = 1) -> "TeacherModel":
-        """The teacher of a `setup.teacher` node of a plan. number: of this rank, among `world`, which are a process
-        group then; tp is that of the plan where that cuts the teacher. Raises DataError where it cannot be read."""
+        """Load the teacher of a `setup.teacher` node. number: of this rank among `world` ranks, which then form a
+        process group; tp is the plan's if it can shard the teacher. Raises DataError if it cannot be read."""
         args = node.args
         own = _own_plan(plan, node, world)
         if own.architecture.vocab != plan.architecture.vocab:
@@ -84,15 +83,15 @@ class TeacherModel:
         return cls(own, model.whole, rank, plan.node("setup.loader").args["micro"])
 
     def fill(self, entry: TaughtEntry, store: TokenStore, report: Report) -> None:
-        """Write [tokens, K] ids, the most probable one first, and [tokens, K + 1] log-probabilities of them and of all
-        others together, at every token but the first of a document. Documents longer than a row are cut as in training:
-        into rows of their own, each of which begins anew. Collective."""
+        """Write [tokens, K] ids, the most probable first, and [tokens, K + 1] log-probabilities of these and of all
+        others together, for every token but the first of a document. Documents longer than a row are cut as in
+        training, into independent rows. Collective."""
         columns, group = entry.columns(), self.rank.data_ranks
         feeder = self._feeder(store)
         count = -(-feeder.rows.num_rows // self.rows)
         for first in range(entry.done, count, group):
             place = first + self.rank.data_rank
-            # Each rank computes as often; what there is no microbatch for is not written.
+            # All ranks compute equally often; surplus microbatches are not written.
             batch, real_T, targets = self._microbatch(feeder, min(place, count - 1))
             with torch.no_grad():
                 hidden_TD = self._hidden(batch)[real_T]
@@ -108,7 +107,7 @@ class TeacherModel:
             report(done, count)
 
     def _save(self, entry: TaughtEntry, columns: Mapping[str, np.memmap], done: int) -> None:
-        """What all ranks have written is on the disk before it is said to be."""
+        """Sync the columns of all ranks before the progress is recorded."""
         for column in columns.values():
             column.flush()
         if self.rank.world_size > 1:
@@ -124,8 +123,8 @@ class TeacherModel:
         return RowFeeder(store=plain, documents=documents, rows=rows, collate=chain_of(self.plan, self.rank))
 
     def _microbatch(self, feeder: RowFeeder, place: int) -> tuple[ModelBatch, Tensor, np.ndarray]:
-        """A microbatch with its positions that hold tokens, int64 [T], and which token of the store is predicted at
-        each."""
+        """Return a microbatch, its positions that hold tokens, int64 [T], and the token of the store that is predicted
+        at each."""
         first = place * self.rows
         numbers = np.arange(first, min(first + self.rows, feeder.rows.num_rows), dtype=np.int64)
         batch = feeder.microbatch(numbers)
@@ -134,12 +133,12 @@ class TeacherModel:
         return ModelBatch.of(batch, self.rank.device), real_T.to(self.rank.device), np.concatenate(targets)
 
     def _hidden(self, batch: ModelBatch) -> Tensor:
-        """[B · S, D] of whole rows, on every rank of tp."""
+        """Return [B · S, D] of whole rows, on every tp rank."""
         return column_parallel_input(self.model.hidden(batch), self.model.axes.tensor).flatten(0, 1)
 
     @staticmethod
     def _predicted(feeder: RowFeeder, number: int) -> np.ndarray:
-        """The tokens of the store that a row predicts, in the order of its positions."""
+        """Return the tokens of the store that a row predicts, in the order of its positions."""
         rows, offsets = feeder.rows, feeder.store.offsets
         segments = slice(int(rows.row_offsets[number]), int(rows.row_offsets[number + 1]))
         documents = rows.document[segments]
@@ -150,7 +149,7 @@ class TeacherModel:
     def _distributions(
         self, hidden_TD: Tensor, top: int, temperature: float
     ) -> Iterator[tuple[slice, tuple[Tensor, Tensor]]]:
-        """Of a piece of the positions after another, the ids [t, K] and the log-probabilities [t, K + 1]."""
+        """Yield slices of the positions with their ids [t, K] and log-probabilities [t, K + 1]."""
         weight_VD, head = self.model.head_weight(), evolve(self.model.head, tensor=self.model.axes.tensor)
         exact = torch.float64 if hidden_TD.dtype == torch.float64 else torch.float32
         tokens = max(1, CHUNK_BYTES // (4 * head.vocabulary))
@@ -163,7 +162,7 @@ class TeacherModel:
 
 
 def _own_plan(plan: Plan, node: Node, world: int) -> Plan:
-    """Of the teacher alone, on so many ranks. Raises DataError where there is none."""
+    """Return the plan of the teacher alone, on `world` ranks. Raises DataError if there is none."""
     args, rows = node.args, plan.node("setup.loader").args["micro"]
     device, source = plan.node("setup.bootstrap").args["device"], plan.node("setup.tokenizer").args["source"]
     wanted = plan.mesh.size("tp")
@@ -201,7 +200,7 @@ def _rank_of(plan: Plan, number: int, device: torch.device) -> Rank:
 
 
 def _cut(plan: Plan, rank: Rank) -> ModelParts:
-    """The model as its plan spreads it over ranks, with memory that holds nothing yet."""
+    """Build the model sharded as its plan says, with uninitialized memory."""
     load_ops()
     resources: dict[str, Any] = {"plan": plan, "rank": rank}
     for node in plan.nodes:
@@ -217,11 +216,11 @@ def _cut(plan: Plan, rank: Rank) -> ModelParts:
 
 
 def largest(logits_TV: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """Of each distribution the ids [T, K] of its most probable tokens, the first most of all, and the logarithms of
-    their probabilities and of that of all others together [T, K + 1]. `logits_TV` is overwritten."""
+    """Return the ids [T, K] of each distribution's most probable tokens, in descending order, and the log-probabilities
+    of these and of all others together [T, K + 1]. `logits_TV` is overwritten."""
     lse_T = logits_TV.logsumexp(-1)
     values_TK, ids_TK = logits_TV.topk(top)
-    # Summed without them: what is left of a difference of sums would be rounding.
+    # Summed without these tokens: a difference of sums would leave only rounding errors.
     rest_T = logits_TV.scatter_(1, ids_TK, -torch.inf).logsumexp(-1)
     tiny = torch.finfo(logits_TV.dtype).tiny
     found = torch.cat((values_TK, rest_T[:, None]), 1) - lse_T[:, None]
@@ -229,12 +228,12 @@ def largest(logits_TV: Tensor, top: int) -> tuple[Tensor, Tensor]:
 
 
 LINE_SECONDS: Final = 10.0
-REFUSED: Final = 3  # the exit code of a rank that has said what is wrong
+REFUSED: Final = 3  # exit code of a rank that has reported an error
 
 
 @frozen(eq=False)
 class Lesson:
-    """A dataset of a plan, and where what its teacher holds probable is kept."""
+    """Dataset of a plan, and the cache of its teacher's predictions."""
 
     plan: Plan
     name: str
@@ -244,7 +243,7 @@ class Lesson:
 
     @classmethod
     def of(cls, plan: Plan, name: str, store: TokenStore) -> "Lesson":
-        """Raises DataError where the teacher's files cannot be read."""
+        """Describe a dataset's predictions. Raises DataError if the teacher's files cannot be read."""
         node, cache = plan.node(f"setup.teacher.{name}"), cache_of(plan) / TEACHERS
         given = {each: node.args[each] for each in ("top", "temperature", "precision", "sequence")}
         return cls(plan, name, store, cache, TaughtKey.of(store, Path(node.args["folder"]), cache, **given))
@@ -254,9 +253,8 @@ class Lesson:
         return open_taught(self.cache, self.key, self.store.num_tokens) is not None
 
     def give(self, ranks: int) -> None:
-        """Compute it, from where an earlier attempt was ended on. Raises DataError, and EnvironmentFault where a device
-        is not there; where it is a rank of several that finds what is wrong, that has been said then, and SystemExit is
-        raised."""
+        """Compute the predictions, continuing an earlier attempt. Raises DataError, and EnvironmentFault if a device is
+        missing; if a rank of several finds the error, it has reported it, and SystemExit is raised."""
         micro = self.plan.node("setup.loader").args["micro"]
         entry = TaughtEntry(self.cache, self.key, self.store.num_tokens, micro)
         with entry.begin():
@@ -281,7 +279,7 @@ class Lesson:
 
 
 def take_part(number: int, world: int, plan: str, name: str, done: int, meeting: str) -> None:
-    """A rank of several. done: microbatches that are there. meeting: a file by which they find each other."""
+    """Compute as one rank of several. done: microbatches already computed. meeting: file of the rendezvous."""
     try:
         _take_part(number, world, from_json(json.loads(plan)), name, done, meeting)
     except (DataError, EnvironmentFault) as error:
@@ -306,7 +304,7 @@ def _take_part(number: int, world: int, plan: Plan, name: str, done: int, meetin
 
 
 def progress(name: str) -> Report:
-    """Writes a line now and then."""
+    """Return a function that prints the progress every LINE_SECONDS."""
     said = time.monotonic()
 
     def report(done: int, count: int) -> None:

@@ -18,12 +18,12 @@ from xtrain.runtime.observe.heartbeat import HeartbeatWriter
 
 
 class LogitsNotFinite(Exception):
-    """Weights of the model are NaN, infinite or so large that no token can be chosen. Every rank raises it."""
+    """Logits that are NaN or infinite, so that no token can be chosen. Every rank raises it."""
 
 
 @frozen(kw_only=True, eq=False)
 class TextGenerator:
-    """The model as something that continues texts, whatever it is cut over. Every call is collective."""
+    """Generator of texts from a model in any layout. Every call is collective."""
 
     model: ModelParts
     rank: Rank
@@ -32,8 +32,8 @@ class TextGenerator:
 
     @torch.no_grad()
     def logits(self, batch: ModelBatch) -> Tensor | None:
-        """Logits [B, V] of the token behind every row, where the last stage of a pipeline is. The cache of the batch
-        then has its positions too."""
+        """Return the logits [B, V] of the next token of every row, on the last pipeline stage. The cache then includes
+        the batch's positions."""
         assert batch.cache is not None
         if self.beat is not None:
             self.beat.mark()
@@ -45,8 +45,8 @@ class TextGenerator:
         return logits_BV
 
     def tokens(self, prompts: Sequence[Sequence[int]], sampling: Sampling, length: int) -> Iterator[list[int]]:
-        """The next token of every prompt, time and again, while the cache of `length` positions has room: one rank
-        draws, all learn of it. Raises LogitsNotFinite."""
+        """Yield the next token of every prompt until the cache of `length` positions is full: one rank draws, all
+        receive the tokens. Raises LogitsNotFinite."""
         rows = Prompts.of(prompts, length, self.rank.device)
         draws = Draws.of(sampling, len(prompts))
         batch = rows.first()
@@ -76,9 +76,9 @@ class TextGenerator:
 
 @frozen(eq=False)
 class Prompts:
-    """Prompts as the rows of a batch, and the rows of one position that follow.
+    """Prompts as the rows of a batch, followed by batches of one position.
 
-    positions_BL: of every place in the cache, counted from the beginning of the prompt.
+    positions_BL: of every place in the cache, counted from the start of the prompt.
     """
 
     cache: KeyValueCache
@@ -94,17 +94,17 @@ class Prompts:
         return cls(KeyValueCache(length, seen_B11L=seen), ids, positions_BL.clamp_(min=0))
 
     def first(self) -> ModelBatch:
-        """All positions of the prompts."""
+        """Return a batch with all positions of the prompts."""
         return prompt_batch(self.ids, self.cache, self.positions_BL.device)
 
     def next(self, tokens: Sequence[int]) -> ModelBatch:
-        """One position more: `tokens`, one for each row."""
+        """Return a batch of the next position: `tokens`, one for each row."""
         at = self.cache.filled
         return next_batch(tokens, self.positions_BL[:, at : at + 1], self.cache)
 
 
 def prompt_batch(ids: Sequence[Sequence[int]], cache: LayerCache, device: torch.device) -> ModelBatch:
-    """Prompts as rows that end at the same place."""
+    """Return a batch of prompts that end at the same place."""
     rows, longest = len(ids), max(map(len, ids))
     tokens_BS = torch.zeros(rows, longest, dtype=torch.int64)
     bounds = [0]
@@ -126,7 +126,7 @@ def prompt_batch(ids: Sequence[Sequence[int]], cache: LayerCache, device: torch.
 
 
 def next_batch(tokens: Sequence[int], positions_B1: Tensor, cache: LayerCache) -> ModelBatch:
-    """One position more of each row, behind those in the cache."""
+    """Return a batch of the next position of each row, after those in the cache."""
     device = positions_B1.device
     real_B1 = torch.ones(len(tokens), 1, dtype=torch.bool, device=device)
     return ModelBatch(
@@ -149,9 +149,9 @@ def continue_texts(
     positions: int = 0,
     show: Callable[[list[Continuation]], None] | None = None,
 ) -> list[str]:
-    """The texts that follow prompts, given as tokens: at most `tokens` tokens each, up to the first of its ends.
+    """Return the continuations of prompts, given as tokens: at most `tokens` tokens each, up to the first end.
 
-    positions: that the cache has at least. show: called after every token. Collective. Raises LogitsNotFinite.
+    positions: minimum size of the cache. show: called after every token. Collective. Raises LogitsNotFinite.
     """
     if not prompts:
         return []
@@ -166,7 +166,7 @@ def continue_texts(
             if all(text.done for text in texts):
                 break
     for text in texts:
-        text.finish()  # where the model reads no longer texts
+        text.finish()  # if the model reads no longer texts
     if show is not None:
         show(texts)
     return [text.text for text in texts]
@@ -175,7 +175,7 @@ def continue_texts(
 def tokens_and_ends(
     tokenizer: TextTokenizer, prompts: Sequence[str], stop: Sequence[str] = (), chat: Chat | None = None
 ) -> tuple[list[list[int]], TextEnds]:
-    """The tokens of prompts, and what ends the texts behind them: with `chat` also the end of a turn."""
+    """Return the tokens of prompts, and what ends their continuations: with `chat` also the end of a turn."""
     if chat is None:
         return [prompt_tokens(tokenizer, prompt) for prompt in prompts], TextEnds.of(tokenizer, stop)
     closing = [chat.closing] if chat.closing else []
@@ -183,8 +183,8 @@ def tokens_and_ends(
 
 
 def cache_length(prompts: Sequence[Sequence[int]], tokens: int, limit: int | None, positions: int) -> int:
-    """Positions that a cache needs, `positions` at least: nothing follows the last token. limit: those of the longest
-    text that the model reads. Raises DataError for a prompt that is longer."""
+    """Return the positions that a cache needs, at least `positions`; the last token needs none. limit: of the longest
+    text that the model reads. Raises DataError for a longer prompt."""
     longest = max(map(len, prompts))
     wanted = max(positions, longest + tokens - 1)
     if limit is None or wanted <= limit:
@@ -195,9 +195,9 @@ def cache_length(prompts: Sequence[Sequence[int]], tokens: int, limit: int | Non
 
 
 def prompt_tokens(tokenizer: TextTokenizer, prompt: str) -> list[int]:
-    """The tokens of a prompt, begun as a document is. The names of special tokens stand for these: a prompt may be a
-    conversation, written out as its template does."""
+    """Return the tokens of a prompt, started as a document is. Names of special tokens become these tokens: a prompt
+    may be a conversation rendered by its template."""
     ids = tokenizer.encode_rendered([prompt])[0].ids.tolist()
-    # Without a bos of its own a tokenizer begins texts with eos, and conversations with what their template says.
+    # Without a bos of its own, a tokenizer starts texts with eos, and conversations as their template says.
     begun = bool(ids) and (ids[0] == tokenizer.bos or (not tokenizer.has_bos and ids[0] in tokenizer.specials))
     return ids if begun else [tokenizer.bos, *ids]

@@ -1,4 +1,4 @@
-"""A trained run as one process uses it: its model with the latest weights, and its tokenizer."""
+"""Trained run in a single process: its model with the latest weights, and its tokenizer."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,7 +31,8 @@ from xtrain.runtime.store.writing import read_tensors
 
 @frozen(eq=False)
 class TrainedRun:
-    """plan: of the run. folder: where it was started, which paths of the plan are relative to."""
+    """Trained run, loaded for generation. plan: of the run. folder: where it was started, which paths of the plan are
+    relative to."""
 
     plan: Plan
     folder: Path
@@ -40,9 +41,9 @@ class TrainedRun:
 
     @classmethod
     def load(cls, directory: Path, device: str, checkpoint: str | None = None, task: str | None = None) -> "TrainedRun":
-        """Read the latest checkpoint of a run, or the one that `find_named` finds, of whatever layout; weights alone
-        will do. task: whose adapter computes, of several. Raises EnvironmentFault where there is none, or it is of
-        another model, and PlanError for a plan that cannot be read."""
+        """Read the latest checkpoint of a run, or the one named (see `find_named`), of any layout; weights alone are
+        enough. task: whose adapter to use, of several. Raises EnvironmentFault if there is none or it is of another
+        model, PlanError if the plan cannot be read."""
         if checkpoint is None and not any((directory / "checkpoints").glob("*-s*")):
             raise EnvironmentFault("X708", f"{directory} has no checkpoint yet")
         entry, held = find_to_read(
@@ -60,7 +61,7 @@ class TrainedRun:
         rank = alone(chosen)
         check_weights(plan, entry)
         model = whole_model(plan, rank)
-        # Folders are relative to where the run was started, not to where it is sampled.
+        # Paths are relative to where the run was started, not to where it is sampled.
         folder = started_in(directory)
         _read_base(plan, model, entry, folder, chosen)
         read_tensors(saved_tensors(model, plan, prefix(entry, evaluated(entry))), entry.path)
@@ -74,8 +75,8 @@ class TrainedRun:
         return cls(plan, folder, TextGenerator(model=model, rank=rank), tokenizer)
 
     def chat(self, template: str, system: str) -> Chat:
-        """template: `auto`, as `planned_template` says, or what a dataset may name. Raises DataError where there is
-        none."""
+        """Return the chat of a template: `auto` (see `planned_template`), or any that a dataset may name. Raises
+        DataError if there is none."""
         name = planned_template(self.plan) if template == "auto" else template
         loaded = load_template(name, self.tokenizer, self.folder, planned_arguments(self.plan, name))
         return Chat(template=loaded, tokenizer=self.tokenizer, system=system)
@@ -89,14 +90,16 @@ class TrainedRun:
         chat: Chat | None = None,
         show: Callable[[list[Continuation]], None] | None = None,
     ) -> list[str]:
-        """As of `continue_texts`; with `chat` prompts are what users say. Raises DataError as `Chat.prompt` does."""
+        """Continue prompts as `continue_texts` does; with `chat` prompts are messages of users. Raises DataError as
+        `Chat.prompt` does."""
         ids, ends = tokens_and_ends(self.tokenizer, prompts, stop, chat)
         return continue_texts(self.writer, self.tokenizer, ids, ends, tokens, sampling, show=show)
 
 
 @torch.no_grad()
 def _read_base(plan: Plan, model: ModelParts, entry: CheckpointEntry, folder: Path, device: torch.device) -> None:
-    """What the checkpoint does not hold. Raises EnvironmentFault where it is not what the run has begun with."""
+    """Read the weights that the checkpoint leaves out. Raises EnvironmentFault if they are not those that the run
+    started from."""
     if not base_names(plan):
         return
     tensors = model_tensors(model, "")
@@ -121,7 +124,7 @@ def alone(device: torch.device) -> Rank:
 
 
 def whole_model(plan: Plan, rank: Rank) -> ModelParts:
-    """The model in one piece, whatever it was cut over while it was trained; its memory holds nothing yet."""
+    """Build the whole model, whatever its layout in training, with uninitialized memory."""
     args = dict(plan.node("setup.build_model").args)
     whole = {"stages": [[0, plan.architecture.layers - 1]], "owners": [[0]]}
     model = build_model(plan, rank, **{**args, **whole, "architecture": plan.architecture})
