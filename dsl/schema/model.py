@@ -111,7 +111,7 @@ class Model(Component):
 
     @classmethod
     def block(cls, arch: Any) -> Any:
-        """Return the decoder block that all layers share, as pieces (`planner/blocks`), which define its parameters,
+        """Return the decoder block that all layers share, as pieces (`blocks/`), which define its parameters,
         cost and modules. arch: the `Architecture` of the plan."""
         raise NotImplementedError
 

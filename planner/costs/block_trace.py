@@ -1,4 +1,4 @@
-"""Op trace of a block on one rank, recorded by its pieces (`xtrain.blocks`) as `runtime/models` runs them."""
+"""Op trace of a block on one rank, recorded by its pieces (`xtrain.blocks`) as `runtime/nn` runs them."""
 
 from collections.abc import Callable, Mapping, Set
 from math import prod
