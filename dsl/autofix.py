@@ -1,7 +1,7 @@
-"""`xtrain check --fix`: write what diagnostics are certain of, check again, and go on until nothing changes.
+"""`xtrain check --fix`: apply certain fixes, check again, and repeat until nothing changes.
 
-A pass applies every fix that touches no other one. If as many mistakes are gone as fixes were applied, all of them were
-right; else each is tried alone and stays only if it helped. Nothing is kept that leaves a spec worse than it was.
+A pass applies every fix that does not touch another. If the number of mistakes drops by the number of fixes, all fixes
+were right; else each is tried alone and kept only if it helped. A result that is worse than the original is never kept.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,17 +12,16 @@ from attrs import field, frozen
 from xtrain.dsl.checking.overrides import PATH
 from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
 
-TRIALS: Final = 200  # fixes that are tried alone; of more, all are taken as long as that helps
-PASSES: Final = 20  # most specs need two or three: a name that is fixed shows what is wrong with its value
+TRIALS: Final = 200  # fixes tried alone; beyond that, all are kept while they help
+PASSES: Final = 20  # most specs need two or three: a fixed name reveals mistakes of its value
 Check = Callable[[Mapping[str, str]], Diagnostics]
 _Cost = tuple[int, ...]
 
 
 @frozen
 class FixedTexts:
-    """texts: path → what each file that changed should hold. fixed: the diagnostics whose fixes were applied, in the
-    order of their application. diagnostics: what is still to be said.
-    """
+    """Result of `apply_fixes`. texts: path → new content of each changed file. fixed: the diagnostics whose fixes were
+    applied, in order. diagnostics: the remaining ones."""
 
     texts: Mapping[str, str]
     fixed: tuple[Diagnostic, ...]
@@ -30,7 +29,7 @@ class FixedTexts:
 
 
 def apply_fixes(check: Check) -> FixedTexts:
-    """Apply all fixes. check: what is to be said of a spec when some of its files hold other texts than on disk."""
+    """Apply all fixes. check: returns the diagnostics of the spec with some files replaced by other texts."""
     first, trials = _State({}, (), check({})), TRIALS
     state, refused, seen = first, set[_Key](), {_frozen(first.texts)}
     for _ in range(PASSES):
@@ -53,7 +52,7 @@ def apply_fixes(check: Check) -> FixedTexts:
 
 
 def fixable(diagnostics: Diagnostics) -> int:
-    """How many diagnostics know what to write instead."""
+    """Return how many diagnostics have a fix."""
     return sum(_is_fixable(diagnostic) for diagnostic in diagnostics)
 
 
@@ -66,7 +65,7 @@ def _is_fixable(diagnostic: Diagnostic) -> bool:
 
 @frozen
 class _State:
-    """texts: of the files that changed. fixed: whose fixes led here. diagnostics: what is said of it."""
+    """Search state. texts: of the changed files. fixed: applied fixes. diagnostics: of the result."""
 
     texts: dict[str, str]
     fixed: tuple[Diagnostic, ...]
@@ -74,21 +73,20 @@ class _State:
 
     @property
     def cost(self) -> _Cost:
-        """How much of each kind is wrong, the kinds that hide others first: a text that cannot be read says nothing of
-        its names, a name that is unknown nothing of its value, a value that is wrong nothing of what it leads to.
-        """
+        """Count of mistakes by kind, most fundamental first: unreadable text hides unknown names, unknown names hide
+        wrong values, wrong values hide their consequences."""
         codes = [diagnostic.code for diagnostic in self.diagnostics]
         return *(sum(code.startswith(kind) for code in codes) for kind in ("X1", "X2", "X3", "X")), len(codes)
 
 
 def _as_promised(before: _State, after: _State, fixes: int) -> bool:
-    """Whether at least one mistake is gone for each fix, and none has come to light."""
+    """Return True if each fix removed at least one mistake and no new kind appeared."""
     no_more = all(new <= old for new, old in zip(after.cost, before.cost, strict=True))
     return no_more and after.cost[-1] <= before.cost[-1] - fixes
 
 
 def _one_by_one(state: _State, fixes: list[Diagnostic], check: Check, refused: set["_Key"]) -> _State:
-    """Try each fix alone, the last in the text first, so that the places of the others stay what they are."""
+    """Try each fix alone, last in the text first, so that the positions of the others stay valid."""
     before = state.fixed
     for diagnostic in reversed(fixes):
         alone = _applied(state, [diagnostic], check)
@@ -113,9 +111,9 @@ def _applied(state: _State, fixes: list[Diagnostic], check: Check) -> _State:
 
 
 def _disjoint(found: list[Diagnostic]) -> list[Diagnostic]:
-    """In the order of the text, those whose fixes neither overlap nor touch; of two that do, the first.
+    """Return the fixes that neither overlap nor touch, in text order; of two that do, the first.
 
-    Brackets that are missing at one place go together: the one that was opened last is closed first.
+    Closing brackets missing at one place go together: the bracket opened last is closed first.
     """
     chosen: list[Diagnostic] = []
     for diagnostic in sorted(found, key=_place):
@@ -133,7 +131,7 @@ def _is_apart(one: Diagnostic, other: Diagnostic) -> bool:
 
 
 def _is_pair(one: Diagnostic, other: Diagnostic) -> bool:
-    """Whether both insert a closing bracket at one place."""
+    """Return True if both insert a closing bracket at the same place."""
     assert one.fix is not None and other.fix is not None
     return one.code == other.code == "X103" and one.fix.span == other.fix.span
 
@@ -144,7 +142,7 @@ def _place(diagnostic: Diagnostic) -> tuple[int, int, int]:
     return span.source.order, span.start, -diagnostic.span.start if diagnostic.code == "X103" else 0
 
 
-# One fix again, in a text that has changed around it: what it says, not where it stands
+# Identity of a fix after the text around it changed: its content, not its position
 _Key = tuple[str, str, str, str, str]
 
 

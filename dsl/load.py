@@ -1,4 +1,4 @@
-"""`load_spec`: the way into the language. From a path to a typed `Spec`, or to everything that is wrong with it."""
+"""`load_spec`: the entry point of the language, from a path to a typed `Spec` or to all its mistakes."""
 
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
@@ -18,11 +18,11 @@ from xtrain.dsl.spec import Spec
 
 @frozen
 class Loaded:
-    """spec: None if and only if there are errors. sources: all files that were read, in order.
+    """Result of `load_spec`. spec: None if and only if there are errors. sources: all files that were read, in order.
 
-    draft: what can be understood of a spec with errors, for further checks; else the spec. Where something is wrong
-    it has a default or any value, and `unknown_settings` has the paths of these (see `UnknownSettings`).
-    reading, parts: what was read on the way, with the places of all names; None if nothing could be read.
+    draft: the valid part of a spec with errors, for further checks; else the spec. Invalid settings have a default or
+    any value, and `unknown_settings` has their paths (see `UnknownSettings`). reading, parts: intermediate results,
+    with the places of all names; None if nothing could be read.
     """
 
     spec: Spec | None
@@ -34,7 +34,7 @@ class Loaded:
     parts: DeclaredParts = field(factory=DeclaredParts, repr=False)
 
     def resolved_text(self) -> str:
-        """The spec with everything resolved, defaults included: itself a spec, and one that loads to an equal `Spec`.
+        """Return the spec with everything resolved, defaults included: itself a spec that loads to an equal `Spec`.
 
         Raises SpecErrors if there is no spec.
         """
@@ -43,7 +43,7 @@ class Loaded:
         return resolved_text(self.require())
 
     def require(self) -> Spec:
-        """The spec. Raises SpecErrors, which carries the diagnostics, if there is none."""
+        """Return the spec. Raises SpecErrors, which carries the diagnostics, if there is none."""
         if self.spec is None:
             raise SpecErrors(self.diagnostics)
         return self.spec
@@ -52,9 +52,9 @@ class Loaded:
 def load_spec(path: str | PathLike[str], sets: Sequence[str] = (), texts: Mapping[str, str] | None = None) -> Loaded:
     """Load the spec at `path` with `--set` texts (`path.to.field=value`) applied.
 
-    texts: path → what stands there, for files that need not be read: as an editor has them, or as a plan carries them.
+    texts: path → content of files that are not read from disk, as in an editor or a plan.
 
-    Never raises for what a user wrote, not even for a file that cannot be read: it stands in the diagnostics.
+    Mistakes of a user, including unreadable files, are diagnostics and never raise.
     """
     diagnostics = Diagnostics(most=MOST_ERRORS)
     try:
@@ -64,7 +64,7 @@ def load_spec(path: str | PathLike[str], sets: Sequence[str] = (), texts: Mappin
 
 
 def _load(path: str, sets: Sequence[str], texts: Mapping[str, str] | None, diagnostics: Diagnostics) -> Loaded:
-    """Raises EnoughErrors."""
+    """Load a spec. Raises EnoughErrors."""
     reading = read_spec(path, diagnostics, texts)
     if not reading.sources:
         return Loaded(None, diagnostics, ())
@@ -92,9 +92,9 @@ def _load(path: str, sets: Sequence[str], texts: Mapping[str, str] | None, diagn
 
 
 def _check_unused(reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics) -> None:
-    """Evaluate constants that nothing refers to, for their mistakes; warn of them if all else is well.
+    """Evaluate unused constants for their mistakes; warn about them if there are no errors.
 
-    With errors about, one of them may be a reference that could not be read.
+    If there are errors, one of them may be a reference that could not be read.
     """
     unused = [definition for definition in reading.definitions if not definition.used]
     for definition in unused:

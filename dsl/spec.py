@@ -1,4 +1,4 @@
-"""`Spec`: what a user declared, typed, with defaults filled in and the place each value came from."""
+"""`Spec`: the declaration of a user, typed, with defaults filled in and the origin of each value."""
 
 from typing import Literal
 
@@ -24,10 +24,10 @@ from xtrain.dsl.schema.sweep import Sweep
 
 @frozen
 class Origin:
-    """Where a value came from: `text` of a spec, a `let` or `param` it refers to, `--set`, the `config.json` of the
-    model's folder, or the schema's default.
+    """Origin of a value: `text` of a spec, a `let` or `param` it refers to, `--set`, the `config.json` of the model's
+    folder, or the schema's default.
 
-    span: the value, or the head of a block. notes: where the names it came through are defined, for diagnostics.
+    span: the value, or the head of a block. notes: places of the names it came through, for diagnostics.
     """
 
     kind: Literal["text", "let", "param", "set", "config", "default"]
@@ -36,7 +36,7 @@ class Origin:
 
     @classmethod
     def of(cls, value: Value) -> "Origin":
-        """That of a value, by the nearest name it came through."""
+        """Return the origin of a value: the nearest name it came through."""
         if value.span.source.path == "--set":
             return cls("set", value.span, value.notes)
         for step in value.via:
@@ -51,9 +51,8 @@ class Spec:
 
     `origins` maps a dotted path to its origin, for every setting, written or not: `optimizer.lr`, `parallel.tp.size`,
     `dataset.web.source`, `every.0.every`, `on.1.actions.0.dataset`; and for every block: `optimizer`, `dataset.web`,
-    `every.0`, `on.1`. A weight has two: `mixture.web`, `phase.anneal.mix.web` of the number, and with `.name` behind it
-    of the name.
-    Two specs are equal if they declare the same, wherever it was written.
+    `every.0`, `on.1`. A weight has two: `mixture.web`, `phase.anneal.mix.web` for the number, and the same with `.name`
+    appended for the name. Two specs are equal if they declare the same, wherever it was written.
     """
 
     path: str = field(eq=False)
@@ -97,12 +96,12 @@ class Spec:
 
     @property
     def is_adapted(self) -> bool:
-        """Whether adapters are trained, one or one for each task, and the model under them is not."""
+        """True if adapters are trained (one, or one per task) over a frozen model."""
         return self.adapter is not None or bool(self.tasks)
 
     @property
     def used(self) -> list[str]:
-        """The modules of the user's own parts, each once, in the order in which they are needed."""
+        """Modules of user functions, each once, in the order in which they are needed."""
         chosen = (
             self.model,
             self.optimizer,

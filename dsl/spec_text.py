@@ -1,7 +1,7 @@
 """A `Spec` as text and as a JSON object.
 
-The text writes out every value, defaults included, in an order that depends on nothing but the schema. The JSON
-object has the shape of `json_schema`: the form for programs that write no .xtrain.
+The text writes out every value, defaults included, in an order that depends only on the schema. The JSON object has the
+shape of `json_schema`: the form for programs that do not write .xtrain.
 """
 
 import re
@@ -25,7 +25,7 @@ _RESERVED = ("true", "false", "none", "auto", "then")
 
 
 def resolved_text(spec: Spec) -> str:
-    """A spec that loads to one equal to `spec`, without references, includes or defaults left to the reader."""
+    """Return the text of a spec that loads to an equal one, without references, includes or implicit defaults."""
     parts = ["\n".join(f"use {used_text(module)}" for module in used)] if (used := spec.used) else []
     serves = spec.serve is not None
     for kind, without in blocks.blocks_of(serves=serves).items():
@@ -41,7 +41,7 @@ def resolved_text(spec: Spec) -> str:
 
 
 def used_text(module: str) -> str:
-    """The target of a `use`: the path of a file in quotes, the name of a module without."""
+    """Return the target of a `use`: the path of a file in quotes, the name of a module without."""
     return _string(module) if is_file(module) else module
 
 
@@ -104,7 +104,7 @@ def _action(action: Action) -> str:
 
 
 def is_plain(name: str) -> bool:
-    """Whether a name can be written without quotes, and so stand before a `=`."""
+    """Return True if a name needs no quotes and can precede `=`."""
     return _NAME.fullmatch(name) is not None and name not in _RESERVED
 
 
@@ -115,7 +115,7 @@ def _label(value: Any) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A value as a spec writes it."""
+    """Return a value as a spec writes it."""
     if value is AUTO or value is None:
         return "auto" if value is AUTO else "none"
     match value:
@@ -159,7 +159,7 @@ def _string(text: str) -> str:
 
 
 def spec_json(spec: Spec) -> dict[str, Any]:
-    """The whole spec, defaults included."""
+    """Return the whole spec as JSON, defaults included."""
     found: dict[str, Any] = {"use": spec.used} if spec.used else {}
     serves = spec.serve is not None
     for kind, without in blocks.blocks_of(serves=serves).items():
@@ -181,7 +181,7 @@ def spec_json(spec: Spec) -> dict[str, Any]:
 
 
 def _block_json(block: Any, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The label and the settings of a block; those of another label are left out."""
+    """Return the label and the settings of a block as JSON, without the settings of other labels."""
     label = blocks.label_of(type(block))
     chosen = getattr(block, label.name) if label is not None else None
     found: dict[str, Any] = {}
@@ -203,7 +203,7 @@ def _block_json(block: Any, without: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def value_json(value: Any) -> Any:
-    """A value of a setting."""
+    """Return the value of a setting as JSON."""
     if value is AUTO:
         return "auto"
     match value:
@@ -223,6 +223,6 @@ def value_json(value: Any) -> Any:
 
 
 def _is_called(value: Any) -> bool:
-    """Whether a spec chooses it by a call, as `source = text("*.txt")`."""
-    kind = getattr(value, "components", None)  # actions are chosen otherwise
+    """Return True if a spec chooses the value by a call, as `source = text("*.txt")`."""
+    kind = getattr(value, "components", None)  # actions are not chosen by calls
     return isinstance(kind, Registry) and bool(kind.call)

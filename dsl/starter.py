@@ -1,4 +1,4 @@
-"""The starters of `xtrain init`: annotated specs in `starters/`, each valid as it stands, renamed for their user."""
+"""Starters of `xtrain init`: annotated specs in `starters/`, each valid as it is, renamed for the user."""
 
 import re
 from pathlib import Path
@@ -22,13 +22,13 @@ class Starter:
     text: str
 
     def named(self, name: str, file: str) -> str:
-        """The spec with another name for its experiment, and another file in the commands of its comments."""
+        """Return the spec with another name for its experiment and another file in the commands of its comments."""
         text = re.sub(rf"^experiment {self.name}\b", f"experiment {name}", self.text, flags=re.MULTILINE)
         return re.sub(rf"\b{self.name}\.xtrain\b", lambda _: file, text)
 
 
 def starters() -> dict[str, Starter]:
-    """Name → starter, the simplest first."""
+    """Return name → starter, the simplest first."""
     return {name: _read(name) for name in _ORDER}
 
 
@@ -39,12 +39,12 @@ def _read(name: str) -> Starter:
 
 
 def near_starter(name: str) -> str | None:
-    """The starter that a wrong name was probably meant to be."""
+    """Return the starter closest to a wrong name."""
     return closest(name, _ORDER)
 
 
 def name_problem(name: str) -> str | None:
-    """Why an experiment cannot be called `name`, with what to write instead; None if it can."""
+    """Return why `name` is invalid for an experiment, with what to write instead; None if valid."""
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and name not in CONSTANTS:
         return None
     if name in CONSTANTS:

@@ -1,7 +1,7 @@
 """Values of settings: quantities with units, intervals, measured numbers, dimensions of sweeps, environment variables.
 
-A command with `env("NAME")` is shown as `env(NAME)` everywhere and gets the value where it runs. No file and no
-message contains the value.
+A command with `env("NAME")` is shown as `env(NAME)` everywhere and gets the value where it runs. No file and no message
+contains the value.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-# Spelling in a spec → (the unit it is stored in, how many of that unit one of it is).
+# Spelling in a spec → (stored unit, stored units per one of it).
 UNITS: dict[str, tuple[str, int | float]] = {
     "step": ("steps", 1),
     "steps": ("steps", 1),
@@ -44,7 +44,7 @@ class Quantity:
 
     @property
     def fraction(self) -> float:
-        """The share a percentage stands for: `10%` is 0.1."""
+        """Share of a percentage: `10%` is 0.1."""
         assert self.unit == "%"
         return self.value / 100
 
@@ -75,19 +75,19 @@ FORM: Final = "eval.DATASET.loss"
 _MEASURED: Final = re.compile(
     r"(?:eval\.(?P<dataset>.+?)|hook\.(?P<hook>[^.]+))\.(?P<what>rewards[./]\w+|\w+(?:/\w+)*)", re.ASCII
 )
-# The better value of a metric, by the last word of its name.
+# Better value of a metric, by the last word of its name.
 LOWEST: Final = frozenset(("loss", "objective", "bits_per_byte"))
 HIGHEST: Final = frozenset(("acc", "acc_norm", "acc_bytes", "accuracy", "reward", "margin"))
 
 
 class Metric(str):
-    """The loss on what a dataset held out, or what is minimised there; less is better."""
+    """The held-out loss of a dataset, or its objective; less is better."""
 
     __slots__ = ()
 
     @classmethod
     def read(cls, text: str) -> "Metric | None":
-        """None for a text that names no metric."""
+        """Return the metric that a text names, or None."""
         return cls(text) if _PATTERN.fullmatch(text) else None
 
     @property
@@ -101,7 +101,7 @@ class Metric(str):
 
     @property
     def key(self) -> str:
-        """Its name in `metrics.jsonl`."""
+        """Name in `metrics.jsonl`."""
         return f"eval/{self.dataset}/{self.what}"
 
     def _part(self, name: str) -> str:
@@ -111,39 +111,39 @@ class Metric(str):
 
 
 class MeasuredNumber(str):
-    """Any number that an evaluation measures, or that a hook returns: `eval.arc.acc`, `hook.quality.score`."""
+    """A number that an evaluation measures or a hook returns: `eval.arc.acc`, `hook.quality.score`."""
 
     __slots__ = ()
     form = "eval.DATASET.METRIC or hook.NAME.METRIC"
 
     @classmethod
     def read(cls, text: str) -> "MeasuredNumber | None":
-        """None for a text that names no metric."""
+        """Return the metric that a text names, or None."""
         return cls(text) if _MEASURED.fullmatch(text) else None
 
     @property
     def dataset(self) -> str | None:
-        """The dataset that is evaluated; None of a metric of a hook."""
+        """Evaluated dataset; None for a metric of a hook."""
         return self._parts["dataset"]
 
     @property
     def hook(self) -> str | None:
-        """The hook that returns it; None of a metric of an evaluation."""
+        """Hook that returns it; None for a metric of an evaluation."""
         return self._parts["hook"]
 
     @property
     def what(self) -> str:
-        """The name of the metric, as `loss` or `rewards/accuracy`."""
+        """Name of the metric, such as `loss` or `rewards/accuracy`."""
         return str(self._parts["what"]).replace(".", "/")
 
     @property
     def key(self) -> str:
-        """Its name in `metrics.jsonl`."""
+        """Name in `metrics.jsonl`."""
         return f"eval/{self.dataset}/{self.what}" if self.hook is None else f"hook/{self.hook}/{self.what}"
 
     @property
     def better(self) -> str | None:
-        """`lowest` or `highest`, where the name tells which value is better."""
+        """`lowest` or `highest` if the name says which value is better, else None."""
         last = self.what.rpartition("/")[2]
         return "lowest" if last in LOWEST else "highest" if last in HIGHEST and self.hook is None else None
 
@@ -156,33 +156,33 @@ class MeasuredNumber(str):
 
 _UNIT_WORDS: Final = {"seconds": "s", "bytes": "B"}
 DIGITS: Final = 6
-"""Significant digits of a real number that a search has drawn."""
+"""Significant digits of a real number drawn by a search."""
 
 
 class Dimension:
-    """What all kinds of dimensions have."""
+    """Base of all dimensions."""
 
     def at(self, share: float) -> str:
-        """The value at a share, 0 to 1 and never 1 itself: equal shares are equally likely to be drawn."""
+        """Return the value at a share in [0, 1): equal shares are equally likely to be drawn."""
         raise NotImplementedError
 
     def grid(self) -> tuple[str, ...] | None:
-        """The values that a grid tries; None where nothing says how many."""
+        """Return the values of a grid; None if their number is not given."""
         raise NotImplementedError
 
     @property
     def size(self) -> int | None:
-        """How many these are, without making them."""
+        """Return the number of these values, without creating them."""
         raise NotImplementedError
 
     def ends(self) -> tuple[str, ...]:
-        """The values that a mistake would show at: all of a list, both ends of a range."""
+        """Return the values that reveal mistakes: all of a list, both ends of a range."""
         raise NotImplementedError
 
 
 @frozen
 class Listed(Dimension):
-    """`[256, 512]`: these values, none more likely than another."""
+    """`[256, 512]`: these values, equally likely."""
 
     values: tuple[str, ...]
 
@@ -207,8 +207,8 @@ class Listed(Dimension):
 class Between(Dimension):
     """`uniform(low, high)`, `log(low, high)`, or `2..4`: numbers between two ends, both included.
 
-    log: equally likely in the logarithm. whole: whole numbers. unit: of an amount, else empty. points: how many of
-    them a grid tries, evenly spaced.
+    log: equally likely in the logarithm. whole: whole numbers. unit: of an amount, else empty. points: number of evenly
+    spaced values of a grid.
     """
 
     low: float
@@ -221,7 +221,7 @@ class Between(Dimension):
     def at(self, share: float) -> str:
         if not self.whole:
             return self.text(self._between(share, self.low, self.high))
-        # Each whole number is as likely as the stretch around it is wide.
+        # Each whole number is as likely as the interval around it is wide.
         number = round(self._between(share, self.low - 0.5, self.high + 0.5))
         return self.text(min(max(number, self.low), self.high))
 
@@ -240,19 +240,19 @@ class Between(Dimension):
         return self.text(self.low), self.text(self.high)
 
     def text(self, number: float) -> str:
-        """A number of this dimension as a spec writes it."""
+        """Return a number of this dimension as a spec writes it."""
         shown = str(round(number)) if self.whole else repr(float(f"{number:.{DIGITS}g}"))
         return shown + (
             self.unit if self.unit == "%" else f" {_UNIT_WORDS.get(self.unit, self.unit)}" * bool(self.unit)
         )
 
     def number(self, text: str) -> float:
-        """The number of such a text."""
+        """Return the number of such a text."""
         return float(text.partition(" ")[0].rstrip("%"))
 
     @property
     def _is_counted(self) -> bool:
-        """Whether it is `2..4`, which is a list of all its numbers."""
+        """True for `2..4`, which is a list of all its numbers."""
         return self.whole and not self.log
 
     def _between(self, share: float, low: float, high: float) -> float:
@@ -269,9 +269,9 @@ class Between(Dimension):
 
 _SHOWN: Final = re.compile(r"env\(([^()\"\\]+)\)")
 _WRITTEN: Final = re.compile(r'env\("([^"\\]+)"\)')
-# About 50 ms a guess: an unknown value has no other protection in a digest.
+# About 50 ms per guess: nothing else protects an unknown value in a digest.
 _SCRYPT: Final = {"n": 2**14, "r": 8, "p": 1, "dklen": 8}
-# Shorter values stand for themselves in messages: they are in too many words.
+# Shorter values are not masked in messages: too many words contain them.
 SHORTEST_MASKED: Final = 6
 
 
@@ -284,7 +284,7 @@ class Variable:
 
 
 class EnvText(str):
-    """A text with the values of variables. pieces: what it was put together from."""
+    """A text with the values of variables. pieces: its parts."""
 
     pieces: tuple[str | Variable, ...]
 
@@ -298,13 +298,13 @@ class EnvText(str):
 
 
 class HiddenText(str):
-    """A text with `env(NAME)` for the value of each variable. pieces: as of the EnvText that it was."""
+    """A text with `env(NAME)` for the value of each variable. pieces: as in its EnvText."""
 
     pieces: tuple[str | Variable, ...]
 
     @property
     def value(self) -> str:
-        """The text with the values, for checks."""
+        """Text with the values, for checks."""
         return "".join(part.value if isinstance(part, Variable) else part for part in self.pieces)
 
 
@@ -318,17 +318,17 @@ def hidden(text: str) -> str:
 
 
 def value_of(text: str) -> str:
-    """Return a text with the values of its variables, for checks: no message may have it."""
+    """Return a text with the values of its variables, for checks: no message may contain it."""
     return text.value if isinstance(text, HiddenText) else text
 
 
 def variables_in(spec_text: str) -> frozenset[str]:
-    """Names of the variables that a resolved spec reads where it is run."""
+    """Return the names of the variables that a resolved spec reads where it is run."""
     return frozenset(_WRITTEN.findall(spec_text))
 
 
 def digests_in(value: Any) -> dict[str, str]:
-    """Name → `digest` of the variables in hidden texts of a value, also in its lists and maps; in order of names."""
+    """Return name → `digest` of the variables in hidden texts of a value, including lists and maps, sorted by name."""
     return {each.name: digest(each.name, each.value) for each in sorted(_variables(value), key=lambda each: each.name)}
 
 
@@ -345,14 +345,14 @@ def _variables(value: Any) -> Iterator[Variable]:
 
 @cache
 def digest(name: str, value: str) -> str:
-    """16 hex digits that tell two values of a variable apart: scrypt, with the name as salt, so that the same spec has
-    the same plan."""
+    """Return 16 hex digits that distinguish values of a variable: scrypt, with the name as salt, so that the same spec
+    has the same plan."""
     return scrypt(value.encode(errors="surrogateescape"), salt=f"xtrain env {name}".encode(), **_SCRYPT).hex()
 
 
 def filled(value: Any, names: Collection[str], environment: Mapping[str, str]) -> Any:
-    """Return shown texts, also in lists and maps, with the values of these variables. Raises ValueError where one is
-    not set."""
+    """Return shown texts, including lists and maps, with the values of these variables. Raises ValueError if one is not
+    set."""
     if isinstance(value, Mapping):
         return {name: filled(item, names, environment) for name, item in value.items()}
     if isinstance(value, list):
@@ -371,7 +371,7 @@ def filled(value: Any, names: Collection[str], environment: Mapping[str, str]) -
 
 
 def masked(value: Any, names: Collection[str], environment: Mapping[str, str]) -> Any:
-    """Return texts, also in lists and maps, with `env(NAME)` wherever the value of one of these variables stands."""
+    """Return texts, including lists and maps, with `env(NAME)` for each occurrence of a variable's value."""
     if isinstance(value, str):
         for name in sorted(names, key=lambda name: -len(environment.get(name, ""))):
             secret = environment.get(name, "")

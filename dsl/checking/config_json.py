@@ -1,6 +1,6 @@
 """`config.json` of a model folder: strict JSON with the place of every key, and its family.
 
-A repository's folder is searched in the cache of huggingface_hub, without the package.
+Repositories are looked up in the cache of huggingface_hub, without that package.
 """
 
 import json
@@ -35,7 +35,7 @@ def _whole(text: str) -> int:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object that has these keys. Raises ValueError where one is given twice."""
+    """Return the object with these keys. Raises ValueError for a duplicate key."""
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()
@@ -48,8 +48,7 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number of JSON")
 
 
-# Raises ValueError for a key that is given twice, for numbers that no size has, and for NaN and infinity; and
-# RecursionError for lists that are nested too deeply.
+# Raises ValueError for duplicate keys, oversized numbers, NaN and infinity; RecursionError for deeply nested lists.
 STRICT: Final = JSONDecoder(
     parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_once
 )
@@ -60,12 +59,12 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 
 def names_repo(text: str) -> bool:
-    """Whether this is how the hub writes a repository: `organisation/name`."""
+    """Return True if a text has the form of a hub repository: `organisation/name`."""
     return "/" in text and _REPO.fullmatch(text) is not None
 
 
 class SnapshotMissing(Exception):
-    """The cache does not have it; hint: what to do."""
+    """A snapshot that the cache does not have; hint: what to do."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -73,7 +72,8 @@ class SnapshotMissing(Exception):
 
 
 def cache_folder() -> Path:
-    """As huggingface_hub finds it: HF_HUB_CACHE, else `hub` in HF_HOME, else in its folder of the user's cache."""
+    """Return the cache folder by the rules of huggingface_hub: HF_HUB_CACHE, else `hub` in HF_HOME, else its folder in
+    the user's cache."""
     if named := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
         return _expanded(named)
     home = os.environ.get("HF_HOME")
@@ -83,7 +83,7 @@ def cache_folder() -> Path:
 
 
 def _expanded(path: str) -> Path:
-    """With the home folder for `~`; as it is where there is no such user."""
+    """Expand `~`; return the path unchanged if there is no such user."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -91,7 +91,7 @@ def _expanded(path: str) -> Path:
 
 
 def find_snapshot(repo: str, revision: str) -> tuple[str, str]:
-    """(folder, commit) of a revision, a branch, tag or commit, as it was when it was downloaded.
+    """Return (folder, commit) of a revision (branch, tag or commit) as it was when downloaded.
 
     Nothing is ever downloaded. Raises SnapshotMissing.
     """
@@ -112,7 +112,7 @@ def find_snapshot(repo: str, revision: str) -> tuple[str, str]:
 
 
 def snapshot_folder(repo: str, commit: str) -> Path:
-    """Where the files of a commit are, if they have been downloaded."""
+    """Return the folder of a downloaded commit."""
     return _repo_folder(repo) / "snapshots" / commit
 
 
@@ -121,12 +121,12 @@ def _repo_folder(repo: str) -> Path:
 
 
 CONFIG: Final = "config.json"
-LARGEST: Final = 2**24  # bytes of a file that is read whole
+LARGEST: Final = 2**24  # bytes of a file
 QUANTISED: Final = ("quantization_config", "compression_config")
 
 
 class ConfigUnreadable(Exception):
-    """There is no `config.json` that can be read; hint: what to do."""
+    """A missing or unreadable `config.json`; hint: what to do."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -142,7 +142,7 @@ class ConfigEntry:
 
 
 def _read(folder: ModelFolder, label: Span) -> SourceText:
-    """`config.json` as a source. Raises ConfigUnreadable."""
+    """Read `config.json` as a source. Raises ConfigUnreadable."""
     path = Path(folder.path)
     try:
         if not path.is_dir() and not os.path.lexists(path):
@@ -167,7 +167,7 @@ def _read(folder: ModelFolder, label: Span) -> SourceText:
 
 
 def _keys(source: SourceText, begin: int = 0) -> dict[str, ConfigEntry]:
-    """The keys of the file, or of the object inside it that begins there. Raises ConfigUnreadable."""
+    """Return the keys of the file, or of the object that begins at `begin`. Raises ConfigUnreadable."""
     try:
         return dict(_scan(source, begin))
     except (ValueError, RecursionError) as error:
@@ -176,7 +176,7 @@ def _keys(source: SourceText, begin: int = 0) -> dict[str, ConfigEntry]:
 
 
 def _scan(source: SourceText, begin: int) -> Iterator[tuple[str, ConfigEntry]]:
-    """Every key of the object with its place, each once. Raises ValueError."""
+    """Yield every key of the object with its place, each once. Raises ValueError."""
     text, names = source.text, set()
 
     def blank(place: int) -> int:
@@ -211,7 +211,7 @@ def _scan(source: SourceText, begin: int) -> Iterator[tuple[str, ConfigEntry]]:
 def family_of(
     folder: ModelFolder, label: Span, diagnostics: Diagnostics
 ) -> tuple[str, SourceText, dict[str, ConfigEntry]] | None:
-    """The family that computes what the file says, and the file; None after reporting that there is none.
+    """Return the family of the model in a folder, the source and its keys; None after reporting that there is none.
 
     Raises ConfigUnreadable.
     """
@@ -240,7 +240,7 @@ def family_of(
 def _part_of(
     whole: WholeModel, family: str, source: SourceText, entries: dict[str, ConfigEntry], diagnostics: Diagnostics
 ) -> dict[str, ConfigEntry] | None:
-    """The keys of a part of a model, which is of a family; None after reporting that there is none.
+    """Return the keys of the part of a model that belongs to a family; None after reporting that there is none.
 
     Raises ConfigUnreadable.
     """
@@ -284,7 +284,7 @@ def _is_of(
     entries: dict[str, ConfigEntry],
     diagnostics: Diagnostics,
 ) -> bool:
-    """Whether the file is of one of these; reported where it is not."""
+    """Check that the file has one of these architectures; report it otherwise."""
     written = entries.get("architectures")
     if written is None or written.value is None:
         return True

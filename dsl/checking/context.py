@@ -1,4 +1,4 @@
-"""Context of a conversion: the setting it is for, its block, and stand-ins for settings with mistakes."""
+"""Context of a conversion: the setting it is for, its block, and stand-ins for invalid settings."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Mapping as MappingOf
@@ -35,10 +35,11 @@ _PLAIN: Final = {
 
 
 class UnknownSettings:
-    """paths: as those of `Spec.origins`; `dataset` stands for which datasets there are, `*` for any name.
+    """Paths of settings whose values are unknown, in the form of `Spec.origins`; `dataset` stands for the set of
+    datasets, `*` for any name.
 
-    misspelt: those of them that a misspelt name was meant for. unread: a whole file or the end of one could not be
-    read, so that what is not written may be written there.
+    misspelt: paths that a misspelt name was meant for. unread: a file or the end of one could not be read, so a missing
+    setting may be there.
     """
 
     def __init__(self) -> None:
@@ -47,14 +48,14 @@ class UnknownSettings:
         self.unread = False
 
     def setting(self, path: str, attribute: attrs.Attribute) -> None:
-        """A setting, with all its own settings if it is a block."""
+        """Mark a setting unknown, with all its own settings if it is a block."""
         if blocks.is_block(attribute.type):
             self.paths.update(leaves(attribute.type, path))
         else:
             self.paths.add(path)
 
     def kind(self, kind: str) -> None:
-        """All of a block of the top level."""
+        """Mark a top-level block unknown."""
         if kind in blocks.NAMED:
             self.paths |= {kind, f"{kind}.*"}
         elif kind in blocks.KINDS:
@@ -63,9 +64,9 @@ class UnknownSettings:
             self.paths.add(kind)
 
     def fields(self, block: type, own: Mapping[str, Any], section: Section, path: str) -> None:
-        """Settings that others in the same block may have been meant for, or that were lost with what was not read.
+        """Mark settings unknown that unknown names of the block may mean, or that were lost with unread text.
 
-        own: the settings of the component that is chosen, by name.
+        own: settings of the chosen component, by name.
         """
         misplaced = section.labels and blocks.label_of(block) is None  # `launch 2`
         whole = not (section.broken or self.unread or section.lost or misplaced)
@@ -79,9 +80,9 @@ class UnknownSettings:
         written = section.written
         label = blocks.label_of(block)
         if section.broken and label is not None and not section.labels:
-            self.paths.add(f"{path}.{label.name}")  # `pp { {`: something else stands in its place
+            self.paths.add(f"{path}.{label.name}")  # `pp { {`: its place is taken by something else
         if open_setting(block) is not None:
-            written = set()  # every name may be meant
+            written = set()  # any name may be meant
         for name in written - known.keys() - set(later.SETTINGS.get(block, ())):
             meant = closest(name, known)
             if meant is not None:
@@ -95,7 +96,7 @@ class UnknownSettings:
             self.setting(f"{path}.{name}", known[name][0])
 
     def top_level(self, tree: Tree) -> None:
-        """Blocks that are misspelt, could not be read, or are not supported yet."""
+        """Mark blocks unknown that are misspelt, unreadable or not supported yet."""
         root = tree.root
         self.unread |= tree.unread
         for kind in (*root.lost, *root.blocks, *(kind for kind in tree.named if kind not in blocks.KINDS)):
@@ -117,7 +118,7 @@ class UnknownSettings:
                 self.kind("collate")
 
     def _unknown_kind(self, kind: str, section: Section | None, tree: Tree) -> None:
-        """What a block may have been meant for that has a wrong name, or could not be read."""
+        """Mark what a block with a wrong name, or an unreadable one, may have been meant for."""
         if kind in (*blocks.ALL_KINDS, "collate"):
             self.kind(kind)
             return
@@ -125,8 +126,8 @@ class UnknownSettings:
         if meant is not None:
             self.kind(meant)
             return
-        self.paths.add("dataset")  # whatever has a name may have been one
-        # What could not be read may be a block, whatever its first word is: `pack(1) { … }`.
+        self.paths.add("dataset")  # any labelled block may have been a dataset
+        # Unreadable text may be a block, whatever its first word: `pack(1) { … }`.
         unread = section is None
         if kind in (*LINKS, *later.LINKS):
             self.kind("collate")
@@ -139,7 +140,7 @@ class UnknownSettings:
                 self._elsewhere(name)
 
     def _elsewhere(self, name: str) -> bool:
-        """Mark the settings unknown that a name out of place belongs to; False if there are none."""
+        """Mark settings unknown that a misplaced name belongs to; return False if there are none."""
         if name in blocks.KINDS:
             self.kind(name)
             return True
@@ -149,12 +150,12 @@ class UnknownSettings:
         return bool(owners)
 
     def forget(self, path: str) -> None:
-        """Drop what is below a path, which is left out of the spec."""
+        """Drop everything below a path that is left out of the spec."""
         self.paths = {each for each in self.paths if each != path and not each.startswith(f"{path}.")}
 
 
 def leaves(block: type, path: str) -> Iterator[str]:
-    """The paths of the label and of every setting of a block, with those of the blocks inside."""
+    """Yield the paths of the label and of every setting of a block, including nested blocks."""
     free = open_setting(block)
     for attribute in blocks.fields_of(block):
         where = f"{path}.*" if free is not None and attribute == free[0] else f"{path}.{spelled(attribute)}"
@@ -165,7 +166,7 @@ def leaves(block: type, path: str) -> Iterator[str]:
 
 
 def stand_in(attribute: attrs.Attribute, meta: Setting | None = None) -> Any:
-    """A value of the type of an attribute: its default, else any."""
+    """Return a value of an attribute's type: its default, else any."""
     default = attribute.default
     if default is not attrs.NOTHING:
         return default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
@@ -173,7 +174,7 @@ def stand_in(attribute: attrs.Attribute, meta: Setting | None = None) -> Any:
 
 
 def stand_in_of(kind: Any, meta: Setting | None = None) -> Any:
-    """Any value of a type."""
+    """Return any value of a type."""
     if get_origin(kind) in (Union, UnionType):
         kind = get_args(kind)[0]
     if get_origin(kind) is Literal:
@@ -188,13 +189,13 @@ def stand_in_of(kind: Any, meta: Setting | None = None) -> Any:
 
 
 def stand_in_block(block: type) -> Any:
-    """An object of a block class with nothing but stand-ins."""
+    """Return an object of a block class that contains only stand-ins."""
     kind = variant(block, None)
     return kind(**{a.name: stand_in(a, a.metadata.get("setting")) for a in attributes_of(kind) if a.init})
 
 
 def _all_settings() -> Iterable[tuple[str, tuple[str, attrs.Attribute]]]:
-    """Name → (path, attribute) of every setting there is, those of axes and routers included."""
+    """Yield name → (path, attribute) of every setting, including axes and routers."""
     for kind, block in blocks.KINDS.items():
         path = f"{kind}.*" if kind in blocks.NAMED else kind
         for name, (attribute, _) in settings_of(block).items():
@@ -210,7 +211,7 @@ def _owners(name: str) -> Iterable[tuple[str, attrs.Attribute]]:
 
 @frozen
 class Context:
-    """The setting a value is for: its name, the word that opens its block, the class and metadata."""
+    """The setting a value is for: its name, the keyword of its block, the class and metadata."""
 
     name: str
     kind: str
@@ -230,17 +231,17 @@ class Context:
 
 
 class OwnPart(Protocol):
-    """A function of the user's own that a spec can name."""
+    """A user function that a spec can name."""
 
     used: bool
 
     def convert(self, kinds: Registry, call: Called, value: Value, context: Context, around: "Converter") -> Any:
-        """See `part_calls.DeclaredPart`."""
+        """Convert a call, see `user_parts.DeclaredPart`."""
         ...
 
 
 class OwnParts(Protocol):
-    """The functions of the user's own, by name. unread: some could not be read."""
+    """User functions by name. unread: some could not be read."""
 
     unread: bool
 
@@ -254,7 +255,7 @@ class OwnParts(Protocol):
 
 
 class Converter(Protocol):
-    """What a conversion needs of its surroundings."""
+    """Interface of a converter of values."""
 
     @property
     def diagnostics(self) -> Diagnostics: ...
@@ -266,21 +267,21 @@ class Converter(Protocol):
     def parts(self) -> OwnParts: ...
 
     def convert(self, annotation: Any, value: Value, context: Context) -> Any:
-        """See `convert.convert`."""
+        """Convert a value, see `convert.convert`."""
         ...
 
 
 class BlockConverter(Converter, Protocol):
-    """What building a block needs of its surroundings."""
+    """Interface of a converter of blocks."""
 
     evaluator: Evaluator
     origins: dict[str, Origin]
     unknown: UnknownSettings
 
     def block(self, block: type, section: Section, path: str) -> Any:
-        """See `structure.Structurer`."""
+        """Build a block, see `structure.Structurer`."""
         ...
 
     def leave_out(self, path: str) -> list[Any]:
-        """See `structure.Structurer`."""
+        """Forget an invalid trigger or action, see `structure.Structurer`."""
         ...

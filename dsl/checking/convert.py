@@ -61,7 +61,7 @@ _MOST_POINTS: Final = 1000
 
 
 def dimension(value: Value, context: Context) -> Dimension:
-    """Raises TypeMismatch."""
+    """Convert a value to a dimension. Raises TypeMismatch."""
     match value.data:
         case Items(values=values):
             return _listed(values, value, context)
@@ -87,7 +87,7 @@ def _listed(values: Sequence[Value], value: Value, context: Context) -> Listed:
 
 
 def _text(value: Value, context: Context) -> str:
-    """A value as `--set` takes it."""
+    """Return a value in the form that `--set` takes."""
     data = value.data
     if data is None or data is AUTO:
         return "auto" if data is AUTO else "none"
@@ -99,7 +99,7 @@ def _text(value: Value, context: Context) -> str:
         case Word(text=text):
             return text
         case EnvText():
-            return value_text(hidden(data))  # each trial reads it for itself
+            return value_text(hidden(data))  # each trial reads the variable
         case str() if data.isprintable() and not set(data) & {'"', "\\"}:
             return f'"{data}"'
         case Quantity():
@@ -130,7 +130,7 @@ def _between(log: bool, values: Sequence[Value], value: Value, context: Context,
 
 
 def _number(value: Value, context: Context) -> tuple[Any, str]:
-    """A number and its unit, empty where it has none."""
+    """Return a number and its unit, empty without one."""
     data = value.data
     if isinstance(data, Quantity):
         return data.value, data.unit
@@ -151,7 +151,7 @@ _LATER: Final = (*later.SOURCES, *later.LINKS)
 
 
 def convert_call(kind: type[Component], value: Value, context: Context, around: Converter) -> Any:
-    """The component of a kind that a call stands for. Raises TypeMismatch; FAILED if an argument was wrong."""
+    """Convert a call to a component of a kind. Raises TypeMismatch; returns FAILED if an argument was invalid."""
     names, data = kind.components, value.data
     if isinstance(data, Called):
         name, span, call = data.name, data.name_span, data
@@ -174,7 +174,7 @@ def convert_call(kind: type[Component], value: Value, context: Context, around: 
         raise TypeMismatch("X209", f"`{name}` is not supported yet", place, hint=f"choose {joined(_forms(names))}")
     if name not in names:
         if around.parts.unread:
-            return FAILED  # it may be a part of a module that could not be read, which is reported
+            return FAILED  # it may be in an unreadable module, which is reported
         own = around.parts.of_kind(names.word)
         known = (*names, *own)
         meant = closest(name, known)
@@ -190,7 +190,7 @@ def convert_call(kind: type[Component], value: Value, context: Context, around: 
 
 
 def _call_meant(value: Value, names: Registry) -> str | None:
-    """What to write instead of a bare path, or instead of a list of links."""
+    """Return what to write instead of a bare path or a list of links."""
     data = value.data
     if isinstance(data, str) and names is SOURCES:
         return f"{_source_of(data)}({value.span.text})"
@@ -200,12 +200,12 @@ def _call_meant(value: Value, names: Registry) -> str | None:
 
 
 def _source_of(path: str) -> str:
-    """The source that reads a file, by how its name ends."""
+    """Return the source that reads a file, by the end of its name."""
     return max((len(end), name) for name, source in SOURCES.items() for end in source.ends if end in path)[1]
 
 
 def convert_links(item: Any, values: tuple[Value, ...], context: Context, around: Converter) -> Any:
-    """The links of a chain; all that is wrong with any of them is reported."""
+    """Convert the links of a chain; report every mistake in them."""
     found = [around.convert(item, value, context) for value in values]
     return FAILED if any(link is FAILED for link in found) else tuple(found)
 
@@ -215,7 +215,7 @@ def _forms(names: Registry) -> list[str]:
 
 
 def _form(names: Registry, name: str) -> str:
-    """How a component is written: `python_stdlib()`, `text("…")`, `flatten`."""
+    """Return how a component is written: `python_stdlib()`, `text("…")`, `flatten`."""
     return names.form(name) if blocks.label_of(names[name]) is None else f'{name}("…")'
 
 
@@ -236,7 +236,7 @@ def _build(kind: type, call: Called, value: Value, around: Converter) -> Any:
     unsupported = method is not None and _is_later(kind, "method", method[1])
     for name, (span, each) in call.keywords.items():
         if name not in known:
-            # The arguments of a method that is not there yet are not worth a second word.
+            # Arguments of an unsupported method need no second error.
             if not unsupported:
                 errors.unknown(kind, call.name, name, span, (*given, *call.keywords))
             arguments[""] = FAILED
@@ -259,7 +259,8 @@ def _is_later(kind: type, name: str, value: Value) -> bool:
 
 
 def _patterns(attribute: attrs.Attribute, call: Called, value: Value, around: Converter) -> Any:
-    """The positional arguments of `text` and its like: at least one string; of `huggingface`, exactly one."""
+    """Convert the positional arguments of `text` and similar sources (at least one string), or of `huggingface`
+    (exactly one)."""
     single = get_origin(attribute.type) is not tuple
     if not call.positional:
         needed = "the name of a dataset, or a folder" if single else "the path of a file, or a pattern"
@@ -324,7 +325,8 @@ WHOLE_UNITS = ("steps", "tokens", "samples", "bytes")
 
 
 def convert(annotation: Any, value: Value, context: Context, around: Converter) -> Any:
-    """The value as the annotated type, checked against the setting's metadata; FAILED after reporting what is wrong."""
+    """Convert a value to the annotated type and check it against the setting's metadata; return FAILED after reporting
+    a mistake."""
     if value.data is FAILED:
         return FAILED
     try:
@@ -334,7 +336,7 @@ def convert(annotation: Any, value: Value, context: Context, around: Converter) 
     if found is FAILED:
         return FAILED
     check, env = context.meta.check, found if isinstance(found, EnvText) else ""
-    # Of a range, the ends have been; and a word among numbers has none.
+    # The ends of a range are checked already; a word among numbers has no range.
     checked = found is None or found is AUTO or isinstance(found, Interval)
     if isinstance(found, str):
         checked = not isinstance(check, TextCheck)
@@ -348,7 +350,7 @@ def convert(annotation: Any, value: Value, context: Context, around: Converter) 
 
 
 def settled(found: Any, context: Context) -> Any:
-    """A text as the setting keeps it: where it is handed on, with `env(NAME)` for the values of variables."""
+    """Return a text as the setting stores it: with `env(NAME)` for the values of variables if it is passed on."""
     if not isinstance(found, EnvText):
         return found
     block = context.block
@@ -357,7 +359,7 @@ def settled(found: Any, context: Context) -> Any:
 
 
 def _too_large(found: Any, check: Any) -> str | None:
-    """What is wrong with a whole number that no int64 holds, unless its range has a bound."""
+    """Return what is wrong with a whole number outside int64, unless its range has a bound."""
     amount = found.value if isinstance(found, Quantity) else found
     if not isinstance(amount, int) or abs(amount) <= LARGEST or getattr(check, "high", None) is not None:
         return None
@@ -375,9 +377,9 @@ def _convert(annotation: Any, value: Value, context: Context, around: Converter)
     if is_call(parts[0]):
         return convert_call(parts[0], value, context, around)
     words = next((part for part in parts if get_origin(part) is Literal), None)
-    # Beside its words a setting may take any text, which stands in quotes.
+    # Besides its words the setting may take any quoted text.
     other_text = isinstance(data, str) and str in parts and data not in choices_of(words)
-    # Beside its words it may take a number, which an unknown name may stand for.
+    # Besides its words it may take a number, which an unknown name may stand for.
     named = isinstance(data, Word) and {int, float} & {*parts} and not _is_near(data.text, choices_of(words))
     if words is not None and (len(parts) == 1 or (isinstance(data, Word | str) and not other_text and not named)):
         return _word(words, value, context)
@@ -405,7 +407,7 @@ def _is_near(text: str, choices: tuple[str, ...]) -> bool:
 
 
 def _word(kind: Any, value: Value, context: Context) -> str:
-    """One of the fixed words of a `Literal`, written as a name, a string, or as one of the constants."""
+    """Return one of the fixed words of a `Literal`, written as a name, a string or a constant."""
     data = value.data
     text = {True: None, False: None, None: "none", AUTO: "auto"}.get(data) if data is None or data is AUTO else None
     if isinstance(data, Word):
@@ -429,7 +431,7 @@ def _items(item: Any, annotation: Any, value: Value, context: Context, around: C
 
 
 def _entries(kind: Any, annotation: Any, value: Value, context: Context, around: Converter) -> Any:
-    """A map of names to values of one type, each checked by itself."""
+    """Convert a map of names to values of one type, each checked separately."""
     data, (_, item) = value.data, get_args(kind)
     if not isinstance(data, Mapping):
         raise map_mismatch(annotation, value, context)
@@ -442,7 +444,7 @@ def _entries(kind: Any, annotation: Any, value: Value, context: Context, around:
 
 
 def _element(context: Context) -> Context:
-    """The context of one element of a list, without the check, which is for the list as a whole."""
+    """Return the context of one element of a list, without the check, which is for the list as a whole."""
     return Context(context.name, context.kind, context.block, Setting(doc=context.meta.doc), is_element=True)
 
 
@@ -462,7 +464,7 @@ def _quantity(value: Value, context: Context) -> Quantity:
 
 
 def _interval(annotation: Any, value: Value, context: Context, around: Converter) -> Any:
-    """`a..b` of whole numbers, each checked by itself, then their order."""
+    """Convert `a..b` of whole numbers: each end is checked separately, then their order."""
     data = value.data
     if not isinstance(data, Bounds):
         raise interval_mismatch(annotation, value, context)
@@ -480,7 +482,7 @@ def _interval(annotation: Any, value: Value, context: Context, around: Converter
 
 
 def _metric(kind: type[Metric | MeasuredNumber], data: Any, value: Value, context: Context) -> Metric | MeasuredNumber:
-    """A name with dots, or the same in quotes."""
+    """Convert a dotted name, or the same in quotes, to a metric."""
     text = data.text if isinstance(data, Word) else data
     found = kind.read(text) if isinstance(text, str) else None
     if found is None:

@@ -1,6 +1,6 @@
-"""`model "folder" { … }`: what the `config.json` of a folder says takes the place of settings that are not written.
+"""`model "folder" { … }`: the `config.json` of a folder provides the settings that are not written.
 
-Each is a value with a place in that file, as if the file were included; what is written beside it must agree.
+Each is a value with a place in that file, as if the file were included; written settings must agree with it.
 """
 
 import json
@@ -44,17 +44,17 @@ from xtrain.dsl.schema.model_config import (
 )
 from xtrain.dsl.schema.setting import AUTO
 
-# Settings that may differ from the file: what is learned from here on, and how weights are drawn.
+# Settings that may differ from the file: future training, and initialization of weights.
 FREE: Final = ("loss", "elsewhere")
 ROPE: Final = ("rope_parameters", "rope_scaling")
 MORE_ROWS: Final = {"vocab": "; `vocab = tokenizer` adds rows for further ids of the tokenizer"}
 
 
 def folder_of(section: Section, diagnostics: Diagnostics) -> ModelFolder | None:
-    """Where the label of `model` names a folder, fill the section with what its `config.json` says.
+    """If the label of `model` names a folder, fill the section from its `config.json`.
 
-    What is wrong is reported. None where the label names a family, and where nothing is known of the folder; then it
-    is no label that anything more can be said of.
+    Mistakes are reported. Returns None if the label names a family or if the folder is unreadable; the label then needs
+    no further errors.
     """
     label = section.labels[0].value if len(section.labels) == 1 else None
     if label is None or not isinstance(label.data, str | Called) or _is_family(label.data):
@@ -75,8 +75,8 @@ def folder_of(section: Section, diagnostics: Diagnostics) -> ModelFolder | None:
 
 
 def settings_in_folder(folder: str) -> tuple[dict[str, Any], Diagnostics]:
-    """The settings of a model that the `config.json` of a folder gives, those of a block as `router.normalise`, and
-    what is wrong with it."""
+    """Return the settings of a model that the `config.json` of a folder determines (of a nested block as
+    `router.normalise`), and its diagnostics."""
     section, diagnostics = _section_of(folder)
     if diagnostics.has_errors:
         return {}, diagnostics
@@ -88,13 +88,13 @@ def settings_in_folder(folder: str) -> tuple[dict[str, Any], Diagnostics]:
 
 
 def family_in_folder(folder: str) -> str | None:
-    """The family of the model in a folder; None where something is wrong with it."""
+    """Return the family of the model in a folder; None if the folder is invalid."""
     section, diagnostics = _section_of(folder)
     return None if diagnostics.has_errors else section.labels[0].value.data.text
 
 
 def _section_of(folder: str) -> tuple[Section, Diagnostics]:
-    """A section `model` as the `config.json` of a folder fills it, and what is wrong with that."""
+    """Return a section `model` filled from the `config.json` of a folder, and its diagnostics."""
     section, diagnostics = Section("model"), Diagnostics()
     path = str(Path(folder).absolute())
     section.labels = [Label(Value(path, Span(SourceText(folder, path), 0, len(path))))]
@@ -103,12 +103,12 @@ def _section_of(folder: str) -> tuple[Section, Diagnostics]:
 
 
 def _is_family(label: str | Called) -> bool:
-    """Whether a label in quotes, which could mean a folder, means a family: no folder of that name has a model."""
+    """Return True if a quoted label means a family: there is no model folder of that name."""
     return isinstance(label, str) and label in FAMILIES and not (Path(label) / CONFIG).is_file()
 
 
 def _located(label: Value, diagnostics: Diagnostics) -> ModelFolder | None:
-    """The folder that a label means; None after reporting a call that means none."""
+    """Return the folder that a label means; None after reporting an invalid call."""
     if isinstance(label.data, str):
         if label.data in FAMILIES:
             message = f"`{label.data}` is a family, and a folder with a {CONFIG}"
@@ -136,7 +136,7 @@ def _located(label: Value, diagnostics: Diagnostics) -> ModelFolder | None:
 
 @frozen
 class _Reading:
-    """One file, read as that of a family into the section of a spec."""
+    """A reading of one file as a family's config into the section of a spec."""
 
     family: type[Model]
     entries: Mapping[str, ConfigEntry]
@@ -171,7 +171,7 @@ class _Reading:
                 self._unknown(name, entry)
 
     def _give(self, key: ConfigKey) -> None:
-        """Take over one setting; the first of its names that the file has."""
+        """Take over one setting, from the first of its keys in the file."""
         name = next((name for name in key.names if name in self.entries), key.name)
         entry = self.entries.get(name)
         other = next((self.entries[each] for each in key.names if each in self.entries and each != name), None)
@@ -198,7 +198,7 @@ class _Reading:
                 return
         elif callable(value):
             value = value(config)
-            if value is None:  # what it is computed of is wrong, and said to be
+            if value is None:  # its inputs are invalid, and reported
                 self.section.lost.add(key.setting)
                 return
         if value is REFUSED:
@@ -211,12 +211,12 @@ class _Reading:
         self._set(key.setting, value, entry, name)
 
     def _rope(self) -> ConfigEntry | None:
-        """Where the base of the frequencies stands: version 5 of transformers has it in `rope_parameters`. Gives the
-        settings of their scaling, unless the spec has a scaling of its own."""
+        """Return the entry with the base of the frequencies, which version 5 of transformers has in `rope_parameters`.
+        Take over the scaling settings unless the spec has its own."""
         found = outer = self.entries.get("rope_theta")
         scaled: tuple[dict[str, Any], dict[str, Any]] | None = None
         beside: dict[str, tuple[Any, ConfigEntry | None, str]] = {}
-        # An empty `rope_scaling` is none, an empty `rope_parameters` scales nothing.
+        # An empty `rope_scaling` counts as absent, an empty `rope_parameters` as no scaling.
         given = {name: each for name in ROPE if (each := self.entries.get(name)) and each.value is not None}
         given = {name: each for name, each in given.items() if (name, each.value) != ("rope_scaling", {})}
         given = given or {ROPE[0]: ConfigEntry(self.config.rope, self.entries["model_type"].span)}
@@ -267,13 +267,13 @@ class _Reading:
 
     @staticmethod
     def _lacks_type(scaling: Mapping[str, Any]) -> bool:
-        """Whether only the older key of a scaling says its type. Where layers have rotary positions of their own,
-        version 5 of transformers lays it over an object that has `rope_type`
+        """Return True if only the older key of a scaling gives its type. If layers have rotary positions of their own,
+        version 5 of transformers merges it into an object that has `rope_type`
         (`Gemma3TextConfig.convert_rope_params_to_dict`)."""
         return scaling.get("rope_type") is None and scaling.get("type") not in (None, "default")
 
     def _of_layers(self, kind: str, entry: ConfigEntry, local: LocalRope) -> dict[str, Any] | None:
-        """What `rope_parameters` says of layers of one type; None after reporting that it is not what it should be."""
+        """Return the part of `rope_parameters` for layers of one type; None after reporting an invalid value."""
         kinds = (local.full, local.local)
         objects = isinstance(entry.value, dict) and all(isinstance(each, dict | None) for each in entry.value.values())
         if not objects or entry.value.keys() - set(kinds):
@@ -282,7 +282,7 @@ class _Reading:
         return dict(entry.value.get(kind) or {})
 
     def _local_rope(self, local: LocalRope) -> None:
-        """Give the base of the frequencies of layers with a window."""
+        """Take over the base of the frequencies of layers with a window."""
         found = self.entries.get(local.key)
         entry = self.entries.get(ROPE[0])
         if entry is not None and entry.value is not None:
@@ -303,8 +303,8 @@ class _Reading:
         self._set(local.setting, local.default if found is None else found.value, found, local.key)
 
     def _scaling(self, name: str, entry: ConfigEntry, inside: dict[str, Any]) -> dict[str, Any] | None:
-        """The settings of `rope` that one object gives; None after reporting what is wrong with it. Keys that its
-        scaling does not read are refused, unless they are null."""
+        """Return the settings of `rope` in one object; None after reporting a mistake. Keys that the scaling does not
+        read are refused, unless they are null."""
 
         def refuse(message: str, hint: str) -> None:
             text = f"`{name}` of {self.source.path} {message}"
@@ -349,9 +349,9 @@ class _Reading:
         return found if good else None
 
     def _check_replaced(self, base: ConfigEntry | None) -> None:
-        """Refuse a base in `rope_parameters` that is not that of transformers: where `rope_scaling` is given too, that
-        replaces it, and has the default of the model type (`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`).
-        """
+        """Refuse a base in `rope_parameters` that transformers would ignore: if `rope_scaling` is given too, it
+        replaces `rope_parameters` and uses the default of the model type
+        (`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`)."""
         default = self.config.rope_theta
         if base is not None and base.value not in (None, default):
             message = (
@@ -362,7 +362,7 @@ class _Reading:
             self.diagnostics.error("X522", message, base.span, hint=hint)
 
     def _set(self, setting: str, value: Any, entry: ConfigEntry | None, key: str) -> None:
-        """Put a value where none is written, and compare it with what is."""
+        """Set a value that is not written, or compare it with the written one."""
         block, _, name = setting.rpartition(".")
         section = self.section if not block else self.section.block(block)
         span = entry.span if entry is not None else self.entries["model_type"].span
@@ -373,7 +373,7 @@ class _Reading:
         if written is None or written.value.data is AUTO:
             section.entries[name] = SectionEntry(span, theirs)
             return
-        if setting == "vocab" and written.value.data == Word("tokenizer"):  # the planner knows how many ids that has
+        if setting == "vocab" and written.value.data == Word("tokenizer"):  # the planner knows the tokenizer's size
             return
         if self.family.resuming.get(setting.replace(".", "_")) in FREE or _agree(written.value, theirs):
             return
@@ -400,7 +400,7 @@ class _Reading:
 
 
 def _agree(written: Value, theirs: Value) -> bool:
-    """Whether two values are the same, or are of different types, which is reported where a setting is converted."""
+    """Return True if two values are equal, or of different types, which the conversion of the setting reports."""
     ours, other = written.data, theirs.data
     ours = ours.text if isinstance(ours, Word) else ours
     if isinstance(ours, Items) and isinstance(other, Items):

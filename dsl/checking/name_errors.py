@@ -27,7 +27,7 @@ class PeerSettings:
     root: Section
 
     def meant(self, name: str, meant: str, entry: SectionEntry | None) -> tuple[str, Fix | None]:
-        """The hint for a name that was meant for the setting `meant`, and a fix if the value is written differently."""
+        """Return the hint for a name that means the setting `meant`, and a fix if the value must change too."""
         synonym = synonym_of(name)
         if synonym is None or synonym.is_same or meant not in synonym.names:
             return f"did you mean `{meant}`?", None
@@ -39,7 +39,8 @@ class PeerSettings:
         return f"write `{meant} = {text}`", Fix(whole, f"{meant} = {text}")
 
     def _converted(self, name: str, entry: SectionEntry | None) -> str | None:
-        """The value of another trainer's setting as xtrain writes it; None if the value is no literal or not enough."""
+        """Return the value of another trainer's setting as xtrain writes it; None if the value is not a literal or is
+        insufficient."""
         synonym = synonym_of(name)
         if synonym is None or synonym.convert is None or entry is None:
             return None
@@ -49,14 +50,14 @@ class PeerSettings:
         return synonym.convert(Given(_plain(value), value.span.text, self._setting))
 
     def _setting(self, path: str) -> Any:
-        """The value that the spec gives a setting of a block; None without one."""
+        """Return the value that the spec gives to a setting of a block; None without one."""
         kind, _, name = path.partition(".")
         section = self.root.blocks.get(kind)
         entry = section.entries.get(name) if section is not None else None
         return entry.value.data if entry is not None else None
 
     def _number(self, name: str) -> str | None:
-        """The text of a setting of another trainer in any block, if it is a plain positive number."""
+        """Return the text of another trainer's setting in any block, if it is a plain positive number."""
         for section in (self.root, *self.root.blocks.values()):
             if (entry := section.entries.get(name)) is not None:
                 data = entry.value.data
@@ -65,7 +66,7 @@ class PeerSettings:
         return None
 
     def elsewhere(self, name: str, entry: SectionEntry | None) -> str | None:
-        """The hint for another trainer's name of a setting that stands in other blocks."""
+        """Return the hint for another trainer's name of a setting that belongs to other blocks."""
         synonym, settings = synonym_of(name), _all_settings()
         other = ours(name, settings)
         if synonym is None or other is None:
@@ -77,7 +78,7 @@ class PeerSettings:
 
 
 def _plain(value: Value) -> Any:
-    """A value for a conversion: names as strings, lists as tuples."""
+    """Return a value for a conversion: names as strings, lists as tuples."""
     data = value.data
     if isinstance(data, Items):
         return tuple(_plain(item) for item in data.values)
@@ -91,7 +92,7 @@ def _all_settings() -> set[str]:
 
 
 def owners(name: str) -> list[str]:
-    """The blocks that have a setting of this name."""
+    """Return the blocks that have a setting of this name."""
     found = []
     for kind, block in blocks.KINDS.items():
         if name in settings_of(block):
@@ -112,7 +113,7 @@ _LABEL: Final = re.compile(r'"[^"\\\n]*"|\w[\w.]*')
 
 
 class NameErrors:
-    """Reports mistakes about names; each method is one kind of mistake."""
+    """Reports mistakes of names; each method handles one kind of mistake."""
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self.diagnostics = diagnostics
@@ -121,7 +122,7 @@ class NameErrors:
     # The whole spec ---------------------------------------------------------------------------------------------------
 
     def top_level(self, tree: Tree) -> None:
-        """Kinds that do not exist, or not yet, and settings outside any block."""
+        """Report unknown and unsupported kinds, and settings outside any block."""
         self.peers = PeerSettings(tree.root)
         for kind, section in tree.root.blocks.items():
             if kind in blocks.NAMED:
@@ -129,7 +130,7 @@ class NameErrors:
             elif kind not in blocks.KINDS:
                 for head in section.heads:
                     self._unknown_kind(kind, section, head)
-            elif kind in blocks.ACTIONS:  # a block of that name says nothing without a body
+            elif kind in blocks.ACTIONS:  # a block of that name means nothing without a body
                 for word in section.bare:
                     self._action_outside(kind, word)
         for name, entry in tree.root.entries.items():
@@ -137,7 +138,7 @@ class NameErrors:
                 self._outside(name, entry)
 
     def beside_server(self, tree: Tree) -> None:
-        """Blocks and settings that a spec with `serve` has no use for."""
+        """Report blocks and settings that a spec with `serve` does not support."""
         for kind, section in tree.root.blocks.items():
             if kind not in blocks.KINDS:
                 continue
@@ -179,7 +180,7 @@ class NameErrors:
             self.diagnostics.error("X205", f"these {plural} missing: {names}", source.end, notes=examples)
 
     def _action_outside(self, kind: str, word: Span) -> None:
-        """`every 10 steps eval web, log`, where `then log` was meant."""
+        """Report `every 10 steps eval web, log` where `then log` was meant."""
         hint = f"an action follows `every …`, `on …` or `then`; the block is written `{kind} {{ … }}`"
         self.diagnostics.error("X201", f"`{kind}` by itself is neither a block nor part of a tick", word, hint=hint)
 
@@ -187,7 +188,7 @@ class NameErrors:
         word = _word(head, kind)
         if kind in blocks.ACTIONS:
             hint = "an action follows `every …`, `on …` or `then`"
-            if section.entries or kind == "profile":  # which other trainers have as a block
+            if section.entries or kind == "profile":  # other trainers have it as a block
                 label = " …" if section.labels else ""
                 hint = f"write `every 1000 steps {kind}{label} {{ … }}`"
             self.diagnostics.error("X201", f"`{kind}` is an action, not a block", word, hint=hint)
@@ -245,7 +246,7 @@ class NameErrors:
     # Fields -----------------------------------------------------------------------------------------------------------
 
     def unknown_fields(self, block: type, own: Collection[str], section: Section) -> None:
-        """Report settings that no component of a block has. own: the settings of the one that is chosen, by name."""
+        """Report settings that no component of a block has. own: settings of the chosen component, by name."""
         free = open_setting(block)
         if free is not None and get_args(free[0].type)[1] is not Dimension:
             return
@@ -257,7 +258,7 @@ class NameErrors:
         label = section.labels[0].value.span.text if section.labels else ""
         fields = [name for name, (_, meta) in known.items() if not meta.only or label in meta.only]
         order = {name: place for place, name in enumerate(own)}
-        fields.sort(key=lambda name: order.get(name, len(order)))  # as the component has them
+        fields.sort(key=lambda name: order.get(name, len(order)))  # in the order of the component
         for name, span in given:
             if name not in known:
                 self._unknown_field(block, section, name, fields, span)
@@ -268,7 +269,7 @@ class NameErrors:
             self._not_yet(f"`{name}` of `{kind}`", span)
             return
         meant = closest(name, known)
-        owner = [] if f"`{kind}`" in owners(name) else owners(name)  # the user's own function in place of its owner
+        owner = [] if f"`{kind}`" in owners(name) else owners(name)  # the user function instead of its owner
         label, entry = blocks.label_of(block), section.entries.get(name)
         fix = None
         if meant:
@@ -310,14 +311,14 @@ class NameErrors:
         )  # fmt: skip
 
     def not_in_there(self, outer: str, section: Section, name: str, entry: SectionEntry) -> None:
-        """`clip` of the optimizer of a group."""
+        """Report a setting that a nested block does not have, such as `clip` of the optimizer of a group."""
         self.diagnostics.error(
             "X208", f"the `{section.kind}` of a `{outer}` has no `{name}`", entry.name_span,
             hint=f"set it in the block `{section.kind}` of the spec, for all parameters together",
         )  # fmt: skip
 
     def block_for_value(self, section: Section, name: str, meta: Setting) -> None:
-        """`lr 3e-4` where `lr = 3e-4` was meant; wherever it is written."""
+        """Report `lr 3e-4` where `lr = 3e-4` was meant."""
         label = section.labels[0].value if section.labels else None
         written = label.span.text if label is not None else meta.example or "value"
         one = label is not None and len(section.labels) == len(section.heads) == 1
@@ -327,7 +328,7 @@ class NameErrors:
             self.diagnostics.error("X210", message, head, hint=hint, fix=fix)
 
     def value_with_body(self, item: s.Assign) -> None:
-        """`model = qwen3 { … }` where `model qwen3 { … }` was meant."""
+        """Report `model = qwen3 { … }` where `model qwen3 { … }` was meant."""
         assert item.body is not None
         between = Span(item.span.source, item.name.span.end, item.value.span.start)
         self.diagnostics.error(
@@ -336,7 +337,7 @@ class NameErrors:
         )  # fmt: skip
 
     def value_for_block(self, entry: SectionEntry, name: str, block: type) -> None:
-        """`tp = 2` where `tp 2` was meant."""
+        """Report `tp = 2` where `tp 2` was meant."""
         label = blocks.label_of(block)
         labelled = label is not None
         data = entry.value.data
@@ -387,7 +388,7 @@ class NameErrors:
 
 
 def _as_block(block: type, entry: SectionEntry) -> Fix | None:
-    """`tp = 2` as `tp 2`, and `router = { … }` as `router { … }`."""
+    """Return the fix from `tp = 2` to `tp 2`, and from `router = { … }` to `router { … }`."""
     data, value, label = entry.value.data, entry.value.span, blocks.label_of(block)
     if value.source is not entry.name_span.source or not value.text:
         return None
@@ -400,7 +401,7 @@ def _as_block(block: type, entry: SectionEntry) -> Fix | None:
 
 
 def _as_body(data: Mapping, value: Span) -> str:
-    """A map as the body of a block: `=` where its keys have `:`."""
+    """Return a map as the body of a block, with `=` instead of `:`."""
     text = value.text
     for each in reversed(data.entries.values()):
         start = each.span.start - value.start
@@ -410,7 +411,7 @@ def _as_body(data: Mapping, value: Span) -> str:
 
 
 def _beside(section: Section, span: Span) -> set[str]:
-    """The names that are written in the same body as what stands at `span`: there, each may stand once."""
+    """Return the names written in the same body as the text at `span`: each may occur only once there."""
     places = [(name, entry.name_span) for name, entry in section.entries.items()]
     places += [(name, head) for name, nested in section.blocks.items() for head in nested.heads]
     begun = [head.start for head in section.heads if head.source is span.source]
@@ -422,11 +423,11 @@ def _beside(section: Section, span: Span) -> set[str]:
 
 
 def label_word(block: type) -> str:
-    """What the label of a block is called: a family, a kind, a size."""
+    """Return what the label of a block is called: a family, a kind, a size."""
     label = blocks.label_of(block)
     return label.name if label is not None else "label"
 
 
 def _word(head: Span, kind: str) -> Span:
-    """The first word of a head."""
+    """Return the first word of a head."""
     return Span(head.source, head.start, min(head.end, head.start + len(kind)))

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 PATH = "--set"
 Parts = tuple[tuple[str, Span], ...]
-"""The parts of a path, with their places."""
+"""Parts of a path, with their places."""
 
 
 @frozen
 class Override:
-    """One `--set`: the parts of the path with their places, and where the value stands."""
+    """One `--set`: the parts of the path with their places, and the place of the value."""
 
     parts: Parts
     span: Span
@@ -84,7 +84,7 @@ def descend(
             "X217", f"`{name}` is a setting, not a block", rest[1][1], hint=f"write `--set …{name}=value`"
         )
         return
-    # A shell eats quotes, and `1f1b` is no name without: a word of the setting is one as it stands.
+    # A shell removes quotes, and `1f1b` is no name without them: accept a word of the setting as it is.
     is_word = get_origin(attribute.type) is Literal and override.value.text in get_args(attribute.type)
     automatic = override.value.text == "auto" and Auto in _parts(attribute.type)
     takes_text = (str in _parts(attribute.type) or is_word) and not automatic
@@ -101,7 +101,7 @@ def _parts(annotation: Any) -> tuple[Any, ...]:
 def no_such(
     name: str, span: Span, candidates: Any, what: str, diagnostics: Diagnostics, near: Sequence[str] = ()
 ) -> None:
-    """Report an unknown name. near: what it was meant for, if that is known; else the closest candidate is named."""
+    """Report an unknown name. near: what it was meant for, if known; else the closest candidate is suggested."""
     meant = "` or `".join(near) or closest(name, candidates)
     known = ", ".join(candidates)
     notes = [(f"there are {known}" if known else "there are none", None)]
@@ -112,13 +112,13 @@ def no_such(
 
 
 def value_of(span: Span, reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics) -> Value | None:
-    """The expression at a place, which may refer to params; None after reporting that it is none."""
+    """Return the expression at a place, which may refer to params; None after reporting that it is invalid."""
     node = parse_expression(span.source, span.start, span.end, diagnostics)
     return None if node is None else evaluator.value(node, Names(reading.params))
 
 
 def text_of(span: Span, reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics) -> Value:
-    """The text at a place, which may but need not stand in quotes; `none` is the constant."""
+    """Return the text at a place, with or without quotes; `none` is the constant."""
     quiet = Diagnostics()
     node = parse_expression(span.source, span.start, span.end, quiet)
     if node is not None and (span.text.startswith('"') or span.text == "none"):
@@ -126,13 +126,13 @@ def text_of(span: Span, reading: ReadStatements, evaluator: Evaluator, diagnosti
     return Value(span.text, span)
 
 
-# An action and its label, empty where it has none that a path could hold.
+# An action and its label, empty if it has none that a path could contain.
 Done = tuple[str, str]
 
 
 @define
 class Addresses:
-    """found: for each name of an action, the places (trigger, action) that it names."""
+    """Names of actions. found: name → the places (trigger, action) that it can mean."""
 
     triggers: Sequence[Sequence[Done]]
     found: dict[str, list[tuple[int, int]]] = field(factory=dict)
@@ -144,7 +144,7 @@ class Addresses:
                     self.found.setdefault(name, []).append((number, place))
 
     def places(self, name: str) -> list[tuple[int, int]]:
-        """What a name may mean, one place for each trigger: several if it is not enough."""
+        """Return the places that a name may mean, one per trigger: several if it is ambiguous."""
         places = self._first_of_each(name)
         base, _, number = name.rpartition(".")
         if not places and number.isdecimal():
@@ -153,7 +153,7 @@ class Addresses:
         return places
 
     def name(self, trigger: int, place: int) -> str:
-        """The name that means this action of this trigger and no other."""
+        """Return the name that means only this action of this trigger."""
         action, label = self.triggers[trigger][place]
         full = f"{action}.{label}" if label else action
         same = self._first_of_each(full)
@@ -163,7 +163,7 @@ class Addresses:
         return f"{full}.{[number for number, _ in same].index(trigger) + 1}"
 
     def all(self) -> list[str]:
-        """Every name that means one trigger."""
+        """Return every name that means exactly one trigger."""
         names = [self.name(i, j) for i, actions in enumerate(self.triggers) for j in range(len(actions))]
         return list(dict.fromkeys(names))
 
@@ -175,7 +175,7 @@ class Addresses:
 
 
 def of_ticks(spec: Spec) -> Addresses:
-    """The addresses of a spec's ticks, without `every.` before them."""
+    """Return the addresses of a spec's ticks, without the prefix `every.`."""
     return Addresses([[_done_by(action) for action in tick.actions] for tick in spec.ticks])
 
 
@@ -185,18 +185,18 @@ def _done_by(action: Action) -> Done:
 
 
 Actions = Mapping[str, type[Action]]
-"""By their names, those of the user's own among them."""
+"""Actions by name, including user functions."""
 
 
 def set_tick(
     override: Override, tree: Tree, actions: Actions, reading: ReadStatements, evaluator: Evaluator,
     diagnostics: Diagnostics,
 ) -> None:  # fmt: skip
-    """`every.ADDRESS`, the period of a tick, or `every.ADDRESS.SETTING`, of what it does."""
+    """Set `every.ADDRESS`, the period of a tick, or `every.ADDRESS.SETTING`, a setting of its action."""
     ticks = [each for each in tree.triggers if each.event is None]
     rest, addresses = override.parts[1:], _addresses(ticks, actions)
     name = ".".join(part for part, _ in rest)
-    usual = [kind.kind for kind in by_default()]  # ticks that a run has even if nobody writes them may be set too
+    usual = [kind.kind for kind in by_default()]  # default ticks may be set too
     places = addresses.places(name)
     if len(rest) == 1 and not places and name in usual:
         tick = TriggerSection(override.span, Names(reading.params), [(s.Name(_path(override), name), Section(name))])
@@ -221,7 +221,7 @@ def set_event(
     override: Override, tree: Tree, actions: Actions, reading: ReadStatements, evaluator: Evaluator,
     diagnostics: Diagnostics,
 ) -> None:  # fmt: skip
-    """`on.EVENT.ADDRESS.SETTING`, of what is done on an event, or `on.nan`, the number behind it."""
+    """Set `on.EVENT.ADDRESS.SETTING`, a setting of an event's action, or `on.nan`, its count."""
     events = [each for each in tree.triggers if each.event is not None]
     head, *path = override.parts
     name, place = path[0] if path else ("", head[1])
@@ -248,7 +248,7 @@ def _set_action(
     triggers: list[TriggerSection], addresses: Addresses, rest: Parts, override: Override, actions: Actions,
     reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics,
 ) -> bool:  # fmt: skip
-    """Give an action a setting, by the end of a path. False if the path before its last part means no action."""
+    """Set a setting of an action, the last part of a path; return False if the path before it means no action."""
     numbered = bool(rest) and rest[-1][0].isdecimal()  # one tick more than there are
     places = [] if numbered else addresses.places(".".join(part for part, _ in rest[:-1]))
     kinds = [actions.get(addresses.triggers[trigger][place][0]) for trigger, place in places]
@@ -261,7 +261,7 @@ def _set_action(
     elif places:
         trigger, place = places[0]
         name, section = triggers[trigger].actions[place]
-        if name.text in actions:  # else that is reported
+        if name.text in actions:  # else it is reported
             descend(actions[name.text], section, override, rest[-1:], reading, evaluator, diagnostics)
     return bool(places)
 
@@ -280,7 +280,7 @@ def _ambiguous(
     prefix: str, triggers: list[TriggerSection], addresses: Addresses, places: list[tuple[int, int]],
     override: Override, diagnostics: Diagnostics, setting: str = "",
 ) -> None:  # fmt: skip
-    """Report a path that may mean several ticks, and the paths that mean one."""
+    """Report a path that may mean several ticks, with the paths that mean one."""
     names = [".".join(filter(None, (prefix, addresses.name(*place), setting))) for place in places]
     hint = f"write {' or '.join(f'`{name}`' for name in names)}"
     notes = [(f"`{name}`", triggers[number].span) for name, (number, _) in zip(names, places, strict=True)]
@@ -292,16 +292,16 @@ def _path(override: Override) -> Span:
     return override.parts[0][1].to(override.parts[-1][1])
 
 
-_LAST = 1_000_000  # behind all files
+_LAST = 1_000_000  # after all files
 
 
 def override_source(sets: Sequence[str]) -> SourceText:
-    """All `--set` texts as one source, a line each."""
+    """Return all `--set` texts as one source, a line each."""
     return SourceText(PATH, "\n".join(text.replace("\n", " ") for text in sets), order=_LAST)
 
 
 def read_overrides(source: SourceText, diagnostics: Diagnostics) -> list[Override]:
-    """Split each line at its first `=`; a line without is reported."""
+    """Split each line at its first `=`; a line without `=` is reported."""
     found = []
     offset = 0
     for line in source.text.split("\n") if source.text else []:
@@ -330,7 +330,7 @@ def read_overrides(source: SourceText, diagnostics: Diagnostics) -> list[Overrid
 def set_params(
     overrides: list[Override], reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics
 ) -> list[Override]:
-    """Apply those that name a `param`; the others come back."""
+    """Apply overrides of `param`s; return the others."""
     rest = []
     for override in overrides:
         name = override.parts[0][0]
@@ -340,7 +340,7 @@ def set_params(
         else:
             _set_param(definition, override, reading, evaluator, diagnostics)
     for definition in reading.definitions:
-        # What was computed to learn the types of the defaults may rest on values that are replaced now.
+        # Values computed to find the types of defaults may depend on values that are replaced now.
         definition.value, definition.used = None, False
     return rest
 
@@ -389,7 +389,7 @@ def set_fields(
     overrides: list[Override], tree: Tree, parts: "DeclaredParts", reading: ReadStatements, evaluator: Evaluator,
     diagnostics: Diagnostics,
 ) -> None:  # fmt: skip
-    """Apply overrides of settings and labels to the tree; a path that leads nowhere is reported. parts: the user's."""
+    """Apply overrides of settings and labels to the tree; report a path that leads nowhere. parts: user functions."""
     for override in overrides:
         _set_field(override, tree, parts, reading, evaluator, diagnostics)
 
@@ -433,9 +433,9 @@ def _set_field(
 
 
 def _settings_called(name: str, tree: Tree) -> list[str]:
-    """The paths of the settings of this name, or of the one that another trainer calls so: `lr` is `optimizer.lr`.
+    """Return the paths of settings with this name, or with the name that another trainer uses: `lr` is `optimizer.lr`.
 
-    Paths in blocks that the spec has, if there are any.
+    Only paths in blocks that the spec has, if there are any.
     """
     paths: dict[str, list[str]] = {}
     for kind, block in blocks.KINDS.items():
@@ -451,7 +451,7 @@ def _settings_called(name: str, tree: Tree) -> list[str]:
 
 
 def _one_label(parts: Parts, known: Container[str]) -> Parts:
-    """The parts behind the word of a named block, with one for a label that has dots in it."""
+    """Return the parts after the keyword of a named block, with a label that contains dots as one part."""
     for count in range(len(parts), 1, -1):
         if (label := ".".join(name for name, _ in parts[:count])) in known:
             return ((label, parts[0][1].to(parts[count - 1][1])), *parts[count:])

@@ -1,4 +1,5 @@
-"""A `Tree` into a typed `Spec`: every name known, every value of the right type, unit and range, or reported."""
+"""Conversion of a `Tree` into a typed `Spec`: every name known, every value of the right type, unit and range, or
+reported."""
 
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -29,7 +30,7 @@ _MISSING = object()
 
 
 class Structurer:
-    """Builds the classes of the schema; `origins` grows as it goes."""
+    """Builds the classes of the schema; `origins` grows along the way."""
 
     def __init__(self, evaluator: Evaluator, diagnostics: Diagnostics, constants: Mapping[str, Definition]) -> None:
         self.evaluator, self.diagnostics, self.constants = evaluator, diagnostics, constants
@@ -40,7 +41,7 @@ class Structurer:
         self.parts = DeclaredParts()
 
     def spec(self, tree: Tree, path: str, source: SourceText | None) -> Spec:
-        """The whole spec. What is wrong with it is reported, and `unknown` has the paths not to rely on."""
+        """Build the whole spec. Mistakes are reported, and `unknown` has the unreliable paths."""
         for item in tree.root.settled:
             self.errors.value_with_body(item)
             tree.root.entries.pop(item.name.text, None)
@@ -77,7 +78,7 @@ class Structurer:
         return Spec(path=path, ticks=ticks, events=events, origins=self.origins, **given)
 
     def _default_block(self, block: type, kind: str) -> Any:
-        """The block of a kind that is not written: `_MISSING`, so that the default of `Spec` holds."""
+        """Return the block of a kind that is not written: `_MISSING`, so that the default of `Spec` applies."""
         self.origins[kind] = Origin("default")
         if kind not in blocks.OPTIONAL:
             self._default_origins(block, kind, label=None)
@@ -108,22 +109,22 @@ class Structurer:
         built["collate"] = _MISSING if found is FAILED else found
 
     def leave_out(self, path: str) -> list[Any]:
-        """Forget what is known of a trigger or action that is wrong, so that the next one can have its path."""
+        """Forget an invalid trigger or action, so that the next one can have its path."""
         for each in [each for each in self.origins if each == path or each.startswith(f"{path}.")]:
             del self.origins[each]
         self.unknown.forget(path)
         return []
 
     def convert(self, annotation: Any, value: Value, context: Context) -> Any:
-        """A value as the annotated type; FAILED after reporting what is wrong with it."""
+        """Convert a value to the annotated type; return FAILED after reporting a mistake."""
         return convert(annotation, value, context, self)
 
     # Blocks -----------------------------------------------------------------------------------------------------------
 
     def block(self, block: type, section: Section, path: str, usual: Any = None) -> Any:
-        """An object of a block class. What is wrong with a field is reported, and a stand-in takes its place.
+        """Build an object of a block class. A mistake in a field is reported and replaced by a stand-in.
 
-        usual: what it is where nothing is written.
+        usual: the block without any written field.
         """
         block = self.parts.block(block, section)
         self.diagnostics.extend(section.repeated)
@@ -140,12 +141,12 @@ class Structurer:
         label = self._label(block, section, path, arguments)
         if label is FAILED and (issubclass(block, UserComponent) or self.parts.may_be_missing(block, section)):
             self.unknown.kind(path)
-            return stand_in_block(block)  # nobody knows its settings
+            return stand_in_block(block)  # its settings are unknown
         self._free_names(block, section, path, arguments)
         chosen = variant(block, label)
         # A component has its own bounds and defaults for a name that it shares with others.
         own = settings_of(chosen)
-        if not (self.parts.unread and issubclass(block, Log)):  # what is unknown may be declared there
+        if not (self.parts.unread and issubclass(block, Log)):  # unknown names may be declared there
             self.errors.unknown_fields(block, own, section)
         self.unknown.fields(block, own, section, path)
         missing: list[str] = []
@@ -195,7 +196,7 @@ class Structurer:
         return chosen(**given) if usual is None else attrs.evolve(usual, **given)
 
     def _settled(self, block: type, section: Section) -> None:
-        """Values with a body, which only words can have that are blocks of settings beside them."""
+        """Distribute values with a body; only words that name a nested block can have one."""
         known = settings_of(block) if section.settled else {}
         for item in section.settled:
             name, word = item.name.text, item.value.span.text
@@ -207,7 +208,7 @@ class Structurer:
             section.blocks.pop(word, None)
 
     def _free_names(self, block: type, section: Section, path: str, arguments: dict[str, Any]) -> None:
-        """The settings whose names are the user's own, as the weights of `mixture`, gathered into one map."""
+        """Collect the settings with free names, such as the weights of `mixture`, in one map."""
         free = open_setting(block)
         if free is None:
             return
@@ -230,7 +231,7 @@ class Structurer:
         arguments[attribute.name] = found
 
     def _entries(self, value: Value, path: str) -> None:
-        """Note where the elements of a list, and the names and values of a map come from."""
+        """Record the origins of a list's elements, and of a map's names and values."""
         if isinstance(value.data, Items):
             for number, each in enumerate(value.data.values):
                 self.origins[f"{path}.{number}"] = Origin.of(each)
@@ -264,7 +265,7 @@ class Structurer:
     # Labels -----------------------------------------------------------------------------------------------------------
 
     def _label(self, block: type, section: Section, path: str, arguments: dict[str, Any]) -> Any:
-        """The value of the label; also put among the arguments. FAILED if it is missing or wrong."""
+        """Return the value of the label and add it to the arguments; FAILED if it is missing or invalid."""
         attribute = blocks.label_of(block)
         attribute = None if attribute is None else self.parts.label(block, attribute)
         if attribute is None:
@@ -303,7 +304,7 @@ class Structurer:
         return found
 
     def _label_value(self, attribute: attrs.Attribute, label: Label) -> Value:
-        """The label itself; where a number is wanted, the constant that it names."""
+        """Return the label; if a number is wanted, the constant that it names."""
         value = label.value
         wants_number = attribute.type is int or int in getattr(attribute.type, "__args__", ())
         if wants_number and isinstance(value.data, Word) and label.names is not None:
@@ -317,9 +318,10 @@ class Structurer:
 
 
 def _usual_label(section: Section, path: str, name: str) -> Any:
-    """The label of a block that is not written and of which `--set` gives a setting: that of a spec without it.
+    """Return the label that an unwritten block gets if `--set` sets one of its settings: the label in a spec without
+    the block.
 
-    None where such a spec has no such block, or says nothing that a setting of it could speak of, as of machines.
+    None if such a spec has no such block, or the block says nothing there, as with machines.
     """
     default = attrs.fields_dict(Spec)[path].default if path in blocks.KINDS and path not in blocks.NAMED else None
     default = default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]

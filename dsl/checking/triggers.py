@@ -24,7 +24,7 @@ from xtrain.dsl.values import Quantity
 def structure_triggers(
     triggers: list[TriggerSection], around: BlockConverter
 ) -> tuple[tuple[Tick, ...], tuple[OnEvent, ...]]:
-    """All ticks and events that can be understood, and of those the actions; what is wrong is reported."""
+    """Return all valid ticks and events with their valid actions; report mistakes."""
     ticks: list[Tick] = []
     events: list[OnEvent] = []
     for trigger in triggers:
@@ -44,10 +44,11 @@ def _tick(trigger: TriggerSection, path: str, around: BlockConverter) -> Tick | 
     if isinstance(period, s.Reference) and period.text == "step":
         value = value or Value(Quantity(1, "steps"), period.span)
     elif period is not None:
-        written = around.evaluator.value(period, trigger.names)  # also where `--set` says otherwise, for its mistakes
+        # evaluated even if `--set` overrides it, to report its mistakes
+        written = around.evaluator.value(period, trigger.names)
         value = value or written
     if value is None:
-        return None  # what `--set` says could not be read
+        return None  # the text of `--set` was unreadable
     head = trigger.span if period is None else attrs.evolve(trigger.span, end=period.span.end)
     around.origins[path] = Origin("set" if period is None else "text", head)
     around.origins[f"{path}.every"] = Origin.of(value)
@@ -61,7 +62,7 @@ def _tick(trigger: TriggerSection, path: str, around: BlockConverter) -> Tick | 
 
 
 def _misspelt_unit(trigger: TriggerSection, around: BlockConverter) -> bool:
-    """`every 10 stpes log` reads as the action `stpes` with the label `log`; say what was meant."""
+    """Report `every 10 stpes log`, which reads as the action `stpes` with the label `log`."""
     name, section = trigger.actions[0]
     period = trigger.period
     if not isinstance(period, s.Number) or name.text in (*around.parts.actions(), *later.ACTIONS):
@@ -96,11 +97,11 @@ def _event(trigger: TriggerSection, path: str, around: BlockConverter) -> OnEven
         count = _count(trigger, name, path, around)
         return OnEvent(event=name.text, actions=actions, count=count)  # type: ignore[arg-type]
     around.unknown.paths.add(f"{path}.event")
-    return OnEvent(event="finish", actions=actions)  # the actions can be checked all the same
+    return OnEvent(event="finish", actions=actions)  # the actions can still be checked
 
 
 def _known(name: s.Name, kind: str, words: Collection[str], reserved: Collection[str], around: BlockConverter) -> bool:
-    """Whether a name is one of an event or action that there is; where it is not, that is reported."""
+    """Check that a name is an existing event or action; report it otherwise."""
     if name.text in words:
         return True
     if name.text in reserved:
@@ -116,7 +117,7 @@ def _known(name: s.Name, kind: str, words: Collection[str], reserved: Collection
 
 
 def _count(trigger: TriggerSection, name: s.Name, path: str, around: BlockConverter) -> int | None:
-    """The n of `nan(n)`; None where it is not given, or is wrong, which is reported."""
+    """Return the n of `nan(n)`; None if it is absent, or invalid and reported."""
     given = trigger.arguments
     if trigger.override is not None:
         return _number(trigger.override, path, around)
@@ -157,7 +158,7 @@ def _actions(trigger: TriggerSection, path: str, around: BlockConverter) -> tupl
 def _action(name: s.Name, section: Section, path: str, names: Names, around: BlockConverter) -> Any:
     known = around.parts.actions()
     if name.text not in (*known, *later.ACTIONS) and around.parts.unread:
-        return FAILED  # it may be one of a module that could not be read, which is reported
+        return FAILED  # it may be in an unreadable module, which is reported
     if not _known(name, "action", known, later.ACTIONS, around):
         return FAILED
     block = known[name.text]
@@ -180,8 +181,8 @@ def _action(name: s.Name, section: Section, path: str, names: Names, around: Blo
 
 
 def _bracketed(name: s.Name, block: type[Action], section: Section, names: Names, around: BlockConverter) -> bool:
-    """Make the text in the brackets of `notify("…")` its label. False, with a report, if there is none, or if another
-    action has brackets."""
+    """Use the text in the brackets of `notify("…")` as its label. Return False, with a report, if it is missing or
+    another action has brackets."""
     given, word, errors = section.arguments, name.text, around.diagnostics
     if not block.called:
         if given is None:

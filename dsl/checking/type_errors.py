@@ -1,4 +1,4 @@
-"""What to say of a value that does not fit its setting: what is wanted, what is there, what to write instead."""
+"""Errors of values that do not fit their setting: what is wanted, what is there, what to write instead."""
 
 from collections.abc import Mapping as MappingOf
 from types import NoneType, UnionType
@@ -39,7 +39,7 @@ class TypeMismatch(Exception):
 
 
 def wanted(annotation: Any) -> str:
-    """The type in words: "a whole number or `auto`"."""
+    """Return the type in words: "a whole number or `auto`"."""
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     words: list[str] = []
     for part in parts:
@@ -59,14 +59,14 @@ def wanted(annotation: Any) -> str:
 
 
 def _elements(kind: Any) -> str:
-    """What a list is of, in words: "numbers", "`matmul`, `attention`"."""
+    """Return what a list contains, in words: "numbers", "`matmul`, `attention`"."""
     if choices := choices_of(kind):
         return joined([f"`{choice}`" for choice in choices], "and")
     return {str: "strings", int: "whole numbers"}.get(kind, "numbers")
 
 
 def _units_wanted(units: tuple[str, ...]) -> str:
-    """The units in words: "a number of steps or tokens, or a percentage"."""
+    """Return the units in words: "a number of steps or tokens, or a percentage"."""
     counted = [unit for unit in units if unit not in _MEASURES]
     measures = [_MEASURES[unit] for unit in units if unit in _MEASURES]
     if not counted:
@@ -82,7 +82,7 @@ def joined(words: list[str], word: str = "or") -> str:
 def mismatch(
     kind: type, annotation: Any, value: Value, context: Context, constants: MappingOf[str, Definition]
 ) -> TypeMismatch:
-    """For a setting that wants a number, a string or a truth value."""
+    """Return the error of a setting that wants a number, a string or a truth value."""
     data, text = value.data, value.span.text
     must = f"{context.subject} must be {wanted(annotation)}"
     if isinstance(data, Word) and kind is not str:
@@ -144,7 +144,7 @@ def _unit_where_none_belongs(data: Quantity, annotation: Any, value: Value, cont
     if data.unit == "%":
         whole = annotation is int or int in get_args(annotation)
         amount = None if whole else f"{data.fraction:g}"
-    # A count is the same number without its unit; whoever wrote bytes or seconds may have meant another setting.
+    # A count is the same number without its unit; bytes or seconds may have been meant for another setting.
     counted = amount is not None and data.unit not in ("bytes", "seconds")
     return TypeMismatch(
         "X302", message, value, hint=f"write `{amount}`" if amount else "write a whole number",
@@ -163,7 +163,7 @@ def _is_numeral(text: str) -> bool:
 
 
 def list_mismatch(item: Any, annotation: Any, value: Value, context: Context) -> TypeMismatch:
-    """For a setting that wants a list."""
+    """Return the error of a setting that wants a list."""
     message = f"{context.subject} must be {wanted(annotation)}, not {describe(value.data)}"
     data = value.data
     word = data.text if isinstance(data, Word) else data
@@ -174,7 +174,7 @@ def list_mismatch(item: Any, annotation: Any, value: Value, context: Context) ->
 
 
 def interval_mismatch(annotation: Any, value: Value, context: Context) -> TypeMismatch:
-    """For a setting that wants a range."""
+    """Return the error of a setting that wants a range."""
     data = value.data
     message = f"{context.subject} must be {wanted(annotation)}, not {describe(data)}"
     ends = [each for each in data.values if is_number(each.data)] if isinstance(data, Items) else []
@@ -188,14 +188,14 @@ def interval_mismatch(annotation: Any, value: Value, context: Context) -> TypeMi
 
 
 def map_mismatch(annotation: Any, value: Value, context: Context) -> TypeMismatch:
-    """For a setting that wants a map."""
+    """Return the error of a setting that wants a map."""
     message = f"{context.subject} must be {wanted(annotation)}, not {describe(value.data)}"
     hint = f"for instance `{context.name} = {context.meta.example}`" if context.meta.example else None
     return TypeMismatch("X301", message, value, hint=hint)
 
 
 def quantity_mismatch(value: Value, context: Context) -> TypeMismatch:
-    """For a setting that wants a quantity: a wrong unit, none at all, or no number."""
+    """Return the error of a setting that wants a quantity: a wrong unit, no unit, or no number."""
     data, units = value.data, context.meta.units
     must = f"{context.subject} must be {_units_wanted(units)}"
     if is_number(data):
@@ -227,7 +227,7 @@ def quantity_mismatch(value: Value, context: Context) -> TypeMismatch:
 
 
 def _amounts(amount: str, data: float, units: tuple[str, ...]) -> list[str]:
-    """A number without a unit, with each unit that it may have: 0.03 is no number of steps, and 3%."""
+    """Return a number without a unit with each unit that fits it: 0.03 is not a number of steps, but 3%."""
     fraction = isinstance(data, float) and not data.is_integer()
     counted = [unit for unit in units if not (fraction and unit in ("steps", "tokens", "samples", "%"))]
     texts = [_with_unit(amount, unit) for unit in counted]
@@ -245,7 +245,7 @@ def _with_unit(amount: str, unit: str) -> str:
 
 
 def word_mismatch(kind: Any, text: str | None, value: Value, context: Context) -> TypeMismatch:
-    """For a setting that wants one of some fixed words."""
+    """Return the error of a setting that wants one of some fixed words."""
     choices = choices_of(kind)
     if text is None:
         must = f"{context.subject} must be {joined([f'`{choice}`' for choice in choices])}"
@@ -262,7 +262,7 @@ def word_mismatch(kind: Any, text: str | None, value: Value, context: Context) -
         hint = f"write `{choices[0]}`" if len(choices) == 1 else f"choose one of {', '.join(choices)}"
         return TypeMismatch("X305", message, value, hint=hint)
     sure = certain(text, choices)
-    # A choice that begins with a digit is a word only in quotes, but for the one that the lexer knows.
+    # A choice that begins with a digit needs quotes, except for the one the lexer knows.
     fix = Fix(value.span, sure if sure.isidentifier() or sure == "1f1b" else f'"{sure}"') if sure else None
     return TypeMismatch("X305", message, value, hint=f"did you mean `{meant}`?", notes=one_of, fix=fix)
 
@@ -272,6 +272,6 @@ def report(wrong: TypeMismatch, around: Converter) -> Failed:
     place = wrong.value
     around.diagnostics.error(
         wrong.code, wrong.message, place.span, hint=wrong.hint, notes=(*wrong.notes, *place.notes),
-        fix=wrong.fix if not place.via else None,  # the mistake stands where the name was defined
+        fix=wrong.fix if not place.via else None,  # the mistake is at the definition of the name
     )  # fmt: skip
     return FAILED

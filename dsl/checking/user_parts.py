@@ -1,4 +1,4 @@
-"""`use`: functions of the user as components, read without running them, and the arguments of their calls."""
+"""`use`: user functions as components, read without running them, and the arguments of their calls."""
 
 import os
 from collections import ChainMap
@@ -41,14 +41,14 @@ from xtrain.dsl.user_parts.reader import Declared, read_parts
 from xtrain.dsl.user_parts.signatures import REQUIRED
 from xtrain.dsl.values import Quantity
 
-# Kinds that no word opens a block of: they stand inside others, or are called.
+# Kinds without a block keyword: they are nested in other blocks, or called.
 _INSIDE: Final = {registry.word: registry for registry in (ACTIONS, TRACKERS, SOURCES, LINKS)}
-# (kind of block, module, name, digest) → its class: the same text makes equal objects.
+# (kind of block, module, name, digest) → class: equal texts give equal objects.
 _COMPONENTS: dict[tuple[str, str, str, str], type[UserComponent]] = {}
 
 
 def component_of(declared: Declared, module: str, digest: str) -> type[UserComponent]:
-    """The class of blocks and calls that choose a function."""
+    """Return the class of blocks and calls that choose a function."""
     block = PART_KINDS[declared.kind].block or declared.kind
     place = (block, module, declared.name, digest)
     if place not in _COMPONENTS:
@@ -75,8 +75,8 @@ def component_of(declared: Declared, module: str, digest: str) -> type[UserCompo
 
 
 def names_taken(block: str) -> tuple[str, ...]:
-    """Names that a function cannot have where a kind of block is chosen: those of the components that there are, and
-    after `every`, words that mean something else."""
+    """Return the names that a function of a block kind must not have: existing components, and after `every`, words
+    with another meaning."""
     if block == ACTIONS.word:
         return (*ACTIONS, *later.ACTIONS, *UNIT_WORDS, "step", "then")
     registry = _INSIDE.get(block) or registry_of(blocks.KINDS[block])
@@ -85,7 +85,7 @@ def names_taken(block: str) -> tuple[str, ...]:
 
 @define(eq=False)
 class DeclaredPart:
-    """module: as a plan names it. digest: of what it says. use: the statement that makes it known."""
+    """A user function. module: as a plan names it. digest: of its content. use: the statement that declares it."""
 
     declared: Declared
     module: str
@@ -94,8 +94,8 @@ class DeclaredPart:
     used: bool = False
 
     def convert(self, kinds: Registry, call: Called, value: Value, context: Context, around: Converter) -> Any:
-        """The call as a component of a kind; FAILED after reporting what is wrong. Raises TypeMismatch where it does
-        not belong."""
+        """Convert the call to a component of a kind; return FAILED after reporting a mistake. Raises TypeMismatch if
+        the function is of another kind."""
         declared, name = self.declared, self.declared.name
         self.used = True
         place = Value(call, call.name_span, value.via)
@@ -122,17 +122,17 @@ class DeclaredPart:
         return FAILED if any(each is FAILED for each in arguments.values()) else component(**arguments)
 
     def component(self) -> type[UserComponent]:
-        """Its class."""
+        """Return its class."""
         return component_of(self.declared, self.module, self.digest)
 
     def form(self) -> str:
-        """How it is written: its name with what must be given."""
+        """Return how it is written: its name with the required arguments."""
         needed = [f"{p.name} = …" for p in self.declared.parameters if p.default is REQUIRED]
         brackets = bool(needed) or self.declared.kind == "source"
         return f"{self.declared.name}({', '.join(needed)})" if brackets else self.declared.name
 
     def _given(self, call: Called, around: Converter) -> dict[str, Value] | None:
-        """What is written for each parameter; None after reporting what there is no parameter for."""
+        """Return the written value of each parameter; None after reporting unknown ones."""
         name, parameters = call.name, self.declared.parameters
         placed = [parameter.name for parameter in parameters if not parameter.named]
         given = dict(zip(placed, call.positional, strict=False))
@@ -164,7 +164,7 @@ class DeclaredPart:
 
 
 def convert_argument(kind: Any, value: Value, context: Context, around: Converter) -> Any:
-    """A value for a parameter of a type that its annotation stands for; FAILED after reporting what is wrong."""
+    """Convert a value to the type of a parameter's annotation; return FAILED after reporting a mistake."""
     if value.data is FAILED:
         return FAILED
     if Any not in _mentioned(kind):
@@ -176,7 +176,8 @@ def convert_argument(kind: Any, value: Value, context: Context, around: Converte
 
 
 def _unchecked(kind: Any, value: Value, context: Context, around: Converter) -> Any:
-    """For a type that says little: anything a spec can write that means something to Python. Raises TypeMismatch."""
+    """Convert a value for an unspecific type: anything that a spec can write and Python understands. Raises
+    TypeMismatch."""
     data = value.data
     if get_origin(kind) is Union:
         (kind,) = (part for part in get_args(kind) if part is not type(None))
@@ -215,34 +216,34 @@ def _bare(data: Quantity) -> str:
 
 
 def _mentioned(kind: Any) -> set[Any]:
-    """The types that a type is made of, itself among them."""
+    """Return the types that a type consists of, including itself."""
     found = {kind}
     for part in get_args(kind) if get_origin(kind) in (Union, tuple, dict) else ():
         found |= _mentioned(part)
     return found
 
 
-# Words that a spec understands in another way, beside the names of components; nodes of a plan go by some of them.
+# Words with another meaning in a spec, in addition to component names; some are node names of a plan.
 _TAKEN: Final = frozenset((
     *later.SOURCES, *later.LINKS, *functions.FUNCTIONS, *CONSTANTS, "microbatches",
 ))  # fmt: skip
 
 
-# Blocks whose label is always the name of a function of the user's own.
+# Blocks whose label is always the name of a user function.
 _OF_USERS: Final = tuple(block for block in blocks.KINDS.values() if issubclass(block, UserComponent))
 
 
 class DeclaredParts(dict[str, DeclaredPart]):
-    """Name → part. unread: something that a `use` names could not be read, so that a part may be missing here."""
+    """Name → part. unread: something that a `use` names could not be read, so a part may be missing here."""
 
     unread: bool = False
 
     def of_kind(self, kind: str) -> list[str]:
-        """The names of those of one kind."""
+        """Return the names of the functions of one kind."""
         return [name for name, part in self.items() if part.declared.kind == kind]
 
     def block(self, block: type, section: Section) -> type:
-        """The class of a block: one of the user's own where its label is the name of a function of that kind."""
+        """Return the class of a block: a user class if its label names a function of that kind."""
         if members_of(block) is TRACKERS:
             return self._with_trackers(block, section)
         part = self.get(label_text(section)) if issubclass(block, Component) else None
@@ -256,19 +257,19 @@ class DeclaredParts(dict[str, DeclaredPart]):
         return ChainMap(self._own(ACTIONS), ACTIONS)  # type: ignore[arg-type]
 
     def _with_trackers(self, block: type, section: Section) -> type:
-        """The class of `log` with a setting for each tracker of the user's own, too."""
+        """Return the class of `log` with a setting for each user tracker in addition."""
         own = self._own(TRACKERS)
         for name in own.keys() & {*section.blocks, *section.entries}:
             self[name].used = True
         return Log.of({**TRACKERS, **own}) if own else block
 
     def _own(self, registry: Registry[Any]) -> dict[str, Any]:
-        """The components of a kind that are the user's own, by their names."""
+        """Return the user components of a kind, by name."""
         own = {name: part for name, part in self.items() if PART_KINDS[part.declared.kind].block == registry.word}
         return {name: part.component() for name, part in own.items()}
 
     def check_label(self, block: type, section: Section, diagnostics: Diagnostics) -> bool:
-        """Whether the label of a block may be what it is; False after reporting a function of another kind."""
+        """Check the label of a block; return False after reporting a function of another kind."""
         registry, part = registry_of(block), self.get(label_text(section))
         if self.may_be_missing(block, section):
             return False
@@ -285,7 +286,7 @@ class DeclaredParts(dict[str, DeclaredPart]):
         return False
 
     def may_be_missing(self, block: type, section: Section) -> bool:
-        """Whether the label may be a name that could not be read, so that nothing is known of its block."""
+        """Return True if the label may be a name that could not be read, so that its block is unknown."""
         registry, name = registry_of(block), label_text(section)
         choosable = block in _OF_USERS if registry is None else registry.takes_functions and name not in registry
         return self.unread and bool(name) and choosable and name not in self
@@ -300,7 +301,7 @@ class DeclaredParts(dict[str, DeclaredPart]):
         diagnostics.error("X219", message, span, hint=hint, notes=notes, fix=renamed(span, name, own))
 
     def label(self, block: type, attribute: attrs.Attribute) -> attrs.Attribute:
-        """The attribute that the label of a block fills, with the names of the user's own."""
+        """Return the label attribute of a block, with the names of user functions."""
         registry = registry_of(block)
         if registry is None:
             return attribute
@@ -309,15 +310,15 @@ class DeclaredParts(dict[str, DeclaredPart]):
 
 
 def label_text(section: Section) -> str:
-    """The name that the label of a block is; empty where it is none."""
+    """Return the name in the label of a block; empty if there is none."""
     data = section.labels[0].value.data if len(section.labels) == 1 else None
     return data.text if isinstance(data, Word) else data if isinstance(data, str) else ""
 
 
 def read_uses(uses: Iterable[s.Use], spec: str, order: int, diagnostics: Diagnostics) -> DeclaredParts:
-    """The parts that `use` statements of the spec at `spec` and of its includes make known.
+    """Return the parts that the `use` statements of the spec at `spec` and of its includes declare.
 
-    order: of the first of their files among all sources. What is wrong with a module is reported, with its place.
+    order: position of the first of their files among all sources. Mistakes in a module are reported with their place.
     """
     reader = _UseReader(Path(os.path.dirname(spec)), order, diagnostics)  # noqa: PTH120
     for use in uses:
@@ -326,7 +327,7 @@ def read_uses(uses: Iterable[s.Use], spec: str, order: int, diagnostics: Diagnos
 
 
 def check_unused(parts: DeclaredParts, uses: Iterable[s.Use], diagnostics: Diagnostics) -> None:
-    """Warn of modules none of whose parts is used."""
+    """Warn about modules of which no part is used."""
     for use in uses:
         own = [part for part in parts.values() if part.use == use.target.span]
         if own and not any(part.used for part in own):
@@ -342,7 +343,7 @@ class _UseReader:
         self.seen: set[str] = set()
 
     def take(self, use: s.Use) -> None:
-        """Read the module of one statement; one that has been read already adds nothing."""
+        """Read the module of one statement; a module that has been read adds nothing."""
         module = self._module(use)
         if module is None:
             self.parts.unread = True
@@ -364,7 +365,7 @@ class _UseReader:
         self._read(use, module, found, data, digest)
 
     def _module(self, use: s.Use) -> str | None:
-        """The module as a plan names it: a path relative to the folder of the spec, or a dotted name."""
+        """Return the module as a plan names it: a path relative to the folder of the spec, or a dotted name."""
         target, span = use.target, use.target.span
         if isinstance(target, s.Reference):
             if is_file(target.text):
@@ -385,7 +386,7 @@ class _UseReader:
 
     @staticmethod
     def _beside(use: s.Use) -> Path:
-        """The folder of the spec that says it."""
+        """Return the folder of the spec with the statement."""
         return Path(os.path.dirname(use.span.source.path))  # noqa: PTH120
 
     def _missing(self, use: s.Use, module: str, message: str) -> None:

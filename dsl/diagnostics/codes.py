@@ -1,4 +1,4 @@
-"""Every code a diagnostic can carry, with the page that `xtrain explain CODE` prints."""
+"""Diagnostic codes, with the page that `xtrain explain CODE` prints."""
 
 import re
 import textwrap
@@ -58,6 +58,6 @@ CODES: Final[dict[str, CodePage]] = {page.code: page for name in FILES for page 
 
 
 def near(code: str) -> str | None:
-    """Return the existing code that a wrong one was probably meant to be."""
+    """Return the existing code closest to a wrong one."""
     upper = code.strip().upper()
     return upper if upper in CODES else closest(upper, CODES)

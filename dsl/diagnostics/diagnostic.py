@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 
 def printable(text: str) -> str:
-    """The text with an escape of the language for every character that a terminal would obey instead of showing it."""
+    """Return the text with language escapes for every character that a terminal would interpret instead of show."""
     return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
 
 
@@ -22,8 +22,8 @@ def _escape(character: str) -> str:
 class SourceText:
     """A text that was read. Two sources are equal only if they are the same object.
 
-    path: as people should see it. order: the place among all sources of one load, for sorting diagnostics.
-    included_at: the `include` or `use` that brought it in.
+    path: as shown to people. order: position among all sources of one load, for sorting diagnostics. included_at: the
+    `include` or `use` that read it.
     """
 
     path: str
@@ -43,12 +43,12 @@ class SourceText:
         return cls(path, text, order=order, included_at=included_at)
 
     def position(self, offset: int) -> tuple[int, int]:
-        """Line and column of an offset, both from 1, columns in characters."""
+        """Return line and column of an offset, both from 1, columns in characters."""
         line = bisect_right(self._starts, offset)
         return line, offset - self._starts[line - 1] + 1
 
     def line(self, number: int) -> str:
-        """The text of a line (from 1) without its end."""
+        """Return the text of a line (from 1) without its end."""
         start = self._starts[number - 1]
         end = self._starts[number] - 1 if number < len(self._starts) else len(self.text)
         return self.text[start:end]
@@ -61,14 +61,14 @@ class SourceText:
 
     @property
     def end(self) -> "Span":
-        """The empty span behind the last character that is not blank."""
+        """Empty span after the last character that is not blank."""
         offset = len(self.text.rstrip())
         return Span(self, offset, offset)
 
 
 @frozen
 class Span:
-    """The characters `start` up to, not including, `end` of a source."""
+    """The characters from `start` up to, not including, `end` of a source."""
 
     source: SourceText
     start: int
@@ -88,7 +88,7 @@ class Span:
 
     @property
     def end_column(self) -> int:
-        """The column behind the last character."""
+        """Column after the last character."""
         return self.source.position(self.end)[1]
 
     @property
@@ -96,7 +96,7 @@ class Span:
         return self.source.text[self.start : self.end]
 
     def to(self, other: "Span") -> "Span":
-        """From the start of this span to the end of `other`, which stands in the same source."""
+        """Return the span from the start of this one to the end of `other`, in the same source."""
         return Span(self.source, self.start, other.end)
 
     def __str__(self) -> str:
@@ -104,11 +104,11 @@ class Span:
 
 
 Note = tuple[str, Span | None]
-MOST_ERRORS = 1000  # of one spec, then no more are looked for
+MOST_ERRORS = 1000  # per spec; the search then stops
 
 
 class Fix(NamedTuple):
-    """`text` in the place of `span`: certain enough for a tool to write it without asking."""
+    """A replacement of `span` by `text` that is certain enough for a tool to apply without asking."""
 
     span: Span
     text: str
@@ -116,9 +116,8 @@ class Fix(NamedTuple):
 
 @frozen(kw_only=True)
 class Diagnostic:
-    """One finding. message: what is wrong, one sentence. hint: what to write instead. notes: what explains it, each
-    with the place it speaks of. fix: what `xtrain check --fix` writes.
-    """
+    """A finding. message: what is wrong, one sentence. hint: what to write instead. notes: explanations, each with its
+    place. fix: what `xtrain check --fix` writes."""
 
     severity: Literal["error", "warning"]
     code: str
@@ -130,7 +129,7 @@ class Diagnostic:
 
     @property
     def all_notes(self) -> tuple[Note, ...]:
-        """The notes, and for a span of an included file the statements that lead to it."""
+        """Notes, and for a span of an included file the statements that lead to it."""
         notes = list(self.notes)
         source = self.span.source if self.span else None
         while source is not None and source.included_at is not None:
@@ -140,7 +139,7 @@ class Diagnostic:
         return tuple(notes)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object; lines and columns count from 1, and the end column is the one behind the last character."""
+        """Return a JSON object; lines and columns count from 1, and the end column is exclusive."""
         return {
             "severity": self.severity,
             "code": self.code,
@@ -172,18 +171,18 @@ def _order(diagnostic: Diagnostic) -> tuple[int, int, int]:
 
 
 class EnoughErrors(Exception):
-    """A collection of diagnostics has as many errors as it takes: looking for more would only take time."""
+    """A collection of diagnostics has reached its limit of errors: looking for more would only take time."""
 
 
 @frozen
 class Diagnostics:
-    """A collection of diagnostics: iterates in source order (files in the order of their inclusion), without twins.
+    """A collection of diagnostics: iterates in source order (files in order of inclusion), without duplicates.
 
-    most: errors that it takes; `add` raises EnoughErrors with the last one.
+    most: limit of errors; `add` raises EnoughErrors with the last one.
     """
 
     most: int | None = None
-    _found: dict[Diagnostic, None] = field(factory=dict)  # in the order of discovery
+    _found: dict[Diagnostic, None] = field(factory=dict)  # in order of discovery
     _errors: list[Diagnostic] = field(factory=list)
 
     def add(self, diagnostic: Diagnostic) -> None:
@@ -237,8 +236,8 @@ class Diagnostics:
         return bool(self._errors)
 
     def render(self, *, color: bool = False) -> str:
-        """The first `MOST_SHOWN` errors and as many warnings as text for people, and how many more there are; ends with
-        a newline unless there are none."""
+        """Return the first `MOST_SHOWN` errors and as many warnings as text, and the number of others; it ends with a
+        newline unless there are none."""
         left, lines = {"error": MOST_SHOWN, "warning": MOST_SHOWN}, []
         for diagnostic in self:
             left[diagnostic.severity] -= 1
@@ -249,7 +248,7 @@ class Diagnostics:
 
 
 class SpecErrors(Exception):
-    """A spec that cannot be used; carries the diagnostics that say why, which are its text as well."""
+    """An invalid spec; carries the diagnostics, which are its text as well."""
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         super().__init__("\n" + diagnostics.render().rstrip())
@@ -262,30 +261,30 @@ _STYLES = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "note": "\x1b[1;36m",
 _RESET = "\x1b[0m"
 
 
-MOST_SHOWN = 100  # errors, and warnings, that a person is shown at once
+MOST_SHOWN = 100  # errors, and warnings, shown at once
 
 
-_LONGEST = 2000  # characters of a message, hint or note, which may have names and values of a file
+_LONGEST = 2000  # characters of a message, hint or note, which may contain names and values of a file
 
 
 _MOST_NOTES = 20
 
 
-_WIDEST = 160  # columns of a source line that are shown; a longer line is cut around the range
+_WIDEST = 160  # columns of a source line; a longer line is cut around the range
 
 
 _TAB = "    "
 
 
 def shows_color(stream: TextIO) -> bool:
-    """Whether it is a terminal whose user does not object (https://no-color.org)."""
+    """Return True if the stream is a terminal whose user allows color (https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def render(diagnostic: Diagnostic, *, color: bool = False) -> str:
-    """One diagnostic in the format of the language's definition, without a final newline.
+    """Render one diagnostic in the format of the language's definition, without a final newline.
 
-    What files say, as keys, names and lines, is part of it, and may have any character: all is made printable here.
+    Contents of files, such as keys, names and lines, may contain any character: all are made printable here.
     """
     severity, span = diagnostic.severity, diagnostic.span
     place = _paint(f"{printable(str(span))}: ", "bold", color) if span else ""
@@ -312,7 +311,7 @@ def _shown(text: str) -> str:
 
 
 def _excerpt(span: Span, hint: str, color: bool) -> list[str]:
-    """The first line of a span and the carets under it; nothing for a source without text."""
+    """Return the first line of a span with carets under it; nothing for a source without text."""
     if not span.source.text.strip():
         return []
     line = span.source.line(span.line)
@@ -333,7 +332,7 @@ def _excerpt(span: Span, hint: str, color: bool) -> list[str]:
 
 
 def _cut(before: str, marked: str, after: str) -> tuple[str, str, str]:
-    """Leave out what is far from the range, so that the carets stay in view."""
+    """Drop text far from the range, so that the carets stay in view."""
     if len(marked) > _WIDEST // 2:
         marked, after = marked[: _WIDEST // 2], "…"
     room = (_WIDEST - len(marked)) // 2
@@ -345,7 +344,7 @@ def _cut(before: str, marked: str, after: str) -> tuple[str, str, str]:
 
 
 def _width(text: str) -> int:
-    """Columns of a terminal that a text takes: wide characters two, combining ones none."""
+    """Return the terminal columns of a text: wide characters take two, combining ones none."""
     columns = 0
     for character in text:
         if unicodedata.combining(character):

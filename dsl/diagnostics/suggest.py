@@ -8,11 +8,11 @@ from xtrain.dsl.diagnostics.synonyms import ours, synonym_of
 
 
 def closest(word: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that was probably meant, or None.
+    """Return the candidate that was probably meant, or None.
 
-    A name that another trainer uses is answered with ours. Else first the same letters in another case, then the
-    smallest edit distance up to a third of the word's length, then the same words in another order
-    (`tensor_parallel` for `parallel_tensor`).
+    Another trainer's name is translated to ours. Else first the same letters in another case, then the smallest edit
+    distance up to a third of the word's length, then the same words in another order (`tensor_parallel` for
+    `parallel_tensor`).
     """
     names = [name for name in candidates if name != word]
     known_elsewhere = ours(word, names)
@@ -35,10 +35,10 @@ def closest(word: str, candidates: Iterable[str]) -> str | None:
 
 
 def certain(word: str, candidates: Iterable[str]) -> str | None:
-    """What `closest` answers, if nothing else can have been meant: for a fix, which nobody is asked about.
+    """Return `closest` if nothing else can have been meant: for a fix that is applied without asking.
 
-    None where a second candidate is as near, where digits differ, for a word of one or two letters unless they are
-    only swapped or in another case, and for another trainer's name that has another value or several meanings here.
+    None if a second candidate is as near, if digits differ, for words of one or two letters unless they are only
+    swapped or in another case, and for another trainer's name with another value or several meanings here.
     """
     names = [name for name in dict.fromkeys(candidates) if name != word]
     meant, synonym = closest(word, names), synonym_of(word)
@@ -58,13 +58,14 @@ def certain(word: str, candidates: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str | None:
-    """The hint ``did you mean `name`?``, or None if no candidate is near."""
+    """Return the hint ``did you mean `name`?``, or None if no candidate is near."""
     name = closest(word, candidates)
     return f"did you mean `{name}`?" if name else None
 
 
 def distance(left: str, right: str, limit: int) -> int | None:
-    """Restricted Damerau-Levenshtein distance: insert, delete, replace, swap neighbours. None above `limit`."""
+    """Return the restricted Damerau-Levenshtein distance (insert, delete, replace, swap neighbors); None above
+    `limit`."""
     if abs(len(left) - len(right)) > limit:
         return None
     last: list[int] = []
@@ -77,18 +78,18 @@ def distance(left: str, right: str, limit: int) -> int | None:
                 cost = min(cost, before[j - 2] + 1)
             row.append(cost)
         if min(row) > limit and min(last) >= limit:
-            return None  # it never gets less: a swap starts from the row before
+            return None  # it never decreases: a swap starts from the previous row
     return row[-1] if row[-1] <= limit else None
 
 
 def renamed(span: Span, word: str, candidates: Iterable[str], *, taken: Iterable[str] = ()) -> Fix | None:
-    """The one candidate that `word`, which stands at `span`, can have been meant for; None if it is `taken`."""
+    """Return the fix to the only candidate that `word` at `span` can mean; None if it is `taken`."""
     meant = certain(word, candidates)
     return Fix(span, meant) if meant is not None and meant not in taken and span.text == word else None
 
 
 def without(span: Span) -> Fix:
-    """An item removed: with the comma that sets it apart, or with its lines if nothing else stands on them."""
+    """Return the fix that removes an item with its comma, or with its lines if nothing else is on them."""
     text, start, end = span.source.text, span.start, span.end
     begin, finish = _back(text, start), _forth(text, end)
     alone = text[begin - 1 : begin] in ("", "\n") and text[finish : finish + 1] in ("", "\n")
@@ -102,7 +103,8 @@ def without(span: Span) -> Fix:
 
 
 def closed(source: SourceText, opener: Span, at: int, sign: str) -> Fix:
-    """A closing bracket behind the last token, which ends at `at`: on a line of its own if the block has several."""
+    """Return the fix that adds a closing bracket after the last token, which ends at `at`: on its own line if the block
+    has several."""
     if sign != "}":
         return Fix(Span(source, at, at), sign)
     if "\n" not in source.text[opener.end : at]:
@@ -114,14 +116,14 @@ def closed(source: SourceText, opener: Span, at: int, sign: str) -> Fix:
 
 
 def _back(text: str, at: int) -> int:
-    """The offset of the blanks that end at `at`."""
+    """Return the offset of the blanks that end at `at`."""
     while at and text[at - 1] in " \t":
         at -= 1
     return at
 
 
 def _forth(text: str, at: int) -> int:
-    """The offset behind the blanks that begin at `at`."""
+    """Return the offset after the blanks that begin at `at`."""
     while at < len(text) and text[at] in " \t":
         at += 1
     return at

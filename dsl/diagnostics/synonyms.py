@@ -57,7 +57,7 @@ class Synonym:
 
     @property
     def is_same(self) -> bool:
-        """Whether the name alone differs."""
+        """True if only the name differs."""
         return not self.hint and self.convert is None
 
 

@@ -37,7 +37,7 @@ from xtrain.dsl.values import EnvText, Quantity, Variable
 
 
 def call(name: str, arguments: list[Any]) -> Any:
-    """The result of a function of `FUNCTIONS`. Raises ArithmeticFailure."""
+    """Return the result of a function of `FUNCTIONS`. Raises ArithmeticFailure."""
     return FUNCTIONS[name](name, arguments)
 
 
@@ -90,7 +90,7 @@ def _env(name: str, arguments: list[Any]) -> Any:
 
 
 def _like(variable: str, text: str, default: Any) -> Any:
-    """The text of an environment variable as the type its default has."""
+    """Return the text of an environment variable as the type of its default."""
     if isinstance(default, str):
         return text
     if isinstance(default, bool):
@@ -139,9 +139,9 @@ _DEEPEST = 200  # nested expressions; a spec written by hand has less than ten
 
 @define(eq=False)
 class Definition:
-    """A `let` or `param`. replaced: what `--set` put in its place. names: those its expression may use.
+    """A `let` or `param`. replaced: the value from `--set`. names: constants that its expression may use.
 
-    twice: another definition has the same name, so that nobody knows its value.
+    twice: another definition has the same name, so its value is unknown.
     """
 
     kind: str
@@ -156,7 +156,7 @@ class Definition:
 
 @define(eq=False)
 class Names:
-    """The constants an expression may refer to: the `let`s of its file and the `param`s of all files."""
+    """Constants that an expression may refer to: the `let`s of its file and the `param`s of all files."""
 
     params: dict[str, Definition] = field(factory=dict)
     lets: dict[str, Definition] = field(factory=dict)
@@ -170,7 +170,7 @@ class Names:
 
 
 class Evaluator:
-    """Evaluates expressions; what is wrong goes to `diagnostics`, and the value is `FAILED`."""
+    """Evaluates expressions; mistakes go to `diagnostics`, and their value is `FAILED`."""
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self.diagnostics = diagnostics
@@ -208,7 +208,7 @@ class Evaluator:
                 return self._call(node, names, depth)
 
     def definition(self, definition: Definition, depth: int = 0) -> Value:
-        """The value of a `let` or `param`. depth: of the expressions, through all constants, that led here."""
+        """Return the value of a `let` or `param`. depth: nesting of expressions, through all constants, so far."""
         definition.used = True
         if definition.value is not None:
             return definition.value
@@ -325,7 +325,7 @@ class Evaluator:
         return Value(Bounds(low, high) if all(usable) else FAILED, span, _join(low.via, high.via))
 
     def _usable(self, value: Value, names: Names) -> bool:
-        """Whether a value can be computed with; a name that nobody defined cannot, and is reported."""
+        """Check that a value can be computed with; report a name that is not defined."""
         if isinstance(value.data, Word):
             self.diagnostics.error(
                 "X202", f"`{value.data.text}` is not defined", value.span,

@@ -1,4 +1,4 @@
-"""Statements into one tree: blocks are merged field by field, later ones win, expressions become values."""
+"""Merging of statements into one tree: blocks are merged field by field, later ones win, expressions become values."""
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, Fix, Span
 from xtrain.dsl.diagnostics.suggest import without
@@ -14,7 +14,7 @@ _STATEMENT_WORDS = {
 
 
 def resolve(reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics) -> Tree:
-    """Merge all statements of a reading; what no statement can say is reported."""
+    """Merge all statements of a reading; report statements that are invalid together."""
     tree = Tree(Section("spec", broken=reading.broken), unread=reading.unread)
     resolver = _Resolver(tree, evaluator, diagnostics)
     for item, names in reading.statements:
@@ -25,7 +25,7 @@ def resolve(reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnost
 class _Resolver:
     def __init__(self, tree: Tree, evaluator: Evaluator, diagnostics: Diagnostics) -> None:
         self.tree, self.evaluator, self.diagnostics = tree, evaluator, diagnostics
-        # Of each file and section: the settings that the file gives it, and their places.
+        # Per file and section: the settings that the file sets, and their places.
         self.written: dict[tuple[int, int], dict[str, Span]] = {}
 
     def take(self, item: s.Item, names: Names) -> None:
@@ -67,7 +67,8 @@ class _Resolver:
     def _merge(
         self, section: Section, block: s.Block, names: Names, depth: int = 0, *, around: Span | None = None
     ) -> None:
-        """Put a block over what its section says already. depth: the blocks around it; around: the innermost."""
+        """Merge a block over the previous content of its section. depth: number of enclosing blocks; around: the
+        innermost."""
         end = block.labels[-1].span if block.labels else block.kind.span
         head = block.kind.span.to(end)
         if block.labels:
@@ -121,18 +122,18 @@ class _Resolver:
         return self.written.setdefault((id(around.source), id(section)), {})
 
     def _check_label(self, section: Section, labels: list[Label], head: Span, around: Span | None) -> None:
-        """Tell of a block that its file has given another label before. Twice in the block around it is X206."""
+        """Warn if the same file gave the block another label before. Twice in the enclosing block is X206."""
         before = [each for each in section.heads if each.source is head.source]
         old, new = ([label.value.data for label in each] for each in (section.labels, labels))
         if before and old and old != new and not (around is not None and _inside(before[-1], around)):
             self._again(section, f"the label of `{section.kind}`", head, before[-1])
 
     def _assign(self, section: Section, item: s.Assign, names: Names, around: Span) -> None:
-        """Give a section a setting. around: the block that it is written in."""
+        """Set a setting of a section. around: the enclosing block."""
         name = item.name.text
         value = self.evaluator.value(item.value, names)
         if isinstance(item.value, s.Unread) and "\n" in item.value.span.text:
-            section.broken = True  # a bracket that is not closed has swallowed lines
+            section.broken = True  # an unclosed bracket has swallowed lines
         written = self._written(section, around)
         if name in written and self._refused(section, name, item, value, around):
             section.lost.add(name)
@@ -142,7 +143,7 @@ class _Resolver:
         section.entries[name] = SectionEntry(item.name.span, value)
 
     def _refused(self, section: Section, name: str, item: s.Assign, value: Value, around: Span) -> bool:
-        """Tell of a setting that its file has given the section before; whether that is a mistake."""
+        """Report a setting that the same file gave the section before; return True if it is a mistake."""
         first, span, top = self._written(section, around)[name], item.name.span, section is self.tree.root
         if top or _inside(first, around):
             same = value.span.text == section.entries[name].value.span.text if name in section.entries else False

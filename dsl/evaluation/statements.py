@@ -18,7 +18,7 @@ from xtrain.regular_files import read_regular
 
 @define(eq=False)
 class SectionEntry:
-    """`name = value`; name_span: where the name stands."""
+    """`name = value`; name_span: place of the name."""
 
     name_span: Span
     value: Value
@@ -26,7 +26,7 @@ class SectionEntry:
 
 @define(eq=False)
 class Label:
-    """A label as it is written, and the constants it may stand for where a number is wanted."""
+    """A label as written, and the constants it may stand for if a number is wanted."""
 
     value: Value
     names: Names | None = None
@@ -36,9 +36,9 @@ class Label:
 class Section:
     """A block, merged from everywhere it is written.
 
-    kind: the word that opens it. heads: where it is written, the latest last. bare: those of them without anything
-    behind the word. broken: something in it could not be read, so nothing may be called missing. repeated: warnings of
-    what one file gives it twice, for when it turns out to be a block.
+    kind: its keyword. heads: where it is written, the latest last. bare: heads that consist only of the keyword.
+    broken: something in it could not be read, so nothing counts as missing. repeated: warnings about repetitions in one
+    file, reported if it turns out to be a block.
     """
 
     kind: str
@@ -50,8 +50,8 @@ class Section:
     blocks: dict[str, "Section"] = field(factory=dict)
     broken: bool = False
     repeated: list[Diagnostic] = field(factory=list)
-    lost: set[str] = field(factory=set)  # names of settings whose value could not be read
-    varied: set[str] = field(factory=set)  # of the entries, those that `in` gives several values
+    lost: set[str] = field(factory=set)  # settings whose value could not be read
+    varied: set[str] = field(factory=set)  # entries to which `in` gives several values
     settled: list[s.Assign] = field(factory=list)  # entries with a body: the block that their value names
 
     @property
@@ -60,19 +60,19 @@ class Section:
 
     @property
     def written(self) -> set[str]:
-        """The names of the settings and blocks that are written in it, those that could not be read among them."""
+        """Names of the settings and blocks written in it, including unreadable ones."""
         return {*self.entries, *self.blocks, *self.lost}
 
     def block(self, kind: str) -> "Section":
-        """The nested section of a kind, made if it is not there."""
+        """Return the nested section of a kind; create it if needed."""
         return self.blocks.setdefault(kind, Section(kind))
 
 
 @define(eq=False)
 class TriggerSection:
-    """An `every` or `on` statement: exactly one of period and event is given. arguments: behind the event.
+    """An `every` or `on` statement, with either a period or an event. arguments: of the event.
 
-    override: what `--set` says in place of the period, or of the number behind the event.
+    override: from `--set`, instead of the period or of the event's count.
     """
 
     span: Span
@@ -88,7 +88,7 @@ class TriggerSection:
 class Tree:
     """A whole spec. named: for each named kind, the sections by label.
 
-    unread: a file, or a part of one that may hold anything, could not be read.
+    unread: a file, or a part of one that may contain anything, could not be read.
     """
 
     root: Section
@@ -102,15 +102,15 @@ class Tree:
 
 
 _DEEPEST: Final = 100  # files that include one another
-LARGEST: Final = 2**20  # bytes of a spec with all that it includes
+LARGEST: Final = 2**20  # bytes of a spec with all its includes
 
 
 @define(eq=False)
 class ReadStatements:
-    """All files of a spec. statements: what they say, includes spliced in. files, trees: the names and the syntax tree
-    of each of the sources.
+    """All files of a spec. statements: their statements, with includes spliced in. files, trees: names and syntax tree
+    of each source.
 
-    broken: something could not be read; unread: a file, or the end of one, that may hold anything.
+    broken: something could not be read; unread: a file, or the end of one, that may contain anything.
     """
 
     sources: list[SourceText] = field(factory=list)
@@ -129,7 +129,7 @@ class ReadStatements:
 
 
 def read_spec(path: str, diagnostics: Diagnostics, texts: Mapping[str, str] | None = None) -> ReadStatements:
-    """Read the spec at `path`; what cannot be read is reported. texts: path → text that stands for what is on disk."""
+    """Read the spec at `path`; report what is unreadable. texts: path → text that replaces the file on disk."""
     reading = ReadStatements()
     _IncludeReader(reading, diagnostics, texts or {}).splice(path, None, ())
     return reading
@@ -138,9 +138,9 @@ def read_spec(path: str, diagnostics: Diagnostics, texts: Mapping[str, str] | No
 def read_source(
     path: str, diagnostics: Diagnostics, *, place: Span | None = None, order: int = 0, data: bytes | None = None
 ) -> SourceText | None:
-    """The text at `path`, or None after reporting why it cannot be read.
+    """Return the text at `path`, or None after reporting why it is unreadable.
 
-    place: the `include` that names it, or None for the spec itself. data: its bytes, if they are here already.
+    place: the `include` that names it, or None for the spec itself. data: its bytes, if already read.
     """
     if data is None:
         data = _read(path, place, diagnostics)
@@ -161,7 +161,7 @@ def read_source(
 
 
 def _read(path: str, place: Span | None, diagnostics: Diagnostics) -> bytes | None:
-    """The bytes of a file. place: the `include` that names it, or None for the spec itself."""
+    """Return the bytes of a file. place: the `include` that names it, or None for the spec itself."""
     hint, fix = None, None
     try:
         return read_regular(path, LARGEST)
@@ -192,7 +192,7 @@ def _unreadable(
 
 
 def _neighbour(path: str) -> tuple[Path, bool] | None:
-    """A file of the same folder with nearly the same name, and whether no other can have been meant."""
+    """Return a file of the same folder with a similar name, and whether it is the only candidate."""
     try:
         stem = Path(path).stem
         files = {p.stem: p for p in sorted(Path(path).parent.iterdir()) if p.suffix == ".xtrain"}
@@ -203,7 +203,7 @@ def _neighbour(path: str) -> tuple[Path, bool] | None:
 
 
 def _other_name(place: Span | None, meant: Path) -> Fix | None:
-    """The path of an include with another last part."""
+    """Return the fix that replaces the last part of an include's path."""
     if place is None or place.text.count("\\"):
         return None
     folder, sign, _ = place.text.strip('"').rpartition("/")
@@ -213,11 +213,11 @@ def _other_name(place: Span | None, meant: Path) -> Fix | None:
 class _IncludeReader:
     def __init__(self, reading: ReadStatements, diagnostics: Diagnostics, texts: Mapping[str, str]) -> None:
         self.reading, self.diagnostics, self.texts = reading, diagnostics, texts
-        self.bytes, self.tokens = LARGEST, MOST_TOKENS  # that may still be read
+        self.bytes, self.tokens = LARGEST, MOST_TOKENS  # remaining allowance
         self.seen: dict[str, Span | None] = {}
 
     def splice(self, path: str, place: Span | None, above: tuple[tuple[str, str], ...]) -> None:
-        """Take in the statements of a file. above: (real path, shown path) of the files that include it."""
+        """Insert the statements of a file. above: (real path, shown path) of the files that include it."""
         self.seen[_identity(path)] = place
         above = (*above, (_identity(path), path))
         data = self.texts[path].encode(errors="replace") if path in self.texts else None
@@ -301,7 +301,7 @@ class _IncludeReader:
 
 
 def _broken_definition(item: s.Broken, names: Names) -> Definition | None:
-    """The `let` or `param` that an item was to be, whose value could not be read: what uses it keeps quiet."""
+    """Return the `let` or `param` of an item whose value could not be read, so that its uses report no errors."""
     kind, _, rest = item.span.text.partition(" ")
     if kind not in ("let", "param") or item.name is None:
         return None
@@ -311,7 +311,7 @@ def _broken_definition(item: s.Broken, names: Names) -> Definition | None:
 
 
 def _identity(path: str) -> str:
-    """One string for one file, however its path is written."""
+    """Return one string per file, however its path is written."""
     try:
         return os.path.realpath(path)
     except (OSError, ValueError):

@@ -16,7 +16,7 @@ from xtrain.dsl.values import EnvText, Quantity
 
 @frozen
 class ValueStep:
-    """A name that a value came through. kind: `let`, `param`, `set`, `env`, or `config` of a key of a `config.json`;
+    """A name that a value came through. kind: `let`, `param`, `set`, `env`, or `config` for a key of a `config.json`;
     span: where the name got its value."""
 
     kind: str
@@ -37,7 +37,7 @@ class ValueStep:
 
 @frozen
 class Value:
-    """data: an int, float, bool, str, None, AUTO, `Quantity`, or one of the classes below."""
+    """A value of an expression. data: an int, float, bool, str, None, AUTO, `Quantity`, or one of the classes below."""
 
     data: Any
     span: Span
@@ -62,7 +62,7 @@ class Items:
 
 @frozen
 class Mapping:
-    """keys: where each of the entries has its name."""
+    """A map. keys: place of the name of each entry."""
 
     entries: dict[str, Value] = field(hash=False)
     keys: dict[str, Span] = field(hash=False, factory=dict, eq=False)
@@ -70,7 +70,7 @@ class Mapping:
 
 @frozen
 class Called:
-    """A call that is no function of the language, as `text("*.txt")`: its setting knows what it means."""
+    """A call that is not a function of the language, as `text("*.txt")`: its setting interprets it."""
 
     name: str
     name_span: Span
@@ -80,7 +80,7 @@ class Called:
 
 @frozen
 class Bounds:
-    """`a..b`, both ends included; a setting says what may stand at them."""
+    """`a..b`, both ends included; the setting decides which ends are valid."""
 
     low: Value
     high: Value
@@ -94,14 +94,14 @@ class Links:
 
 
 class Failed:
-    """An expression that could not be evaluated; the reason has been reported, so whoever meets it keeps quiet."""
+    """An expression that could not be evaluated; the reason has been reported, so no further errors are needed."""
 
 
 FAILED = Failed()
 
 
 def describe(data: Any) -> str:
-    """What kind of thing a value is, for messages: "the number 3", "a string", "a list"."""
+    """Return the kind of a value for messages: "the number 3", "a string", "a list"."""
     if data is True or data is False:
         return f"`{str(data).lower()}`"
     if data is None:
@@ -141,7 +141,7 @@ def is_number(data: Any) -> bool:
 
 
 def quantity_text(data: Quantity) -> str:
-    """A quantity as a spec writes it; the result reads back to an equal one."""
+    """Return a quantity as a spec writes it; the text reads back to an equal one."""
     value, unit = data.value, data.unit
     if unit == "%":
         return f"{value!r}%"
@@ -161,7 +161,7 @@ def quantity_text(data: Quantity) -> str:
 
 
 _LARGEST_BITS: Final = 1000
-_LONGEST_TEXT: Final = 2**20  # characters: twenty sums of a text with itself would take all memory
+_LONGEST_TEXT: Final = 2**20  # characters: doubling a text twenty times would take all memory
 Plain = int | float
 
 
@@ -174,7 +174,7 @@ class ArithmeticFailure(Exception):
 
 
 def binary(sign: str, left: Any, right: Any) -> Any:
-    """`left sign right`. Raises ArithmeticFailure."""
+    """Return `left sign right`. Raises ArithmeticFailure."""
     if sign == "+" and isinstance(left, str) and isinstance(right, str):
         if len(left) + len(right) > _LONGEST_TEXT:
             raise ArithmeticFailure("X307", "the result is too large")
@@ -192,7 +192,7 @@ def binary(sign: str, left: Any, right: Any) -> Any:
 
 
 def negative(data: Any) -> Any:
-    """`-data`. Raises ArithmeticFailure."""
+    """Return `-data`. Raises ArithmeticFailure."""
     if isinstance(data, Quantity):
         return Quantity(-data.value, data.unit)
     if not is_number(data):
@@ -201,7 +201,7 @@ def negative(data: Any) -> Any:
 
 
 def checked(value: Plain) -> Plain:
-    """The value itself. Raises ArithmeticFailure if it is too large to compute with."""
+    """Return the value. Raises ArithmeticFailure if it is too large to compute with."""
     too_large = value.bit_length() > _LARGEST_BITS if isinstance(value, int) else not math.isfinite(value)
     if too_large:
         raise ArithmeticFailure("X307", "the result is too large")
@@ -262,7 +262,7 @@ _UNIT_RULES: Final[dict[str, Callable[[str, str | None, str | None], str | None]
 
 
 def _divide(left: Plain, right: Plain) -> Plain:
-    """Exact if it comes out even: 4096 / 8 is the whole number 512."""
+    """Divide; exact if there is no remainder: 4096 / 8 is the whole number 512."""
     if right == 0:
         raise ArithmeticFailure("X307", "division by zero")
     if isinstance(left, int) and isinstance(right, int):
@@ -287,7 +287,7 @@ def _power(base: Plain, exponent: Plain) -> Plain:
         raise ArithmeticFailure("X307", "zero has no negative power")
     if base < 0 and exponent != int(exponent):
         raise ArithmeticFailure("X307", "a negative number has no fractional power")
-    # Whole numbers are looked at before they are computed: 9 ** 9 ** 9 would take all memory.
+    # Check the size before computing: 9 ** 9 ** 9 would take all memory.
     digits = base.bit_length() if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1 else 0
     if digits * exponent > 2 * _LARGEST_BITS:
         raise ArithmeticFailure("X307", "the result is too large")

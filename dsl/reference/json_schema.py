@@ -1,6 +1,6 @@
 """The schema of the language as JSON Schema (draft 2020-12), for editors and for programs that write specs.
 
-It describes the objects that `spec_json` makes. What JSON Schema cannot say, such as which axes fit together, is left
+It describes the objects that `spec_json` returns. Rules beyond JSON Schema, such as which axes fit together, are left
 to `xtrain check`.
 """
 
@@ -24,10 +24,10 @@ DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _NAME: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _NUMBER: Final = r"[0-9]+(_[0-9]+)*(\.[0-9]+(_[0-9]+)*)?([eE][-+]?[0-9]+)?"
 Schema = dict[str, Any]
-# A function that `use` makes known, by its name.
+# A function declared by `use`, by its name.
 _OWN: Final[Schema] = {"type": "object", "description": "arguments of a function of your own, by name"}
 
-# Where a model comes from: `model "folder"`, or a snapshot of `model hub(…)`, exactly.
+# Model location: `model "folder"`, or the exact snapshot of `model hub(…)`.
 _MODEL_FOLDER: Final[Schema] = {
     "description": "folder whose config.json and weights the model has, or name and commit of a snapshot of the hub",
     "anyOf": [
@@ -43,7 +43,7 @@ _MODEL_FOLDER: Final[Schema] = {
 
 
 def json_schema() -> Schema:
-    """The schema of a whole spec."""
+    """Return the schema of a whole spec."""
     properties = {kind: _block(block) for kind, block in blocks.KINDS.items()}
     for kind in blocks.NAMED:
         properties[kind] = {
@@ -75,12 +75,12 @@ def json_schema() -> Schema:
 
 
 def _call_of(registry: Registry[Any]) -> Schema:
-    """A call that chooses one of its components."""
+    """Return the schema of a call that chooses a component."""
     return {"$ref": f"#/$defs/{registry.word}"}
 
 
 def _calls(schema: Schema) -> dict[str, Schema]:
-    """What is to be known of the kinds of calls in a schema, and of those in their arguments."""
+    """Return the definitions of the call kinds in a schema and in their arguments."""
     found: dict[str, Schema] = {}
     open_ = [schema]
     while open_:
@@ -92,7 +92,7 @@ def _calls(schema: Schema) -> dict[str, Schema]:
 
 
 def _referred(schema: Any) -> Iterator[str]:
-    """The names of definitions that a schema refers to."""
+    """Yield the names of definitions that a schema refers to."""
     if isinstance(schema, dict):
         if isinstance(at := schema.get("$ref"), str):
             yield at.rpartition("/")[2]
@@ -103,7 +103,7 @@ def _referred(schema: Any) -> Iterator[str]:
 
 
 def _of_servers(properties: dict[str, Schema]) -> Schema:
-    """What a spec with `serve` does not have, and all others must; taken out of what every spec must have."""
+    """Return what depends on `serve`, and remove it from the requirements of all specs."""
     needed: dict[str, Schema] = {}
     for kind in blocks.OF_SERVERS:
         names = [name for name in properties[kind]["required"] if not blocks.is_of_servers(f"{kind}.{name}")]
@@ -123,7 +123,7 @@ def _of_servers(properties: dict[str, Schema]) -> Schema:
 
 
 def _without_own() -> dict[str, Schema]:
-    """What is narrower in a spec without a module of the user's own: names are those that there are."""
+    """Return the restrictions of a spec without user modules: labels are existing names."""
     found: dict[str, Schema] = {}
     for kind, block in blocks.KINDS.items():
         registry, label = registry_of(block), blocks.label_of(block)
@@ -143,7 +143,7 @@ def _name_of(kind: str) -> str:
 
 
 def _one_of(table: Mapping[str, type]) -> Schema:
-    """An object with one key: the name of an action, source or link, with its settings."""
+    """Return the schema of an object with one key: the name of an action, source or link, with its settings."""
     return {
         "type": "object",
         "properties": {name: _block(kind) for name, kind in table.items()},
@@ -160,7 +160,7 @@ def _trigger(kind: type) -> Schema:
 
 
 def _block(block: type, without: tuple[str, ...] = ()) -> Schema:
-    """A block with its label and settings, of which some depend on the label."""
+    """Return the schema of a block with its label and settings, some of which depend on the label."""
     known = settings_of(block)
     label = blocks.label_of(block)
     properties: dict[str, Schema] = {}
@@ -181,7 +181,7 @@ def _block(block: type, without: tuple[str, ...] = ()) -> Schema:
         "type": "object",
         "properties": properties,
         "required": required,
-        "additionalProperties": issubclass(block, UserComponent),  # only the spec knows the settings of one's own
+        "additionalProperties": issubclass(block, UserComponent),  # only the spec knows the settings of user components
     }
     if (members := members_of(block)) is not None and members.takes_functions:
         schema["additionalProperties"] = _OWN
@@ -195,7 +195,7 @@ def _block(block: type, without: tuple[str, ...] = ()) -> Schema:
 
 
 def _with_own(schema: Schema, names: list[str], label: str) -> Schema:
-    """What is different where the label may also be the name of a function of the user's own: it has any settings."""
+    """Return the schema of a block whose label may also name a user function, with any settings."""
     properties = dict(schema["properties"])
     about = {key: value for key, value in properties[label].items() if key not in ("type", "enum")}
     properties[label] = {"anyOf": [{"enum": names}, {"type": "string", "pattern": _NAME}], **about}
@@ -207,7 +207,7 @@ def _with_own(schema: Schema, names: list[str], label: str) -> Schema:
 def _rules_of_labels(
     known: Mapping[str, tuple[attrs.Attribute, Setting]], label: attrs.Attribute | None
 ) -> list[Schema]:
-    """For each label: which settings it must give, and which it does not have."""
+    """Return, for each label, the rules of required and missing settings."""
     rules: list[Schema] = []
     for choice in blocks.choices_of(label.type) if label is not None else ():
         needed = [name for name, (_, meta) in known.items() if choice in meta.required_by]
@@ -223,7 +223,7 @@ def _rules_of_labels(
 
 
 def _setting(attribute: attrs.Attribute, meta: Setting | None) -> Schema:
-    """One property: its type, range, description and default."""
+    """Return the schema of one property: its type, range, description and default."""
     if blocks.is_block(attribute.type):
         inner = _block(attribute.type, without=meta.without if meta else ())
         return {**inner, "description": meta.doc if meta else described(attribute.type)[1]}
@@ -282,7 +282,7 @@ def _range(check: Range) -> Schema:
 
 
 def _quantity(units: tuple[str, ...]) -> Schema:
-    """A string with a number and one of some units, each in all its spellings."""
+    """Return the schema of a string with a number and a unit, each in all its spellings."""
     words = [word for word, (unit, _) in UNITS.items() if unit in units and word != "%"]
     forms = [rf"({'|'.join(MULTIPLIERS)})? ?({'|'.join(words)})"] if words else []
     forms += [" ?%"] if "%" in units else []

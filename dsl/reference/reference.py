@@ -1,4 +1,5 @@
-"""The reference of the language as data, made of the schema: `xtrain docs` prints it, `docs/reference.md` holds it."""
+"""Reference of the language as data, generated from the schema: `xtrain docs` prints it, `docs/reference.md` contains
+it."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -49,10 +50,9 @@ Group = Literal["block", "action", "source", "link", "statement"]
 @frozen(kw_only=True)
 class Field:
     """A setting, or the label of a block. kind: its type in words, fixed words in backquotes. choices: these words.
-    default: as a spec writes it; None if it must be given. values: the range, "" if there is none. only: the labels of
-    the block that have the setting. example: a value. usage: the setting as it stands in a spec. is_block: a block of
-    the top level inside this one, which has a page.
-    """
+    default: as a spec writes it; None if required. values: the range, "" if there is none. only: labels of the block
+    that have the setting. example: a value. usage: the setting in a spec. is_block: a top-level block nested in this
+    one, which has a page."""
 
     name: str
     path: str
@@ -73,7 +73,7 @@ class Field:
 @frozen(kw_only=True)
 class ReferencePage:
     """A block, action, source or link. group: which of these. written: its forms, in backquotes. more: paragraphs.
-    origins: of components, (name, who offers it)."""
+    origins: of components, (name, provider)."""
 
     name: str
     path: str
@@ -89,7 +89,7 @@ class ReferencePage:
 
 
 def pages() -> tuple[ReferencePage, ...]:
-    """Every page, in the order a spec is best read in; blocks inside a block stand in its `inner`."""
+    """Return every page, in the recommended order of a spec; nested blocks are in `inner`."""
     found = [_page(name, name, block, "block") for name, block in blocks.KINDS.items()]
     found.append(_page("every", "every", actions.Tick, "statement"))
     found.append(_page("on", "on", actions.OnEvent, "statement"))
@@ -100,14 +100,14 @@ def pages() -> tuple[ReferencePage, ...]:
 
 
 def every_page(within: Iterable[ReferencePage] | None = None) -> Iterator[ReferencePage]:
-    """All pages, blocks inside blocks among them."""
+    """Yield all pages, including nested blocks."""
     for page in pages() if within is None else within:
         yield page
         yield from every_page(page.inner)
 
 
 def _page(name: str, path: str, block: type, group: Group, around: Callable[[str], str] = str) -> ReferencePage:
-    """A page. around: what stands around the block in an example, as `parallel { … }` around an axis."""
+    """Return a page. around: wraps the block in an example, as `parallel { … }` around an axis."""
     written, summary, more = described(block)
     if registry_of(block) is not None:
         more = (*more, *("{}: {}".format(*described(component)) for component in variants(block)))
@@ -155,14 +155,15 @@ def _page(name: str, path: str, block: type, group: Group, around: Callable[[str
 
 
 def _having(name: str, block: type, setting: str, meta: Setting) -> tuple[type, str]:
-    """The class of a block in an example of a setting, and how it begins: of those that have the setting, the one that
-    needs the fewest words."""
+    """Return the class of a block that has a setting and needs the shortest example, and the head of the block
+    there."""
     having = min(meta.only, key=lambda one: len(_needed(variant(block, one), setting)), default=None)
     return variant(block, having), f"{name} {having}" if having else _head(name, block)
 
 
 def _declarations(block: type, attribute: attrs.Attribute, meta: Setting) -> list[tuple[attrs.Attribute, Setting]]:
-    """A setting as each of the components of a block has it: once where all agree, else with `only` those that do."""
+    """Return a setting as the components of a block declare it: once if all agree, else with `only` for those
+    that do."""
     registry = registry_of(block)
     if registry is None:
         return [(attribute, meta)]
@@ -189,7 +190,7 @@ def _origins(name: str, block: type, group: Group) -> tuple[tuple[str, str], ...
 
 
 def _registries(block: type) -> list[Registry[Any]]:
-    """Those of the components that a block is one of, that its settings are, or that they name."""
+    """Return the registries of the components that a block belongs to, contains as settings, or names."""
     own = registry_of(block) or members_of(block)
     if own is not None:
         return [own]
@@ -209,7 +210,7 @@ def _usage(name: str, head: str, field: Field, needed: list[str]) -> str:
 
 
 def _field_of_block(attribute: attrs.Attribute, meta: Setting, path: str, head: str) -> Field:
-    """A block of the top level inside another, as the optimizer of a group."""
+    """Return the field of a top-level block inside another, such as the optimizer of a group."""
     kind = spelled(attribute)
     example = meta.example or blocks.REQUIRED[kind]
     return Field(
@@ -230,7 +231,7 @@ def _field_of_block(attribute: attrs.Attribute, meta: Setting, path: str, head: 
 
 
 def _free_field(attribute: attrs.Attribute, meta: Setting, path: str, group: Group) -> Field:
-    """The setting whose names are the user's own, as one field called `NAME`."""
+    """Return the setting with free names as one field called `NAME`."""
     item = get_args(attribute.type)[1]
     return Field(
         name="NAME",
@@ -248,7 +249,7 @@ def _free_field(attribute: attrs.Attribute, meta: Setting, path: str, group: Gro
 
 
 def _needed(block: type, but: str) -> list[str]:
-    """The other settings that an example of one cannot do without."""
+    """Return the other settings that an example of a setting requires."""
     required = [(a, m) for a, m in settings_of(block).values() if a.default is attrs.NOTHING and spelled(a) != but]
     return [f"{spelled(attribute)} = {meta.example}" for attribute, meta in required]
 
@@ -256,7 +257,7 @@ def _needed(block: type, but: str) -> list[str]:
 def _label(
     attribute: attrs.Attribute, path: str, group: Group, around: Callable[[str], str], needed: list[str]
 ) -> Field:
-    """The word or number behind the word that opens a block."""
+    """Return the field of a block's label."""
     field = _field(attribute, label_setting(attribute), f"{path}.{attribute.name}", group)
     example = field.choices[0] if field.choices else _SAMPLE_LABELS.get(attribute.name, "NAME")
     name = path.rpartition(".")[2]
@@ -267,7 +268,7 @@ def _label(
 
 
 def label_setting(attribute: attrs.Attribute) -> Setting:
-    """A label as if it were a setting: what it says, and its range."""
+    """Return the metadata of a label as that of a setting."""
     number = int in _parts(attribute.type)
     doc = _LABELS.get(attribute.name, f"the label of the block: which {attribute.name}")
     check = at_least(1) if number else attribute.metadata.get("check")
@@ -275,7 +276,7 @@ def label_setting(attribute: attrs.Attribute) -> Setting:
 
 
 def described(block: type) -> tuple[str, str, tuple[str, ...]]:
-    """The forms, the sentence and the further paragraphs of a class' docstring."""
+    """Return the forms, the summary and the further paragraphs of a class docstring."""
     first, *more = [" ".join(part.split()) for part in (block.__doc__ or "").strip().split("\n\n")]
     match = re.fullmatch(r"((?:`[^`]*`|[^`:])*): (.*)", first)
     assert match is not None, f"the docstring of {block.__name__} does not say how it is written"
@@ -283,7 +284,7 @@ def described(block: type) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _head(name: str, block: type) -> str:
-    """How a block begins in an example."""
+    """Return the head of a block in an example."""
     label = blocks.label_of(block)
     if label is None or not settings_of(block):
         return name
@@ -323,7 +324,7 @@ def _values(meta: Setting) -> str:
 
 
 def _example(attribute: attrs.Attribute, choices: tuple[str, ...]) -> str:
-    """A value to write: a word that is not the default, or the default itself, or a number."""
+    """Return an example value: a word that is not the default, or the default itself, or a number."""
     value = attribute.default
     listed = any(get_origin(part) is tuple for part in _parts(attribute.type))
     if choices:
@@ -345,7 +346,7 @@ def _parts(annotation: Any) -> tuple[Any, ...]:
 
 
 def type_words(annotation: Any, meta: Setting) -> str:
-    """A type in words: "whole number or `auto`", "`gpipe` `1f1b`", "steps, tokens, epochs"."""
+    """Return a type in words: "whole number or `auto`", "`gpipe` `1f1b`", "steps, tokens, epochs"."""
     parts = _parts(annotation)
     words = [_part_words(part, meta) for part in parts if part not in (Auto, NoneType)]
     words = list(dict.fromkeys(words))

@@ -25,7 +25,7 @@ from xtrain.dsl.user_parts.signatures import REQUIRED, Parameter, Weight
 
 @frozen
 class TopicWord:
-    """A word without a page of its own. written: how it stands in a spec."""
+    """A word without a page. written: its form in a spec."""
 
     kind: Literal["statement", "function", "unit", "multiplier", "constant", "event", "later", "choice"]
     name: str
@@ -37,9 +37,9 @@ Topic = ReferencePage | Field | TopicWord
 
 
 def find(topic: str) -> tuple[Topic, ...]:
-    """Everything that goes by a name: a path (`parallel.fsdp.reduce`), or a last part of one (`reduce`, `1f1b`).
+    """Return everything with a name: a path (`parallel.fsdp.reduce`), or its last part (`reduce`, `1f1b`).
 
-    A path with a dataset's name, as `--set` takes it, leads to the setting of all datasets; so does one of a phase.
+    A path with a dataset's or phase's name, as `--set` takes it, finds the setting of all datasets or phases.
     """
     name = topic.strip().strip("`")
     parts = name.split(".")
@@ -61,7 +61,7 @@ def find(topic: str) -> tuple[Topic, ...]:
 
 
 def near(topic: str) -> str | None:
-    """The topic that a wrong one was probably meant to be."""
+    """Return the topic closest to a wrong one."""
     entries = list(_entries(tuple(every_page())))
     names = [key for key, _ in entries]
     names += [key.rpartition(".")[2] for key in names]
@@ -70,7 +70,7 @@ def near(topic: str) -> str | None:
 
 
 def _entries(pages: tuple[ReferencePage, ...]) -> Iterator[tuple[str, Topic]]:
-    """Path → what it leads to; a path may lead to several things, as `checkpoint` to a block and an action."""
+    """Yield path → topic; a path may have several topics, as `checkpoint` is a block and an action."""
     for page in pages:
         yield page.path, page
     for page in pages:
@@ -81,7 +81,7 @@ def _entries(pages: tuple[ReferencePage, ...]) -> Iterator[tuple[str, Topic]]:
 
 
 def words() -> Iterator[TopicWord]:
-    """The words that have no page."""
+    """Yield the words that have no page."""
     for name, (written, meaning) in STATEMENTS.items():
         if name not in ("every", "on"):
             yield TopicWord("statement", name, written, meaning)
@@ -104,7 +104,7 @@ def words() -> Iterator[TopicWord]:
 
 
 def _choices(word: str, pages: tuple[ReferencePage, ...]) -> Iterator[TopicWord]:
-    """The settings and labels that know a fixed word."""
+    """Yield the settings and labels that have a fixed word."""
     for page in pages:
         known = [field for field in (*((page.label,) if page.label else ()), *page.fields) if word in field.choices]
         for field in {field.path: field for field in reversed(known)}.values():
@@ -118,13 +118,13 @@ _WIDEST: Final = 100
 
 
 class ReferenceText:
-    """Writes the reference. width: columns of the terminal; color: whether it shows bold and dim."""
+    """Writer of the reference. width: columns of the terminal; color: True if it shows bold and dim."""
 
     def __init__(self, *, width: int = 80, color: bool = False) -> None:
         self.width, self.color = max(40, min(width, _WIDEST)), color
 
     def overview(self) -> str:
-        """What there is, by kind."""
+        """Return the overview of all topics, by kind."""
         found = pages()
         top = [page for page in found if page.group == "block"]
         lines = self._table("Blocks", [(page.name, page.summary) for page in top])
@@ -142,10 +142,10 @@ class ReferenceText:
         return "\n".join(lines) + "\n"
 
     def topics(self, found: Iterable[Topic]) -> str:
-        """The pages of what a word speaks of: one setting in full, several in a line each."""
+        """Return the pages of the topics of a word: one setting in full, several in a line each."""
         found = tuple(found)
         paths = {topic.path if isinstance(topic, Field) else "" for topic in found}
-        alone = len(paths) == 1  # several of one path: a setting that components have in different ways
+        alone = len(paths) == 1  # several topics of one path: a setting that components declare differently
         parts: list[str] = []
         lines: list[tuple[str, str]] = []
         for topic in found:
@@ -164,7 +164,7 @@ class ReferenceText:
         return "\n".join(parts)
 
     def page(self, page: ReferencePage) -> str:
-        """A block, action, source or link with its settings."""
+        """Return the page of a block, action, source or link with its settings."""
         lines = [
             f"{self._bold(page.path)}  {self._dim(page.group)}",
             "",
@@ -187,7 +187,7 @@ class ReferenceText:
         return "\n".join(lines).rstrip("\n") + "\n"
 
     def field(self, field: Field) -> str:
-        """A setting with all that is known of it."""
+        """Return the page of a setting."""
         lines = [f"{self._bold(field.path)}  {self._dim('label' if field.is_label else 'setting')}", ""]
         lines += [*self._wrapped(field.doc, "  "), ""]
         facts = [("type", field.kind), ("default", field.default if field.default is not None else "must be given")]
@@ -216,7 +216,7 @@ class ReferenceText:
         return "\n".join([*lines, *self._wrapped(word.meaning, "  ")]) + "\n"
 
     def _table(self, title: str, rows: list[tuple[str, str]]) -> list[str]:
-        """Two columns under a title; nothing if there are no rows."""
+        """Return two columns under a title; nothing if there are no rows."""
         if not rows:
             return []
         wide = min(max(len(name) for name, _ in rows), 28)
@@ -251,7 +251,7 @@ _KINDS: Final = {
 
 
 def _settable(field: Field) -> str:
-    """The setting on a command line; empty where `--set` does not reach."""
+    """Return the setting on a command line; empty if `--set` cannot reach it."""
     kind = field.path.partition(".")[0]
     if field.group in ("action", "statement"):
         return _settable_action(field)
@@ -263,7 +263,7 @@ def _settable(field: Field) -> str:
 
 
 def _settable_action(field: Field) -> str:
-    """The period of a tick, the number behind `nan`, a setting of an action."""
+    """Return the `--set` path of a tick's period, of the count of `nan`, or of an action's setting."""
     statements = {"every.every": "every.log", "on.count": "on.nan"}
     kind = field.path.partition(".")[0]
     if field.group == "statement":
@@ -302,7 +302,7 @@ setting says whether a run with another value is another experiment:
 
 
 def markdown() -> str:
-    """The whole reference."""
+    """Return the whole reference as Markdown."""
     found = pages()
     parts = [_INTRODUCTION, _table(("role", "what it is about"), [(role.value, text) for role, text in ROLES.items()])]
     parts += _statements(found)
@@ -354,7 +354,7 @@ def _page(page: ReferencePage, level: str) -> list[str]:
 
 
 def _fields(page: ReferencePage) -> str:
-    """The settings of a page, its label first."""
+    """Return the settings of a page, its label first."""
     rows = [_row(field) for field in (*((page.label,) if page.label else ()), *page.fields)]
     return _table(("setting", "type", "default", "role", "meaning"), rows)
 
@@ -391,7 +391,7 @@ def _later() -> list[str]:
 
 
 def _forms(written: str) -> list[str]:
-    """`env("NAME"), env("NAME", default)` as its two forms."""
+    """Split `env("NAME"), env("NAME", default)` into its two forms."""
     first, *rest = written.split("), ")
     return [f"{part})" for part in (first, *rest[:-1])] + [rest[-1]] if rest else [first]
 
@@ -409,9 +409,9 @@ _WORDS = {int: "whole number", float: "number", str: "string", bool: "true or fa
 
 
 def own_functions(path: str, diagnostics: Diagnostics) -> str:
-    """A paragraph for each function with a decorator of xtrain. What is wrong with the file is reported.
+    """Return a paragraph for each function with a decorator of xtrain; mistakes in the file are reported.
 
-    Raises OSError, and UnicodeDecodeError.
+    Raises OSError and UnicodeDecodeError.
     """
     source = SourceText.from_bytes(path, Path(path).read_bytes())
     found = read_parts(source, diagnostics) or []
@@ -438,7 +438,7 @@ def _given(value: Any) -> str:
 
 
 def _parameter(parameter: Parameter) -> str:
-    """`number; default 0.9`."""
+    """Return a parameter as text: `number; default 0.9`."""
     if parameter.default is REQUIRED:
         default = "required"
     else:

@@ -1,4 +1,4 @@
-"""What the words of the language mean that belong to no block: statements, functions, units, multipliers, events."""
+"""Meaning of words that belong to no block: statements, functions, units, multipliers, events."""
 
 from typing import Final
 
@@ -67,7 +67,7 @@ CONSTANTS: Final[dict[str, str]] = {
     "auto": "derived by the planner; the plan shows the value and why",
 }
 
-# Event → (when it occurs, what happens unless the spec says otherwise)
+# Event → (when it occurs, the default behavior)
 EVENTS: Final[dict[str, tuple[str, str]]] = {
     "finish": (
         "the budget is used up", "`checkpoint`; added before the actions of the spec if they have none"

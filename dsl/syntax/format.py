@@ -1,7 +1,8 @@
-"""`xtrain fmt`: one style. Spacing, indentation and commas are the formatter's; line breaks and comments the author's.
+"""`xtrain fmt`: spacing, indentation and commas belong to the formatter, line breaks and comments to the author.
 
-A bracket that holds a line break of its own is opened up: its content is indented by two blanks and it closes on a line
-of its own. Commas at the end of a line go from blocks and maps and come to lists and calls. One blank line at most.
+A bracket pair with a line break directly inside is opened up: its content is indented by two blanks and the bracket
+closes on a line of its own. Trailing commas are removed from blocks and maps and added to lists and calls. At most one
+blank line in a row is kept.
 """
 
 from typing import Any
@@ -22,11 +23,12 @@ _NO_GAP_BEFORE = ("RPAR", "RSQB", "_DOT", "_TO", "_COMMA", "_COLON")
 
 
 class FormatFault(Exception):
-    """The formatter would have changed what a spec says: a mistake of the formatter, never of the spec."""
+    """The formatter would have changed the meaning of a spec: a bug of the formatter, never of the spec."""
 
 
 def format_source(source: SourceText) -> str:
-    """The text in the one style. Raises SpecErrors if it has syntax errors, and FormatFault rather than change it."""
+    """Return the formatted text. Raises SpecErrors for syntax errors, and FormatFault rather than change the
+    meaning."""
     diagnostics = Diagnostics(most=MOST_ERRORS)
     try:
         before = parse_file(source, diagnostics)
@@ -35,7 +37,7 @@ def format_source(source: SourceText) -> str:
     if diagnostics.has_errors:
         raise SpecErrors(diagnostics)
     tokens = tokenize(source, diagnostics)
-    layout_tokens(tokens, source, diagnostics)  # tells keywords from names
+    layout_tokens(tokens, source, diagnostics)  # distinguishes keywords from names
     text = _Printer(tokens).run()
     written = SourceText(source.path, text)
     after = parse_file(written, diagnostics)
@@ -45,12 +47,12 @@ def format_source(source: SourceText) -> str:
 
 
 def comments(source: SourceText) -> list[str]:
-    """All comments in order, without what is blank at their ends."""
+    """Return all comments in order, without trailing blanks."""
     return [token.text.rstrip() for token in tokenize(source, Diagnostics()) if token.type == "COMMENT"]
 
 
 def same(left: Any, right: Any) -> bool:
-    """Whether two pieces of syntax trees say the same, places aside. `==` would recurse as deep as a text may nest."""
+    """Return True if two syntax trees are equal except for places. `==` would recurse as deep as a text may nest."""
     pairs = [(left, right)]
     while pairs:
         one, other = pairs.pop()
@@ -109,7 +111,8 @@ class _Printer:
         return "\n".join(self.lines) + ("\n" if self.lines else "")
 
     def _previous(self, place: int) -> str:
-        """The type of the last token before a place that is no line end or comment; an opener at the start."""
+        """Return the type of the last token before a place that is not a line end or comment; an opener at the
+        start."""
         while place:
             place -= 1
             if self.tokens[place].type not in ("_NEWLINE", "COMMENT"):
@@ -144,7 +147,7 @@ class _Printer:
                     self.dropped.add(place)
 
     def _pair(self, first: int, last: int) -> None:
-        """Decide whether a pair of brackets is opened up, and what that means for its last comma."""
+        """Decide whether a pair of brackets is opened up, and whether its last comma is added or removed."""
         inner = self.tokens[first + 1 : last]
         solid = [place for place in range(first + 1, last) if self.tokens[place].type not in ("_NEWLINE", "COMMENT")]
         comments = any(token.type == "COMMENT" for token in inner)
@@ -163,7 +166,7 @@ class _Printer:
             self.dropped.add(solid[-1])
 
     def _breaks(self, first: int, last: int) -> bool:
-        """Whether a line ends between the brackets, outside of brackets inside them."""
+        """Return True if a line ends directly between the brackets, outside nested brackets."""
         depth = 0
         for token in self.tokens[first + 1 : last]:
             depth += (token.type in OPENERS) - (token.type in CLOSERS)
@@ -172,12 +175,12 @@ class _Printer:
         return False
 
     def _is_group(self, place: int) -> bool:
-        """Whether a `(` only groups an expression, where no comma may follow."""
+        """Return True if a `(` only groups an expression, where no comma may follow."""
         return self.tokens[place].type == "LPAR" and self._previous(place) != "NAME"
 
 
 def _gap(before: Token, token: Token) -> str:
-    """The blanks between two tokens of a line."""
+    """Return the blanks between two tokens of a line."""
     left, right = before.type, token.type
     if right == "COMMENT":
         return "  "

@@ -7,13 +7,13 @@ from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText
 from xtrain.dsl.diagnostics.suggest import closed, without
 from xtrain.dsl.syntax.tree import CLOSERS, CONSTANTS, OPENERS, SEPARATORS, STATEMENTS, Token
 
-_LONGEST: Final = 1000  # tokens in a list or call; what is longer lacks more than a bracket
+_LONGEST: Final = 1000  # tokens in a list or call; a longer one lacks more than a bracket
 _LOOKED_AT: Final = 16  # tokens of a line that may begin a statement
 _SIGN: Final = {"LPAR": "(", "RPAR": ")", "LSQB": "[", "RSQB": "]", "LBRACE": "{", "RBRACE": "}"}
 
 
 def match_brackets(tokens: list[Token], diagnostics: Diagnostics) -> tuple[list[Token], bool]:
-    """The tokens with every bracket in a pair, and whether something had to be added or left out for that."""
+    """Return the tokens with all brackets matched, and whether any had to be added or dropped."""
     if _even(tokens):
         return tokens, False
     return _Repair(tokens, diagnostics).run(), True
@@ -34,7 +34,7 @@ class _Repair:
         self.tokens, self.diagnostics = tokens, diagnostics
         self.result: list[Token] = []
         self.opened: list[Token] = []
-        self.excused = False  # an ERROR token was seen: it may have swallowed a closing bracket
+        self.excused = False  # an ERROR token was seen, which may have swallowed a closing bracket
         self.last_closed: Token | None = None
         self.suspects = self._find_suspects()
 
@@ -54,7 +54,8 @@ class _Repair:
         return self.result
 
     def _find_suspects(self) -> set[int]:
-        """The offsets of braces that are never closed, or by a brace that begins a line in another column."""
+        """Return the offsets of braces that are never closed, or closed by a brace that begins a line in another
+        column."""
         suspects: set[int] = set()
         opened: list[Token] = []
         for place, token in enumerate(self.tokens):
@@ -70,13 +71,13 @@ class _Repair:
         return place == 0 or self.tokens[place - 1].type == "_NEWLINE"
 
     def _close(self, token: Token) -> bool:
-        """Take a closing bracket; False if it closes nothing."""
+        """Consume a closing bracket; return False if it closes nothing."""
         wanted = CLOSERS[token.type]
         if not any(opener.type == wanted for opener in self.opened):
             self._stray(token)
             return False
         if token.type != "RBRACE":
-            # A `)` or `]` closes nothing outside the block it stands in.
+            # A `)` or `]` closes nothing outside its block.
             for opener in reversed(self.opened):
                 if opener.type == wanted:
                     break
@@ -92,14 +93,14 @@ class _Repair:
         return True
 
     def _closes_outer(self, token: Token) -> bool:
-        """The brace begins a line in the column of an outer block, deeper than which the innermost one was opened."""
+        """Return True if the brace begins a line in the column of an outer block, left of the innermost block."""
         inner = self.opened[-1]
         first = token.source.text[token.source.line_start(token.span.line) : token.start].strip() == ""
         outer = any(o.type == "LBRACE" and _indent(o) == _indent(token) for o in self.opened[:-1])
         return first and outer and inner.start in self.suspects and _indent(inner) > _indent(token)
 
     def _line_ends(self, place: int) -> None:
-        """Decide whether a line that begins here shows that a bracket was forgotten."""
+        """Decide whether a line that begins here shows that a bracket is missing."""
         following = self.tokens[place + 1 : place + 1 + _LOOKED_AT]
         if not following or following[0].type in ("_NEWLINE", "COMMENT") or following[0].type in CLOSERS:
             return
@@ -130,9 +131,11 @@ class _Repair:
         self.result.append(assumed)
 
     def _certain_end(self, opener: Token) -> int | None:
-        """Where the missing bracket must stand: behind the last token, if what the brackets hold leaves no doubt.
+        """Return where the missing bracket must be: after the last token, if the content of the brackets leaves no
+        doubt.
 
-        No list holds `name = value`, so it has ended before one; in a call that may be an argument, and nobody knows.
+        A list contains no `name = value`, so it has ended before one; in a call it may be an argument, so the place is
+        unknown.
         """
         last = next((t.end for t in reversed(self.result) if t.type != "_NEWLINE" and not t.assumed), opener.end)
         if opener.type == "LBRACE":
@@ -153,7 +156,7 @@ class _Repair:
     def _stray(self, token: Token) -> None:
         sign = token.text
         notes = ()
-        # Behind another closing bracket it is one too many; elsewhere, one before it may have been too early.
+        # After another closing bracket it is a surplus one; elsewhere, an earlier one may have been premature.
         last = next((each for each in reversed(self.result) if each.type != "_NEWLINE"), None)
         doubled = last is not None and last.type == token.type
         if token.type == "RBRACE" and self.last_closed is not None:
@@ -166,17 +169,17 @@ class _Repair:
 
 
 def _indent(token: Token) -> int:
-    """The number of blanks before the first character of the token's line."""
+    """Return the number of blanks before the first character of the token's line."""
     line = token.source.line(token.span.line)
     return len(line) - len(line.lstrip())
 
 
 def _starts_statement(following: list[Token], *, inside: str, after: Token) -> bool:
-    """Whether a line can only be a new statement, though a `(` or `[` is open."""
+    """Return True if a line can only be a new statement, although a `(` or `[` is open."""
     first, second = following[0], following[1] if len(following) > 1 else None
     if first.type != "NAME" or second is None:
         return False
-    if second.type == "_EQ":  # in a call, an argument may look the same behind a comma
+    if second.type == "_EQ":  # in a call, an argument may look the same after a comma
         return inside == "LSQB" or after.type not in ("_COMMA", "LPAR", "_NEWLINE", "COMMENT")
     if second.type == "_DOT":  # `optimizer.lr in …`: no expression has an `in`
         words = list(takewhile(lambda each: each.type in ("NAME", "_DOT") and each.text != "in", following))
@@ -186,7 +189,7 @@ def _starts_statement(following: list[Token], *, inside: str, after: Token) -> b
     return second.type in ("NAME", "STRING", "NUMBER", "LBRACE")
 
 
-# Before a `{` these say that a value is meant: it opens a map, not the body of a block.
+# Before a `{` these indicate a value: a map, not the body of a block.
 _BEFORE_A_VALUE = frozenset(
     {
         "_EQ", "_COLON", "_ARROW", "_TO", "LPAR", "LSQB", "PLUS", "MINUS", "STAR", "SLASH", "DSLASH", "PERCENT", "POW",
@@ -196,11 +199,11 @@ _BEFORE_A_VALUE = frozenset(
 
 
 def layout_tokens(tokens: list[Token], source: SourceText, diagnostics: Diagnostics) -> tuple[list[Token], bool]:
-    """The tokens the parser sees, and whether brackets had to be repaired.
+    """Return the tokens for the parser, and whether brackets had to be repaired.
 
-    Comments go. A line end counts only between items, once, and not behind a comma or an opening bracket. Words that
-    start a statement (`let`), `then` and `in` become words of their own where they can stand; elsewhere they are names,
-    and so they are before `=` and `.` inside a block, where no statement can stand.
+    Comments are dropped. A line end counts only between items, once, and not after a comma or an opening bracket. Words
+    that start a statement (`let`), `then` and `in` become keywords where they are allowed; elsewhere they are names,
+    also before `=` and `.` inside a block, where no statement is allowed.
     """
     tokens, repaired = match_brackets([t for t in tokens if t.type != "COMMENT"], diagnostics)
     result: list[Token] = []
@@ -240,7 +243,7 @@ def layout_tokens(tokens: list[Token], source: SourceText, diagnostics: Diagnost
 
 
 def _is_path(tokens: list[Token]) -> bool:
-    """Whether the item that has begun is a path so far, `optimizer.lr`."""
+    """Return True if the current item is a path so far, such as `optimizer.lr`."""
     for token in reversed(tokens):
         if token.type not in ("NAME", "_DOT"):
             return False

@@ -1,4 +1,4 @@
-"""Lexer: text into tokens, numbers with their multipliers and units, and a diagnostic for every other word.
+"""Lexer: text into tokens, numbers with their multipliers and units, and a diagnostic for every invalid word.
 
 Numbers: `42`, `1_000`, `3e-4`, `8Ki`, `20B tokens`, `1.5 GiB`, `10%`.
 """
@@ -22,28 +22,28 @@ _OTHER_WORDS: Final = {
     "hour": "h", "hours": "h", "day": "d", "days": "d", "percent": "%", "iters": "steps", "iterations": "steps",
     "bytes": "B", "KB": "KiB", "kB": "KiB", "MB": "MiB", "GB": "GiB",
 }  # fmt: skip
-_LESS: Final = ("kb", "mb", "gb", "mi")  # two things each: 10^3 or 2^10 bytes, minutes or 2^20
+_LESS: Final = ("kb", "mb", "gb", "mi")  # ambiguous: 10^3 or 2^10 bytes, minutes or 2^20
 _NUMBER: Final = re.compile(r"[0-9]+(?:_[0-9]+)*(?:\.[0-9]+(?:_[0-9]+)*)?(?:[eE][-+]?[0-9]+)?")
 _TAIL: Final = re.compile(r"\w+")
-# A unit word behind blanks; not if it is itself the name of a setting, a function or a map key.
+# A unit word after blanks, unless it is the name of a setting, a function or a map key itself.
 _UNIT: Final = re.compile(r"[ \t]*(" + "|".join(sorted(UNIT_WORDS, key=len, reverse=True)) + r")(?!\w|[ \t]*[=(:])")
 _LARGEST_EXPONENT: Final = 300
 
 
 def near_unit(word: str) -> str | None:
-    """The unit that a wrong word was probably meant to be."""
+    """Return the unit closest to a wrong word."""
     return _OTHER_WORDS.get(word) or closest(word, UNIT_WORDS)
 
 
 def certain_unit(word: str, candidates: tuple[str, ...] = UNIT_WORDS) -> str | None:
-    """The unit that a wrong word must have been meant to be; not for `GB`, which is less than a GiB."""
+    """Return the only unit that a wrong word can mean; None for `GB`, which is less than a GiB."""
     if word.lower() in _LESS:
         return None
     return _OTHER_WORDS.get(word) or certain(word, candidates)
 
 
 def read_number(source: SourceText, start: int, end: int, diagnostics: Diagnostics) -> Token:
-    """The number at `start` as a `NUMBER` token whose value is an int, a float or a `Quantity`."""
+    """Return the number at `start` as a `NUMBER` token whose value is an int, a float or a `Quantity`."""
     match = _NUMBER.match(source.text, start, end)
     assert match is not None  # the lexer saw a digit
     digits, at = match.group(), match.end()
@@ -83,14 +83,14 @@ def _value(digits: str, scale: int | float, unit: str | None) -> int | float | Q
     if unit is not None:
         stored, factor = UNITS[unit]
         return Quantity(number(exact * Fraction(factor)), stored)
-    # 1e9 and 1.5k are whole numbers; 2.0 is not, because whoever writes the point means a real number.
+    # 1e9 and 1.5k are whole numbers; 2.0 is not: the point signals a real number.
     if "." in plain and not exponent and scale == 1:
         return float(plain)
     return number(exact)
 
 
 def spelling(text: str) -> str:
-    """A number as it is written best: the multiplier touches it, one blank before a unit word, none before `%`."""
+    """Return the preferred spelling of a number: no blank before the multiplier or `%`, one before a unit word."""
     match = _NUMBER.match(text)
     assert match is not None
     digits, tail = match.group(), text[match.end() :]
@@ -107,9 +107,9 @@ def number(exact: Fraction) -> int | float:
 
 
 def _percent(text: str, at: int, end: int) -> int | None:
-    """The offset behind a percent sign that belongs to the number; None if there is none or it is the operator.
+    """Return the offset after a percent sign of the number; None if there is none or it is the operator.
 
-    `10%` and `10 %` are percentages; in `10%3`, `10%n` and `10 % 3` an operand follows, which makes it the operator.
+    `10%` and `10 %` are percentages; in `10%3`, `10%n` and `10 % 3` an operand follows, so it is the operator.
     """
     sign = re.compile(r"[ \t]*%").match(text, at, end)
     if sign is None:
@@ -121,7 +121,7 @@ def _percent(text: str, at: int, end: int) -> int | None:
 
 
 def _bad_tail(span: Span, digits: str, word: str, diagnostics: Diagnostics) -> Token:
-    """Report what is glued to a number. A word that merely begins with a digit (`1f1b`) becomes a string."""
+    """Report text glued to a number. A word that merely begins with a digit (`1f1b`) becomes a string."""
     source = span.source
     at_word = Span(source, span.end - len(word), span.end)
     meant = _OTHER_WORDS.get(word) or closest(word, (*MULTIPLIERS, *UNIT_WORDS))
@@ -154,7 +154,7 @@ def _bad_tail(span: Span, digits: str, word: str, diagnostics: Diagnostics) -> T
 
 
 def _decimal(word: str) -> int | None:
-    """The value of a hexadecimal, binary or octal number without its leading 0."""
+    """Return the value of a hexadecimal, binary or octal number without its leading 0."""
     try:
         return int(f"0{word}", 0)
     except ValueError:
@@ -182,11 +182,11 @@ SIGNS: Final = {
     "=": "_EQ", ":": "_COLON", ",": "_COMMA", ".": "_DOT", "(": "LPAR", ")": "RPAR", "{": "LBRACE", "}": "RBRACE",
     "[": "LSQB", "]": "RSQB",
 }  # fmt: skip
-CORRECTED: Final = {"==": "=", ":=": "=", "=>": "->"}  # reported here and read as what was meant
+CORRECTED: Final = {"==": "=", ":=": "=", "=>": "->"}  # reported, then read as what was meant
 _CONDITIONS: Final = ("?", "<", ">", "!", "&&", "||")
 _STRING: Final = re.compile(r'"((?:[^"\\\n]|\\[^\n])*)"')
 _TRIPLE: Final = re.compile(r'"""((?:[^\\]|\\.)*?)"""', re.DOTALL)
-_NOTHING_ELSE: Final = re.compile(r"[ \t)\]}]*(#.*)?")  # behind an unclosed string: its end is where it is taken to be
+_NOTHING_ELSE: Final = re.compile(r"[ \t)\]}]*(#.*)?")  # after an unclosed string: the assumed end is certain
 _OTHER_QUOTES: Final = {"'": "'", "`": "`", "“": "”", "„": "“", "‘": "’", "”": "”", "’": "’"}
 _ESCAPE: Final = re.compile(r"\\(?:u\{([0-9A-Fa-f]*)\}|(.))", re.DOTALL)
 _ESCAPES: Final = {'"': '"', "\\": "\\", "n": "\n", "t": "\t"}
@@ -195,8 +195,8 @@ _ESCAPES: Final = {'"': '"', "\\": "\\", "n": "\n", "t": "\t"}
 def tokenize(
     source: SourceText, diagnostics: Diagnostics, start: int = 0, end: int | None = None, most: int = sys.maxsize
 ) -> list[Token]:
-    """The tokens between two offsets, comments (`COMMENT`) and every line end (`_NEWLINE`) among them; of a text that
-    has more than `most`, the first `most` and one more."""
+    """Return the tokens between two offsets, including comments (`COMMENT`) and every line end (`_NEWLINE`); if there
+    are more than `most`, the first `most` and one more."""
     return _Lexer(source, diagnostics, start, len(source.text) if end is None else end).run(most)
 
 
@@ -209,7 +209,7 @@ class _Lexer:
     def run(self, most: int) -> list[Token]:
         while self.at < self.end and len(self.tokens) <= most:
             match = _WORDS.match(self.text, self.at, self.end)
-            assert match is not None  # the last alternative takes any character
+            assert match is not None  # the last alternative matches any character
             kind = match.lastgroup
             if kind == "NAME":
                 self._name(match.end())
@@ -331,7 +331,7 @@ class _Lexer:
         self._emit("ERROR", self.end)
 
     def _unterminated(self) -> None:
-        """Report a string without end. It is taken to end before the first closing bracket or comma of the line."""
+        """Report an unterminated string. It is assumed to end before the first closing bracket or comma of the line."""
         line = self.text[self.at : self._line_end()]
         body = re.split(r"[)\]},]| #", line)[0].rstrip()
         end = self.at + len(body)

@@ -1,4 +1,4 @@
-"""Parser: a text into a `File`, with a diagnostic for every item that cannot be read.
+"""Parser: a text into a `File`, with a diagnostic for every unreadable item.
 
 lark calls a method of `TreeBuilder` for every rule of `grammar.lark`.
 """
@@ -42,7 +42,7 @@ def _label(token: Token) -> s.Label:
 
 
 class TreeBuilder(Transformer):
-    """One method a rule; `parts` are the named tokens and the nodes of the rule, in order."""
+    """Builds the syntax tree, one method per rule; `parts` are the named tokens and the nodes of the rule, in order."""
 
     def items(self, parts: Parts) -> tuple[s.Item, ...]:
         return tuple(parts)
@@ -180,7 +180,7 @@ class TreeBuilder(Transformer):
 
 
 class _NoLexer(Lexer):
-    """The parser is fed with tokens that are made already."""
+    """Placeholder: the parser receives ready-made tokens."""
 
     def __init__(self, lexer_conf: Any) -> None: ...
 
@@ -190,27 +190,29 @@ class _NoLexer(Lexer):
 
 @cache
 def grammar() -> Lark:
-    """The parser of `grammar.lark`. Its table is computed once and kept beside the bytecode of this module."""
+    """Return the parser of `grammar.lark`. Its table is computed once and cached next to the bytecode of this
+    module."""
     text = Path(__file__).with_name("grammar.lark").read_text(encoding="utf-8")
     options = {"parser": "lalr", "lexer": _NoLexer, "start": "file", "transformer": TreeBuilder()}
     return Lark(text, cache=_table_file() or False, **options)
 
 
 def _table_file() -> str | None:
-    """Where the table is kept; None if Python keeps no bytecode here either. lark compares grammar and version."""
+    """Return the cache file of the table; None if Python writes no bytecode here either. lark compares grammar and
+    version."""
     file = Path(cache_from_source(__file__)).with_suffix(".table")
     writable = not sys.dont_write_bytecode and os.access(file.parent, os.W_OK)
     return str(file) if writable or file.exists() else None
 
 
-MOST_TOKENS: Final = 2**16  # of a spec with all that it includes: a hundred times the longest written by hand
-DEEPEST: Final = 50  # blocks inside blocks; the language has two levels, and a text without closing braces any number
+MOST_TOKENS: Final = 2**16  # for a spec with all its includes: a hundred times the longest written by hand
+DEEPEST: Final = 50  # nested blocks; the language has two levels, but a text without closing braces may have any number
 
 
 def parse_file(source: SourceText, diagnostics: Diagnostics, most: int = MOST_TOKENS) -> File:
-    """The syntax tree of a whole text; items that cannot be read are `Broken` in it.
+    """Return the syntax tree of a whole text, with unreadable items as `Broken`.
 
-    most: tokens; of a longer text, or one that is nested too deeply, nothing is read.
+    most: limit of tokens; nothing is read of a longer text, or of one that is nested too deeply.
     """
     tokens = tokenize(source, diagnostics, most=most)
     if _is_excessive(tokens, most, diagnostics):
@@ -223,7 +225,7 @@ def parse_file(source: SourceText, diagnostics: Diagnostics, most: int = MOST_TO
 
 
 def _is_excessive(tokens: list[Token], most: int, diagnostics: Diagnostics) -> bool:
-    """Whether reading a text would take time or memory without bounds, after reporting that."""
+    """Return True, with a report, if reading a text could take unbounded time or memory."""
     if len(tokens) > most:
         message = f"the spec, with all that it includes, has more than {MOST_TOKENS:,} words and signs"
         diagnostics.error("X120", message, tokens[-1].span, hint="lists of this length belong in a file of their own")
@@ -240,9 +242,9 @@ def _is_excessive(tokens: list[Token], most: int, diagnostics: Diagnostics) -> b
 
 
 def parse_expression(source: SourceText, start: int, end: int, diagnostics: Diagnostics) -> Expression | None:
-    """The expression that stands between two offsets; None, with diagnostics, if there is none."""
+    """Return the expression between two offsets; None, with diagnostics, if there is none."""
     found = Diagnostics()
-    # The grammar has one start rule, so the expression is read as the value of a setting without name.
+    # The grammar has one start rule, so the expression is read as the value of an unnamed setting.
     before = [Token("NAME", source, start, start), Token("_EQ", source, start, start)]
     tokens, _ = layout_tokens([*before, *tokenize(source, found, start, end)], source, found)
     tokens[-1].start = tokens[-1].end = end
@@ -264,7 +266,7 @@ def parse_expression(source: SourceText, start: int, end: int, diagnostics: Diag
 class _Parse:
     def __init__(self, tokens: list[Token], diagnostics: Diagnostics) -> None:
         self.tokens, self.diagnostics = tokens, diagnostics
-        # For every item around the current token: its first token's place, and the state before it.
+        # For every item around the current token: the place of its first token, and the parser state before it.
         self.begun: list[tuple[int, InteractiveParser]] = []
         self.reported: int | None = None  # the item whose mistake has been explained
 
@@ -296,7 +298,7 @@ class _Parse:
         self.begun.append((at, parser.copy(deepcopy_values=False)))
 
     def _explain(self, at: int, parser: InteractiveParser) -> Explanation | None:
-        """Report the token that does not fit, unless its item has been reported or the lexer has done so."""
+        """Report the token that does not fit, unless its item or the lexer has reported already."""
         item = self._item_of(at)
         token = self.tokens[at]
         by_lexer = token.type == "ERROR" or token.text in CORRECTED
@@ -308,7 +310,7 @@ class _Parse:
         return explanation
 
     def _item_of(self, at: int) -> int | None:
-        """The place of the first token of the innermost item around a token."""
+        """Return the place of the first token of the innermost item around a token."""
         depth = self.tokens[at].depth + (self.tokens[at].type in ("RBRACE", "RPAR", "RSQB"))
         for first, _ in reversed(self.begun):
             if self.tokens[first].depth <= depth:
@@ -316,7 +318,7 @@ class _Parse:
         return None
 
     def _repair(self, explanation: Explanation, at: int, parser: InteractiveParser) -> bool:
-        """Feed what was meant, if the explanation is sure of it."""
+        """Insert the token that was meant, if the explanation is certain of it."""
         meant = explanation.meant
         if meant is None or meant not in parser.accepts():
             return False
@@ -329,10 +331,10 @@ class _Parse:
         return True
 
     def _give_up(self, at: int) -> tuple[int, InteractiveParser]:
-        """Put `BROKEN` in the place of the innermost item: where to go on, and in which state.
+        """Replace the innermost item by `BROKEN`; return where to continue, and the parser state there.
 
-        What the layout takes for an item may not be one to the parser, when the text around it is broken as well; then
-        the item around it is given up.
+        If the text around is broken too, an item of the layout may not be one for the parser; then the enclosing item
+        is replaced.
         """
         first = self._item_of(at)
         while self.begun[-1][0] != first:
@@ -358,7 +360,7 @@ class _Parse:
         return end, parser
 
     def _defined_name(self, place: int) -> str | None:
-        """The name in a broken `let x = …` or `param x = …`."""
+        """Return the name in a broken `let x = …` or `param x = …`."""
         begin, after = self.tokens[place], self.tokens[min(place + 1, len(self.tokens) - 1)]
         return after.text if begin.type in ("LET", "PARAM") and after.type == "NAME" else None
 

@@ -1,6 +1,6 @@
-"""Explanations of unexpected tokens: usual mistakes by name, everything else as expected and found.
+"""Explanations of unexpected tokens: specific messages for common mistakes, else expected and found.
 
-Each usual mistake is a rule from `UnexpectedToken` to `Explanation` or None.
+Each common mistake is a rule from `UnexpectedToken` to `Explanation` or None.
 """
 
 from typing import Any, Final
@@ -12,7 +12,7 @@ from xtrain.dsl.syntax.lexer import MULTIPLIERS, UNIT_WORDS, certain_unit, near_
 from xtrain.dsl.syntax.tree import OPENERS, STATEMENTS, Token
 from xtrain.dsl.values import Quantity
 
-VALUES: Final = {"NUMBER", "STRING", "TRUE", "LSQB"}  # where all of these fit, a value is expected
+VALUES: Final = {"NUMBER", "STRING", "TRUE", "LSQB"}  # if all of these are accepted, a value is expected
 LABELS: Final = ("NAME", "STRING", "NUMBER", "AUTO", "NONE")
 OPERATORS: Final = {"PLUS", "MINUS", "STAR", "SLASH", "DSLASH", "PERCENT", "POW"}
 ENDS: Final = {"_NEWLINE", "_COMMA", "RBRACE", "RPAR", "RSQB", "$END", "THEN"}
@@ -25,7 +25,8 @@ _WORDS: Final = {
 
 @frozen
 class Explanation:
-    """meant: a token whose insertion before the wrong one repairs the item; `replaces` tokens are dropped for it."""
+    """A diagnostic of an unexpected token. meant: a token whose insertion before the wrong one repairs the item,
+    replacing `replaces` tokens."""
 
     diagnostic: Diagnostic
     meant: str | None = None
@@ -34,7 +35,7 @@ class Explanation:
 
 @frozen
 class UnexpectedToken:
-    """The token `tokens[at]` in the item that begins at `tokens[first]`, where one of `accepts` would have fitted."""
+    """The token `tokens[at]` in the item that begins at `tokens[first]`, where one of `accepts` was expected."""
 
     tokens: list[Token]
     at: int
@@ -47,7 +48,7 @@ class UnexpectedToken:
 
     @property
     def before(self) -> Token:
-        """The token before; itself if it is the first of the text."""
+        """The preceding token; itself if it is the first of the text."""
         return self.tokens[max(self.at - 1, 0)]
 
     @property
@@ -60,18 +61,18 @@ class UnexpectedToken:
 
     @property
     def head(self) -> list[Token]:
-        """What the item has before the token."""
+        """Tokens of the item before this one."""
         return self.tokens[self.first : self.at]
 
     @property
     def place(self) -> Span:
-        """The span of the token; for the end of a line, the empty one before it."""
+        """Span of the token; for the end of a line, the empty span before it."""
         token = self.token
         return Span(token.source, token.start, token.start) if token.type in ("_NEWLINE", "$END") else token.span
 
     @property
     def behind(self) -> Span:
-        """The empty span behind the token before."""
+        """Empty span after the preceding token."""
         return Span(self.before.source, self.before.end, self.before.end)
 
     @property
@@ -90,7 +91,7 @@ class UnexpectedToken:
 
     @property
     def expected(self) -> str:
-        """The acceptable tokens in English; operators only widen what is there and are not named."""
+        """Acceptable tokens in English; operators only extend what is there and are not named."""
         names: list[str] = []
         rest = set(self.accepts)
         if rest >= VALUES:
@@ -109,7 +110,7 @@ class UnexpectedToken:
 
 
 def shown(token: Token) -> str:
-    """The text of a token, cut if it is long."""
+    """Return the text of a token, shortened if it is long."""
     return token.text if len(token.text) <= 24 else token.text[:20] + "…"
 
 
@@ -124,14 +125,14 @@ def mistake(
     meant: str | None = None,
     replaces: int = 0,
 ) -> Explanation:
-    """An explanation. fix: what a tool may write in the place of the span, or of `fix_at`."""
+    """Return an explanation. fix: replacement of the span, or of `fix_at`."""
     replacement = Fix(fix_at or span, fix) if fix is not None else None
     diagnostic = Diagnostic(severity="error", code=code, message=message, span=span, hint=hint, fix=replacement)
     return Explanation(diagnostic, meant, replaces)
 
 
 def _body_without_braces(m: UnexpectedToken) -> Explanation | None:
-    """`model qwen3:`, `model qwen3 (dim = 192)`, `model qwen3 dim = 192`, `tp -2`."""
+    """Explain `model qwen3:`, `model qwen3 (dim = 192)`, `model qwen3 dim = 192`, `tp -2`."""
     token, head = m.token, m.head
     if m.begin.type != "NAME" or not all(t.type in LABELS for t in head):
         return None
@@ -159,7 +160,7 @@ def _body_without_braces(m: UnexpectedToken) -> Explanation | None:
 
 
 def _closer(m: UnexpectedToken) -> Token | None:
-    """The bracket that closes what the unexpected token opens, if what it holds are settings."""
+    """Return the bracket that closes the unexpected one, if they enclose settings."""
     inner = m.tokens[m.at + 1 : m.at + 3]
     if [token.type for token in inner] != ["NAME", "_EQ"]:
         return None
@@ -167,7 +168,7 @@ def _closer(m: UnexpectedToken) -> Token | None:
 
 
 def _value_with_body(m: UnexpectedToken) -> Explanation | None:
-    """`model = qwen3 { … }`."""
+    """Explain `model = qwen3 { … }`."""
     if m.begin.type in ("EVERY", "ON") or m.token.type != "LBRACE" or "LBRACE" in m.accepts:
         return None
     if m.before.type not in LABELS:
@@ -179,7 +180,7 @@ def _value_with_body(m: UnexpectedToken) -> Explanation | None:
 
 
 def _trigger(m: UnexpectedToken) -> Explanation | None:
-    """`every` or `on` that stops before its actions, or has signs around them."""
+    """Explain `every` or `on` that stops before its actions, or has extra characters around them."""
     if m.begin.type not in ("EVERY", "ON"):
         return None
     if m.token.type == "_COLON":
@@ -227,7 +228,7 @@ def _bare_path(m: UnexpectedToken) -> Explanation | None:
 
 
 def _path_assigned(m: UnexpectedToken) -> Explanation | None:
-    """`optimizer.lr = 3e-4`, as `--set` has it."""
+    """Explain `optimizer.lr = 3e-4`, the form of `--set`."""
     kinds = {token.type for token in m.head}
     if m.token.type != "_EQ" or kinds != {"NAME", "_DOT"}:
         return None
@@ -242,7 +243,7 @@ ITEM_RULES: Final = (_body_without_braces, _keyword_as_name, _trigger, _value_wi
 
 
 def beginning(m: UnexpectedToken) -> Explanation | None:
-    """A token that no item begins with."""
+    """Explain a token that no item begins with."""
     token, span = m.token, m.token.span
     if "BROKEN" not in m.accepts:
         return None
@@ -277,7 +278,7 @@ def beginning(m: UnexpectedToken) -> Explanation | None:
 
 
 def _line_above(m: UnexpectedToken) -> dict[str, Any]:
-    """The fix that joins the token to the line above, unless a comment is in the way."""
+    """Return the fix that joins the token to the line above, unless a comment prevents it."""
     behind = next((t.end for t in reversed(m.tokens[: m.at]) if t.type != "_NEWLINE"), None)
     if behind is None:
         return {}
@@ -288,7 +289,7 @@ def _line_above(m: UnexpectedToken) -> dict[str, Any]:
 
 
 def _groups(m: UnexpectedToken) -> bool:
-    """Whether the number and the one before the comma are groups of digits: `1,000`."""
+    """Return True if the number and the one before the comma are groups of digits: `1,000`."""
     first = m.tokens[max(m.at - 2, 0)]
     digits = m.token.text.split()[0]
     touches = first.type == "NUMBER" and first.end == m.before.start
@@ -301,7 +302,8 @@ _WHOLE_VALUES: Final = ("RBRACE", "RPAR", "RSQB", "STRING", "NUMBER", "TRUE", "F
 
 
 def explain(tokens: list[Token], at: int, first: int, accepts: set[str]) -> Explanation:
-    """Why `tokens[at]` does not fit, in the item that begins at `tokens[first]`, where `accepts` would have."""
+    """Explain why `tokens[at]` does not fit in the item that begins at `tokens[first]`, where `accepts` were
+    expected."""
     unexpected = UnexpectedToken(tokens, at, first, accepts)
     if at > first:
         for rule in (*ITEM_RULES, *_VALUE_RULES):
@@ -337,7 +339,7 @@ def _missing_value(m: UnexpectedToken) -> Explanation | None:
 
 
 def _word_behind_number(m: UnexpectedToken) -> Explanation | None:
-    """`8 k`, `20 B tokens`, `10 stpes`: a word behind a number that is no unit."""
+    """Explain `8 k`, `20 B tokens`, `10 stpes`: a word after a number that is not a unit."""
     token, before = m.token, m.before
     if before.type != "NUMBER" or token.type != "NAME" or token.span.line != before.span.line:
         return None
@@ -369,7 +371,7 @@ def _word_behind_number(m: UnexpectedToken) -> Explanation | None:
 
 
 def _missing_separator(m: UnexpectedToken) -> Explanation | None:
-    """Two items, entries or elements without a line end or comma between them."""
+    """Explain two items, entries or elements without a line end or comma between them."""
     token, before = m.token, m.before
     if "_COMMA" not in m.accepts:
         return None
@@ -388,7 +390,7 @@ def _missing_separator(m: UnexpectedToken) -> Explanation | None:
 
 
 def _direction_behind_metric(m: UnexpectedToken) -> Explanation | None:
-    """`objective = eval.web.loss min`."""
+    """Explain `objective = eval.web.loss min`."""
     token = m.token
     if token.type != "NAME" or token.text not in ("min", "max") or m.before.text not in ("loss", "objective"):
         return None
@@ -419,7 +421,8 @@ def _string_behind_name(m: UnexpectedToken) -> Explanation | None:
 
 
 def _point(m: UnexpectedToken) -> Explanation | None:
-    """`.5`, `5.`, `1.2.3` and `2...4`: a number has one point and digits on both sides of it, a range has two."""
+    """Explain `.5`, `5.`, `1.2.3` and `2...4`: a number has one point with digits on both sides, a range has two
+    points."""
     token = m.token
     if token.type != "_DOT":
         return None
@@ -449,7 +452,7 @@ def _comment_sign(m: UnexpectedToken) -> Explanation | None:
 
 
 def _comment_of_words(m: UnexpectedToken) -> Explanation | None:
-    """`micro = 8 // rows of a step`: words side by side behind the sign."""
+    """Explain `micro = 8 // rows of a step`: prose after the sign."""
     return _comment_sign(m) if _is_prose(m) else None
 
 

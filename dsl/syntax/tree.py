@@ -16,10 +16,10 @@ CONSTANTS: Final = {"true": "TRUE", "false": "FALSE", "none": "NONE", "auto": "A
 
 @define(eq=False)
 class Token:
-    """A token of `grammar.lark`. `ERROR` stands where the lexer has already said what is wrong.
+    """A token of `grammar.lark`. `ERROR` marks text that the lexer has already reported.
 
-    value: what a number or string stands for. depth: the number of brackets around it. starts_item: it is the first of
-    a statement. assumed: it does not stand in the text; the layout put it there.
+    value: the value of a number or string. depth: number of enclosing brackets. starts_item: it is the first token of a
+    statement. assumed: it is not in the text; the layout inserted it.
     """
 
     type: str
@@ -42,7 +42,7 @@ class Token:
 
 @frozen
 class SyntaxNode:
-    """Something that was written at `span`."""
+    """Base of nodes, written at `span`."""
 
     span: Span = field(eq=False, repr=False)
 
@@ -90,7 +90,7 @@ class Negative(SyntaxNode):
 
 @frozen
 class Binary(SyntaxNode):
-    """operator: one of `+ - * / // % **`."""
+    """A binary operation. operator: one of `+ - * / // % **`."""
 
     operator: str
     left: "Expression"
@@ -142,7 +142,7 @@ class IntervalExpression(SyntaxNode):
 
 @frozen
 class Unread(SyntaxNode):
-    """A value whose brackets had to be guessed; nothing more is said about it."""
+    """A value whose brackets had to be guessed; nothing more is reported about it."""
 
 
 Expression = (
@@ -165,14 +165,14 @@ Expression = (
 
 @frozen
 class Broken(SyntaxNode):
-    """An item that could not be read. name: what it would have set, where that much was clear."""
+    """An unreadable item. name: the setting, if that was clear."""
 
     name: str | None = None
 
 
 @frozen
 class Assign(SyntaxNode):
-    """body: settings of the word that is the value, as in `compute = fp8 { recipe = rowwise }`."""
+    """`name = value`. body: settings of the word that is the value, as in `compute = fp8 { recipe = rowwise }`."""
 
     name: Name
     value: Expression
@@ -189,7 +189,7 @@ class Vary(SyntaxNode):
 
 @frozen
 class Body(SyntaxNode):
-    """broken: its brackets had to be guessed, so that something may be missing that was written."""
+    """A body of a block. broken: its brackets had to be guessed, so written items may be missing."""
 
     items: tuple["Item", ...]
     broken: bool = field(default=False, eq=False)
@@ -200,7 +200,7 @@ Label = Name | String | Number | FixedWord | Call | Unread
 
 @frozen
 class Block(SyntaxNode):
-    """arguments: of an action that takes them in brackets, else None."""
+    """A block. arguments: of an action that takes them in brackets, else None."""
 
     kind: Name
     labels: tuple[Label, ...]
@@ -249,7 +249,7 @@ Item = Assign | Vary | Block | Let | Param | Include | Use | Every | On | Broken
 @frozen
 class File:
     """A whole text. broken: brackets had to be guessed or a string ran to the end; unread: the latter, or nothing was
-    read. tokens: how many there are, comments and line ends among them."""
+    read. tokens: their number, including comments and line ends."""
 
     source: SourceText = field(eq=False)
     items: tuple[Item, ...]

@@ -1,7 +1,6 @@
-"""What the body of a user's function computes, by its text alone: assignments, `if`, and expressions of what is known.
+"""Symbolic evaluation of a user function's body from its text: assignments, `if`, and expressions of known values.
 
-`BodyReader` knows Python's numbers and its statements; who derives from it says what may be called and what else there
-is beside numbers.
+`BodyReader` handles Python's numbers and statements; subclasses define what may be called and which other values exist.
 """
 
 import ast
@@ -16,7 +15,7 @@ from xtrain.dsl.diagnostics.diagnostic import SourceText, Span
 from xtrain.dsl.diagnostics.suggest import did_you_mean
 from xtrain.dsl.user_parts.files import nested_too_deeply
 
-_MOST_CALLS: Final = 1000  # of functions of the module, for one body
+_MOST_CALLS: Final = 1000  # calls of functions of the module, per body
 _LARGEST: Final = 2**63
 _NUMBERS: Final[dict[type, Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -33,7 +32,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 class BodyError(Exception):
-    """Why a body cannot be read, with its place and what to write instead."""
+    """An unreadable body, with its place and what to write instead."""
 
     def __init__(self, message: str, span: Span, hint: str) -> None:
         super().__init__(message)
@@ -42,10 +41,9 @@ class BodyError(Exception):
 
 @frozen(eq=False)
 class ModuleText:
-    """A module of the user's. imports: name in it → what it stands for, with dots. functions: those at its top level.
-    layers: those of them with `@layer`, by their names. wrapped: names of those with a decorator that is not of xtrain.
-    others: name of something else at its top level → the statement that defines it, and the import that it replaces.
-    """
+    """A user module. imports: name → full dotted name. functions: top-level functions. layers: those with `@layer`, by
+    name. wrapped: names of functions with a decorator that is not xtrain's. others: name of another top-level object
+    → the statement that defines it, and the import that it replaces."""
 
     source: SourceText
     imports: dict[str, str] = field(factory=dict)
@@ -64,12 +62,13 @@ class ModuleText:
         return Span(self.source, start, start + len(node.name))
 
     def check_depth(self, function: ast.FunctionDef) -> None:
-        """Raises BodyError where something in a function is nested more deeply than may be read."""
+        """Check the nesting depth of a function. Raises BodyError if it is too deep."""
         if (found := nested_too_deeply(function)) is not None:
             raise BodyError("this is nested too deeply", self.span(found), "split it into several statements")
 
     def dotted(self, node: ast.expr) -> str:
-        """What a name that is not defined in the module stands for, as `torch.nn.functional.relu`; else empty."""
+        """Return the full name of an imported name, such as `torch.nn.functional.relu`; empty if the module
+        defines it."""
         if isinstance(node, ast.Name):
             return self.imports.get(node.id, "")
         base = self.dotted(node.value) if isinstance(node, ast.Attribute) else ""
@@ -85,13 +84,14 @@ class FunctionBody:
 
     @property
     def first(self) -> str:
-        """The name of its first parameter."""
+        """Name of its first parameter."""
         return [*self.node.args.posonlyargs, *self.node.args.args][0].arg
 
     def code(self) -> str:
-        """What it computes, as text without comments and layout, with the functions of the module that it calls.
+        """Return its code and the module's functions that it calls, without comments and layout.
 
-        Raises BodyError."""
+        Raises BodyError.
+        """
         seen: dict[str, str] = {}
         waiting = [self.node]
         while waiting:
@@ -106,9 +106,9 @@ class FunctionBody:
 
 
 class BodyReader:
-    """Computes what a body returns. Raises BodyError.
+    """Evaluates the return value of a body. Raises BodyError.
 
-    under_way: the functions of the module that are being read, the outermost first. calls: how many have been.
+    under_way: functions of the module being evaluated, the outermost first. calls: number of evaluated calls.
     """
 
     what = "a value"
@@ -120,7 +120,7 @@ class BodyReader:
     # What another kind of value can do --------------------------------------------------------------------------------
 
     def call(self, name: str, node: ast.Call, given: list[Any], named: dict[str, Any]) -> Any:
-        """What an imported name gives. name: with dots, or a plain one that nothing defines."""
+        """Return the result of a call of an imported function. name: dotted, or a plain name that nothing defines."""
         raise self.unknown(node, name)
 
     def method(self, value: Any, name: str, node: ast.Call, given: list[Any], named: dict[str, Any]) -> Any:
@@ -136,7 +136,7 @@ class BodyReader:
         raise self.wrong(f"`{ast.unparse(node)}` is not known before a run", node, self.hint)
 
     def own(self, name: str, node: ast.Call, given: list[Any], named: dict[str, Any]) -> Any:
-        """What a function of the module gives: read as its caller is."""
+        """Return the result of a call of a function of the module."""
         function = self.module.functions[name]
         arguments = function.args
         placed = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
@@ -169,7 +169,7 @@ class BodyReader:
     # Statements -------------------------------------------------------------------------------------------------------
 
     def returned(self, function: ast.FunctionDef, names: Mapping[str, Any]) -> Any:
-        """What a function returns. names: its parameters."""
+        """Return the return value of a function. names: its parameters."""
         found = self._run(function.body, dict(names))
         if found is _NOTHING:
             raise BodyError(f"`{function.name}` returns nothing", self.module.span(function), f"return {self.what}")
@@ -198,7 +198,7 @@ class BodyReader:
     # Expressions ------------------------------------------------------------------------------------------------------
 
     def value(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
-        """What an expression stands for."""
+        """Return the value of an expression."""
         match node:
             case ast.Constant(value=bool() | int() | float() | str() | None as value):
                 return value
@@ -251,7 +251,7 @@ class BodyReader:
         raise self.wrong(f"`{ast.unparse(target)}` cannot be called here", node, self.hint)
 
     def _imported(self, node: ast.expr, names: Mapping[str, Any]) -> bool:
-        """Whether a name, or one with dots, is that of something imported."""
+        """Return True if a name, dotted or not, is imported."""
         root = node
         while isinstance(root, ast.Attribute):
             root = root.value
@@ -265,7 +265,7 @@ class BodyReader:
         return self._numbers(_NUMBERS[sign], left, right, node)
 
     def _numbers(self, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        """A function of numbers; the last one of `given` is the place."""
+        """Apply a function of numbers; the last one of `given` is the node, for errors."""
         *values, node = given
         try:
             found = function(*values, **named)
@@ -303,7 +303,7 @@ class BodyReader:
         )
 
     def unknown(self, node: ast.Call, name: str, known: Any = ()) -> BodyError:
-        """The error of a name that cannot be called."""
+        """Return the error of a name that cannot be called."""
         last = name.rpartition(".")[2]
         hint = did_you_mean(last, known) or f"there is {_list(known)}"
         return self.wrong(f"`{ast.unparse(node.func)}` cannot be called here", node.func, hint)
@@ -325,6 +325,6 @@ def _list(names: Any) -> str:
 
 
 def offset(source: SourceText, line: int, column: int) -> int:
-    """Where a line (from 1) and a column in bytes of UTF-8 (from 0), as Python counts them, lie in the text."""
+    """Return the offset of Python's position: a line (from 1) and a column in bytes of UTF-8 (from 0)."""
     text = source.line(line)
     return source.line_start(line) + len(text.encode()[:column].decode(errors="ignore"))

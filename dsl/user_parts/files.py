@@ -18,18 +18,18 @@ from attrs import frozen
 
 _SCALARS: Final[dict[str, Any]] = {"int": int, "float": float, "str": str, "bool": bool, "None": NoneType}
 _LISTS: Final = ("list", "tuple", "Sequence", "Iterable", "Collection", "List", "Tuple")
-_DEEPEST_ANNOTATION: Final = 100  # far below what Python's stack takes
+_DEEPEST_ANNOTATION: Final = 100  # far below the limit of Python's stack
 _MAPS: Final = ("dict", "Mapping", "Dict")
 
 
 def parameter_type(annotation: ast.expr | None) -> Any:
-    """The type an annotation stands for; Any where there is none, or where it means nothing to a spec."""
+    """Return the type of an annotation; Any without one, or if a spec has no such type."""
     kind = type_of(annotation)
     return Any if kind is NoneType else kind
 
 
 def type_of(node: ast.expr | None) -> Any:
-    """The type that an annotation, or a part of one, stands for."""
+    """Return the type of an annotation or of a part of one."""
     if isinstance(node, ast.Constant):
         if isinstance(node.value, str):
             return type_of(expression(node.value))
@@ -47,7 +47,7 @@ def type_of(node: ast.expr | None) -> Any:
 
 
 def expression(text: str) -> ast.expr | None:
-    """What a text is as an expression of Python; None if it is none."""
+    """Parse a text as a Python expression; return None if it is invalid."""
     try:
         found = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -68,19 +68,19 @@ def nested_too_deeply(node: ast.AST, most: int = _DEEPEST_ANNOTATION) -> ast.AST
 
 
 def annotated(annotation: ast.expr | None) -> list[ast.expr]:
-    """What `Annotated` says beside the type."""
+    """Return the metadata of an `Annotated`."""
     if isinstance(annotation, ast.Subscript) and _name(annotation.value) == "Annotated":
         return _parts(annotation.slice)[1:]
     return []
 
 
 def optional(kind: Any) -> Any:
-    """The type with None, which a parameter with that default takes whatever its annotation says."""
+    """Return the type with None, which a parameter with default None accepts whatever its annotation is."""
     return _union([kind, NoneType])
 
 
 def fits(kind: Any, value: Any) -> bool:
-    """Whether a plain value (lists as tuples) is of a type."""
+    """Return True if a plain value (lists as tuples) is of a type."""
     if kind is Any or get_origin(kind) is Literal:
         return kind is Any or value in get_args(kind)
     if get_origin(kind) is Union:
@@ -113,7 +113,7 @@ def _generic(name: str, parts: list[ast.expr]) -> Any:
 
 
 def _union(parts: list[Any]) -> Any:
-    """One type with or without None; of several nothing is checked but that a spec can write the value."""
+    """Return a single type with or without None; for several types only representability in a spec is checked."""
     found = set(parts) - {NoneType}
     if found == {int, float}:
         found = {float}
@@ -123,7 +123,7 @@ def _union(parts: list[Any]) -> Any:
 
 
 def _name(node: ast.expr | None) -> str:
-    """The last part of a name, `typing.Sequence` as `Sequence`."""
+    """Return the last part of a name: `typing.Sequence` as `Sequence`."""
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
@@ -131,19 +131,19 @@ def _parts(node: ast.expr) -> list[ast.expr]:
     return list(node.elts) if isinstance(node, ast.Tuple) else [node]
 
 
-_MOST: Final = 1000  # modules that one may lead to
+_MOST: Final = 1000  # modules reachable from one
 _DEEPEST_FILE: Final = 2000  # levels of a file that every version of Python reads; 3.11 reads about 3,000, 3.13 more
 
 
 class ModuleMissing(Exception):
-    """There is no such file or module; the message says which, as the end of a sentence."""
+    """A missing file or module; the message names it, as the end of a sentence."""
 
 
 @frozen
 class PartModule:
-    """A module of the user's. name: dotted, empty for a file that `use` names by its path.
+    """A user module. name: dotted, empty for a file that `use` names by its path.
 
-    root: the folder that its imports are looked for in. within: the package that they must belong to; empty: any.
+    root: the folder in which its imports are searched. within: the package that they must belong to; empty: any.
     """
 
     path: Path
@@ -153,19 +153,20 @@ class PartModule:
 
     @property
     def package(self) -> str:
-        """The package whose modules it may import relatively; empty if there is none."""
+        """Package for its relative imports; empty if there is none."""
         return self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
 
 
 def is_file(module: str) -> bool:
-    """Whether a module of the plan is named by the path of its file; the others have dotted names."""
+    """Return True if a plan names the module by the path of its file, not by a dotted name."""
     return module.endswith(".py")
 
 
 def find_module(module: str, base: Path) -> PartModule:
-    """The module that a plan names: a file relative to `base`, or a dotted name, found without importing anything.
+    """Return the module that a plan names: a file relative to `base`, or a dotted name, found without importing
+    anything.
 
-    A dotted name is looked for in the working folder and on sys.path. Raises ModuleMissing.
+    A dotted name is searched in the working folder and on sys.path. Raises ModuleMissing.
     """
     if not is_file(module):
         return _find_name(module)
@@ -203,7 +204,7 @@ def _find_name(name: str) -> PartModule:
 
 
 def module_digest(module: PartModule) -> str:
-    """32 hex digits over the module and all of the user's own modules that it imports. Raises OSError."""
+    """Return 32 hex digits over the module and all user modules that it imports. Raises OSError."""
     digest = blake2b(digest_size=16)
     for path in module_files(module):
         name = path.name if path == module.path else Path(os.path.relpath(path, module.root)).as_posix()
@@ -213,7 +214,7 @@ def module_digest(module: PartModule) -> str:
 
 
 def module_files(module: PartModule) -> list[Path]:
-    """The files of the module and of the user's own modules that it imports, itself first, then by path."""
+    """Return the files of the module and of the user modules that it imports, itself first, then by path."""
     seen = {module.path}
     waiting = [module]
     while waiting and len(seen) < _MOST:
@@ -225,7 +226,7 @@ def module_files(module: PartModule) -> list[Path]:
 
 
 def _imported(module: PartModule) -> Iterator[PartModule]:
-    """What a module imports of the user's own, wherever in it; nothing of one that cannot be read."""
+    """Yield the user modules that a module imports anywhere; nothing for an unreadable module."""
     try:
         tree = parse_quietly(module.path.read_bytes())
     except (SyntaxError, ValueError):
@@ -242,9 +243,9 @@ def _imported(module: PartModule) -> Iterator[PartModule]:
 
 
 def parse_quietly(text: str | bytes) -> ast.Module:
-    """The syntax tree; what Python only warns of is said when it is run.
+    """Return the syntax tree without Python's warnings, which appear when the code is run.
 
-    Raises SyntaxError, also for what Python cannot read as it is nested too deeply; ValueError for a null character.
+    Raises SyntaxError, also for text nested too deeply for Python; ValueError for a null character.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -260,7 +261,7 @@ def parse_quietly(text: str | bytes) -> ast.Module:
 
 
 def _longest_statement(text: str) -> int:
-    """The line where the simple statement, or head of a compound one, begins that has the most words."""
+    """Return the line of the simple statement, or head of a compound one, with the most words."""
     line, longest, words, found = 0, 0, 0, 1
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -271,23 +272,24 @@ def _longest_statement(text: str) -> int:
             elif token.type not in (tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT):
                 line = line if words else token.start[0]
                 words += 1
-    except (tokenize.TokenError, SyntaxError):  # what comes behind does not matter
+    except (tokenize.TokenError, SyntaxError):  # later text does not matter
         pass
     return found
 
 
 def _named(node: ast.ImportFrom, package: str) -> list[str]:
-    """The modules that `from x import y` may load: `x` and `x.y`; dots in front of x stand for packages around."""
+    """Return the modules that `from x import y` may load: `x` and `x.y`; leading dots of x stand for enclosing
+    packages."""
     around = package.split(".") if package else []
     if node.level > len(around):
-        return []  # beyond the outermost package: Python will say so
+        return []  # beyond the outermost package: Python reports it
     start = around[: len(around) - node.level + 1] if node.level else []
     base = ".".join([*start, *([node.module] if node.module else [])])
     return [base, *(f"{base}.{alias.name}" for alias in node.names)]
 
 
 def _modules(name: str, importer: PartModule) -> Iterator[PartModule]:
-    """The files of a module and of the packages around it that lie below the importer's root."""
+    """Yield the files of a module and of its enclosing packages below the importer's root."""
     folder, passed = importer.root, []
     for part in name.split("."):
         passed.append(part)

@@ -19,7 +19,7 @@ Place = Literal[
     "after_optimizer", "after_step", "before_evaluation", "after_evaluation", "before_checkpoint", "after_checkpoint",
     "at_failure", "at_end",
 ]  # fmt: skip
-# Place → when, in words.
+# Place → description of when.
 PLACES: Final[dict[Place, str]] = {
     "before_phase": "before the first step of each phase",
     "after_phase": "after the last step of each phase",
@@ -36,7 +36,7 @@ PLACES: Final[dict[Place, str]] = {
     "at_failure": "when the run fails, on each rank that can",
     "at_end": "when the run ends or stops without a failure",
 }
-# What may be changed besides nothing, and where.
+# What hooks may change, and at which places.
 MAY_CHANGE: Final[dict[str, tuple[Place, ...]]] = {
     GRADIENTS: ("after_backward", "before_optimizer"),
     PARAMETERS: ("before_optimizer", "after_optimizer", "after_step"),
@@ -46,7 +46,7 @@ AROUND: Final[tuple[Place, ...]] = tuple(PLACES)[8:12]
 
 
 def may_change(place: str, changes: str) -> bool:
-    """Whether hooks of a place may change something."""
+    """Return True if hooks of a place may change something."""
     return changes == NOTHING or place in MAY_CHANGE[changes]
 
 
@@ -67,21 +67,21 @@ Kind = Literal[
 ]
 # A parameter of a collator that the run fills: random numbers of the row.
 GENERATOR: Final = "generator"
-# What a loss is given of each token, each [T]. Its first parameter: the log-probability of the label. Those that the
-# run fills: the mean of the log-probabilities of the whole vocabulary, their entropy, the log-sum-exp of the logits.
+# Inputs of a loss per token, each [T]. First parameter: log-probability of the label. Filled by the run: mean of the
+# log-probabilities of the whole vocabulary, their entropy, log-sum-exp of the logits.
 LOGPROB: Final = "logprob_T"
 STATISTICS: Final = ("mean_logprob_T", "entropy_T", "lse_T")
-# Of a loss of sequences or pairs: the number of labels that sums are over, [U] or [2, U].
+# Input of a loss of sequences or pairs: the number of labels in the sums, [U] or [2, U].
 COUNTS: Final = "tokens_U"
 UNITS: Final = ("token", "sequence", "pair")
 
 
 @frozen
 class Option:
-    """An argument of a decorator, which is read from the text.
+    """An argument of a decorator, read from the text.
 
-    words: one of them is meant; empty: any number of names. what: such a word, in the singular. required: there is no
-    default; else none given is None for a word, and () for names. fills: the run fills parameters of these names.
+    words: allowed words; empty: any number of names. what: noun for such a word, in the singular. required: there is no
+    default; otherwise the default is None for a word, and () for names. fills: the run fills parameters of these names.
     """
 
     words: tuple[str, ...] = ()
@@ -92,14 +92,14 @@ class Option:
 
 @frozen
 class PartKind:
-    """name: of the decorator. example: how it is written.
+    """A kind of user function. name: of the decorator. example: how it is written.
 
-    inputs: names of the first parameters of a function, which the run gives by place. filled: names of parameters that
-    the run gives to a function that has them. refused: names that a parameter may not have, and what to do instead.
-    options: the arguments of the decorator. chosen: where a spec names it, in words. block: the kind of block whose
-    label names it; empty where it is called. composes: what it computes is read from the text of its body.
-    methods: of a class: those it may have beside `open`, one at least, with their parameters. What is said of the
-    parameters of a function holds for those of `open`, behind `self`.
+    inputs: names of the first parameters of a function, which the run passes by position. filled: names of parameters
+    that the run passes to a function that has them. refused: names that a parameter must not have, and what to do
+    instead. options: the arguments of the decorator. chosen: where a spec names it, in words. block: the kind of block
+    whose label names it; empty for calls. composes: its body is evaluated from its text. methods: for a class, the
+    methods it may have in addition to `open` (at least one), with their parameters. For a class, inputs and filled
+    describe the parameters of `open` after `self`.
     """
 
     name: Kind
@@ -114,13 +114,13 @@ class PartKind:
     composes: bool = False
 
     def filled_with(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Names of parameters that the run fills, where the decorator has these arguments."""
+        """Return the names of parameters that the run fills, given the arguments of the decorator."""
         named = (options[name] or () for name, option in self.options.items() if option.fills)
         return (*self.filled, *(each for names in named for each in names))
 
     @property
     def noun(self) -> str:
-        """With its article."""
+        """Name with its article."""
         return f"{'an' if self.name[0] in 'aeiou' else 'a'} {self.name}"
 
 
@@ -250,7 +250,7 @@ PART_KINDS: Final[dict[Kind, PartKind]] = {
 
 
 def names_of(value: Any) -> tuple[str, ...] | None:
-    """What is given for an option that takes names, as a tuple; None if it is none. One name may stand alone."""
+    """Return the value of an option for names as a tuple; None if invalid. A single name may be a plain string."""
     names = (value,) if isinstance(value, str) else value
     good = isinstance(names, list | tuple) and all(isinstance(name, str) and name.isidentifier() for name in names)
     return tuple(names) if good and len(set(names)) == len(names) else None

@@ -1,4 +1,4 @@
-"""Reads the user's Python for the parts it declares: by its syntax alone, nothing of it is imported or run."""
+"""Reader of the parts that user Python declares, from its syntax alone: nothing is imported or run."""
 
 import ast
 from collections.abc import Iterator
@@ -27,11 +27,10 @@ from xtrain.dsl.user_parts.signatures import Parameter, SignatureReader, Weight
 
 @frozen
 class Declared:
-    """A function or class that a decorator makes a part.
+    """A function or class that a decorator declares as a part.
 
-    parameters: those that a spec gives; filled: names of those that the run fills. options: the arguments of the
-    decorator. does: the first line of its docstring, empty if there is none. weights: of a layer. body: of what is
-    composed.
+    parameters: set by a spec; filled: names of parameters that the run fills. options: arguments of the decorator.
+    does: first line of its docstring, empty if there is none. weights: of a layer. body: of a composed function.
     """
 
     kind: Kind
@@ -46,7 +45,7 @@ class Declared:
 
 
 def read_parts(source: SourceText, diagnostics: Diagnostics) -> list[Declared] | None:
-    """The parts a Python file declares, in their order; None if it cannot be parsed. What is wrong is reported."""
+    """Return the parts that a Python file declares, in order; None if it cannot be parsed. Mistakes are reported."""
     try:
         tree = parse_quietly(source.text)
     except (SyntaxError, ValueError) as error:
@@ -60,8 +59,8 @@ def read_parts(source: SourceText, diagnostics: Diagnostics) -> list[Declared] |
 class _PartReader:
     def __init__(self, source: SourceText, diagnostics: Diagnostics) -> None:
         self.source, self.diagnostics = source, diagnostics
-        self.names: dict[str, Kind] = {}  # what the decorators are called here
-        self.packages: set[str] = set()  # what `xtrain` is called here
+        self.names: dict[str, Kind] = {}  # local names of the decorators
+        self.packages: set[str] = set()  # local names of `xtrain`
         self.module = ModuleText(source)
         self.signatures = SignatureReader(self.module, diagnostics)
 
@@ -89,12 +88,12 @@ class _PartReader:
                     notes = [("the first is here", first.span)]
                     self._wrong(f"`{node.name}` is declared twice", declared.span, "give one another name", notes)
                 break
-        if unread_layer:  # families would be blamed for calling what has been reported
+        if unread_layer:  # families would be blamed for calling a layer that is reported already
             return [each for each in found.values() if each.kind != "family"]
         return list(found.values())
 
     def _note_binding(self, node: ast.stmt) -> None:
-        """What a statement at the top level makes of a name, whatever stood for it before."""
+        """Record what a top-level statement binds a name to, replacing earlier bindings."""
         if isinstance(node, ast.Import | ast.ImportFrom):
             self._note_import(node)
             for alias in node.names:
@@ -138,7 +137,7 @@ class _PartReader:
                     self.names[alias.asname or alias.name] = kind
 
     def _kind(self, decorator: ast.expr) -> Kind | None:
-        """What a decorator makes of its function; None if it is none of ours."""
+        """Return the kind that a decorator declares; None if it is not xtrain's."""
         target = decorator.func if isinstance(decorator, ast.Call) else decorator
         if isinstance(target, ast.Name):
             return self.names.get(target.id)
@@ -147,7 +146,7 @@ class _PartReader:
         return None
 
     def _declared(self, node: Definition, kind: Kind, decorator: ast.expr, *, top: bool):
-        """The part, or None after reporting why it is none that a spec can use."""
+        """Return the part, or None after reporting why a spec cannot use it."""
         name = self.module.name_span(node)
         if not top:
             self._wrong(
@@ -197,7 +196,7 @@ class _PartReader:
         return Declared(kind, node.name, parameters, filled, options, does, name, weights, body)
 
     def _opened(self, node: ast.ClassDef, about: PartKind) -> ast.FunctionDef | None:
-        """`open` of a class, whose methods are those of its kind; None after reporting that they are not."""
+        """Return `open` of a class with valid methods of its kind; None after reporting a mistake."""
         methods, elsewhere = self._methods(node, set())
         wanted = {"open": about.inputs, **about.methods}
         for name, inputs in wanted.items():
@@ -229,7 +228,7 @@ class _PartReader:
         return found
 
     def _methods(self, node: ast.ClassDef, seen: set[str]) -> tuple[dict[str, Any], list[ast.expr]]:
-        """The methods of a class by name, inherited ones too, and its bases that are not classes of this file."""
+        """Return the methods of a class by name, including inherited ones, and its bases outside this file."""
         seen.add(node.name)
         found: dict[str, Any] = {}
         elsewhere: list[ast.expr] = []
@@ -247,7 +246,7 @@ class _PartReader:
     # The decorator ----------------------------------------------------------------------------------------------------
 
     def _options(self, name: str, kind: Kind, decorator: ast.expr) -> dict[str, Any] | None:
-        """The arguments of a decorator; None after reporting what is wrong with them."""
+        """Return the arguments of a decorator; None after reporting a mistake."""
         place, known = self._span(decorator), PART_KINDS[kind].options
         example = f"write `{PART_KINDS[kind].example}`"
         given: dict[str | None, ast.expr] = {}
@@ -277,7 +276,7 @@ class _PartReader:
         return self._changes(options, place) if kind == "hook" else options
 
     def _changes(self, options: dict[str, Any], span: Span) -> dict[str, Any] | None:
-        """What a hook changes, which its place must allow: without `changes`, nothing."""
+        """Check what a hook changes against its place; without `changes`, nothing."""
         changes = options["changes"] or NOTHING
         if not may_change(options["place"], changes):
             message = f"a hook cannot change {changes} {options['place']}"
@@ -286,7 +285,7 @@ class _PartReader:
         return {**options, "changes": changes}
 
     def _given_kind(self, options: dict[str, Any], node: ast.expr | None) -> dict[str, Any] | None:
-        """What a collator takes and gives: without `gives`, what it takes."""
+        """Check what a collator takes and produces; the default of `gives` is `takes`."""
         takes, gives = options["takes"], options["gives"] or options["takes"]
         if gives not in may_give(takes):
             assert node is not None
@@ -298,7 +297,7 @@ class _PartReader:
         return {"takes": takes, "gives": gives}
 
     def _names(self, node: ast.expr, option: str) -> tuple[str, ...] | None:
-        """Names written out as strings."""
+        """Return names written as string literals."""
         try:
             found = names_of(ast.literal_eval(node))
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -309,7 +308,7 @@ class _PartReader:
         return found
 
     def _word(self, node: ast.expr, option: Option, name: str) -> str | None:
-        """One of some words, written out as a string."""
+        """Return one of some words, written as a string literal."""
         if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
             self._wrong(f"`{name}` is read without running the code", self._span(node),
                         f"write the {option.what.split()[0]} here as a plain string")  # fmt: skip
@@ -321,7 +320,7 @@ class _PartReader:
         return node.value
 
     def _random_part(self, node: ast.FunctionDef, takes: str) -> bool:
-        """Whether a collator wants random numbers where each rank holds other positions of a row; reported."""
+        """Return True, with a report, if a collator of a shard of a row asks for random numbers."""
         asks = next((a for a in (*node.args.args, *node.args.kwonlyargs) if a.arg == GENERATOR), None)
         if asks is None or takes != LOCAL_MICROBATCH:
             return False
@@ -339,13 +338,13 @@ class _PartReader:
 
 
 def _definitions(tree: ast.Module) -> Iterator[Definition]:
-    """All functions and classes, in the order of the text."""
+    """Yield all functions and classes, in text order."""
     found = [node for node in ast.walk(tree) if isinstance(node, Definition)]
     yield from sorted(found, key=lambda node: node.lineno)
 
 
 def _takes(method: Definition, number: int) -> bool:
-    """Whether a method can be called with so many arguments by place, itself among them."""
+    """Return True if a method accepts this many positional arguments, including `self`."""
     if isinstance(method, ast.ClassDef):
         return False
     given = method.args
@@ -360,7 +359,7 @@ def _decorator(name: str) -> Kind | None:
 
 
 def _point(source: SourceText, line: int, column: int) -> Span:
-    """A place that Python names by line and column, both from 1."""
+    """Return the span of Python's line and column, both from 1."""
     lines = source.text.count("\n") + 1
     start = min(source.line_start(min(line, lines)) + column - 1, len(source.text))
     return Span(source, start, start)

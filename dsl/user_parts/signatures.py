@@ -1,4 +1,4 @@
-"""The parameters of the user's functions, by their text: what a spec gives, and what a layer has of the model."""
+"""Parameters of user functions, from their text: values of a spec, and weights of a layer."""
 
 import ast
 from math import isfinite
@@ -16,10 +16,10 @@ from xtrain.dsl.user_parts.files import annotated, fits, optional, parameter_typ
 from xtrain.dsl.user_parts.kinds import PART_KINDS, Kind
 
 REQUIRED: Final = object()
-WEIGHT: Final = "weight"  # what declares a parameter of a layer to be one of the model
+WEIGHT: Final = "weight"  # declares a parameter of a layer as a parameter of the model
 CUTS: Final = ("column", "row")
 INITIALS: Final = ("normal", "residual", "ones", "zeros")
-# What an annotation may bound a number by, `Annotated[int, at_least(1)]`; numbers are given to those of the first line.
+# Bounds in annotations, `Annotated[int, at_least(1)]`; those of the first line take numbers.
 _BOUNDS: Final[dict[str, Any]] = {
     "at_least": setting.at_least, "between": setting.between,
     "positive": setting.positive, "not_negative": setting.not_negative, "proper_fraction": setting.proper_fraction,
@@ -28,8 +28,8 @@ _BOUNDS: Final[dict[str, Any]] = {
 
 @frozen
 class Parameter:
-    """type: an annotation of `convert`, or Any. default: a value, REQUIRED or COMPUTED. named: by its name alone.
-    check: the bounds of its annotation. doc: the text of its annotation."""
+    """A parameter. type: an annotation of `convert`, or Any. default: a value, REQUIRED or COMPUTED. named:
+    keyword-only. check: bounds from its annotation. doc: text from its annotation."""
 
     name: str
     type: Any
@@ -42,9 +42,10 @@ class Parameter:
 
 @frozen
 class Weight:
-    """A parameter of a layer that is one of the model.
+    """A parameter of a layer that is a parameter of the model.
 
-    shape: numbers, and texts of what a plan computes of settings. cut, initial: as of a `BlockParameter` of the plan.
+    shape: numbers, and expressions that a plan computes from settings. cut, initial: as of a `BlockParameter` of the
+    plan.
     """
 
     name: str
@@ -56,13 +57,13 @@ class Weight:
 
 @frozen
 class SignatureReader:
-    """Reads the parameters of functions of one module, and reports what is wrong with them."""
+    """Reads the parameters of functions of one module, and reports mistakes."""
 
     module: ModuleText
     diagnostics: Diagnostics
 
     def parameters(self, node: ast.FunctionDef, kind: Kind, filled: tuple[str, ...]) -> tuple[Parameter, ...] | None:
-        """Those that a spec gives: without the first ones, which the run gives, and those that it has filled by
+        """Return the parameters that a spec sets: without the first ones, passed by the run, and those the run fills by
         name."""
         arguments, about = node.args, PART_KINDS[kind]
         inputs = ("self", *about.inputs) if about.methods else about.inputs
@@ -116,7 +117,7 @@ class SignatureReader:
         return tuple(each for each in given if each is not None)
 
     def _parameter(self, node: ast.arg, default: ast.expr | None, named: bool) -> Parameter | None:
-        """A parameter; None after reporting what its annotation says that cannot be read."""
+        """Return a parameter; None after reporting an unreadable annotation."""
         kind, value = parameter_type(node.annotation), _default(default)
         plain = value not in (REQUIRED, COMPUTED)
         if plain and value is not None and not fits(kind, value):
@@ -156,7 +157,7 @@ class SignatureReader:
         return Parameter(node.arg, kind, value, named, self.module.span(node), check, doc)
 
     def _bounds(self, node: ast.expr) -> Range | None:
-        """The bounds that a part of an annotation stands for."""
+        """Return the bounds in a part of an annotation."""
         call = node if isinstance(node, ast.Call) and not node.keywords else None
         package, _, name = self.module.dotted(call.func if call else node).rpartition(".")
         known = _BOUNDS.get(name) if package == "xtrain" else None
@@ -168,12 +169,12 @@ class SignatureReader:
         return known(*numbers) if known is not None and good and len(numbers) == wanted else None
 
     def _weight_call(self, node: ast.expr | None) -> ast.Call | None:
-        """`weight(…)` of xtrain."""
+        """Return the call `weight(…)` of xtrain, or None."""
         named = isinstance(node, ast.Call) and self.module.dotted(node.func) == f"xtrain.{WEIGHT}"
         return node if named and isinstance(node, ast.Call) else None
 
     def weights(self, node: ast.FunctionDef) -> tuple[Weight, ...] | None:
-        """The parameters of a layer that are those of the model; None after reporting what is wrong with one."""
+        """Return the model parameters of a layer; None after reporting a mistake in one."""
         arguments = node.args
         placed = [*arguments.posonlyargs, *arguments.args]
         pairs = [*zip(placed[len(placed) - len(arguments.defaults) :], arguments.defaults, strict=True)]
@@ -213,7 +214,7 @@ class SignatureReader:
 
 
 def _default(node: ast.expr | None) -> Any:
-    """A default that a spec can write, as a tuple if it is a list; else REQUIRED or COMPUTED."""
+    """Return a default that a spec can write, as a tuple if it is a list; else REQUIRED or COMPUTED."""
     if node is None:
         return REQUIRED
     try:
