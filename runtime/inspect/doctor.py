@@ -35,13 +35,12 @@ from xtrain.runtime.observe.provenance import read_code
 from xtrain.runtime.store.run_directory import locate
 from xtrain.text.units import bytes_text, plural, rate_text, seconds_text
 
-# Where ranks of one machine exchange gradients over NCCL: what NVIDIA's troubleshooting page has containers begin with
-# (`--shm-size=1g`).
+# Needed by NCCL between ranks of one machine: NVIDIA's troubleshooting page recommends `--shm-size=1g` for containers.
 SHARED_MEMORY: Final = 1 << 30
 
 
 def check_machine_facts(plan: Plan, machine: MachineFacts, disk: DiskFacts) -> list[Unfit]:
-    """All that is to be said, in the order in which a run would meet it."""
+    """Return all findings, in the order in which a run would meet them."""
     found, devices = [], None
     try:
         devices = find_devices(plan, plan.mesh.ranks_per_node)
@@ -66,7 +65,7 @@ def check_machine_facts(plan: Plan, machine: MachineFacts, disk: DiskFacts) -> l
 
 
 def of_fault(fault: EnvironmentFault | DataError) -> Unfit:
-    """What a run would end with. The last clause of its message says what to do."""
+    """Convert a fault that a run would end with. The last clause of its message says what to do."""
     text = " ".join(str(fault).split())
     what, _, do = text.rpartition("; ") if "; " in text else (text, "", "see `xtrain explain " + fault.code + "`")
     if isinstance(fault, DataError):
@@ -76,7 +75,7 @@ def of_fault(fault: EnvironmentFault | DataError) -> Unfit:
 
 
 def of_devices(plan: Plan, devices: Devices) -> Iterator[Unfit]:
-    """Memory of devices, and whether they are those of the plan."""
+    """Check the memory of devices, and that they are the plan's."""
     try:
         remarks = check_devices(plan, devices)
     except EnvironmentFault as fault:
@@ -87,7 +86,7 @@ def of_devices(plan: Plan, devices: Devices) -> Iterator[Unfit]:
 
 
 def of_driver(machine: MachineFacts) -> Iterator[Unfit]:
-    """Whether NVIDIA's driver runs the CUDA that torch was built for."""
+    """Check that NVIDIA's driver supports the CUDA release that torch was built for."""
     if machine.driver is None or machine.cuda is None:
         return
     oldest = OLDEST_DRIVER.get(version_numbers(machine.cuda)[0])
@@ -101,7 +100,7 @@ def of_driver(machine: MachineFacts) -> Iterator[Unfit]:
 
 
 def of_memory(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]:
-    """Memory of the machine itself: all of a rank on a CPU; on GPUs what is offloaded, and copies for checkpoints."""
+    """Check the memory of the machine: all of a rank on a CPU; on GPUs offloaded states, and copies for checkpoints."""
     if machine.memory is None:
         return
     ranks = plan.mesh.ranks_per_node
@@ -122,20 +121,20 @@ def of_memory(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]:
 
 
 def of_limits(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]:
-    """Open files, processes and threads."""
+    """Check the limits on open files, processes and threads."""
     need = need_of(plan, kind, plan.mesh.ranks_per_node)
     for fault in faults_of_limits(need, machine.files, machine.tasks):
         yield of_fault(EnvironmentFault("X738", fault))
 
 
 def of_clock(machine: MachineFacts) -> Iterator[Unfit]:
-    """A clock that is wrong beyond what can be computed with."""
+    """Check that the clock is not implausibly wrong."""
     if machine.clock:
         yield of_fault(EnvironmentFault("X739", machine.clock))
 
 
 def of_shared_memory(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]:
-    """NCCL exchanges between devices of one machine through /dev/shm where these do not reach each other directly."""
+    """Check /dev/shm, through which NCCL connects devices of one machine without a direct link."""
     if kind != "cuda" or plan.mesh.ranks_per_node < 2:
         return
     if (has := machine.shared_memory or 0) < SHARED_MEMORY:
@@ -148,7 +147,7 @@ def of_shared_memory(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[U
 
 
 def of_compiler(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]:
-    """What Triton compiles for a GPU, in the first step: flex, and blocks where the plan says so."""
+    """Check the compiler that Triton needs on a GPU in the first step: for flex attention, and for compiled blocks."""
     if kind != "cuda" or not machine.lacks:
         return
     flex = plan.node("setup.build_model").args["attention"]["cuda"] == "flex"
@@ -165,7 +164,7 @@ def of_compiler(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]
 
 
 def of_packages(plan: Plan) -> Iterator[Unfit]:
-    """Packages that only some specs need."""
+    """Check packages that only some specs need."""
     yield from map(of_fault, package_faults(plan))
     if plan.serves and (message := missing_for_server()) is not None:
         what, _, do = message.rpartition(": ")
@@ -173,7 +172,7 @@ def of_packages(plan: Plan) -> Iterator[Unfit]:
 
 
 def of_data(plan: Plan) -> Iterator[Unfit]:
-    """Tokenizer, templates and data files; no document is read."""
+    """Check tokenizer, templates and data files, without reading documents."""
     source = plan.node("setup.tokenizer").args["source"]
     try:
         tokenizer = load_tokenizer(source, Path.cwd())
@@ -198,12 +197,12 @@ def of_data(plan: Plan) -> Iterator[Unfit]:
 
 
 def _of_pretrained(plan: Plan, source: str) -> Iterator[Unfit]:
-    """Whether the model that the run begins with was trained with these ids, where its folder has a tokenizer."""
+    """Check that the initial model was trained with the same token ids, if its folder has a tokenizer."""
     for node in plan.nodes:
         folder = node.args.get("folder") if node.op == "setup.read_weights" else None
         if folder is None or not (Path(folder) / "tokenizer.json").is_file():
             continue
-        with suppress(TokenizerUnreadable):  # that of the run is no file of tokens
+        with suppress(TokenizerUnreadable):  # the run's tokenizer has no token file
             if apart := differing_token(source, folder):
                 yield Unfit(
                     code="X734",
@@ -213,7 +212,7 @@ def _of_pretrained(plan: Plan, source: str) -> Iterator[Unfit]:
 
 
 def of_folder(disk: DiskFacts) -> Iterator[Unfit]:
-    """Whether files can be written and locked there."""
+    """Check that files can be written and locked there."""
     where = disk.folder
     if disk.fault:
         yield Unfit(
@@ -232,7 +231,7 @@ def of_folder(disk: DiskFacts) -> Iterator[Unfit]:
 
 
 def of_room(plan: Plan, disk: DiskFacts) -> Iterator[Unfit]:
-    """Room for checkpoints, and the time that one takes."""
+    """Check the room for checkpoints, and the time to write one."""
     where = disk.folder
     one, use = plan.estimates.checkpoint_bytes, disk_of(plan, count_saves(plan))
     need = max(0, (use.most if use else one) - _taken(plan))
@@ -255,7 +254,7 @@ def of_room(plan: Plan, disk: DiskFacts) -> Iterator[Unfit]:
 
 
 def of_files(plan: Plan) -> Iterator[Unfit]:
-    """Room on a disk of this machine for what its ranks keep in files in place of memory."""
+    """Check the disk space for states that ranks of this machine keep in files."""
     for files in (node.args["files"] for node in plan.nodes if "files" in node.args):
         disk, need = look_at_disk(Path(files["folder"])), plan.mesh.ranks_per_node * files["bytes"]
         do = f"set {files['setting']} to a folder on a disk with room that this user may write to"
@@ -267,14 +266,14 @@ def of_files(plan: Plan) -> Iterator[Unfit]:
 
 
 def _taken(plan: Plan) -> int:
-    """Bytes of the checkpoints that the run has already."""
+    """Return the bytes of the run's existing checkpoints."""
     checkpoints = locate(plan, read_code(Path(plan.spec).resolve().parent)) / "checkpoints"
     return sum(path.stat().st_size for path in checkpoints.rglob("*") if path.is_file())
 
 
 def examine(plan: Plan, place: NodePlace | None, seconds: float) -> list[Unfit]:
-    """place: of this machine among several; the first of them then has what all have found, and the others nothing but
-    the errors that they end with. seconds: to wait for the others."""
+    """Check this machine and, with `place`, its connections to the others. The first machine then returns the findings
+    of all machines, the others only errors. seconds: to wait for the others."""
     machine, root = look_at_machine(), Path(plan.workspace["root"])
     found = check_machine_facts(plan, machine, look_at_disk(root))
     if place is None:
@@ -298,7 +297,7 @@ def examine(plan: Plan, place: NodePlace | None, seconds: float) -> list[Unfit]:
 
 
 def examine_without_plan() -> list[Unfit]:
-    """Of this machine alone: what keeps any run from working here."""
+    """Check this machine alone for faults that affect every run."""
     machine = look_at_machine()
     found = (*of_driver(machine), *of_clock(machine), *of_folder(look_at_disk(Path.cwd())))
     return [evolve(each, host=machine.host) for each in found]

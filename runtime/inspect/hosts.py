@@ -1,4 +1,4 @@
-"""Machines of a run compared with each other, where the doctor is started once on each of them."""
+"""Comparison of a run's machines, where the doctor is started once on each of them."""
 
 import contextlib
 import json
@@ -21,17 +21,17 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from xtrain.runtime.base.hosts import CONNECT_SECONDS, NodePlace, own_address, reach, words
 from xtrain.runtime.inspect.machine import MachineFacts, Unfit
 
-# Seconds: for a number to be summed over all machines; for a new file to be seen elsewhere.
+# Seconds to sum a number over all machines, and for a new file to appear elsewhere.
 SUM_SECONDS: Final = 30.0
 FILE_SECONDS: Final = 10.0
-# Seconds by which clocks may differ: records of several ranks are read in the order of their times.
+# Seconds by which clocks may differ: records of several ranks are sorted by time.
 CLOCKS: Final = 2.0
 _TIME: Final = struct.Struct("!d")
 
 
 @frozen(kw_only=True)
 class HostFacts:
-    """What a machine says of itself to the others. address, port: where it answers with its time."""
+    """Facts of a machine for the others. address, port: where it answers with its time."""
 
     machine: MachineFacts
     address: str
@@ -44,7 +44,7 @@ class HostFacts:
 
 
 class HostsApart(Exception):
-    """Not all machines have come, or one has left; the message says which or how many. do: about it."""
+    """Machines that have not arrived or have left; the message says which or how many. do: the remedy."""
 
     def __init__(self, what: str, do: str = "") -> None:
         super().__init__(what)
@@ -53,7 +53,7 @@ class HostsApart(Exception):
 
 @frozen
 class HostMeeting:
-    """The machines of a plan, which have met in a store."""
+    """Machines of a plan, connected through a store."""
 
     place: NodePlace
     nodes: int
@@ -61,26 +61,26 @@ class HostMeeting:
 
     @classmethod
     def join(cls, place: NodePlace, nodes: int, seconds: float) -> "HostMeeting":
-        """Raises HostsApart where they do not come within so many seconds."""
+        """Wait for all machines. Raises HostsApart if they do not arrive within `seconds`."""
         first = place.index == 0
         if first:
             check_port(place.port)
         else:
             connect_to_first(place, seconds)
         try:
-            # The first machine is known to itself whatever its name leads to; the others would not come then.
+            # The first machine uses localhost, because its name may lead elsewhere; then the others would not arrive.
             host, timeout = "localhost" if first else place.host, timedelta(seconds=seconds)
             store: Store = TCPStore(host, place.port, is_master=first, timeout=timeout, wait_for_workers=False)
             meeting = cls(place, nodes, PrefixStore("xtrain-doctor", store))
             if first:
                 connect_to_first(place, seconds)
             meeting._wait("here", seconds)
-        except (RuntimeError, OSError) as error:  # torch's errors of stores are RuntimeErrors
+        except (RuntimeError, OSError) as error:  # errors of torch's stores are RuntimeErrors
             raise HostsApart(_apart(place, str(error).partition("\n")[0])) from None
         return meeting
 
     def _wait(self, what: str, seconds: float) -> None:
-        """Until all have said this. Raises HostsApart."""
+        """Wait until all machines have announced `what`. Raises HostsApart."""
         self.store.add(what, 1)
         deadline = time.monotonic() + seconds
         while (came := self.store.add(what, 0)) < self.nodes:
@@ -89,7 +89,7 @@ class HostMeeting:
             time.sleep(0.02)
 
     def exchange(self, name: str, value: Any) -> list[Any]:
-        """What every machine gives under this name, as JSON, in their order. Raises HostsApart where one has left."""
+        """Return the JSON values of all machines under a name, in order. Raises HostsApart if one has left."""
         found, waits_for = [], 0
         try:
             self.store.set(f"{name}/{self.place.index}", json.dumps(value))
@@ -102,13 +102,13 @@ class HostMeeting:
         return found
 
     def leave(self) -> None:
-        """The first machine keeps the store until all have read what they want."""
+        """Leave the meeting; the first machine keeps the store until all have left."""
         with contextlib.suppress(RuntimeError, HostsApart):
             self._wait("left", CONNECT_SECONDS) if self.place.index == 0 else self.store.add("left", 1)
 
 
 def check_port(port: int) -> None:
-    """Raises HostsApart where the first machine cannot listen there."""
+    """Raise HostsApart if the first machine cannot listen on the port."""
     try:
         socket.create_server(("", port)).close()
     except OSError as error:
@@ -117,9 +117,9 @@ def check_port(port: int) -> None:
 
 
 def connect_to_first(place: NodePlace, seconds: float) -> None:
-    """Wait so long until the first machine answers. Raises HostsApart.
+    """Wait until the first machine answers. Raises HostsApart.
 
-    torch would write its own traces to the screen meanwhile.
+    Without this, torch would print its own traces.
     """
     try:
         reach(place.host, place.port, seconds, note=f"machine {place.index} waits for the first machine")
@@ -133,7 +133,7 @@ def _apart(place: NodePlace, why: str) -> str:
 
 
 def find_between_hosts(meeting: HostMeeting, machine: MachineFacts, folder: Path, device: str) -> list[Unfit]:
-    """What this machine finds of the others. folder: of runs. device: `cpu` or `cuda`, over which ranks exchange."""
+    """Compare this machine with the others. folder: of runs. device: `cpu` or `cuda`, for collectives."""
     found: list[Unfit] = []
     with answering_time() as port:
         own = HostFacts(machine=machine, address=own_address(meeting.place.host, meeting.place.port), port=port)
@@ -141,8 +141,8 @@ def find_between_hosts(meeting: HostMeeting, machine: MachineFacts, folder: Path
         found += reach_others(others, meeting.place.index)
         found += compare_versions(others[0].machine, machine)
         found += _shares_folder(meeting, folder)
-        meeting.exchange("reached", True)  # before anybody stops to answer
-    # Where machines do not reach each other, a sum over all of them would only wait for its end.
+        meeting.exchange("reached", True)  # before any machine stops answering
+    # If machines cannot reach each other, a sum over all of them would only time out.
     unreached = meeting.exchange("unreached", any(each.code == "X732" for each in found))
     if not any(unreached):
         found += sum_over_hosts(meeting, device)
@@ -151,7 +151,7 @@ def find_between_hosts(meeting: HostMeeting, machine: MachineFacts, folder: Path
 
 @contextlib.contextmanager
 def answering_time() -> Iterator[int]:
-    """Answer whoever connects with the time of this machine; the port."""
+    """Answer connections with the time of this machine; yield the port."""
     both = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
     with socket.create_server(("", 0), backlog=1024, **both) as server:
         ended = threading.Event()
@@ -174,9 +174,9 @@ def answering_time() -> Iterator[int]:
 
 
 def reach_others(hosts: Sequence[HostFacts], own: int) -> Iterator[Unfit]:
-    """Connect to all machines but this one; those that do not answer, and those whose clocks are apart from ours.
+    """Connect to all other machines; report those that do not answer, and clocks that differ from ours.
 
-    The clock of each pair is compared once, by the later of the two.
+    Each pair of clocks is compared once, by the later machine.
     """
     for index, host in enumerate(hosts):
         if index == own:
@@ -201,7 +201,7 @@ def reach_others(hosts: Sequence[HostFacts], own: int) -> Iterator[Unfit]:
 
 
 def clock_of(host: HostFacts) -> tuple[float, float]:
-    """How many seconds another machine's clock is ahead of ours, and within how many that is sure. Raises OSError."""
+    """Return the seconds that another machine's clock is ahead, and the error bound. Raises OSError."""
     before = time.time()
     with socket.create_connection((host.address, host.port), timeout=CONNECT_SECONDS) as other:
         answer = b""
@@ -215,7 +215,7 @@ def clock_of(host: HostFacts) -> tuple[float, float]:
 
 
 def compare_versions(first: MachineFacts, own: MachineFacts) -> Iterator[Unfit]:
-    """What this machine has in other versions than the first one."""
+    """Report versions that differ from the first machine's."""
     names = dict.fromkeys((*first.versions, *own.versions))
     both = ((name, own.versions.get(name), first.versions.get(name)) for name in names)
     apart = [f"{name} {here} here and {there} on {first.host}" for name, here, there in both if here != there]
@@ -230,10 +230,10 @@ def compare_versions(first: MachineFacts, own: MachineFacts) -> Iterator[Unfit]:
 
 
 def _shares_folder(meeting: HostMeeting, folder: Path) -> Iterator[Unfit]:
-    """Whether the folder of runs is the same everywhere: a file that the first machine makes, the others see."""
+    """Check that the folder of runs is shared: a file made by the first machine appears on the others."""
     mark = None
     if meeting.place.index == 0:
-        with contextlib.suppress(OSError):  # said by another check
+        with contextlib.suppress(OSError):  # reported by another check
             folder.mkdir(parents=True, exist_ok=True)
             mark = folder / f".xtrain-doctor-{secrets.token_hex(8)}"
             mark.touch()
@@ -262,7 +262,7 @@ def _appears(path: Path) -> bool:
 
 
 def sum_over_hosts(meeting: HostMeeting, device: str) -> Iterator[Unfit]:
-    """Sum a number over all machines as ranks do: with gloo, and on devices with NCCL as well."""
+    """Sum a number over all machines as ranks do: with gloo, and on devices also with NCCL."""
     index, nodes = meeting.place.index, meeting.nodes
     for backend in ("gloo", "nccl") if device == "cuda" else ("gloo",):
         store = PrefixStore(f"sum-{backend}", meeting.store)

@@ -19,18 +19,18 @@ from xtrain.runtime.nn.transformer import ModelParts
 
 
 class Ledger:
-    """Bytes of storages over time. A storage is known by a number, and belongs to the category it was last given.
+    """Bytes of storages over time. A storage has a number, and belongs to the category assigned last.
 
-    Time is counted in changes: `now` after a change is one more than before it.
+    Time is counted in changes: `now` grows by one with each change.
     """
 
     def __init__(self) -> None:
         self._number_of: dict[int, int] = {}  # by address of the storage, as long as it lives
-        self._bytes: dict[int, int] = {}  # of what is alive, by number
-        self._references: dict[int, Any] = {}  # by address, likewise
-        self._changes: list[tuple[int, int]] = []  # (number, bytes more)
+        self._bytes: dict[int, int] = {}  # of live storages, by number
+        self._references: dict[int, Any] = {}  # by address, as long as it lives
+        self._changes: list[tuple[int, int]] = []  # (number, added bytes)
         self._category: dict[int, str] = {}
-        self._like: dict[int, int] = {}  # of storages that are made up, the one whose category they have
+        self._like: dict[int, int] = {}  # invented storages → the one whose category they share
         self._start = ""
         self._count = 0
 
@@ -39,16 +39,16 @@ class Ledger:
         return len(self._changes)
 
     def see(self, tensor: Tensor) -> None:
-        """Take note of the storage of a tensor, if it is new."""
+        """Register the storage of a tensor, if it is new."""
         storage = tensor.untyped_storage()
         address = storage._cdata
         if address not in self._number_of:
             self._begin(storage, address)
 
     def assign(self, category: str, tensors: Iterable[Tensor]) -> None:
-        """Say what storages are for; those that are not known are left out.
+        """Assign storages to a category; unknown storages are skipped.
 
-        It holds from the beginning of a storage, or from now on where something else was said before.
+        It applies from the storage's start, or from now on if the storage had another category.
         """
         for tensor in tensors:
             address = tensor.untyped_storage()._cdata
@@ -61,23 +61,23 @@ class Ledger:
 
     @property
     def newest(self) -> int:
-        """The number of the storage that came last; those of later ones are higher."""
+        """The number of the newest storage; later ones have higher numbers."""
         return self._count
 
     def since(self, time: int) -> list[tuple[int, int]]:
-        """The changes from `time` on: (number of the storage, bytes more)."""
+        """Return the changes from `time` on: (number of the storage, added bytes)."""
         return self._changes[time:]
 
     def number_of(self, tensor: Tensor) -> int | None:
-        """That of its storage, if it is known."""
+        """Return the number of a tensor's storage, if known."""
         return self._number_of.get(tensor.untyped_storage()._cdata)
 
     def alive(self) -> dict[int, int]:
-        """Bytes of what is alive, by number."""
+        """Return the bytes of live storages, by number."""
         return {number: size for number, size in self._bytes.items() if size}
 
     def made_up(self, kind: str | int) -> int:
-        """The number of a storage that nobody makes: of a category, or of that which another one will have."""
+        """Invent a storage and return its number. kind: its category, or the storage whose category it shares."""
         self._count += 1
         self._set_kind(self._count, kind)
         return self._count
@@ -89,34 +89,34 @@ class Ledger:
             self._category[number] = kind
 
     def has_kind(self, tensor: Tensor, kind: str | int) -> None:
-        """Let the storage of a tensor be of a category, or of that of another storage."""
+        """Give a tensor's storage a category, or another storage's category."""
         number = self.number_of(tensor)
         assert number is not None
         self._set_kind(number, kind)
 
     def change(self, number: int, size: int) -> None:
-        """What nobody does: a storage begins, ends, or gets another size."""
+        """Record a change without an operator: a storage begins, ends or is resized."""
         self._changes.append((number, size))
         self._bytes[number] = self._bytes.get(number, 0) + size
 
     def kind_of(self, number: int) -> str:
-        """The category of a storage, by what has been said so far."""
+        """Return the category of a storage, as assigned so far."""
         return self._category.get(self._like.get(number, number), "")
 
     def begin(self, category: str) -> None:
-        """Count from here: what is alive now is the start, and belongs to `category` until something else is said."""
+        """Start counting: live storages belong to `category` until reassigned."""
         self._changes = list(self._bytes.items())
         self._start, self._category = category, dict.fromkeys(self._bytes, category)
 
     def over_time(self, category: str | None = None, *, but: Sequence[str] = ()) -> list[int]:
-        """Bytes alive after every change: of one category (`""`: of none), or of all `but` some."""
+        """Return the live bytes after every change: of one category (`""`: unassigned), or of all `but` some."""
         kinds = {number: self.kind_of(number) for number in {number for number, _ in self._changes}}
         counts = {n: kind == category if category is not None else kind not in but for n, kind in kinds.items()}
         return list(accumulate(size * counts[number] for number, size in self._changes))
 
     @contextmanager
     def watching_sizes(self) -> Iterator[None]:
-        """FSDP gives storages their memory and takes it, which is no operator."""
+        """Record FSDP's resizing of storages, which is no operator."""
         original: Callable[[UntypedStorage, int], Any] = UntypedStorage.resize_
 
         def resize_(storage: UntypedStorage, size: int) -> Any:
@@ -143,7 +143,7 @@ class Ledger:
         self._references[address] = weakref.ref(storage, end)
 
     def _renumber(self, address: int) -> int:
-        """Let a storage count as another one from now on."""
+        """Count a storage as a new one from now on."""
         self._count += 1
         old, new = self._number_of[address], self._count
         size = self._bytes.pop(old)
@@ -160,8 +160,8 @@ class Ledger:
 
 
 def pieces(tensors: Iterable[Tensor | None]) -> list[Tensor]:
-    """The local parts of tensors, without those that are not there."""
-    # As they are: `to_local` would make a view of each.
+    """Return the local parts of tensors, without None."""
+    # Not `to_local`, which would create views.
     return [t._local_tensor if isinstance(t, DTensor) else t for t in tensors if t is not None]
 
 
@@ -169,20 +169,20 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-# In host memory, where the plan says so.
+# In host memory if the plan offloads them.
 STATES = ("parameters", "gradients", "optimizer", "averages")
 
 
 @define(kw_only=True, eq=False)
 class MemoryOwners:
-    """Gives storages their category when it can be seen what they are for, and sums them up in the end."""
+    """Assignment of storages to categories once their purpose is known, and their sum at the end."""
 
     model: ModelParts
     optimizer: Optimizer
     ema: WeightAverages | None
     ledger: Ledger
     offloaded: bool
-    _forwards: list[int] = field(factory=list, init=False)  # where in the ledger's time a forward has ended
+    _forwards: list[int] = field(factory=list, init=False)  # times in the ledger at which a forward ended
     _units: list[Any] = field(init=False)
 
     @_units.default  # pyright: ignore[reportAttributeAccessIssue]
@@ -191,7 +191,7 @@ class MemoryOwners:
         return [group for group in groups if group is not None]
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._forwards.clear()
         self.ledger.begin("lasting")
         self.ledger.assign("parameters", pieces(self._parameters()))
@@ -199,7 +199,7 @@ class MemoryOwners:
         self.ledger.assign("averages", pieces(self._averages()))
 
     def forward_begins(self, batches: list[ModelBatch]) -> None:
-        """`batches`: those that wait, too."""
+        """Begin a forward. `batches`: including waiting ones."""
         self.name_gradients()
         for batch in batches:
             tensors = (batch.input_ids_BS, batch.labels_BS, batch.positions_BS, batch.real_BS, batch.dataset_B)
@@ -207,8 +207,8 @@ class MemoryOwners:
             self.ledger.assign("batch", pieces((*tensors, *read, batch.packing.document_BS)))
 
     def forward_ends(self, objective: Tensor | None) -> None:
-        """`objective`: what the last stage gives."""
-        if objective is not None and self.model.predicts:  # that of a head of rewards leaves to autograd what it needs
+        """End a forward. `objective`: the output of the last stage."""
+        if objective is not None and self.model.predicts:  # a reward head leaves its gradients to autograd
             self.ledger.assign("loss", pieces(left_by_heads(objective, 1 + self.model.parts[0].arch.mtp)))
         gathered = (tensor for p in self._sharded() for tensor in p.all_gather_outputs)
         self.ledger.assign("unsharded", gathered)
@@ -216,16 +216,15 @@ class MemoryOwners:
 
     @property
     def last_forward(self) -> int:
-        """When the latest forward ended, in the ledger's time."""
+        """Time in the ledger at which the latest forward ended."""
         return self._forwards[-1]
 
     def forward_counts(self) -> None:
-        """Activations are looked for here."""
+        """Mark a time at which activations are measured."""
         self._forwards.append(self.ledger.now)
 
     def name_gradients(self) -> None:
-        """A rank's own gradients, and whole ones that are still to be exchanged, which parameters that are gathered
-        have."""
+        """Categorize a rank's own gradients, and the full gradients of gathered parameters before they are reduced."""
         whole = pieces(self._whole_gradients())
         known = {tensor.untyped_storage()._cdata for tensor in whole}
         own = pieces(p.grad for p in self.model.parameters())
@@ -233,7 +232,7 @@ class MemoryOwners:
         self.ledger.assign("unreduced", whole)
 
     def memory(self) -> Memory:
-        """All categories: each when most of it was alive, but activations after a forward."""
+        """Return all categories: each at its own peak, activations after a forward."""
         ledger, parameters = self.ledger, list(self.model.parameters())
         states = {
             "parameters": bytes_of(pieces(self._parameters())),
@@ -249,7 +248,7 @@ class MemoryOwners:
         return Memory(**states, **rest, working=max(0, peak - on_device), offloaded=self.offloaded)
 
     def _parameters(self) -> Iterator[Tensor]:
-        """With what those that are quantised have beside their bytes, and those of a teacher."""
+        """Yield all parameters, with the scales of quantized ones and a teacher's parameters."""
         yield from self.model.parameters()
         for part in self.model.parts:
             if part.teacher is not None:
@@ -263,12 +262,12 @@ class MemoryOwners:
             yield from (tensor for tensor in state.values() if tensor.dim())
 
     def _averages(self) -> Iterator[Tensor]:
-        """Those of parameters: the others are as small as what they are of."""
+        """Yield the averages of parameters; others are negligibly small."""
         if self.ema is not None:
             yield from (self.ema.averages[name] for name, _ in self.model.named_parameters())
 
     def _sharded(self) -> Iterator[Any]:
-        """What FSDP knows of every parameter that it shards."""
+        """Yield FSDP's record of every parameter that it shards."""
         for unit in self._units:
             yield from unit.fsdp_params
 
@@ -280,8 +279,8 @@ class MemoryOwners:
 
 
 def left_by_heads(objective: Tensor, heads: int) -> list[Tensor | None]:
-    """The gradients that the chunked loss has computed in its forward, which its node in the graph has, or what is left
-    to compute them in the backward; of so many heads."""
+    """Return the gradients that the chunked loss computed in its forward, held by its graph node, or the tensors from
+    which the backward computes them; of `heads` heads."""
     nodes: dict[Any, None] = {objective.grad_fn: None}
     found: list[Tensor | None] = []
     queue = list(nodes)

@@ -20,8 +20,8 @@ from xtrain.runtime.observe.provenance import versions
 
 @frozen(kw_only=True)
 class Unfit:
-    """code: of a diagnostic; one that begins with X keeps the run from working, one with W does not. what: is wrong, as
-    a clause. do: about it. host: where it was found."""
+    """Finding of the doctor. code: of a diagnostic; X codes prevent a run, W codes do not. what: the fault, as a
+    clause. do: the remedy. host: where it was found."""
 
     code: str
     what: str
@@ -30,7 +30,7 @@ class Unfit:
 
     @property
     def stops(self) -> bool:
-        """Whether the run would not work."""
+        """True if the run would fail."""
         return self.code.startswith("X")
 
     def __str__(self) -> str:
@@ -41,12 +41,12 @@ class Unfit:
         return asdict(self)
 
 
-# The oldest driver that runs a CUDA release, by the first number of that release (NVIDIA, CUDA Toolkit release notes,
+# The oldest driver that runs a CUDA release, by the release's first number (NVIDIA, CUDA Toolkit release notes,
 # "minimum required driver version for CUDA minor version compatibility", Linux).
 OLDEST_DRIVER: Final[Mapping[int, tuple[int, ...]]] = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580,)}
 
-# Of versions 2 and 1 of control groups: the line of a process, where their folders lie, the files with the limit of
-# memory and with what is used, and the number of cached pages among its statistics.
+# For versions 2 and 1 of control groups: the line of a process, the root folder, the files with the memory limit and
+# usage, and the statistic of cached pages.
 CONTROL_GROUPS: Final = (
     (r"^0::/(.*)$", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     (
@@ -61,11 +61,11 @@ CONTROL_GROUPS: Final = (
 
 @frozen(kw_only=True)
 class MachineFacts:
-    """host: its name. memory: bytes that processes may still take here, None where nobody knows. shared_memory: bytes
-    of `/dev/shm`, None where there is none. driver: of NVIDIA's kernel module, None without one. cuda: the release that
-    torch was built for, None for a build without. versions: of what computes. lacks: of what Triton compiles with, in
-    words; empty where all is there. files: that a process may have open. tasks: processes and threads that this user
-    may still start; None without a limit. clock: what is wrong with it, empty if nothing is."""
+    """Facts of a machine. host: its name. memory: bytes that processes may still take, None if unknown. shared_memory:
+    bytes of `/dev/shm`, None without it. driver: of NVIDIA's kernel module, None without one. cuda: release that
+    torch was built for, None for a CPU build. versions: of computing libraries. lacks: what Triton needs and is
+    missing, in words. files: that a process may open. tasks: processes and threads that this user may still start;
+    None without a limit. clock: its fault, empty without one."""
 
     host: str
     memory: int | None
@@ -80,7 +80,7 @@ class MachineFacts:
 
 
 def look_at_machine(root: Path = Path("/")) -> MachineFacts:
-    """root: of the file system."""
+    """Gather the facts of this machine. root: of the file system."""
     import torch
 
     return MachineFacts(
@@ -98,17 +98,17 @@ def look_at_machine(root: Path = Path("/")) -> MachineFacts:
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
-    """`535.104.05` as numbers."""
+    """Return `535.104.05` as numbers."""
     return tuple(int(each) for each in re.findall(r"\d+", text))
 
 
 def _memory(root: Path) -> int | None:
-    """The least of what the kernel has to give and what is left to the control group of this process."""
+    """Return the least of the kernel's available memory and the remainder in this process's control groups."""
     found = []
     if fields := re.search(r"^MemAvailable: +(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE):
         found.append(int(fields[1]) * 1024)
     for groups, top, limit, used, cached in CONTROL_GROUPS:
-        # In a container the path is that of its own root.
+        # In a container the path starts at the container's own root.
         group = re.search(groups, _text(root / "proc/self/cgroup"), re.MULTILINE)
         if group is None:
             continue
@@ -118,7 +118,7 @@ def _memory(root: Path) -> int | None:
                 break
             most, taken = (_text(each / name).strip() for name in (limit, used))
             if most.isdecimal() and taken.isdecimal():
-                # Pages of files that were read are given up where memory is asked for.
+                # Cached file pages are freed when memory is needed.
                 pages = re.search(rf"^{cached} (\d+)$", _text(each / "memory.stat"), re.MULTILINE)
                 found.append(max(0, int(most) - int(taken) + (int(pages[1]) if pages else 0)))
     return min(found, default=None)
@@ -133,7 +133,7 @@ def _shared_memory(folder: Path) -> int | None:
 
 
 def _lacks() -> str:
-    """Triton compiles the calls of its kernels as modules of this Python."""
+    """Return what Triton lacks to compile its kernel launchers as Python modules."""
     found = []
     if not os.environ.get("CC") and not (shutil.which("gcc") or shutil.which("clang")):
         found.append("C compiler")
@@ -143,7 +143,7 @@ def _lacks() -> str:
 
 
 def _driver(path: Path) -> str | None:
-    """From `NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  …`, also of the open one."""
+    """Parse `NVRM version: NVIDIA UNIX x86_64 Kernel Module 535.104.05 …`, also of the open module."""
     found = re.search(r"^NVRM version:.*?\s(\d+(?:\.\d+)+)\s", _text(path), re.MULTILINE)
     return found[1] if found else None
 
@@ -155,7 +155,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-# Bytes written to see how fast that is, and the seconds after which it has been seen.
+# Bytes written to measure the speed, and the time limit in seconds.
 SAMPLE: Final = 64 << 20
 PATIENCE_SECONDS: Final = 2.0
 _CHUNK: Final = 4 << 20
@@ -163,9 +163,9 @@ _CHUNK: Final = 4 << 20
 
 @frozen(kw_only=True)
 class DiskFacts:
-    """folder: that was looked at, the nearest one that exists. free: bytes. speed: bytes a second that reach the disk,
-    None where it was too full to see. locks: why locks do not work, empty if they do. fault: why nothing can be written
-    there, empty if something can."""
+    """Facts of a disk. folder: the nearest existing one. free: bytes. speed: bytes a second that reach the disk, None
+    if it was too full to measure. locks: why locks fail, empty if they work. fault: why nothing can be written
+    there, else empty."""
 
     folder: Path
     free: int
@@ -175,7 +175,7 @@ class DiskFacts:
 
 
 def look_at_disk(root: Path) -> DiskFacts:
-    """Where runs below `root` would be written; nothing is left there. The folder itself may not exist yet."""
+    """Examine the disk for runs below `root`, which may not exist yet; leaves no files."""
     folder = next(each for each in (root.absolute(), *root.absolute().parents) if each.exists() or each.is_symlink())
     if not folder.exists():
         return DiskFacts(
@@ -194,8 +194,8 @@ def look_at_disk(root: Path) -> DiskFacts:
 
 
 def lock_fault(folder: Path) -> str:
-    """Why two processes would not keep each other out of a run directory here; empty if they do. Raises OSError where
-    no file can be made."""
+    """Say why locks do not keep two processes apart in this folder; empty if they do. Raises OSError if no file can be
+    created."""
     with (
         tempfile.NamedTemporaryFile(dir=folder, prefix=".xtrain-doctor-") as first,
         Path(first.name).open("ab") as second,
@@ -214,7 +214,7 @@ def lock_fault(folder: Path) -> str:
 
 
 def _speed(file: IO[bytes], size: int) -> float | None:
-    """Bytes a second, of as many as can be written in PATIENCE_SECONDS."""
+    """Return bytes a second, measured over at most PATIENCE_SECONDS."""
     chunk, written, began = os.urandom(_CHUNK), 0, time.perf_counter()
     while written + _CHUNK <= size and time.perf_counter() - began < PATIENCE_SECONDS:
         file.write(chunk)

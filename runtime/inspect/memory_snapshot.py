@@ -32,15 +32,15 @@ from xtrain.runtime.nn.transformer import ModelParts
 from xtrain.runtime.observe.heartbeat import HeartbeatWriter
 from xtrain.runtime.observe.records import Records
 
-# What an allocator remembers at most: as many of its latest acts.
+# Latest events that an allocator remembers.
 MOST_ACTS: Final = 100_000
 
 
 @define(kw_only=True, eq=False)
 class Snapshot:
-    """A snapshot that is taken when `history` more steps have ended.
+    """Snapshot that is taken after `history` more steps.
 
-    planned: of this rank's pipeline coordinate. ranks: that are looked at; None for all of them.
+    planned: of this rank's pipeline coordinate. ranks: to measure; None for all.
     """
 
     kind: str = field(default="memory_snapshot", init=False)
@@ -59,9 +59,9 @@ class Snapshot:
     _fault: str = field(default="", init=False)
 
     def begin(self) -> bool:
-        """Whether it waits for steps to end. Collective if it does not."""
+        """Take the snapshot, or return True if it waits for steps. Collective if it does not wait."""
         if self.rank.device.type != "cuda":
-            self.history = 0  # where the plan left it to the machine
+            self.history = 0  # for a plan with device = auto
         if not self.history:
             self._take("")
             return False
@@ -94,12 +94,12 @@ class Snapshot:
     def _try(self, action: Callable[[], Any]) -> Any:
         try:
             return action()
-        except Exception as error:  # looking is no matter of the training
+        except Exception as error:  # a failed snapshot must not affect training
             self._fault = self._fault or str(error) or repr(error)
             return None
 
     def _take(self, note: str) -> None:
-        """Write what there is, and tell of it. Collective."""
+        """Write and report the snapshot. Collective."""
         began, step = time.perf_counter(), self.progress.step
         if self.beat is not None:
             self.beat.at(self.node, lasting=True)
@@ -136,16 +136,16 @@ class Snapshot:
         )
 
     def _page(self, folder: Path, note: str) -> int:
-        """Bytes of the summary of all ranks; one that cannot be written is told of."""
+        """Write the summary of all ranks; return its bytes. A failure is only a warning."""
         try:
             return self._write_page(folder, note)
-        except Exception as error:  # the files of ranks are there
+        except Exception as error:  # the files of ranks exist
             message = f"the summary of {folder} could not be written: {error}"
             self.records.warn(message, step=self.progress.step)
             return 0
 
     def _write(self, folder: Path, own: dict[str, Any]) -> int:
-        """Bytes that this rank has written; what it found is put into `own`."""
+        """Write this rank's files; return their bytes. The measurement is added to `own`."""
         size = 0
         if self.history:
             pickle = file_of(folder, self.rank.rank, "pickle")

@@ -28,7 +28,7 @@ from xtrain.runtime.inspect.ledger import Ledger
 C10D = torch.ops.c10d
 FUNCTIONAL = torch.ops._c10d_functional
 
-# In this node of the step, calls are told apart by their group and by who makes them.
+# In this node of the step, calls are attributed by their group and by FSDP's labels.
 COMPUTING = "step.forward_backward"
 EXPERTS = ("setup.parallel.ep", "setup.parallel.expert_fsdp")
 
@@ -38,7 +38,7 @@ Key = tuple[str, str, str]  # axis, op, node
 
 @frozen
 class RecordedCall:
-    """How to read an operator. group: which argument names it. tensors: what goes in, and what comes out."""
+    """Signature of a collective operator. group: index of its group argument. tensors: its inputs and outputs."""
 
     op: str
     group: int
@@ -93,10 +93,10 @@ class Sums:
 
 @define(kw_only=True, eq=False)
 class CollectiveRecorder:
-    """Counts the calls of one rank.
+    """Counter of a rank's collectives.
 
-    node: of the step, the one that runs; None outside the step. labels: those that torch gives to what FSDP does,
-    innermost last. marks: the sums when each microbatch began.
+    node: of the running step node; None outside the step. labels: torch's labels of FSDP's work, innermost last. marks:
+    the sums at the start of each microbatch.
     """
 
     plan: Plan
@@ -105,16 +105,16 @@ class CollectiveRecorder:
     sums: Sums = field(factory=Sums)
     marks: list[Sums] = field(factory=list)
     _node_of: dict[str, str] = field(factory=dict)  # by name of a group
-    _ranks_of: dict[str, list[int]] = field(factory=dict)  # likewise
-    _along: dict[tuple[str, bool], str] = field(factory=dict)  # likewise, and whether it is for experts: the axes
+    _ranks_of: dict[str, list[int]] = field(factory=dict)  # by name of a group
+    _along: dict[tuple[str, bool], str] = field(factory=dict)  # by name of a group, and True for experts: the axes
 
     @property
     def wrapping(self) -> str:
-        """The node in which the stack of the plan wraps the model; empty where it does not."""
+        """The node in which the plan's stack wraps the model; empty without one."""
         return next((node.id for node in self.plan.nodes if stack_of_node(node.op) is not None), "")
 
     def know(self, meshes: Meshes) -> None:
-        """Learn which groups belong to which node."""
+        """Map groups to the nodes that use them."""
         nodes = {node.id for node in self.plan.nodes}
         rows = "setup.parallel.cp" if "setup.parallel.cp" in nodes else "setup.parallel.tp"
         for axis, node in (
@@ -129,12 +129,12 @@ class CollectiveRecorder:
                 self._node_of[meshes.group(axis).group_name] = node
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self.sums = Sums()
         self.marks = []
 
     def see(self, func: Any, args: Args, out: Any) -> str | None:
-        """Take note of an operator of the namespaces `c10d` and `_c10d_functional`; gives the node it is made for."""
+        """Count an operator of the namespaces `c10d` and `_c10d_functional`; return the node it belongs to."""
         if self.node is None or func is C10D.barrier.default:
             return None
         call = CALLS[func]
@@ -150,13 +150,13 @@ class CollectiveRecorder:
         return node
 
     def mark(self) -> None:
-        """A microbatch begins."""
+        """Mark the start of a microbatch."""
         self.marks.append(self.sums.copy())
 
     def traffic(self, pp: int, left_out: int) -> tuple[Traffic, ...]:
-        """All calls, with those of `left_out` microbatches more between the first one and the last.
+        """Return all calls, with `left_out` more microbatches between the first and the last.
 
-        pp: the rank's coordinate. What can be hidden behind computing is what the plan says of the same calls.
+        pp: the rank's coordinate. `exposed` is copied from the plan's entries for the same calls.
         """
         assert left_out == 0 or self.marks[2].since(self.marks[1]) == self.marks[3].since(self.marks[2])
         more = self.marks[3].since(self.marks[2]) if left_out else Sums()
@@ -198,15 +198,15 @@ class CollectiveRecorder:
 
 
 def _unit(label: str) -> str:
-    """The node that made the FSDP unit of a label such as `FSDP::all_gather (layers.3.mlp.experts)`."""
+    """Return the node of an FSDP unit from a label such as `FSDP::all_gather (layers.3.mlp.experts)`."""
     if label.endswith(".experts)"):
         return "setup.parallel.expert_fsdp"
     return "setup.parallel.fsdp" if "(layers." in label else "setup.parallel.root_fsdp"
 
 
 def _axes(mesh: Mesh, ranks: list[int], *, experts: bool) -> str:
-    """The axes along which the ranks differ: those of experts, or of dense parameters, if the group is made along
-    them."""
+    """Return the axes along which the ranks differ: of experts, or else of dense parameters, whichever matches the
+    group."""
     kinds = (mesh.expert_axes, mesh.axes) if experts else (mesh.axes, mesh.expert_axes)
     found = [[a for a in axes if len({rank // a.stride % a.size for rank in ranks}) > 1] for axes in kinds]
     along = next((axes for axes in found if prod(a.size for a in axes) == len(ranks)), found[0])
@@ -226,22 +226,23 @@ BROADCAST = torch.ops.c10d.broadcast_.default
 
 
 class TraceObserver(TorchDispatchMode):
-    """heard: what another rank says, where it broadcasts something. ends: what to do when a label of torch ends."""
+    """Dispatch mode that records operators. heard: content of another rank's broadcast. ends: called when a
+    label ends."""
 
     def __init__(self, ledger: Ledger, collectives: CollectiveRecorder) -> None:
         super().__init__()
         self.ledger, self.collectives = ledger, collectives
         self.heard: Tensor | None = None
-        self._works_out = False  # DTensor does, which kind of tensor an operator would give
+        self._works_out = False  # while DTensor computes the metadata of an operator's output
         self.ends: dict[str, Callable[[], None]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE:
-            return args[0].fake_device  # what the fake mode would say, which takes it a tenth of a trace
+            return args[0].fake_device  # the fake mode's answer, which would take a tenth of a trace
         if DTensor in types:
-            return NotImplemented  # its parts are what counts, and they come by themselves
+            return NotImplemented  # its local parts are dispatched by themselves
         if func is WAIT:
-            return args[0]  # of what is not fake, no new tensor comes either
+            return args[0]  # no new tensor, as for real tensors
         out = func(*args, **(kwargs or {}))
         if not self._works_out:
             self._see(out)
@@ -258,8 +259,8 @@ class TraceObserver(TorchDispatchMode):
 
     @contextmanager
     def blind_to_shapes(self) -> Iterator[None]:
-        """DTensor works out once for every operator what it gives, by calling it with tensors of whole shapes, which
-        have no memory in a run."""
+        """Ignore the calls in which DTensor computes an operator's output metadata with full shapes, which need no
+        memory in a run."""
         original = ShardingPropagator._propagate_tensor_meta_non_cached
 
         def work_out(propagator: ShardingPropagator, schema: OpSchema) -> Any:
@@ -282,7 +283,7 @@ class TraceObserver(TorchDispatchMode):
                 self._see(part)
 
     def _label(self, begins: str | None) -> None:
-        """A label begins, or the innermost one ends."""
+        """Record that a label begins, or that the innermost one ends."""
         if begins is not None:
             self.collectives.labels.append(begins)
         else:
@@ -292,7 +293,7 @@ class TraceObserver(TorchDispatchMode):
 
 
 class Pieces(Sequence[Tensor]):
-    """As `torch.chunk` gives them, each cut where it is asked for; behind the last one they are empty."""
+    """Result of `torch.chunk`, cut only where it is indexed; missing pieces are empty."""
 
     def __init__(self, tensor: Tensor, number: int, dim: int) -> None:
         self._tensor, self._number, self._dim = tensor, number, dim
@@ -315,7 +316,7 @@ class Pieces(Sequence[Tensor]):
         return self._tensor.narrow(self._dim, start, min(size, length - start))
 
     def joined(self, dim: int) -> Tensor:
-        """All of them, which are alike, side by side along another dim: a new tensor."""
+        """Return a new tensor for the concatenation of the equal pieces along another dim."""
         shape = list(self._tensor.shape)
         assert shape[self._dim] % self._number == 0, "FSDP cuts a dim behind the first one into equal pieces"
         shape[self._dim] //= self._number
@@ -324,8 +325,8 @@ class Pieces(Sequence[Tensor]):
 
 
 class _JoinsPieces:
-    """Stands for torch in FSDP's collectives, where pieces of a matrix that is cut behind its first dim are put beside
-    each other: what goes in and what comes out is the same, without a tensor for the piece of every rank."""
+    """Replacement of torch in FSDP's collectives for pieces of a matrix sharded along a later dim: memory is the same,
+    without a tensor for every rank's piece."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -341,7 +342,7 @@ class _JoinsPieces:
 
 @contextmanager
 def joined_pieces() -> Iterator[None]:
-    """FSDP exchanges whole parameters and gradients, of which it makes no pieces."""
+    """Replace torch in FSDP's collectives, so that full parameters and gradients are not cut into pieces."""
     module: Any = _fsdp_collectives
     with ExitStack() as stack:
         stack.callback(setattr, module, "torch", module.torch)
@@ -351,7 +352,7 @@ def joined_pieces() -> Iterator[None]:
 
 @contextmanager
 def own_pieces() -> Iterator[None]:
-    """FSDP cuts the piece of a parameter that it takes, and makes a mesh of the same two meshes once."""
+    """Make FSDP cut only its own piece of a parameter, and join each pair of meshes once."""
     meshes: dict[tuple[int, ...], tuple[Any, DeviceMesh]] = {}
     make: Callable[[list[DeviceMesh]], DeviceMesh] | None = getattr(DeviceMesh, "_concatenate", None)
 

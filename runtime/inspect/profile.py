@@ -37,7 +37,7 @@ or not; `idle` is time in which no operation ran: Python, waiting for data, wait
 
 
 def summary_text(summaries: Sequence[Summary], *, node: str, world: int, note: str = "") -> str:
-    """The page, of one summary a rank, in their order. note: a sentence about how the profile ended."""
+    """Return the page for the summaries of ranks, in order. note: a sentence about how the profile ended."""
     head = summaries[0]
     steps = head.last - head.first + 1
     what = f"step {head.first:,}" if steps == 1 else f"steps {head.first:,} to {head.last:,}"
@@ -77,15 +77,15 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _short(name: str) -> str:
-    """Names of kernels may be pages long."""
+    """Shorten the name of a kernel, which may be pages long."""
     name = name.replace("|", "¦").replace("`", "'")
     return name if len(name) <= 80 else f"{name[:79]}…"
 
 
 @frozen(kw_only=True)
 class Subject:
-    """What is recorded. Steps: `wait` that pass, `warmup` that are thrown away, `active` that are kept. ranks: None for
-    all of them. node: of the plan, which asks for it."""
+    """Settings of a profile. Steps: `wait` are skipped, `warmup` discarded, `active` kept. ranks: None for all. node:
+    of the plan, which requests it."""
 
     node: str
     wait: int
@@ -103,12 +103,12 @@ class Subject:
 
 
 Report = Callable[[bool, str], None]
-"""Called on every rank when a profile has ended: whether there is one, and how it went, in words."""
+"""Called on every rank when a profile has ended: True if it exists, and the outcome in words."""
 
 
 @define(kw_only=True, eq=False)
 class Profile:
-    """A profile under way; it ends in `profile/steps-<first>-<last>/`."""
+    """Running profile, written to `profile/steps-<first>-<last>/`."""
 
     kind: str = field(default="profile", init=False)
     subject: Subject
@@ -120,7 +120,7 @@ class Profile:
     begun: int
     """The step that had ended when it began."""
     number: int
-    """How many profiles have begun with the same step before: a run that goes back trains it again."""
+    """Number of earlier profiles from the same step, which is trained again after a rollback."""
     passed: int = 0
     _recorder: ProfileRecorder | None = field(default=None, init=False)
     _fault: str = field(default="", init=False)
@@ -157,7 +157,7 @@ class Profile:
 
     @property
     def recorded(self) -> int:
-        """Steps that have been kept so far."""
+        """Number of steps kept so far."""
         return max(self.passed - self.subject.before, 0)
 
     @property
@@ -192,7 +192,7 @@ class Profile:
                 recorder.stop()
 
     def _prepare_step(self) -> None:
-        """Be ready for the next step."""
+        """Prepare for the next step."""
         subject, at = self.subject, self.passed
         if subject.ranks is not None and self.rank.rank not in subject.ranks:
             return
@@ -214,12 +214,12 @@ class Profile:
     def _try(self, action: Callable[[], Any]) -> None:
         try:
             action()
-        except Exception as error:  # torch's profiler raises what it likes
+        except Exception as error:  # torch's profiler raises many kinds of errors
             self._fault = str(error) or repr(error)
             self.drop()
 
     def _end(self, note: str) -> None:
-        """Write what there is, and tell of it. Collective."""
+        """Write and report the profile. Collective."""
         began = time.perf_counter()
         if self.beat is not None:
             self.beat.at(self.subject.node, lasting=True)  # a trace is large, and disks are slow
@@ -252,7 +252,7 @@ class Profile:
             self.report(not failures, lost + what + (f"; {note}" if note else ""))
 
     def _write(self) -> int:
-        """Bytes that this rank has written."""
+        """Write this rank's trace; return its bytes."""
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return 0
@@ -266,7 +266,7 @@ class Profile:
             return 0
 
     def _summarise(self, path: Path) -> int:
-        """Bytes of the summary. Raises TornTrace, after removing the trace, where a disk has taken but a part of it."""
+        """Write the summary; return its bytes. Raises TornTrace, after removing the trace, if it is incomplete."""
         first = self.begun + self.subject.before + 1
         try:
             found = summarise(entries_of(path), rank=self.rank.rank, first=first, last=first + self.recorded - 1)
@@ -276,20 +276,20 @@ class Profile:
         return write_json(file_of(self.folder, self.rank.rank, "summary.json"), asdict(found))
 
     def _write_page(self, note: str) -> int:
-        """Bytes of `summary.md`: what the summaries of all ranks say that have one."""
+        """Write `summary.md` from the summaries of all ranks that have one; return its bytes."""
         try:
             found = read_summaries(self.folder)
             if not found:
                 return 0
             text = summary_text(found, node=self.subject.node, world=self.rank.world_size, note=note)
             return write_whole(self.folder / "summary.md", lambda beside: beside.write_text(text, encoding="utf-8"))
-        except Exception as error:  # whatever a file may hold
+        except Exception as error:  # for any content of a file
             message = f"the summary of {self.folder} could not be written: {error}"
             self.records.warn(message, step=self.progress.step)
             return 0
 
 
 def read_summaries(folder: Path) -> list[Summary]:
-    """Those of all ranks, in their order. Raises what a disk or a file that holds something else raises."""
+    """Return the summaries of all ranks, in order. Raises errors of the disk and of invalid files."""
     paths = sorted(folder.glob("rank-*.summary.json"))
     return [cattrs.structure(read_json(path), Summary) for path in paths]

@@ -17,38 +17,38 @@ from torch.profiler.profiler import _KinetoProfile
 from xtrain.runtime.observe.heartbeat import HeartbeatWriter
 
 STEP = "ProfilerStep#"
-"""How a step is named in a trace, in front of its number: the name that tools which read traces look for."""
+"""Prefix of a step's number in a trace: the name that tools for traces look for."""
 
 
 @define(kw_only=True, eq=False)
 class ProfileRecorder:
-    """One trace: `prepare` some steps before it if they are to warm up, `start`, `begin_step`s, `stop`, `write`.
+    """Recorder of one trace: `prepare` some steps earlier to warm up, `start`, `begin_step`s, `stop`, `write`.
 
-    All of it may raise whatever torch and the disk raise.
+    Each may raise errors of torch and of the disk.
     """
 
     beat: HeartbeatWriter | None
     profiler: Any
     _step: Any = field(default=None, init=False)
     _node: Any = field(default=None, init=False)
-    _state: str = field(default="", init=False)  # prepared, started; empty before and behind
+    _state: str = field(default="", init=False)  # prepared or started; empty before and after
 
     @classmethod
     def of(
         cls, device: torch.device, *, shapes: bool, stacks: bool, memory: bool, beat: HeartbeatWriter | None = None
     ) -> "ProfileRecorder":
-        """A recorder of what the CPU does on this rank, and its GPU if it has one."""
+        """Create a recorder for this rank's CPU, and its GPU if it has one."""
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
         profiler = _KinetoProfile(activities=activities, record_shapes=shapes, with_stack=stacks, profile_memory=memory)
         return cls(profiler=profiler, beat=beat)
 
     def prepare(self) -> None:
-        """From now on operations are seen, and forgotten."""
+        """Start observing operations without keeping them."""
         self.profiler.prepare_trace()
         self._state = "prepared"
 
     def start(self) -> None:
-        """From now on they are kept."""
+        """Start keeping operations."""
         if not self._state:
             self.prepare()
         self.profiler.start_trace()
@@ -57,28 +57,28 @@ class ProfileRecorder:
             self.beat.on_node = self._at
 
     def begin_step(self, number: int) -> None:
-        """What follows belongs to another step, and that before it is over."""
+        """End the current step and begin another."""
         self._leave()
         self._step = record_function(f"{STEP}{number}")
         self._step.__enter__()
 
     def stop(self) -> None:
-        """Keep no more; what was only prepared is let go of."""
+        """Stop keeping operations; free a prepared trace."""
         state, self._state = self._state, ""
         if self.beat is not None:
             self.beat.on_node = None
         if state == "prepared":
-            self.profiler.start_trace()  # as torch ends what it has only prepared
+            self.profiler.start_trace()  # torch can only end a prepared trace by starting it
         self._leave()
         if state:
             self.profiler.stop_trace()
 
     def write(self, path: Path) -> None:
-        """The trace as Chrome reads it."""
+        """Write the trace in Chrome's format."""
         self.profiler.export_chrome_trace(str(path))
 
     def _at(self, node: str) -> None:
-        """A node of the plan begins."""
+        """Begin a node of the plan."""
         if self._node is not None:
             self._node.__exit__(None, None, None)
         self._node = record_function(node)
@@ -92,12 +92,12 @@ class ProfileRecorder:
 
 
 class TornTrace(Exception):
-    """The file holds no whole trace."""
+    """File without a complete trace."""
 
 
 @frozen
 class TraceEntry:
-    """Something that took time. begin, end: in seconds of the trace's own clock. line: its thread or stream."""
+    """Entry of a trace. begin, end: seconds of the trace's clock. line: its thread or stream."""
 
     category: str
     name: str
@@ -111,7 +111,7 @@ _HEAD = '"traceEvents"'
 
 
 def entries_of(path: Path) -> Iterator[TraceEntry]:
-    """Every entry that a summary is made of. Raises TornTrace where the file ends before the trace does, OSError."""
+    """Yield every entry that a summary uses. Raises TornTrace if the trace is incomplete, OSError."""
     text = path.read_text(encoding="utf-8", errors="replace")
     at = text.find("[", text.find(_HEAD))
     if _HEAD not in text or at < 0 or not text.rstrip().endswith("}"):
@@ -132,16 +132,16 @@ def entries_of(path: Path) -> Iterator[TraceEntry]:
 
 
 def _next(text: str, at: int) -> int:
-    """The next place that is no blank."""
+    """Return the next position that is not blank."""
     while text[at].isspace():
         at += 1
     return at
 
 
-# What an operation is for.
+# Purpose of an operation.
 Kind = Literal["matmul", "attention", "communication", "copies", "other"]
 
-# Tried in this order. Names of kernels of GPUs are those of cuBLAS, CUTLASS, cuDNN, flash attention, NCCL, Inductor.
+# Tried in this order. GPU kernels are named by cuBLAS, CUTLASS, cuDNN, flash attention, NCCL and Inductor.
 _COMMUNICATION: Final = re.compile(
     r"nccl|gloo:|^c10d::|^_c10d_functional::|record_param_comms|AllReduce|ReduceScatter|AllGather"
 )
@@ -153,17 +153,18 @@ _MATMUL: Final = re.compile(
     re.IGNORECASE,
 )
 _COPIES: Final = re.compile(r"copy|memcpy|memset|^aten::(_?to|clone|contiguous|pin_memory|zero_|fill_)$", re.IGNORECASE)
-# They only call others: what they take beside those is waiting, or nothing.
+# They only call others: their own time is waiting, or nothing.
 _CALLERS: Final = re.compile(r"^(autograd::|torch::autograd::)|Backward\d*$|^[^:]*$")
-# But these compute by themselves.
+# These compute by themselves.
 _COMPILED: Final = re.compile(r"^(Torch-Compiled Region|CompiledFunction|## Call Compiled)")
 
-# A set of instants: sorted, disjoint intervals, n rows (begin, end).
+# Set of instants: sorted, disjoint intervals, n rows (begin, end).
 Intervals = np.ndarray
 NOTHING: Intervals = np.empty((0, 2))
 
 MOST_OPERATORS: Final = 30
-# On a GPU they run beside each other, and what hides a copy is worth it; on a CPU they are parts of one another.
+# Priority of kinds that overlap. GPU kernels run at the same time, and a copy hidden by them costs nothing; CPU
+# operations contain one another.
 _ON_GPU: Final[tuple[Kind, ...]] = ("attention", "matmul", "other", "copies")
 _ON_CPU: Final[tuple[Kind, ...]] = ("attention", "matmul", "copies", "other")
 _NODE: Final = re.compile(r"(step|tick|event)\.[\w.-]+")
@@ -171,7 +172,7 @@ _NODE: Final = re.compile(r"(step|tick|event)\.[\w.-]+")
 
 @frozen(kw_only=True)
 class Operator:
-    """All calls of one operation or kernel. seconds: without what it has called itself."""
+    """Totals of one operation or kernel. seconds: without the operations that it calls."""
 
     name: str
     kind: Kind
@@ -181,10 +182,10 @@ class Operator:
 
 @frozen(kw_only=True)
 class Summary:
-    """Seconds are over all steps together. device: `gpu` or `cpu`, whose time it is.
+    """Time of several steps. device: `gpu` or `cpu`, whose time it is. Seconds are totals over all steps.
 
-    shares: of `seconds`, adding up to 1, by kind; `exposed` is communication that nothing ran beside, `idle` that
-    nothing ran at all. communication: all of it, hidden or not. nodes: by node of the plan, on the CPU.
+    shares: of `seconds`, by kind, adding up to 1; `exposed` is communication that nothing overlapped, `idle` time in
+    which nothing ran. communication: all of it, hidden or not. nodes: by node of the plan, on the CPU.
     """
 
     rank: int
@@ -207,7 +208,7 @@ class _TraceTotal:
 
 @define
 class _Sorted:
-    """The entries of a trace by what they are."""
+    """Entries of a trace by type."""
 
     steps: dict[int, TraceEntry] = field(factory=dict)
     marks: list[TraceEntry] = field(factory=list)
@@ -217,7 +218,7 @@ class _Sorted:
 
 
 def summarise(entries: Iterable[TraceEntry], *, rank: int, first: int, last: int) -> Summary:
-    """What a trace says of steps first to last. Raises TornTrace where it does not have them all."""
+    """Summarize steps first to last of a trace. Raises TornTrace if it lacks some of them."""
     found = _sorted(entries)
     steps = [found.steps[number] for number in range(first, last + 1) if number in found.steps]
     if len(steps) != last - first + 1:
@@ -277,7 +278,7 @@ def _busy(entries: Iterable[TraceEntry]) -> dict[Kind, Intervals]:
 
 
 def _shares(busy: dict[Kind, Intervals], order: Sequence[Kind], seconds: float) -> dict[str, float]:
-    """Shares of the time, each instant counted once, for the first kind of the order that has it."""
+    """Return the shares of time by kind, each instant counted for the first kind in `order` that has it."""
     taken, found = NOTHING, {}
     for kind in (*order, "communication"):
         own = busy.get(kind, NOTHING)
@@ -297,7 +298,7 @@ def _of_kernels(kernels: Iterable[TraceEntry]) -> dict[str, _TraceTotal]:
 
 
 def _of_operations(found: _Sorted) -> tuple[dict[str, _TraceTotal], dict[Kind, Intervals]]:
-    """Of a CPU: what runs on the threads that transfer is no computing of the step."""
+    """Total a CPU trace: operations on threads that transfer data do not count as computation."""
     transferring = {each.line for each in found.transfers}
     lines: dict[tuple[str, str], list[TraceEntry]] = defaultdict(list)
     for each in found.operations:
@@ -311,7 +312,7 @@ def _of_operations(found: _Sorted) -> tuple[dict[str, _TraceTotal], dict[Kind, I
 
 
 def _add_own_time(line: list[TraceEntry], totals: dict[str, _TraceTotal]) -> None:
-    """Time of every operation of a thread without that of those inside it."""
+    """Add every operation's time, without the operations inside it, to the totals."""
     line.sort(key=lambda each: (each.begin, -each.end))
     around: list[TraceEntry] = []
     for entry in line:
@@ -330,9 +331,9 @@ def _add_own_time(line: list[TraceEntry], totals: dict[str, _TraceTotal]) -> Non
 # Kinds of operations --------------------------------------------------------------------------------------------------
 
 
-@cache  # of a million entries there are some hundred names
+@cache  # a million entries have a few hundred names
 def kind_of(name: str) -> Kind:
-    """The kind of an operation or a kernel."""
+    """Return the kind of an operation or kernel."""
     if _COMMUNICATION.search(name):
         return "communication"
     if _ATTENTION.search(name):
@@ -344,7 +345,7 @@ def kind_of(name: str) -> Kind:
 
 @cache
 def only_calls(name: str) -> bool:
-    """Whether an operation of the CPU does nothing itself, such as a node of autograd around the work of a backward."""
+    """Return True if a CPU operation does nothing itself, such as an autograd node around the work of a backward."""
     return _COMPILED.match(name) is None and _CALLERS.search(name) is not None
 
 
@@ -352,7 +353,7 @@ def only_calls(name: str) -> bool:
 
 
 def union(pairs: Iterable[tuple[float, float]] | Intervals) -> Intervals:
-    """The instants that lie in any of the pairs, which may overlap and come in any order."""
+    """Return the union of pairs, which may overlap and come in any order."""
     found = np.asarray(pairs if isinstance(pairs, np.ndarray) else list(pairs), dtype=np.float64).reshape(-1, 2)
     found = found[found[:, 1] > found[:, 0]]
     if not len(found):
@@ -365,10 +366,10 @@ def union(pairs: Iterable[tuple[float, float]] | Intervals) -> Intervals:
 
 
 def minus(one: Intervals, other: Intervals) -> Intervals:
-    """The instants of the one that are not in the other."""
+    """Return the instants of `one` that are not in `other`."""
     if not len(one) or not len(other):
         return one
-    # A sweep over all ends: how many of each set cover the stretch behind each of them.
+    # Sweep over all interval ends, counting how many intervals of each set cover the stretch after each.
     at = np.concatenate((one[:, 0], one[:, 1], other[:, 0], other[:, 1]))
     inside = np.repeat((1, -1, 0, 0), (len(one), len(one), len(other), len(other)))
     outside = np.repeat((0, 0, 1, -1), (len(one), len(one), len(other), len(other)))
@@ -379,7 +380,7 @@ def minus(one: Intervals, other: Intervals) -> Intervals:
 
 
 def clipped(found: Intervals, begin: float, end: float) -> Intervals:
-    """The part between two instants."""
+    """Return the part between two instants."""
     within = np.clip(found, begin, end)
     return within[within[:, 1] > within[:, 0]]
 

@@ -16,27 +16,26 @@ from xtrain.runtime.nn.batch import ModelBatch
 from xtrain.runtime.nn.pipeline import PipelineSchedule
 from xtrain.runtime.nn.transformer import Transformer
 
-# What a microbatch may leave behind until the step ends, in bytes: sums that are recorded.
+# Bytes of recorded sums that a microbatch may leave until the step ends.
 LEAVINGS: Final = 1024
-# What the forward of the last stage leaves in its batch.
+# Attributes that the last stage's forward sets in its batch.
 LEFT_IN_BATCH: Final = ("cross_entropy", "recorded", "row_losses", "losses_BS")
-# Microbatches of a step that are run at least: the first, two that are alike, and the last, in which gradients are
-# exchanged.
+# Microbatches of a step that must run: the first, two that are alike, and the last, in which gradients are exchanged.
 ENOUGH: Final = 4
 NEW: Final = "new"
 
-# A storage, as one microbatch sees it. One that an earlier computation has left, or this one begins (`NEW`): whether it
-# is one of the stage's first microbatch, of which computation, the how many-th. One that was there before: its number.
+# Storage as one microbatch sees it. Left by an earlier computation, or begun by this one (`NEW`): (True for the stage's
+# first microbatch, computation, index). Older storages: their number.
 Name = tuple[bool, str, int] | int
 
 
 class NotAlike(Exception):
-    """Microbatches of a stage that should do the same do not: all of them have to be run."""
+    """Microbatches of a stage that differ unexpectedly: all of them have to run."""
 
 
 @frozen
 class Result:
-    """A tensor that a computation gives to the schedule: whose storage begins as the n-th one, and has `size` bytes."""
+    """Tensor that a computation returns to the schedule: `place` is the index of its storage, `size` its bytes."""
 
     place: int
     size: int
@@ -47,7 +46,7 @@ class Result:
     needs_gradient: bool
 
     def made(self) -> Tensor:
-        """Another one like it."""
+        """Return a new tensor like it."""
         whole = torch.empty(self.size // self.dtype.itemsize, dtype=self.dtype)
         found = whole.as_strided(self.shape, self.stride, self.offset)
         return found.requires_grad_(self.needs_gradient)
@@ -55,11 +54,10 @@ class Result:
 
 @frozen(kw_only=True)
 class Computation:
-    """What one forward or backward has done.
+    """Effects of one forward or backward.
 
-    changes: to the ledger, in order. left: which of the storages that it began outlive it. ends: how many changes came
-    until its forward was done, if it is one. kinds: of the storages that it began, as of `Ledger.made_up`. batch: what
-    it left there.
+    changes: to the ledger, in order. left: which of its new storages outlive it. ends: for a forward, number of changes
+    until it was done. kinds: of its new storages, as for `Ledger.made_up`. batch: attributes that it set there.
     """
 
     changes: tuple[tuple[Name, int], ...]
@@ -73,20 +71,21 @@ class Computation:
 
 @define(eq=False)
 class TracedMicrobatch:
-    """left: numbers of the storages that its computations have left, None for those of tensors that are there. sent:
-    those of results. stays: which of the others outlive all of its computations, once they are done."""
+    """Storages of one microbatch. left: numbers of storages that its computations left, None for live tensors.
+    sent: storages of results. stays: the others that outlive all its computations, once these are done."""
 
     left: dict[str, list[int | None]] = field(factory=dict)
     sent: set[int] = field(factory=set)
     stays: frozenset[tuple[str, int]] | None = None
 
 
-Case = tuple[Kind, Kind | None]  # of a computation: what it is, and what its stage has computed before
+Case = tuple[Kind, Kind | None]  # of a computation: its kind, and the kind before it on its stage
 
 
 @frozen(kw_only=True)
 class KnownStage:
-    """What ranks share of a stage. base: what was alive when the step began. first: of its first microbatch."""
+    """Findings about a stage that ranks share. base: live storages when the step began. first: of its first
+    microbatch."""
 
     base: dict[int, int]
     first: dict[Kind, Computation]
@@ -95,7 +94,7 @@ class KnownStage:
 
 @frozen(kw_only=True)
 class Shared:
-    """What ranks have found of their stages, by what those compute: a rank of a trace tells it to the next."""
+    """Findings about stages that the ranks of a trace pass on, matched by their computations."""
 
     stages: list[KnownStage] = field(factory=list)
 
@@ -110,9 +109,9 @@ def attach_repeats(
     watching: tuple[Ledger, CollectiveRecorder, MemoryOwners],
     shared: Shared | None,
 ) -> list["StageRepeats"]:
-    """Let the schedule of `count` microbatches run no more of them than it must, in the step that begins now.
+    """Limit the schedule of `count` microbatches to the necessary ones, in the step that begins now.
 
-    shared: what others have found, if that may be used.
+    shared: findings of other ranks, if they may be used.
     """
     ledger, collectives, owners = watching
     own, splits = tuple(pipeline.own), pipeline.schedule in ZERO_BUBBLE
@@ -128,7 +127,7 @@ def attach_repeats(
                 if each.stage == stage.stage_index and (each.kind != "I" or not stage.is_first)
             ]
             cases: dict[Case, int] = {}
-            needed: set[Case] = set()  # where the last one is not run either
+            needed: set[Case] = set()  # if the last one is not run either
             before: Kind | None = None
             for kind, number in kinds:
                 if number > 0:
@@ -162,10 +161,10 @@ def stages_of(schedule: Any) -> list[PipelineStage]:
 
 @define(kw_only=True, eq=False)
 class StageRepeats:
-    """Stands between a schedule of torch and what one of its stages computes.
+    """Interception between a torch schedule and one of its stages.
 
-    run: the microbatches that are run, of `count`. last_kind: with which one is done. known: what a rank with a stage
-    like this one has found, if there is one.
+    run: the microbatches to run, of `count`. last_kind: the kind that ends a microbatch. known: findings of a rank with
+    an equal stage, if any.
     """
 
     stage: PipelineStage
@@ -190,7 +189,7 @@ class StageRepeats:
             self._cases = dict(self.known.cases)
 
     def attach(self) -> None:
-        """Let the stage call this instead of its own methods."""
+        """Replace the stage's methods."""
         stage: Any = self.stage
         kinds: dict[str, Kind] = {
             "forward_one_chunk": "F",
@@ -203,7 +202,7 @@ class StageRepeats:
         stage.backward_maybe_with_nosync = partial(self._backward, stage.backward_maybe_with_nosync)
 
     def shared(self) -> KnownStage | None:
-        """What another rank needs to know, after the step; None where that is no help to it."""
+        """Return findings for other ranks after the step; None if they would not help."""
         if self.known is not None:
             return None
         told = {case: (self._told(origin), self._named(done)) for case, (origin, done) in self._cases.items()}
@@ -225,7 +224,7 @@ class StageRepeats:
     # called by the schedule ------------------------------------------------------------------------------------------
 
     def _numbered(self, call: Callable[..., Any], kind: Kind, number: int, *args: Any, **kwargs: Any) -> Any:
-        """Which microbatch is computed, and what of it."""
+        """Note the current microbatch and kind of computation."""
         self._now = ("I" if kwargs.get("full_backward") is False else kind), number
         return call(number, *args, **kwargs)
 
@@ -240,13 +239,13 @@ class StageRepeats:
         if self._now[1] in self.run:
             return self._run(partial(call, kind, given, **kwargs), self._gradients)
         gradients = self._repeat()
-        if kind == "input":  # which torch leaves there
+        if kind == "input":  # where torch leaves them
             for tensor, gradient in zip(given["input_values"], gradients, strict=True):
                 tensor.grad = gradient
         return gradients, []
 
     def _gradients(self, out: Any) -> tuple[Tensor | None, ...]:
-        """Those that are sent on: nobody takes what a backward for weights gives."""
+        """Return the gradients that are sent on; a backward for weights sends none."""
         return () if self._now[0] == "W" else out[0]
 
     # run, or counted -------------------------------------------------------------------------------------------------
@@ -258,7 +257,7 @@ class StageRepeats:
         batch: ModelBatch | None = None,
     ) -> Any:
         kind, number = self._now
-        self.owners.name_gradients()  # as the next forward would, of which it is no part
+        self.owners.name_gradients()  # before the forward, as the next one would
         begin, newest, sums = self.ledger.now, self.ledger.newest, self.collectives.sums.copy()
         out = call()
         mine = self._microbatches.setdefault(number, TracedMicrobatch())
@@ -318,7 +317,7 @@ class StageRepeats:
             raise NotAlike(f"{kind} of microbatch {number} is another one's")
 
     def _repeat(self, batch: ModelBatch | None = None) -> tuple[Tensor | None, ...]:
-        """Enter what the first microbatch of this case has done; gives tensors in place of its results."""
+        """Record the changes of the first microbatch of this case; return new tensors for its results."""
         kind, number = self._now
         if (kind, self._before) not in self._cases:
             raise NotAlike(f"no microbatch has computed {kind} after {self._before}")
@@ -364,7 +363,7 @@ class StageRepeats:
         return number
 
     def _end(self, mine: TracedMicrobatch, origin: TracedMicrobatch) -> None:
-        """End what outlives the computations of a microbatch, and ended with that of `origin`."""
+        """End storages that outlive a microbatch's computations and ended with those of `origin`."""
         stays = self._stays(origin)
         alive = self.ledger.alive()
         for kind, numbers in mine.left.items():

@@ -87,18 +87,18 @@ LEFT_OUT = frozenset(
         "step.let_go",
     }
 )
-# Its tensors have values: where documents lie decides what comes after it.
+# Its tensors need values: document boundaries decide later computations.
 OUTLINE = "step.share_outline"
 
 
 def left_out(op: str) -> bool:
-    """Return whether a trace leaves an op out; trackers, `setup.log.NAME`, get no records of it."""
+    """Return True if a trace leaves an op out; trackers, `setup.log.NAME`, get no records of a trace."""
     return op in LEFT_OUT or op.startswith("setup.log.")
 
 
 @frozen(kw_only=True, eq=False)
 class FullRows:
-    """Stands for the loader of a run: the same full rows in every step. whole, local: all positions, and a rank's."""
+    """Loader of a trace: the same full rows in every step. whole, local: all positions, and this rank's."""
 
     whole: Microbatch
     local: Microbatch
@@ -123,15 +123,14 @@ class FullRows:
 
 
 def _dataset(plan: Plan) -> int:
-    """The number of the dataset that all rows are of: with tasks, one of the task that costs most."""
+    """Return the number of the dataset of all rows: with tasks, one of the task that costs most."""
     datasets = plan.node("setup.loader").args["datasets"]
     own = (node.args["tasks"][widest_task(plan.architecture)] for node in plan.nodes if node.op == "setup.tasks")
     return datasets.index(next(own, datasets)[0])
 
 
 def full_rows(rows: int, sequence: int, *, dataset: int | None = None) -> Microbatch:
-    """Whole rows, before context parallelism takes its part of them. dataset: the number of theirs, where several are
-    to be told apart."""
+    """Return full rows before context parallelism shards them. dataset: its number, if datasets are distinguished."""
     positions_BS = torch.arange(sequence).repeat(rows, 1)
     return Microbatch(
         input_ids_BS=torch.zeros_like(positions_BS),
@@ -147,7 +146,7 @@ def full_rows(rows: int, sequence: int, *, dataset: int | None = None) -> Microb
 
 
 def with_numbers(whole: Microbatch, unit: str | None, columns: Sequence[str], values: Sequence[str]) -> Microbatch:
-    """The same rows with what a loss reads of them: each row is a sequence, or both sides of a pair."""
+    """Add the loss's inputs to the rows: each row is a sequence, or both sides of a pair."""
     rows, positions_BS = whole.positions_BS.shape[0], whole.positions_BS
     units = Units(
         segment_BS=torch.arange(rows)[:, None].repeat(1, positions_BS.shape[1]),
@@ -160,14 +159,14 @@ def with_numbers(whole: Microbatch, unit: str | None, columns: Sequence[str], va
 
 
 def with_later(whole: Microbatch, modules: int) -> Microbatch:
-    """The same rows with what modules read that predict further tokens."""
+    """Add the inputs of multi-token-prediction modules to the rows."""
     names = (f"{kind}/{depth}" for kind in (LATER, LATER_LABELS) for depth in range(1, modules + 1))
     more = {name: torch.zeros_like(whole.positions_BS) for name in names}
     return evolve(whole, columns=whole.columns | more)
 
 
 def with_teacher(whole: Microbatch, wide: Mapping[str, Mapping[str, Any]]) -> Microbatch:
-    """The same rows with columns that have several numbers a token."""
+    """Add columns with several numbers a token to the rows."""
     shape = whole.positions_BS.shape
     more = {
         name: torch.zeros((*shape, each["width"]), dtype=getattr(torch, each["format"])) for name, each in wide.items()
@@ -176,7 +175,7 @@ def with_teacher(whole: Microbatch, wide: Mapping[str, Mapping[str, Any]]) -> Mi
 
 
 class Program:
-    """Set up, then run for one step: `memory_owners` and `collectives` have then seen what is held and what is sent."""
+    """Program of one rank for one step: afterwards `memory_owners` and `collectives` hold its memory and traffic."""
 
     memory_owners: MemoryOwners
     rows: FullRows
@@ -194,7 +193,7 @@ class Program:
                 clocks.add(tick.seconds)
         if any(node.op == "step.put_off_save" for node in plan.nodes):
             clocks.ask_for(lambda: False)
-        requests = StopRequests(deadline_seconds=0.0, report=print)  # nobody makes any
+        requests = StopRequests(deadline_seconds=0.0, report=print)  # never used
         control = Control((), call=lambda node: print)
         self._resources: dict[str, Any] = {
             "plan": plan,
@@ -212,8 +211,8 @@ class Program:
         return self._resources["model"]
 
     def set_up(self) -> None:
-        """Everything before the first step; weights and what follows them without memory."""
-        # Of the links of `collate` the one that cuts rows: they are made up, whatever the others would make of them.
+        """Run the nodes before the first step; weights and later tensors are fake."""
+        # Of the `collate` nodes only sharding: the rows are invented, whatever the other nodes would do.
         setup = [n for n in topological(self.plan) if n.kind == "setup" or n.op == "collate.shard"]
         setup = [n for n in setup if not left_out(n.op)]
         first = next(place for place, node in enumerate(setup) if node.op == "setup.weights")
@@ -227,7 +226,7 @@ class Program:
             self._make_moments()
             for part in self.model.parts:
                 if isinstance(part, FSDPModule):
-                    part._get_fsdp_state()._lazy_init()  # from then on its units know their names
+                    part._get_fsdp_state()._lazy_init()  # so that its units know their names
         if "pipeline" in self._resources:
             skip_vote(self._resources["pipeline"])
         self._look_on()
@@ -238,10 +237,10 @@ class Program:
         self._resources["feed"] = Feed(loader=loader, collate=collate, micro=micro, steps=1, datasets={})
 
     def step(self, shared: Shared | None = None, *, repeats: bool = True) -> None:
-        """The nodes of a step, one after the other, as the loop calls them.
+        """Run the nodes of a step as the loop does.
 
-        repeats: microbatches of a pipeline that are alike are not all run. shared: what earlier ranks have found of
-        theirs, to which this one's is added. Raises NotAlike if they are not.
+        repeats: skip microbatches of a pipeline that repeat earlier ones. shared: findings of earlier ranks, to which
+        this rank's are added. Raises NotAlike if microbatches differ.
         """
         nodes = [n for n in topological(self.plan) if n.kind == "step" and not left_out(n.op)]
         if own := next((n for n in nodes if n.op == "step.body"), None):
@@ -262,7 +261,7 @@ class Program:
                 shared.stages.extend(found for each in stages if (found := each.shared()) is not None)
 
     def _repeats(self, shared: Shared | None) -> list[StageRepeats]:
-        """Where a pipeline has more microbatches than have to be run."""
+        """Attach repeats if a pipeline has more microbatches than must run."""
         pipeline, count = self._resources.get("pipeline"), self.rows.accumulate
         if pipeline is None or count <= ENOUGH:
             return []
@@ -270,7 +269,7 @@ class Program:
         return attach_repeats(pipeline, self._resources["rank"].coordinates["pp"], count, watching, shared)
 
     def _execute(self, node: Node) -> None:
-        for name in {"attention", "pointwise"} & node.args.keys():  # with the kernels of the device the plan is for
+        for name in {"attention", "pointwise"} & node.args.keys():  # with the kernels of the plan's device
             kernels = node.args[name]
             node = evolve(node, args={**node.args, name: dict.fromkeys(kernels, kernels[device_kind(self.plan)])})
         op = op_of(node)
@@ -292,7 +291,7 @@ class Program:
 
     @contextmanager
     def _others(self) -> Iterator[None]:
-        """Tensors have values, and what is broadcast is the outline of rows that others have read."""
+        """Give tensors values, and broadcast the outline of rows that other ranks read."""
         with unset_fake_temporarily():
             shared = next((node.args for node in self.plan.nodes if node.op == OUTLINE), {})
             whole, numbers = [self.rows.whole] * self.rows.accumulate, shared.get("numbers", ())
@@ -301,7 +300,7 @@ class Program:
             self._watch.heard = None
 
     def _make_moments(self) -> None:
-        """The optimizer makes its state in the first step; what is traced is a later one."""
+        """Create the optimizer's state, which exists before a traced step."""
         optimizer: Optimizer = self._resources["optimizer"]
         for _, parameter in self.model.trained():
             parameter.grad = torch.zeros_like(parameter)
@@ -316,7 +315,7 @@ class Program:
             ledger=self._ledger,
             offloaded=self.plan.node("setup.weights").args["offload"],
         )
-        # Gradients that are not exchanged in this backward are whole from here on.
+        # Gradients that this backward does not reduce are unsharded from here on.
         self._watch.ends["FSDP::root_post_backward_callback"] = self.memory_owners.name_gradients
         for part in self.model.parts:
             part.register_forward_pre_hook(self._before, prepend=True)
@@ -332,7 +331,7 @@ class Program:
 
 @contextmanager
 def _cycles_kept() -> Iterator[None]:
-    """Without the collector, which would end storages at times that have nothing to do with the step."""
+    """Disable the garbage collector, which would end storages at unrelated times."""
     was = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -344,7 +343,7 @@ def _cycles_kept() -> Iterator[None]:
 
 
 def device_kind(plan: Plan) -> str:
-    """The device that the run is for; where that is left to the machine, the one that training is done on."""
+    """Return the device that the run is for; cuda if the machine decides."""
     device = plan.node("setup.bootstrap").args["device"]
     return "cpu" if device == "cpu" else "cuda"
 
@@ -353,9 +352,9 @@ def device_kind(plan: Plan) -> str:
 
 
 def skip_vote(pipeline: PipelineSchedule) -> None:
-    """Leave out the messages by which stages agree, in their first step, on who works out shapes.
+    """Skip the messages with which stages agree in their first step on who infers shapes.
 
-    Stages that are told their shapes vote alike, and here there is nobody to hear it from.
+    Stages with given shapes vote alike, and here no other stage answers.
     """
     for schedule in pipeline._schedules.values():
         if hasattr(schedule, "_warmup_p2p"):  # from torch 2.13 on
@@ -373,7 +372,7 @@ def _decide(stages: list[Any], has_backward: bool, done: bool) -> None:
 def trace_plan(
     plan: Plan, ranks: Sequence[int] | None = None, told: Callable[[int, int], object] = lambda number, count: None
 ) -> tuple[Traced, ...]:
-    """Trace `ranks`, or the first rank of every pipeline coordinate. told: is called before each, the first being 1.
+    """Trace `ranks`, or the first rank of every pipeline coordinate. told: called before each, with numbers from 1.
 
     Raises RuntimeError if this process is part of a process group, PlanMismatch if plan and program differ.
     """
@@ -391,9 +390,9 @@ def trace_plan(
 
 
 def trace_rank(plan: Plan, number: int, shared: Shared | None = None) -> Traced:
-    """Trace one rank, in a world of which it is the only one that is there. shared: what ranks know of each other.
+    """Trace one rank in a fake world. shared: findings of earlier ranks.
 
-    Of a pipeline no more microbatches are run than have to be, unless they turn out to differ.
+    Runs only the necessary microbatches of a pipeline, unless they turn out to differ.
     """
     begin = time.perf_counter()
     for known, repeats in ((shared, True), (None, True), (None, False)):
@@ -402,7 +401,7 @@ def trace_rank(plan: Plan, number: int, shared: Shared | None = None) -> Traced:
                 memory, traffic = _step(plan, number, known, repeats)
         except NotAlike:
             continue
-        except RuntimeError as error:  # as torch tells of what a forward raises
+        except RuntimeError as error:  # torch wraps an error of a forward
             if not isinstance(error.__cause__, NotAlike):
                 raise
             continue
@@ -413,7 +412,7 @@ def trace_rank(plan: Plan, number: int, shared: Shared | None = None) -> Traced:
 
 @contextmanager
 def _quiet_schedules() -> Iterator[None]:
-    """Without the hundreds of lines that torch logs about a schedule in which something is raised."""
+    """Suppress the hundreds of lines that torch logs about an error in a schedule."""
     logger = logging.getLogger("torch.distributed.pipelining.schedules")
     was, logger.disabled = logger.disabled, True
     try:
@@ -435,10 +434,10 @@ def _step(plan: Plan, number: int, shared: Shared | None, repeats: bool) -> tupl
 
 
 def shortened(plan: Plan) -> tuple[Plan, int]:
-    """The plan with at most ENOUGH microbatches in a step, and how many of those between were left out.
+    """Return the plan with at most ENOUGH microbatches in a step, and the number of omitted ones.
 
-    Without a pipeline one follows the other, and between the first and the last each finds what the one before it
-    found. A pipeline runs all of them.
+    Without a pipeline, microbatches between the first and the last are all alike. A pipeline's microbatches are handled
+    by `repeats`.
     """
     count = plan.node("setup.loader").args["accumulate"]
     if plan.mesh.size("pp") > 1 or count <= ENOUGH:
@@ -452,7 +451,7 @@ def shortened(plan: Plan) -> tuple[Plan, int]:
 
 @contextmanager
 def fake_world(plan: Plan, rank: int) -> Iterator[Rank]:
-    """This process as rank `rank` of the plan. Raises RuntimeError if it is part of a process group already."""
+    """Make this process rank `rank` of the plan. Raises RuntimeError if it is already part of a process group."""
     if dist.is_initialized():
         raise RuntimeError("a trace needs a process that is not part of a process group")
     mesh = plan.mesh
@@ -470,5 +469,5 @@ def fake_world(plan: Plan, rank: int) -> Iterator[Rank]:
         )
     finally:
         dist.destroy_process_group()
-        # What DTensor remembers speaks of groups that are gone, by names that the next world uses again.
+        # DTensor's cache refers to groups that are gone, by names that the next world reuses.
         _clear_sharding_prop_cache()

@@ -42,20 +42,21 @@ MOST: Final = 5 * 2**30  # bytes of a file
 
 @frozen(eq=False)
 class ModelFiles:
-    """Writes folders of the model of a plan."""
+    """Writer of folders with the model of a plan."""
 
     plan: Plan
     tokenizer: TextTokenizer
 
     @classmethod
     def of(cls, plan: Plan, tokenizer: TextTokenizer) -> "ModelFiles | None":
-        """None where transformers has no model that computes the same, or where matrices are stored in codes."""
+        """Return a writer; None if transformers has no equivalent model, or if matrices are quantized."""
         arch = plan.architecture
         unfit = not_written(arch) is not None or base_of_plan(plan) is not None or any(buffers(arch))
         return None if unfit else cls(plan, tokenizer)
 
     def write(self, folder: Path, values: Mapping[str, Tensor]) -> None:
-        """values: all parameters of the model, whole. Raises ExportFailed if there is a folder, and OSError."""
+        """Write a folder. values: all parameters of the model, whole. Raises ExportFailed if the folder exists, and
+        OSError."""
         plan, tokens, arch = self.plan, self.tokenizer, self.plan.architecture
         format, source = KINDS[next(iter(values.values())).dtype], plan.node("setup.tokenizer").args["source"]
         context = plan.node(SETUP).args["max_tokens"]
@@ -74,7 +75,7 @@ class ModelFiles:
 
 
 def read_model(folder: Path, arch: Architecture, specs: tuple[ParameterSpec, ...]) -> dict[str, Tensor]:
-    """Some parameters of the model in a folder, whole. Raises OSError, ValueError or WeightsUnreadable."""
+    """Return some parameters of the model in a folder, whole. Raises OSError, ValueError or WeightsUnreadable."""
     files = read_weight_files(str(folder))
     kind = TYPES[next(iter(files.tensors.values())).format]
     found = {spec.name: torch.empty(spec.shape, dtype=kind) for spec in specs}
@@ -91,7 +92,8 @@ NAMES: Final = {type: name for name, type in TYPES.items()}
 
 @frozen(kw_only=True)
 class KeptState:
-    """shape: of the adapter. step: how often it was updated. tensors: whole, by parameter, and `NAME/MOMENT`."""
+    """Stored state of an adapter. shape: of the adapter. step: number of updates. tensors: whole, by parameter, and
+    `NAME/MOMENT`."""
 
     shape: AdapterShape
     step: int
@@ -99,7 +101,7 @@ class KeptState:
 
 
 def keep(folder: Path, state: KeptState) -> None:
-    """Write a new folder; all of it is on the disk then. Raises ExportFailed if there is one, and OSError."""
+    """Write and sync a new folder. Raises ExportFailed if it exists, and OSError."""
     with new_folder(folder) as to:
         durable.write(to / STATE, json.dumps({**asdict(state.shape), "step": state.step}, indent=2) + "\n")
         fd = durable.create(to / TENSORS)
@@ -114,17 +116,17 @@ def keep(folder: Path, state: KeptState) -> None:
 
 
 def read_kept(folder: Path) -> KeptState:
-    """What `keep` has written. Raises OSError, ValueError, KeyError, TypeError or WeightsUnreadable."""
+    """Read a folder written by `keep`. Raises OSError, ValueError, KeyError, TypeError or WeightsUnreadable."""
     values = json.loads((folder / STATE).read_text())
     step = values.pop("step")
     return KeptState(shape=AdapterShape(**values), step=step, tensors=_tensors(folder, TENSORS))
 
 
 def export(folder: Path, slots: Slots, shape: AdapterShape, values: Mapping[str, Tensor], base: str | None) -> None:
-    """Write the folder that PEFT reads; of the model itself what is trained of it, by our names, where no folder of
-    `ModelFiles` can have it.
+    """Write a PEFT folder; for the model itself its trained parameters under our names, if `ModelFiles` cannot write
+    it.
 
-    Raises ExportFailed if there is one, and OSError.
+    Raises ExportFailed if the folder exists, and OSError.
     """
     if slots.adapter is None:
         keep(folder, KeptState(shape=shape, step=0, tensors=values))
@@ -141,7 +143,7 @@ def export(folder: Path, slots: Slots, shape: AdapterShape, values: Mapping[str,
 
 
 def read_exported(folder: Path, slots: Slots) -> tuple[int, dict[str, Tensor]]:
-    """The rank of an adapter that `export` has written, 0 for the model itself, and its parameters as a slot has them.
+    """Return the rank of an adapter written by `export` (0 for the model itself), and its parameters as in a slot.
 
     Raises OSError, ValueError, KeyError, TypeError or WeightsUnreadable.
     """
@@ -172,7 +174,7 @@ def _format(values: Mapping[str, Tensor]) -> str:
 
 
 def _tensors(folder: Path, name: str) -> dict[str, Tensor]:
-    """All tensors of a file. Raises WeightsUnreadable or OSError."""
+    """Read all tensors of a file. Raises WeightsUnreadable or OSError."""
     found = read_file(str(folder), name).tensors
     content = np.fromfile(folder / name, np.uint8)
     tensors: dict[str, Tensor] = {}
@@ -188,11 +190,11 @@ UNREADABLE = (OSError, ValueError, KeyError, TypeError, WeightsUnreadable)
 
 
 class RequestRefused(Exception):
-    """A request that cannot be done, as all ranks know; nothing was changed."""
+    """Request that all ranks have refused; nothing was changed."""
 
 
 def agree(rank: Rank, problem: str) -> None:
-    """Raises RequestRefused on all ranks if any of them has a problem, with what the first of these has. Collective."""
+    """Raise RequestRefused on all ranks if any has a problem, with the first such rank's problem. Collective."""
     if rank.world_size == 1:
         if problem:
             raise RequestRefused(problem)
@@ -205,7 +207,7 @@ def agree(rank: Rank, problem: str) -> None:
 
 @op("request.open")
 def open_adapter(slots: Slots) -> Handle:
-    """A new adapter in a slot that is free. Raises RequestRefused where there is none."""
+    """Open a new adapter in a free slot. Raises RequestRefused if there is none."""
 
     def run(message: RankMessage) -> RankMessage:
         slot = slots.free()
@@ -229,7 +231,7 @@ def close_adapter(slots: Slots) -> Handle:
 
 @op("request.keep")
 def keep_adapter(rank: Rank, slots: Slots) -> Handle:
-    """Write an adapter, its moments and steps into a new folder. Every rank takes part in putting tensors together."""
+    """Write an adapter, its moments and steps into a new folder. Every rank takes part in gathering tensors."""
 
     def run(message: RankMessage) -> RankMessage:
         slot = slots.of_model[message.values["model"]]
@@ -248,8 +250,7 @@ def keep_adapter(rank: Rank, slots: Slots) -> Handle:
 
 @op("request.export")
 def export_adapter(plan: Plan, rank: Rank, slots: Slots, model: ModelParts, tokenizer: TextTokenizer) -> Handle:
-    """Write an adapter as PEFT reads it into a new folder, or the model itself as transformers does, with what is not
-    trained of it."""
+    """Write an adapter as a new PEFT folder, or the whole model as transformers reads it."""
     files = ModelFiles.of(plan, tokenizer) if slots.adapter is None else None
     args = next((node.args for node in plan.nodes if node.op == "setup.read_weights"), {})
     base = args.get("repo", args.get("folder"))
@@ -272,8 +273,7 @@ def export_adapter(plan: Plan, rank: Rank, slots: Slots, model: ModelParts, toke
 
 @op("request.load")
 def load_adapter(rank: Rank, slots: Slots) -> Handle:
-    """Put what was kept of an adapter into the slot of another of the same shape. Raises RequestRefused where it does
-    not fit."""
+    """Load a stored adapter into the slot of another of the same shape. Raises RequestRefused if it does not fit."""
 
     def run(message: RankMessage) -> RankMessage:
         slot, folder = slots.of_model[message.values["model"]], Path(message.values["folder"])
@@ -293,7 +293,7 @@ def load_adapter(rank: Rank, slots: Slots) -> Handle:
 
 
 def _mismatch(state: KeptState, slots: Slots, shape: AdapterShape) -> str:
-    """Why what was kept is not of an adapter of this shape; empty where it is. The seed is of no account."""
+    """Say why a stored state does not fit an adapter of this shape; empty if it does. The seed does not matter."""
     for what in ("rank", "attn", "mlp", "unembed"):
         kept, own = getattr(state.shape, what), getattr(shape, what)
         if kept != own:
@@ -317,16 +317,16 @@ def _take(slot: AdapterSlot, state: KeptState, *, optimizer: bool) -> None:
 
 
 def whole_values(slots: Slots, slot: AdapterSlot, shape: AdapterShape) -> dict[str, Tensor]:
-    """The parameters of an adapter, put together, as a run that trains it alone has them, on the first rank; empty
-    ones may be on others. Collective."""
+    """Return the whole parameters of an adapter, as a run that trains it alone has them, on the first rank; possibly
+    empty on others. Collective."""
     return {
         spec.name: _put_together(slots, slot, spec, slot.parameters.get(spec.name)) for spec in slots.trained(shape)
     }
 
 
 def _put_together(slots: Slots, slot: AdapterSlot, spec: ParameterSpec, own: Tensor | None) -> Tensor:
-    """A parameter, or what is beside it, as large as that of the client's adapter. own: None on ranks of other stages
-    of a pipeline, which send theirs to the first rank. Collective."""
+    """Gather a whole tensor in the shape of the client's adapter. own: None on ranks of other pipeline stages; the
+    owning stage sends to the first rank. Collective."""
     rank, whole_shape = slots.rank, slots.specs[spec.name].shape
     format = next(iter(slot.parameters.values())).dtype
     found = None if own is None else whole(own).to(format)
@@ -341,13 +341,13 @@ def _put_together(slots: Slots, slot: AdapterSlot, spec: ParameterSpec, own: Ten
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, on the CPU. Collective."""
+    """Return a whole tensor, on the CPU. Collective."""
     found = tensor.detach()
     return (found.full_tensor() if isinstance(found, DTensor) else found).cpu()
 
 
 def _first_writes(rank: Rank, write: Any) -> None:
-    """The first rank writes; all know whether it could. Raises RequestRefused."""
+    """Write on the first rank, and share its outcome. Raises RequestRefused."""
     problem = ""
     if rank.is_first:
         try:

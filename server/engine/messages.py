@@ -29,7 +29,7 @@ from xtrain.server.engine_interface import (
 
 @frozen(kw_only=True, eq=False)
 class RankMessage:
-    """A request of a kind, or the answer to one. arrays: numbers of any shape, by name."""
+    """Request, or the answer to one. arrays: numbers of any shape, by name."""
 
     name: str
     values: dict[str, Any] = field(factory=dict)
@@ -41,7 +41,7 @@ class RankMessage:
 
     @classmethod
     def unpack(cls, content: bytes) -> "RankMessage":
-        """Raises msgspec.DecodeError or ValueError for anything that `pack` has not made."""
+        """Decode a message. Raises msgspec.DecodeError or ValueError for content not made by `pack`."""
         name, values, arrays = msgspec.msgpack.decode(content, type=tuple[str, dict[str, Any], list[_Packed]])
         found = {key: np.frombuffer(data, dtype).reshape(shape) for key, dtype, shape, data in arrays}
         return cls(name=name, values=values, arrays=found)
@@ -55,12 +55,12 @@ SAMPLED: Final = "logprobs"
 ADVANTAGES: Final = "advantages"
 Settings = Mapping[str, Any]
 OfTokens = Callable[[Tensor, Mapping[str, Tensor], Settings], Tensor]
-"""(log-probabilities of targets now, the columns, settings) → the loss of each, [T]."""
+"""(log-probabilities of targets, columns, settings) → the loss of each, [T]."""
 
 
 @frozen(kw_only=True)
 class WireLoss:
-    """A loss that clients ask for by name. usual: its settings, with what they are where a client says nothing."""
+    """Loss that clients request by name. usual: its settings with their defaults."""
 
     of_tokens: OfTokens
     columns: tuple[str, ...]
@@ -73,7 +73,7 @@ class WireLoss:
         return LossOffer(inputs=inputs, settings=frozenset(self.usual), wide=self.wide)
 
     def term(self, settings: Settings) -> Term:
-        """What the head minimises."""
+        """Return the term that the head minimizes."""
         chosen = {**self.usual, **settings}
 
         def function(logprob_T: Tensor, **columns: Tensor) -> Tensor:
@@ -82,12 +82,12 @@ class WireLoss:
         return Term(function, columns=self.columns)
 
     def sum(self, logprobs: Tensor, columns: Mapping[str, Tensor], settings: Settings) -> float:
-        """Over all targets, from their log-probabilities."""
+        """Return the sum over all targets, from their log-probabilities."""
         return float(self.of_tokens(logprobs, columns, {**self.usual, **settings}).sum())
 
 
 def _cross_entropy(logprob_T: Tensor, columns: Mapping[str, Tensor], settings: Settings) -> Tensor:
-    """−log π · weight, whatever the sign of the weight."""
+    """Return −log π · weight; the weight may be negative."""
     return -logprob_T * columns[WEIGHTS]
 
 
@@ -96,25 +96,25 @@ def _ratio(logprob_T: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
 
 
 def _importance_sampling(logprob_T: Tensor, columns: Mapping[str, Tensor], settings: Settings) -> Tensor:
-    """−ρ A, ρ being the ratio of probabilities now and when it was sampled."""
+    """Return −ρ A, ρ being the ratio of the present to the sampling probability."""
     return -_ratio(logprob_T, columns) * columns[ADVANTAGES]
 
 
 def _ppo(logprob_T: Tensor, columns: Mapping[str, Tensor], settings: Settings) -> Tensor:
-    """−min(ρ A, clip(ρ) A) (arXiv 1707.06347); the thresholds are ratios."""
+    """Return −min(ρ A, clip(ρ) A) (arXiv 1707.06347); the thresholds are ratios."""
     ratio_T, advantage_T = _ratio(logprob_T, columns), columns[ADVANTAGES]
     clipped_T = ratio_T.clamp(settings[LOW], settings[HIGH])
     return -torch.minimum(ratio_T * advantage_T, clipped_T * advantage_T)
 
 
 def _cispo(logprob_T: Tensor, columns: Mapping[str, Tensor], settings: Settings) -> Tensor:
-    """−clip(ρ) A log π, the ratio being a weight without gradient (arXiv 2506.13585)."""
+    """Return −clip(ρ) A log π, the ratio being a weight without gradient (arXiv 2506.13585)."""
     weight_T = _ratio(logprob_T, columns).detach().clamp(settings[LOW], settings[HIGH])
     return -weight_T * columns[ADVANTAGES] * logprob_T
 
 
 def _dro(logprob_T: Tensor, columns: Mapping[str, Tensor], settings: Settings) -> Tensor:
-    """−(A log π − β/2 (log ρ)²) (arXiv 2405.19107), of each token."""
+    """Return −(A log π − β/2 (log ρ)²) (arXiv 2405.19107), of each token."""
     square_T = (logprob_T - columns[SAMPLED]).square()
     return -(columns[ADVANTAGES] * logprob_T - settings[BETA] / 2 * square_T)
 
@@ -136,8 +136,8 @@ LOSSES: Final[dict[str, WireLoss]] = {
 
 @frozen(kw_only=True, eq=False)
 class TextRow:
-    """tokens: int [T]. inputs: what the loss reads, [T] or [T, K]. slot: whose adapter it goes through. start: where
-    its targets lie among those of all texts of a request."""
+    """Text as a row. tokens: int [T]. inputs: of the loss, [T] or [T, K]. slot: of its adapter. start: offset of its
+    targets among those of all texts of a request."""
 
     tokens: np.ndarray
     inputs: Mapping[str, np.ndarray]
@@ -156,9 +156,9 @@ class TextRow:
 
 
 def shares(texts: Sequence[TextRow], rows: int, data_rank: int, data_ranks: int) -> Iterator[Sequence[TextRow]]:
-    """The texts of each microbatch of a data rank: as many microbatches on all of them, some of which may be empty.
+    """Yield the texts of each microbatch of a data rank; all data ranks have equally many, some possibly empty.
 
-    Texts of a slot stay side by side, and neighbours have about the same length.
+    Texts of a slot stay together, and neighbors have similar lengths.
     """
     ordered = sorted(texts, key=lambda text: (text.slot, -len(text.tokens)))
     step = rows * data_ranks
@@ -169,8 +169,8 @@ def shares(texts: Sequence[TextRow], rows: int, data_rank: int, data_ranks: int)
 
 @frozen(kw_only=True)
 class RowCut:
-    """Which positions of a row a rank computes: all, or those of its place in a ring and in ulysses, dealt as in
-    training (`zigzag`). tp: ranks that cut what it has between blocks."""
+    """Positions of a row that a rank computes: all, or its shard in the ring and in ulysses, distributed as in training
+    (`zigzag`). tp: ranks that shard the sequence between blocks."""
 
     tp: int = 1
     ring: int = 1
@@ -180,7 +180,7 @@ class RowCut:
 
     @classmethod
     def of(cls, rank: Rank, axes: Axes) -> "RowCut":
-        """As `axes` are now."""
+        """Return the cut for the present `axes`."""
         place, tensor = rank.coordinates, axes.tensor
         return cls(
             tp=tensor.size if tensor is not None and tensor.sequence else 1,
@@ -192,16 +192,17 @@ class RowCut:
 
     @property
     def document(self) -> int:
-        """A multiple of which every text has positions."""
+        """Factor by which a text's positions are divisible after padding."""
         return 2 * self.ring if self.ring > 1 else 1
 
     @property
     def row(self) -> int:
-        """The same of a row."""
+        """Factor by which a row's positions are divisible after padding."""
         return self.document * self.ulysses * self.tp
 
     def index(self, bounds: Tensor, rows: int) -> Tensor | None:
-        """int64 [B, positions of this rank], places in the flattened rows; None: all of them. bounds: of documents."""
+        """Return int64 [B, positions of this rank], indices into the flattened rows; None for all. bounds: of
+        documents."""
         if self.ring * self.ulysses == 1:
             return None
         total = int(bounds[-1])
@@ -219,9 +220,9 @@ def microbatch(
     cut: RowCut = WHOLE,
     spare: int | None = None,
 ) -> ModelBatch:
-    """Each text a row, padded to the longest and to what can be cut; of that this rank's positions. Without texts it is
-    a row of padding, of the slot `spare`, so that this rank takes part in what all do together. Without a `spare` slot
-    all rows go where the model says."""
+    """Build a batch with one row for each text, padded to the longest and to a divisible length, with this rank's
+    positions. Without texts it is a row of padding for the slot `spare`, so that this rank takes part in
+    collectives. Without `spare`, the model chooses the adapter."""
     longest = max((len(text.tokens) for text in texts), default=1)
     length = -(-longest // cut.row) * cut.row
     count, wide = max(1, len(texts)), max((text.wide for text in texts), default=1)
@@ -263,7 +264,7 @@ def microbatch(
 
 
 def put_losses(batch: ModelBatch, texts: Sequence[TextRow], logprobs: Tensor) -> None:
-    """Fill in what this rank has computed of `logprobs`, of all targets of a request."""
+    """Fill in this rank's part of `logprobs`, of all targets of a request."""
     assert batch.losses_BS is not None
     for row, text in enumerate(texts):
         found_SK = batch.losses_BS[row].detach().double().cpu().view(batch.shape[1], -1)[:, : text.wide]

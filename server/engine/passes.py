@@ -31,7 +31,7 @@ Handle = Callable[[RankMessage], RankMessage]
 
 @frozen(kw_only=True, eq=False)
 class WirePass:
-    """Texts of one adapter for one loss. first: the number of its first text among those of the request."""
+    """Texts of one adapter for one loss."""
 
     model: str
     loss: str
@@ -40,13 +40,13 @@ class WirePass:
     texts: Sequence[TextRow]
 
     def alike(self, text: TextRow) -> tuple[Any, ...]:
-        """Texts for which this is the same are computed together."""
+        """Return a key; texts with equal keys are computed together."""
         return self.loss, tuple(sorted(self.settings.items())), self.forward_only, text.wide
 
 
 def pack(passes: Sequence[tuple[str, str, Mapping[str, Any], bool, Sequence[tuple[np.ndarray, Mapping[str, Any]]]]]):
-    """(model, loss, settings, forward only, [(tokens, inputs)]) of each pass, as a message: arrays of all texts one
-    behind the other."""
+    """Encode passes (model, loss, settings, forward only, [(tokens, inputs)]) as a message; arrays of all texts are
+    concatenated."""
     heads: list[dict[str, Any]] = []
     tokens: list[np.ndarray] = []
     inputs: dict[str, list[np.ndarray]] = {}
@@ -73,7 +73,7 @@ def pack(passes: Sequence[tuple[str, str, Mapping[str, Any], bool, Sequence[tupl
 
 
 def unpack(message: RankMessage, slots: Slots) -> list[WirePass]:
-    """The passes of a message of `pack`."""
+    """Return the passes of a message made by `pack`."""
     tokens, start, at = message.arrays["tokens"], 0, 0
     found = []
     for number, head in enumerate(message.values["passes"]):
@@ -111,9 +111,9 @@ def forward_backward(
     wrapped: WrappedModel | None = None,
     pipeline: PipelineSchedule | None = None,
 ) -> Handle:
-    """The log-probability of every target, and of each pass its loss; gradients are added to those of the slots.
+    """Compute the log-probability of every target and the loss of each pass; add gradients to the slots.
 
-    All that is alike of several adapters is computed together. Every rank has the same message.
+    Equal work of several adapters is computed together. Every rank has the same message.
     """
     wrapped = wrapped or WrappedModel.of(model)
     args = plan.node(SETUP).args
@@ -122,14 +122,14 @@ def forward_backward(
     counts = rank.is_tp_first and (pipeline is None or pipeline.has_last)
 
     def compute(like: WirePass, texts: Sequence[TextRow], logprobs: Tensor) -> None:
-        """Fill in this rank's own of `logprobs`, which are of all targets of the message. like: a pass with the loss
-        of these texts."""
+        """Fill in this rank's part of `logprobs`, which covers all targets of the message. like: a pass with these
+        texts' loss."""
         loss = LOSSES[like.loss]
         model.minimise(loss.term(like.settings))
         if routing is not None:
             routing.part = frozenset(text.slot for text in texts)
         spare = texts[0].slot if routing is not None else None
-        # With several targets a token as many fewer texts: the head has what it reads once for each.
+        # With several targets a token, fewer texts at once: the head's inputs are repeated for each target.
         own = list(shares(texts, max(1, rows // texts[0].wide), rank.data_rank, rank.data_ranks))
         for first in range(0, len(own), turn):
             beat.mark()
@@ -148,7 +148,7 @@ def forward_backward(
         elif forward_only:
             with torch.no_grad():
                 wrapped.forward(None, batches[0])
-            reshard(model)  # what the root has gathered would stay as it is now
+            reshard(model)  # otherwise the root's gathered parameters would become stale
         else:
             wrapped.sync_gradients(last)
             wrapped.forward(None, batches[0]).sum().backward()
@@ -183,10 +183,10 @@ def _loss(each: WirePass, logprobs: Tensor) -> float:
 
 @op("request.optim_step")
 def optim_step(rank: Rank, slots: Slots, model: ModelParts) -> Handle:
-    """Gradients are summed over ranks that have a summand each, measured, clipped, used and released.
+    """Sum, measure, clip, apply and free gradients.
 
-    values of the answer: `grad_norm`, before clipping, and `finite`: whether there was a step. A gradient that is not
-    finite is released, and all else stays as it was.
+    values of the answer: `grad_norm`, before clipping, and `finite`: True if there was a step. A non-finite gradient is
+    freed without a step.
     """
 
     @torch.no_grad()
@@ -209,14 +209,14 @@ def optim_step(rank: Rank, slots: Slots, model: ModelParts) -> Handle:
 
 
 def _sum_partial(parameter: Tensor) -> None:
-    """Every tensor-parallel rank may have a summand of a gradient; fsdp, where it is, has added them."""
+    """Sum the gradient over tensor-parallel ranks if each has a summand; fsdp has already added its own."""
     grad = parameter.grad
     if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
         parameter.grad = grad.redistribute(placements=parameter.placements)
 
 
 def _norm(parameters: list[Any], weights: list[float], rank: Rank) -> float:
-    """Over all ranks, every element once. Collective."""
+    """Return the norm over all ranks, every element counted once. Collective."""
     weights_P = torch.tensor(weights, dtype=torch.float64, device=rank.device)
     square = (squares_of([local_gradient(p.grad) for p in parameters], weights_P) * weights_P).sum()[None]
     if rank.world_size > 1:
@@ -226,9 +226,9 @@ def _norm(parameters: list[Any], weights: list[float], rank: Rank) -> float:
 
 
 def _update(slot: AdapterSlot, adam: dict[str, Any], factor: float) -> None:
-    """m ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) g²; w ← (1 − lr · decay) w − lr · m̂ / (√v̂ + eps), m̂ and v̂
-    corrected for their start at 0 by the adapter's own steps (arXiv 1711.05101). A parameter without a gradient has one
-    of zero. Norms and embeddings do not decay."""
+    """Update by AdamW (arXiv 1711.05101): m ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) g²; w ← (1 − lr · decay) w − lr ·
+    m̂ / (√v̂ + eps), m̂ and v̂ corrected for their start at 0 by the adapter's own steps. A missing gradient counts
+    as zero. Norms and embeddings do not decay."""
     slot.begin_moments()
     slot.step += 1
     for decays in (True, False):

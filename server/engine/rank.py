@@ -27,12 +27,12 @@ from xtrain.runtime.observe.stopping import StopRequests, lost_a_peer, report_fa
 from xtrain.server.engine.messages import RankMessage
 from xtrain.server.engine.ranks import Closed, Connection, ServingRanks, set_up, shut_down
 
-LOOK: Final = 5.0  # seconds without a request after which the other ranks hear that all is well
+LOOK: Final = 5.0  # seconds without a request after which the other ranks get a sign of life
 READY: Final = "ready"
 
 
 def serve_rank(plan: Plan, directory: Path, connection: Connection | None) -> str:
-    """Set up, carry out requests until there are no more, shut down; how it ended. Reports failures."""
+    """Set up, execute requests until there are no more, and shut down; return the end status. Reports failures."""
     records, beat, began = Records.open(directory, _number()), HeartbeatWriter(), time.perf_counter()
     requests = StopRequests(deadline_seconds=300.0, report=lambda message: records.warn(message, step=0))
     resources: dict[str, Any] = {
@@ -63,7 +63,7 @@ def serve_rank(plan: Plan, directory: Path, connection: Connection | None) -> st
         status = EndStatus.ENVIRONMENT
         report_failure(records, error, step=0, place=beat.node, exit_code=EXIT_CODES[status], trace=False)
         return status
-    except BaseException as error:  # what is left of the others is ended by who has started all
+    except BaseException as error:  # the launcher ends the other ranks
         report_failure(records, error, step=0, place=beat.node, exit_code=1, trace=not lost_a_peer(error))
         return EndStatus.FAILED
     shut_down(plan, resources)
@@ -71,7 +71,7 @@ def serve_rank(plan: Plan, directory: Path, connection: Connection | None) -> st
 
 
 def lead(ranks: ServingRanks, connection: Connection) -> None:
-    """Carry out what comes on the socket, in its order, until the other end is gone."""
+    """Execute requests from the socket in order, until the other end closes it."""
     connection.send(RankMessage(name=READY))
     try:
         while True:
@@ -106,7 +106,7 @@ def _number() -> int:
 def main() -> None:
     directory, launcher = Path(sys.argv[1]), int(sys.argv[2])
     die_with_launcher(launcher)
-    for number in stop_signals():  # the process that listens decides when ranks end
+    for number in stop_signals():  # the server process decides when ranks end
         signal.signal(number, signal.SIG_IGN)
     connection = Connection(socket.socket(fileno=int(sys.argv[3]))) if len(sys.argv) > 3 else None
     status = serve_rank(plan_in(directory), directory, connection)

@@ -1,6 +1,4 @@
-"""Connection to the first rank of a server, nodes of a server's plan on all ranks, and requests that all ranks execute
-in the same order.
-"""
+"""Connection to a server's first rank, nodes of its plan on all ranks, and requests that all ranks execute in order."""
 
 import socket
 import time
@@ -26,7 +24,7 @@ HEAD: Final = 8  # bytes of a length
 
 
 class Closed(Exception):
-    """The other end is gone."""
+    """End of a connection: the other end is gone."""
 
 
 @frozen(eq=False)
@@ -34,7 +32,7 @@ class Connection:
     socket: socket.socket
 
     def send(self, message: RankMessage) -> None:
-        """Raises Closed."""
+        """Send a message. Raises Closed."""
         content = message.pack()
         try:
             self.socket.sendall(len(content).to_bytes(HEAD, "little") + content)
@@ -42,7 +40,7 @@ class Connection:
             raise Closed from error
 
     def receive(self, seconds: float) -> RankMessage | None:
-        """The next message, whole; None if none begins within some seconds. Raises Closed."""
+        """Return the next whole message; None if none begins within `seconds`. Raises Closed."""
         self.socket.settimeout(seconds)
         try:
             first = self.socket.recv(1)
@@ -81,7 +79,8 @@ SAMPLES: Final = ("sample", "forget")
 
 @define(eq=False)
 class ServingRanks:
-    """handles: what carries out each kind of request. slots: as they are trained, for all but those that sample."""
+    """Execution of requests on all ranks. handles: kind of request → its function. slots: restored to their trained
+    adapters before all requests except sampling."""
 
     rank: Rank
     handles: Mapping[str, Handle]
@@ -89,7 +88,7 @@ class ServingRanks:
     beat: HeartbeatWriter
 
     def lead(self, message: RankMessage) -> RankMessage:
-        """Carry out a request on all ranks, as the first of them; its answer, or `refused` with a reason."""
+        """Execute a request on all ranks, as the first rank; return its answer, or `refused` with a reason."""
         self._share(message.pack())
         return self._do(message)
 
@@ -98,12 +97,12 @@ class ServingRanks:
         self._share(RankMessage(name=STOP).pack())
 
     def wait(self) -> None:
-        """Let the other ranks know that the first one is there, and waits for requests."""
+        """Tell the other ranks that the first one is alive and waits for requests."""
         self._share(RankMessage(name=WAIT).pack())
         self.beat.mark()
 
     def follow(self) -> None:
-        """Carry out what the first rank gives out, until it stops."""
+        """Execute the first rank's requests until it stops."""
         while True:
             message = RankMessage.unpack(self._share(None))
             if message.name == STOP:
@@ -122,7 +121,7 @@ class ServingRanks:
             return RankMessage(name=REFUSED, values={"reason": str(refused)})
 
     def _share(self, content: bytes | None) -> bytes:
-        """Bytes of the first rank, on all of them. Collective."""
+        """Return the first rank's bytes on all ranks. Collective."""
         if self.rank.world_size == 1:
             assert content is not None
             return content
@@ -141,9 +140,9 @@ def set_up(
     done: Callable[[Node, float], None] = lambda node, seconds: None,
     without: Collection[str] = (),
 ) -> ServingRanks:
-    """Run the set-up in the order of the plan; what the requests need is then among the resources.
+    """Run the set-up in plan order; afterwards `resources` has everything that requests need.
 
-    done: is called behind each node, with the seconds that it took. without: nodes whose results are there already.
+    done: called after each node with its seconds. without: nodes whose results exist already.
     """
     load_ops()
     for node in topological(plan):
@@ -168,7 +167,7 @@ def _handle(node: Node, resources: dict[str, Any]) -> Handle:
 
 
 def shut_down(plan: Plan, resources: Resources) -> None:
-    """Run the nodes of the end, in their order."""
+    """Run the shutdown nodes, in order."""
     for node in topological(plan):
         if node.kind == "shutdown":
             op_of(node).bind(node, {**resources, "node_id": node.id})()

@@ -27,12 +27,12 @@ from xtrain.server.engine.passes import Handle
 from xtrain.server.engine.slots import AdapterSlot, Slots
 from xtrain.server.engine.writing import DrawnRow, SamplePages, WrittenRows
 
-TURN: Final = 8  # tokens until what is done is answered, and new requests are taken
+TURN: Final = 8  # tokens until finished requests are answered and new ones taken
 
 
 @define(eq=False)
 class OpenRequest:
-    """A request whose rows are written. arrays: what is known of its prompt."""
+    """Request whose rows are being generated. arrays: results of its prompt."""
 
     rows: list[DrawnRow]
     arrays: dict[str, np.ndarray]
@@ -44,11 +44,10 @@ class OpenRequest:
 
 @define(eq=False)
 class ServedSampler:
-    """Writes texts on all ranks together. most: rows that are written at once; of more, some wait. counts: of pages, by
-    the window of layers. pages: of all rows that are written, as long as there are some. open: by id. written: the rows
-    that are written together: of all adapters, or by weights where the model itself is trained. placed: which weights
-    the slots have, for whom nothing waits the longest first; later: requests for whose weights there is no slot yet.
-    """
+    """Generation of texts on all ranks together. most: rows generated at once; further ones wait. counts: of pages, by
+    the window of layers. pages: of all rows, while there are any. open: requests by id. written: the rows generated
+    together: of all adapters, or by weights if the model itself is trained. placed: weights → their slot, least
+    recently placed first; later: requests without a free slot for their weights."""
 
     model: ModelParts
     rank: Rank
@@ -64,11 +63,11 @@ class ServedSampler:
     later: dict[str, tuple[dict[str, Any], np.ndarray]] = field(factory=dict)
 
     def answer(self, message: RankMessage) -> RankMessage:
-        """Take the requests of a message, let all rows grow by a few tokens, and give what is done then. values of the
+        """Take the requests of a message, extend all rows by a few tokens, and return the finished ones. values of the
         answer: `done`: ids; `stopped` of their rows; `refused`: reasons by id."""
-        if message.values["first"]:  # what an engine has not asked for to its end
+        if message.values["first"]:  # discard requests of an earlier engine
             self.open, self.written, self.later, self.pages = {}, {}, {}, None
-        if not self.slots.replaced:  # they have been trained with since
+        if not self.slots.replaced:  # training has used the slots since
             self.placed = {}
         refused: dict[str, str] = {}
         self.later |= {
@@ -86,10 +85,10 @@ class ServedSampler:
                     for id, (values, prompt) in own.items():
                         self.take(id, values, prompt, rows, refused)
                     self.write(rows, refused)
-            except RequestRefused as error:  # before any of its rows was written
+            except RequestRefused as error:  # before any of its rows was generated
                 refused |= dict.fromkeys(own, str(error))
         self.written = {weights: rows for weights, rows in self.written.items() if rows.unfinished}
-        self.pages = pages if self.written else None  # what is trained next has the memory
+        self.pages = pages if self.written else None  # frees the memory for training
         done = [id for id, each in self.open.items() if each.done and id not in refused]
         arrays: dict[str, np.ndarray] = {}
         stopped: dict[str, list[bool]] = {}
@@ -107,7 +106,7 @@ class ServedSampler:
     def take(
         self, id: str, values: dict[str, Any], prompt: np.ndarray, rows: WrittenRows, refused: dict[str, str]
     ) -> None:
-        """Let the samples of a request join, once there is a slot for its weights. Collective."""
+        """Add the samples of a request once there is a slot for its weights. Collective."""
         try:
             place = 0 if self.slots.adapter is None else self.place(values["weights"])
         except RequestRefused as error:
@@ -124,8 +123,8 @@ class ServedSampler:
         rows.waiting += own
 
     def place(self, weights: str | None) -> int | None:
-        """The slot that has an exported adapter, or for the model alone one that is zero; None where rows of others are
-        written with all. Collective."""
+        """Return the slot with an exported adapter, or a zero one for the base model; None if all slots have rows of
+        other adapters. Collective."""
         if weights in self.placed:
             return self.placed[weights]
         taken = {row.place for rows in self.written.values() for row in (*rows.rows, *rows.waiting)}
@@ -143,7 +142,7 @@ class ServedSampler:
 
     @torch.no_grad()
     def write(self, rows: WrittenRows, refused: dict[str, str]) -> None:
-        """A few tokens more of all rows; those that wait join where there is room. The rank with the head draws."""
+        """Extend all rows by a few tokens; waiting rows join if there is room. The rank with the head draws."""
         with self.model.axes.uncut_rows():
             for _ in range(TURN):
                 busy = sum(len(each.rows) for each in self.written.values() if each is not rows)
@@ -168,8 +167,8 @@ class ServedSampler:
 
     @contextmanager
     def whole_model(self, weights: str | None) -> Iterator[None]:
-        """Meanwhile the model has the weights of a folder, None: those that it began with. What is trained is in the
-        memory of the machine."""
+        """Give the model the weights of a folder inside the block (None: the initial weights). The trained weights are
+        kept in host memory."""
         found = {} if weights is None else self.values(weights)[1]
         slot = self.slots.slots[0]
         before = {name: local(p).detach().to("cpu", copy=True) for name, p in slot.parameters.items()}
@@ -189,7 +188,7 @@ class ServedSampler:
             local(parameter).copy_(before[name])
 
     def values(self, weights: str) -> tuple[int, dict[str, Tensor]]:
-        """The rank and the values of an exported adapter, of which the newest stay in memory. Collective."""
+        """Return the rank and values of an exported adapter; the newest stay in memory. Collective."""
         kept = self.slots.sampled
         if weights not in kept:
             problem, found = "", None
@@ -206,7 +205,7 @@ class ServedSampler:
 
     @torch.no_grad()
     def scored(self, id: str, values: dict[str, Any], prompt: np.ndarray, place: int) -> dict[str, np.ndarray]:
-        """The log-probabilities of the tokens of a prompt, and the likeliest ones in their places, if asked for."""
+        """Return the log-probabilities of a prompt's tokens, and the likeliest tokens in their places, if requested."""
         found: dict[str, np.ndarray] = {}
         if values["prompt_logprobs"]:
             found[f"prompt_logprobs.{id}"] = np.full(len(prompt), np.nan, np.float32)
@@ -219,7 +218,7 @@ class ServedSampler:
         return found
 
     def scores(self, prompt: np.ndarray, place: int) -> np.ndarray:
-        """The log-probability of every token of a prompt but the first. Collective."""
+        """Return the log-probability of every token of a prompt but the first. Collective."""
         text = TextRow(tokens=prompt[:-1], inputs={TARGETS: prompt[1:]}, slot=place, start=0)
         logprobs = torch.zeros(text.targets, dtype=torch.float64)
         with self.model.axes.uncut_rows():
@@ -231,7 +230,7 @@ class ServedSampler:
         return self.shared(logprobs).numpy()
 
     def shared(self, numbers: Tensor) -> Tensor:
-        """What the first rank with the head has in a tensor, on all. Collective."""
+        """Share a tensor of the first rank with the head with all ranks. Collective."""
         if self.rank.world_size > 1:
             dist.broadcast(numbers, src=self.head_rank)
         return numbers
@@ -241,7 +240,7 @@ class ServedSampler:
         return 0 if self.author.pipeline is None else self.author.pipeline.last_rank
 
     def likeliest(self, logits_BV: Tensor | None, rows: int, count: int) -> Tensor:
-        """float64 [rows, 2, count]: tokens and their log-probabilities, the likeliest first. Collective."""
+        """Return float64 [rows, 2, count]: tokens and their log-probabilities, the likeliest first. Collective."""
         count = min(count, self.model.parts[0].arch.vocab)
         found = torch.zeros(rows, 2, count, dtype=torch.float64)
         if logits_BV is not None:
@@ -250,7 +249,7 @@ class ServedSampler:
         return self.shared(found)
 
     def read(self, tokens: np.ndarray, place: int) -> Iterator[Tensor | None]:
-        """Logits [1, V] behind every token of a text, one after the other; None where the head is on another stage."""
+        """Yield logits [1, V] after each token of a text; None if the head is on another stage."""
         with self.model.axes.uncut_rows():
             rows = Prompts.of([[int(tokens[0])]], len(tokens), self.rank.device)
             for number, token in enumerate(tokens):
@@ -259,7 +258,7 @@ class ServedSampler:
                 yield self.author.logits(batch)
 
     def drawn(self, rows: Sequence[DrawnRow], logits_BV: Tensor | None) -> list[list[float]]:
-        """The next token of every row and its log-probability; NaN where logits are not finite. Collective."""
+        """Return the next token of every row and its log-probability; NaN for non-finite logits. Collective."""
         found = torch.zeros(len(rows), 2, dtype=torch.float64)
         if self.rank.rank == self.head_rank:
             assert logits_BV is not None
@@ -269,13 +268,13 @@ class ServedSampler:
 
 
 def _draw(row: DrawnRow, logits_V: Tensor) -> tuple[float, float]:
-    """A token and its log-probability in the distribution that it is drawn from; of the likeliest, which is not drawn,
-    that of the model. NaN where logits are not finite."""
+    """Return a token and its log-probability in the distribution that it is drawn from; with temperature 0 the
+    likeliest token and the model's log-probability. NaN for non-finite logits."""
     exact_V = logits_V.double().cpu()
     best = exact_V.max()
     if not math.isfinite(best.item()):
         return math.nan, math.nan
-    share = row.draws.random()  # one number for every token, whatever there is to choose from
+    share = row.draws.random()  # one number for every token, whatever the candidates
     if row.values["temperature"] == 0:
         token = int(exact_V.argmax())
         return token, exact_V.log_softmax(-1)[token].item()
@@ -299,7 +298,7 @@ def sample(
     pages: list[list[int | None]],
     pipeline: PipelineSchedule | None = None,
 ) -> Handle:
-    """Texts that follow prompts, up to `rows` at once. pages: [window, count] of the pages of layers."""
+    """Generate texts after prompts, up to `rows` at once. pages: [window, count] of the pages of layers."""
     author = TextGenerator(model=model, rank=rank, pipeline=pipeline, beat=beat)
     counts = {window: count for window, count in pages if count is not None}
     return ServedSampler(model, rank, slots, tokenizer, author, rows, counts).answer
@@ -307,7 +306,7 @@ def sample(
 
 @op("request.forget")
 def forget(slots: Slots) -> Handle:
-    """Release what sampling has kept of the folder of an export, which is about to be removed."""
+    """Free the sampling weights of an export's folder, which is about to be removed."""
 
     def run(message: RankMessage) -> RankMessage:
         slots.sampled.pop(message.values["folder"], None)

@@ -23,12 +23,12 @@ from xtrain.runtime.nn.transformer import ModelParts
 from xtrain.runtime.nn.weights import fill
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
-MOST_SAMPLED: Final = 32  # adapters whose values stay in memory after they were sampled from
+MOST_SAMPLED: Final = 32  # adapters whose values stay in memory after sampling
 
 
 @frozen(kw_only=True)
 class AdapterShape:
-    """What a client has asked for: its rank, the seed of its first values, which layers have one."""
+    """Adapter that a client requested: its rank, the seed of its initial values, and the layers that have one."""
 
     rank: int
     seed: int
@@ -39,8 +39,8 @@ class AdapterShape:
 
 @define(eq=False)
 class AdapterSlot:
-    """name: as in the names of parameters. parameters: of this rank, by the names that they have without slots. shape:
-    of the adapter that is in it; None: it is free. step: how often it has been updated."""
+    """Slot of an adapter. name: as in parameter names. parameters: of this rank, by their names without slots. shape:
+    of its adapter; None if it is free. step: number of updates."""
 
     number: int
     name: str
@@ -53,7 +53,7 @@ class AdapterSlot:
 
     @torch.no_grad()
     def clear(self) -> None:
-        """Without an adapter: all of it is zero, and nothing is kept for it."""
+        """Free the slot: zero its parameters and drop its state."""
         for parameter in self.parameters.values():
             parameter.zero_()
         self.shape, self.step = None, 0
@@ -68,7 +68,7 @@ class AdapterSlot:
         self.step, self.moments = 0, {}
 
     def begin_moments(self) -> None:
-        """Those of Adam, zero at first, cut as the parameters are."""
+        """Create zero Adam moments, sharded like the parameters."""
         if not self.moments:
             self.moments = {
                 name: {moment: torch.zeros_like(parameter, requires_grad=False) for moment in MOMENTS}
@@ -77,14 +77,14 @@ class AdapterSlot:
 
     @torch.no_grad()
     def put(self, values: Mapping[str, Tensor]) -> None:
-        """Fill its parameters from whole ones [r, D], [F, r]; what is not given becomes zero."""
+        """Fill its parameters from whole ones [r, D], [F, r]; missing ones become zero."""
         for name, parameter in self.parameters.items():
             put(parameter, values.get(name))
 
 
 @torch.no_grad()
 def put(parameter: Tensor, value: Tensor | None) -> None:
-    """This rank's piece of a parameter whose whole has `value` at its beginning, and zeros behind."""
+    """Fill this rank's piece of a parameter whose whole starts with `value`, followed by zeros."""
     whole = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
     if value is not None:
         whole[tuple(slice(length) for length in value.shape)] = value.to(whole)
@@ -95,12 +95,11 @@ def put(parameter: Tensor, value: Tensor | None) -> None:
 class Slots:
     """All slots, and the clients' names of the adapters in them.
 
-    specs: of all that a slot has in the whole model, by the names without slots; stages: by the same names, the
-    pipeline coordinate that has it. copies: of each parameter of a slot, by its name, how many ranks have the same
-    elements. sampled: by folder, the
-    rank and the values of exported adapters that were sampled from. most_sampled: how many of these stay in memory.
-    replaced: pieces of this rank of what was in slots that are sampled from now.
-    begun: where the model itself is trained, this rank's pieces of what it began as, in the memory of the machine.
+    specs: of a slot's parameters in the whole model, by their names without slots; stages: name → the pipeline
+    coordinate that has it. copies: name → number of ranks with the same elements. sampled: by folder, rank and values
+    of exported adapters used in sampling. most_sampled: how many of these stay in memory. replaced: this rank's pieces
+    of the trained content of slots that sampling uses. begun: if the model itself is trained, this rank's pieces of its
+    initial weights, in host memory.
     """
 
     architecture: Architecture
@@ -120,7 +119,7 @@ class Slots:
 
     @torch.no_grad()
     def replace(self, slot: AdapterSlot, values: Mapping[str, Tensor], rank: int) -> None:
-        """Put an adapter of a rank that is sampled from into a slot until `restore`, whatever is in it."""
+        """Put an exported adapter of a rank into a slot until `restore`, whatever it holds."""
         reshard(self.model)
         if slot.number not in self.replaced:
             self.replaced[slot.number] = {name: local(p).detach().clone() for name, p in slot.parameters.items()}
@@ -129,7 +128,7 @@ class Slots:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Let all slots have again what was in them."""
+        """Restore the trained content of all slots."""
         if self.replaced:
             reshard(self.model)
         for number, values in self.replaced.items():
@@ -145,26 +144,27 @@ class Slots:
         return next((slot for slot in self.slots if slot.number not in taken), None)
 
     def shaped(self, rank: int) -> Architecture:
-        """The model with one adapter of a rank alone."""
+        """Return the model with one adapter of a rank alone."""
         assert self.adapter is not None
         return evolve(self.architecture.base, adapter=self.adapter.of_rank(rank))
 
     def trained(self, shape: AdapterShape) -> tuple[ParameterSpec, ...]:
-        """The parameters of an adapter, as a run that trains it alone has them; or what is trained of the model."""
+        """Return the parameters of an adapter, as a run that trains it alone has them; or the trained parameters of the
+        model."""
         if self.adapter is None:
             return tuple(each for each in self.specs.values() if each.trained)
         found = (each for each in parameters(self.shaped(shape.rank)) if each.adapter)
         return tuple(each for each in found if self.has(each.name, shape))
 
     def has(self, name: str, shape: AdapterShape) -> bool:
-        """Whether an adapter has the parameter of a slot with this name."""
+        """Return True if an adapter of this shape has the slot's parameter."""
         if self.specs[name].adapter == self.architecture.head_parameter.name:
             return shape.unembed
         return shape.attn if name in self.attends else shape.mlp
 
     @torch.no_grad()
     def open(self, slot: AdapterSlot, shape: AdapterShape) -> None:
-        """Put a new adapter into a slot, drawn from its seed as a run of its own draws it; or the model as it began."""
+        """Put a new adapter into a slot, drawn from its seed as its own run draws it; or reset the model."""
         slot.clear()
         if self.adapter is None:
             self.begin(slot)
@@ -178,12 +178,12 @@ class Slots:
 
     @torch.no_grad()
     def begin(self, slot: AdapterSlot) -> None:
-        """Make the model what it began as."""
+        """Reset the model to its initial weights."""
         for name, parameter in slot.parameters.items():
             local(parameter).copy_(self.begun[name])
 
     def scale(self, slot: AdapterSlot, rank: int) -> None:
-        """Let the products of a slot count as those of an adapter of this rank do."""
+        """Scale a slot's products as an adapter of this rank does."""
         if self.adapter is None:
             return
         factor = _matrix(self.shaped(rank)).scale / _matrix(self.shaped(self.adapter.largest)).scale
@@ -192,12 +192,12 @@ class Slots:
 
 
 def _matrix(arch: Architecture) -> Any:
-    """One of an adapter, which has the same scale for all."""
+    """Return one adapted matrix; all have the same scale."""
     return next(matrix for _, matrix in adapted_matrices(arch))
 
 
 def attending(arch: Architecture) -> Iterator[str]:
-    """The names of all parameters of layers that attend."""
+    """Yield the names of all parameters of attention layers."""
     for kind in arch.kinds:
         for layer in kind.block.layers():
             if layer.attends:
@@ -207,7 +207,7 @@ def attending(arch: Architecture) -> Iterator[str]:
 
 @op("setup.serve", gives="slots")
 def open_slots(plan: Plan, model: ModelParts, rank: Rank, adapters: int, **others: object) -> Slots:
-    """Make the slots, all of them free. Raises PlanMismatch where the model has others."""
+    """Create the slots, all free. Raises PlanMismatch if the model has other slots."""
     arch, names = plan.architecture, slots_of(plan)
     if not names:
         return _whole_model(plan, model, rank)
@@ -250,7 +250,7 @@ def open_slots(plan: Plan, model: ModelParts, rank: Rank, adapters: int, **other
 
 
 def _whole_model(plan: Plan, model: ModelParts, rank: Rank) -> Slots:
-    """The model itself in the one slot: what is trained of it."""
+    """Return one slot for the model itself, with its trained parameters."""
     own = dict(model.trained())
     specs = {each.name: each for each in plan.parameters.tensors}
     slot = AdapterSlot(number=0, name="", parameters=own, specs={name: specs[name] for name in own}, modules=[])
@@ -276,7 +276,7 @@ def _copies(slot: AdapterSlot, rank: Rank) -> dict[str, int]:
 
 
 def _stages(plan: Plan, specs: Mapping[str, ParameterSpec]) -> dict[str, int]:
-    """The pipeline coordinate that has each of these."""
+    """Return the pipeline coordinate that has each of these."""
     size = plan.mesh.size("pp")
     firsts = range(0, plan.mesh.world_size, plan.mesh.world_size // size)
     place = {name: pp for pp, first in enumerate(firsts) for name in local_shapes(plan, first)}
@@ -284,7 +284,7 @@ def _stages(plan: Plan, specs: Mapping[str, ParameterSpec]) -> dict[str, int]:
 
 
 def _modules_of(model: ModelParts, task: str) -> Iterator[nn.Module]:
-    """What an adapter has put beside matrices and experts for a task."""
+    """Yield the modules that an adapter added for a task."""
     for module in model.modules():
         tasks = getattr(module, "tasks", None)
         if isinstance(module, TaskLinear) or isinstance(tasks, nn.Module):

@@ -1,4 +1,4 @@
-"""Ranks of a server as processes of this machine: started, asked, and started again."""
+"""Ranks of a server as processes of this machine: started, called, and restarted."""
 
 import json
 import os
@@ -50,9 +50,9 @@ Call = Callable[[RankMessage], RankMessage]
 
 @define(eq=False)
 class RanksEngine:
-    """call: lets all ranks carry out a request, and gives the answer of the first one; raises EngineLost.
+    """Engine over ranks. call: executes a request on all ranks and returns the first one's answer; raises EngineLost.
 
-    models: of each its settings, as they are in the slots.
+    models: the settings of each, as in the slots.
     """
 
     plan: Plan
@@ -60,7 +60,7 @@ class RanksEngine:
     models: dict[str, AdapterSettings | None] = field(factory=dict)
 
     def start(self) -> Capabilities:
-        """The ranks begin without any model; those that they have are removed."""
+        """Remove all models of the ranks."""
         for model in list(self.models):
             self.remove_model(model)
         return self.capabilities
@@ -130,7 +130,7 @@ class RanksEngine:
         self._ask("forget", folder=str(weights.absolute()))
 
     def sample(self, queue: SampleQueue) -> None:
-        """All that has come is written together, a few tokens at a time; what comes meanwhile joins."""
+        """Generate for all waiting requests together, a few tokens at a time; new requests join."""
         open: dict[str, SampleRequest] = {}
         new, first = list(queue.requests), True
         while new or open:
@@ -146,7 +146,7 @@ class RanksEngine:
             new, first = list(queue.arrived()), False
 
     def close(self) -> None:
-        """The ranks are ended by whoever has started them."""
+        """Do nothing: the ranks are ended by their starter."""
 
     def _ask(self, name: str, **values: Any) -> RankMessage:
         return self._call(RankMessage(name=name, values=values))
@@ -159,7 +159,7 @@ class RanksEngine:
 
 
 def _matrices(plan: Plan) -> frozenset[str]:
-    """The kinds of matrices that have an adapter in a slot."""
+    """Return the kinds of matrices that have an adapter in a slot."""
     adapted = {each.adapter for each in plan.parameters.tensors if each.task}
     head = {plan.architecture.head_parameter.name} & adapted
     attend = adapted.intersection(attending(plan.architecture.base)) if adapted else set[str]()
@@ -212,14 +212,14 @@ def _candidates(arrays: Mapping[str, np.ndarray], name: str, kind: str) -> Candi
 
 PLAN: Final = "plan.json"
 SPEC: Final = "spec.xtrain"
-LOOK: Final = 0.5  # seconds between two looks whether ranks are alive, while one computes
-LEAVE: Final = 10.0  # seconds that ranks have to leave by themselves
+LOOK: Final = 0.5  # seconds between two checks that ranks are alive, during a request
+LEAVE: Final = 10.0  # seconds that ranks have to exit
 
 
 @define(eq=False)
 class StartedRanks:
-    """directory: of the server, with the plan, records and logs of its ranks. begun: byte of the file of events at
-    which those of this start begin."""
+    """Ranks of a server. directory: of the server, with plan, records and logs of its ranks. begun: offset in the
+    events file at which this start begins."""
 
     plan: Plan
     directory: Path
@@ -231,7 +231,7 @@ class StartedRanks:
 
     @classmethod
     def open(cls, plan: Plan, spec_text: str) -> "StartedRanks":
-        """Make the directory ready, in which no other server may be, nor models over another base. Raises
+        """Prepare the directory, which no other server may use and which may have no models of another base. Raises
         EnvironmentFault."""
         directory = locate(plan, None).absolute()
         try:
@@ -249,7 +249,7 @@ class StartedRanks:
         return cls(plan, directory, lock)
 
     def start(self) -> None:
-        """Start all ranks, without those that there may be; returns when they take requests. Raises EngineLost."""
+        """Start all ranks, ending earlier ones; return when they accept requests. Raises EngineLost."""
         self.end()
         events = self.directory / EVENTS_FILE
         self._begun, self._number = events.stat().st_size if events.exists() else 0, self._number + 1
@@ -283,7 +283,7 @@ class StartedRanks:
             raise EngineLost("the first rank has begun with something else")
 
     def call(self, message: RankMessage) -> RankMessage:
-        """Let all ranks carry out a request; the answer of the first one. Raises EngineLost."""
+        """Execute a request on all ranks; return the first one's answer. Raises EngineLost."""
         if self._connection is None:
             raise EngineLost("the ranks have ended")
         try:
@@ -305,7 +305,7 @@ class StartedRanks:
                 raise self._lost()
 
     def _lost(self) -> EngineLost:
-        """Ends what is left of the ranks."""
+        """End the remaining ranks; return the error."""
         self.end(patience=1.0)
         said = failures_in(events_since(self.directory / EVENTS_FILE, self._begun))
         first = next((failure for failure in said if not failure.lost), None)
@@ -314,7 +314,7 @@ class StartedRanks:
         return EngineLost(f"rank {first.rank}: {first.error}")
 
     def end(self, patience: float = LEAVE) -> None:
-        """Let all ranks leave; those that do not are ended."""
+        """Let all ranks exit; kill those that do not."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -330,7 +330,7 @@ class StartedRanks:
 
 @define(eq=False)
 class StartedEngine(RanksEngine):
-    """An engine whose ranks are started with it, and again after they were lost."""
+    """Engine that starts its ranks, and restarts them after they were lost."""
 
     ranks: StartedRanks = field(kw_only=True)
 
@@ -348,10 +348,10 @@ class StartedEngine(RanksEngine):
 
 
 def _check_same(directory: Path, plan: Plan) -> None:
-    """Raises EnvironmentFault where the models of a directory are those of another model, adapter or seed."""
+    """Raise EnvironmentFault if the directory has models of another base, adapter or seed."""
     try:
         before = json.loads((directory / PLAN).read_text())["config_id"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):  # none, or none that could have been served
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # no plan, or one that was never served
         return
     if before != plan.config_id:
         message = f"{directory} has the models of a server with another spec ({before}, and this one is "

@@ -18,9 +18,9 @@ from xtrain.runtime.sampling.text_generator import TextGenerator, next_batch, pr
 
 @define(eq=False)
 class Pages:
-    """Those of layers with one window. free: pages without a sample; users: how many samples have each. tables: the
-    pages of each sample; position p is in page p // PAGE of its table, counted round where there is a window. tensors:
-    of each layer [K, pages, PAGE, A], so that a row is read page by page."""
+    """Pages of layers with one window. free: unused pages; users: samples that use each. tables: the pages of each
+    sample; position p is in page p // PAGE of its table, modulo the window's pages. tensors: of each layer [K,
+    pages, PAGE, A], so that a row is read page by page."""
 
     window: int | None
     count: int
@@ -33,7 +33,8 @@ class Pages:
         self.free, self.users = list(range(self.count, 0, -1)), [0] * (self.count + 1)
 
     def reserve(self, sample: Hashable, position: int) -> bool:
-        """Let a position have a page that no other sample has; False where none is free. Those before it have one."""
+        """Give a position a page that no other sample uses; return False if none is free. Earlier positions already
+        have pages."""
         table = self.tables.setdefault(sample, [])
         place = self.place(position)
         if place < len(table) and self.users[table[place]] == 1:
@@ -54,7 +55,7 @@ class Pages:
         return True
 
     def share(self, sample: Hashable, other: Hashable) -> None:
-        """Let a new sample have the pages of another."""
+        """Let a new sample share the pages of another."""
         self.tables[sample] = list(self.tables[other])
         for page in self.tables[sample]:
             self.users[page] += 1
@@ -66,19 +67,19 @@ class Pages:
                 self.free.append(page)
 
     def place(self, position: int) -> int:
-        """In the table of a sample."""
+        """Return the index in a sample's table."""
         number = position // PAGE
         return number if self.window is None else number % window_pages(self.window)
 
     def table(self, samples: Sequence[Hashable]) -> Tensor:
-        """int64 [B, P], their pages, and behind them page 0."""
+        """Return the samples' pages, int64 [B, P], padded with page 0."""
         tables = [self.tables[sample] for sample in samples]
         most = max(map(len, tables))
         return torch.tensor([[*table, *[0] * (most - len(table))] for table in tables])
 
     def positions(self, lengths: Sequence[int], pages: int) -> Tensor:
-        """int64 [B, L]: the newest position that may be in each place of so many pages of texts of these lengths; below
-        0 where there was none."""
+        """Return int64 [B, L]: the newest position that each place of `pages` pages may hold, for texts of these
+        lengths; negative without one."""
         place_L, last_B1 = torch.arange(pages * PAGE), torch.tensor(lengths)[:, None] - 1
         if self.window is None:
             return place_L.expand(len(lengths), -1)
@@ -87,7 +88,7 @@ class Pages:
         return (last_B1 // PAGE - back_BL) * PAGE + place_L % PAGE
 
     def of(self, layer: nn.Module, new: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The pages of each tensor of a layer. new: such as are kept, [B, K, S, A]."""
+        """Return the pages of each tensor of a layer. new: tensors like the stored ones, [B, K, S, A]."""
         if layer not in self.tensors:
             self.tensors[layer] = tuple(x.new_empty(x.shape[1], self.count + 1, PAGE, x.shape[3]) for x in new)
             used = [0, *(page for page, users in enumerate(self.users) if users)]
@@ -98,8 +99,8 @@ class Pages:
 
 @define(eq=False)
 class SamplePages:
-    """The pages of all layers of this rank, by their windows, and the samples that have some, in the order in which
-    they came. read: memory for what one layer reads."""
+    """Pages of all layers of this rank, by window, and the samples that use them, in order of arrival. read: buffers
+    for the tensors that one layer reads."""
 
     of_window: dict[int | None, Pages]
     _came: dict[Hashable, None] = field(factory=dict)
@@ -117,7 +118,7 @@ class SamplePages:
         return next(reversed(self._came))
 
     def take(self, sample: Hashable, length: int) -> bool:
-        """Give a new sample pages for so many positions, unless there are too few: then it gets none."""
+        """Give a new sample pages for `length` positions; if there are too few, give it none and return False."""
         self._came[sample] = None
         if all(self.reserve(sample, position) for position in range(0, length, PAGE)):
             return True
@@ -125,21 +126,21 @@ class SamplePages:
         return False
 
     def share(self, sample: Hashable, other: Hashable) -> None:
-        """Let a new sample have the pages of another."""
+        """Let a new sample share the pages of another."""
         self._came[sample] = None
         for pages in self.of_window.values():
             pages.share(sample, other)
 
     def reserve(self, sample: Hashable, position: int) -> bool:
-        """Let a sample have pages of its own for a position; False where there are too few."""
+        """Give a sample its own pages for a position; return False if there are too few."""
         return all(pages.reserve(sample, position) for pages in self.of_window.values())
 
     def spare(self, count: int) -> bool:
-        """Whether so many pages of each kind are free."""
+        """Return True if `count` pages of each kind are free."""
         return all(len(pages.free) >= count for pages in self.of_window.values())
 
     def room(self, number: int, like: Tensor, *shape: int) -> Tensor:
-        """Memory for the tensor of a layer with a number, until the next layer asks for it."""
+        """Return memory for a layer's tensor `number`, valid until the next layer's call."""
         size = prod(shape)
         if number not in self._read or len(self._read[number]) < size:
             self._read[number] = like.new_empty(size)
@@ -153,8 +154,8 @@ class SamplePages:
 
 @define(eq=False)
 class PagedRows:
-    """The pages of some samples as the cache of one forward. lengths: their positions, with those of this forward.
-    filled: 0: of prompts all positions, which end at the same place; else of each sample the newest one."""
+    """Cache of one forward over the pages of some samples. lengths: their positions, including this forward's. filled:
+    0 for all positions of prompts, which end at the same place; else for the newest position of each sample."""
 
     pages: SamplePages
     samples: Sequence[Hashable]
@@ -169,10 +170,10 @@ class PagedRows:
         self.length = max(self.lengths)
 
     def extended(self, layer: nn.Module, *new: Tensor, window: int | None = None) -> Sequence[Tensor]:
-        """As of `LayerCache`: of prompts what is given; else [B, K, L, A], all pages of every row, until the next layer
-        asks for its own."""
+        """Extend the cache as `LayerCache` does: for prompts return the given tensors; else [B, K, L, A], all pages of
+        every row, valid until the next layer's call."""
         pages, rows = self.pages.of_window[window], len(self.samples)
-        if window not in self._written:  # the first layer that sees so far
+        if window not in self._written:  # the first layer with this window
             self._look(pages, new[0].shape[2], new[0].device)
         row_N, at_N, slot_N = self._written[window]
         kept = pages.of(layer, new)
@@ -192,12 +193,12 @@ class PagedRows:
         return self._seen[window]
 
     def _look(self, pages: Pages, size: int, device: torch.device) -> None:
-        """Rows, places among the `size` of a row, and slots of what layers with a window write; and of what they read
-        pages, and what is seen of these."""
+        """Prepare a window's indices: rows, places among the `size` of a row, and slots to write; pages to read, and
+        the mask of visible positions."""
         table_BP, length_B1 = pages.table(self.samples), torch.tensor(self.lengths)[:, None]
         position_BS = torch.arange(-size, 0) + length_B1
         stays_BS = position_BS >= 0
-        if pages.window is not None:  # where positions go round, the newest ones alone
+        if pages.window is not None:  # if positions wrap around, only the newest ones
             stays_BS &= position_BS >= length_B1 - window_pages(pages.window) * PAGE
         row_N, at_N = stays_BS.nonzero(as_tuple=True)
         position_N = position_BS[stays_BS]
@@ -216,8 +217,8 @@ class PagedRows:
 
 @define(eq=False)
 class DrawnRow:
-    """A sample that grows. request: its id. place: the slot with its weights. tokens, logprobs: of what has been
-    written; top: the likeliest tokens at each."""
+    """Sample being generated. request: its id. place: the slot with its weights. tokens, logprobs: generated so far;
+    top: the likeliest tokens at each."""
 
     request: str
     number: int
@@ -244,7 +245,7 @@ class DrawnRow:
 
     @property
     def positions(self) -> int:
-        """That are computed: all but the newest token."""
+        """Number of computed positions: all but the newest token."""
         return len(self.prompt) + max(0, len(self.tokens) - 1)
 
     @property
@@ -253,7 +254,7 @@ class DrawnRow:
         return [*self.prompt.tolist(), *self.tokens]
 
     def add(self, token: int, logprob: float, tokenizer: TextTokenizer) -> None:
-        """Take the next token; what ends a sample is part of it."""
+        """Append the next token; a stop token or text is part of the sample."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         values = self.values
@@ -276,8 +277,8 @@ class DrawnRow:
 
 @define(eq=False)
 class WrittenRows:
-    """rows: that have pages, with all of their tokens but the newest. waiting: that are still to join. pages: those of
-    these rows, and of others that are written with other weights."""
+    """Rows generated together. rows: with pages, for all of their tokens but the newest. waiting: not yet joined.
+    pages: of these rows, and of rows with other weights."""
 
     author: TextGenerator
     device: torch.device
@@ -290,11 +291,10 @@ class WrittenRows:
         return bool(self.rows or self.waiting)
 
     def grow(self, most: int) -> Iterator[tuple[Tensor | None, Sequence[DrawnRow]]]:
-        """Logits [B, V] of the next token of rows, twice: of those that join, and of all that are there then; None
-        where the head is on another stage. Whoever asks gives the rows their tokens, and lets those that are done
-        leave, before the next ones come.
+        """Yield logits [B, V] of the next token twice: for rows that join, then for all rows; None if the head is on
+        another stage. The caller adds tokens to the rows and removes finished ones in between.
 
-        most: rows that there may be; one may always be. Collective.
+        most: number of rows; one is always allowed. Collective.
         """
         self._step_back()
         if new := self._joining(max(most - len(self.rows), int(not self.rows))):
@@ -308,14 +308,15 @@ class WrittenRows:
             yield self.author.logits(batch), list(self.rows)
 
     def leave(self, refused: Container[str]) -> None:
-        """Rows that are done, or whose requests are refused, make room."""
+        """Remove rows that are done, or whose requests are refused."""
         self.waiting = [row for row in self.waiting if row.request not in refused]
         for row in [row for row in self.rows if row.done or row.request in refused]:
             self.pages.release(row)
             self.rows.remove(row)
 
     def _joining(self, most: int) -> list[DrawnRow]:
-        """Of those that wait as many as have pages, one for the next token of each row beside; at most so many."""
+        """Return the waiting rows that join, at most `most`: those that get pages, with a spare page for the next token
+        of each row."""
         new: list[DrawnRow] = []
         firsts: dict[str, DrawnRow] = {}
         for row in self.waiting[:most]:
@@ -333,7 +334,7 @@ class WrittenRows:
         return sorted(new, key=lambda row: row.place)
 
     def _first(self, new: Sequence[DrawnRow]) -> Tensor | None:
-        """Compute the texts of new rows, each prompt once: logits [B, V] behind them."""
+        """Compute the texts of new rows, each prompt once; return the logits [B, V] after them."""
         firsts: dict[object, DrawnRow] = {}
         for row in new:
             firsts.setdefault(row if row.tokens else row.request, row)
@@ -349,13 +350,13 @@ class WrittenRows:
         return logits_PV[torch.tensor(places, device=self.device)]
 
     def _make_room(self) -> None:
-        """Let every row have a page for its next token: the newest ones give theirs back."""
+        """Give every row a page for its next token; the newest rows release theirs if necessary."""
         for row in list(self.rows):
             while row in self.pages and not self.pages.reserve(row, row.positions):
                 self.pages.release(self.pages.newest)
         self._step_back()
 
     def _step_back(self) -> None:
-        """Rows without pages wait."""
+        """Move rows without pages back to the waiting rows."""
         self.waiting = [row for row in self.rows if row not in self.pages] + self.waiting
         self.rows = [row for row in self.rows if row in self.pages]
