@@ -20,10 +20,10 @@ from xtrain.runtime.nn.layers import Linear
 
 
 class TasksOf(nn.Module):
-    """What the tasks have beside one matrix or stack of experts, by their names."""
+    """Modules of the tasks at one matrix or stack of experts, by task."""
 
     def put(self, task: str, module: nn.Module) -> None:
-        """Not as an attribute: a task may be called as a method of modules is."""
+        """Register a module; not as an attribute, because a task may have the name of a module's method."""
         self._modules[task] = module
 
     def get(self, task: str) -> nn.Module | None:
@@ -32,7 +32,7 @@ class TasksOf(nn.Module):
 
 @frozen(eq=False)
 class Under:
-    """The module that something is beside, and not a part of it."""
+    """Reference to the module that a task's module belongs to, without registering it as a submodule."""
 
     module: Any
 
@@ -56,7 +56,7 @@ class TaskLinear(Linear):
         return self.routing.applied(self._adapters, x_BSD, super().without_bias(x_BSD))
 
     def factors_of(self, rows: Sequence[int], each: int) -> Iterator[HeadFactors]:
-        """What adapters add to logits. rows: of each task, one behind the other; each: tokens of a row."""
+        """Yield the adapters' summands of logits. rows: of each task, in order; each: tokens per row."""
         first = 0
         for place, (adapter, count) in enumerate(zip(self._adapters, rows, strict=True)):
             if adapter is not None and self.routing.takes_part(place, count):
@@ -70,7 +70,7 @@ class TaskLinear(Linear):
 
 
 class TaskPlace(Linear):
-    """As wide as a `TaskLinear`, which is `under` it: what a task has beside that is put in its place."""
+    """Placeholder of the size of the `TaskLinear` `under` it, which a task's adapter replaces."""
 
     def __init__(self, under: nn.Module) -> None:
         assert isinstance(under, TaskLinear)
@@ -79,7 +79,7 @@ class TaskPlace(Linear):
 
 
 class ExpertStacks(nn.Module):
-    """Experts side by side; where there are tasks, what each of them has beside."""
+    """Experts in stacks, with the modules of tasks if there are any."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,9 +88,9 @@ class ExpertStacks(nn.Module):
 
 
 class TaskExperts(nn.Module):
-    """What a task has beside experts: its parameters, and as `Experts.adapters` what it adds to their products.
+    """A task's adapter of experts: its parameters, and summands of products as in `Experts.adapters`.
 
-    factor: what the scale of adapters is multiplied with, in a place for larger ones. under: the experts.
+    factor: multiplies the scale of adapters, in a place for larger ones. under: the experts.
     """
 
     factor = 1.0
@@ -102,9 +102,10 @@ class TaskExperts(nn.Module):
 
 
 def add_task(block: nn.Module, path: str, task: str, routing: TaskRouting) -> nn.Module:
-    """Where an adapter finds a module of its own in the place of that of a block: a tree of modules with it at `path`.
+    """Return a tree of modules with a placeholder at `path`, in which an adapter finds a module of its own instead of
+    the block's.
 
-    What is put there is that of the task; `take_task` takes it into the block.
+    The adapter's module there belongs to the task; `take_task` moves it into the block.
     """
     base = block.get_submodule(path)
     above, _, own = path.rpartition(".")
@@ -126,7 +127,7 @@ def add_task(block: nn.Module, path: str, task: str, routing: TaskRouting) -> nn
 
 
 def take_task(block: nn.Module, path: str, task: str, tree: nn.Module) -> None:
-    """Put what an adapter has put into the tree of `add_task` into the block, without a matrix of its own."""
+    """Move a task's module from the tree of `add_task` into the block, without a weight of its own."""
     base, found = block.get_submodule(path), tree.get_submodule(path)
     if isinstance(base, TaskLinear):
         found.register_parameter("weight", None)
@@ -137,8 +138,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class MatrixFunctions(Generic[F]):
-    """A function for each class of adapted matrices; `@functions(LoraMatrix)` registers one. does: what it does with a
-    matrix, in words."""
+    """Registry of a function for each class of adapted matrices; `@functions(LoraMatrix)` registers one. does: its verb
+    in messages."""
 
     def __init__(self, does: str) -> None:
         self.does, self._found = does, dict[type[AdaptedMatrix], F]()
@@ -151,7 +152,7 @@ class MatrixFunctions(Generic[F]):
         return add
 
     def of(self, matrix: type[AdaptedMatrix]) -> F:
-        """The function of a class, whose module is imported. Raises PlanMismatch where that has none."""
+        """Return the function of a class after importing its module. Raises PlanMismatch without one."""
         if matrix not in self._found:
             importlib.import_module(matrix.torch_module())
         if matrix not in self._found:
@@ -162,19 +163,19 @@ class MatrixFunctions(Generic[F]):
 PutOn = Callable[[Any, nn.Module, Mapping[str, BlockParameter], Axes], None]
 """(matrix, block, the block's parameters by name, axes of the model): changes the block."""
 Decompose = Callable[[Any, Tensor, torch.dtype], dict[str, Tensor]]
-"""(matrix, its whole weight, the format of what is kept) → the first values of all that it has beside that, whole and
-by name in the block."""
+"""(matrix, its whole weight, format of the adapter's parameters) → initial values of the adapter's parameters, whole
+and by name in the block."""
 Begun = Callable[[Any, Mapping[str, Tensor]], Tensor]
-"""(matrix, what it has beside its weight by name in the block) → the part of the weight that it has begun with, which
-`Decompose` leaves out of the weight."""
+"""(matrix, the adapter's parameters by name in the block) → the initial part of the weight, which `Decompose` leaves
+out of the weight."""
 Write = Callable[[Any, Any, Mapping[str, Tensor]], dict[str, Tensor]]
-"""(matrix, the same of the adapter of `as_written`, what the first has beside its weight by name in the block) → what
-the second has of that in files."""
+"""(matrix, the same matrix in the adapter of `as_written`, the first one's parameters by name in the block) → the
+second one's parameters in files."""
 FirstValues = Callable[..., Tensor]
-"""(parameter, seed=, device=, and the arguments of the adapter's node) → the whole parameter as an adapter begins."""
+"""(parameter, seed=, device=, and the arguments of the adapter's node) → the whole initial parameter."""
 Merge = Callable[[Any, Tensor, Mapping[str, Tensor]], Tensor]
-"""(matrix, its whole weight, what it has beside that by name in the block) → the weight that computes the same. Of one
-that decomposes, the weight is the rest."""
+"""(matrix, its whole weight, the adapter's parameters by name in the block) → the merged weight. For an adapter that
+decomposes, the given weight is the remainder."""
 
 puts_on: Final = MatrixFunctions[PutOn]("puts into a block")
 decomposes: Final = MatrixFunctions[Decompose]("decomposes")
@@ -185,12 +186,12 @@ merges: Final = MatrixFunctions[Merge]("merges")
 
 
 def put_on(module: nn.Module, block: AdaptedBlock, arch: Architecture, axes: Axes) -> None:
-    """Let a block that was built without adapter have it. Raises PlanMismatch where nothing puts it on."""
+    """Put an adapter on a block that was built without one. Raises PlanMismatch if none is registered."""
     _put_all(module, block.matrices, {parameter.name: parameter for parameter in block.parameters(arch)}, axes)
 
 
 def put_on_head(model: nn.Module, arch: Architecture, axes: Axes) -> None:
-    """The same of the head of a vocabulary, a `Linear` of the model without weight where the embedding has that."""
+    """Put an adapter on the vocabulary head, a `Linear` of the model without weight if it shares the embedding's."""
     head = arch.head_parameter
     _put_all(model, arch.head_matrices, {each.name: each for each in (head, *arch.head_adapters())}, axes)
 
@@ -211,27 +212,27 @@ def _put_all(
 
 
 def decomposed(matrix: AdaptedMatrix, weight: Tensor, format: torch.dtype) -> dict[str, Tensor]:
-    """As of `Decompose`."""
+    """Decompose a weight; see `Decompose`."""
     return decomposes.of(type(matrix))(matrix, weight, format)
 
 
 def begun_part(matrix: AdaptedMatrix, beside: Mapping[str, Tensor]) -> Tensor:
-    """As of `Begun`."""
+    """Return the initial part of a weight; see `Begun`."""
     return begins_with.of(type(matrix))(matrix, beside)
 
 
 def written(matrix: AdaptedMatrix, as_written: AdaptedMatrix, beside: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """As of `Write`."""
+    """Convert an adapter's parameters for files; see `Write`."""
     return writes.of(type(matrix))(matrix, as_written, beside)
 
 
 def first_values(
     matrix: type[AdaptedMatrix], parameter: ParameterSpec, seed: int, device: torch.device, args: Mapping[str, Any]
 ) -> Tensor:
-    """What a parameter of an adapter begins with, whole. args: of the node that gives an adapter its first values."""
+    """Return the whole initial value of an adapter's parameter. args: of the node that initializes the adapter."""
     return draws.of(matrix)(parameter, seed=seed, device=device, **args)
 
 
 def merged(matrix: AdaptedMatrix, weight: Tensor, beside: Mapping[str, Tensor]) -> Tensor:
-    """A weight with its adapter in it, in the format of both."""
+    """Return a weight merged with its adapter, in the format of both."""
     return merges.of(type(matrix))(matrix, weight, beside)

@@ -45,13 +45,16 @@ class AttentionKernel(Protocol):
         scores: Scores = PLAIN,
         sink_H: Tensor | None = None,
     ) -> Tensor:
-        """Keys may be of more positions than queries are where `packing` is of rows in a cache: the queries are the
-        last ones. sink_H: a further score of every query of a head, whose value is zero; None: there is none."""
+        """Compute attention.
+
+        With rows in a cache (`packing`) there may be more keys than queries: the queries are the last positions.
+        sink_H: a further score of every query of a head, whose value is zero; None: no sink.
+        """
         ...
 
 
 class AttentionModule(nn.Module):
-    """A layer that mixes positions: its kernel, which context parallelism puts another one around."""
+    """A layer that mixes positions: its kernel, which context parallelism wraps."""
 
     def __init__(self, kernel: AttentionKernel, axes: Axes, scores: Scores) -> None:
         super().__init__()
@@ -67,10 +70,10 @@ def by_document(
     scores: Scores = PLAIN,
     sink_H: Tensor | None = None,
 ) -> Tensor:
-    """One causal product a document: no mask is built, and nothing is computed between documents.
+    """Compute one causal product per document: no mask is built, and nothing is computed between documents.
 
-    Rows that hold a single document go through one batched call. Documents that are longer than the window, sinks, and
-    capped scores are computed block by block.
+    Rows of a single document go through one batched call. Documents longer than the window, sinks, and capped scores
+    are computed block by block.
     """
     if packing.cached is not None:
         return newest(q_BHSA, k_BKSA, v_BKSA, packing.cached, scores, sink_H)
@@ -87,19 +90,19 @@ def by_queries(
     scores: Scores = PLAIN,
     sink_H: Tensor | None = None,
 ) -> Tensor:
-    """Rows that hold a single document some queries at a time, all others as `by_document`."""
+    """Compute rows of a single document some queries at a time, all others as `by_document`."""
     if packing.cached is None and packing.single and _is_causal(scores, sink_H, q_BHSA.shape[2]):
         return causal_blocks(q_BHSA, k_BKSA, v_BKSA, scores.scale)
     return by_document(q_BHSA, k_BKSA, v_BKSA, packing, scores, sink_H)
 
 
 def _is_causal(scores: Scores, sink_H: Tensor | None, length: int) -> bool:
-    """Whether the queries of a document of so many positions see all before them, and nothing else."""
+    """Return True if attention in a document of this length is plainly causal."""
     return sink_H is None and scores.cap is None and scores.sees_all(length)
 
 
 def causal(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, scale: float | None = None) -> Tensor:
-    """Attention of rows that are one document each."""
+    """Compute attention of rows that are one document each."""
     grouped = q_BHSA.shape[1] != k_BKSA.shape[1]
     return F.scaled_dot_product_attention(q_BHSA, k_BKSA, v_BKSA, is_causal=True, scale=scale, enable_gqa=grouped)
 
@@ -107,10 +110,10 @@ def causal(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, scale: float | None =
 def newest(
     q_BH1A: Tensor, k_BKLA: Tensor, v_BKLA: Tensor, cache: LayerCache, scores: Scores, sink_H: Tensor | None
 ) -> Tensor:
-    """Attention of the newest position of every row over all that the cache has of it, which no window hides.
+    """Compute attention of the newest position of every row over its cached positions, which no window hides.
 
-    The heads of a group lie side by side as queries of one head: with one position there is no order among them to
-    heed, and keys and values are read in place instead of being repeated for every head.
+    The heads of a group become queries of one head: one position needs no causal order, and keys and values are read in
+    place instead of being repeated for every head.
     """
     groups = k_BKLA.shape[1]
     q_BKGA = q_BH1A.view(len(q_BH1A), groups, -1, q_BH1A.shape[-1])
@@ -145,7 +148,7 @@ def _by_document(
     return out
 
 
-# The compiler would make a graph for every number and every length of documents.
+# Compiled, each number and length of documents would get a graph of its own.
 _one_by_one: Callable[..., Tensor] = torch.compiler.disable(_by_document)  # pyright: ignore[reportAssignmentType]
 
 
@@ -157,9 +160,9 @@ def masked(
     scores: Scores = PLAIN,
     sink_H: Tensor | None = None,
 ) -> Tensor:
-    """Scaled dot-product attention under a boolean mask; S² booleans a row, for short rows and any device.
+    """Compute scaled dot-product attention with a boolean mask; S² booleans per row, for short rows and any device.
 
-    With sinks or capped scores it is written out, and S² scores a head are in memory while it is computed.
+    With sinks or capped scores it is written out, and takes the memory of S² scores per head.
     """
     if packing.cached is not None:
         return newest(q_BHSA, k_BKSA, v_BKSA, packing.cached, scores, sink_H)
@@ -178,7 +181,7 @@ def masked(
 
 
 class _WrittenOut(torch.autograd.Function):
-    """Attention under a mask in plain operations, which keeps the logsumexp of scores in place of the scores."""
+    """Attention with a mask in plain operations, which saves the logsumexp of scores instead of the scores."""
 
     @staticmethod
     def forward(
@@ -199,7 +202,7 @@ class _WrittenOut(torch.autograd.Function):
                 exact = out_BHSA.to(exact_type(out_BHSA.dtype))
                 merge_sink(exact, lse_BHS, sink_H[:, None])
                 out_BHSA = exact.to(out_BHSA.dtype)
-            return out_BHSA.transpose(1, 2).contiguous().transpose(1, 2), lse_BHS  # as the next product wants it
+            return out_BHSA.transpose(1, 2).contiguous().transpose(1, 2), lse_BHS  # layout of the next product
 
         out_BHSA, lse_BHS = as_one("attention", forward)
         ctx.save_for_backward(q_BHSA, k_BKSA, v_BKSA, out_BHSA, lse_BHS, mask_B1SS, sink_H)
@@ -229,10 +232,10 @@ def flex(
     scores: Scores = PLAIN,
     sink_H: Tensor | None = None,
 ) -> Tensor:
-    """FlexAttention with a block mask of the documents: compiled on CUDA, where it skips blocks between documents and
-    beyond the window.
+    """Compute FlexAttention with a block mask of the documents: compiled on CUDA, where it skips blocks between
+    documents and beyond the window.
 
-    Rows that hold a single document need no mask. Prompts have none either: it would be compiled for every length.
+    Rows of a single document need no mask. Prompts have none either: it would be compiled for every length.
     """
     if scores.window not in packing.block_masks:
         return by_document(q_BHSA, k_BKSA, v_BKSA, packing, scores, sink_H)
@@ -253,17 +256,17 @@ def flex(
     if sink_H is None:
         return out_BHSA
     assert lse_BHS is not None
-    # exp(lse - logaddexp(lse, sink)): what of the softmax is left beside the sink.
+    # exp(lse - logaddexp(lse, sink)): the part of the softmax that the sink leaves.
     return out_BHSA * torch.sigmoid(lse_BHS - sink_H[:, None])[..., None].to(out_BHSA.dtype)
 
 
 def _stand_in(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor) -> tuple[Tensor, Tensor]:
-    """What takes the memory of flex where tensors have no values, which its compiler does not take."""
+    """Run an operation with the memory of flex, whose compiler does not accept fake tensors."""
     return ATEN._scaled_dot_product_flash_attention_for_cpu(q_BHSA, k_BKSA, v_BKSA, 0.0, True)
 
 
 def with_block_masks(packing: DocumentLayout, kernels: Iterable[tuple[Scores, bool]]) -> DocumentLayout:
-    """The packing with what flex needs: which blocks of queries and keys have anything to do with each other.
+    """Return the packing with the block masks that flex needs.
 
     kernels: the scores of all layers, and whether they have sinks.
     """
@@ -285,7 +288,7 @@ def with_block_masks(packing: DocumentLayout, kernels: Iterable[tuple[Scores, bo
 
 @cache
 def _capped(cap: float) -> Callable[..., Tensor]:
-    """The same function for the same cap: the compiler makes a kernel for each."""
+    """Return the same function for the same cap: the compiler makes a kernel for each function."""
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return cap * torch.tanh(score / cap)
@@ -305,12 +308,12 @@ def _flex_functions(device_type: str) -> tuple[Callable[..., Tensor], Callable]:
 KERNELS: dict[str, AttentionKernel] = {"documents": by_document, "blocks": by_queries, "mask": masked, "flex": flex}
 
 
-NORM_EPS = 1e-6  # of the norms of narrow vectors, whatever that of the others is
+NORM_EPS = 1e-6  # of the norms of narrow vectors, whatever the other norms have
 
 
 class LatentAttention(AttentionModule):
-    """As a `LatentAttentionLayer` says it. Narrow vectors are computed by each rank for its own positions, and are what
-    tensor parallel gathers."""
+    """Multi-head latent attention of a `LatentAttentionLayer`. Each rank computes narrow vectors for its own positions,
+    and tensor parallelism gathers these."""
 
     def __init__(self, arch: Architecture, kernel: AttentionKernel, axes: Axes, layer: LatentAttentionLayer) -> None:
         super().__init__(kernel, axes, Scores(scale=layer.scale))
@@ -347,7 +350,7 @@ class LatentAttention(AttentionModule):
                 out_BSHV = self._newest(q_BSHN, q_BSHP, known_B1LC, packing)
                 return self.o_proj.row_parallel(out_BSHV.flatten(-2), tensor)
         k_BSHN, v_BSHV = self._heads(self.kv_b_proj(latent_BSR), self.expanded)
-        # Heads stay the inner dimension in memory: so does the result, as the last product wants it.
+        # Heads stay the inner dimension in memory, also of the result, as the last product takes it.
         q_BSHA = torch.cat((q_BSHN, q_BSHP), dim=-1)
         k_BSHA = torch.cat((k_BSHN, k_BS1P.expand(-1, -1, k_BSHN.shape[2], -1)), dim=-1)
         q_BHSA, k_BHSA, v_BHSA = (self._padded(x).transpose(1, 2) for x in (q_BSHA, k_BSHA, v_BSHV))
@@ -359,18 +362,20 @@ class LatentAttention(AttentionModule):
 
     @property
     def keeps_latent(self) -> bool:
-        """Whether a cache has narrow vectors in place of keys and values, as `LatentAttentionLayer.cached` says."""
+        """True if a cache has narrow vectors instead of keys and values, as in `LatentAttentionLayer.cached`."""
         matrix = self.kv_b_proj
         return type(matrix) is Linear and matrix.quantised is None and matrix.fp8 is None
 
     def _newest(self, q_BSHN: Tensor, q_BSHP: Tensor, known_B1LC: Tensor, packing: DocumentLayout) -> Tensor:
-        """Values [B, 1, H, V] of the newest position (section 2.1.2 of the paper): as q · (K · c) is (q · K) · c, keys
-        are never written out, and values only once they are summed over positions."""
+        """Return the values [B, 1, H, V] of the newest position (section 2.1.2 of the paper).
+
+        As q · (K · c) = (q · K) · c, keys are never expanded, and values only after summing over positions.
+        """
         matrix_HXR = local(self.kv_b_proj.weight).unflatten(0, (-1, sum(self.expanded)))
         key_HNR, value_HVR = matrix_HXR.split(self.expanded, dim=1)
         q_BHSR = torch.einsum("bshn,hnr->bhsr", q_BSHN, key_HNR)
         q_BHSC = torch.cat((q_BHSR, q_BSHP.transpose(1, 2)), dim=-1)
-        # What comes of the part with positions as values is left out: kernels are faster where both are one tensor.
+        # The values of the part with positions are dropped: kernels are faster if keys and values are one tensor.
         out_BHSC = self.kernel(q_BHSC, known_B1LC, known_B1LC, packing, self.scores)
         return torch.einsum("bhsr,hvr->bshv", out_BHSC[..., : self.narrow[0]], value_HVR)
 
@@ -382,12 +387,12 @@ class LatentAttention(AttentionModule):
         return self.q_b_proj(column_parallel_input(self.q_a_layernorm(self.q_a_proj(x_BSD)), tensor))
 
     def _heads(self, flat_BSH: Tensor, widths: tuple[int, int]) -> tuple[Tensor, ...]:
-        """Both parts of every head, [B, S, H, …]."""
+        """Return both parts of every head, [B, S, H, …]."""
         return flat_BSH.unflatten(-1, (-1, sum(widths))).split(widths, dim=-1)
 
     def _turned(self, x_BSHP: Tensor, rotate: Rotation) -> Tensor:
-        """By its positions. Neighbours that are turned together are put into halves, as `Rotation` takes them: products
-        of queries and keys stay the same."""
+        """Rotate by position. Adjacent pairs are moved into halves, as `Rotation` takes them: products of queries and
+        keys stay the same."""
         if self.interleaved:
             x_BSHP = x_BSHP.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
         return rotate(x_BSHP.transpose(1, 2)).transpose(1, 2)

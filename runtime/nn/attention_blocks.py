@@ -21,11 +21,11 @@ ATEN = torch.ops.aten
 
 @frozen
 class Scores:
-    """What becomes of the products of queries and keys, and which of them there are.
+    """Transformation and range of attention scores.
 
-    window: a query sees so many positions of its document, the newest, its own included; None: all before it.
-    scale: what products are multiplied by; None: 1 / √A. cap: scores s are cap · tanh(s / cap) (Gemma 2, arXiv
-    2408.00118); None: as they are.
+    window: number of positions of its document that a query sees, the newest, its own included; None: all before it.
+    scale: factor of products; None: 1 / √A. cap: scores s become cap · tanh(s / cap) (Gemma 2, arXiv 2408.00118); None:
+    unchanged.
     """
 
     window: int | None = None
@@ -33,22 +33,22 @@ class Scores:
     cap: float | None = None
 
     def sees_all(self, length: int) -> bool:
-        """Whether no window hides a position of a document of so many."""
+        """Return True if no window hides a position of a document of this length."""
         return self.window is None or self.window >= length
 
     def factor(self, width: int) -> float:
-        """What products of heads so wide are multiplied by."""
+        """Return the factor of products for heads of this width."""
         return 1 / math.sqrt(width) if self.scale is None else self.scale
 
 
 PLAIN: Final = Scores()
 
-# Which keys the query i sees: all, those up to i, or those from i on; the last two of as many keys as queries.
+# Keys that query i sees: all, those up to i, or those from i on; the last two with as many keys as queries.
 Seen = Literal["all", "causal", "reversed"]
 
 
 def attend(q_NHQA: Tensor, k_NKLA: Tensor, v_NKLA: Tensor, seen: Seen, scores: Scores = PLAIN) -> tuple[Tensor, Tensor]:
-    """(out [N, H, Q, A], logsumexp of the scores [N, H, Q] in at least fp32). The window is left to the caller."""
+    """Return (out [N, H, Q, A], logsumexp of the scores [N, H, Q] in at least fp32). The caller handles the window."""
     heads = q_NHQA.shape[1]
     k_NHLA, v_NHLA = _repeated(k_NKLA, heads), _repeated(v_NKLA, heads)
     if not has_kernel(q_NHQA, scores):
@@ -75,10 +75,10 @@ def attend_backward(
     seen: Seen,
     scores: Scores = PLAIN,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What this block adds to the gradients of q, k and v; `out` and `lse` are those over all keys, not the block's.
+    """Return this block's summands of the gradients of q, k and v; `out` and `lse` are over all keys, not the block's.
 
-    With P = exp(scores - lse), this is the backward of FlashAttention (Dao et al. 2022, algorithm 4): it never
-    normalises anew, so the sum over blocks is the gradient of the whole.
+    With P = exp(scores - lse), this is the backward of FlashAttention (Dao et al. 2022, algorithm 4): it does not
+    normalize again, so the sum over blocks is the whole gradient.
     """
     heads, groups = q_NHQA.shape[1], k_NKLA.shape[1]
     k_NHLA, v_NHLA = _repeated(k_NKLA, heads), _repeated(v_NKLA, heads)
@@ -104,7 +104,7 @@ def _kernel_backward(
         backward = ATEN._scaled_dot_product_flash_attention_for_cpu_backward
         return backward(grad_NHQA, q_NHQA, k_NHLA, v_NHLA, out_NHQA, lse_NHQ, 0.0, causal, scale=scale)
     queries, keys = q_NHQA.shape[2], k_NHLA.shape[2]
-    seed = torch.zeros(2, dtype=torch.uint64, device=q_NHQA.device)  # of dropout, which there is none of
+    seed = torch.zeros(2, dtype=torch.uint64, device=q_NHQA.device)  # of dropout, which is not used
     return ATEN._scaled_dot_product_flash_attention_backward(
         *(grad_NHQA, q_NHQA, k_NHLA, v_NHLA, out_NHQA, lse_NHQ.contiguous()),
         *(None, None, queries, keys, 0.0, causal, seed, seed[0]),
@@ -115,8 +115,11 @@ def _kernel_backward(
 def written_out(
     q_NHQA: Tensor, k_NHLA: Tensor, v_NHLA: Tensor, mask: Tensor | None, scores: Scores = PLAIN
 ) -> tuple[Tensor, Tensor]:
-    """`attend` in plain operations, with Q · L scores in memory: for fp32 on CUDA, head widths without a kernel, and
-    scores that no kernel computes. mask: where a query sees a key, broadcast to [N, H, Q, L]; None: everywhere."""
+    """Compute `attend` in plain operations, with Q · L scores in memory: for fp32 on CUDA, head widths without a
+    kernel, and scores that no kernel computes.
+
+    mask: True where a query sees a key, broadcast to [N, H, Q, L]; None: everywhere.
+    """
     scores_NHQL = _scores(q_NHQA, k_NHLA, mask, scores)
     lse_NHQ = scores_NHQL.logsumexp(-1)
     weights_NHQL = (scores_NHQL - lse_NHQ[..., None]).exp()
@@ -133,10 +136,10 @@ def written_out_backward(
     mask: Tensor | None,
     scores: Scores = PLAIN,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`attend_backward` in plain operations."""
+    """Compute `attend_backward` in plain operations."""
     scores_NHQL = _scores(q_NHQA, k_NHLA, mask, scores)
     weights_NHQL = (scores_NHQL - lse_NHQ[..., None]).exp()
-    # The slope of the hyperbolic tangent, in the place of the scores; hidden ones have no weight, whatever it is.
+    # Slope of tanh, in place of the scores; hidden scores have zero weight, whatever their slope.
     slope_NHQL = scores_NHQL.div_(scores.cap).clamp_(-1, 1).square_().neg_().add_(1) if scores.cap is not None else None
     del scores_NHQL  # as large as the weights
     exact, scale = weights_NHQL.dtype, scores.factor(q_NHQA.shape[-1])
@@ -152,30 +155,33 @@ def written_out_backward(
 
 
 def merge(out_NHQA: Tensor, lse_NHQ: Tensor, block_out_NHQA: Tensor, block_lse_NHQ: Tensor) -> None:
-    """Take further keys into `out` and `lse`, in place.
+    """Merge further keys into `out` and `lse`, in place.
 
     out' = out - σ(d) · (out - block_out) and lse' = lse + softplus(d), with d = block_lse - lse.
     """
     block_share_NHQ = torch.sigmoid(block_lse_NHQ - lse_NHQ)
     out_NHQA.sub_(block_share_NHQ[..., None] * (out_NHQA - block_out_NHQA))
-    # The same as adding softplus, which torch rounds to its argument from 20 on: too early for fp64.
+    # Equal to adding softplus, which torch rounds to its argument from 20 on: too early for fp64.
     lse_NHQ.copy_(torch.logaddexp(lse_NHQ, block_lse_NHQ))
 
 
 def merge_sink(out: Tensor, lse: Tensor, sink: Tensor) -> None:
-    """Take a sink into `out` and `lse`, in place: a score that every query has beside those of its keys, whose value is
-    zero (gpt-oss, arXiv 2508.10925). sink: of each head, broadcast to `lse`."""
+    """Merge a sink into `out` and `lse`, in place: a further score of every query, whose value is zero (gpt-oss, arXiv
+    2508.10925).
+
+    sink: per head, broadcast to `lse`.
+    """
     out.mul_(torch.sigmoid(lse - sink)[..., None])
     lse.copy_(torch.logaddexp(lse, sink.to(lse.dtype)))
 
 
 def sink_gradient(grad: Tensor, out: Tensor, lse: Tensor, sink: Tensor) -> Tensor:
-    """What each query adds to the gradient of the sink; `out` and `lse` are those with it."""
+    """Return each query's summand of the sink's gradient; `out` and `lse` include the sink."""
     return -(sink - lse).exp() * (grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
 
 
 def exact_type(dtype: torch.dtype) -> torch.dtype:
-    """What sums over blocks are kept in."""
+    """Return the type of sums over blocks."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -195,7 +201,7 @@ def _mask(q_NHQA: Tensor, k_NHLA: Tensor, seen: Seen) -> Tensor | None:
 
 
 def has_kernel(q_NHQA: Tensor, scores: Scores) -> bool:
-    """Whether there is a kernel that spares the scores; else they are written out."""
+    """Return True if a kernel exists that does not store the scores; otherwise they are written out."""
     if scores.cap is not None:
         return False
     if device_type(q_NHQA) == "cpu":
@@ -210,14 +216,13 @@ def _repeated(x_NKLA: Tensor, heads: int) -> Tensor:
 
 
 def _summed(x_NHLA: Tensor, groups: int) -> Tensor:
-    """The gradient of `_repeated`."""
+    """Return the gradient of `_repeated`."""
     heads = x_NHLA.shape[1]
     return x_NHLA if groups == heads else x_NHLA.unflatten(1, (groups, heads // groups)).sum(2)
 
 
 def causal_blocks(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSV: Tensor, scale: float | None = None) -> Tensor:
-    """Attention [B, H, S, V] of rows that are one document each. scale: what products are multiplied by; None:
-    1 / √A."""
+    """Return the attention [B, H, S, V] of rows that are one document each. scale: factor of products; None: 1 / √A."""
     factor = 1 / math.sqrt(q_BHSA.shape[-1]) if scale is None else scale
     return _CausalBlocks.apply(q_BHSA, k_BKSA, v_BKSV, factor)  # pyright: ignore[reportReturnType]
 
@@ -228,23 +233,23 @@ def _blocks(length: int) -> Iterator[slice]:
 
 
 def _by_key_head(x_BHSA: Tensor, block: slice, heads: int) -> Tensor:
-    """[B, H, S, A] → [N, Q·G, A]."""
+    """Reshape [B, H, S, A] to [N, Q·G, A]."""
     x_BQKGA = x_BHSA[:, :, block].transpose(1, 2).unflatten(2, (heads, -1))
     return x_BQKGA.transpose(1, 2).reshape(len(x_BHSA) * heads, -1, x_BHSA.shape[-1])
 
 
 def _by_head(x_NQA: Tensor, rows: int, length: int) -> Tensor:
-    """[N, Q·G, A] → [B, Q, H, A]."""
+    """Reshape [N, Q·G, A] to [B, Q, H, A]."""
     return x_NQA.unflatten(0, (rows, -1)).unflatten(2, (length, -1)).transpose(1, 2).flatten(2, 3)
 
 
 def _hidden(like: Tensor) -> Tensor:
-    """What is added to the scores of a block with its own keys, [Q, 1, Q]."""
+    """Return the causal mask to add to a block's scores with its own keys, [Q, 1, Q]."""
     return like.new_full((QUERIES, QUERIES), -math.inf).triu_(1)[:, None]
 
 
 def _weights(q_NQA: Tensor, k_NLA: Tensor, factor: float, hidden_Q1Q: Tensor, length: int) -> Tensor:
-    """The softmax [N, Q·G, L] of the scores of a block of `length` queries, the last of which sees all keys."""
+    """Return the softmax [N, Q·G, L] of the scores of `length` queries, the last of which sees all keys."""
     scores_NQL = q_NQA.new_empty(len(q_NQA), q_NQA.shape[1], k_NLA.shape[1])
     scores_NQL.baddbmm_(q_NQA, k_NLA.mT, beta=0, alpha=factor)
     scores_NQL.unflatten(1, (length, -1))[..., -length:].add_(hidden_Q1Q[:length, :, :length])
@@ -258,7 +263,7 @@ class _CausalBlocks(torch.autograd.Function):
 
         def forward() -> tuple[Tensor]:
             k_NSA, v_NSV, hidden_Q1Q = k_BKSA.flatten(0, 1), v_BKSV.flatten(0, 1), _hidden(q_BHSA)
-            # Laid out as the output matrix takes it.
+            # Layout of the output matrix's input.
             out_BSHV = v_BKSV.new_empty(rows, length, heads, v_BKSV.shape[-1])
 
             def compute(block: slice) -> None:

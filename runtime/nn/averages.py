@@ -22,19 +22,19 @@ Which = Literal["trained", "averaged"]
 
 
 class CopiesState(Protocol):
-    """A saver of checkpoints that copies the state of the model while training goes on."""
+    """A saver of checkpoints that copies the state of the model while training continues."""
 
     def await_copy(self) -> None:
-        """Return when the state may change again."""
+        """Wait until the state may change again."""
         ...
 
 
 @define(kw_only=True, eq=False)
 class WeightAverages:
-    """Averages of everything that is the model's state, cut over the ranks exactly as that is.
+    """Averages of the model's whole state, sharded like it.
 
-    averages: by name. every: optimizer steps between two updates; updates: how many there have been. evaluates: the
-    model is looked at with these; publishes: weights that are saved alone are these.
+    averages: by name. every: optimizer steps between two updates; updates: how many there have been. evaluates:
+    evaluations use the averages; publishes: exported weights are the averages.
     """
 
     model: ModelParts
@@ -46,11 +46,11 @@ class WeightAverages:
     updates: int = 0
 
     def tensors(self, prefix: str = "ema") -> dict[str, Tensor]:
-        """`<prefix>.<name>` → average."""
+        """Return `<prefix>.<name>` → average."""
         return {f"{prefix}.{name}": average for name, average in self.averages.items()}
 
     def described(self) -> dict[str, Any]:
-        """What a checkpoint says of the averages beside their values, as JSON."""
+        """Return the averages' settings for a checkpoint, as JSON."""
         return {
             "decay": self.decay,
             "every": self.every,
@@ -61,33 +61,33 @@ class WeightAverages:
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Begin at the weights as they are."""
+        """Start from the current weights."""
         self.updates = 0
         for average, weight in self._pairs(frozen=True):
             average.copy_(weight)
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights as they are. Nothing waits for a device."""
+        """Add the current weights to the averages. Nothing waits for a device."""
         self.updates += 1
         share = share_of(self.updates, self.decay)
         pairs = list(self._pairs())
-        if not pairs:  # of a stage that has nothing to train
+        if not pairs:  # of a stage without trained weights
             return
         if all(average.dtype == weight.dtype for average, weight in pairs):
             averages, weights = [average for average, _ in pairs], [weight for _, weight in pairs]
             torch._foreach_lerp_(averages, weights, share)  # pyright: ignore[reportPrivateImportUsage]
             return
-        for average, weight in pairs:  # one by one: a copy of each in the finer format is alive meanwhile
+        for average, weight in pairs:  # one by one: each needs a temporary copy in the finer format
             average.lerp_(weight.to(average.dtype), share)
 
     @torch.no_grad()
     def trade(self, *, back: bool) -> None:
-        """Let averages and weights trade places, tensor by tensor, so that there is never a third copy of all of them.
+        """Exchange averages and weights, tensor by tensor, so that there is never a third copy of all of them.
 
-        With `back` all is as it was before, bit for bit.
+        With `back` the original state returns bit for bit.
         """
-        reshard(self.model)  # what FSDP has gathered is of the others
+        reshard(self.model)  # drops the weights that FSDP has gathered
         for average, weight in self._pairs():
             if average.dtype == weight.dtype:
                 before = weight.clone()
@@ -97,9 +97,10 @@ class WeightAverages:
                 trade_halves(average, weight, back=back)
 
     def _pairs(self, *, frozen: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
-        """(average, weight): the pieces of this rank, looked up anew, as FSDP may have put others in their place.
+        """Yield (average, weight), the shards of this rank; looked up each time, because FSDP may have replaced them.
 
-        frozen: also of weights that are not trained, which are their own average."""
+        frozen: also frozen weights, whose average is the weight itself.
+        """
         weights = model_tensors(self.model, "")
         still = set() if frozen else {name for name, each in self.model.named_parameters() if not each.requires_grad}
         for name, average in self.averages.items():
@@ -110,14 +111,15 @@ class WeightAverages:
 
 @frozen(kw_only=True, eq=False)
 class Weights:
-    """What a model is looked at with: its trained weights, or the averages of `ema`."""
+    """Weights to evaluate a model with: the trained ones, or the averages of `ema`."""
 
     ema: WeightAverages | None
     saver: "CopiesState | None"
 
     @contextmanager
     def in_place(self) -> Iterator[Which]:
-        """Let the model compute with them; behind it all is as it was. Trained ones while there are no averages yet."""
+        """Use these weights within the block and restore the trained ones after it. Without averages yet, the trained
+        ones."""
         if self.ema is None or not self.ema.updates:
             yield "trained"
             return
@@ -131,15 +133,15 @@ class Weights:
 
 
 def share_of(update: int, decay: float) -> float:
-    """The share of the newest weights in the average after `update` updates, counted from 1."""
+    """Return the share of the newest weights in the average after `update` updates, counted from 1."""
     return (1.0 - decay) / -math.expm1(update * math.log(decay)) if decay else 1.0
 
 
 def trade_halves(average: Tensor, weight: Tensor, *, back: bool) -> None:
-    """Trade an average in fp32 for a weight in bf16, in the room they have.
+    """Exchange an average in fp32 with a weight in bf16, in place.
 
-    bf16 is the upper half of fp32: the weight becomes the average, rounded, and lies where its upper half was. Which
-    way that was rounded the lower half tells, so that the way back is exact.
+    bf16 is the upper half of fp32: the weight becomes the rounded average, and is stored in its upper half. The lower
+    half tells how that was rounded, so that the way back is exact.
     """
     assert average.dtype == torch.float32 and weight.dtype == torch.bfloat16
     halves = average.view(torch.int16)
@@ -158,8 +160,11 @@ def trade_halves(average: Tensor, weight: Tensor, *, back: bool) -> None:
 def keep_average(
     plan: Plan, model: ModelParts, decay: float, every: int, format: str, eval: bool, publish: bool
 ) -> WeightAverages:
-    """Begin at the weights as they are. format: of the averages; bf16 would round a small share of new weights away.
-    Weights that are not trained keep theirs; those that no checkpoint holds have no average."""
+    """Start averages of the current weights. format: of the averages; bf16 would round a small share of new weights
+    away.
+
+    Frozen weights keep their format; weights that no checkpoint holds have no average.
+    """
     still = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     averages = {
         name: value.to(value.dtype if name in still else torch.promote_types(value.dtype, torch.float32), copy=True)
@@ -171,7 +176,7 @@ def keep_average(
 
 @op("step.ema")
 def average(ema: WeightAverages) -> StepCall:
-    """Take the weights after every n-th step into the average."""
+    """Add the weights to the average after every n-th step."""
 
     def run(step: Step) -> None:
         if (step.index + 1) % ema.every == 0:

@@ -1,4 +1,4 @@
-"""Process groups that the modules of a rank compute in, and weights that are cut over ranks.
+"""Process groups that the modules of a rank compute in, and weights that are sharded over ranks.
 
 Set-up ops fill in `Axes`; None means an axis of one rank, on which no collective runs.
 """
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class TensorAxis:
     """Tensor parallel: matrices are cut over `group`.
 
-    sequence: between blocks a rank holds its piece of the positions instead of all of them.
-    loss: the loss is taken on a rank's own piece of the vocabulary.
+    sequence: between blocks a rank has its piece of the positions instead of all of them. loss: the loss is computed on
+    a rank's piece of the vocabulary.
     """
 
     group: ProcessGroup
@@ -41,12 +41,12 @@ class TensorAxis:
 
 @define(eq=False)
 class Axes:
-    """One object for all modules of a model.
+    """Process groups and shared state of all modules of a model.
 
-    row: all ranks that hold positions of the same rows (ring · ulysses · tp). tasks: which rows go through which
-    adapter, where there are several. without_adapter: the model under the adapter is computed alone.
-    shared_meanwhile: shared experts are computed while tokens are on their way to those of other ranks. recorded: where
-    it is a list, mixtures of experts add what their routers choose, int64 [B, S, K], in the order of a forward.
+    row: all ranks that hold positions of the same rows (ring · ulysses · tp). tasks: assignment of rows to adapters, if
+    there are several. without_adapter: compute the model without its adapter. shared_meanwhile: compute shared experts
+    while tokens are in transit to other ranks' experts. recorded: if it is a list, mixtures of experts append their
+    routers' choices, int64 [B, S, K], in the order of a forward.
     """
 
     tensor: TensorAxis | None = None
@@ -61,8 +61,10 @@ class Axes:
 
     @contextmanager
     def uncut_rows(self) -> Iterator[None]:
-        """Meanwhile every rank computes all positions of a row: ranks of a ring and of ulysses, and those of tensor
-        parallel between blocks, which hold a piece of them otherwise. Matrices, heads and experts stay where they are.
+        """Let every rank compute all positions of a row within the block.
+
+        This affects ranks of a ring and of ulysses, and tensor-parallel ranks between blocks. Matrices, heads and
+        experts stay sharded.
         """
         before = self.tensor, self.ring, self.ulysses
         self.tensor = None if self.tensor is None else evolve(self.tensor, sequence=False)
@@ -74,7 +76,7 @@ class Axes:
 
 
 def local(parameter: Tensor, *, partial: bool = False) -> Tensor:
-    """This rank's piece of a parameter, as a plain tensor.
+    """Return this rank's shard of a parameter, as a plain tensor.
 
     partial: the rank uses a whole parameter on its own part of the work (positions, heads), so its gradient is one
     summand of the whole; otherwise all ranks do the same work with it.
@@ -85,12 +87,12 @@ def local(parameter: Tensor, *, partial: bool = False) -> Tensor:
 
 
 def start_of(parameter: Tensor) -> tuple[int, ...]:
-    """Where this rank's piece of a parameter begins, along each dim."""
+    """Return the offset of this rank's shard of a parameter along each dim."""
     start, extent = [0] * parameter.dim(), list(parameter.shape)
     if not isinstance(parameter, DTensor):
         return tuple(start)
     mesh, cuts = parameter.device_mesh, list(enumerate(parameter.placements))
-    # What is cut twice is strided: the axes of FSDP, which stand first in a mesh, cut what the others have left.
+    # A dim that is cut twice is strided: FSDP's axes, which come first in a mesh, cut what the others left.
     strided = any(hasattr(placement, "split_factor") for placement in parameter.placements)
     for axis, placement in reversed(cuts) if strided else cuts:
         if (dim := getattr(placement, "dim", None)) is not None:
@@ -101,14 +103,14 @@ def start_of(parameter: Tensor) -> tuple[int, ...]:
 
 
 def column_parallel_input(x_BSD: Tensor, tensor: TensorAxis | None) -> Tensor:
-    """Activations between blocks → whole ones, before matrices that are cut by output."""
+    """Return whole activations, before matrices that are cut by output, from activations between blocks."""
     if tensor is None:
         return x_BSD
     return gather(x_BSD, 1, tensor.group) if tensor.sequence else shared(x_BSD, tensor.group)
 
 
 def row_parallel_output(x_BSD: Tensor, tensor: TensorAxis | None) -> Tensor:
-    """Partial sums after a matrix that is cut by input → activations between blocks."""
+    """Return activations between blocks from partial sums after a matrix that is cut by input."""
     if tensor is None:
         return x_BSD
     return scatter_sum(x_BSD, 1, tensor.group) if tensor.sequence else total(x_BSD, tensor.group)
@@ -119,9 +121,9 @@ class Named(Protocol):
 
 
 def matching(model: Named, pattern: str, matches: list[int], rank: Rank) -> list[tuple[str, nn.Module]]:
-    """The modules whose dotted name fits `pattern`, where `*` stands for one name.
+    """Return the modules whose dotted name fits `pattern`, where `*` stands for one name.
 
-    Raises PlanMismatch unless there are as many as the plan says for this rank's pipeline coordinate.
+    Raises PlanMismatch unless there are as many as the plan has for this rank's pipeline coordinate.
     """
     depth = pattern.count(".")
     found = [(n, m) for n, m in model.named_modules() if n.count(".") == depth and fnmatchcase(n, pattern)]

@@ -1,4 +1,4 @@
-"""Microbatches as the model takes them, sampled completions, and the optimizer step under way.
+"""Microbatches as the model takes them, sampled completions, and the current optimizer step.
 
 A microbatch has the places of its documents, and a key-value cache where texts are generated.
 """
@@ -18,29 +18,28 @@ from xtrain.runtime.feed.packing.stored_rows import RawRow
 
 
 class LayerCache(Protocol):
-    """What layers ask for what they have computed of earlier positions. length: positions of a row that there is room
-    for. filled: positions that have been; 0: prompts are computed."""
+    """Cache of tensors of earlier positions, for layers. length: capacity in positions of a row. filled: earlier
+    positions; 0 while prompts are computed."""
 
     length: int
     filled: int
 
     def extended(self, layer: nn.Module, *new: Tensor, window: int | None = None) -> Sequence[Tensor]:
-        """Keep tensors of new positions, and give those of all that the layer sees."""
+        """Add tensors of new positions, and return those of all positions that the layer sees."""
         ...
 
     def seen(self, count: int, window: int | None) -> Tensor | None:
-        """Bool [B, 1, 1, count], which of so many positions that `extended` gives a layer each row sees; None: all."""
+        """Return which of the last `count` positions each row sees, bool [B, 1, 1, count]; None: all."""
         ...
 
 
 @define(eq=False)
 class KeyValueCache:
-    """Tensors of the positions so far, for every layer of this rank that asks for it.
+    """Cached tensors of earlier positions, for every layer of this rank that uses the cache.
 
-    length: positions of a row that there is memory for. filled: positions that have been, in front of those of the
-    forward that is under way. seen_B11L: bool, which of the positions of a row are its own; None: all. A layer that
-    sees no more than the `window` newest positions keeps these alone: position p is the p modulo window, in the place
-    of one that no later position sees.
+    length: capacity in positions of a row. filled: positions before those of the current forward. seen_B11L: bool,
+    positions that belong to each row; None: all. A layer that sees only the `window` newest positions keeps these
+    alone: position p is stored at p modulo window, over one that no later position sees.
     """
 
     length: int
@@ -49,8 +48,8 @@ class KeyValueCache:
     _tensors: dict[nn.Module, tuple[Tensor, ...]] = field(factory=dict, init=False)
 
     def extended(self, layer: nn.Module, *new: Tensor, window: int | None = None) -> Sequence[Tensor]:
-        """Each of the tensors [B, K, S, A] of a layer: those of the prompts, which come first, as they are; with those
-        of one position behind them, S = 1, views [B, K, filled + 1 or window, A] of all that the layer keeps."""
+        """Add tensors [B, K, S, A] of a layer. Prompts come first and are returned unchanged; later S = 1, and views
+        [B, K, filled + 1 or window, A] of all kept positions are returned."""
         room = self.length if window is None else min(window, self.length)
         known = self._tensors.get(layer)
         if known is None:
@@ -66,7 +65,7 @@ class KeyValueCache:
         return new if self.filled == 0 else [tensor.narrow(2, 0, min(self.filled + 1, room)) for tensor in known]
 
     def seen(self, count: int, window: int | None) -> Tensor | None:
-        """As of `LayerCache`, in the order in which a layer has them that keeps so many."""
+        """Return the mask of `LayerCache`, in the storage order of a layer that keeps `count` positions."""
         if self.seen_B11L is None:
             return None
         end = self.filled + 1
@@ -74,19 +73,18 @@ class KeyValueCache:
 
     @property
     def bytes(self) -> int:
-        """What it has allocated."""
+        """Allocated bytes."""
         return sum(tensor.nbytes for tensors in self._tensors.values() for tensor in tensors)
 
 
 @frozen(eq=False)
 class DocumentLayout:
-    """Where the documents of a microbatch lie.
+    """Layout of the documents of a microbatch.
 
     segments: (row, first position, length) of every document, in order; together they cover every position.
-    document_BS: int32, a number of its own for every document of the microbatch.
-    single: every row is one document. block_masks: what flex wants to know, by window, made once for all layers.
-    cached: keys and values of earlier positions lie in a cache (`cache.py`), and these rows are the newest positions.
-    task_rows: how many of the rows go through the adapter of each task, one behind the other; empty: none does.
+    document_BS: int32, a unique number for every document of the microbatch. single: every row is one document.
+    block_masks: masks of flex by window, made once for all layers. cached: cache of earlier positions; these rows are
+    the newest positions. task_rows: number of consecutive rows for the adapter of each task; empty: none.
     """
 
     segments: tuple[tuple[int, int, int], ...]
@@ -100,7 +98,8 @@ class DocumentLayout:
     def from_lengths(
         cls, cumulative_lengths: Tensor, rows: int, sequence: int, device: torch.device
     ) -> "DocumentLayout":
-        """`cumulative_lengths` int32 [documents + 1] over the flattened B·S positions; no document crosses a row."""
+        """Build the layout. `cumulative_lengths` int32 [documents + 1] over the flattened B·S positions; no document
+        crosses a row."""
         bounds = cumulative_lengths.tolist()
         segments = tuple((first // sequence, first % sequence, last - first) for first, last in pairwise(bounds))
         lengths = cumulative_lengths.diff().to(device, non_blocking=True)
@@ -114,16 +113,16 @@ class DocumentLayout:
         return max(length for _, _, length in self.segments)
 
 
-# Among the columns of a term: what makes a sum over tokens a sum of the means of their sequences.
+# Name of the column that turns a sum over tokens into a sum of the means of their sequences.
 SHARE: Final = "share"
 
 
 @frozen(kw_only=True, eq=False)
 class RowLosses:
-    """What the losses of different datasets are made of: sums over this rank's positions of each row.
+    """Sums over this rank's positions of each row, for losses per dataset.
 
-    dataset_B: int64, number of the row's dataset. cross_entropy_B, valid_B: float64, over and of its valid tokens; with
-    a head of rewards the losses of its sequences or pairs, and their number.
+    dataset_B: int64, number of the row's dataset. cross_entropy_B, valid_B: float64, sum over its valid tokens and
+    their number; with a reward head the losses of its sequences or pairs, and their number.
     """
 
     dataset_B: Tensor
@@ -132,7 +131,7 @@ class RowLosses:
 
     @classmethod
     def of(cls, dataset_B: Tensor, labels_BS: Tensor, each_T: Tensor) -> "RowLosses":
-        """`each_T`: cross-entropies of all positions, rows one after the other, 0 where there is no label."""
+        """Sum per row. `each_T`: cross-entropies of all positions, rows one after the other, 0 without label."""
         return cls(
             dataset_B=dataset_B,
             cross_entropy_B=each_T.view_as(labels_BS).sum(1, dtype=torch.float64),
@@ -142,23 +141,19 @@ class RowLosses:
 
 @define(kw_only=True, eq=False)
 class ModelBatch:
-    """Every stage of a pipeline has the whole of it but the tokens, which only the first and the last one need.
+    """A microbatch on the device. Every pipeline stage has all of it but the tokens, which only the first and last
+    need.
 
-    cache: of texts that are generated, to which these positions are added; wanted are then the logits behind the last
-    position of every row, and no losses.
-    cross_entropy: sum over this batch's valid tokens, left here by the last stage; with a head of rewards what is
-    minimised.
-    dataset_B: number of each row's dataset, where several are trained on; datasets: the same without asking the device.
-    row_losses: left by the last stage then.
-    measures: in evaluation, what is minimised is asked for besides the cross-entropy.
-    labels_BS: of a server's microbatch [B, S, K], K labels of each position, and so are its losses; its columns are
-    [B, S · K].
-    each: the cross-entropy of every token is asked for. losses_BS: left by the last stage then, 0 without a label.
-    as_sampled: in a forward without gradients too, the cross-entropy is that of logits / temperature, where a run
-    samples at another one than 1.
-    recorded: [1 + metrics] what is minimised, where that is not the cross-entropy alone, and what is measured
-    beside it; left by the last stage.
-    text_BS, place_B, in_row_BS, columns, units: as of the microbatch.
+    cache: in generation, the cache to which these positions are added; the model then returns the logits after the last
+    position of every row, and no losses. cross_entropy: sum over this batch's valid tokens, set by the last stage; with
+    a reward head the minimized loss. dataset_B: number of each row's dataset with several training datasets; datasets:
+    the same on the host. row_losses: set by the last stage then. measures: in evaluation, also compute the minimized
+    loss, not only the cross-entropy. labels_BS: in a server's microbatch [B, S, K], K labels for each position, and so
+    are its losses; its columns are [B, S · K]. each: also compute the cross-entropy of every token. losses_BS: set by
+    the last stage then, 0 without label. as_sampled: in a forward without gradients too, use logits / temperature for
+    the cross-entropy, if the run samples at another temperature than 1. recorded: [1 + metrics], the minimized loss if
+    it is not the cross-entropy alone, and further metrics; set by the last stage. text_BS, place_B, in_row_BS, columns,
+    units: see `Microbatch`.
     """
 
     input_ids_BS: Tensor | None
@@ -184,7 +179,7 @@ class ModelBatch:
 
     @classmethod
     def of(cls, batch: Microbatch, device: torch.device) -> "ModelBatch":
-        """Move a microbatch to `device`; its segments stay what they are: those of whole rows."""
+        """Move a microbatch to `device`; its segments remain those of whole rows."""
 
         def moved(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.to(device, non_blocking=True)
@@ -207,14 +202,16 @@ class ModelBatch:
 
     @property
     def sums(self) -> Tensor:
-        """Cross-entropy, and behind it what is recorded besides: [1] or [2 + metrics]; of the last stage."""
+        """Cross-entropy and further recorded sums: [1] or [2 + metrics]; on the last stage."""
         assert self.cross_entropy is not None
         first = self.cross_entropy[None]
         return first if self.recorded is None else torch.cat((first, self.recorded))
 
     def numbers(self, name: str) -> Tensor:
-        """A column [T], or [T, width] of one with several numbers a token, all rows one after the other. `SHARE`: 1 /
-        the labels of the sequence that a position is of."""
+        """Return a column [T], or [T, width] with several numbers per token, rows one after the other.
+
+        `SHARE`: 1 / number of labels of each position's sequence.
+        """
         if name != SHARE:
             return self.columns[name].flatten(0, 1)
         assert self.units is not None
@@ -228,9 +225,11 @@ class ModelBatch:
 
 @frozen(kw_only=True, eq=False)
 class Prompt:
-    """ids: int64 [P]. answer: the text that the dataset has behind it; rest: int64, tokens of the document behind that.
-    place: rows of the run before its own. values: numbers of its document. dataset: its number among those that are
-    trained on."""
+    """A prompt of a rollout.
+
+    ids: int64 [P]. answer: the dataset's text after it; rest: int64, the document's tokens after it. place: number of
+    rows of the run before it. values: numbers of its document. dataset: its number among the training datasets.
+    """
 
     ids: np.ndarray
     text: str
@@ -243,10 +242,12 @@ class Prompt:
 
 @frozen(kw_only=True)
 class Completion:
-    """tokens [C]: with what ends it. logprobs [C]: of logits / temperature, before anything is left out. left_out: sum
-    over its tokens of the probability that was. text: without what ends it. cut: it has no end, as it has the most
-    tokens that it may have. experts: int32 [P + C, width], the column `EXPERTS` of the prompt with it, where that is
-    recorded."""
+    """A sampled completion.
+
+    tokens [C]: with the end token. logprobs [C]: of logits / temperature, before any are left out. left_out: sum over
+    its tokens of the left-out probability. text: without the end token. cut: it has no end token, because it reached
+    the largest length. experts: int32 [P + C, width], the column `EXPERTS` of prompt and completion, if recorded.
+    """
 
     tokens: Sequence[int]
     logprobs: Sequence[float]
@@ -266,8 +267,7 @@ class SampledGroup:
     advantages: np.ndarray = field(factory=lambda: np.empty(0))
 
     def row(self, *, mask_truncated: bool = False) -> RawRow:
-        """One document for each completion, of which the completion is to be predicted, unless it is cut and
-        `mask_truncated`."""
+        """Return one document per completion, whose tokens are predicted, unless it is cut and `mask_truncated`."""
         head, sizes = len(self.prompt.ids), [len(each.tokens) for each in self.completions]
         learned = [not (mask_truncated and each.cut) for each in self.completions]
 
@@ -291,90 +291,92 @@ class SampledGroup:
 
 
 def advantages_of(rewards: np.ndarray, scale: str) -> np.ndarray:
-    """Rewards less their mean; by `group` divided by their standard deviation, of a sample, + 1e-4, as in TRL
-    (arXiv 2402.03300, §4.1.2). float64 [G] both."""
+    """Return rewards minus their mean; with `group` divided by their sample standard deviation + 1e-4, as in TRL (arXiv
+    2402.03300, §4.1.2). float64 [G] both."""
     apart = rewards - rewards.mean()
     return apart / (rewards.std(ddof=1) + 1e-4) if scale == "group" else apart
 
 
 @define(kw_only=True)
 class Step:
-    """One optimizer step under way. `index` counts from 0; sums are over valid tokens of all ranks once reduced."""
+    """State of an optimizer step. `index` counts from 0; sums are over valid tokens of all ranks once reduced."""
 
     index: int
     rows: int = 0
-    """Those that it takes, on all ranks, of replica groups those that take part."""
+    """Its rows on all ranks, of the replica groups that take part."""
     share: float = 1.0
-    """Its rows as a share of those of a step behind the ramp."""
+    """Its rows as a share of a step's rows after the ramp."""
     phase: str = ""
-    """The name of the phase that it lies in."""
+    """The name of its phase."""
     microbatches: list[Microbatch] = field(factory=list)
     groups: list[list[SampledGroup]] = field(factory=list)
-    """What was sampled for each of its microbatches, in a run with rollouts."""
+    """Groups sampled for each of its microbatches, in a run with rollouts."""
     sampled: bool = False
-    """Whether that was in this step, by the weights as they are, and not for several steps in one before."""
+    """True if they were sampled in this step by the current weights, not earlier for several steps."""
     valid_tokens: int = 0
     units: int = 0
-    """What the loss is divided by: valid tokens, sequences or pairs of all ranks."""
+    """Divisor of the loss: valid tokens, sequences or pairs of all ranks."""
     documents: DocumentSums = field(factory=DocumentSums)
     loss_sums: Tensor | None = None
-    """Cross-entropy, and behind it the objective where that is something else, of this rank."""
+    """Sums of this rank: cross-entropy, and the objective if it differs."""
     row_losses: list[RowLosses] = field(factory=list)
     batches: list[ModelBatch] = field(factory=list)
-    """Its microbatches with the cross-entropy of each token, where nodes behind the forward ask for them."""
+    """Its microbatches with the cross-entropy of each token, if nodes after the forward need them."""
     loss: float = float("nan")
     objective: float | None = None
     reward: float | None = None
-    """Mean over the completions that it has sampled; None where it has sampled none."""
+    """Mean over the completions that it has sampled; None without any."""
     metrics: dict[str, float] = field(factory=dict)
-    """What its rollout measures, and its loss beside it: means over tokens, sequences or pairs; by name."""
+    """Metrics of its rollout and loss: means over tokens, sequences or pairs; by name."""
     grad_norm: float = float("nan")
     clipped: float = 1.0
-    """What its gradients were multiplied with."""
+    """Factor that its gradients were scaled by."""
     task_norms: dict[str, float] = field(factory=dict)
-    """The same as `grad_norm` of each of several tasks."""
+    """`grad_norm` of each of several tasks."""
     left_out: frozenset[str] = frozenset()
-    """The tasks that do not learn from it."""
+    """Tasks that do not learn from it."""
     lr: float = 0.0
     began: float = 0.0
     warms_up: bool = False
-    """The first one that this start of the run has computed: it compiles and fills caches, and no average of times has
-    it in."""
+    """True for the first computed step of this start: it compiles and fills caches, so averages of times leave it out.
+    """
     waited: float = 0.0
-    """Seconds this rank had waited for others, in all, when the step began."""
+    """Seconds this rank had waited for others, in total, when the step began."""
     data_seconds: float = 0.0
     stop: str = ""
-    """Why the run is to stop behind it, as a tick has found on all ranks alike; empty: it need not."""
+    """Reason to stop the run after it, agreed by all ranks; empty: none."""
     taken: dict[str, Any] = field(factory=dict)
-    """What its nodes have taken for the ticks behind it, by the op of the tick; dropped when these have run."""
+    """Values that its nodes have collected for later ticks, by the op of the tick; dropped after these."""
 
     @property
     def minimised(self) -> float:
-        """The loss that is minimised: the objective, or the cross-entropy where that is all."""
+        """The minimized loss: the objective, or the cross-entropy without one."""
         return self.loss if self.objective is None else self.objective
 
     def record(self, measured: Sequence[str], sums: Sequence[float], count: int) -> None:
-        """Take what was minimised and `measured` beside it, summed over all ranks; nothing where that is the loss.
-        count: of how many tokens, sequences or pairs it was measured."""
+        """Record the minimized loss and the `measured` metrics from sums over all ranks; does nothing without sums.
+
+        count: number of tokens, sequences or pairs of the metrics.
+        """
         if sums:
             objective, *others = sums
             self.objective = objective / self.units
             self.metrics |= {name: total / count for name, total in zip(measured, others, strict=True)}
 
     def let_go(self) -> None:
-        """Forget what it was computed of."""
+        """Drop microbatches, losses and samples to free their memory."""
         self.microbatches, self.loss_sums, self.row_losses = [], None, []
         self.groups, self.batches = [], []
 
 
 StepCall = Callable[[Step], None]
-"""What a node of the loop is once its op is bound: it runs on the step under way."""
+"""A node of the loop after its op is bound; it runs on the current step."""
 
 
 class Halt(Exception):
     """All ranks have agreed to leave the loop before this step because of `event` (`sigterm`, `time_limit`, …).
 
-    reason: what made it occur, as a sentence.
+    reason: the cause, as a sentence.
     """
 
     def __init__(self, event: str, reason: str) -> None:
@@ -383,8 +385,11 @@ class Halt(Exception):
 
 
 class StepAgain(Exception):
-    """Nothing was learned from this step, on no rank of this replica group: it begins anew, or the one does that the
-    group has come to by the state of another one. moved: it has. agreed: ranks had agreed on what is due behind it."""
+    """No rank of this replica group learned from this step: it is repeated, or the group continues at another group's
+    step.
+
+    moved: its state came from another group. agreed: ranks had agreed on the actions after it.
+    """
 
     def __init__(self, reason: str, *, moved: bool = False, agreed: bool = False) -> None:
         super().__init__(reason)
@@ -392,11 +397,12 @@ class StepAgain(Exception):
 
 
 class RunIsOver(Exception):
-    """Others have come to the end of the run, and nothing is left to do."""
+    """Other groups have finished the run, and nothing is left to do."""
 
 
 class SkipStep(Exception):
-    """Nothing is learned from this step; it is counted and the next one follows. fields: of the event that says so."""
+    """Nothing is learned from this step; it is counted and the next one follows. fields: of the event that
+    reports it."""
 
     def __init__(self, reason: str, **fields: Any) -> None:
         super().__init__(reason)
@@ -404,9 +410,9 @@ class SkipStep(Exception):
 
 
 class NonFinite(Exception):
-    """The loss or the gradient norm is not a number, on all ranks alike, and in as many steps as the plan bears.
+    """Loss or gradient norm is not finite, on all ranks, in as many steps as the plan tolerates.
 
-    `report`: what is to be said of it, where the numbers of this step are not all.
+    `report`: a message, if this step's values are not enough.
     """
 
     agreed = True
@@ -417,6 +423,6 @@ class NonFinite(Exception):
 
 
 class NothingLearned(Exception):
-    """So many steps in a row, or all that a run has made, had nothing to learn from, on all ranks alike."""
+    """Too many steps in a row, or all steps of the run, had nothing to learn from, on all ranks."""
 
     agreed = True

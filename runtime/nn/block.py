@@ -29,7 +29,7 @@ from xtrain.runtime.nn.recompute import TiledModule
 
 
 class Attention(AttentionModule, Fusible):
-    """Grouped-query attention, as an `AttentionLayer` says it."""
+    """Grouped-query attention of an `AttentionLayer`."""
 
     def __init__(self, arch: Architecture, kernel: AttentionKernel, axes: Axes, layer: AttentionLayer) -> None:
         super().__init__(kernel, axes, Scores(window=layer.window, scale=layer.scale, cap=layer.cap))
@@ -57,7 +57,7 @@ class Attention(AttentionModule, Fusible):
         def heads(flat: Tensor) -> Tensor:
             return flat.unflatten(-1, (-1, self.head_dim))
 
-        # The number of heads is read off the tensor, so a layer that holds only some of them needs no change.
+        # The number of heads is read from the tensor, so a layer with only some of them needs no change.
         x_BSD = column_parallel_input(x_BSD, self.axes.tensor)
 
         def positioned(flat: Tensor, norm: nn.Module) -> Tensor:
@@ -80,7 +80,7 @@ class Attention(AttentionModule, Fusible):
 
 
 class BlockInput(NamedTuple):
-    """What the modules of a block are given beside activations. known_BSK: experts, as of a router."""
+    """Further inputs of a block's modules. known_BSK: experts to use instead of the router's choices."""
 
     rotate: Rotation | None
     packing: DocumentLayout
@@ -92,7 +92,7 @@ class BlockInput(NamedTuple):
 
 class Join(nn.Module):
     """A `JoinLayer`: a hidden state and the embedding of a later token. embed: ids [B, S] → the residual stream before
-    the first block; the model gives it."""
+    the first block; set by the model."""
 
     embed: Callable[[Tensor], Tensor]
 
@@ -109,8 +109,8 @@ class Join(nn.Module):
 
 @frozen(eq=False)
 class BlockSettings:
-    """What the modules of a block are built with. rows: those of a step, for the means of a router's losses. base: the
-    folder that modules of the user's start at."""
+    """Settings of a block's modules. rows: of a step, for the means of a router's losses. base: folder that the user's
+    modules are relative to."""
 
     arch: Architecture
     kernel: AttentionKernel
@@ -121,14 +121,14 @@ class BlockSettings:
 
 Call = Callable[[Tensor, BlockInput], Tensor]
 Built = tuple[nn.Module, Call]
-"""A module, and how it is called: with activations [B, S, D], giving as many."""
+"""A module, and the function that calls it with activations [B, S, D] and returns as many."""
 
 Build = Callable[[Any, BlockSettings], Built]
 BUILDERS: Final[dict[type[Layer], Build]] = {}
 
 
 def builds(layer: type[Layer]) -> Callable[[Build], Build]:
-    """Registers what builds the modules of one class of pieces."""
+    """Register the function that builds the modules of a class of pieces."""
 
     def add(build: Build) -> Build:
         BUILDERS[layer] = build
@@ -187,7 +187,7 @@ def _of_user(layer: UserLayer, of: BlockSettings) -> Built:
 
 
 def built(layer: Layer, of: BlockSettings) -> Built:
-    """The module of a piece. Raises PlanMismatch where nothing builds it."""
+    """Build the module of a piece. Raises PlanMismatch if none is registered."""
     if type(layer) not in BUILDERS:
         importlib.import_module(layer.torch_module())
     if type(layer) not in BUILDERS:
@@ -196,9 +196,11 @@ def built(layer: Layer, of: BlockSettings) -> Built:
 
 
 class DecoderBlock(nn.Module):
-    """The decoder block of one layer. `recompute`, where it is set, runs `compute` so that the backward can run it
-    again. number: of its layer. angles: of the positions that its `rotate` is made of; None: it takes none. dropping:
-    those of its modules that drop inputs, by the tokens' keys."""
+    """The decoder block of one layer. `recompute`, if set, runs `compute` so that the backward can repeat it.
+
+    number: of its layer. angles: positions that its `rotate` is made from; None: it takes none. dropping: its modules
+    with dropout, which takes the tokens' keys.
+    """
 
     def __init__(
         self, arch: Architecture, layer: int, kernel: AttentionKernel, axes: Axes, rows: int, base: Path | None = None
@@ -220,12 +222,12 @@ class DecoderBlock(nn.Module):
 
     @property
     def routes(self) -> bool:
-        """Whether it has experts."""
+        """True if it has experts."""
         return any(isinstance(module, MoE) for module in self.children())
 
     @property
     def tiled(self) -> bool:
-        """Whether a layer of it computes some positions at a time."""
+        """True if a layer of it computes some positions at a time."""
         return any(isinstance(module, TiledModule) and module.positions is not None for module in self.children())
 
     def forward(
@@ -239,7 +241,7 @@ class DecoderBlock(nn.Module):
         known_BSK: Tensor | None = None,
         later_BS: Tensor | None = None,
     ) -> Tensor:
-        """later_BS: ids of later tokens, of a block that predicts further ones."""
+        """Compute the block. later_BS: ids of later tokens, for a block that predicts further ones."""
         if self.recompute is None or cache is not None:
             return self.compute(x_BSD, rotate, packing, real_BS, cache, keys_BS, known_BSK, later_BS)
         return self.recompute(self.compute, x_BSD, rotate, packing, real_BS, None, keys_BS, known_BSK, later_BS)
@@ -255,7 +257,7 @@ class DecoderBlock(nn.Module):
         known_BSK: Tensor | None = None,
         later_BS: Tensor | None = None,
     ) -> Tensor:
-        if self.tasks is not None:  # in the backward other microbatches have come in between
+        if self.tasks is not None:  # by the backward, other microbatches have set other rows
             self.tasks.counts = packing.task_rows
         for module in self.dropping:
             module.keys_BS = keys_BS
@@ -263,7 +265,7 @@ class DecoderBlock(nn.Module):
 
 
 def _call_of(piece: BlockPiece, calls: dict[str, Call]) -> Call:
-    """How a piece is called, made once of the calls of its modules."""
+    """Combine the calls of a piece's modules into one call."""
     if isinstance(piece, Layer):
         return calls[piece.name]
     if not isinstance(piece, Chain):

@@ -1,10 +1,10 @@
-"""Best-fit-decreasing of documents in groups; threads share whole groups, or ranges where groups are few.
+"""Best-fit-decreasing of documents in groups; threads share whole groups, or ranges if groups are few.
 
 A group is counted, planned and placed; kernels are compiled with numba. Several threads that pack a group together
 count ranges of it, plan it once, and place the same ranges. A plan records how many documents of each length go into
-which rows; the documents of a length take these places in their order. So a part of the documents can be placed once
-it is known how many of each length come before: block by block, which keeps the sorted part in the processor's cache,
-and by several threads.
+which rows; the documents of a length take these places in their order. So a part of the documents can be placed once it
+is known how many of each length come before: block by block, which keeps the sorted part in the processor's cache, and
+by several threads.
 """
 
 from itertools import pairwise
@@ -34,12 +34,12 @@ from xtrain.runtime.feed.packing.rows import SPLIT, in_threads, index_type
 
 @kernel
 def begin(number, sizes, remainders, align, most, begins, placements, places, later):
-    """Where range `number` of documents begins to place those of each size, and their remainders.
+    """Find where range `number` of documents begins to place each size and its remainders.
 
     `sizes` and `remainders` [ranges, capacity + 2] are the counts of all ranges, `begins` the first placement of each
-    length in units of `align`. Documents of as many units take turns: longer ones before shorter ones, those that
-    fit as they are before remainders, in their order each. `places` and `later` [capacity + 2, 2] get the placement
-    and the documents placed in it before, for documents as they are and for remainders.
+    length in units of `align`. Documents of equally many units take turns: longer ones first, whole ones before
+    remainders, in order within each. `places` and `later` [capacity + 2, 2] get the placement and the documents placed
+    in it before, for whole documents and for remainders.
     """
     long = np.int64(0)
     for part in range(len(sizes)):
@@ -65,12 +65,12 @@ def place(
     lengths, first, capacity, policy, most, sizes, places, later, placements, offsets, document,
     segment, cuts, starts, ends, ordered,
 ):  # fmt: skip
-    """Write the documents of a range, the first of which is number `first`, to where the plan has them.
+    """Write the documents of a range, numbered from `first`, to their planned places.
 
-    `sizes` are its counts, `places` and `later` what `begin` gave. `offsets` [rows + 1] are where the planned rows
-    begin in `document`, and full rows of long documents begin at `segment` of it. For every segment that does not begin
-    at the first position of its document, its number goes to `cuts` and its begin to `starts`. `ends` [capacity + 2]
-    and `ordered` are memory to work in; as many documents as `ordered` holds are sorted at once.
+    `sizes` are its counts, `places` and `later` the results of `begin`. `offsets` [rows + 1] has the begin of each
+    planned row in `document`, and full rows of long documents begin at `segment` there. For every segment that does not
+    begin at the first position of its document, its number goes to `cuts` and its begin to `starts`. `ends` [capacity +
+    2] and `ordered` are work memory; as many documents as `ordered` holds are sorted at once.
     """
     beyond, noted = capacity + 1, 0
     for block in range(0, len(lengths), len(ordered)):
@@ -86,7 +86,7 @@ def place(
         begin = np.int64(ends[beyond])
         for at in range(begin):
             size = np.int64(lengths[ordered[at] - first]) - 1
-            if size <= capacity:  # it has no token at all
+            if size <= capacity:  # it has no token
                 continue
             if policy == SPLIT:
                 for piece in range(size // capacity):
@@ -110,13 +110,13 @@ def place(
 
 @kernel
 def _lay(ordered, begin, end, placements, cursors, size, offsets, document):
-    """Write ordered[begin:end], documents of one size, from where its cursor stands on; the place of the first one."""
+    """Write ordered[begin:end], documents of one size, from their cursor on; returns the place of the first one."""
     at, done = np.int64(cursors[size, 0]), np.int64(cursors[size, 1])
     there, taken = np.int64(-1), begin
     while taken < end:
         first, rows = np.int64(placements[at, FIRST]), np.int64(placements[at, ROWS])
         each, earlier = np.int64(placements[at, EACH]), np.int64(placements[at, EARLIER])
-        if each == 1:  # most often, and twice as fast without a loop in the loop
+        if each == 1:  # most often, and twice as fast without a nested loop
             here = min(end - taken, rows - done)
             if taken == begin:
                 there = offsets[first + done] + earlier
@@ -146,18 +146,17 @@ def _lay(ordered, begin, end, placements, cursors, size, offsets, document):
 
 @kernel
 def placements_for(documents, most):
-    """Placements to have room for at first. What is not used takes no memory, and what proves too small is copied."""
+    """Return the initial number of placements. Unused ones take no memory, and a table that is too small is copied."""
     return min(documents, 8 * most) + 3
 
 
 @kernel
 def plan(sizes, remainders, extra, capacity, align, most, begins, placements, runs, offsets):
-    """The rows of a group that was counted in ranges: (placements, runs, rows that are planned, positions).
+    """Plan the rows of a group that was counted in ranges; returns (placements, runs, planned rows, positions).
 
-    `sizes` and `remainders` [ranges, capacity + 2] and `extra` [ranges, 2] are what `count` gave; only 0 … `most` and
-    capacity + 1 may occur among the sizes. `begins`, `placements` and `runs` are those of `fit`. `offsets`,
-    of which the first is set, gets where every row ends: full rows of long documents first, then those that are
-    planned.
+    `sizes` and `remainders` [ranges, capacity + 2] and `extra` [ranges, 2] are the results of `count`; only 0 … `most`
+    and capacity + 1 occur among the sizes. `begins`, `placements` and `runs` are as in `fit`. `offsets`, whose first
+    value is set, gets the end of every row: full rows of long documents first, then planned ones.
     """
     units = np.zeros(capacity // align + 1, np.int64)
     full, positions = np.int64(0), np.int64(0)
@@ -181,12 +180,12 @@ def plan(sizes, remainders, extra, capacity, align, most, begins, placements, ru
 @kernel
 def pack_groups(lengths, group, first_group, last_group, capacity, align, policy, most, work, block, document,
                 offsets, cuts, starts):  # fmt: skip
-    """Pack some groups of `group` documents, one after the other: (rows, segments in `cuts`, positions).
+    """Pack groups of `group` documents one after the other; returns (rows, segments in `cuts`, positions).
 
-    No size beyond `most` occurs, beside those longer than a row. `offsets`, of which the first is set, gets
-    where every row ends; `document` the documents of each row, and `cuts` and `starts` the segments that do not begin
-    at the first position of their document, in any order. `work` [any], unsigned, is for its type alone: that of all
-    counts. Blocks of `block` documents are sorted at once.
+    No size is above `most`, except documents longer than a row. `offsets`, whose first value is set, gets the end of
+    every row; `document` the documents of each row, and `cuts` and `starts` the segments that do not begin at the first
+    position of their document, in any order. `work` [any], unsigned, only sets the type of all counts. Blocks of
+    `block` documents are sorted at once.
     """
     sizes, remainders = np.zeros((1, capacity + 2), work.dtype), np.zeros((1, capacity + 2), work.dtype)
     extra, ends = np.zeros((1, 2), np.int64), np.empty(capacity + 2, work.dtype)
@@ -221,7 +220,7 @@ def pack_groups(lengths, group, first_group, last_group, capacity, align, policy
 @kernel
 def place_range(lengths, first, number, capacity, align, policy, most, sizes, remainders, begins, placements,
                 block, segment, document, offsets, cuts, starts):  # fmt: skip
-    """Place range `number` of a group that is planned; the arguments are those of `begin` and `place`."""
+    """Place range `number` of a planned group; arguments as in `begin` and `place`."""
     places, later = np.empty((capacity + 2, 2), sizes.dtype), np.empty((capacity + 2, 2), sizes.dtype)
     begin(number, sizes, remainders, align, most, begins, placements, places, later)
     ends, ordered = np.empty(capacity + 2, sizes.dtype), np.empty(max(1, min(block, len(lengths))), document.dtype)
@@ -231,17 +230,17 @@ def place_range(lengths, first, number, capacity, align, policy, most, sizes, re
     )  # fmt: skip
 
 
-# Documents that are sorted at once: their numbers take 2 MiB, which a core has to itself.
+# Documents that are sorted at once: their numbers take 2 MiB, which fits a core's own cache.
 BLOCK = 1 << 19
 
-# Where each row ends, after where the first begins; segments that do not begin where their document does, and where
-# they begin; filled positions.
+# The begin of the first row and the end of each row; segments that do not begin where their document does, and their
+# begins; filled positions.
 _Packed = tuple[np.ndarray, np.ndarray, np.ndarray, int]
 
 
 @frozen(kw_only=True, eq=False)
 class Task:
-    """Documents to be packed, and how."""
+    """Documents to pack, and the settings."""
 
     lengths: np.ndarray
     """Tokens of each document, int32 or int64, contiguous and read-only: kernels are compiled for one kind of array."""
@@ -250,17 +249,17 @@ class Task:
     align: int
     policy: int
     most: int
-    """Positions that no document or remainder has more of, at most `capacity`."""
+    """Largest number of positions of a document or remainder, at most `capacity`."""
     regular: bool
-    """Whether all documents have a position and fit into a row."""
+    """True if all documents have a position and fit into a row."""
     segments: int
-    """As many as there may be at most, and so `cuts`."""
+    """Upper bound; so is `cuts`."""
     cuts: int
     block: int
 
     @property
     def index(self) -> type[np.signedinteger]:
-        """For segments and documents."""
+        """Integer type for numbers of segments and documents."""
         return index_type(self.segments)
 
     @property
@@ -269,7 +268,7 @@ class Task:
 
 
 def pack_documents(task: Task, document: np.ndarray, threads: int) -> _Packed:
-    """Fill `document` [segments] with the documents of the rows, by up to `threads` threads; the rows."""
+    """Fill `document` [segments] with the documents of the rows, by up to `threads` threads; returns the rows."""
     groups = -(-len(task.lengths) // task.group)
     if threads > 1 and groups < threads:
         parts, base = [], 0
@@ -286,7 +285,7 @@ def pack_documents(task: Task, document: np.ndarray, threads: int) -> _Packed:
 
 
 def _spans(task: Task, document: np.ndarray, spans: list[tuple[int, int]]) -> list[_Packed]:
-    """Some whole groups for each thread."""
+    """Pack whole groups in each thread."""
 
     def counted(first: int, last: int) -> tuple[int, int]:
         part = task.lengths[first * task.group : last * task.group]
@@ -308,7 +307,7 @@ def _spans(task: Task, document: np.ndarray, spans: list[tuple[int, int]]) -> li
 
 
 def _group(task: Task, document: np.ndarray, number: int, base: int, threads: int) -> _Packed:
-    """A group by several threads: its documents are dealt to them in ranges."""
+    """Pack a group by several threads, which share its documents in ranges."""
     first = number * task.group
     lengths = task.lengths[first : first + task.group]
     ranges = list(enumerate(pairwise([len(lengths) * part // threads for part in range(threads + 1)])))

@@ -1,9 +1,9 @@
-"""Packing of documents into rows of a fixed number of training positions, as every packing method does it.
+"""Packing of documents into rows of a fixed number of training positions, common to all packing methods.
 
 `Rows` records the positions of documents that share a row. A document of n tokens (bos … eos) has n - 1 positions:
-position i reads token i and predicts token i + 1. Every piece of a document can occupy a multiple of `align`
-positions; the rest of them is padding. The packing method is a function `pack` in the module `…_run` of its
-component. The rows depend on lengths and settings alone, never on the number of threads.
+position i reads token i and predicts token i + 1. Every piece of a document can be padded to a multiple of `align`
+positions. The packing method is a function `pack` in the module `…_run` of its component. The rows depend only on
+lengths and settings, never on the number of threads.
 
 The two sides of a pair follow each other in one row, each padded like a document. A pair that is longer than a row is
 left out or, with `truncate`, cut: both sides at their ends, to the largest equal number of positions that fits. So a
@@ -31,10 +31,10 @@ _T = TypeVar("_T")
 
 
 def default_threads() -> int:
-    """Threads that this process may keep busy.
+    """Return the number of threads that this process may keep busy.
 
-    In a run, as many as its matrix products take: `launch.threads`, OMP_NUM_THREADS, or the rank's share of the
-    machine, so that ranks of one machine do not crowd each other out. Elsewhere OMP_NUM_THREADS, or the cores.
+    In a run, as many as its matrix products use: `launch.threads`, OMP_NUM_THREADS, or the rank's share of the machine,
+    so that ranks of one machine leave each other room. Elsewhere OMP_NUM_THREADS, or the cores.
     """
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -46,9 +46,9 @@ def default_threads() -> int:
 
 
 def in_threads(work: Callable[..., _T], calls: Sequence[tuple]) -> list[_T]:
-    """`work` called with each of some arguments, all at once, this thread doing the first; the answers in their order.
+    """Call `work` with each tuple of arguments in parallel, the first in this thread; returns the results in order.
 
-    It pays if the work lets go of the interpreter.
+    It is faster if the work releases the GIL.
     """
     if len(calls) <= 1:
         return [work(*arguments) for arguments in calls]
@@ -59,13 +59,13 @@ def in_threads(work: Callable[..., _T], calls: Sequence[tuple]) -> list[_T]:
 
 Oversized = Literal["split", "truncate", "skip", "error", "truncate_front"]
 
-# What is done with a document longer than a row, as the kernels know it; `error` never reaches them, and with
-# `truncate_front` they see none.
+# Policies for documents longer than a row, as the kernels take them; `error` never reaches them, and `truncate_front`
+# cuts before them.
 SPLIT, TRUNCATE, SKIP = 0, 1, 2
 POLICIES: Final[dict[str, int]] = {
     "split": SPLIT, "truncate": TRUNCATE, "skip": SKIP, "error": SKIP, "truncate_front": TRUNCATE
 }  # fmt: skip
-# From so many things on, their numbers take eight bytes.
+# From this count on, numbers take eight bytes.
 MANY = 1 << 31
 
 
@@ -73,14 +73,14 @@ MANY = 1 << 31
 class Rows:
     """Packed rows as segments: runs of positions of one document, in flat arrays.
 
-    A segment begins where its document does, unless it is in `cut_segments`, and goes on to the end of its document or
-    to the capacity of a row, whichever is first: that is all one needs to know beside the lengths of the documents.
+    A segment begins where its document does, unless it is in `cut_segments`, and extends to the end of its document or
+    to the capacity of a row, whichever comes first. Together with the documents' lengths this determines the rows.
     """
 
     capacity: int
     """Positions in a row."""
     align: int
-    """Every segment takes the next multiple of this many positions of its row."""
+    """Every segment is padded to a multiple of this many positions."""
     document: np.ndarray
     """int32 (int64 from 2³¹ documents on) [segments]: index into the lengths that were packed."""
     row_offsets: np.ndarray
@@ -88,13 +88,13 @@ class Rows:
     cut_segments: np.ndarray
     """int64 [cuts], ascending: the segments that do not begin at the first position of their document."""
     cut_starts: np.ndarray
-    """int64 [cuts]: the position of the document at which each of those begins."""
+    """int64 [cuts]: the position of the document at which each of them begins."""
     num_positions: int
     """Filled positions over all rows."""
     num_truncated: int
-    """Documents that lost positions because they have more than a row."""
+    """Documents that lost positions because they are longer than a row."""
     num_skipped: int
-    """Documents left out whole, because they are longer than a row."""
+    """Documents left out because they are longer than a row."""
     num_empty: int
     """Documents left out because they have no position: fewer than two tokens."""
     num_dropped_positions: int
@@ -110,7 +110,7 @@ class Rows:
         return self.num_positions / (self.num_rows * self.capacity) if self.num_rows else 0.0
 
     def starts(self, segments: slice) -> np.ndarray:
-        """The first position, in its document, of each of consecutive segments, int64."""
+        """Return the first position, in its document, of each of consecutive segments, int64."""
         begin, end, _ = segments.indices(len(self.document))
         starts = np.zeros(max(0, end - begin), dtype=np.int64)
         first, last = np.searchsorted(self.cut_segments, (begin, end))
@@ -118,9 +118,9 @@ class Rows:
         return starts
 
     def segments(self, document_lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """All segments, written out: document, start and number of positions of each, int64 [segments] all three.
+        """Return document, start and number of positions of all segments, int64 [segments] each.
 
-        `document_lengths` are those that were packed. Takes 24 bytes a segment: to look at rows, not to read them.
+        `document_lengths` are the packed ones. Takes 24 bytes per segment: for inspection, not for reading rows.
         """
         document = self.document.astype(np.int64)
         start = self.starts(slice(None))
@@ -128,7 +128,7 @@ class Rows:
         return document, start, np.minimum(positions - start, self.capacity)
 
     def fingerprint(self) -> str:
-        """Hex digest of which positions stand in which row, for the same documents."""
+        """Return the hex digest of the positions in each row, for the same documents."""
         return self._fingerprint
 
     @cached_property
@@ -141,7 +141,7 @@ class Rows:
 
 
 def index_type(count: int) -> type[np.int32] | type[np.int64]:
-    """What numbers up to `count` are kept as."""
+    """Return the integer type for numbers up to `count`."""
     return np.int32 if count < MANY else np.int64
 
 
@@ -154,7 +154,7 @@ def check_align(capacity: int, align: int) -> None:
         )
 
 
-# What a packing gives: `document`, `row_offsets`, `cut_segments` and `cut_starts` of `Rows`, and filled positions.
+# Result of a packing: `document`, `row_offsets`, `cut_segments` and `cut_starts` of `Rows`, and filled positions.
 Filled = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]
 
 
@@ -168,10 +168,10 @@ def pack_rows(
     group: int = 1,
     threads: int | None = None,
 ) -> Rows:
-    """Pack documents by a packing, of a spec that names none if `method` is None.
+    """Pack documents by a packing method; None: the default of specs.
 
-    See the function `pack` of `sequential` for the arguments and for what is raised, and that of `multipack` for
-    `group` and `threads`, which mean nothing where documents keep their order.
+    See the function `pack` of `sequential` for the arguments and errors, and of `multipack` for `group` and `threads`,
+    which have no effect where documents keep their order.
     """
     packing = packing_of(method)
     module = code_of(packing, packing.run_module())
@@ -179,9 +179,10 @@ def pack_rows(
 
 
 def arrays(documents: int, segments: int) -> tuple[np.ndarray, np.ndarray]:
-    """`document` [segments] and `row_offsets` [segments + 1], the most that there can be, only their first 0 written.
+    """Return `document` [segments] and `row_offsets` [segments + 1] of the largest size; only the first offset, 0, is
+    set.
 
-    Memory that is never written to is never taken.
+    Memory that is never written is never taken.
     """
     document = np.empty(segments, dtype=index_type(documents))
     row_offsets = np.empty(segments + 1, dtype=index_type(segments))
@@ -196,7 +197,7 @@ def packed(
     align: int,
     fill: Callable[[np.ndarray, int, int, int, bool, int], Filled],
 ) -> Rows:
-    """What all methods have in common: checks, and the count of what is lost."""
+    """Pack by `fill`, with the checks and the count of lost positions that all methods share."""
     if oversized not in POLICIES:
         raise DataError(
             f"unknown policy `{oversized}` for long documents", remedy=f"Use one of: {', '.join(POLICIES)}."
@@ -242,7 +243,7 @@ def packed(
 
 
 def _read_only(document_lengths: np.ndarray) -> np.ndarray:
-    """As a contiguous array of int32 or int64 that cannot be written to."""
+    """Return a read-only, contiguous array of int32 or int64."""
     lengths = np.asarray(document_lengths)
     if lengths.dtype not in (np.int32, np.int64):
         lengths = lengths.astype(np.int64)
@@ -252,14 +253,14 @@ def _read_only(document_lengths: np.ndarray) -> np.ndarray:
 
 
 def sides_of(store: TokenStore, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of the preferred and of the other side of pairs as they are stored, int64 [documents] both."""
+    """Return the stored positions of the preferred and the other side of pairs, int64 [documents] both."""
     assert store.firsts is not None
     first = store.firsts[documents].astype(np.int64)
     return first - 1, store.lengths_of(documents) - first - 1
 
 
 def cut_sides(first: np.ndarray, second: np.ndarray, capacity: int, align: int) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of both sides as they lie in a row of `capacity` positions, int64 [pairs] both."""
+    """Return the positions of both sides in a row of `capacity` positions, int64 [pairs] both."""
     room = _room(first, align) + _room(second, align)
     shorter = np.minimum(_room(first, align), _room(second, align))
     limit = np.where(room <= capacity, capacity, np.maximum(capacity // 2 // align * align, capacity - shorter))
@@ -276,9 +277,9 @@ def pack_pairs(
     method: str | None = None,
     group: int = 1,
 ) -> Rows:
-    """Rows of the pairs `documents`, int64, of a store; arguments and errors as `pack_rows`. `split` is none of them.
+    """Pack the pairs `documents`, int64, of a store; arguments and errors as in `pack_rows`, but without `split`.
 
-    To the packing a pair is a document that takes the room of both sides.
+    The packing sees a pair as a document with the padded length of both sides.
     """
     first, second = sides_of(store, documents)
     long = _room(first, align) + _room(second, align) > capacity
@@ -317,7 +318,7 @@ def _room(positions: np.ndarray, align: int) -> np.ndarray:
 
 
 def _is_compared(store: TokenStore, documents: np.ndarray, index: int, first: np.ndarray, second: np.ndarray) -> bool:
-    """Whether a token of each side is predicted if they have so many positions, and they differ."""
+    """Return True if each side has a predicted token in so many positions, and the sides differ."""
     assert store.firsts is not None
     begin = int(store.offsets[documents[index]])
     middle = begin + int(store.firsts[documents[index]])

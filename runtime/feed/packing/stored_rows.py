@@ -21,7 +21,7 @@ from xtrain.runtime.base.files import ATTEMPTS, make_folder
 from xtrain.runtime.feed.packing.rows import Rows, cut_sides, sides_of
 from xtrain.runtime.feed.token_store import TokenStore
 
-# Part of every key: raise it whenever the same documents and settings would be packed otherwise.
+# Part of every key: raise it whenever the same documents and settings would be packed differently.
 FORMAT = 2
 ARRAYS: Final = ("document", "row_offsets", "cut_segments", "cut_starts")
 NUMBERS: Final = (
@@ -30,7 +30,8 @@ NUMBERS: Final = (
 
 
 def rows_key(**depends_on: Any) -> str:
-    """Hex name of the rows that these JSON values determine: the store, the choice of documents, the packing."""
+    """Return the hex name of rows, from the JSON values that determine them: the store, the choice of documents, the
+    packing."""
     return digest([FORMAT, depends_on], DATA, size=16)
 
 
@@ -44,18 +45,18 @@ def cached_rows(folder: Path, pack: Callable[[], Rows]) -> Rows:
         if rows is not None:
             return rows
         _add_rows(pack(), folder)
-        # What is mapped from the files can be dropped from memory at any time, and all ranks share it.
+        # The system can drop mapped pages from memory at any time, and all ranks share them.
     raise DataError("packed rows were damaged while they were written", path=folder, remedy="Check this file system.")
 
 
 def open_rows(folder: Path) -> Rows | None:
-    """The rows in `folder`, or None if any part of them is missing, unreadable or not what was written."""
+    """Return the rows in `folder`, or None if any part of them is missing, unreadable or changed."""
     try:
         meta = read_json(folder / "meta.json")
         values: dict[str, Any] = {name: _map_array(folder / f"{name}.npy") for name in ARRAYS}
         values |= {name: int(meta[name]) for name in NUMBERS}
         rows = Rows(**values)
-        # The fingerprint is that of bytes, and says nothing about what they are taken for.
+        # The fingerprint covers only bytes, not their types.
         shapes = all(values[name].ndim == 1 and values[name].dtype in (np.int32, np.int64) for name in ARRAYS)
         intact = shapes and meta["format"] == FORMAT and meta["fingerprint"] == rows.fingerprint()
         return rows if intact else None
@@ -64,7 +65,7 @@ def open_rows(folder: Path) -> Rows | None:
 
 
 def num_rows(folder: Path) -> int | None:
-    """How many rows there are in `folder`, without reading them; None if there are none, or of another format."""
+    """Return the number of rows in `folder` without reading them; None without rows of this format."""
     try:
         if read_json(folder / "meta.json")["format"] != FORMAT:
             return None
@@ -82,7 +83,8 @@ def _add_rows(rows: Rows, folder: Path) -> None:
 
 
 def _map_array(path: Path) -> np.ndarray:
-    # A plain array over the mapping: slicing a memmap object costs several times as much. Nothing cannot be mapped.
+    # A plain array over the mapping: slicing a memmap object costs several times as much. An empty array cannot be
+    # mapped.
     mapped = np.load(path, mmap_mode="r", allow_pickle=False) if path.stat().st_size > 128 else np.load(path)
     return np.asarray(mapped)
 
@@ -107,9 +109,10 @@ STREAM = 2**64 - 1
 def split_holdout(offsets: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Split documents into (training, held out), both int64 [documents of that part], ascending.
 
-    `offsets` int64 [documents + 1] are token offsets. Documents are held out in a seeded random order until they hold
-    `fraction` of all tokens: at least one if `fraction` > 0, all but one at most if `fraction` < 1. The result
-    depends on the three arguments alone.
+    `offsets` int64 [documents + 1] are token offsets. Documents are held out in a seeded random order until they have
+    `fraction` of all tokens: at least one if `fraction` > 0, at most all but one if `fraction` < 1. The result depends
+    only on the three arguments.
+
     Raises DataError if `fraction` is outside [0, 1], or for a single document that would have to be in both parts.
     """
     if not 0.0 <= fraction <= 1.0:
@@ -141,7 +144,7 @@ Split = tuple[np.ndarray, np.ndarray]
 
 
 def cached_split(store: TokenStore, cache: Path, holdout: float, seed: int) -> Split:
-    """(training, held out) as `split_holdout` gives them, worked out now if they are not in `cache`.
+    """Return (training, held out) of `split_holdout`, computed now if it is not in `cache`.
 
     Raises DataError as `split_holdout` does, and if the cache cannot be written.
     """
@@ -165,7 +168,7 @@ def cached_split(store: TokenStore, cache: Path, holdout: float, seed: int) -> S
 
 
 def _open_split(folder: Path, documents: int) -> Split | None:
-    """What is in the folder, or None if it is missing or not whole."""
+    """Return the split in the folder, or None if it is missing or damaged."""
     try:
         training, heldout = (np.asarray(np.load(folder / name, mmap_mode="r", allow_pickle=False)) for name in FILES)
         intact = training.dtype == heldout.dtype == np.int64 and len(training) + len(heldout) == documents
@@ -182,44 +185,43 @@ def _write_split(split: Split, folder: Path) -> None:
             os.fsync(file.fileno())
 
 
-# The number of a row that holds nothing but padding.
+# Number of a row of padding only.
 PADDING: Final = -1
-# Where nobody asks which dataset a row is of, or where it stands in the run.
+# The dataset or place of a row that needs none.
 UNKNOWN: Final = -1
 
 
 @frozen(kw_only=True, eq=False)
 class RawRow:
-    """A packed row as it lies in a store."""
+    """A packed row as it is stored."""
 
     segments: list[np.ndarray]
     """Views into the store; L positions come with L + 1 tokens, the last a label."""
     trained: list[np.ndarray] | None = None
-    """Of each segment, uint8 [L + 1]: 1 where the token is to be predicted. None: all of them are."""
+    """uint8 [L + 1] per segment: 1 for predicted tokens. None: all of them are."""
     columns: dict[str, list[np.ndarray]] = field(factory=dict)
-    """Numbers along the tokens of each segment, float32 or float64 [L + 1], or several of each [L + 1, width], by
-    name."""
+    """Numbers per token of each segment, float32 or float64 [L + 1], or several per token [L + 1, width], by name."""
     values: dict[str, list[float]] = field(factory=dict)
     """Numbers of the document of each segment, by name."""
     sides: list[int] | None = None
-    """Of each segment, 0 for the preferred side of a pair, 1 for the other side behind it. None: there are no pairs."""
+    """For each segment 0 for the preferred side of a pair, 1 for the other side after it. None: there are no pairs."""
     dataset: int = UNKNOWN
-    """Number of its dataset among those that are trained on; UNKNOWN if there is one alone, and in evaluation."""
+    """Number of its dataset among the training datasets; UNKNOWN if there is only one, and in evaluation."""
     position: int = UNKNOWN
-    """Rows of the run before it; UNKNOWN in evaluation."""
+    """Number of rows of the run before it; UNKNOWN in evaluation."""
 
 
 @define(kw_only=True, frozen=True, eq=False)
 class RowReader:
-    """Reads the tokens of packed rows."""
+    """Reader of the tokens of packed rows."""
 
     store: TokenStore
     documents: np.ndarray
-    """int64: the document of the store that each document index in `rows` stands for."""
+    """int64: document index in `rows` → document of the store."""
     rows: Rows
 
     def row(self, index: int, *, dataset: int = UNKNOWN, position: int = UNKNOWN) -> RawRow:
-        """Row `index`, without segments for PADDING; it says of itself what `dataset` and `position` say."""
+        """Return row `index`, without segments for PADDING, with this `dataset` and `position`."""
         if index == PADDING:
             return RawRow(segments=[], dataset=dataset, position=position)
         store = self.store
@@ -236,8 +238,10 @@ class RowReader:
         )
 
     def labels_at(self, index: int, *, exchanged: bool = False) -> np.ndarray:
-        """int64 [capacity]: which token of the store the label of each position of a row is; -1 where there is none.
-        exchanged: in the row that `mismatched` makes of it."""
+        """Return the store's token of each label of a row, int64 [capacity]; -1 without label.
+
+        exchanged: in the row that `mismatched` returns.
+        """
         rows, trained, cuts = self.rows, self.store.trained, self._cuts(index)[1]
         row = RawRow(
             segments=[np.arange(cut.start, cut.stop) for cut in cuts],
@@ -255,7 +259,7 @@ class RowReader:
         return places
 
     def _cuts(self, index: int) -> tuple[np.ndarray, list[slice]]:
-        """The document of each segment of a row, int64, and its tokens in the store."""
+        """Return the document of each segment of a row, int64, and its tokens in the store."""
         rows, store = self.rows, self.store
         segments = slice(int(rows.row_offsets[index]), int(rows.row_offsets[index + 1]))
         documents = self.documents[rows.document[segments]]
@@ -269,7 +273,7 @@ class RowReader:
         return documents, [slice(a, b) for a, b in zip(first.tolist(), end.tolist(), strict=True)]
 
     def _pairs(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The first token of each side of some pairs, and one behind its last, int64 [2 · documents] both."""
+        """Return the first token and the end of each side of pairs, int64 [2 · documents] both."""
         rows, firsts = self.rows, self.store.firsts
         assert firsts is not None
         begin = self.store.offsets[documents]
@@ -283,7 +287,7 @@ class RowReader:
         return self._digest(self.store.key)
 
     def was_called(self, fingerprint: str) -> bool:
-        """Whether these rows had that fingerprint under another name of the same data."""
+        """Return True if these rows have that fingerprint under another name of the same data."""
         return any(self._digest(name) == fingerprint for name in self.store.aliases)
 
     def _digest(self, store: str) -> str:
@@ -293,11 +297,11 @@ class RowReader:
 
 
 def mismatched(row: RawRow, rows: Rows) -> RawRow:
-    """Its prompts, each with the answer of the document before it, and the first with that of the last: all from the
-    first token on that is to be predicted. Without segments where fewer than two documents have an answer.
+    """Return the row with each prompt followed by the answer of the document before it, the first by the last one's.
 
-    rows: where it lies. What does not fit any more, as answers of other lengths are padded to other multiples, is cut
-    off; a column stays with the tokens of its answer.
+    An answer begins with the first predicted token. No segments if fewer than two documents have an answer. rows: where
+    the row is. What no longer fits, as answers of other lengths are padded differently, is cut off; a column stays with
+    the tokens of its answer.
     """
     trained = row.trained or [np.ones(len(segment), np.uint8) for segment in row.segments]
     found = [(number, 1 + int(np.argmax(each[1:]))) for number, each in enumerate(trained) if each[1:].any()]

@@ -1,6 +1,4 @@
-"""Fields of a record: the text, conversation, pair, question or token ids that a dataset reads, and numbers along
-them.
-"""
+"""Fields of a record: the text, conversation, pair, question or token ids that a dataset reads, and their numbers."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, TypeVar
@@ -27,7 +25,7 @@ from xtrain.runtime.feed.records import (
 )
 from xtrain.runtime.feed.records import as_number as as_number
 
-# Settings of a dataset → field of each; and those that are added where there is such a field.
+# Settings of a dataset → field of each; and optional ones, added if the field exists.
 _FORMS: Final[tuple[tuple[dict[str, str], dict[str, str]], ...]] = (
     ({"messages": "messages"}, {"tools": "tools", "system": "system"}),
     ({"messages": "conversations"}, {"tools": "tools", "system": "system"}),
@@ -47,7 +45,8 @@ _FORMS: Final[tuple[tuple[dict[str, str], dict[str, str]], ...]] = (
 
 
 def settings_for(fields: Collection[str]) -> str:
-    """Settings of a dataset whose records have such fields, as a spec has them; empty if they are none of the usual."""
+    """Return the settings of a dataset whose records have these fields, as in a spec; empty if the fields are not
+    common ones."""
     for needed, further in _FORMS:
         if all(name in fields for name in needed.values()):
             found = needed | {setting: name for setting, name in further.items() if name in fields}
@@ -55,14 +54,14 @@ def settings_for(fields: Collection[str]) -> str:
     return ""
 
 
-# So far above 0 come log-probabilities of logits in bf16.
+# Largest log-probability above 0 that rounding of bf16 logits can cause.
 ROUNDED = 0.1
 IGNORED = -100
-"""The label of a token that is not predicted, in data made for torch and transformers."""
+"""Label of a token that is not predicted, in data made for torch and transformers."""
 
 
 def numbered(content: Content, fields: Mapping[str, Any], reads: Reads) -> Numbered | Unusable:
-    """`content` with its numbers, which `fields` have, or why they cannot be used."""
+    """Return `content` with its numbers from `fields`, or why they are unusable."""
     count = len(content.ids) if isinstance(content, TokenIds) else None
     columns: dict[str, float | np.ndarray] = {}
     for name, field in reads.columns:
@@ -91,8 +90,11 @@ def numbered(content: Content, fields: Mapping[str, Any], reads: Reads) -> Numbe
 
 
 def token_ids(ids: Any, mask: Any, reads: Reads) -> TokenIds | Unusable:
-    """A document of token ids. mask: which of them are predicted, as 0 and 1, or as labels: the ids, but −100 for
-    those that are not predicted. None: all but the first is."""
+    """Return a document of token ids, or why it is unusable.
+
+    mask: predicted tokens as 0 and 1, or labels: the ids, with −100 for tokens that are not predicted. None: all but
+    the first are predicted.
+    """
     found = _integers(ids, f"field `{reads.tokens}`")
     if isinstance(found, Unusable):
         return found
@@ -105,7 +107,7 @@ def token_ids(ids: Any, mask: Any, reads: Reads) -> TokenIds | Unusable:
 
 
 def _largest(column: float | np.ndarray, content: Content) -> float:
-    """Of the numbers of tokens that are predicted, of which there are some."""
+    """Return the largest number of a predicted token, of which there is at least one."""
     if not isinstance(column, np.ndarray):
         return column
     trained = content.trained if isinstance(content, TokenIds) else None
@@ -173,7 +175,7 @@ _MISSING = object()
 
 
 def taker(reads: Reads) -> Take:
-    """A function of a record's fields that gives what is in them, or says why there is nothing."""
+    """Return a function from a record's fields to its content, or to the reason why it has none."""
     take = _content_taker(reads)
     if not reads.columns and not reads.value_names:
         return take
@@ -205,7 +207,7 @@ def _content_taker(reads: Reads) -> Take:
 
 
 def find(fields: Mapping[str, Any], name: str) -> Any | Unusable:
-    """The value of a field. A name with dots is that of a field as it stands, or else leads into objects."""
+    """Return the value of a field. A name with dots is tried as it is, then as a path into objects."""
     value = fields.get(name, _MISSING)
     if value is not _MISSING:
         return value
@@ -253,7 +255,7 @@ def _conversation(fields: Mapping[str, Any], reads: Reads) -> list[Message] | Co
 
 
 def _instruction(fields: Mapping[str, Any], reads: Reads) -> list[Message] | Conversation | Unusable:
-    """A prompt and a response, each a text or a list of messages."""
+    """Return a prompt and a response, each a text or a list of messages, as a conversation."""
     assert reads.prompt is not None
     prompt, response = find(fields, reads.prompt), find(fields, reads.response)
     plain = reads.label is None and reads.tools is None and reads.system is None
@@ -279,7 +281,7 @@ def _instruction(fields: Mapping[str, Any], reads: Reads) -> list[Message] | Con
 
 
 def _further_input(fields: Mapping[str, Any], reads: Reads) -> str | Unusable:
-    """What is appended to the prompt, behind an empty line; empty if the record has none."""
+    """Return the text to append to the prompt, after an empty line; empty if the record has none."""
     if reads.input is None:
         return ""
     text = find(fields, reads.input)
@@ -317,7 +319,7 @@ def _preference(fields: Mapping[str, Any], reads: Reads) -> PreferencePair | Unu
             return answer
     first, second = (answer for answer in answers if not isinstance(answer, Unusable))
     if reads.prompt is None:
-        # Of two conversations the messages that they have in common are the prompt.
+        # The common messages of two conversations are the prompt.
         common = next((n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), len(first))
         common = min(common, len(first) - 1, len(second) - 1)
         for side in (first, second):
@@ -328,7 +330,7 @@ def _preference(fields: Mapping[str, Any], reads: Reads) -> PreferencePair | Unu
     before = prompt if isinstance(prompt, Unusable) else _turns(prompt, reads.prompt, "user")
     if isinstance(before, Unusable):
         return before
-    # Many datasets have the prompt by itself and once more in both sides, some there behind a message of the system.
+    # Many datasets repeat the prompt in both sides, some there after a system message.
     behind = [*first[:1], *before]
     if first[0]["role"] == "system" and all(side[: len(behind)] == behind for side in (first, second)):
         before = behind
@@ -341,7 +343,7 @@ def _preference(fields: Mapping[str, Any], reads: Reads) -> PreferencePair | Unu
 
 
 def _turns(value: Any, name: str, role: str) -> list[Message] | Unusable:
-    """A text as a message of `role`, or a list of messages."""
+    """Return a text as a message of `role`, or a list of messages."""
     if isinstance(value, Unusable):
         return value
     if isinstance(value, list | tuple):
@@ -351,8 +353,8 @@ def _turns(value: Any, name: str, role: str) -> list[Message] | Unusable:
 
 
 def _completed(fields: Mapping[str, Any], reads: Reads, found: Talk) -> Talk | Unusable:
-    """`found` with what its record says beside: the tools, with the arguments of calls as objects, as templates write
-    them, and the message of the system."""
+    """Return `found` with the record's tools and system message. Arguments of calls become objects, as templates read
+    them."""
     names = ("messages",) if isinstance(found, Conversation) else ("chosen", "rejected")
     changed: dict[str, Any] = {}
     if reads.tools is not None:
@@ -378,7 +380,7 @@ def _completed(fields: Mapping[str, Any], reads: Reads, found: Talk) -> Talk | U
             if messages[0]["role"] == "system":
                 return Unusable(f"field `{reads.system}` and the first message are both of the system")
             changed[name] = [{"role": "system", "content": said}, *messages]
-        if found.prompt or isinstance(found, PreferencePair):  # of a conversation 0 is none
+        if found.prompt or isinstance(found, PreferencePair):  # 0 means no prompt in a conversation
             changed["prompt"] = found.prompt + 1
     return evolve(found, **changed)
 

@@ -23,16 +23,16 @@ from xtrain.runtime.feed.records import SourceUnit
 
 
 def matched(patterns: tuple[str, ...], base: Path, folder: Callable[[Path], bool] | None = None) -> tuple[Path, ...]:
-    """The files that patterns match, each once, by name; and the folders among them that `folder` takes for files.
+    """Return the files that patterns match, each once, by name; also folders that `folder` accepts as files.
 
-    Raises DataError for a pattern that matches none, and for what is neither a file nor a folder.
+    Raises DataError for a pattern without match, and for paths that are neither file nor folder.
     """
     unique = {path for pattern in patterns for path in _match(pattern, base, folder)}
     return tuple(sorted(unique, key=lambda path: name_of(path, base)))
 
 
 def _match(pattern: str, base: Path, folder: Callable[[Path], bool] | None) -> list[Path]:
-    # Path.glob takes no absolute pattern. root_dir, not a joined one: a `[` in the base's own name is no glob.
+    # Path.glob takes no absolute pattern. root_dir instead of a joined path: a `[` in the base's own name is no glob.
     paths = [base / name for name in glob(pattern, root_dir=base, recursive=True)]  # noqa: PTH207
     files: list[Path] = []
     for path in paths:
@@ -44,7 +44,7 @@ def _match(pattern: str, base: Path, folder: Callable[[Path], bool] | None) -> l
         remedy = f"Name the files in it, for example `{pattern.rstrip('/')}/*`."
         raise DataError(f"pattern matches a folder, not a file: {base / pattern}", remedy=remedy)
     if not files and os.path.isfile(base / pattern):  # noqa: PTH113  is_file raises for names that are too long
-        return [base / pattern]  # a name with the signs of a pattern
+        return [base / pattern]  # a name with characters of patterns
     if not files:
         written = "; a `[` that belongs to a name is written `[[]`" if "[" in pattern else ""
         raise DataError(
@@ -55,15 +55,15 @@ def _match(pattern: str, base: Path, folder: Callable[[Path], bool] | None) -> l
 
 
 def name_of(path: Path, base: Path) -> str:
-    """What a file is called: by its path from `base`, or else by its own."""
+    """Return the path of a file relative to `base` if it is below it."""
     return path.relative_to(base).as_posix() if path.is_relative_to(base) else path.as_posix()
 
 
 BLOCK = 1 << 20
-# A few bytes of a packed file can stand for 128 KiB of the same character: this bounds what they become at once.
+# A few bytes of a packed file can stand for 128 KiB of the same character: this bounds the unpacked size.
 ZSTD_BLOCK = 1 << 13
 
-# How files begin that are something else than their names say, beside those that other sources read.
+# First bytes of files whose type differs from their name, in addition to those of other sources.
 BEGINNINGS = {
     b"\x1f\x8b": ("packed with gzip", "Rename it to end in .gz."),
     b"\x28\xb5\x2f\xfd": ("packed with zstd", "Rename it to end in .zst."),
@@ -74,10 +74,11 @@ BEGINNINGS = {
 
 
 def blocks(path: Path) -> Iterator[tuple[bytes, int]]:
-    """The content of a file, unpacked if its name ends in .gz or .zst, and how many of its bytes each block took.
+    """Yield the content of a file, unpacked if its name ends in .gz or .zst, and the bytes of the file that each block
+    took.
 
-    Blocks hold about BLOCK bytes; the last may be empty. Raises DataError if the file cannot be opened, is damaged or
-    incomplete, or is not what its name says: a broken archive hides an unknown number of records.
+    Blocks have about BLOCK bytes; the last may be empty. Raises DataError if the file cannot be opened, is damaged or
+    incomplete, or is not of the type of its name: a broken archive hides an unknown number of records.
     """
     try:
         with path.open("rb") as file:
@@ -96,7 +97,7 @@ def blocks(path: Path) -> Iterator[tuple[bytes, int]]:
 
 
 def unreadable(path: Path, error: Exception) -> DataError:
-    """The diagnostic for a file that cannot be read to its end."""
+    """Return the error for a file that cannot be read to its end."""
     cause = error.strerror if isinstance(error, OSError) and error.strerror else error
     return DataError(
         f"cannot be read: {cause}", path=path, remedy="Check the file's permissions and that it is complete."
@@ -104,12 +105,12 @@ def unreadable(path: Path, error: Exception) -> DataError:
 
 
 def needs(package: str, what: str) -> DataError:
-    """The diagnostic for a package that is not installed."""
+    """Return the error for a package that is not installed."""
     return DataError(f"{what} needs the package {package}", remedy="Install it: pip install 'xtrain[data]'")
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file. Raises DataError if the file system does not tell."""
+    """Return the bytes of a file. Raises DataError if they are unknown."""
     try:
         return path.stat().st_size
     except OSError as error:
@@ -128,7 +129,8 @@ def _unpacked(file: IO[bytes], path: Path) -> Iterator[bytes]:
 
 
 def _gathered(parts: Iterator[bytes]) -> Iterator[bytes]:
-    """Small parts as blocks. What was read before a part that cannot be is given first: so the break has its line."""
+    """Join small parts into blocks. Parts before an unreadable one are yielded first, so that the error has its
+    line."""
     pending: list[bytes] = []
     size = 0
     try:
@@ -147,7 +149,7 @@ def _gathered(parts: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _unpacked_zstd(file: IO[bytes], path: Path) -> Iterator[bytes]:
-    # Not the package's stream reader: it takes the end of a file in the middle of a frame for the end of the data.
+    # Not the package's stream reader: it takes the end of a file inside a frame for the end of the data.
     try:
         import zstandard
     except ImportError as error:
@@ -176,7 +178,7 @@ def _check_beginning(data: bytes, path: Path) -> None:
 
 @cache
 def beginnings() -> dict[bytes, tuple[str, str]]:
-    """How files begin that hold no text → what such a file is, and what to do with it."""
+    """Return the first bytes of files without text → type of the file, and the remedy."""
     others = {
         beginning: (what, f"Use source `{name}`.")
         for name, source in SOURCES.items()
@@ -188,25 +190,25 @@ def beginnings() -> dict[bytes, tuple[str, str]]:
 BLANKS: Final = re.compile(r"[ \t\r\n]*")
 _BEGINNING: Final = re.compile(r"[ \t\r\n]*(\[(?=[ \t\r\n]*\{)|\{)")
 UNIT: Final = 1 << 20
-"""Characters of the elements that are read together, about."""
+"""Approximate number of characters of the elements that are read together."""
 HEAD: Final = 1 << 16
-"""Bytes of a file by which an array is told from lines."""
+"""Bytes of a file by which an array is distinguished from lines."""
 LONGEST: Final = 1 << 28
-"""Characters of an element."""
-# Only where elements end is asked here: any number and any key will do.
+"""Most characters of an element."""
+# Only the ends of elements matter here: numbers and keys are not checked.
 _SCAN: Final = json.JSONDecoder(object_pairs_hook=lambda pairs: None, parse_float=len, parse_int=len).raw_decode
 
 
 def opened(path: Path, data: Iterator[tuple[bytes, int]]) -> tuple[bool, Iterator[tuple[bytes, int]]]:
-    """Whether a file is one JSON array of objects, as far as its beginning says, and its blocks.
+    """Return True if a file begins as one JSON array of objects, with its blocks.
 
-    Raises DataError if it begins with an object over several lines, which is no record of JSON lines.
+    Raises DataError if it begins with an object over several lines, which JSON lines cannot have.
     """
     first: list[tuple[bytes, int]] = []
     try:
         while sum(len(block) for block, _ in first) < HEAD and (block := next(data, None)) is not None:
             first.append(block)
-    except DataError as error:  # whoever reads says where
+    except DataError as error:  # raised again where the blocks are read
         data = _failing(error)
     text = b"".join(block for block, _ in first).removeprefix(codecs.BOM_UTF8).decode(errors="replace")
     return _is_array(text, path), chain(first, data)
@@ -225,7 +227,7 @@ def _is_array(text: str, path: Path) -> bool:
     if found[1] == "{" and several:
         remedy = "Write each object on one line, or all objects as one array."
         raise DataError("an object over several lines", path=path, line=1, remedy=remedy)
-    return found[1] == "[" and (several or not text[end:].strip())  # else more lines follow, of which this is one
+    return found[1] == "[" and (several or not text[end:].strip())  # otherwise it is one of several lines
 
 
 def _failing(error: DataError) -> Iterator[tuple[bytes, int]]:
@@ -234,10 +236,10 @@ def _failing(error: DataError) -> Iterator[tuple[bytes, int]]:
 
 
 def array_units(path: Path, data: Iterator[tuple[bytes, int]]) -> Iterator[SourceUnit]:
-    """Elements of an array, some at a time; the part of each unit is the lines and the texts of its elements.
+    """Yield elements of an array, some at a time; a unit has the lines and texts of its elements.
 
-    data: blocks of the file, and how many of its bytes each took. Raises DataError where it is not JSON, as the place
-    of the next element is then unknown, and for anything after the array.
+    data: blocks of the file, and how many of its bytes each took. Raises DataError for invalid JSON, as the place of
+    the next element is then unknown, and for content after the array.
     """
     text = _Text(path, data)
     text.skip("[")
@@ -268,12 +270,12 @@ class _Text:
 
     def __init__(self, path: Path, data: Iterator[tuple[bytes, int]]) -> None:
         self._path, self._data = path, data
-        # What is no UTF-8 is found again in the element that has it.
+        # Invalid UTF-8 is found again in its element.
         self._decode = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape").decode
         self._text, self._at, self._line, self._taken, self._ended = "", 0, 1, 0, False
 
     def peek(self) -> str:
-        """The next character that is no blank, without taking it; empty at the end."""
+        """Return the next nonblank character without taking it; empty at the end."""
         while True:
             after = BLANKS.match(self._text, self._at).end()  # pyright: ignore[reportOptionalMemberAccess]
             self._move(after - self._at)
@@ -281,13 +283,13 @@ class _Text:
                 return self._text[after : after + 1]
 
     def skip(self, sign: str) -> None:
-        """Take a character, which has to come next."""
+        """Take a character, which must come next."""
         if (found := self.peek()) != sign:
             raise self.wrong(f"`{sign}` is missing" if found else "the file ends in the middle of an array")
         self._move(1)
 
     def element(self) -> tuple[int, bytes]:
-        """The next element, UTF-8 as far as it is, and the line it begins on."""
+        """Return the line and text of the next element; invalid UTF-8 is kept."""
         self.peek()
         wanted = 0
         while True:
@@ -301,24 +303,24 @@ class _Text:
             except RecursionError as error:
                 raise self.wrong("nested too deep") from error
             else:
-                if end < len(self._text) or self._ended or not self._read():  # else a number may go on
+                if end < len(self._text) or self._ended or not self._read():  # otherwise a number may continue
                     break
         line, element = self._line, self._text[self._at : end]
         self._move(end - self._at)
         return line, element.encode(errors="surrogateescape")
 
     def taken(self) -> int:
-        """Bytes of the file that were read since this was asked last."""
+        """Return the bytes of the file read since the last call."""
         found, self._taken = self._taken, 0
         return found
 
     def wrong(self, problem: str) -> DataError:
-        """The error that something is not JSON where the text stands."""
+        """Return the error of invalid JSON at the current place."""
         remedy = "Write one array of objects, or an object on each line."
         return DataError(f"invalid JSON: {problem}", path=self._path, line=self._line, remedy=remedy)
 
     def _more(self, characters: int) -> bool:
-        """Read on; False if there is nothing more, or too much already."""
+        """Read more; return False at the end, or if there is too much already."""
         wanted = len(self._text) - self._at + characters
         if wanted > LONGEST or not self._read():
             return False

@@ -25,28 +25,28 @@ from xtrain.runtime.feed.tokenizers import TextTokenizer
 
 
 class SourceReader(Protocol):
-    """How one kind of source is read. It can be pickled."""
+    """Reader of one kind of source. Can be pickled."""
 
     def units(self) -> Iterator[SourceUnit]:
-        """What there is, in reading order, in parts of a few MiB at most unless one record is larger."""
+        """Yield all units in reading order; a unit has a few MiB at most unless one record is larger."""
         ...
 
     def read(self, unit: SourceUnit) -> Iterator[SourceRecord | BadRecord]:
-        """The records of a unit, in their order, in whatever process."""
+        """Yield the records of a unit in order, in any process."""
         ...
 
     def num_bytes(self) -> int | None:
-        """What the sizes of all units add up to, if it can be known beforehand."""
+        """Return the total size of all units, if it is known beforehand."""
         ...
 
 
 @frozen(kw_only=True)
 class SourceRequest:
-    """What a plan says of a source; nothing is read yet."""
+    """A source in a plan, before anything is read."""
 
     kind: str
     base: Path
-    """Where relative paths start."""
+    """Folder that relative paths start at."""
     patterns: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(factory=dict)
     reads: Reads
@@ -60,60 +60,60 @@ class OpenedSource:
     reader: SourceReader
     files: tuple[Path, ...] = ()
     base: Path | None = None
-    """What the names of files start at, if it is not that of the request."""
+    """Folder that names of files are relative to, if it is not the request's."""
     options: Mapping[str, Any] | None = None
-    """Those that decide which records there are, if they are not those of the request."""
+    """Options that affect the records, if they are not the request's."""
     any_bad_records: bool = False
-    """Whether any number of records may be unreadable: nobody can repair them."""
+    """True if any number of records may be unreadable, because nobody can repair them."""
     fetched: Callable[[], list[str]] | None = None
-    """Digests of what is read where that is in no files that are known: it may be fetched for that."""
+    """Returns digests of data in no known files, fetching it if needed."""
 
 
 @frozen(kw_only=True)
 class DataSource:
-    """The records of a data set in reading order. It can be pickled; `read` works in any process."""
+    """Records of a dataset in reading order. Can be pickled; `read` works in any process."""
 
     kind: str
     base: Path
     files: tuple[Path, ...]
     names: tuple[str, ...]
-    """What each file is called in the fingerprint: by its path from `base`, or, where all patterns are absolute, by
-    that, so that it does not matter which folder a command is given in."""
+    """Name of each file in the fingerprint: its path from `base`, or its absolute path if all patterns are absolute, so
+    that the working folder does not matter."""
     reads: Reads
     bad_record_limit: int | None
-    """None: any number, for nobody repairs their interpreter's files."""
+    """None: any number, as for the interpreter's own files."""
     options: Mapping[str, Any] = field(factory=dict)
-    """Those that decide which records there are."""
+    """Options that affect the records."""
     reader: SourceReader
     fetched: Callable[[], list[str]] | None = None
     """See `OpenedSource`."""
 
     def units(self) -> Iterator[SourceUnit]:
-        """All there is to read, in order, in small parts; the same ones each time. To be called in one process.
+        """Yield everything to read, in order, in small parts; the same ones each time. Call it in one process.
 
         Raises DataError if a file cannot be opened, or is damaged.
         """
         return self.reader.units()
 
     def read(self, unit: SourceUnit) -> Iterator[SourceRecord | BadRecord]:
-        """The records of a unit in their order, those that cannot be used among them.
+        """Yield the records of a unit in order, including bad ones.
 
         Raises DataError if a file cannot be opened, or is damaged.
         """
         return self.reader.read(unit)
 
     def num_bytes(self) -> int | None:
-        """Bytes of input that `Unit.size` of all units adds up to, if that is known beforehand."""
+        """Return the total `Unit.size` of all units in bytes, if it is known beforehand."""
         return self.reader.num_bytes()
 
     def fingerprints(self) -> tuple[str, ...]:
-        """Hex digests of every file's name and content and of every option: the first is the same however a plan has
-        travelled, the others are what the same records may be known by besides.
+        """Return hex digests of every file's name and content and of every option; the first is independent of how the
+        plan was stored, the others are earlier forms for the same records.
 
-        Earlier versions took options in the order they came in, and called files below the working folder by their
-        path from there; and a pattern may have been relative where it is absolute now, or the other way round. A data
-        set that was moved together with the folder that its patterns start at keeps its name. Raises DataError if a
-        file cannot be read.
+        Earlier versions used options in their order in memory, and named files below the working folder by their path
+        from there; and a pattern may have been relative where it is absolute now, or the other way round. A dataset
+        that was moved together with the folder that its patterns start at keeps its name. Raises DataError if a file
+        cannot be read.
         """
         contents = [bytes.fromhex(file_digest(path)) for path in self.files]
         fetched = self.fetched() if self.fetched is not None else []
@@ -136,7 +136,7 @@ class DataSource:
         return tuple(dict.fromkeys(found))
 
     def _decisive(self, options: Mapping[str, Any]) -> list[Any]:
-        """What decides which records there are, but the files."""
+        """Return everything except the files that affects the records."""
         return [self.kind, self.reads.form, self.reads.fields, options]
 
     def _named_otherwise(self, path: Path, name: str) -> str:
@@ -153,11 +153,12 @@ def open_source(
     bad_record_limit: int = 0,
     tokenizer: TextTokenizer | None = None,
 ) -> DataSource:
-    """Find the files of a source; nothing is read yet.
+    """Find the files of a source, without reading them.
 
-    `patterns` are globs relative to `base` (`**` crosses folders); a file that several match is taken once.
-    `options` and `reads` are those of a plan; `base` is the folder of the spec for a source that lies beside it.
-    `tokenizer` decides where `tokens` end a document, unless `separator` does.
+    `patterns` are globs relative to `base` (`**` crosses folders); a file that several match is taken once. `options`
+    and `reads` are from a plan; `base` is the folder of the spec for a source next to it. `tokenizer` decides where
+    `tokens` end a document, unless `separator` does.
+
     Raises DataError for an unknown kind, a missing or superfluous pattern, or a pattern that matches no file.
     """
     what = Reads.of(reads or {})
@@ -190,18 +191,18 @@ def open_source(
 
 # options in fingerprints of earlier versions -------------------------------------------------------------------------
 
-# They took the options of a source into its fingerprint in the order of a plan in memory. Where a plan was read back
-# from a run directory, which has its keys sorted, the fingerprint was another one: that of today.
+# Earlier versions used a source's options in the order of a plan in memory. For a plan read back from a run directory,
+# whose keys are sorted, the fingerprint differed: it was the present one.
 
 
-MOST: Final = 720  # orders that are tried of the arguments of a user's function: all there are of six
+MOST: Final = 720  # orders to try for the arguments of a user's function: all orders of six
 
 
 def options_before(order: Sequence[str], options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """`options` in each order that they may have had. order: that of their names; none if they never had another.
+    """Yield `options` in each order that they may have had. order: of their names; empty if it never changed.
 
-    The arguments of a user's function had that of its parameters, and maps among them that of the spec, which a plan
-    that was read back has lost.
+    The arguments of a user's function had the order of its parameters, and maps in them the order of the spec, which a
+    plan that was read back has lost.
     """
     if not order:
         return
@@ -211,7 +212,7 @@ def options_before(order: Sequence[str], options: Mapping[str, Any]) -> Iterator
 
 
 def _orders(value: Any) -> Iterator[Any]:
-    """A JSON value with the keys of its mappings in every order, as it stands first; MOST at most."""
+    """Yield a JSON value with the keys of its mappings in every order, the present one first; at most MOST."""
     if isinstance(value, Mapping):
         found = (
             dict(zip(names, items, strict=True))

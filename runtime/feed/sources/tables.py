@@ -25,7 +25,7 @@ BATCH_ROWS = 1024
 
 
 def check_columns(schema: "pa.Schema", reads: Reads, path: object) -> None:
-    """Raise DataError if a table lacks a column that is read, or has it in a type that cannot be."""
+    """Raise DataError if a table lacks a needed column, or has it in an unsupported type."""
     import pyarrow as pa
 
     for name in reads.fields:
@@ -48,8 +48,10 @@ def check_columns(schema: "pa.Schema", reads: Reads, path: object) -> None:
 
 
 def columns_read(schema: "pa.Schema", reads: Reads) -> list[str]:
-    """Return the columns, or columns inside others, that hold the fields: all of a path of dots that structs have,
-    and its beginning up to a column of JSON. Raises KeyError for a column that `check_columns` refuses."""
+    """Return the columns, or struct fields, that hold the fields; a path of dots ends at a JSON column.
+
+    Raises KeyError for a column that `check_columns` refuses.
+    """
     found = {name: _located(schema, name) for name in reads.fields}
     if missing := [name for name, each in found.items() if each is None]:
         raise KeyError(missing[0])
@@ -57,12 +59,12 @@ def columns_read(schema: "pa.Schema", reads: Reads) -> list[str]:
 
 
 def top_columns(schema: "pa.Schema", reads: Reads) -> list[str]:
-    """The columns that the fields are, or are parts of."""
+    """Return the top-level columns of the fields."""
     return list(dict.fromkeys(name if name in schema.names else name.split(".")[0] for name in reads.fields))
 
 
 def packed(batch: "pa.RecordBatch", reads: Reads) -> Iterator[tuple[bytes, int]]:
-    """The columns that are read, cut into parts of a few MiB: the bytes of each and its number of rows.
+    """Yield the needed columns in parts of a few MiB: the bytes of each and its number of rows.
 
     Raises pyarrow's ArrowInvalid if the batch is damaged.
     """
@@ -81,7 +83,7 @@ def packed(batch: "pa.RecordBatch", reads: Reads) -> Iterator[tuple[bytes, int]]
 
 
 def records_of(unit: SourceUnit, reads: Reads, place: object) -> Iterator[SourceRecord | BadRecord]:
-    """The records in a part that `packed` gave; `place` names the table, `unit.line` is the part's first row."""
+    """Yield the records in a part from `packed`; `place` names the table, `unit.line` is the part's first row."""
     import pyarrow as pa
 
     if isinstance(unit.part, Unusable):
@@ -103,7 +105,7 @@ def records_of(unit: SourceUnit, reads: Reads, place: object) -> Iterator[Source
 
 
 def _inside(value: Any, column: str, name: str) -> Any:
-    """The value of a field in that of its column: the column itself, or further inside JSON."""
+    """Return the value of a field from the value of its column: the column itself, or a path inside its JSON."""
     if name == column or isinstance(value, Unusable):
         return value
     last = column.rsplit(".", maxsplit=1)[-1]
@@ -121,7 +123,7 @@ def _taken(values: Mapping[str, Any], take: Take) -> Content | Unusable:
 
 
 def _values(column: "pa.Array") -> list[Any]:
-    """The values of a column as records of JSON lines have them; Unusable for one that is damaged."""
+    """Return the values of a column as in records of JSON lines; Unusable for a damaged one."""
     convert = _conversion(column.type)
     try:
         values = column.to_pylist()
@@ -152,11 +154,11 @@ Convert = Callable[[Any], Any]
 
 
 def _conversion(kind: "pa.DataType") -> Convert | None:
-    """A function of a value that is not null, as `to_pylist` gives it; None where that is the value already.
+    """Return a function to convert a value from `to_pylist` that is not null; None if no conversion is needed.
 
-    JSON (the extension type `arrow.json`, which `datasets` makes of columns with mixed types) becomes what it says,
-    maps become objects. A struct has every key that any row has: its nulls stand for keys that the row does not have,
-    and are left out. Nulls of JSON and of maps are values.
+    JSON (the extension type `arrow.json`, which `datasets` uses for columns with mixed types) is parsed, maps become
+    objects. A struct has every key that any row has: its nulls stand for keys that the row does not have, and are left
+    out. Nulls of JSON and of maps are values.
     """
     import pyarrow as pa
 
@@ -180,7 +182,7 @@ def _through(convert: Convert | None, value: Any) -> Any:
 
 
 def _located(schema: "pa.Schema", name: str) -> "tuple[str, pa.DataType] | None":
-    """The column that has a field, or in which it is found, and its type; None if there is none."""
+    """Return the column, or struct field, that has or contains a field, and its type; None if there is none."""
     import pyarrow as pa
 
     if name in schema.names:
@@ -203,7 +205,7 @@ def _column(batch: "pa.RecordBatch", name: str) -> "pa.Array":
         return batch.column(name)
     first, *rest = name.split(".")
     options = pyarrow.compute.StructFieldOptions(rest)
-    # Unlike a child array it is null where what it is in is null.
+    # Unlike a child array it is null where its parent is null.
     return pyarrow.compute.call_function("struct_field", [batch.column(first)], options)
 
 
@@ -217,7 +219,7 @@ def _parts(batch: "pa.RecordBatch") -> "Iterator[pa.RecordBatch]":
 
 
 def _plain(column: "pa.Array") -> "pa.Array":
-    """Text as bytes: whether they are UTF-8 is found out record by record."""
+    """Return text as bytes: UTF-8 is checked record by record."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -231,7 +233,7 @@ def _check_intact(column: "pa.Array") -> None:
     import pyarrow as pa
 
     try:
-        # Offsets that point beyond the data would end a process, not raise.
+        # Offsets beyond the data would end the process, not raise.
         column.validate(full=True)
     except pa.ArrowInvalid as error:
         if "UTF8" not in str(error):
@@ -258,11 +260,11 @@ def _is_list(kind: "pa.DataType") -> bool:
 EMPTY = Unusable("no documents: an empty file")
 NO_ROWS = Unusable("no documents: a table without rows")
 Batches = Callable[[Path, Reads], "Iterator[tuple[pa.RecordBatch, int]]"]
-"""The batches of the file at a path with the columns that are read, each with the bytes of the file that it took."""
+"""Yields the batches of a file with the columns that are read, each with the bytes of the file that it took."""
 
 
 def open_tables(request: SourceRequest, batches: Batches) -> OpenedSource:
-    """The files that match. batches: reads one; it can be pickled. Raises DataError for a pattern that matches none."""
+    """Open the files that match. batches: reads one; can be pickled. Raises DataError for a pattern without match."""
     files = matched(request.patterns, request.base)
     return OpenedSource(
         reader=TableFiles(kind=request.kind, batches=batches, files=files, reads=request.reads), files=files
@@ -271,16 +273,16 @@ def open_tables(request: SourceRequest, batches: Batches) -> OpenedSource:
 
 @frozen(kw_only=True)
 class TableFiles:
-    """Files of columns, a record a row. Only the columns that are read are loaded, and not all of a file at once."""
+    """Files of columns, with a record per row. Only the needed columns are loaded, and never a whole file at once."""
 
     kind: str
-    """The source that it is."""
+    """Kind of the source."""
     batches: Batches
     files: tuple[Path, ...]
     reads: Reads
 
     def units(self) -> Iterator[SourceUnit]:
-        """Some rows at a time. Raises DataError for a file that is damaged or lacks a column."""
+        """Yield some rows at a time. Raises DataError for a file that is damaged or lacks a column."""
         pa = pyarrow(self.kind)
         for path in self.files:
             if not size_of(path):
@@ -301,16 +303,16 @@ class TableFiles:
                 yield SourceUnit(size=size_of(path), part=NO_ROWS, path=path, line=1)
 
     def read(self, unit: SourceUnit) -> Iterator[SourceRecord | BadRecord]:
-        """A record, or a bad one, for each row."""
+        """Yield a record, or a bad one, for each row."""
         return records_of(unit, self.reads, unit.path)
 
     def num_bytes(self) -> int:
-        """Bytes of all files."""
+        """Return the bytes of all files."""
         return sum(map(size_of, self.files))
 
 
 def pyarrow(kind: str) -> Any:
-    """The package. Raises DataError if it is not installed."""
+    """Return the package. Raises DataError if it is not installed."""
     try:
         import pyarrow
         import pyarrow.ipc

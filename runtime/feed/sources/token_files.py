@@ -11,14 +11,14 @@ from xtrain.runtime.feed.digests import Stamp
 from xtrain.runtime.feed.sources.files import size_of, unreadable
 
 DEFAULT_DTYPE = "uint16"
-# Of a file that does not say what it holds, so many numbers are looked at.
+# Numbers to check in a file that does not declare its type.
 _LOOKED_AT = 1 << 16
 # Shards of nanogpt and llm.c begin with 256 int32: a magic number, a version, the number of tokens.
 _SHARD_HEADER = 1024
 _SHARD_DTYPES = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
-# The index of Megatron's indexed datasets: magic, version (uint64), code of the dtype (uint8), numbers of sequences and
-# of document ends (uint64 each); then lengths (int32) and byte offsets (int64) of sequences, and the sequence that each
-# document begins with (int64), one more than there are documents.
+# Index of Megatron's indexed datasets: magic, version (uint64), code of the dtype (uint8), numbers of sequences and of
+# document ends (uint64 each); then lengths (int32) and byte offsets (int64) of sequences, and the first sequence of
+# each document (int64), one more than there are documents.
 _INDEX_MAGIC = b"MMIDIDX\x00\x00"
 _INDEX_HEADER = 34
 _INDEX_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
@@ -31,15 +31,15 @@ class TokenArray:
     tokens: np.ndarray
     """Integers [tokens]."""
     offsets: np.ndarray | None = None
-    """int64 [documents + 1] where the file says where documents begin; else separators do."""
+    """int64 [documents + 1] if the file has bounds of documents; otherwise separators mark them."""
     trained: np.ndarray | None = None
-    """uint8 [tokens], 1 where a token is to be predicted. None: all."""
+    """uint8 [tokens], 1 for predicted tokens. None: all."""
 
 
 def open_tokens(path: Path, dtype: str | None) -> TokenArray:
-    """Map a file, or the folder of a token store. `dtype`: what the numbers are; None: what the file says, else uint16.
+    """Map a file, or the folder of a token store. dtype: type of the numbers; None: the file's own, else uint16.
 
-    Raises DataError if it cannot be read, is damaged, holds no integers, or other ones than `dtype` says.
+    Raises DataError if it cannot be read, is damaged, has no integers, or other ones than `dtype`.
     """
     try:
         stamps = tuple(map(Stamp.of, files_of(path)))
@@ -50,7 +50,7 @@ def open_tokens(path: Path, dtype: str | None) -> TokenArray:
 
 @lru_cache(maxsize=16)
 def _opened(path: Path, dtype: str | None, stamps: tuple[Stamp, ...]) -> TokenArray:
-    del stamps  # a file that has changed is opened again
+    del stamps  # a changed file is opened again
     try:
         if path.is_dir():
             return _store(path)
@@ -66,12 +66,12 @@ def _opened(path: Path, dtype: str | None, stamps: tuple[Stamp, ...]) -> TokenAr
 
 
 def is_store(path: Path) -> bool:
-    """Whether a folder looks like a token store."""
+    """Return True if a folder looks like a token store."""
     return (path / "meta.json").is_file() and (path / "tokens.bin").is_file()
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
-    """The files that hold what `open_tokens` opens at `path`, by which its content is told."""
+    """Return the files that `open_tokens` reads at `path` and that identify its content."""
     if path.is_dir():
         return tuple(each for name in ("tokens.bin", "offsets.npy", "trained.bin") if (each := path / name).is_file())
     index = path.with_suffix(".idx")
@@ -117,7 +117,7 @@ def _bare(path: Path, dtype: str | None) -> TokenArray:
         message = f"{size:,} bytes are not a multiple of {kind.name}"
         raise DataError(message, path=path, remedy="Set `dtype` to what was written, or download it again.")
     tokens = _mapped(path, kind, 0)
-    # Nothing in such a file says how wide its numbers are; small ones that are twice as wide have empty halves.
+    # Such a file does not declare its type; small numbers of twice the width have empty halves.
     if dtype is None and len(tokens) >= 8 and not tokens[1:_LOOKED_AT:2].any():
         message = f"every second number is 0, read as {kind.name}: it seems to hold a wider type"
         raise DataError(message, path=path, remedy="Set `dtype` to what was written, such as uint32.")

@@ -1,8 +1,8 @@
 """Crash-safe writing of a token store: a crash costs a few seconds of work, and no document is lost or repeated.
 
-Everything is appended to a few files. From time to time these are synced. Only then is the journal replaced,
-atomically; it records the length of each file and the position in the input. A process that continues checks the
-files against the digests in the journal and truncates them to these lengths.
+Everything is appended to a few files. At intervals these are synced. Only then is the journal replaced, atomically; it
+records the length of each file and the position in the input. A process that resumes checks the files against the
+digests in the journal and truncates them to these lengths.
 """
 
 import json
@@ -43,24 +43,24 @@ _ONES = np.ones(_AT_ONCE, dtype=np.uint8)
 
 @frozen(kw_only=True)
 class Journal:
-    """What has been written, as of the last time it was brought to the disk."""
+    """Progress of a store, as of the last commit."""
 
     format: int = FORMAT
     key: str
     dtype: str
     units: int = 0
-    """Units of the source that are done."""
+    """Finished units of the source."""
     mark: str = ""
-    """Digest of what tells these units apart, to know them again."""
+    """Digest of these units' sizes, to recognize them."""
     done: int = 0
-    """Bytes of the input that they are."""
+    """Bytes of their input."""
     documents: int = 0
     tokens: int = 0
     trained: int = 0
-    """Tokens that are predicted."""
+    """Number of predicted tokens."""
     bad_records: int = 0
     lost: dict[str, int] = field(factory=dict)
-    """Conversations of which the template has left something out, by the kind of that."""
+    """Number of conversations with left-out content, by its kind."""
     sizes: dict[str, int] = field(factory=dict)
     """Bytes of each file."""
     digests: dict[str, str] = field(factory=dict)
@@ -68,7 +68,7 @@ class Journal:
 
 
 def read_journal(folder: Path, key: str) -> Journal | None:
-    """The journal of an unfinished store; None if there is none that can be gone on from."""
+    """Return the journal of an unfinished store; None without a resumable one."""
     try:
         values = read_json(folder / JOURNAL)
         journal = Journal(**values)
@@ -78,7 +78,7 @@ def read_journal(folder: Path, key: str) -> Journal | None:
 
 
 class StoreWriter:
-    """A store in the making, in an existing folder of its own. Any method may raise OSError."""
+    """An unfinished store, in an existing folder of its own. Any method may raise OSError."""
 
     def __init__(self, folder: Path, key: str, dtype: np.dtype) -> None:
         self.folder = folder
@@ -89,9 +89,9 @@ class StoreWriter:
         self._whole = True
 
     def begin(self) -> None:
-        """With nothing: what is in the folder is deleted."""
+        """Start from nothing: the folder's content is deleted."""
         self.close()
-        # The journal first: without it the rest means nothing.
+        # The journal first: without it the rest has no meaning.
         for name in (JOURNAL, META, *self._growing(), OFFSETS):
             (self.folder / name).unlink(missing_ok=True)
         self.journal = Journal(key=self.journal.key, dtype=self.journal.dtype)
@@ -99,7 +99,8 @@ class StoreWriter:
         self._files = {name: GrowingFile(self.folder / name) for name in (TOKENS, LENGTHS, BAD)}
 
     def go_on(self) -> bool:
-        """From the journal in the folder. False if what it tells of is not there, and `begin` has to be called."""
+        """Resume from the journal in the folder; return False if the files do not match it, and `begin` must be
+        called."""
         journal = read_journal(self.folder, self.journal.key)
         if journal is None or journal.dtype != self.journal.dtype:
             return False
@@ -125,15 +126,15 @@ class StoreWriter:
         return True
 
     def knows(self, sizes: Iterable[int]) -> bool:
-        """Whether units of these sizes, in this order, are those that the journal counts."""
+        """Return True if the first units have these sizes, in this order, according to the journal."""
         self._mark = blake2b(digest_size=16)
         for size in sizes:
             self._mark.update(b"%d," % size)
         return self._mark.hexdigest() == self.journal.mark or not self.journal.units
 
     def append(self, unit_size: int, encoded: EncodedUnit) -> None:
-        """The documents of the next unit."""
-        # If this is interrupted half way, only the journal knows what is whole.
+        """Append the documents of the next unit."""
+        # After an interruption only the journal has the valid lengths.
         self._whole = False
         now = self.journal
         if encoded.trained is not None and TRAINED not in self._files:
@@ -157,7 +158,7 @@ class StoreWriter:
         for record in encoded.bad:
             self.bad_records = self.bad_records.including(record)
             line = json.dumps({"origin": record.origin, "reason": record.reason}, ensure_ascii=False)
-            # A name of a file need not be text.
+            # A file name need not be valid text.
             self._files[BAD].append(line.encode(errors="surrogateescape") + b"\n")
         self._mark.update(b"%d," % unit_size)
         predicted = len(encoded.tokens) if encoded.trained is None else int(encoded.trained.sum())
@@ -174,7 +175,7 @@ class StoreWriter:
         self._whole = True
 
     def commit(self) -> None:
-        """Bring everything to the disk, then say so in the journal; nothing happens after half an `append`."""
+        """Sync all files, then replace the journal; does nothing after an interrupted `append`."""
         if not self._whole or not self._files or not self.journal.units:
             return
         for file in self._files.values():
@@ -184,7 +185,7 @@ class StoreWriter:
         replace_file(self.folder / JOURNAL, json.dumps(asdict(self.journal)).encode())
 
     def finish(self, **meta: Any) -> None:
-        """Make a whole store of it, `meta` being added to what it says of itself; at least one document is needed."""
+        """Complete the store, with `meta` added to its metadata; at least one document is needed."""
         self.commit()
         digests = self._digests()
         digests[OFFSETS] = _write_offsets(self.folder, self.journal.documents)
@@ -226,7 +227,7 @@ class StoreWriter:
         return {name: file.digest.hexdigest() for name, file in self._files.items()}
 
     def _growing(self) -> list[str]:
-        """The files that may be in the folder and grow with every unit."""
+        """Return the names of growing files that may be in the folder."""
         numbers = (path.name for kind in (COLUMN, VALUE) for path in self.folder.glob(numbers_file(kind, "*")))
         return [*GROWING, *numbers]
 
@@ -236,21 +237,21 @@ class StoreWriter:
 
 
 def _names(files: Iterable[str], kind: str) -> list[str]:
-    """The files of columns, or of values."""
+    """Return the files of columns, or of values."""
     return sorted(name for name in files if name.startswith(f"{kind}-"))
 
 
 def tidy(folder: Path) -> None:
-    """Delete what only a store in the making needs."""
+    """Delete files that only an unfinished store needs."""
     for name in (JOURNAL, LENGTHS):
         (folder / name).unlink(missing_ok=True)
     sync_folder(folder)
 
 
 def copy_unfinished(source: Path, target: Path, key: str, report: Callable[[int], None]) -> bool:
-    """Copy what the journal of `source` tells of, which may still be growing, into the empty folder `target`.
+    """Copy the journal and its files, which may still be growing, from `source` into the empty folder `target`.
 
-    `report` gets the bytes of each block. False if there is nothing to copy.
+    `report` gets the bytes of each block. Returns False if there is nothing to copy.
     """
     journal = read_journal(source, key)
     if journal is None:
@@ -282,7 +283,7 @@ def _report(path: Path, count: int) -> BadRecordReport:
 
 
 def _write_offsets(folder: Path, documents: int) -> str:
-    """Sums of the lengths, as an array file; a block of them in memory at a time. Returns the file's digest."""
+    """Write the cumulative lengths as an array file, block by block. Returns the file's digest."""
     header = {"descr": "<i8", "fortran_order": False, "shape": (documents + 1,)}
     digest = blake2b(digest_size=32)
     with (folder / OFFSETS).open("w+b") as file, (folder / LENGTHS).open("rb") as lengths:

@@ -1,8 +1,8 @@
 """Building of a token store by one process, which resumes interrupted work, while all others wait for the store.
 
 Claims decide which of many processes on many machines builds a store, and which one takes over when it is lost. They
-use files and no locks, because shared file systems often have no working locks. Each process puts a claim next to the
-stores, a small file that it rewrites every few seconds; the building process has a folder of the same name. If two
+use files instead of locks, because shared file systems often have no working locks. Each process puts a claim next to
+the stores, a small file that it rewrites every few seconds; the building process has a folder of the same name. If two
 built at the same time, they would write two equal stores, and the first would stay: claims save work, and correctness
 never depends on them.
 
@@ -43,23 +43,23 @@ CLAIM = ".claim-"
 FOLDER = ".building-"
 BEAT_SECONDS = 5.0
 SILENT_SECONDS = 60.0
-# So far behind the newest of our own, by the clock of the file system, a claim needs not be watched.
+# Age of a claim, relative to this process's own by the file system's clock, from which it counts as overdue at once.
 OLD_SECONDS = 600.0
 
 
 def claims_of(cache: Path, key: str) -> dict[str, Path]:
-    """The claims on a store by name, the earliest first."""
+    """Return the claims on a store by name, the earliest first."""
     return {path.name.removeprefix(CLAIM): path for path in sorted(cache.glob(f"{CLAIM}{key}-*"))}
 
 
 def folders_of(cache: Path, key: str) -> dict[str, Path]:
-    """The folders in which a store is, or was, built, by the name of the claim."""
+    """Return the folders in which a store is, or was, built, by the name of the claim."""
     return {path.name.removeprefix(FOLDER): path for path in sorted(cache.glob(f"{FOLDER}{key}-*"))}
 
 
 @define(eq=False)
 class Claim:
-    """This process's own. Its file is there, and fresh, from `put` to `withdraw`."""
+    """Claim of this process. Its file exists and is rewritten from `put` to `withdraw`."""
 
     cache: Path
     key: str
@@ -70,7 +70,7 @@ class Claim:
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
 
     def __attrs_post_init__(self) -> None:
-        # Names are ordered by when their process came.
+        # Names sort by the start of their process.
         self.name = f"{self.key}-{time.time_ns():020d}-{uuid4().hex[:8]}"
 
     @property
@@ -79,16 +79,16 @@ class Claim:
 
     @property
     def folder(self) -> Path:
-        """Where this process builds."""
+        """Folder in which this process builds."""
         return self.cache / f"{FOLDER}{self.name}"
 
     def put(self) -> None:
-        """Raises OSError if it cannot be written."""
+        """Create the claim. Raises OSError if it cannot be written."""
         self._write()
         threading.Thread(target=self._keep_fresh, name="claim", daemon=True).start()
 
     def says(self, *, builds: bool) -> None:
-        """Tell the others whether this process builds. Raises OSError."""
+        """Record in the claim whether this process builds. Raises OSError."""
         self._builds = builds
         self._write()
 
@@ -115,16 +115,16 @@ class Claim:
 
 @frozen(kw_only=True)
 class OtherClaim:
-    """Another process's claim, as it stands."""
+    """Claim of another process."""
 
     name: str
     builder: str
-    """`process 17 on node3`."""
+    """As `process 17 on node3`."""
     builds: bool
     gone: bool
-    """Its process has certainly ended."""
+    """True if its process has certainly ended."""
     silent: bool
-    """It has not been heard of for long: it may have ended."""
+    """True if it is overdue: its process may have ended."""
 
     @property
     def alive(self) -> bool:
@@ -133,7 +133,7 @@ class OtherClaim:
 
 @define
 class ClaimWatch:
-    """The other claims on a store, looked at again and again: clocks of other machines are not relied upon."""
+    """Observer of the other claims on a store, independent of other machines' clocks."""
 
     mine: Claim
     _heard: dict[str, tuple[object, float]] = field(factory=dict, init=False)
@@ -167,12 +167,12 @@ class ClaimWatch:
 
 
 def this_process() -> list[str] | None:
-    """What tells this process from every other one that is or was: machine since it was started, process, start."""
+    """Return a unique name of this process: boot of its machine, container, process number, start time."""
     return _process("self")
 
 
 def has_ended(process: object) -> bool:
-    """Whether that process certainly is no more. Of those of other machines and containers nothing is known."""
+    """Return True if a process has certainly ended; False for other machines and containers."""
     own = this_process()
     if own is None or not isinstance(process, list) or len(process) != 4 or process[:2] != own[:2]:
         return False
@@ -182,11 +182,11 @@ def has_ended(process: object) -> bool:
 def _process(number: str) -> list[str] | None:
     try:
         machine = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8", errors="replace").strip()
-        container = str(Path("/proc/self/ns/pid").readlink())  # numbers of processes count within one
+        container = str(Path("/proc/self/ns/pid").readlink())  # process numbers are unique within one
     except OSError:
         return None
     try:
-        # `17 (name) S …`: the name of the program may itself hold blanks and brackets.
+        # `17 (name) S …`: the name of the program may contain blanks and brackets.
         first, rest = Path(f"/proc/{number}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)
         state, *numbers = rest.split()
         return [machine, container, first.split()[0], "ended" if state in "ZX" else numbers[18]]
@@ -194,10 +194,10 @@ def _process(number: str) -> list[str] | None:
         return [machine, container, number, "ended"]
 
 
-# What a crash may cost.
+# Work that a crash may cost.
 COMMIT_SECONDS = 5.0
 POLL_SECONDS = 0.2
-# An unfinished store that nobody has gone on with for so long is deleted.
+# Age from which an unfinished store that no process resumed is deleted.
 UNFINISHED_SECONDS = 7 * 86_400
 REMEDY = (
     "Free some space or choose another cache folder; the finished part is kept, and the build continues from there."
@@ -206,18 +206,18 @@ REMEDY = (
 
 @frozen(kw_only=True)
 class TokeniseJob:
-    """A store that is to be built at `final`, a folder named by its key, from all units of a source."""
+    """Job to build a store at `final`, a folder named by its key, from all units of a source."""
 
     final: Path
     source: "DataSource"
     encoder: "DocumentEncoder"
     dtype: np.dtype
     meta: dict[str, Any]
-    """What the store is to say of itself besides."""
+    """Further metadata of the store."""
     is_intact: Callable[[Path], bool]
-    """Whether a folder is a complete store."""
+    """Returns True if a folder is a complete store."""
     check_unchanged: Callable[[], None]
-    """Raises DataError if the source is not what it was when the key was made."""
+    """Raises DataError if the source has changed since the key was made."""
     jobs: int | None = None
     report: Report | None = None
 
@@ -231,10 +231,10 @@ class TokeniseJob:
 
 
 def make_store(job: TokeniseJob) -> None:
-    """Return once there is an intact store at `job.final`, having built it or waited for a process that did.
+    """Wait until an intact store exists at `job.final`, built by this process or another.
 
-    An exception, also one that `report` raises, leaves what is done to the next who asks. Raises DataError if the cache
-    cannot be written, for a source without documents, or more bad records than it may have, and what its units raise.
+    After an exception, also of `report`, the finished part stays for the next process. Raises DataError if the cache
+    cannot be written, for a source without documents, for too many bad records, and what its units raise.
     """
     claim = Claim(job.cache, job.key)
     with _writing(job.final):
@@ -255,9 +255,9 @@ def make_store(job: TokeniseJob) -> None:
 
 
 def _rival(claim: Claim, watch: ClaimWatch, final: Path) -> OtherClaim | None:
-    """Whom to wait for; None if it is for this process to build, which it has then said.
+    """Return the process to wait for; None if this one builds, which its claim then says.
 
-    Of those that come at once the first by name builds. It says so and looks again: of two, one sees the other.
+    Of simultaneous processes the first by name builds. Each announces it and looks again: of two, one sees the other.
     """
     for rival in watch.rivals():
         if rival.alive and (rival.builds or rival.name < claim.name):
@@ -296,12 +296,12 @@ def _build(job: TokeniseJob, claim: Claim, watch: ClaimWatch) -> None:
             _tokenise(job, writer)
         with _writing(job.final):
             publish(claim.folder, job.final, job.is_intact)
-            # Another process may have been faster, and others have left what is of no use now.
+            # Another process may have been faster, and others have left files that are now useless.
             for name in folders_of(job.cache, job.key):
                 if name == claim.name or name not in claims_of(job.cache, job.key):
                     move_aside(job.cache / f"{FOLDER}{name}")
     except BaseException:
-        # What is done is kept as far as it can be; the error that is under way says more than one of this.
+        # Keep the finished part if possible; the current error matters more than one here.
         with suppress(OSError):
             writer.commit()
             if not (claim.folder / JOURNAL).exists() and not (claim.folder / META).exists():
@@ -315,7 +315,7 @@ def _tokenise(job: TokeniseJob, writer: StoreWriter) -> None:
     source, limit = job.source, job.source.bad_record_limit
     units = iter(source.units())
     if not writer.knows(unit.size for unit in islice(units, writer.journal.units)):
-        # The source deals itself out otherwise than before.
+        # The source has other units than before.
         with _writing(job.final):
             writer.begin()
         units = iter(source.units())
@@ -324,7 +324,7 @@ def _tokenise(job: TokeniseJob, writer: StoreWriter) -> None:
     committed = time.monotonic()
     with closing(encoded_units(source, job.encoder, units, job.dtype, job.jobs)) as encoded:
         for unit, documents in encoded:
-            # Beyond the limit nothing is written: with a higher one it can be gone on from here.
+            # Nothing is written beyond the limit: with a higher one the build can resume from here.
             _with(writer.bad_records, documents.bad).check(limit)
             with _writing(job.final):
                 writer.append(unit.size, documents)
@@ -361,8 +361,8 @@ def _with(report: BadRecordReport, bad: tuple[BadRecord, ...]) -> BadRecordRepor
 
 
 def _take_over(job: TokeniseJob, claim: Claim, watch: ClaimWatch) -> bool:
-    """Put what others have left unfinished into this process's folder, the longest there is; True if it is complete."""
-    # Folders before claims: a folder without a claim has then been left for good.
+    """Move the longest unfinished store of others into this process's folder; return True if it is complete."""
+    # Folders before claims: a folder without a claim is then certainly abandoned.
     folders = folders_of(job.cache, job.key)
     rivals = {rival.name: rival for rival in watch.rivals()}
     live = {name for name, rival in rivals.items() if rival.alive}
@@ -374,12 +374,12 @@ def _take_over(job: TokeniseJob, claim: Claim, watch: ClaimWatch) -> bool:
         return 0 if journal is None else journal.units
 
     for name in sorted((name for name in folders if name not in live), key=progress, reverse=True):
-        # To a complete one nothing is written any more, whatever has become of its process.
+        # A complete one is not written any more, even if its process runs.
         if name in rivals and not rivals[name].gone and not job.is_intact(folders[name]):
             if not claim.folder.exists() and progress(name):
                 _copy(job, folders[name], claim.folder)
             continue
-        with suppress(FileNotFoundError):  # someone else was faster
+        with suppress(FileNotFoundError):  # another process was faster
             if claim.folder.exists() or not progress(name):
                 move_aside(folders[name])
             else:

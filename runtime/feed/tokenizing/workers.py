@@ -44,33 +44,33 @@ class EncodedUnit:
     lengths: np.ndarray
     """int64 [documents]."""
     trained: np.ndarray | None
-    """uint8 [tokens], 1 where a token is predicted; None if all are."""
+    """uint8 [tokens], 1 for predicted tokens; None if all are."""
     bad: tuple[BadRecord, ...]
     """In reading order."""
     choices: np.ndarray | None = None
-    """int32 [documents, 4]: what `TokenDocument.choice` says; None if they are no choices."""
+    """int32 [documents, 4]: `TokenDocument.choice`; None without choices."""
     firsts: np.ndarray | None = None
-    """int32 [documents]: tokens of the preferred side of each pair; None if they are no pairs."""
+    """int32 [documents]: tokens of the preferred side of each pair; None without pairs."""
     columns: dict[str, np.ndarray] = field(factory=dict)
-    """Numbers along the tokens, float32 [tokens] each, by name."""
+    """Numbers per token, float32 [tokens] each, by name."""
     values: dict[str, np.ndarray] = field(factory=dict)
     """Numbers of the documents, float32 [documents] each, by name."""
     lost: dict[str, int] = field(factory=dict)
-    """Conversations of which the template has left something out, by the kind of that."""
+    """Number of conversations with left-out content, by its kind."""
 
 
 @frozen
 class WorkerFailure:
-    """What a unit raised, on its way out of a worker."""
+    """Exception of a unit, sent by a worker."""
 
     error: BaseException
     trace: str
 
 
 def encode_unit(source: "DataSource", encoder: "DocumentEncoder", unit: "SourceUnit", dtype: np.dtype) -> EncodedUnit:
-    """Read a unit and tokenise its records, one batch of them in memory at a time.
+    """Read a unit and tokenize its records, with one batch of them in memory at a time.
 
-    Raises whatever reading and tokenising raise, and DataError for ids beyond the vocabulary or too little memory.
+    Raises whatever reading and tokenizing raise, and DataError for ids beyond the vocabulary or too little memory.
     """
     try:
         return _encode(source, encoder, unit, dtype)
@@ -93,7 +93,7 @@ def _encode(source: "DataSource", encoder: "DocumentEncoder", unit: "SourceUnit"
     lost: Counter[str] = Counter()
     for batch in _batches(source.read(unit)):
         documents = iter(encoder.encode([record for record in batch if not isinstance(record, BadRecord)]))
-        # Records that cannot be read and documents that cannot be encoded are told in one order.
+        # Bad records of reading and of encoding are kept in one order.
         found = [record if isinstance(record, BadRecord) else next(documents) for record in batch]
         good: list[TokenDocument] = [
             document
@@ -165,7 +165,7 @@ def _joined(masks: list[np.ndarray | None], tokens: list[np.ndarray]) -> np.ndar
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """No threads of the tokenizer within the block: they would outlive it, and burden every later fork."""
+    """Keep the tokenizer from starting threads within the block: they would outlive it and slow every later fork."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "false"
@@ -179,28 +179,28 @@ def one_thread() -> Iterator[None]:
 
 
 def serve(fd: int) -> None:
-    """The life of a worker process: a source and an encoder come over the connection `fd`, then units.
+    """Run a worker process: a source and an encoder come over the connection `fd`, then units.
 
-    Each is answered with an EncodedUnit or a Failure, in the order in which they came. It ends with the connection.
+    Each is answered with an EncodedUnit or a WorkerFailure, in order of arrival. The process ends with the connection.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that builds decides what Ctrl-C means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the building process decides what Ctrl-C means
     connection = Connection(fd)
     try:
         try:
             source, encoder, dtype = connection.recv()
         except (EOFError, ConnectionError):
             raise
-        except Exception as error:  # anything that is raised where they are unpacked
+        except Exception as error:  # any exception of unpickling
             connection.send(_failure(error))
             return
         connection.send(None)  # from here on, a death is due to a unit
         units: queue.Queue[SourceUnit] = queue.Queue(1)
-        # Units are taken off the connection while one is worked on: neither end ever waits for the other to write.
+        # Units are received while one is worked on: neither end ever waits for the other to write.
         threading.Thread(target=_receive, args=(connection, units), daemon=True).start()
         while True:
             connection.send(_answer(source, encoder, units.get(), dtype))
     except (EOFError, ConnectionError):
-        os._exit(0)  # nobody waits for the answer
+        os._exit(0)  # the receiver is gone
 
 
 def _receive(connection: Connection, units: "queue.Queue[SourceUnit]") -> None:
@@ -208,7 +208,7 @@ def _receive(connection: Connection, units: "queue.Queue[SourceUnit]") -> None:
         while True:
             units.put(connection.recv())
     except (EOFError, ConnectionError):
-        os._exit(0)  # at once: the process that builds is gone, and what is being tokenised is of no use
+        os._exit(0)  # at once: the building process is gone, so the result is useless
 
 
 def _answer(
@@ -225,7 +225,7 @@ def _failure(error: Exception) -> WorkerFailure:
 
 
 def _sendable(error: Exception) -> Exception:
-    """The error itself if it survives the way, else one that tells its name and words."""
+    """Return the error itself if it can be pickled, else one with its name and text."""
     try:
         copy = pickle.loads(pickle.dumps(error))
         return error if str(copy) == str(error) else RuntimeError(f"{type(error).__name__}: {error}")
@@ -233,12 +233,12 @@ def _sendable(error: Exception) -> Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-# Below this much input, starting processes takes longer than what they save.
+# Below this input size, starting processes costs more than it saves.
 SMALL = 8 << 20
-# Units at a worker: one is tokenised, one waits.
+# Units at a worker: one is tokenized, one waits.
 AT_WORKER = 2
-# Units that are read, worked on or waiting for their turn are at most WINDOW a worker, and unless it is a single one
-# no more than WINDOW_BYTES a worker: this bounds the memory of the process that reads and writes.
+# Limits of units that are read, worked on or waiting: WINDOW per worker, and WINDOW_BYTES per worker unless it is a
+# single unit. This bounds the memory of the process that reads and writes.
 WINDOW = 4
 WINDOW_BYTES = 32 << 20
 DEATHS = 3
@@ -247,10 +247,10 @@ DEATHS = 3
 def encoded_units(
     source: "DataSource", encoder: "DocumentEncoder", units: "Iterable[SourceUnit]", dtype: np.dtype, jobs: int | None
 ) -> "Generator[tuple[SourceUnit, EncodedUnit]]":
-    """Each unit with its documents, in the order of `units`, which does not depend on `jobs`.
+    """Yield each unit with its documents, in the order of `units`, whatever `jobs` is.
 
-    `jobs` processes work, or this one alone if it is 1; with None, as many as there are cores, unless there is little
-    to do. Raises what a unit raises when its turn comes, and DataError for a unit at which three workers died.
+    `jobs` processes work; 1: only this one; None: one per core, unless there is little to do. Raises what a unit raises
+    when its turn comes, and DataError for a unit at which three workers died.
     """
     caught = _caught(units)
     first: list[SourceUnit | WorkerFailure] = []
@@ -277,7 +277,7 @@ def encoded_units(
 
 
 def _caught(units: "Iterable[SourceUnit]") -> "Iterator[SourceUnit | WorkerFailure]":
-    """The units, and what getting at the next one raised, which has its turn when theirs is over."""
+    """Yield the units, then the exception of getting the next one, to be raised in turn."""
     try:
         yield from units
     except Exception as error:
@@ -302,12 +302,12 @@ class _Worker:
     process: subprocess.Popen
     connection: Connection
     slots: deque[_Slot] = field(factory=deque)
-    """What it has been given and not answered, oldest first: that is what it is working on."""
+    """Unanswered units, oldest first; it works on the first."""
     ready: bool = False
 
 
 class Pool:
-    """`jobs` worker processes, each a fresh interpreter: what threads of this one hold is not copied into them."""
+    """`jobs` worker processes, each a new interpreter, so that no state of this process's threads is copied."""
 
     def __init__(self, source: "DataSource", encoder: "DocumentEncoder", dtype: np.dtype, jobs: int) -> None:
         self._setup = ForkingPickler.dumps((source, encoder, dtype))
@@ -327,7 +327,8 @@ class Pool:
             worker.process.wait()
 
     def encoded(self, units: "Iterator[SourceUnit | WorkerFailure]") -> "Iterator[tuple[SourceUnit, EncodedUnit]]":
-        """Each unit with its documents, in order; a Failure is raised at its turn, and what `encoded_units` raises."""
+        """Yield each unit with its documents, in order. A WorkerFailure is raised at its turn; raises as
+        `encoded_units`."""
         self._workers = [self._start() for _ in range(self._jobs)]
         for worker in self._workers:
             self._send_job(worker)
@@ -370,7 +371,7 @@ class Pool:
                 self._replace(worker)
 
     def _listen(self) -> None:
-        """Wait for answers, and give those who gave one more to do."""
+        """Wait for answers, and give their workers more units."""
         by_connection = {worker.connection: worker for worker in self._workers}
         for connection in wait(list(by_connection)):
             assert isinstance(connection, Connection)
@@ -388,9 +389,9 @@ class Pool:
         self._deal()
 
     def _replace(self, worker: _Worker) -> None:
-        """A worker has died: what it had not answered is done again, if it was not the third to die of it."""
+        """Replace a worker that died; its units are repeated, except one at which the third worker died."""
         worker.connection.close()
-        worker.process.kill()  # one that has only closed its connection
+        worker.process.kill()  # it may only have closed its connection
         status = worker.process.wait()
         how = f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
         if not worker.ready:
@@ -412,12 +413,12 @@ class Pool:
         ours, theirs = Pipe()
         with theirs:
             serve = f"from xtrain.runtime.feed.tokenizing.workers import serve; serve({theirs.fileno()})"
-            # Not multiprocessing's own: that would run the main module again, which in a rank imports torch.
+            # Not multiprocessing's own start: that would run the main module again, which in a rank imports torch.
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {sys.path!r}; {serve}"],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what a library prints must not get into what this process prints
+                stdout=2,  # output of libraries must not mix with this process's output
                 env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},
             )
         return _Worker(process, ours)
@@ -430,14 +431,14 @@ class Pool:
 
 
 def _raised(failure: WorkerFailure) -> BaseException:
-    """The error of a worker, with where it came from."""
+    """Return the error of a worker with its traceback as a note."""
     if failure.trace:
         failure.error.add_note(failure.trace)
     return failure.error
 
 
 def _bytes(unit: "SourceUnit | WorkerFailure") -> int:
-    """What it takes in memory: of a packed file more than on disk."""
+    """Return the memory of a unit: for a packed file more than on disk."""
     if isinstance(unit, WorkerFailure):
         return 0
     return max(unit.size, len(unit.part)) if isinstance(unit.part, bytes) else unit.size
