@@ -1,4 +1,4 @@
-"""`compile_plan`: a typed spec and a number of ranks into a `Plan`, or all the reasons why there is none."""
+"""`compile_plan`: compile a typed spec and a number of ranks into a `Plan`, or into all the errors that prevent one."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -36,9 +36,9 @@ from xtrain.planner.rules.validate import validate
 
 @frozen
 class Compiled:
-    """A plan, or None with at least one error among the diagnostics. Warnings can stand beside a plan.
+    """Plan with diagnostics, or None with at least one error among them. Warnings may come with a plan.
 
-    directory: the run directory that a saved plan lies in, which is then that of the run.
+    directory: the run directory that holds a saved plan; the run then uses it.
     """
 
     plan: Plan | None
@@ -47,26 +47,26 @@ class Compiled:
 
     @property
     def resolved_text(self) -> str:
-        """The spec as resolved, to be kept beside a run."""
+        """Resolved spec, stored with a run."""
         return self.plan.spec_text if self.plan else ""
 
     def report_to(self, stream: TextIO) -> bool:
-        """Write what is to be said about the spec; whether there is a plan."""
+        """Write the diagnostics; return True if there is a plan."""
         stream.write(self.diagnostics.render(color=shows_color(stream)))
         return self.plan is not None
 
 
-# Looks for the data of a plan that waits for it: None where it is not counted.
+# Counts the data of a plan that waits for it; returns None if it is not counted.
 Count = Callable[[Plan], Counted | None]
 
 
 def compile_plan(spec: Spec, *, world: int | None = None, spec_text: str = "", count: Count | None = None) -> Compiled:
-    """Compile `spec` for `world` ranks (None: what the spec itself asks for).
+    """Compile `spec` for `world` ranks (None: the number that the spec gives).
 
-    `spec_text` is the resolved text that is kept with the plan. Every rule is checked before the verdict, so that a
-    spec hears of all its mistakes at once. Nothing is read but tokenizer.json and the names of data files.
+    `spec_text` is the resolved text stored with the plan. Every rule is checked before the verdict, so that a user sees
+    all mistakes at once. Only tokenizer.json and the names of data files are read.
 
-    With `count` rules that wait for the data are checked too, where it has been counted. The plan is the same.
+    With `count`, rules that wait for the data are also checked if it has been counted. The plan is the same.
     """
     found = Verdicts(spec)
     valid = validate(spec, world, found)
@@ -78,7 +78,7 @@ def compile_plan(spec: Spec, *, world: int | None = None, spec_text: str = "", c
     if valid.elastic.worlds:
         plan = _with_worlds(plan, valid)
     counted = count(plan) if count is not None and waits(plan) else None
-    if counted is not None:  # then the rules say of the spec what holds of it with this data
+    if counted is not None:  # the rules then check the spec against this data
         found = Verdicts(spec)
         if validate(spec, world, found, Counts(epoch_rows=epoch_rows(plan, counted.rows))) is None:
             return Compiled(None, found.diagnostics)
@@ -88,14 +88,14 @@ def compile_plan(spec: Spec, *, world: int | None = None, spec_text: str = "", c
 
 @frozen
 class Appraisal:
-    """What a spec would cost, without the rest of its plan; None with at least one error among the diagnostics."""
+    """Costs of a spec without the rest of its plan; None with at least one error among the diagnostics."""
 
     estimates: Estimates | None
     diagnostics: Diagnostics
 
 
 def appraise(spec: Spec, world: int | None = None) -> Appraisal:
-    """The estimates of `compile_plan`, some times as fast, for who compares many layouts."""
+    """Return the estimates of `compile_plan` several times as fast, to compare many layouts."""
     found = Verdicts(spec)
     valid = validate(spec, world, found)
     if valid is None:
@@ -105,7 +105,7 @@ def appraise(spec: Spec, world: int | None = None) -> Appraisal:
 
 
 def resolve(spec: Spec, valid: ValidatedSpec) -> Resolved:
-    """The spec with nothing left to choose."""
+    """Return the spec with every choice made."""
     arch, mesh, base = valid.shape.architecture, valid.layout.mesh, spec.precision.base
     frozen = frozen_names(arch, spec.model.frozen)
     quantised = quantised_names(arch, base, frozen)
@@ -128,12 +128,13 @@ def resolve(spec: Spec, valid: ValidatedSpec) -> Resolved:
 
 
 def cluster_of(run: Resolved) -> Hardware:
-    """The machines under a run."""
+    """Return the machines of a run."""
     return resolve_cluster(run.spec, run.formats.compute, run.layout.nodes, run.layout.mesh.ranks_per_node)
 
 
 def _with_worlds(plan: Plan, valid: ValidatedSpec) -> Plan:
-    """The plan with the other worlds that its run may go on in; each has a plan that knows of all of them alike."""
+    """Return the plan with the other worlds on which its run may resume; each world has a plan that lists all of
+    them."""
     elastic = valid.elastic
     plans = {
         world: plan if world == plan.mesh.world_size else _assemble(elastic.spec, each, "", Verdicts(elastic.spec))
@@ -199,7 +200,8 @@ def _assemble(spec: Spec, valid: ValidatedSpec, spec_text: str, found: Findings)
 
 
 def _workspace(spec: Spec) -> dict[str, Any]:
-    """root: folder of all runs; lineage: folder below it; run: name of the run's folder, None to make one."""
+    """Return root (folder of all runs), lineage (folder below it) and run (name of the run's folder, None to create
+    one)."""
     workspace = spec.workspace
     return {
         "root": portable(workspace.root),
@@ -209,8 +211,8 @@ def _workspace(spec: Spec) -> dict[str, Any]:
 
 
 def _launch(spec: Spec, layout: Layout) -> dict[str, Any]:
-    """nodes · ranks_per_node = world_size; threads None: shared evenly; stop_deadline_seconds after a stop request;
-    launcher: where `xtrain launch` has the machines from, if the spec says it."""
+    """Return the launch settings. nodes · ranks_per_node = world_size; threads None: shared evenly;
+    stop_deadline_seconds: after a stop request; launcher: where `xtrain launch` gets the machines, if the spec says."""
     launch = spec.launch
     return {
         "world_size": layout.mesh.world_size,

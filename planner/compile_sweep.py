@@ -24,11 +24,11 @@ from xtrain.text.units import plural
 
 @frozen(kw_only=True)
 class Trial:
-    """A point and the plan of its run. number: its place in the sweep, from 0. name: of its run directory, by its
-    point. sets: the `--set` texts that make it of the spec. same_as: the earlier trial with an equal plan, which is
-    run in its place.
+    """Point of a sweep and the plan of its run. number: index in the sweep, from 0. name: of its run directory, derived
+    from its point. sets: the `--set` texts that make it from the spec. same_as: an earlier trial with an equal plan,
+    which is run instead.
 
-    Its plan says where it is written: two trials never have the same id. `same_as` compares all but that.
+    A trial's plan contains its output folder, so two trials never have the same id. `same_as` compares everything else.
     """
 
     number: int
@@ -48,31 +48,31 @@ class Trial:
 
     @property
     def seconds(self) -> float | None:
-        """Time of all its steps, where the cluster says how fast it is."""
+        """Time of all its steps; None if the cluster's speed is unknown."""
         times, steps = self.plan.estimates.times, self.plan.timeline.full_steps
         return None if times is None or steps is None else times.step * steps
 
     @property
     def flops(self) -> float | None:
-        """Operations of all its steps."""
+        """FLOPs of all its steps."""
         steps = self.plan.timeline.full_steps
         return None if steps is None else self.plan.estimates.flops_per_step * steps
 
     @property
     def memory_bytes(self) -> int:
-        """Of its fullest rank."""
+        """Bytes of its fullest rank."""
         return max(each.memory.total_bytes for each in self.plan.estimates.classes)
 
 
 @frozen(kw_only=True)
 class SweepPlan:
-    """What a sweep is going to do.
+    """Plan of a sweep.
 
-    id: which sweep this is: the experiment with its budget, dimensions, method and objective; neither how many trials
-    nor how many at once. base: the plan of the spec itself. count: trials, of which `trials` are known now, and the
-    others follow from results. tried: plans of points between which the others lie, compiled for their mistakes.
-    rungs: budgets at which trials are compared, as `launch.stop_at` takes them. tokens, rows: groups of trials, each
-    of those that read the same tokenized documents, or the same packed rows, from the cache.
+    id: identifies the experiment with its budget, dimensions, method and objective, but not the number of trials or of
+    parallel runs. base: the plan of the spec itself. count: number of trials; `trials` are known now, the others follow
+    from results. tried: plans of points that enclose the others, compiled for their errors. rungs: budgets at which
+    trials are compared, as values of `launch.stop_at`. tokens, rows: groups of trials that read the same tokenized
+    documents, or the same packed rows, from the cache.
     """
 
     id: str
@@ -95,16 +95,16 @@ class SweepPlan:
 
     @property
     def folder(self) -> str:
-        """Of the sweep and the runs of its trials."""
+        """Folder of the sweep and the runs of its trials."""
         return f"{self.root}/{self.lineage}"
 
     @property
     def runs(self) -> tuple[Trial, ...]:
-        """The known trials that are run: of those with equal plans the first."""
+        """Known trials that are run: the first of each set with equal plans."""
         return tuple(each for each in self.trials if each.same_as is None)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the plans, which a trial has in its run directory."""
+        """Return everything except the plans, which are in the run directories of trials."""
         return {
             "sweep_id": self.id,
             "name": self.name,
@@ -142,12 +142,12 @@ class SweepPlan:
 
 MOST_CORNERS: Final = 32
 Progress = Callable[[int, int], None]
-"""Is told how many plans of how many have been compiled."""
+"""Called with the number of compiled plans and the total."""
 
 
 @frozen
 class CompiledSweep:
-    """The plan of a sweep, or None with at least one error among the diagnostics."""
+    """Plan of a sweep, or None with at least one error among the diagnostics."""
 
     plan: SweepPlan | None
     diagnostics: Diagnostics
@@ -160,9 +160,9 @@ def compile_sweep(
     count: Count | None = None,
     progress: Progress = lambda done, of: None,
 ) -> CompiledSweep | None:
-    """Compile the spec at `path` and every point of its sweep that is known, else the points that others lie between.
+    """Compile the spec at `path` and every known point of its sweep, or the points that enclose unknown ones.
 
-    None where the spec has no sweep. Never raises for what a user wrote.
+    None if the spec has no sweep. Reports user errors as diagnostics and raises none.
     """
     loaded = load_spec(path, sets)
     if loaded.spec is None or loaded.spec.sweep is None:
@@ -171,8 +171,8 @@ def compile_sweep(
 
 
 def corners(over: Mapping[str, Dimension]) -> list[Point]:
-    """Points at the ends of the dimensions: every combination of them, or, where these are many, each end with the
-    others in the middle."""
+    """Return points at the ends of the dimensions: every combination of ends or, if there are many, each end with the
+    other dimensions in the middle."""
     ends = {name: dimension.ends() for name, dimension in over.items()}
     size = 1
     for each in ends.values():
@@ -189,18 +189,18 @@ def corners(over: Mapping[str, Dimension]) -> list[Point]:
 
 
 def point_sets(point: Point) -> tuple[str, ...]:
-    """The `--set` texts of a point."""
+    """Return the `--set` texts of a point."""
     return tuple(f"{name}={value}" for name, value in point.items())
 
 
 def point_name(number: int, point: Point) -> str:
-    """The run directory of a trial."""
+    """Return the name of a trial's run directory."""
     text = "\n".join(point_sets(point)).encode()
     return f"{number:03d}-{blake2b(text, digest_size=4).hexdigest()}"
 
 
 def sameness(plan: Plan) -> str:
-    """What trials with equal plans have in common: all of a plan but where it is written."""
+    """Return a key that trials with equal plans share: the id of the plan without its output folder."""
     return plan_id(evolve(plan, workspace={}, name=""))
 
 
@@ -236,7 +236,7 @@ class _Compiling:
         return CompiledSweep(trials_of.plan(trials, plans), self.diagnostics)
 
     def _goes_beyond(self, points: Sequence[Point]) -> bool:
-        """Whether there are or may be trials that are not known yet."""
+        """Return True if there are, or may be, trials that are not known yet."""
         return not self.sweep.method.everything and (self.sweep.method.suggests or not points)
 
     def _compiled(
@@ -258,12 +258,12 @@ class _Compiling:
         return trials, plans
 
     def _report(self, compiled: Compiled, point: Point) -> None:
-        """Collect what is wrong at a point: a mistake that several have is one."""
+        """Collect the errors at a point; an error at several points counts once."""
         for each in compiled.diagnostics.errors:
             self.wrong.setdefault((dimension_of(each, point), each.code, each.message), []).append((each, point))
 
     def _say_what_is_wrong(self) -> None:
-        """Say it at the dimension that it is wrong in, or else at the sweep, of the first point that it is wrong of."""
+        """Report each error at the dimension that causes it, or else at the sweep, with the first point that has it."""
         for (name, _, _), there in self.wrong.items():
             each, point = there[0]
             shown = ", ".join(point_sets(point))
@@ -290,7 +290,7 @@ class _Compiling:
 
 @frozen
 class Trials:
-    """Makes trials of points, now and while the sweep goes on."""
+    """Builder of trials from points, before and during the sweep."""
 
     sweep: Sweep
     base: Plan
@@ -314,17 +314,17 @@ class Trials:
 
     @property
     def lineage(self) -> str:
-        """The folder of the sweep, below the root of all runs."""
+        """Folder of the sweep, below the root of all runs."""
         return f"{self.base.workspace['lineage']}-sweep-{self.id[:8]}"
 
     def sets_of(self, number: int, point: Point, stop_at: str | None = None) -> tuple[str, ...]:
-        """All `--set` texts of a trial, those of the user before them. stop_at: the rung that it is trained up to."""
+        """Return all `--set` texts of a trial, the user's first. stop_at: the rung up to which it is trained."""
         where = (f"workspace.lineage={self.lineage}", f"workspace.run={point_name(number, point)}")
         stop = () if stop_at is None else (f"launch.stop_at={stop_at}",)
         return (*self.sets, *point_sets(point), *where, *stop)
 
     def compiled(self, number: int, point: Point, stop_at: str | None = None) -> Compiled:
-        """The plan of a trial, signed as one that is saved; `plan` None where the point has none."""
+        """Return the plan of a trial, signed like a saved plan; `plan` is None if the point has none."""
         sets = self.sets_of(number, point, stop_at)
         compiled = plan_from_loaded(load_spec(self.path, sets), self.world, self.count)
         if compiled.plan is None:
@@ -332,7 +332,7 @@ class Trials:
         return evolve(compiled, plan=signed(compiled.plan, sets, self.world))
 
     def trial(self, number: int, point: Point, plan: Plan, seen: dict[str, int]) -> Trial:
-        """seen: what has been planned so far → its trial; grows."""
+        """Return a trial. seen: key of each plan so far → its trial; updated."""
         first = seen.setdefault(sameness(plan), number)
         return Trial(
             number=number,
@@ -367,7 +367,7 @@ class Trials:
 
 
 def rungs_below(halving: Halving, plans: Iterable[Plan]) -> tuple[str, ...]:
-    """The rungs that come before the end of every one of some plans."""
+    """Return the rungs that come before the end of every plan."""
     lengths = [each.timeline.steps if halving.first.unit == "steps" else each.timeline.tokens for each in plans]
     least = min((each for each in lengths if each is not None), default=0)
     found, amount = [], int(halving.first.value)
@@ -386,13 +386,13 @@ def _groups(trials: Sequence[Trial], what: Callable[[Plan], str]) -> tuple[tuple
 
 
 def _tokens(plan: Plan) -> str:
-    """What tokenized documents depend on."""
+    """Return a key of everything that tokenized documents depend on."""
     data = [each.args for each in plan.nodes if each.op == "setup.data"]
     sources = [{name: each.get(name) for name in ("kind", "patterns", "options", "reads")} for each in data]
     return fingerprint([plan.node("setup.tokenizer").args, sources])
 
 
 def _rows(plan: Plan) -> str:
-    """What packed rows depend on."""
+    """Return a key of everything that packed rows depend on."""
     nodes = [each for each in plan.nodes if each.op == "setup.data" or each.id == "collate.pack"]
     return fingerprint([plan.node("setup.tokenizer").args, [each.args for each in nodes]])

@@ -1,7 +1,7 @@
-"""Estimates of a step for every pipeline coordinate: memory, traffic, operations, pipeline bubble and seconds.
+"""Estimates of a step for every pipeline coordinate: memory, traffic, FLOPs, pipeline bubble and seconds.
 
-Times are meant for comparing layouts, not as a promise: latencies are assumed, links are those of data sheets, and
-the efficiency of kernels is assumed as well unless the spec states it (`Cluster.efficiency`).
+Times are for comparing layouts and are not a promise: latencies are assumed, links are those of data sheets, and the
+efficiency of kernels is assumed too unless the spec states it (`Cluster.efficiency`).
 """
 
 from math import prod
@@ -30,31 +30,33 @@ from xtrain.planner.derive.layout import device_kind
 from xtrain.planner.derive.model import refers_in_each_step
 from xtrain.planner.resolved import Resolved
 
-# Seconds that a call takes beside its bytes, inside a machine and between machines.
+# Latency of a call in seconds, inside a machine and between machines.
 LATENCY: Final = (10e-6, 25e-6)
 PASSED: Final = ("send", "recv")
 
 
 def is_exposed(op: TrafficOp, node: str, beside: tuple[str, ...]) -> bool:
-    """Whether nothing is computed during a call. Keys of a ring and what stages pass on travel meanwhile.
+    """Return True if nothing is computed during a call. Keys of a ring and messages between stages overlap with
+    computation.
 
-    beside: the nodes whose calls run while blocks before and behind are computed; all others are waited for.
+    beside: nodes whose calls run while blocks before and after are computed; all others are waited for.
     """
     return node not in beside and op not in PASSED
 
 
 def call_seconds(mesh: Mesh, cluster: Hardware, axis: str, op: TrafficOp, count: int, size: int) -> float | None:
-    """Seconds of `count` calls of `size` bytes in all, by ring algorithms; None where the link's speed is not known.
+    """Return the seconds of `count` calls of `size` bytes in total, by ring algorithms; None if the link's speed is
+    unknown.
 
-    Of n ranks, a gather or an exchange sends (n - 1) / n of the bytes from each, an all-reduce twice that (Thakur et
-    al., 2005); what is sent to one rank is sent once.
+    Each of n ranks sends (n - 1) / n of the bytes in a gather or an exchange, and twice that in an all-reduce (Thakur
+    et al., 2005). A message to one rank is sent once.
     """
     names = axis.split(" · ")
     axes = [each for each in (*mesh.axes, *mesh.expert_axes) if each.name in names]
     crosses = any(each.crosses_nodes for each in axes)
     if cluster.link is None or cluster.network is None:
         return None
-    # Ranks of a group on one machine leave it together, each through a network card of its own.
+    # Ranks of a group on one machine send to other machines together, each through its own network card.
     network_cards = prod(min(each.size, max(1, mesh.ranks_per_node // each.stride)) for each in axes)
     speed = min(cluster.link, network_cards * cluster.network) if crosses else cluster.link
     ranks = prod(each.size for each in axes)
@@ -72,10 +74,10 @@ def predict(
     flops: int,
     fp8: int = 0,
 ) -> Times | None:
-    """The step of the slowest ranks; None where the speed of devices or links is not known.
+    """Return the times of a step on the slowest ranks; None if the speed of devices or links is unknown.
 
-    tokens, flops: of a step on all `world` ranks. fp8: those of `flops` that are in fp8. bubble: share of the step in
-    which a pipeline rank waits.
+    tokens, flops: of a step on all `world` ranks. fp8: the part of `flops` in fp8. bubble: share of the step in which a
+    pipeline rank waits.
     """
     if cluster.flops is None or any(each.seconds is None for one in classes for each in one.traffic):
         return None
@@ -99,35 +101,36 @@ def predict(
 
 
 def _busy(one: RankClass, cluster: Hardware, efficiency: float) -> tuple[float, float, float]:
-    """(all, computing, exposed) seconds of a rank; what could be hidden is exposed as far as it outlasts computing."""
+    """Return (all, computing, exposed) seconds of a rank; overlapped calls are exposed as far as they outlast
+    computing."""
     computing = cluster.at_usual_speed(one.hardware_flops, one.fp8_flops) / ((cluster.flops or 1.0) * efficiency)
     exposed = plain_sum(each.seconds or 0.0 for each in one.traffic if each.exposed)
     hidden = plain_sum(each.seconds or 0.0 for each in one.traffic if not each.exposed and not each.meanwhile)
-    beside = [each for each in one.traffic if each.meanwhile]  # some operations alone
+    beside = [each for each in one.traffic if each.meanwhile]  # overlap only with certain operations
     lasts = [each.seconds or 0.0 for each in beside]
     meanwhile = [each.meanwhile / ((cluster.flops or 1.0) * efficiency) for each in beside]
-    # All ranks have an even share of what is computed; those of tensor parallel may each compute some of it. What one
-    # call is hidden behind hides no other.
+    # All ranks compute equal shares; ranks of tensor parallelism may each compute part of the overlapped operations.
+    # Computation that hides one call hides no other.
     covered = min(plain_sum(map(min, lasts, meanwhile)), computing)
     exposed += plain_sum(lasts) - covered + max(0.0, hidden - (computing - covered))
     return computing + exposed, computing, exposed
 
 
 def timed(traffic: tuple[Traffic, ...], mesh: Mesh, cluster: Hardware) -> tuple[Traffic, ...]:
-    """The same calls with the seconds that they take."""
+    """Return the calls with their seconds."""
     return tuple(
         evolve(each, seconds=call_seconds(mesh, cluster, each.axis, each.op, each.count, each.bytes))
         for each in traffic
     )
 
 
-LONGEST: Final = 6_000  # computations of all ranks that are simulated one by one
+LONGEST: Final = 6_000  # number of simulated computations of all ranks, above which the formula is used
 
 
 @frozen
 class StageBackward:
-    """Work of a stage's backward: gradients of what it takes, and of its weights. splits: of a schedule that splits
-    backwards, whether the stage has the first part; torch does all of the first stage in the second."""
+    """Work of a stage's backward: gradients of its inputs, and of its weights. splits: for a schedule that splits
+    backwards, whether the stage has the first part; torch does all of the first stage in the second part."""
 
     inputs: float
     weights: float
@@ -142,12 +145,12 @@ def bubble(
     again: list[float],
     backward: list[StageBackward] | None = None,
 ) -> float:
-    """The share of a step in which the rank with the most work waits.
+    """Return the share of a step in which the rank with the most work waits.
 
-    work: of every stage's forward. again: what its backward computes a second time. backward: its other work; None:
-    that of the forward for each of its parts. Messages take no time.
-    Formula: (p - 1) / (v · m + p - 1) for p ranks, v stages on each and m microbatches (arXiv 2104.04473); schedules
-    that split the backward leave a third of that (arXiv 2401.10241, ZB-H1), and zbv none.
+    work: of every stage's forward. again: recomputation in its backward. backward: the backward's other work; None:
+    each part costs as much as the forward. Messages take no time. Formula: (p - 1) / (v · m + p - 1) for p ranks, v
+    stages on each and m microbatches (arXiv 2104.04473); schedules that split the backward leave a third of that (arXiv
+    2401.10241, ZB-H1), and zbv none.
     """
     ranks = len(pipeline.owners)
     if ranks == 1:
@@ -172,13 +175,14 @@ def bubble(
 
 
 def waiting(ranks: int, turns: int, left: float = 1.0) -> float:
-    """The formula. turns: microbatches times stages on a rank. left: share of the waiting that is not filled."""
+    """Return the bubble by formula. turns: microbatches times stages on a rank. left: share of the waiting that is not
+    filled."""
     waits = (ranks - 1) * left
     return waits / (turns + waits)
 
 
 def _simulated(orders: list[list[PipelineAction]], stages: int, lasts) -> float:
-    """When the last rank is done, each starting as soon as it can."""
+    """Return the time at which the last rank is done if each action starts as soon as it can."""
     done: dict[tuple[str, int, int], float] = {}
     clocks, places, left = [0.0] * len(orders), [0] * len(orders), sum(map(len, orders))
     while left:
@@ -199,7 +203,7 @@ def _simulated(orders: list[list[PipelineAction]], stages: int, lasts) -> float:
 
 
 def _ready(action: PipelineAction, stages: int, done: dict[tuple[str, int, int], float]) -> float | None:
-    """When what an action needs has been computed; None: not yet."""
+    """Return the time at which the inputs of an action are computed; None: not yet."""
     if action.kind == "F":
         return 0.0 if action.stage == 0 else done.get(("F", action.stage - 1, action.microbatch))
     if action.kind == "W" or action.stage == stages - 1:
@@ -235,7 +239,7 @@ FROZEN: Final = {
 
 
 def estimate(run: Resolved, cluster: Hardware) -> Estimates:
-    """All estimates of a run."""
+    """Return all estimates of a run."""
     tokens = run.batch.tokens_per_step
     stages = stage_costs(run, cluster)
     less = _less(run, stages)
@@ -303,7 +307,8 @@ def _traffic(calls: CollectiveCounts, beside: tuple[str, ...]) -> tuple[Traffic,
 
 
 def _less(run: Resolved, stages: list[list[StageCosts]]) -> BackwardLess:
-    """What backwards do without: the gradients of matrices that are not trained, and of what is below all that is."""
+    """Return the FLOPs that backwards save: gradients of frozen matrices, and of everything below all trained
+    parameters."""
     if run.inventory.trained == run.inventory.total:
         return BackwardLess()
     by_layer = {block.layer: block for own in stages for stage in own for block, _ in stage.blocks}
@@ -322,7 +327,8 @@ def _less(run: Resolved, stages: list[list[StageCosts]]) -> BackwardLess:
 
 
 def _flops(run: Resolved, pp: int, less: BackwardLess) -> int:
-    """Of a step on one rank of a coordinate, without what is computed again; its ranks share the work evenly."""
+    """Return the FLOPs of a step on one rank of a coordinate, without recomputation; its ranks share the work
+    evenly."""
     arch = run.architecture
     token, sequence = 0, run.batch.sequence
     for kind in run.kinds:
@@ -338,13 +344,13 @@ def _flops(run: Resolved, pp: int, less: BackwardLess) -> int:
 
 
 def _of_rank(run: Resolved, token: int) -> int:
-    """Operations of a step on one rank of a coordinate, of so many for a token there."""
+    """Return the FLOPs of a step on one rank of a coordinate from the FLOPs per token there."""
     return token * run.batch.tokens_per_step * run.size("pp") // run.layout.mesh.world_size
 
 
 def _fp8_position(run: Resolved, stages: list[list[StageCosts]], pp: int) -> int:
-    """Operations in fp8 for each position, of the blocks of a coordinate: 2 a number of a matrix for what it gives, for
-    the gradient of what it takes, and, if the recipe says so, for its own."""
+    """Return the fp8 FLOPs for each position in the blocks of a coordinate: 2 per weight for the output, 2 for the
+    input's gradient and, if the recipe says so, 2 for the weight's gradient."""
     fp8, found = run.formats.fp8, 0
     if fp8 is None:
         return 0
@@ -359,7 +365,7 @@ def _fp8_position(run: Resolved, stages: list[list[StageCosts]], pp: int) -> int
 
 
 def _again_in_fp8(run: Resolved, stage: StageCosts) -> int:
-    """Of what a stage computes beside forward and backward of one microbatch, what is in fp8."""
+    """Return the fp8 FLOPs of a stage for one microbatch outside its forward and backward."""
     found = 0
     for (block, again), count in stage.counts.items():
         second = second_run(block.trace, block.recompute) if again and block.recompute is not None else []
@@ -369,7 +375,7 @@ def _again_in_fp8(run: Resolved, stage: StageCosts) -> int:
 
 
 def _works(run: Resolved, stages: list[list[StageCosts]]) -> tuple[list[float], list[float], list[StageBackward]]:
-    """Operations of the forward of every stage, of what its backward computes a second time, and of the rest of it."""
+    """Return the FLOPs of every stage's forward, of recomputation in its backward, and of the rest of its backward."""
     by_stage = {each.stage: each for own in stages for each in own}
     works, again, backward = [], [], []
     for number in range(len(run.pipeline.spans)):
@@ -386,8 +392,8 @@ def _works(run: Resolved, stages: list[list[StageCosts]]) -> tuple[list[float], 
 
 
 def _work(run: Resolved, stages: list[list[StageCosts]], less: BackwardLess) -> Work:
-    """Operations of the whole model; what is done again, by a teacher and by a reference, is counted on all ranks of
-    all coordinates."""
+    """Return the FLOPs of the whole model. Recomputation, teacher and reference are counted on all ranks of all
+    coordinates."""
     tokens, sequence, work = run.batch.tokens_per_step, run.batch.sequence, training_work(run.architecture, less)
     turns = run.layout.mesh.world_size // run.size("pp") * run.batch.accumulate
     found = [_beside(run, stage) for own in stages for stage in own]
@@ -404,7 +410,7 @@ def _work(run: Resolved, stages: list[list[StageCosts]], less: BackwardLess) -> 
 
 
 def _again(stage: StageCosts) -> tuple[int, int]:
-    """Operations of forwards that the backward of one microbatch runs a second time: of products, of attention."""
+    """Return the FLOPs of forwards that the backward of one microbatch recomputes: of products, of attention."""
     products, attention = stage.ends.again if stage.predicts else 0, 0
     for (block, again), count in stage.counts.items():
         in_pieces = (op for op in block.trace.ops if op.piece is not None and op.runs_back)
@@ -417,13 +423,14 @@ def _again(stage: StageCosts) -> tuple[int, int]:
 
 
 def _taught(stage: StageCosts) -> tuple[int, int]:
-    """Operations of the teacher's forward of one microbatch, head included: of products, of attention."""
+    """Return the FLOPs of the teacher's forward of one microbatch, head included: of products, of attention."""
     teacher = stage.teacher if stage.predicts else None
     return (0, 0) if teacher is None else _forward(teacher, predicts=True)
 
 
 def _referred(run: Resolved, stage: StageCosts) -> tuple[int, int]:
-    """The same of the forward that the model runs of what its loss compares with, where each step has one."""
+    """Return the FLOPs of the loss's reference forward of one microbatch, if each step has one: of products, of
+    attention."""
     return _forward(stage, predicts=stage.predicts) if refers_in_each_step(run.spec) else (0, 0)
 
 
@@ -434,27 +441,28 @@ def _forward(stage: StageCosts, *, predicts: bool) -> tuple[int, int]:
 
 
 def _beside(run: Resolved, stage: StageCosts) -> tuple[int, int]:
-    """What a stage computes beside forward and backward, of one microbatch: of products, of attention."""
+    """Return the FLOPs of a stage for one microbatch outside its forward and backward: of products, of attention."""
     products, attention = zip(_again(stage), _taught(stage), _referred(run, stage), strict=True)
     return sum(products), sum(attention)
 
 
 # memory that no tensor has -------------------------------------------------------------------------------------------
 
-# What libraries take, and what the allocator cannot use.
+# Memory of libraries, and memory that the allocator cannot use.
 
 
 CONTEXT: Final = 2**29 + 2**28  # CUDA's context and the workspaces of cuBLAS
 COMMUNICATOR: Final = 2**28  # NCCL's buffers for one group of ranks
-FRAGMENTED: Final = 0.04  # of what is alive at the peak, in blocks that are too small or at the wrong place
+FRAGMENTED: Final = 0.04  # share of the peak lost in blocks that are too small or in the wrong place
 
 
 def reserve_of(run: Resolved, peak: int) -> int:
-    """Bytes on a CUDA device beside the `peak` of what is alive; 0 where the device is no CUDA device, or not known."""
+    """Return the bytes on a CUDA device in addition to the `peak` of tensors; 0 if the device is unknown or not
+    CUDA."""
     if device_kind(run.spec) != "cuda":
         return 0
     axes = run.wide("pp", "replicate", "fsdp", "ring", "ulysses", "tp")
-    groups = len(axes) + (len(axes) > 1)  # and all ranks
+    groups = len(axes) + (len(axes) > 1)  # and one of all ranks
     if run.architecture.is_moe:
         groups += len(run.wide("ep_replicate", "ep_fsdp", "ep"))
     return CONTEXT + groups * COMMUNICATOR + int(FRAGMENTED * peak)

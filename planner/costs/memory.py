@@ -1,7 +1,7 @@
 """Bytes on a rank at the peak of a step, by purpose.
 
-This counts the program of `runtime/`: what each of its modules keeps for the backward, when FSDP gathers and
-exchanges, and the order in which a pipeline schedule runs forwards and backwards.
+The estimates follow the program of `runtime/`: the tensors that each module keeps for the backward, the times at which
+FSDP gathers and exchanges, and the order in which a pipeline schedule runs forwards and backwards.
 """
 
 from collections.abc import Hashable, Sequence
@@ -22,12 +22,13 @@ from xtrain.planner.derive.model import kept_tensors
 from xtrain.planner.resolved import Resolved, resolve_save
 from xtrain.text.units import BYTES
 
-# torch keeps the parameters of so many stages of a rank gathered, those that compute next.
+# Number of stages of a rank whose parameters torch keeps gathered: those that compute next.
 MOST_GATHERED = 3
 
 
 def memory_of(run: Resolved, stages: list[list[StageCosts]]) -> list[Memory]:
-    """Memory of the ranks of every pipeline coordinate, each of the rank with the most; without `reserve`."""
+    """Return the memory of the ranks of every pipeline coordinate, of the rank with the most each; without
+    `reserve`."""
     blocks: dict[int, OwnedBytes] = {}
     for kind in run.kinds:
         for layers in run.updated_alike(kind):
@@ -45,7 +46,7 @@ def memory_of(run: Resolved, stages: list[list[StageCosts]]) -> list[Memory]:
 
 
 def stage_costs(run: Resolved, cluster: Hardware) -> list[list[StageCosts]]:
-    """The stages of every pipeline coordinate."""
+    """Return the stages of every pipeline coordinate."""
     local, roots, recompute = local_of(run, cluster), roots_of(run), recompute_of(run)
     blocks: dict[int, BlockCosts] = {}
     for kind in run.kinds:
@@ -85,7 +86,7 @@ def stage_costs(run: Resolved, cluster: Hardware) -> list[list[StageCosts]]:
 
 
 def recompute_of(run: Resolved) -> Recompute | None:
-    """How blocks are computed again in the backward; None: they are not."""
+    """Return how the backward recomputes blocks; None without recomputation."""
     mode = run.spec.activation.mode
     if mode == "none":
         return None
@@ -95,9 +96,9 @@ def recompute_of(run: Resolved) -> Recompute | None:
 
 @frozen
 class OwnedBytes:
-    """Bytes of a rank's parameters: of all of them, and of those that are trained. elements: of the latter. moments:
-    bytes of what the optimizer keeps. still: bytes of what is not trained and in checkpoints. reference: of what is
-    kept of a reference. host: bytes that lie in host memory in place of these."""
+    """Bytes of a rank's state. parameters: of all parameters; trained: of trained parameters. elements: number of
+    trained elements. moments: bytes of optimizer state. still: bytes of frozen parameters in checkpoints. reference:
+    bytes of the stored reference. host: bytes in host memory instead."""
 
     parameters: int
     trained: int
@@ -128,7 +129,7 @@ class OwnedBytes:
 
 
 def _with_teacher(run: Resolved, pp: int, states: OwnedBytes) -> OwnedBytes:
-    """A teacher that computes beside the model is where the head is."""
+    """Return the states with a live teacher's parameters, on the ranks that hold the head."""
     teacher = run.teacher
     if teacher is None or not run.pipeline.holds_last(pp):
         return states
@@ -136,7 +137,7 @@ def _with_teacher(run: Resolved, pp: int, states: OwnedBytes) -> OwnedBytes:
 
 
 def _alone(run: Resolved, stage: StageCosts, states: OwnedBytes) -> Memory:
-    """Without a pipeline: one microbatch after the other, forward and backward."""
+    """Return memory without a pipeline: one microbatch after the other, forward and backward."""
     count, sharded = run.batch.accumulate, run.dense_fsdp
     casts = sharded and run.formats.reduce != run.formats.compute
     forward, base = stage.forward(), states.parameters + states.moments + stage.resident + _buckets(run, states)
@@ -145,7 +146,7 @@ def _alone(run: Resolved, stage: StageCosts, states: OwnedBytes) -> Memory:
     states, computed = run.stack.held(run, states), states
     gathered = run.stack.gathered(run)
     base += states.parameters + states.moments - computed.parameters - computed.moments + gathered
-    turns = min(count, 3)  # those in between are alike
+    turns = min(count, 3)  # the ones in between are equal
     for number in range(turns):
         sums: Sums = "exchange" if number == turns - 1 else "keep"
         if not sharded:
@@ -191,23 +192,23 @@ def _memory(run: Resolved, pp: int, states: OwnedBytes, peak: int, **parts: int)
 
 
 def _buckets(run: Resolved, states: OwnedBytes) -> int:
-    """Where the stack sums gradients, which stays allocated."""
+    """Return the bytes of buffers in which the stack sums gradients; they stay allocated."""
     return states.trained if run.stack.buckets else 0
 
 
 def _norms(run: Resolved, states: OwnedBytes) -> int:
-    """Exact copies of all gradients, from which their norm is taken."""
+    """Return the bytes of exact copies of all gradients, from which their norm is computed."""
     return 2 * states.trained if run.formats.params == "bf16" else 0
 
 
 def _of_actions(run: Resolved, states: OwnedBytes) -> int:
-    """What actions have allocated behind the optimizer."""
+    """Return the bytes that actions allocate after the optimizer."""
     triggers = (*run.spec.ticks, *run.spec.events)
     return max((action.allocates(run, states.trained) for each in triggers for action in each.actions), default=0)
 
 
 def _piped(run: Resolved, stages: list[StageCosts], pp: int, states: OwnedBytes) -> Memory:
-    """With a pipeline: microbatches in the order of its schedule."""
+    """Return memory with a pipeline: microbatches in the order of its schedule."""
     rank, gathered = simulate_pipeline(run, stages, pp, states)
     buckets = _buckets(run, states)
     return _memory(
@@ -224,10 +225,10 @@ def _piped(run: Resolved, stages: list[StageCosts], pp: int, states: OwnedBytes)
 
 @define
 class Piped:
-    """One rank while its schedule runs, in bytes.
+    """Memory of one rank while its schedule runs, in bytes.
 
-    live: everything but reserve. for_backward: what forwards have left, with the buffers of messages. losses: what
-    heads have left. The others are the most that there was: of all, of `for_backward` after a forward, of `losses`.
+    live: everything except reserve. for_backward: left by forwards, including message buffers. losses: left by heads.
+    The other fields are maxima: of all, of `for_backward` after a forward, of `losses`.
     """
 
     live: int
@@ -242,7 +243,7 @@ class Piped:
         """Run all actions of coordinate `pp`; a stage exchanges its gradients when its last backward is done."""
         schedule, count, sharded = run.spec.parallel.pp.schedule, run.batch.accumulate, run.dense_fsdp
         by_stage, left = {each.stage: each for each in stages}, {each.stage: count for each in stages}
-        # A rank of 1f1b holds the gradient that it sent last, at most until the next backward is done.
+        # A rank of 1f1b holds the last gradient that it sent, at most until the next backward is done.
         sent = stages[0].local.stream if schedule == "1f1b" and not stages[0].embeds else 0
         for action in order(schedule, pp, run.size("pp"), run.pipeline.owners[pp], count):
             stage, again = by_stage[action.stage], left[action.stage] < count
@@ -290,8 +291,7 @@ class Piped:
 
 
 def simulate_pipeline(run: Resolved, stages: list[StageCosts], pp: int, states: OwnedBytes) -> tuple[Piped, int]:
-    """A rank of coordinate `pp`, which owns `states`, at the end of its step; and the most bytes
-    that are gathered at once."""
+    """Return a rank of coordinate `pp`, which owns `states`, at the end of its step, and the peak of gathered bytes."""
     gathered = sum(sorted(each.unsharded for each in stages)[-MOST_GATHERED:])
     messages = sum((not each.embeds) + (not each.predicts) for each in stages)
     buffers = run.batch.accumulate * stages[0].local.stream * messages

@@ -1,8 +1,8 @@
 """Memory of a block simulated from its `OpTrace`: bytes alive in the forward, after it, and in the backward.
 
-The backward runs operations in reverse order. What an operation keeps is freed when the last one that needs it has
-run; gradients are added in place where nothing else holds one of them (torch.autograd, `InputBuffer::accumulate`).
-FSDP2 gathers a unit into one buffer and from there into parameters, asks early for the next unit of a backward, and
+The backward runs operations in reverse order. A tensor kept by an operation is freed when the last operation that needs
+it has run. Gradients are added in place if nothing else holds one of them (torch.autograd, `InputBuffer::accumulate`).
+FSDP2 gathers a unit into one buffer and from there into parameters, requests the next unit of a backward early, and
 keeps the buffer of an exchange until the next one (torch.distributed.fsdp, `FSDPParamGroup`).
 """
 
@@ -20,10 +20,8 @@ Sums = Literal["own", "keep", "exchange", "each"]
 
 @frozen
 class Recompute:
-    """How a block is run again in the backward. saved: words of operations whose results are kept for that.
-
-    choices: what a router decided is kept.
-    """
+    """Recomputation of a block in the backward. saved: words of operations whose results are kept. choices: the
+    router's decisions are kept."""
 
     saved: frozenset[str] = frozenset()
     choices: bool = False
@@ -31,11 +29,11 @@ class Recompute:
 
 @frozen(kw_only=True)
 class Handling:
-    """What a backward does with gradients of parameters.
+    """Handling of parameter gradients in a backward.
 
-    sums: they are the rank's own, or FSDP keeps them for a later exchange, or exchanges what it has kept now, or
+    sums: gradients stay on the rank; or FSDP keeps them for a later exchange, exchanges those that it kept, or
     exchanges those of each microbatch. again: they are added to those of an earlier microbatch. casts: sums are kept in
-    another format. frees: gathered parameters are freed behind the backward.
+    another format. frees: gathered parameters are freed after the backward.
     """
 
     sums: Sums
@@ -46,14 +44,14 @@ class Handling:
 
 @frozen
 class MemoryChange:
-    """peak: the most alive beside what was there before; net: what there is more afterwards."""
+    """Change of memory in bytes. peak: maximum above the starting level; net: difference at the end."""
 
     peak: int
     net: int
 
 
 def bytes_for_backward(trace: OpTrace, recompute: Recompute | None) -> int:
-    """Bytes that a block leaves for its backward, its input included."""
+    """Return the bytes that a block leaves for its backward, including its input."""
     if recompute is None:
         return kept_bytes(trace.ops)
     choices = trace.choices if recompute.choices else 0
@@ -61,12 +59,13 @@ def bytes_for_backward(trace: OpTrace, recompute: Recompute | None) -> int:
 
 
 def kept_bytes(ops: Iterable[TracedOp], but: Set[int] = frozenset()) -> int:
-    """Bytes that operations need in the backward, each value once. but: ids of values that do not count."""
+    """Return the bytes that operations need in the backward, each value once. but: ids of values that do not count."""
     return sum({id(value): value.size for op in ops for value in op.keeps if id(value) not in but}.values())
 
 
 def below_trained(trace: OpTrace) -> list[TracedOp]:
-    """The operations with trained parameters, and all that a gradient comes to through one of these."""
+    """Return the operations with trained parameters, and all operations that receive a gradient through one of
+    these."""
     found: list[TracedOp] = []
     reached: set[int] = set()
     for op in reversed(trace.ops):
@@ -77,12 +76,12 @@ def below_trained(trace: OpTrace) -> list[TracedOp]:
 
 
 def keeps_input(trace: OpTrace) -> bool:
-    """Whether the backward needs what goes in."""
+    """Return True if the backward needs the block's input."""
     return any(value is trace.input for op in trace.ops for value in op.keeps)
 
 
 def second_run(trace: OpTrace, recompute: Recompute) -> list[TracedOp]:
-    """The operations that are done again in the backward: none after the last that keeps something, nor those whose
+    """Return the operations that the backward recomputes: none after the last one that keeps something, and none whose
     results were kept."""
     ops = _until_last_keeper(trace)
     if ops and ops[-1].piece is not None:
@@ -103,10 +102,10 @@ def forward(
     *,
     gathered: bool = False,
 ) -> MemoryChange:
-    """The forward of a block that is the FSDP unit `unit`; before it its input is alive, after it its output.
+    """Simulate the forward of a block that is the FSDP unit `unit`; its input is alive before it, its output after it.
 
-    early: units that are asked for one before their turn: what is inside of the block, and the one behind it. gathered:
-    an earlier microbatch has gathered the units, and none of them lets go of its parameters.
+    early: units requested one step ahead: the unit inside the block, and the following one. gathered: an earlier
+    microbatch gathered the units, and none of them frees its parameters.
     """
     simulator = _Simulator(early=() if gathered else early, gathered=gathered)
     simulator.gather(unit)
@@ -115,8 +114,7 @@ def forward(
         stays = {id(value) for op in trace.ops for value in op.keeps}
     else:
         stays = {id(value) for value in stored(trace, recompute)}
-    # The buffer that a unit was gathered in is there until the next one's has come; where there is a backward, it is
-    # that which takes the most.
+    # The buffer of a gathered unit stays until the next unit's is filled; with a backward, its peak is higher.
     gathers = unit is not None and not gathered and not any(op.runs_back for op in trace.ops)
     buffer = unit.flat if unit is not None and gathers else 0
     simulator.make(buffer)
@@ -137,11 +135,11 @@ def backward(
     ahead: FsdpUnit | None,
     buffered: bool = False,
 ) -> MemoryChange:
-    """The backward of a block; alive before: what it kept, and the gradient of its output.
+    """Simulate the backward of a block; alive before: what it kept, and the gradient of its output.
 
-    With FSDP also the buffer that the unit was gathered in early, and, unless it is the first, that of the exchange of
-    `behind`, whose backward was the last one. ahead: the unit whose backward is next. buffered: the gradient of the
-    output is in a buffer of a pipeline, which outlives the backward and to which nothing is added in place.
+    With FSDP, the buffer in which the unit was gathered early is also alive and, unless the unit is the first, the
+    exchange buffer of `behind`, whose backward came before. ahead: the unit whose backward is next. buffered: the
+    gradient of the output is in a pipeline's buffer, which outlives the backward and is never added to in place.
     """
     inner = next((op.closes for op in trace.ops if op.closes is not None and op.runs_back), None)
     simulator = _Simulator(handling, buffer=0 if behind is None else behind.buffer)
@@ -160,17 +158,18 @@ def backward(
 
 
 def exchange(unit: FsdpUnit | None, buffer: int, handling: Handling) -> MemoryChange:
-    """The end of the backward of a unit outside of blocks, whose gradients are alive; `buffer`: of the last sums."""
+    """Simulate the end of the backward of a unit outside blocks, whose gradients are alive. buffer: of the last
+    sums."""
     simulator = _Simulator(handling, buffer=buffer)
     simulator.exchange(unit)
     if handling.sums in ("exchange", "each"):
-        simulator.free(simulator.buffer)  # nothing comes after it
+        simulator.free(simulator.buffer)  # nothing follows it
     return MemoryChange(simulator.peak, simulator.live)
 
 
 def scratch_of(piece: PieceTrace) -> tuple[int, int]:
-    """What is alive while an operation is done in pieces: in the forward, which keeps nothing of them, and in the
-    backward beside gradients of parameters as they are in the end."""
+    """Return the peak of an operation that is done in pieces: in the forward, which keeps nothing of them, and in the
+    backward, in addition to its final parameter gradients."""
     trace, weights = piece.trace, sum(op.weights for op in piece.trace.ops)
     there, back = _Simulator(), _Simulator()
     there.run(trace.ops, frozenset(), scopes=trace.scopes)
@@ -181,13 +180,13 @@ def scratch_of(piece: PieceTrace) -> tuple[int, int]:
 
 
 def stored(trace: OpTrace, recompute: Recompute) -> list[TracedTensor]:
-    """Results that selective recomputation keeps."""
+    """Return the results that selective recomputation keeps."""
     return [value for op in trace.ops if op.saved in recompute.saved for value in op.results]
 
 
 @define
 class _Gradient:
-    """A storage with the gradient of `holders` values."""
+    """Storage with the gradient of `holders` values."""
 
     size: int
     holders: int
@@ -195,8 +194,8 @@ class _Gradient:
 
 @define
 class _Simulator:
-    """Bytes alive beside those at the start, and the most so far. buffer: bytes of the last exchange's. early: units
-    whose parameters are asked for before their turn, in the order of a forward. gathered: a forward finds all."""
+    """Bytes alive in addition to those at the start, and their peak. buffer: bytes of the last exchange. early: units
+    whose parameters are requested early, in forward order. gathered: all units are already gathered."""
 
     handling: Handling = Handling(sums="own", again=False)
     buffer: int = 0
@@ -214,11 +213,11 @@ class _Simulator:
         self.live -= size
 
     def touch(self, size: int) -> None:
-        """Something that is gone at once."""
+        """Allocate bytes that are freed at once."""
         self.peak = max(self.peak, self.live + size)
 
     def gather(self, unit: FsdpUnit | None) -> None:
-        """Forward: the buffer of the unit before is there until this one's has come."""
+        """Gather a unit in the forward; the previous unit's buffer is alive until this unit's is filled."""
         if unit is None or self.gathered:
             return
         self.touch(2 * unit.flat)
@@ -227,18 +226,18 @@ class _Simulator:
         self.touch(unit.flat + (unit.whole if unit.moved else 0))
 
     def ask(self, place: int = 0) -> None:
-        """Forward: for the next of the units that come early, whose buffer is there from now on."""
+        """Request the next early unit in the forward; its buffer is alive from now on."""
         if place < len(self.early):
             self.make(self.early[place].flat)
 
     def gather_inside(self, unit: FsdpUnit) -> None:
-        """Forward: a unit inside of the block, out of its buffer if it has come early."""
+        """Gather a unit inside the block in the forward, from its buffer if it was requested early."""
         self.free(self.early[0].flat if self.early else 0)
         self.gather(unit)
         self.ask(1)
 
     def gather_again(self, unit: FsdpUnit | None, follower: FsdpUnit | None) -> None:
-        """Backward: out of the buffer that was filled early, and into that of the unit which is needed next."""
+        """Gather a unit in the backward from the buffer that was filled early, and fill the buffer of the next unit."""
         if unit is None or not unit.reshards:
             return
         self.make(unit.whole)
@@ -256,23 +255,25 @@ class _Simulator:
         follower: FsdpUnit | None = None,
         scopes: Sequence[range] = (),
     ) -> None:
-        """Run operations; values that do not stay are freed after their last use, and freed units let go. What only a
-        backward would keep has a name until the functions that use it are done; `scopes`: as of an `OpTrace`.
+        """Run operations. Values that do not stay are freed after their last use, and so are finished units. Values
+        that only a backward would keep have a name until the functions that use them return; `scopes`: as in
+        `OpTrace`.
 
-        again: it is the second run, of whose last operation only what it keeps is wanted, in which units inside keep
-        their parameters, and behind which everything else is freed. known: values that are there already. follower: the
-        unit whose backward comes next.
+        again: this is the recomputation. Of its last operation only the kept values are needed, units inside keep their
+        parameters, and everything else is freed at the end. known: values that exist already. follower: the unit whose
+        backward comes next.
         """
         uses: dict[int, int] = {}
         for op in ops:
             for value in op.inputs:
                 uses[id(value.storage)] = uses.get(id(value.storage), 0) + 1
         forgone = {id(value) for op in ops for value in op.forgone}
-        ends = list(range(1, len(ops) + 1))  # behind which operation the names are gone that one uses
+        # number of operations after which the names of an operation's values are gone
+        ends = list(range(1, len(ops) + 1))
         for scope in reversed(scopes):
             ends[scope.start : scope.stop] = [min(scope.stop, len(ops))] * len(ends[scope.start : scope.stop])
-        until: dict[int, int] = {}  # of a storage whose names go
-        named = Counter[int]()  # bytes whose names go, by place
+        until: dict[int, int] = {}  # storage → number of operations after which its names are gone
+        named = Counter[int]()  # bytes freed with names, by number of operations
         allocated: dict[int, int] = {}
         for place, op in enumerate(ops):
             if op.opens is not None:
@@ -302,9 +303,9 @@ class _Simulator:
             self.free(sum(size for number, size in allocated.items() if number not in stays | extra))
 
     def run_back(self, trace: OpTrace, later: Set[int], follower: FsdpUnit | None, *, buffered: bool = False) -> None:
-        """Run all operations backwards, from the gradient of the last output, which is alive.
+        """Run all operations backwards from the gradient of the last output, which is alive.
 
-        follower: None if units inside are gathered already. buffered: as of `backward`.
+        follower: None if units inside are gathered already. buffered: as in `backward`.
         """
         left: dict[int, int] = {}
         for op in trace.ops:
@@ -342,7 +343,7 @@ class _Simulator:
             self._let_go(gradient)
             new = [gradient] * len(op.receivers)
         if self.handling.again and not self.handling.casts and self.handling.sums != "each":
-            self.free(op.added)  # in place
+            self.free(op.added)  # added in place
         for value, gradient in zip(op.receivers, new, strict=True):
             self._give(value, gradient)
 
@@ -367,7 +368,7 @@ class _Simulator:
             self._gradients[id(value)] = _Gradient(gradient.size, 1)
 
     def exchange(self, unit: FsdpUnit | None) -> None:
-        """The end of a unit's backward: parameters go, gradients are exchanged or put by."""
+        """End a unit's backward: free parameters, exchange or store gradients."""
         if unit is None:
             return
         how = self.handling
@@ -395,19 +396,20 @@ class _Simulator:
             self.make(unit.shard)
             self.free(unit.output)
         if how.again and how.sums == "each":
-            self.free(unit.shard)  # added to what is there
+            self.free(unit.shard)  # added to existing gradients
         self.buffer = unit.buffer
 
 
 def without_frozen(trace: OpTrace, shapes: Mapping[str, tuple[int, ...]], frozen: Set[str], *, below: bool) -> OpTrace:
-    """The trace where gradients flow only to what is trained, and to what leads there, as in torch.autograd.
+    """Return the trace with gradients only for trained parameters and the operations that lead to them, as in
+    torch.autograd.
 
-    shapes: name of a parameter → its shape. frozen: parameters without a gradient. below: what goes in has one.
+    shapes: name of a parameter → its shape. frozen: parameters without a gradient. below: the input has a gradient.
     """
     flows = {id(trace.input)} if below else set[int]()
     ops = [_pruned(op, shapes, frozen, flows) for op in trace.ops]
     opened: list[int] = []
-    for place, op in enumerate(ops):  # the unit of experts takes part where something in it does
+    for place, op in enumerate(ops):  # the unit of experts has a backward if anything in it has
         if op.opens is not None:
             opened.append(place)
         elif op.closes is not None:
@@ -418,7 +420,8 @@ def without_frozen(trace: OpTrace, shapes: Mapping[str, tuple[int, ...]], frozen
 
 
 def _pruned(op: TracedOp, shapes: Mapping[str, tuple[int, ...]], frozen: Set[str], flows: set[int]) -> TracedOp:
-    """An operation, given the values that have gradients; adds what it gives to them, if that has one."""
+    """Return an operation given `flows`, the values with gradients; add its outputs to `flows` if they have
+    gradients."""
     if op.opens is not None or op.closes is not None:
         return op
     if op.piece is not None:
@@ -443,9 +446,9 @@ def _pruned(op: TracedOp, shapes: Mapping[str, tuple[int, ...]], frozen: Set[str
     weights, added = ((each * share[0] // share[1] if op.parameters else each) for each in (op.weights, op.added))
     keeps = op.keeps
     if op.saved == MATMUL and not any(len(shapes[name]) > 1 for name in trained):
-        keeps = ()  # the gradient of what it is given takes the matrix alone
+        keeps = ()  # the input's gradient only needs the matrix
     elif keeps == tuple(value.storage for value in op.inputs) and len(keeps) == 2 and len(receivers) == 1:
-        keeps = (_other(op.inputs, receivers[0]).storage,)  # of two factors each is kept for the other's gradient
+        keeps = (_other(op.inputs, receivers[0]).storage,)  # each of two factors is kept for the gradient of the other
     calls = {"back_calls": op.back_calls if receivers else (), "weight_calls": op.weight_calls if trained else ()}
     return evolve(op, receivers=receivers, weights=weights, added=added, keeps=keeps, **calls)
 
@@ -453,7 +456,7 @@ def _pruned(op: TracedOp, shapes: Mapping[str, tuple[int, ...]], frozen: Set[str
 def _of_pieces(
     op: TracedOp, piece: PieceTrace, shapes: Mapping[str, tuple[int, ...]], frozen: Set[str], flows: set[int]
 ) -> TracedOp:
-    """The same of one that is done in pieces, which keeps all that it takes for any gradient."""
+    """Return an operation that is done in pieces in the same way; it keeps all its inputs for any gradient."""
     receivers = tuple(value for value in op.inputs if id(value) in flows)
     piece = evolve(piece, trace=without_frozen(piece.trace, shapes, frozen, below=bool(receivers)))
     weights, (forward, _) = sum(each.weights for each in piece.trace.ops), op.scratch

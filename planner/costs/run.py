@@ -1,7 +1,7 @@
-"""Costs of a run besides its steps: start-up time, goodput under failures, and disk space of checkpoints.
+"""Costs of a run outside its steps: start-up time, goodput under failures, and disk space of checkpoints.
 
-Start-up: host times are measured by `benchmarks/startup.py` (torch 2.13, one core of a shared x86-64 machine); those
-of GPU networks are published. `cluster` may override them. Unknown parts are in no sum.
+Start-up: host times are measured by `benchmarks/startup.py` (torch 2.13, one core of a shared x86-64 machine); times of
+GPU networks are published. `cluster` may override them. Sums do not include unknown parts.
 
 Goodput: times between failures are exponential (Young 1974; Daly 2006, "A higher order estimate of the optimum
 checkpoint interval for restart dumps"). Of n devices one fails every `mtbf / n`. A failure costs the restart and all
@@ -27,33 +27,33 @@ from xtrain.planner.graph.saving import average_args
 from xtrain.text.units import BYTES, bytes_text, plural
 
 # Seconds until a rank has loaded Python, torch and the code of its nodes: 3.5 times as long as torch alone (9.5 s and
-# 2.7 on a busy machine), which takes 1.4 s on a quiet one (docs/performance.md).
+# 2.7 s on a busy machine), which takes 1.4 s on an idle one (docs/performance.md).
 PROGRAMS: Final = 5.0
-# Seconds of a rank to read what a plan says of one rank, and the bytes of that in the file.
+# Seconds that a rank needs to read one rank's part of a plan, and the bytes of that part in the file.
 PLAN_OF_A_RANK: Final = 15e-6
 PLAN_BYTES: Final = 242
-# Requests a second that the process answers which has the store of the ranks: where they queue, a number is added to in
-# 5 to 9 µs. One client alone, whose requests wake an idle virtual machine one by one, takes 30.
+# Requests per second answered by the process with the ranks' store: under load, adding to a number takes 5 to 9 µs. A
+# single client, whose requests wake an idle virtual machine one by one, takes 30 µs.
 STORE_RATE: Final = 100_000.0
-# What a rank asks of the store to meet the others (runtime/jobs/rendezvous.py): it says that it is there, waits for
-# the answer, says that it can take part, waits for the word, removes its answer; the first one answers.
+# Requests of a rank to the store during rendezvous (runtime/jobs/rendezvous.py): register, wait for the answer, report
+# ready, wait for the start, remove its answer; the first rank answers.
 MEETING: Final = 8
-# Seconds that it needs to take a connection.
+# Seconds that the store needs to accept a connection.
 CONNECTION: Final = 250e-6
-# Seconds that the first rank needs for each other one, which it answers one after the other: a value is set in 4 µs,
-# and their numbers are asked for in 20.
+# Seconds that the first rank needs for each other rank, one after the other: setting a value takes 4 µs, querying
+# numbers 20 µs.
 ANSWER: Final = 25e-6
-# Groups of gloo over all ranks: of the run, of what reads a checkpoint, of what writes one.
+# Gloo groups over all ranks: of the run, of the checkpoint reader, of the checkpoint writer.
 WHOLE: Final = 3
-# Seconds of NCCL for a communicator, for each of its ranks. Published are 15 s for 8 Ki and 265 s for 96 Ki ranks
-# (arXiv 2510.20171), 17 s for 16 Ki and 200 s for 96 Ki (arXiv 2602.00277): fitted by least squares through 0.
-# MegaScale (arXiv 2402.15627) has brought all groups of more than 10,000 GPUs below 30 s, with another store.
+# Seconds of NCCL for a communicator, per rank. Published are 15 s for 8 Ki and 265 s for 96 Ki ranks (arXiv
+# 2510.20171), 17 s for 16 Ki and 200 s for 96 Ki (arXiv 2602.00277): fitted by least squares through 0. MegaScale
+# (arXiv 2402.15627) reached less than 30 s for all groups of more than 10,000 GPUs, with another store.
 CONNECT: Final = 2.3e-3
 
 
 @frozen
 class Part:
-    """One part of a start: its seconds, None where they are not known, and where they come from or what is missing."""
+    """Part of a start: its seconds, None if unknown, and their source or what is missing."""
 
     name: str
     seconds: float | None
@@ -66,7 +66,7 @@ class Startup:
 
     @property
     def seconds(self) -> float:
-        """Of all parts that are known."""
+        """Seconds of all known parts."""
         return sum(part.seconds or 0.0 for part in self.parts)
 
     @property
@@ -75,7 +75,7 @@ class Startup:
 
 
 def startup_of(plan: Plan) -> Startup:
-    """The start of a run that goes on from a checkpoint."""
+    """Return the start of a run that resumes from a checkpoint."""
     cluster, world = plan.cluster, plan.mesh.world_size
     programs = PROGRAMS if cluster.programs_seconds is None else cluster.programs_seconds
     parts = [Part("programs", programs, "each rank loads Python, torch and its nodes, on a core of its own")]
@@ -90,7 +90,7 @@ def startup_of(plan: Plan) -> Startup:
 
 
 def _plan(plan: Plan) -> Part:
-    """Every machine reads the file once, and every rank all of it."""
+    """Return the time to read the plan: every machine reads the file once, and every rank reads all of it."""
     world, storage = plan.mesh.world_size, plan.cluster.storage
     size = PLAN_BYTES * world
     read = 0.0 if storage is None else size * plan.cluster.nodes / storage
@@ -108,7 +108,7 @@ def _meeting(plan: Plan) -> Part:
 
 
 def _axes(plan: Plan) -> dict[str, int]:
-    """Ranks of every group in which this plan sends something, by the axes of it; all ranks together are another."""
+    """Return axes → ranks of every process group in which this plan communicates, without the group of all ranks."""
     sizes = {axis.name: axis.size for axis in (*plan.mesh.axes, *plan.mesh.expert_axes)}
     names = {each.axis for kind in plan.estimates.classes for each in kind.traffic}
     found = {name: prod(sizes[part] for part in name.split(" · ")) for name in sorted(names)}
@@ -116,9 +116,9 @@ def _axes(plan: Plan) -> dict[str, int]:
 
 
 def _groups(plan: Plan) -> Part:
-    """Gloo's groups, which exist on CUDA as well. Connected at once, each rank asks for the address of every other one:
-    it waits for it (one request), and gets it (two). What a rank computes to find its own groups is no part: 13 ms of
-    65,536 ranks."""
+    """Return the time to create the gloo groups, which exist on CUDA as well. When connecting at once, each rank waits
+    for the address of every other rank (one request) and reads it (two). The time to compute a rank's own groups is
+    not counted: 13 ms for 65,536 ranks."""
     world, axes = plan.mesh.world_size, _axes(plan)
     if world >= LAZY_FROM:
         requests = world * (WHOLE + len(axes))
@@ -130,7 +130,8 @@ def _groups(plan: Plan) -> Part:
 
 
 def _communicators(plan: Plan) -> Part:
-    """Those of NCCL are made where a group first sends something, one after the other; groups of one axis at once."""
+    """Return the time to create the NCCL communicators: one after the other, at a group's first call; groups of one
+    axis in parallel."""
     ranks = plan.mesh.world_size + sum(_axes(plan).values())
     connect = CONNECT if plan.cluster.connect_seconds is None else plan.cluster.connect_seconds
     why = f"{1000 * connect:.3g} ms for each of {ranks:,} ranks in {plural(1 + len(_axes(plan)), 'communicator')}"
@@ -138,7 +139,7 @@ def _communicators(plan: Plan) -> Part:
 
 
 def _reading_weights(plan: Plan) -> Part:
-    """Each replica of the sharded model reads all of it."""
+    """Return the time to read the weights: each replica of the sharded model reads all of them."""
     size = plan.estimates.checkpoint_bytes * plan.mesh.size("replicate")
     if plan.cluster.storage is None:
         return Part("weights", None, f"{bytes_text(size)}; no cluster.storage")
@@ -152,15 +153,15 @@ def _compile(plan: Plan) -> Part:
     return Part("compile", kinds * plan.cluster.compile_seconds, f"{plural(kinds, 'kind')} of blocks in the first step")
 
 
-FAILURES: Final = 20_000  # of a simulation, which is right to half a percent then
+FAILURES: Final = 20_000  # simulated failures; the error is then half a percent
 
 NOTHING: Final = 5e-4  # a goodput that is shown as 0.0 %
 
 
 @frozen(kw_only=True)
 class Faults:
-    """Seconds. between: failures of the whole job. restart: from a failure to the first step behind it. blocked: of a
-    save, in which nothing is trained. later: from there until what was saved can be loaded."""
+    """Failures of a run, in seconds. between: failures of the whole job. restart: from a failure to the next step.
+    blocked: training time lost to a save. later: from there until the checkpoint can be loaded."""
 
     between: float
     restart: float
@@ -168,25 +169,26 @@ class Faults:
     later: float
 
     def goodput(self, interval: float) -> float:
-        """Share of the time that trains the run, with a checkpoint after every `interval` seconds of training.
+        """Return the share of the time that trains the run, with a checkpoint after every `interval` seconds of
+        training.
 
-        A checkpoint counts once it is complete before the next failure, so that a time u between failures is worth
-        ⌊(u - restart - later) / (interval + blocked)⌋ intervals: of exponential u, e^(-(restart + later) / M) /
+        A checkpoint counts if it is complete before the next failure, so a time u between failures is worth ⌊(u -
+        restart - later) / (interval + blocked)⌋ intervals: for exponential u, e^(-(restart + later) / M) /
         (e^((interval + blocked) / M) - 1) of them on average. Without `later` this is Daly's formula.
         """
         rounds = (interval + self.blocked) / self.between
-        if rounds > 700:  # e^700 is the end of fp64
+        if rounds > 700:  # e^700 is near the limit of fp64
             return 0.0
         return interval / self.between * exp(-(self.restart + self.later) / self.between) / expm1(rounds)
 
     @property
     def young(self) -> float:
-        """√(2 · blocked · M), the first order of the best interval."""
+        """Return √(2 · blocked · M), the first-order approximation of the best interval."""
         return sqrt(2 * self.blocked * self.between)
 
     def best(self, shortest: float) -> float:
-        """The interval of the highest goodput, of those that are not below `shortest`: interval / M is the root of
-        1 - x = e^-(x + blocked / M), between 0 and 1."""
+        """Return the interval of at least `shortest` with the highest goodput: interval / M is the root of 1 - x =
+        e^-(x + blocked / M) between 0 and 1."""
         low, high = 0.0, 1.0
         for _ in range(60):
             x = (low + high) / 2
@@ -194,7 +196,7 @@ class Faults:
         return max(low * self.between, shortest)
 
     def simulated(self, interval: float, *, failures: int = FAILURES, seed: int = 0) -> float:
-        """The goodput of a made-up run of so many failures."""
+        """Return the goodput of a simulated run with `failures` failures."""
         done = spent = 0.0
         random = Random(seed)
         for _ in range(failures):
@@ -206,12 +208,12 @@ class Faults:
 
 @frozen(kw_only=True)
 class Goodput:
-    """What a plan says of it.
+    """Goodput of a plan.
 
-    interval: seconds of training between checkpoints; inf: there are none on the way. share: of the time that trains;
-    0 without checkpoints. trained: seconds of training in all; None where that is not known. wall: seconds of the whole
-    run, and `failures` expected in it; None where its length is not known, or it never ends. best: the interval of the
-    highest goodput, which is `best_share`.
+    interval: seconds of training between checkpoints; inf: no checkpoint before the end. share: of the time that
+    trains; 0 without checkpoints. trained: total seconds of training; None if unknown. wall: seconds of the whole run,
+    and `failures` expected in it; None if its length is unknown, or it never ends. best: the interval with the highest
+    goodput, `best_share`.
     """
 
     faults: Faults
@@ -233,22 +235,22 @@ class Goodput:
 
     @property
     def restarts(self) -> float:
-        """Share of the time in restarts: of min(u, restart) on average."""
+        """Share of the time in restarts: the average of min(u, restart)."""
         return -expm1(-self.faults.restart / self.faults.between)
 
     @property
     def lost(self) -> float:
-        """Share of the time of which no checkpoint holds anything."""
+        """Share of the time that no checkpoint preserves."""
         return max(0.0, 1 - self.share - self.saves - self.restarts)  # the others add up to 1 within rounding
 
     @property
     def stands(self) -> bool:
-        """Whether next to nothing of the time trains the run: `NOTHING` at most."""
+        """True if the run makes almost no progress: a share of the time below `NOTHING`."""
         return self.interval != inf and self.share < NOTHING
 
 
 def goodput_of(plan: Plan) -> Goodput | None:
-    """None where `cluster` says nothing about failures, or the time of a step is not known."""
+    """Return the goodput of a plan; None if `cluster` has no failure rate, or the time of a step is unknown."""
     cluster, times = plan.cluster, plan.estimates.times
     if cluster.mtbf_seconds is None or times is None:
         return None
@@ -264,7 +266,7 @@ def goodput_of(plan: Plan) -> Goodput | None:
     trained = None if plan.timeline.full_steps is None else plan.timeline.full_steps * times.step
     interval = _interval(plan, times.step)
     if trained is not None and interval > trained:
-        interval = inf  # such a checkpoint never comes
+        interval = inf  # such a checkpoint is never written
     share = 0.0 if interval == inf else faults.goodput(interval)
     best = faults.best(max(times.step, writes))
     wall = None if trained is None or not share else trained / share
@@ -280,15 +282,15 @@ def goodput_of(plan: Plan) -> Goodput | None:
 
 
 def restart_of(plan: Plan) -> float:
-    """Seconds from a failure to the first step behind it: as `cluster` says, or until ranks count as stuck and all have
-    started, as far as that is known."""
+    """Return the seconds from a failure to the next step: as given by `cluster`, or until ranks count as stuck and all
+    have started, as far as that is known."""
     if plan.cluster.restart_seconds is not None:
         return plan.cluster.restart_seconds
     return (plan.node("setup.watch").args["stuck_seconds"] or 0.0) + startup_of(plan).seconds
 
 
 def _interval(plan: Plan, step: float) -> float:
-    """Seconds between two checkpoints, of the tick that comes most often."""
+    """Return the seconds between two checkpoints of the most frequent tick."""
     tokens = plan.estimates.tokens_per_step
     found = [inf]
     for tick in plan.timeline.ticks:
@@ -305,23 +307,23 @@ def _interval(plan: Plan, step: float) -> float:
     return min(found)
 
 
-# Bytes beside the numbers themselves, measured with torch 2.13 and rounded up. `dcp` writes every piece of a tensor as
-# an archive of its own (1.6 KB) and names it in `.metadata`; `file` has one archive of all tensors.
+# Bytes in addition to the numbers, measured with torch 2.13 and rounded up. `dcp` writes every piece of a tensor as an
+# archive of its own (1.6 KB) and names it in `.metadata`; `file` has one archive of all tensors.
 OF_A_PIECE: Final = {"dcp": 1856, "file": 384}
-# A rank's streams of random numbers: three of 5 KB, and on a GPU one more.
+# A rank's random number streams: three of 5 KB, and one more on a GPU.
 OF_STREAMS: Final = 16 * 1024
 STREAMS: Final = 4
-# Counters, versions and the place in the data in `state.json`, and what it says of each file.
+# Counters, versions and the data position in `state.json`, and its entry for each file.
 OF_COUNTERS: Final = 4096
 OF_A_FILE: Final = 128
 
 
 @frozen(kw_only=True)
 class DiskUse:
-    """Bytes in `checkpoints/` of a run that is not stopped in between.
+    """Bytes in `checkpoints/` of an uninterrupted run.
 
-    full, weights: of one full checkpoint, and of the weights alone, 0 where none are saved. rest: when nothing is being
-    written, at the end; most: at any moment, also of a run that goes on behind its end.
+    full, weights: of one full checkpoint, and of the weights alone, 0 if none are saved. rest: at the end, with no save
+    in progress. most: at any moment, including a run that is resumed past its end.
     """
 
     full: int
@@ -331,8 +333,8 @@ class DiskUse:
 
 
 def disk_of(plan: Plan, saves: int | None) -> DiskUse | None:
-    """saves: how many full checkpoints are written in all, None where nobody knows. None where nothing is saved, or
-    nobody knows how much."""
+    """Return the disk space of checkpoints; None if nothing is saved, or the amount is unknown. saves: total number of
+    full checkpoints, None if unknown."""
     saving = next((node.args for node in plan.nodes if node.op == "setup.checkpoint"), None)
     if saving is None or (saves is None and saving["keep"] is None):
         return None
@@ -377,7 +379,8 @@ def _weights_on_disk(plan: Plan, contents: Mapping[str, Any], backend: str) -> i
 
 
 def _pieces(plan: Plan, tensors: Iterable[ParameterSpec]) -> int:
-    """Into how many pieces the ranks cut weights: one that is whole on several of them is written once."""
+    """Return the number of pieces into which ranks cut weights; a weight that several ranks hold whole is written
+    once."""
     axes = {axis.name: axis.size for axis in (*plan.mesh.axes, *plan.mesh.expert_axes)}
     shards = prod(axes[axis] for axis in plan.node("setup.mesh").args["shard_axes"])
     experts = axes["ep"] * axes["ep_fsdp"]

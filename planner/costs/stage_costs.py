@@ -32,8 +32,8 @@ from xtrain.text.units import BYTES
 
 @frozen
 class BlockUnits:
-    """Those of a block. dense: without its experts where these are a unit. None: FSDP has no part in it, or the block
-    no experts."""
+    """FSDP units of a block. dense: without its experts if these form a unit. None: not managed by FSDP, or the block
+    has no experts."""
 
     dense: FsdpUnit | None
     experts: FsdpUnit | None
@@ -44,7 +44,7 @@ class BlockUnits:
 
 
 def units_of_block(run: Resolved, layer: int) -> BlockUnits:
-    """The units that the nodes `expert_fsdp` and `fsdp` of a plan make of the block of one layer."""
+    """Return the units that the nodes `expert_fsdp` and `fsdp` of a plan form in the block of one layer."""
     block = block_tensors(run.inventory, layer)
     dense = [t for t in block if not t.expert]
     experts = [t for t in block if t.expert]
@@ -55,7 +55,7 @@ def units_of_block(run: Resolved, layer: int) -> BlockUnits:
 
 
 def roots_of(run: Resolved) -> tuple[FsdpUnit | None, ...]:
-    """Of each stage, what blocks leave of it: the units that the node `root_fsdp` makes."""
+    """Return the unit of each stage that the node `root_fsdp` forms from parameters outside blocks."""
     ends = {t.name: t for t in run.inventory.tensors if not t.name.startswith("layers.")}
     roots = []
     for stage in range(len(run.pipeline.spans)):
@@ -103,8 +103,8 @@ def _unit(
 
 @frozen(eq=False)
 class BlockCosts:
-    """A block as those of one kind of layers are. layer: the first of them. angles: by which positions turn it. below,
-    runs_back: as of a `TrainedKind`. prefetches: the next unit's parameters are gathered while it computes."""
+    """Costs of a block of one kind of layers. layer: the first of them. angles: its RoPE angles. below, runs_back: as
+    in `TrainedKind`. prefetches: the next unit's parameters are gathered while it computes."""
 
     layer: int
     angles: RotaryAngles | None
@@ -117,45 +117,47 @@ class BlockCosts:
 
     @property
     def experts_run_back(self) -> bool:
-        """Whether a gradient comes to the experts."""
+        """True if the experts receive a gradient."""
         return any(op.closes is not None and op.runs_back for op in self.trace.ops)
 
     @property
     def attends_back(self) -> bool:
-        """Whether a gradient comes to attention."""
+        """True if attention receives a gradient."""
         return any(op.attends and op.runs_back for op in self.trace.ops)
 
     @property
     def passing(self) -> frozenset[str]:
-        """The parameters, named as inside the block, whose operations give a gradient to what they take."""
+        """Parameters, named inside the block, whose operations pass a gradient to their inputs."""
         return frozenset(name for op in self.trace.single if op.receivers for name in op.parameters)
 
     @property
     def owners(self) -> list[TracedOp]:
-        """Operations with parameters."""
+        """Operations with trained parameters."""
         return [op for op in self.trace.ops if op.weights]
 
     def saved_bytes(self, again: bool) -> int:
         return bytes_for_backward(self.trace, self.recompute if again else None)
 
     def passed_bytes(self, again: bool) -> int:
-        """Those of them that a backward no longer needs from the operations of trained parameters on."""
-        if again:  # whoever needs one value computes all from what is kept
+        """Return the saved bytes that a backward no longer needs once it reaches the operations of trained
+        parameters."""
+        if again:  # each needed value is recomputed from the stored ones
             return 0 if self.owners else self.saved_bytes(again)
         return self.saved_bytes(again) - kept_bytes(below_trained(self.trace))
 
     def lasting_bytes(self, ops: list[TracedOp]) -> int:
-        """What is left of a second run when one of the operations of trained parameters has taken what it needs: what
-        others of `ops` keep, and the block did not keep for it."""
+        """Return the bytes of a recomputation that remain after one operation with trained parameters has used its own:
+        values that the others of `ops` keep and the block did not store."""
         assert self.recompute is not None
         there = {id(value) for value in (self.trace.input, *stored(self.trace, self.recompute))}
         return kept_bytes((op for op in ops if not op.weights), there)
 
     def forward(self, again: bool, behind: "BlockCosts | None", *, gathered: bool) -> MemoryChange:
-        """behind: the block whose forward comes next. gathered: its parameters are there already."""
+        """Simulate the forward. behind: the block whose forward comes next. gathered: its parameters are already
+        gathered."""
         how, experts = self.recompute if again else None, self.units.experts
         early = [experts] if experts is not None else []
-        if behind is not None and not (again and early):  # of experts that run again nobody asks for the next
+        if behind is not None and not (again and early):  # with recomputed experts, nothing requests the next unit
             early += behind.units.all[:1]
         return forward(self.trace, self.units.dense, how, early if self.prefetches else (), gathered=gathered)
 
@@ -168,14 +170,14 @@ class BlockCosts:
 
 @frozen(kw_only=True, eq=False)
 class StageCosts:
-    """One stage on a rank.
+    """Costs of one stage on a rank.
 
-    blocks: each, and whether it is computed again in the backward. found: what blocks and stages take, each simulated
-    once. embeds, predicts: it has an end of the model. What it takes from other stages, and gradients it takes, lie in
-    buffers that stay. beside, behind: the next stage, or the one before, is on the same rank, and what is passed on
-    takes the place of such a buffer. alone: there is no other stage. further: how many of the blocks, the last
-    ones, are modules behind the head that predict further tokens, each with the head behind it. teacher: the stage of a
-    model that computes each microbatch before the head does.
+    blocks: each block, and whether the backward recomputes it. found: cached simulations of blocks and stages. embeds,
+    predicts: it holds the first or last end of the model. Its inputs from other stages, and gradients it receives, are
+    in buffers that stay. beside, behind: the next stage, or the previous one, is on the same rank, and the values
+    passed on replace such a buffer. alone: there is no other stage. further: number of blocks, the last ones, that are
+    modules predicting further tokens after the head, each followed by the head. teacher: the stage of a teacher that
+    computes each microbatch before the head does.
     """
 
     stage: int
@@ -195,13 +197,13 @@ class StageCosts:
 
     @property
     def counts(self) -> Counter[tuple[BlockCosts, bool]]:
-        """How many blocks of each kind there are, apart those that are computed again."""
+        """Number of blocks of each kind; recomputed blocks are counted separately."""
         return Counter(self.blocks)
 
     @property
     def taught(self) -> tuple[int, int]:
-        """Bytes of a teacher: the most alive while it computes a microbatch, and what is left of that for the head of
-        the student: its hidden states, and what is gathered of its ends."""
+        """Bytes of a teacher: the peak while it computes a microbatch, and the bytes left for the student's head:
+        hidden states and the gathered parameters of the teacher's ends."""
         local, root = self.local, 0 if self.root is None else self.root.whole
         blocks = evolve(self, predicts=False).forward()
         norm = local.stream + (2 * local.between * local.dim * local.exact if local.width != local.exact else 0)
@@ -215,12 +217,12 @@ class StageCosts:
 
     @property
     def rotation(self) -> int:
-        """Cosines and sines of all positions, once for all blocks with the same angles; and keys of tokens."""
+        """Bytes of cosines and sines of all positions, once for all blocks with the same angles, and of token keys."""
         return self._turned_by({block.angles for block, _ in self.blocks})
 
     @property
     def _kept_rotation(self) -> int:
-        """Those of them that are needed in the backward, where a block that is computed again takes them all anew."""
+        """Bytes of them that the backward needs; a recomputed block reads all of its own again."""
         return self._turned_by({block.angles for block, again in self.blocks if block.attends_back or again})
 
     def _turned_by(self, angles: set[RotaryAngles | None]) -> int:
@@ -233,53 +235,55 @@ class StageCosts:
 
     @property
     def unsharded(self) -> int:
-        """Gathered parameters, as many as are alive at once."""
+        """Peak bytes of gathered parameters."""
         blocks = [sum(unit.whole for unit in block.units.all) for block, _ in self.blocks]
         alive = max(blocks) if self._reshards else sum(blocks)
         return (self.root.whole if self.root is not None else 0) + alive
 
     @property
     def resident(self) -> int:
-        """Those of them that stay from the forward of a microbatch to its backward."""
+        """Bytes of gathered parameters that stay from the forward of a microbatch to its backward."""
         root = self.root.whole if self.root is not None else 0
         return root if self._reshards is not False else self.unsharded
 
     @property
     def _reshards(self) -> bool | None:
-        """Whether blocks let go of gathered parameters; None where nothing is gathered."""
+        """True if blocks free gathered parameters; None if nothing is gathered."""
         dense = self.blocks[0][0].units.dense
         return None if dense is None else dense.reshards
 
     @property
     def unreduced(self) -> int:
-        """Gradients of all units, whole, in the format they are summed in."""
+        """Bytes of the whole gradients of all units, in the format they are summed in."""
         blocks = sum(unit.summed for block, _ in self.blocks for unit in block.units.all)
         return (self.root.summed if self.root is not None else 0) + blocks
 
     @property
     def below(self) -> bool:
-        """Whether something before the stage's blocks is trained, the embedding included."""
+        """True if something before the stage's blocks is trained, including the embedding."""
         return self.blocks[0][0].below
 
     @property
     def splits(self) -> bool:
-        """Whether a backward in two parts has a first one: torch leaves all of the first stage to the second, as does a
-        stage of which nothing before it is trained."""
+        """True if a split backward has a first part. torch leaves all of the first stage to the second part, and so
+        does a stage with nothing trained before it."""
         return not self.embeds and self.below
 
     @property
     def captured(self) -> int:
-        """Gradients that the first part of a split backward leaves for the second: of what matrices and norms give."""
+        """Bytes of gradients that the first part of a split backward leaves for the second: those of the outputs of
+        matrices and norms."""
         return sum(op.outputs[0].gradient for block, _ in self.blocks for op in block.owners)
 
     @property
     def passed_loss(self) -> int:
-        """What of the loss the first part of a split backward lets go: the second needs it for the head alone."""
+        """Bytes of the loss that the first part of a split backward frees; the second part needs them only for the
+        head."""
         return self.loss if self.splits and not self.ends.weight else 0
 
     @cached_property
     def passed_values(self) -> int:
-        """The same of what else the forward has left: what lies above all that is trained."""
+        """Bytes of other values that the first part frees: those above everything trained."""
         if not self.splits or (self.predicts and self.ends.trains):
             return 0
         passed = self.ends.saved + (self.local.stream if self.ends.keeps else 0) if self.predicts else 0
@@ -287,12 +291,12 @@ class StageCosts:
             passed += block.passed_bytes(again)
             if block.owners:
                 return passed
-        # What went in lies in a buffer.
+        # The input is in a buffer that stays.
         return passed + self._kept_rotation - (self.local.stream if self._keeps_input else 0)
 
     def inputs_only(self, handling: Handling) -> MemoryChange:
-        """The first part of a split backward: everything stays that it meets below something that is trained, and the
-        gradient of what went in."""
+        """Simulate the first part of a split backward: everything that it meets below a trained parameter stays, and so
+        does the input's gradient."""
         given = 0 if self.behind or self.embeds else self.local.stream
         if not self.splits:
             return MemoryChange(given, given)
@@ -301,9 +305,9 @@ class StageCosts:
         return MemoryChange(peak, self.captured + given - self.passed_loss - self.passed_values)
 
     def weights_only(self, handling: Handling) -> MemoryChange:
-        """The second part: a block is computed again for each operation with trained parameters, and what others would
-        need of that stays to the end; in the highest such block, whose last run is that of the backward, only what is
-        below these operations."""
+        """Simulate the second part: a block is recomputed for each operation with trained parameters, and values that
+        other operations need stay to the end. In the highest such block, whose last recomputation is that of the
+        backward, only values below these operations stay."""
         whole = self.backward(handling)
         if not self.splits:
             return whole
@@ -317,28 +321,28 @@ class StageCosts:
         return MemoryChange(max(0, whole.peak) + more, net)
 
     def forward(self, *, later: bool = False) -> MemoryChange:
-        """net: what one microbatch leaves for its backward, the loss included. later: another microbatch has gathered
-        the parameters, which are there still where they are not let go."""
+        """Simulate the forward. net: bytes that one microbatch leaves for its backward, including the loss. later:
+        another microbatch gathered the parameters, which are still there unless they were freed."""
         gathered = later and self._reshards is False
         return self._once(("forward", gathered, *self._kind), lambda: self._forward(gathered))
 
     def backward(self, handling: Handling) -> MemoryChange:
-        """Alive before is what the forward left."""
+        """Simulate the backward; the bytes left by the forward are alive before it."""
         return self._once(("backward", handling, *self._kind), lambda: self._backward(handling))
 
     @property
     def _kind(self) -> tuple[Hashable, ...]:
-        """What stages that cost the same have in common."""
+        """Key that stages with equal costs share."""
         return (self.blocks, self.embeds, self.predicts, self.beside, self.further)
 
     @property
     def _trains(self) -> bool:
-        """Whether a gradient comes to a block of the stage."""
+        """True if a block of the stage receives a gradient."""
         return any(block.runs_back for block, _ in self.blocks)
 
     @property
     def _keeps_input(self) -> bool:
-        """Whether what goes into the first block is needed in the backward."""
+        """True if the backward needs the input of the first block."""
         block, again = self.blocks[0]
         return again or keeps_input(block.trace)
 
@@ -347,7 +351,7 @@ class StageCosts:
         if self.embeds:
             live += stream + self.ends.embedded
         elif not self._keeps_input:
-            live += stream  # it lies in a buffer
+            live += stream  # it is in a buffer
         count = len(self.blocks) - self.further
         for place, (block, again) in enumerate(self.blocks, start=1):
             behind = self.blocks[place][0] if place < count else None
@@ -357,17 +361,17 @@ class StageCosts:
             live += change.net
             if not self.predicts or place < count:
                 continue
-            # What was gathered last, in its buffer.
+            # Buffer of the unit that was gathered last.
             buffer = 0 if gathered else sum(unit.flat for unit in block.units.all[-1:])
             if place == count:
                 peak = max(peak, live + self.ends.forward + buffer)
                 live += self.ends.saved + self.ends.loss - (0 if self.ends.keeps else stream)
-                live += stream if self.further else 0  # what the head has read
+                live += stream if self.further else 0  # the head's input
             else:
                 peak = max(peak, live + self.ends.further[0] + buffer)
                 live += self.ends.loss - (stream if place == len(self.blocks) else 0)
         if not self.predicts:
-            # What begins a backward is copied, for the gradient that the stage before, or this one, is given.
+            # The incoming gradient of a backward is copied, for the previous stage or for this one.
             begins = not self.alone and not self.below and not (self.embeds and self._trains)
             peak = max(peak, live + (stream if begins else 0))
             live -= stream if self.beside else 0
@@ -380,7 +384,7 @@ class StageCosts:
         units = [block.units.dense for block, _ in self.blocks[lowest:]]
         if self.predicts and not self.further:
             peak, live = self._head_back(in_place)
-        # The buffer that the first unit to go backwards was gathered in early. Behind the last one nothing is gathered.
+        # Buffer in which the first unit of the backward was gathered early. After the last unit nothing is gathered.
         early = units[-1].flat if units and units[-1] is not None and units[-1].reshards else 0
         nothing = None if not units or units[0] is None else evolve(units[0], shards=1)
         count = len(self.blocks) - self.further
@@ -399,24 +403,24 @@ class StageCosts:
             peak = max(peak, live + early + change.peak)
             live += change.net
             if self.further and self.predicts and lowest + place == len(self.blocks) - 1:
-                # Gradients of a parameter that is used several times are put together before they are added to what
-                # earlier microbatches have left: that of the table stays until the embedding's has come.
+                # Gradients of a parameter that is used several times are joined before they are added to those of
+                # earlier microbatches: the table's gradient stays until the embedding's is ready.
                 live += 0 if self.tied else self.ends.embedding
             if self.further and self.predicts and lowest + place == count:
                 most, net = self._head_back(True)
                 peak = max(peak, live + early + self.ends.further[1], live + early - stream + most)
-                live += net - stream  # the gradient of what the head has read, with which its own is put together
+                live += net - stream  # the gradient of the head's input, joined with its own
                 live -= self.ends.weight if in_place and not self.tied else 0
         live += early
         if self.embeds:
             peak = max(peak, live + self.ends.start)
             live -= self.ends.embedded
-        if self.predicts and (self.further or self._shares_table):  # added to the first of the table's gradients
+        if self.predicts and (self.further or self._shares_table):  # added to the first gradient of the table
             live -= self.ends.embedding if in_place else 0
         elif self.embeds and not in_place:
             live += self.ends.embedding
         if not self.embeds and self._keeps_input:
-            live += stream  # what it was given lies in a buffer too
+            live += stream  # its input is in a buffer too
         live -= (stream if self.below else 0) + self._kept_rotation
         if not self.predicts and not self.beside:
             live -= stream
@@ -425,8 +429,8 @@ class StageCosts:
         return MemoryChange(max(peak, live + last.peak), live + last.net)
 
     def _head_back(self, in_place: bool) -> tuple[int, int]:
-        """The most alive in the backward of the head and of the norm before it, and what there is more afterwards.
-        in_place: the gradient of the head is added to one that there is."""
+        """Return the peak of the backward of the head and of the norm before it, and the net change. in_place: the
+        gradient of the head is added to an existing one."""
         stream, ends = self.local.stream, self.ends
         live = (stream if ends.below else 0) - (ends.loss - ends.weight) - ends.saved
         # Autograd adds the embedding's gradient to the head's before either is added to that of earlier microbatches.
@@ -435,11 +439,11 @@ class StageCosts:
 
     @property
     def _shares_table(self) -> bool:
-        """Whether the embedding and the head of this stage are one parameter."""
+        """True if the embedding and the head of this stage are one parameter."""
         return self.tied and self.embeds and self.predicts
 
     def reduce(self) -> MemoryChange:
-        """The exchange of all gradients of a stage of a pipeline at the end, unit by unit."""
+        """Simulate the exchange of all gradients of a pipeline stage at the end, unit by unit."""
         live = peak = buffer = 0
         for unit in (self.root, *(unit for block, _ in self.blocks for unit in block.units.all)):
             if unit is not None:

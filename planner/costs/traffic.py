@@ -1,8 +1,8 @@
 """Collectives of one rank in a step, counted with their bytes: FSDP, tensor, context, expert, pipeline.
 
-Groups of one rank send nothing. Of several ranks of a pipeline coordinate the first is counted, which has the largest
-pieces. Most calls come from the traces of blocks; the others are those of the stack, of both ends of the model, of
-the pipeline, and of the step around them.
+Groups of one rank send nothing. The first rank of each pipeline coordinate is counted; it has the largest pieces. Most
+calls come from the traces of blocks; the others come from the stack, both ends of the model, the pipeline, and the step
+around them.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ Times = tuple[CollectiveCall, int]
 
 
 def gathers_of(run: Resolved, stages: list[StageCosts], pp: int) -> Iterator[Times]:
-    """All-gathers of one step, each with how often."""
+    """Yield the all-gathers of one step, each with its count."""
     for stage in stages:
         root, blocks, forward = _gathers(run, stage, pp)
         units = [(stage.root, _dense_axis(run), ROOT, root)]
@@ -49,7 +49,7 @@ def gathers_of(run: Resolved, stages: list[StageCosts], pp: int) -> Iterator[Tim
 
 
 def sums_of(run: Resolved, stages: list[StageCosts]) -> Iterator[Times]:
-    """Exchanges of gradients of one step: summed over shards, then over copies of them."""
+    """Yield the gradient exchanges of one step: summed over shards, then over copies of them."""
     times = exchanges(run)
     for stage in stages:
         units = [(stage.root, _dense_axis(run), "replicate", ROOT, 1)]
@@ -70,13 +70,13 @@ def sums_of(run: Resolved, stages: list[StageCosts]) -> Iterator[Times]:
 
 
 def exchanges(run: Resolved) -> int:
-    """How often a step exchanges gradients."""
+    """Return how often a step exchanges gradients."""
     return run.batch.accumulate if run.size("pp") == 1 and run.sync == "microbatch" else 1
 
 
 def partial(run: Resolved, tensors: list[ParameterSpec]) -> list[ParameterSpec]:
-    """Those that are trained and that tensor parallel leaves whole, of whose gradient every rank has a summand only: it
-    has used them on its own positions, or on its own heads."""
+    """Return the trained parameters that tensor parallelism leaves whole and of whose gradient every rank has only a
+    summand: it used them on its own positions, or on its own heads."""
     whens = ("by_position", "always") if run.spec.parallel.tp.sequence else ("always",)
     arch = run.architecture
     of_blocks = {each.name for kind in arch.kinds for each in kind.block.parameters(arch) if each.partial in whens}
@@ -95,7 +95,7 @@ def _exchange(unit: FsdpUnit, axis: str, copies: str, node: str, times: int) -> 
 
 
 def _at_once(run: Resolved) -> bool:
-    """Gradients are exchanged as they are computed, before they are put into the format of sums."""
+    """Return True if gradients are exchanged as they are computed, before they are cast to the reduce format."""
     return run.size("pp") == 1 and run.batch.accumulate == 1
 
 
@@ -104,7 +104,7 @@ def _dense_axis(run: Resolved) -> str:
 
 
 def _gathers(run: Resolved, stage: StageCosts, pp: int) -> tuple[int, int, int]:
-    """How often a step gathers the root of a stage, each of its blocks, and each of those that have no backward."""
+    """Return how often a step gathers the root of a stage, each of its blocks, and each block without a backward."""
     count = run.batch.accumulate
     if run.size("pp") == 1:
         return count, count * (2 if run.reshard else 1), count
@@ -117,7 +117,7 @@ def _gathers(run: Resolved, stage: StageCosts, pp: int) -> tuple[int, int, int]:
 def _gather_counts(
     schedule: str, pp: int, ranks: int, stages: tuple[int, ...], count: int, *, reshards: bool
 ) -> dict[int, int]:
-    """How often a step gathers a unit of each stage of a rank."""
+    """Return stage → how often a step gathers one of its units, for the stages of a rank."""
     actions = order(schedule, pp, ranks, stages, count)
     units = {stage: _Unit(reshards=reshards) for stage in stages}
     for event in actions if schedule in SINGLE else gathered_stages(actions):
@@ -129,7 +129,7 @@ def _gather_counts(
 
 
 class _Unit:
-    """Whether a unit is gathered, and how often it has been."""
+    """State of a unit, gathered or not, and the number of its gathers."""
 
     def __init__(self, *, reshards: bool) -> None:
         self.gathers, self._there, self._reshards = 0, False, reshards
@@ -149,8 +149,8 @@ PP = "setup.parallel.pp"
 
 @define
 class CollectiveCounts:
-    """Counts and bytes of calls, by axis, operation, node of the plan, and whether something is computed meanwhile; and
-    how many operations are."""
+    """Counts and bytes of calls by axis, operation, node of the plan, and whether computation overlaps; meanwhile:
+    FLOPs that overlap."""
 
     counts: Counter[tuple[str, TrafficOp, str, bool]] = field(factory=Counter)
     bytes: Counter[tuple[str, TrafficOp, str, bool]] = field(factory=Counter)
@@ -169,7 +169,7 @@ class CollectiveCounts:
 
 
 def collective_counts(run: Resolved, stages: list[list[StageCosts]]) -> list[CollectiveCounts]:
-    """The calls of the ranks of every pipeline coordinate."""
+    """Return the calls of the ranks of every pipeline coordinate."""
     return [_calls_of_coordinate(run, own, pp) for pp, own in enumerate(stages)]
 
 
@@ -190,19 +190,20 @@ def _calls_of_coordinate(run: Resolved, stages: list[StageCosts], pp: int) -> Co
 
 
 def _blocks(calls: CollectiveCounts, stage: StageCosts, count: int, split: bool) -> None:
-    """The traces of all blocks, forward, backward, and where a block is computed again."""
+    """Add the calls of all blocks: forward, backward and recomputation."""
     for (block, again), blocks in stage.counts.items():
         for op in block.trace.ops:
             calls.add_all((*op.calls, *op.back_calls, *op.weight_calls), count * blocks)
         if again and block.recompute is not None:
-            # A split backward goes through a block once for its input, and once for each of its parameters' owners.
+            # A split backward passes through a block once for its input, and once for each operation with trained
+            # parameters.
             runs = 1 + len(block.owners) if split else 1
             for op in second_run(block.trace, block.recompute):
                 calls.add_all(op.calls, count * blocks * runs)
 
 
 def _ends(calls: CollectiveCounts, run: Resolved, stage: StageCosts, count: int) -> None:
-    """Tensor parallel at the embedding and at the head."""
+    """Add the calls of tensor parallelism at the embedding and at the head."""
     if run.size("tp") == 1:
         return
     tensor, local = run.spec.parallel.tp, stage.local
@@ -230,7 +231,7 @@ def _ends(calls: CollectiveCounts, run: Resolved, stage: StageCosts, count: int)
             elif tensor.loss:
                 calls.add(CollectiveCall("tp", "all_reduce", TP, exact), count)
                 sums = 2 + len({"mean_logprob_T", "entropy_T"}.intersection(reads))
-                if teacher is not None:  # and the same of logits that are divided
+                if teacher is not None:  # and the same for the divided logits
                     sums = 4 + teacher.top
                 calls.add(CollectiveCall("tp", "all_reduce", TP, sums * exact), count)
             else:
@@ -238,7 +239,7 @@ def _ends(calls: CollectiveCounts, run: Resolved, stage: StageCosts, count: int)
 
 
 def _teacher(calls: CollectiveCounts, run: Resolved, stage: StageCosts, count: int) -> None:
-    """A teacher's forward of each microbatch."""
+    """Add the calls of a teacher's forward of each microbatch."""
     own, teacher = run.teacher, stage.teacher
     if own is None or teacher is None or not stage.predicts:
         return
@@ -256,8 +257,8 @@ def _teacher(calls: CollectiveCounts, run: Resolved, stage: StageCosts, count: i
 
 
 def _sequences(calls: CollectiveCounts, run: Resolved, stage: StageCosts, count: int) -> None:
-    """Sums over the tokens of each sequence, where ranks hold some of them, and rewards of its last one: of rows that
-    are a document each."""
+    """Add the sums over the tokens of each sequence, if ranks hold parts of it, and rewards of its last token. Each row
+    is counted as one document."""
     loss, rewards = run.spec.loss, run.architecture.head == "reward"
     if not stage.predicts or not (loss.across or rewards):
         return
@@ -269,7 +270,7 @@ def _sequences(calls: CollectiveCounts, run: Resolved, stage: StageCosts, count:
 
 
 def _between(calls: CollectiveCounts, run: Resolved, stage: StageCosts, count: int) -> None:
-    """The residual stream forwards and its gradient back, to and from stages of other ranks."""
+    """Add the messages between stages of different ranks: the residual stream forwards and its gradient back."""
     if run.size("pp") == 1:
         return
     size = stage.local.stream
@@ -280,7 +281,7 @@ def _between(calls: CollectiveCounts, run: Resolved, stage: StageCosts, count: i
 
 
 def _around(calls: CollectiveCounts, run: Resolved, pp: int) -> None:
-    """The nodes of the step besides forward and backward."""
+    """Add the calls of the step outside forward and backward."""
     spec, batch, arch = run.spec, run.batch, run.architecture
     world = " · ".join(run.wide(*AXES))
     if len(run.pipeline.readers) < run.size("pp"):
@@ -288,8 +289,8 @@ def _around(calls: CollectiveCounts, run: Resolved, pp: int) -> None:
         calls.add(CollectiveCall("pp", "broadcast", "step.share_outline", size))
     schedule = fill_schedule(spec, batch.declared_steps)
     clocks = sum(tick.every.unit == "seconds" for tick in schedule.ticks) + puts_off(spec, schedule)
-    # Valid tokens and three sums over documents, signals, limits, commands, the clocks and whether a save is done;
-    # square of the norm, and the loss.
+    # Valid tokens and three sums over documents; signals, limits, commands, clocks and whether a save is done; square
+    # of the norm, and the loss.
     asked = len(SIGNALS) + bool(agree_args(spec)) + 2  # a command from outside, and its number
     asked += acts_together(spec)
     counted = 4 + (spec.loss.unit != "token")
@@ -307,7 +308,7 @@ def _around(calls: CollectiveCounts, run: Resolved, pp: int) -> None:
 
 
 def _gradient_sums(calls: CollectiveCounts, run: Resolved, pp: int) -> None:
-    """Sums of gradients that the stack does not make."""
+    """Add the sums of gradients that the stack does not make."""
     width, arch = BYTES[run.formats.params], run.architecture
     if run.size("tp") > 1 and not run.dense_fsdp:
         for tensor in partial(run, run.parameters_by_pp[pp]):

@@ -1,4 +1,4 @@
-"""Rules on datasets: form of records, which dataset is trained on, evaluations, order of the collate chain."""
+"""Rules on datasets: form of records, datasets that are trained on, evaluations, order of the collate chain."""
 
 import os
 import re
@@ -21,19 +21,19 @@ from xtrain.plan.data import BESIDE, TokenizerUnreadable, check_chain, markers, 
 from xtrain.plan.findings import Findings
 from xtrain.planner.data.training import check_reads, check_rollout, check_training
 
-TEXT = "text"  # the field of plain text unless a spec names another
+TEXT = "text"  # the default field of plain text
 CHAT = "messages"
 PAIRS = ("prompt", "response")
 QUESTIONS = ("choices", "question", "answer")
 ANSWERS = ("chosen", "rejected")
 TOKENS = "tokens"
 MESSAGE_KEYS = ("message_train", "message_weight")
-# What a template is given of every conversation.
+# Values that a template gets with every conversation.
 GIVEN = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 
 
 def check_forms(spec: Spec, found: Findings) -> None:
-    """Every dataset is read in one form, and its source has the fields that are named."""
+    """Check that every dataset is read in one form, and that its source has the named fields."""
     for dataset in spec.datasets.values():
         problem = _problem(dataset)
         if problem is None:
@@ -45,8 +45,8 @@ def check_forms(spec: Spec, found: Findings) -> None:
 
 
 def has_turns(dataset: Dataset) -> bool:
-    """Whether its records are conversations or pairs that a template writes, and nothing contradicts that."""
-    # Of answers with the prompt inside, the records say whether they are texts or messages.
+    """Return True if the records are conversations or pairs that a template writes, and no setting contradicts that."""
+    # If answers include the prompt, only the records show whether they are texts or messages.
     turns = dataset.messages is not None or dataset.prompt is not None
     turns = turns or (dataset.has_pairs and dataset.template is not AUTO)
     return turns and _problem(dataset) is None
@@ -63,7 +63,7 @@ def _problem(dataset: Dataset) -> Problem | None:
 
 
 def _fields(dataset: Dataset) -> Problem | None:
-    """A field is named, and records of this source have none. As (code, setting, message, hint)."""
+    """Return (code, setting, message, hint) if a field is named but records of this source have no fields."""
     source = dataset.source
     if source.records == "fields":
         return None
@@ -79,7 +79,7 @@ def _fields(dataset: Dataset) -> Problem | None:
 
 
 def _questions(dataset: Dataset) -> Problem | None:
-    """Questions are read and used in one way."""
+    """Return the fault if questions are read or used in contradictory ways."""
     choices, *fields = QUESTIONS
     if dataset.choices is None:
         unused = [name for name in fields if getattr(dataset, name) != name]
@@ -105,7 +105,7 @@ def _questions(dataset: Dataset) -> Problem | None:
 
 
 def _answers(dataset: Dataset) -> Problem | None:
-    """Two answers come together, and are no other form of record."""
+    """Return the fault unless both answers are named, in no other form of record."""
     if not dataset.has_pairs:
         return None
     for name, other in (ANSWERS, ANSWERS[::-1]):
@@ -121,7 +121,7 @@ def _answers(dataset: Dataset) -> Problem | None:
 
 
 def _tokens(dataset: Dataset) -> Problem | None:
-    """Token ids are no text."""
+    """Return the fault if token ids are combined with text."""
     if dataset.tokens is None:
         return None
     others = [name for name in (CHAT, *PAIRS, "tools", "system") if getattr(dataset, name) is not None]
@@ -134,7 +134,7 @@ def _tokens(dataset: Dataset) -> Problem | None:
 
 
 def _beside(dataset: Dataset) -> Problem | None:
-    """What is read beside the text of a record belongs to its form."""
+    """Return the fault if a further field does not belong to the form of the record."""
     for name, each in BESIDE.items():
         if not each.needs or getattr(dataset, name) is None:
             continue
@@ -147,7 +147,7 @@ def _beside(dataset: Dataset) -> Problem | None:
 
 
 def _numbers(dataset: Dataset) -> Problem | None:
-    """Every number that losses read has one name, which can be that of a file, and one origin."""
+    """Return the fault unless every number that losses read has one origin and one name that is valid for a file."""
     for setting in ("columns", "values"):
         for name, field in getattr(dataset, setting).items():
             if not is_plain(name) or not field:
@@ -163,7 +163,8 @@ def _numbers(dataset: Dataset) -> Problem | None:
 
 
 def _template(dataset: Dataset) -> Problem | None:
-    """Settings of chat templates belong to conversations, and do not replace what templates are given anyway."""
+    """Return the fault if settings of chat templates are used without conversations, or replace values that templates
+    always get."""
     if (named := of_templates(dataset)) and not dataset.has_answers:
         message = f"`{named[0]}` is for conversations, which a chat template writes"
         return "X516", named[0], message, f"remove `{named[0]}`, or name the field of the messages"
@@ -175,7 +176,7 @@ def _template(dataset: Dataset) -> Problem | None:
 
 
 def _form(dataset: Dataset) -> Problem | None:
-    """Settings that contradict each other."""
+    """Return the fault if settings contradict each other."""
     pair = [name for name in PAIRS if getattr(dataset, name) is not None]
     if dataset.messages is not None and pair:
         hint = "keep the one that the records have"
@@ -213,7 +214,7 @@ def _said(dataset: Dataset) -> str:
 
 
 def check_data(spec: Spec, found: Findings) -> None:
-    """Check everything about data but the phases."""
+    """Check everything about data except the phases."""
     check_training(spec, found)
     check_forms(spec, found)
     check_files(spec, found)
@@ -224,7 +225,7 @@ def check_data(spec: Spec, found: Findings) -> None:
 
 
 def evaluated(spec: Spec) -> dict[str, str]:
-    """Dataset name → path of the first action that evaluates on it."""
+    """Return dataset name → path of the first action that evaluates on it."""
     found: dict[str, str] = {}
     for path, action in actions_of(spec):
         if (dataset := action.held_out()) is not None:
@@ -233,7 +234,7 @@ def evaluated(spec: Spec) -> dict[str, str]:
 
 
 def actions_of(spec: Spec) -> Iterator[tuple[str, Action]]:
-    """(path, action) of all ticks and events."""
+    """Yield (path, action) of all ticks and events."""
     for kind, triggers in (("every", spec.ticks), ("on", spec.events)):
         for number, trigger in enumerate(triggers):
             for place, action in enumerate(trigger.actions):
@@ -241,12 +242,12 @@ def actions_of(spec: Spec) -> Iterator[tuple[str, Action]]:
 
 
 def _check_used(spec: Spec, found: Findings) -> None:
-    """Every dataset is trained on or evaluated, and those that are have what the loss reads."""
+    """Check that every dataset is trained on or evaluated, and that it has what the loss reads."""
     phases = (None, *spec.phases.values())
     mixes = [amounts(spec, phase) for phase in phases]
     training, evaluations = {name for mixed in mixes for name, taken in mixed.items() if taken > 0}, evaluated(spec)
     check_rollout(spec, training, found)
-    if spec.rollout is None:  # else it makes what the loss reads
+    if spec.rollout is None:  # a rollout makes what the loss reads itself
         check_reads(spec, training, set(evaluations), found)
     for name in spec.datasets:
         switched_off = name in spec.mixture.weights and not amount(spec.mixture.weights[name])
@@ -278,7 +279,7 @@ def _check_evaluations(spec: Spec, found: Findings) -> None:
 
 
 def _check_group(spec: Spec, found: Findings) -> None:
-    """Only documents that are taken out of their order are packed in groups."""
+    """Check that documents are packed in groups only if they are reordered."""
     problem = row_link(spec.collate).useless()
     if problem is not None:
         found.fail("data.group", "X509", "collate", *problem)
@@ -286,12 +287,12 @@ def _check_group(spec: Spec, found: Findings) -> None:
 
 # files, folders and templates on this machine ------------------------------------------------------------------------
 
-# What is not there may come, or lie on the machines that run: a warning. What is there and is something else is an
+# A missing file is a warning: it may appear later, or exist on the machines that run. A file of the wrong kind is an
 # error.
 
 
 def check_files(spec: Spec, found: Findings) -> None:
-    """The files, folder and template of every dataset, and the templates of prompts."""
+    """Check the files, folder and template of every dataset, and the templates of prompts."""
     for dataset in spec.datasets.values():
         dataset.source.check(dataset.name, lambda: _vocabulary(spec.tokenizer.source), found)
         if has_turns(dataset):
@@ -311,7 +312,7 @@ def check_files(spec: Spec, found: Findings) -> None:
 
 
 def _vocabulary(tokenizer: str) -> int | None:
-    """How many tokens it has; None if it cannot be read."""
+    """Return the number of tokens of a tokenizer; None if it cannot be read."""
     try:
         return tokenizer_kind(tokenizer).size(tokenizer)
     except TokenizerUnreadable:
@@ -320,8 +321,8 @@ def _vocabulary(tokenizer: str) -> int | None:
 
 @frozen
 class TemplateUse:
-    """Who names a chat template where, or has none of its own. needs: the setting for which there has to be one.
-    arguments: names of what the template is given besides the conversation."""
+    """Use of a chat template, named or not. who: the user of the template. needs: the setting that requires one.
+    arguments: names of arguments that the template gets in addition to the conversation."""
 
     rule: str
     path: str
@@ -330,7 +331,7 @@ class TemplateUse:
     arguments: tuple[str, ...] = ()
 
     def check(self, template: str | None, tokenizer: str, found: Findings) -> None:
-        """It is one that is built in, a file, or that of the tokenizer (None)."""
+        """Check that a template is built in, is a file, or belongs to the tokenizer (None)."""
         known = ", ".join(TEMPLATES)
         if template is None:
             self._check_own(tokenizer, found)
@@ -347,7 +348,7 @@ class TemplateUse:
             found.warn(self.rule, "W501", self.path, f"{self.who}: there is no template {template}", hint)
 
     def _check_own(self, tokenizer: str, found: Findings) -> None:
-        """Where nobody names a template, the tokenizer has to have one."""
+        """Check that the tokenizer has a template, as none is named."""
         problem = "has no chat template"
         try:
             if (text := tokenizer_kind(tokenizer).template(tokenizer)) is not None:
@@ -355,7 +356,7 @@ class TemplateUse:
                 self._report(name, name, markers(text), tokenizer, found, text)
                 return
         except TokenizerUnreadable as error:
-            if error.path is None:  # of the tokenizer itself, which another rule speaks of
+            if error.path is None:  # a fault of the tokenizer itself, which another rule reports
                 found.unknown(self.rule, f"the template of tokenizer {tokenizer} is looked for when the run starts")
                 return
             problem = f"has none that can be read: {error}"
@@ -368,8 +369,8 @@ class TemplateUse:
     def _report(
         self, name: str, evidence: str, written: Iterable[str], tokenizer: str, found: Findings, text: str
     ) -> None:
-        """There is a template; what sets turns apart in it should be tokens. written: those texts. text: of the
-        template, "" of one that reads no arguments."""
+        """Report a template; the texts that separate turns in it should be tokens. written: those texts. text: of the
+        template, "" if it reads no arguments."""
         if unread := [argument for argument in self.arguments if not re.search(rf"\b{re.escape(argument)}\b", text)]:
             message = f"{self.who}: {name} does not read `{unread[0]}`, so that nothing would become of this argument"
             place = f"{self.path.rpartition('.')[0]}.template_arguments"
@@ -378,7 +379,7 @@ class TemplateUse:
             return
         try:
             whole = tokenizer_kind(tokenizer).whole(tokenizer)
-        except TokenizerUnreadable:  # another rule speaks of it
+        except TokenizerUnreadable:  # another rule reports it
             whole = None
         if apart := [] if whole is None else [text for text in written if text not in whole]:
             shown = ", ".join(f"`{text}`" for text in apart[:4]) + (" …" if len(apart) > 4 else "")

@@ -22,7 +22,7 @@ from xtrain.text.units import amount_in_epochs
 
 
 def check_training(spec: Spec, found: Findings) -> None:
-    """Something is trained on, every name is that of a dataset that can be, and every phase has one."""
+    """Check that there is training data, that every name is a trainable dataset, and that every phase has one."""
     written = "mixture" in spec.origins and spec.origins["mixture"].kind != "default"
     _check_training(spec, written, found)
     _check_names(spec, "data.mixture", "mixture", spec.mixture.weights, found)
@@ -38,14 +38,14 @@ def check_training(spec: Spec, found: Findings) -> None:
     if len(spec.mixture.weights) == 1 and not spec.phases:
         name, weight = next(iter(spec.mixture.weights.items()))
         message = f"mixture changes nothing, because {name} is its only dataset"
-        longer = isinstance(weight, Quantity) and weight.value != 1  # an epoch of the run is another one
+        longer = isinstance(weight, Quantity) and weight.value != 1  # an epoch of the run is counted differently
         if [each.name for each in trainable(spec)] == [name] and not longer:
             found.warn("idle.mixture", "W401", "mixture", message, "leave it out, or give another dataset a weight")
     _check_temperature(spec, found)
 
 
 def _check_temperature(spec: Spec, found: Findings) -> None:
-    """Warn of a temperature that makes no weights more alike than they are."""
+    """Warn of a temperature that does not make weights more alike."""
     origin, temperature = spec.origins.get("mixture.temperature"), spec.mixture.temperature
     stretches = [weights(spec), *(weights(spec, phase) for phase in spec.phases.values())]
     if temperature == 1 or origin is None or origin.kind == "default" or any(map(in_epochs, stretches)):
@@ -82,7 +82,7 @@ def _check_training(spec: Spec, written: bool, found: Findings) -> None:
 
 
 def _check_names(spec: Spec, rule: str, path: str, given: dict[str, Weight], found: Findings) -> None:
-    """Every weight is that of a dataset which is not held out whole."""
+    """Check that every weight belongs to a dataset that is not held out whole."""
     settings = tuple(settings_of(type(spec.mixture))) if path == "mixture" else ()
     good = True
     for name, weight in given.items():
@@ -103,7 +103,7 @@ def _check_names(spec: Spec, rule: str, path: str, given: dict[str, Weight], fou
 
 
 def _check_weights(spec: Spec, found: Findings) -> None:
-    """In every phase some dataset has a share, and the weights can be compared."""
+    """Check that some dataset has a share in every phase, and that weights are comparable."""
     begins = any(not phase.from_.value for phase in spec.phases.values())
     stretches: list[Phase | None] = [*([] if begins else [None]), *spec.phases.values()]
     for phase in stretches:
@@ -121,7 +121,7 @@ def _check_weights(spec: Spec, found: Findings) -> None:
 
 
 def _check_epochs(spec: Spec, found: Findings) -> None:
-    """Weights of one mixture are all epochs, or all shares."""
+    """Check that the weights of one mixture are all epochs, or all shares."""
     given, rule, temperature = spec.mixture.weights, "data.epochs", spec.mixture.temperature
     if not any(in_epochs(each) for each in (given, *(phase.mix for phase in spec.phases.values()))):
         return
@@ -154,12 +154,13 @@ def _check_epochs(spec: Spec, found: Findings) -> None:
 
 
 def _unlike(named: dict[str, Weight], whole: dict[str, Weight]) -> tuple[str, str] | None:
-    """One of the named datasets whose weight is of another kind than that of another one, and that one."""
+    """Return a named dataset whose weight differs in kind from that of another, and the other; None if all are
+    alike."""
     kinds = {name: isinstance(weight, Quantity) for name, weight in whole.items() if amount(weight)}
     if len({*kinds.values()}) < 2:
         return None
     all_kinds = list(kinds.values())
-    # The rarer kind is the odd one; of two that are as rare that which comes later.
+    # The rarer kind is the odd one; of equally rare kinds, the later one.
     odd = [name for name in named if name in kinds]
     name = min(odd, key=lambda name: (all_kinds.count(kinds[name]), kinds[name] == all_kinds[0]), default=None)
     return None if name is None else (name, next(other for other in kinds if kinds[other] != kinds[name]))
@@ -176,8 +177,8 @@ LossProblem = tuple[str, str, str]
 
 
 def check_reads(spec: Spec, trained: set[str], evaluated: set[str], found: Findings) -> None:
-    """Every dataset that is trained on must give what the loss reads; evaluations of others take the cross-entropy
-    alone, which there is none of where the model gives rewards. Numbers that the loss does not read are idle."""
+    """Check that every training dataset gives what the loss reads. Evaluations of other datasets only need the
+    cross-entropy, which a reward model does not have. Numbers that the loss does not read are reported as unused."""
     rewards = spec.loss.head == "reward"
     if rewards:
         _check_rewards(spec, evaluated, found)
@@ -200,7 +201,7 @@ def check_reads(spec: Spec, trained: set[str], evaluated: set[str], found: Findi
 
 
 def _check_rewards(spec: Spec, evaluated: set[str], found: Findings) -> None:
-    """What asks for probabilities of tokens, of a model that gives rewards."""
+    """Report settings that need token probabilities of a model that gives rewards."""
     for name in (each for each in spec.datasets if each in evaluated and spec.datasets[each].choices is not None):
         message = f"dataset {name}: its questions ask for the likeliest choice, and with the loss {spec.loss.kind} "
         message += "the model gives rewards in place of probabilities"
@@ -213,7 +214,7 @@ def _check_rewards(spec: Spec, evaluated: set[str], found: Findings) -> None:
 
 
 def _check_mismatched(spec: Spec, found: Findings) -> None:
-    """Answers are exchanged between the documents of a row, and compared over all rows of a step."""
+    """Check the packing: answers are exchanged between the documents of a row, and compared over all rows of a step."""
     hint = "write a number for `reference_point`"
     message = f"the loss {spec.loss.kind} compares with answers to other prompts of a row, and "
     if row_link(spec.collate).packing.single:
@@ -226,9 +227,9 @@ def _check_mismatched(spec: Spec, found: Findings) -> None:
 
 
 def is_measured(spec: Spec, name: str) -> bool:
-    """Whether evaluations of a dataset measure what is minimised, beside the cross-entropy: if it is another thing, and
-    the dataset gives what it reads, which no dataset does where a rollout makes it. A function of the user's own in
-    place of the forward gives one loss alone."""
+    """Return True if evaluations of a dataset also measure the training loss: it differs from the cross-entropy, and
+    the dataset gives what it reads, which no dataset does if a rollout makes it. A user's function that replaces the
+    forward gives only one loss."""
     dataset = spec.datasets[name]
     if not spec.loss.recorded or spec.evaluation_step is not None or dataset.choices is not None:
         return False
@@ -238,15 +239,14 @@ def is_measured(spec: Spec, name: str) -> bool:
 
 
 def _is_remade(spec: Spec) -> bool:
-    """Whether a collator of the user's own is shown documents before they are packed: what it makes of them, only the
-    run sees."""
+    """Return True if a user's collator gets documents before they are packed; its output is known only in the run."""
     behind = next((place for place, link in enumerate(spec.collate) if link.takes == LABELLED_SAMPLES and link.usual),
                   len(spec.collate))  # fmt: skip
     return any(isinstance(link, UserComponent) for link in spec.collate[:behind])
 
 
 def _unread(loss: Loss, dataset: Dataset) -> Iterator[tuple[str, str]]:
-    """(setting that gives it, number of tokens or documents that nothing reads)."""
+    """Yield (setting, number) for numbers of tokens or documents that nothing reads."""
     for setting, named, gives, reads in (
         ("columns", dataset.columns, dataset.gives_columns, loss.columns),
         ("values", dataset.values, dataset.gives_values, loss.values),
@@ -257,7 +257,7 @@ def _unread(loss: Loss, dataset: Dataset) -> Iterator[tuple[str, str]]:
 
 
 def _readers(loss: Loss, name: str) -> str:
-    """What to write instead, of a number that the loss does not read."""
+    """Return the remedy for a number that the loss does not read."""
     if name in loss.may_read:
         return f"write `loss {loss.kind} {{ {loss.may_read[name]} }}`, or remove it"
     usual = [each() for each in LOSSES.values() if all(field.default is not NOTHING for field in fields(each))]
@@ -266,7 +266,7 @@ def _readers(loss: Loss, name: str) -> str:
 
 
 def _missing(loss: Loss, dataset: Dataset) -> Iterator[LossProblem]:
-    """(setting, what is wrong, what to write)."""
+    """Yield (setting, message, hint) for everything that the loss reads and the dataset lacks."""
     if loss.unit == "pair" and not dataset.has_pairs:
         yield "source", "compares pairs of answers, and it has none", 'write `chosen = "…", rejected = "…"`, its fields'
     elif loss.unit == "sequence" and dataset.has_pairs:
@@ -290,11 +290,11 @@ def _missing(loss: Loss, dataset: Dataset) -> Iterator[LossProblem]:
 
 ROLLOUT_CODE = "X528"
 RolloutProblem = tuple[str, str, str, str]
-"""(rule, path, what is wrong, what to write)."""
+"""(rule, path, message, hint)."""
 
 
 def check_rollout(spec: Spec, trained: Set[str], found: Findings) -> None:
-    """Report everything that a rollout cannot be combined with. trained: the datasets that are trained on."""
+    """Report everything that a rollout cannot be combined with. trained: the training datasets."""
     problems = list(_problems(spec, trained))
     for rule, path, message, hint in problems:
         found.fail(f"rollout.{rule}", ROLLOUT_CODE, path, message, hint)
@@ -316,7 +316,7 @@ def _problems(spec: Spec, trained: Set[str]) -> Iterator[RolloutProblem]:
 
 
 def check_replay(spec: Spec, arch: Architecture, found: Findings) -> None:
-    """Only mixtures of experts have choices that can be replayed."""
+    """Check that a model whose routing is replayed has experts."""
     if spec.rollout is not None and spec.rollout.replay_routing and not arch.is_moe:
         message = f"{arch.title} has no experts that tokens could be sent to"
         found.fail("rollout.replay", ROLLOUT_CODE, "rollout.replay_routing", message, "remove it")
@@ -328,7 +328,7 @@ def _own(spec: Spec, rollout: Rollout) -> Iterator[RolloutProblem]:
     if rollout.group == 1:
         message = "a completion by itself has nothing to be compared with: its advantage would be 0"
         yield "group", "rollout.group", message, "write `group = 8`"
-    # A prompt has a token at least; the last token of a completion takes no position.
+    # A prompt has at least one token; the last token of a completion takes no position.
     needed = rollout.group * rollout.max_tokens
     if rollout.group > 1 and needed > spec.batch.sequence:
         message = (
@@ -400,7 +400,7 @@ def _dataset(name: str, dataset: Dataset) -> Iterator[RolloutProblem]:
 
 
 def _repeated(spec: Spec, trained: Set[str]) -> Iterator[RolloutProblem]:
-    """Prompts that come again are the rows of steps that are alike."""
+    """Yield problems of repeated prompts, which must be the rows of equal steps."""
     path, hint = "rollout.updates", "write `updates = 1`"
     if len(trained) > 1:
         names = ", ".join(sorted(trained))
@@ -412,7 +412,7 @@ def _repeated(spec: Spec, trained: Set[str]) -> Iterator[RolloutProblem]:
 
 
 def rows_of_prompts() -> str:
-    """The chain of a run with rollouts, as a spec has it."""
+    """Return the collate chain of a run with rollouts, as a spec writes it."""
     single = next(name for name, each in PACKINGS.items() if each.single)
     links = (f"{link.name}({single})" if isinstance(link, RowLink) else link.name for link in usual_chain())
     return f"collate = {' -> '.join(links)}"

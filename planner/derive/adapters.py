@@ -1,4 +1,4 @@
-"""Adapters of a spec: targets checked against the model, settings and files read from folders that PEFT has saved."""
+"""Adapters of a spec: targets checked against the model, settings and files read from folders that PEFT saved."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,8 @@ TRAIN: Final = "train"
 
 
 def check_adapter(spec: Spec, arch: Architecture, found: Findings) -> None:
-    """Every target must mean a matrix that an adapter can be of, and every name of `train` something of the model."""
+    """Check that every target matches a matrix that can have an adapter, and every name in `train` a part of the
+    model."""
     if arch.adapter is None:
         return
     if spec.model.frozen:
@@ -54,7 +55,7 @@ def check_adapter(spec: Spec, arch: Architecture, found: Findings) -> None:
 
 
 def _check(arch: Architecture, rule: str, block: str, found: Findings) -> None:
-    """The same of one adapter, which the model of `arch` has. block: its path in the spec."""
+    """Check one adapter of the model `arch`. block: its path in the spec."""
     adapter = arch.adapter
     assert adapter is not None
     wrong = _wrong_target(arch, adapter.targets) or _wrong_module(arch, adapter.train)
@@ -71,7 +72,7 @@ def _check(arch: Architecture, rule: str, block: str, found: Findings) -> None:
 
 
 def _wrong_target(arch: Architecture, targets: tuple[str, ...]) -> tuple[str, str, str] | None:
-    """The setting at fault, what is wrong, and what to do."""
+    """Return (setting, error, remedy) for an invalid target; None if all are valid."""
     if not targets:
         return TARGETS, "no matrix has an adapter", f"name matrices, or leave targets out: {ALL_LINEAR}"
     matrices = all_matrices(arch)
@@ -86,7 +87,7 @@ def _wrong_target(arch: Architecture, targets: tuple[str, ...]) -> tuple[str, st
 
 
 def _instead(target: str, arch: Architecture, matrices: Sequence[tuple[int | None, BlockParameter]]) -> str:
-    """What to write in place of a target that means nothing."""
+    """Return a replacement for a target that matches nothing."""
     meant = next(((layer, matrix) for layer, matrix in matrices if means(target, layer, matrix.name)), None)
     if meant is not None:
         layer, experts = meant
@@ -110,7 +111,7 @@ def _instead(target: str, arch: Architecture, matrices: Sequence[tuple[int | Non
 
 
 def _others(arch: Architecture) -> Iterator[tuple[int | None, BlockParameter]]:
-    """What of the model no adapter can be of, as parameters of a block; layer None: they are in none."""
+    """Yield (layer, parameter) for the parts of the model that cannot have an adapter; layer None: outside blocks."""
     for kind in arch.base.kinds:
         able = {each.name for each in matrices_of(kind.block, arch.base)}
         yield from ((kind.first, each) for each in kind.block.parameters(arch.base) if each.name not in able)
@@ -120,7 +121,7 @@ def _others(arch: Architecture) -> Iterator[tuple[int | None, BlockParameter]]:
 
 
 def _layer_beyond(target: str, arch: Architecture) -> int | None:
-    """A layer that a target names and that the model does not have."""
+    """Return a layer that a target names and that the model does not have; None if there is none."""
     head, _, rest = target.partition(".")
     numbers = [int(each) for each in rest.partition(".")[0].split("-") if each.isdecimal()] if head == "layers" else []
     return numbers[0] if numbers and numbers[0] >= arch.layers else None
@@ -135,7 +136,8 @@ def _wrong_module(arch: Architecture, patterns: tuple[str, ...]) -> tuple[str, s
 
 
 def _in_full_and_beside(arch: Architecture, patterns: tuple[str, ...]) -> tuple[str, str, str] | None:
-    """A matrix that is trained itself and has an adapter: PEFT has no form of it, and nothing is left to merge into."""
+    """Return the fault of a matrix that is trained in full and has an adapter: PEFT cannot represent it, and there is
+    no frozen matrix to merge into."""
     matrices = dict.fromkeys(tensor.adapter for tensor in parameters(arch) if tensor.adapter)
     for number, pattern in enumerate(patterns):
         if (both := next((name for name in matrices if covers(pattern, name)), None)) is not None:
@@ -145,7 +147,8 @@ def _in_full_and_beside(arch: Architecture, patterns: tuple[str, ...]) -> tuple[
 
 
 def _idle_target(arch: Architecture, targets: tuple[str, ...]) -> tuple[str, str, str] | None:
-    """A target whose matrices those before it mean already: the setting, what is wrong, and what to do."""
+    """Return (setting, error, remedy) for a target whose matrices earlier targets already match; None if there is
+    none."""
     matrices, before = all_matrices(arch), set[tuple[int | None, str]]()
     for number, target in enumerate(targets):
         meant = {(layer, matrix.name) for layer, matrix in matrices if is_target(target, layer, matrix)}
@@ -157,7 +160,7 @@ def _idle_target(arch: Architecture, targets: tuple[str, ...]) -> tuple[str, str
 
 
 def _idle_range(arch: Architecture) -> tuple[str, str, str] | None:
-    """A range of blocks that ends behind the last one of the model."""
+    """Return the fault of a range of blocks that extends past the model's last block."""
     assert arch.adapter is not None
     for setting in ("targets", "train"):
         for number, pattern in enumerate(getattr(arch.adapter, setting)):
@@ -169,8 +172,8 @@ def _idle_range(arch: Architecture) -> tuple[str, str, str] | None:
 def read_adapter(
     spec: Spec, adapter: Adapter, arch: Architecture, found: Findings, block: str = "adapter", rule: str = ADAPTER_RULE
 ) -> tuple[Adapter, PeftFolder | None, dict[str, str]]:
-    """The adapter with the settings of its folder, the folder, and why each setting is what it is. arch: the model
-    without adapter. Without `from`, or where it cannot be read, the adapter as it is."""
+    """Return the adapter with the settings of its folder, the folder, and the reason for each setting. Without `from`,
+    or if the folder cannot be read, return the adapter unchanged. arch: the model without adapter."""
     folder = adapter.from_
     if folder is None:
         return adapter, None, {}
@@ -201,7 +204,8 @@ def read_adapter(
 def check_adapter_files(
     arch: Architecture, files: PeftFolder, found: Findings, block: str = "adapter", rule: str = "model.adapter_files"
 ) -> None:
-    """Every trained parameter must have its tensor, and every tensor its parameter. arch: with this adapter alone."""
+    """Check that every trained parameter has its tensor, and every tensor its parameter. arch: with this adapter
+    only."""
     frozen = frozen_names(arch, ())
     trained = tuple(each for each in parameters(arch) if each.name not in frozen)
     try:

@@ -1,7 +1,6 @@
 """Models next to the trained one: teacher and reward model from folders, and sampling with its key-value cache.
 
-A reward model keeps nothing of its forward: its memory is its weights, and the widest of what a block computes at
-once.
+A reward model keeps nothing of its forward: its memory is its weights and the widest intermediate values of a block.
 """
 
 import json
@@ -31,9 +30,10 @@ if TYPE_CHECKING:
 
 
 def cache_bytes(run: "Resolved", prompts: int, positions: int) -> int:
-    """On the rank with the most: what every layer keeps of every prompt, of all positions or those of its window.
+    """Return the cache bytes on the rank with the most: every layer's numbers for every prompt, for all positions or
+    those of its window.
 
-    Ranks of context and data parallel all have the whole of it; those of tensor parallel their own heads.
+    Ranks of context and data parallelism hold the whole cache; ranks of tensor parallelism their own heads.
     """
     arch, tp, pipeline = run.architecture, run.size("tp"), run.pipeline
     of_layer: dict[int, int] = {}
@@ -47,9 +47,9 @@ def cache_bytes(run: "Resolved", prompts: int, positions: int) -> int:
 
 
 def plain_parameters(run: "Resolved", kind: "TrainedKind") -> Set[str]:
-    """Those of its block that are stored in a number format, that no adapter is added to, and that are not
-    multiplied in fp8, as `Layer.cached` wants them."""
-    # Where it is needed: the language loads this file with the actions, and no plan.
+    """Return the parameters of a block that are stored in a number format, have no adapter, and are not multiplied in
+    fp8, as required by `Layer.cached`."""
+    # Imported here because the language loads this file with the actions, without a plan.
     from xtrain.plan.parameters import block_tensors
 
     tensors = block_tensors(run.inventory, kind.first)
@@ -59,50 +59,51 @@ def plain_parameters(run: "Resolved", kind: "TrainedKind") -> Set[str]:
     return {name for name in plain if name not in scaled}
 
 
-# Copies of the logits of all completions: as they are, exact, as probabilities, and sorted or summed up.
+# Copies of the logits of all completions: original, exact, as probabilities, and sorted or summed.
 LOGITS = 4
-# Of a token that a checkpoint keeps, with its log-probability.
+# Bytes of a token with its log-probability in a checkpoint.
 TOKEN_BYTES = 16
 
 
 def completion_positions(run: "Resolved", rollout: Rollout) -> int:
-    """Positions of a row that a completion has together with its prompt."""
+    """Return the positions of a row that a completion and its prompt take together."""
     return run.batch.sequence // rollout.group // run.align * run.align
 
 
 def longest_prompt(run: "Resolved", rollout: Rollout) -> int:
-    """Tokens of a prompt at most, as the last token of a completion takes no position; below 1 in rows that are too
-    short."""
+    """Return the maximum number of tokens of a prompt; the last token of a completion takes no position. Below 1 if
+    rows are too short."""
     return completion_positions(run, rollout) + 1 - rollout.max_tokens
 
 
 def sampling_cache_bytes(run: "Resolved", rollout: Rollout) -> int:
-    """Of keys and values of the completions of a microbatch, on the rank with the most."""
+    """Return the cache bytes of the completions of a microbatch, on the rank with the most."""
     return cache_bytes(run, run.batch.micro * rollout.group, completion_positions(run, rollout))
 
 
 def kept_completions_bytes(run: "Resolved", rollout: Rollout) -> int:
-    """Of what a checkpoint behind the first of several steps, whose completions are sampled at once, holds of them, all
-    of full length; without texts. If those of the first step come again, they are among them."""
+    """Return the bytes of completions, at full length and without texts, in a checkpoint after the first of several
+    steps whose completions are sampled at once. The first step's completions are included if they are used again."""
     waiting = (rollout.steps - (rollout.updates == 1)) * run.batch.rows * rollout.group
     experts = completion_positions(run, rollout) * replayed_width(run) * BYTES["fp32"]
     return waiting * (rollout.max_tokens * TOKEN_BYTES + experts)
 
 
 def replayed_width(run: "Resolved") -> int:
-    """Numbers of a token that say which experts it was sent to when it was sampled; 0 where that is not replayed."""
+    """Return how many numbers a token needs to record the experts that it was sent to in sampling; 0 without replay."""
     arch, rollout = run.architecture, run.spec.rollout
     return len(arch.expert_layers) * arch.experts_per_token if rollout is not None and rollout.replay_routing else 0
 
 
 def replayed_bytes(run: "Resolved") -> int:
-    """Of these numbers for the microbatches that are on a device at once."""
+    """Return the bytes of these numbers for the microbatches that are on a device at once."""
     microbatches = run.batch.accumulate if run.size("pp") > 1 else 1
     return microbatches * run.positions * replayed_width(run) * BYTES["fp32"]
 
 
 def sampling_bytes(run: "Resolved") -> int:
-    """What sampling allocates beside weights, gradients and states: the cache, logits, and what is drawn of them."""
+    """Return the bytes that sampling allocates in addition to weights, gradients and states: the cache, logits, and
+    values for drawing."""
     rollout = run.spec.rollout
     if rollout is None:
         return 0
@@ -128,8 +129,8 @@ def teacher_text(
     drawn: bool = False,
     tp: int = 1,
 ) -> str:
-    """A spec whose model is the teacher alone. tokenizer: as a spec or a plan names it. drawn: the shape alone is that
-    of the folder. tp: ranks that cut its matrices; all others have rows of their own."""
+    """Return a spec whose model is the teacher alone. tokenizer: as named by a spec or a plan. drawn: only the shape
+    comes from the folder. tp: ranks that cut its matrices; all other ranks have rows of their own."""
     source = tokenizer if tokenizer in TOKENIZERS else json.dumps(tokenizer, ensure_ascii=False)
     return (
         "experiment teacher { seed = 1, budget = 1 steps }\n"
@@ -146,7 +147,7 @@ def teacher_text(
 
 @frozen
 class TeacherShape:
-    """A teacher as a spec of its own reads it, with the files of its weights."""
+    """Teacher as read by a spec of its own, with the files of its weights."""
 
     spec: Spec
     architecture: Architecture
@@ -154,8 +155,8 @@ class TeacherShape:
 
 
 def check_teacher(spec: Spec, arch: Architecture, found: Findings) -> TeacherShape | None:
-    """The teacher must be a model that xtrain computes, of the same tokens; None where it is not. A folder that is not
-    there may come, unless the teacher computes beside the model."""
+    """Return the teacher, which must be a model that xtrain computes, with the same tokens; None after reporting
+    otherwise. A missing folder may appear later, unless the teacher computes alongside the model."""
     teacher = spec.loss.learns_from
     if teacher is None:
         return None
@@ -191,7 +192,7 @@ def check_teacher(spec: Spec, arch: Architecture, found: Findings) -> TeacherSha
 
 
 def _teacher_shape(spec: Spec, folder: str, found: Findings) -> TeacherShape | None:
-    """The model in the folder; None after reporting what is wrong with it."""
+    """Return the model in the folder; None after reporting why it is invalid."""
     params = spec.precision.params
     text = teacher_text(folder, spec.tokenizer.source, sequence=8, rows=1, precision=params, device="cpu", drawn=True)
     loaded = load_spec(TEACHER_NAME, (), {TEACHER_NAME: text})
@@ -208,8 +209,8 @@ def _teacher_shape(spec: Spec, folder: str, found: Findings) -> TeacherShape | N
 
 
 def other_tokens(spec: Spec, arch: Architecture, folder: str, theirs: int, who: str = "teacher") -> str | None:
-    """How the tokens of a model in a folder differ from those of the run, if they do. theirs: the size of its
-    vocabulary. who: what it is, in words."""
+    """Return text on the difference between the tokens of a model in a folder and those of the run; None if they are
+    equal. theirs: the size of its vocabulary. who: description of the model."""
     if theirs != arch.vocab:
         return f"the {who} {folder} has a vocabulary of {theirs:,}, and the model one of {arch.vocab:,}"
     from xtrain.plan.vocabulary import differing_token  # few specs need it
@@ -217,7 +218,7 @@ def other_tokens(spec: Spec, arch: Architecture, folder: str, theirs: int, who: 
     source = spec.tokenizer.source
     try:
         apart = differing_token(source, folder)
-    except TokenizerUnreadable:  # one of them is no file of tokens, or says what it is elsewhere
+    except TokenizerUnreadable:  # one of them has no tokenizer file, or another rule reports it
         return None
     return apart and f"the tokenizer of the {who} {folder} is another one: {apart}"
 
@@ -228,8 +229,8 @@ SCORER_NAME: Final = "scorer"
 
 
 def read_scorer(spec: Spec, arch: Architecture, found: Findings) -> Shape | None:
-    """The model that completions are scored with, which must be one that xtrain computes, with a head of rewards and of
-    the same tokens; None where there is none, or after reporting what is wrong with it."""
+    """Return the model that scores completions, which must be one that xtrain computes, with a reward head and the same
+    tokens; None if there is none, or after reporting why it is invalid."""
     folder = None if spec.reward is None else spec.reward.model_folder
     if folder is None or spec.rollout is None:
         return None
@@ -251,7 +252,7 @@ def read_scorer(spec: Spec, arch: Architecture, found: Findings) -> Shape | None
 
 
 def _scorer_shape(folder: str, spec: Spec) -> tuple[Shape | None, tuple[str, str]]:
-    """The model in the folder; or None, and the code and the message of what is wrong with it."""
+    """Return the model in the folder, or None with the code and the message of the fault."""
     loss = next(name for name, each in LOSSES.items() if each.head == "reward")
     params = spec.precision.params
     text = teacher_text(folder, spec.tokenizer.source, sequence=8, rows=1, precision=params, device="cpu")
@@ -270,8 +271,8 @@ def _scorer_shape(folder: str, spec: Spec) -> tuple[Shape | None, tuple[str, str
 
 @frozen
 class ScoringModel:
-    """What a rank that scores has beside the model of the run. bytes: of its weights; working: of the forward of a
-    group. flops: of the forward of all completions of a step."""
+    """Reward model on a rank that scores, in addition to the trained model. bytes: of its weights; working: of the
+    forward of a group. flops: of the forward of all completions of a step."""
 
     digest: str
     architecture: Architecture
@@ -281,13 +282,13 @@ class ScoringModel:
 
 
 def scorer_of(run: "Resolved") -> ScoringModel | None:
-    """The model that completions are scored with; None where there is none, or none yet."""
+    """Return the model that scores completions; None if there is none, or its folder does not exist yet."""
     rollout, shape = run.spec.rollout, run.scorer
     if rollout is None or shape is None or shape.weights is None:
         return None
     arch, size = shape.architecture, BYTES[run.formats.compute]
     positions, group = completion_positions(run, rollout), rollout.group
-    # The residual stream twice, and of a block its feed-forward layer, or queries, keys, values and what comes of them.
+    # The residual stream twice, and of a block its feed-forward layer, or queries, keys, values and their products.
     widest = max(3 * arch.ffn, 2 * arch.heads * arch.head_dim + 2 * arch.kv_heads * arch.head_dim)
     return ScoringModel(
         digest=shape.weights.digest,
@@ -299,7 +300,7 @@ def scorer_of(run: "Resolved") -> ScoringModel | None:
 
 
 def scorer_bytes(run: "Resolved", pp: int) -> tuple[int, int]:
-    """Of a rank of a pipeline coordinate, always and while it scores. The first rank of those with the same rows has
-    the model."""
+    """Return the bytes of the reward model on a rank of a pipeline coordinate, always and while it scores. Of the ranks
+    with the same rows, the first one has the model."""
     scorer = scorer_of(run) if pp == 0 else None
     return (0, 0) if scorer is None else (scorer.bytes, scorer.working)

@@ -24,14 +24,14 @@ RANGE: Final = (0.40, 0.60)  # an assumption: docs/accuracy.md counts how many p
 
 
 def device_kind(spec: Spec) -> str:
-    """`cpu`, `cuda`, or `auto`: cuda where there is one."""
+    """Return `cpu`, `cuda`, or `auto`: cuda if there is one."""
     if spec.launch.device != "auto":
         return spec.launch.device
     return spec.cluster.device or "auto"
 
 
 def resolve_cluster(spec: Spec, compute: str, nodes: int, ranks_per_node: int) -> Hardware:
-    """What the machines can do, with `compute` as the format of products; None where nobody knows."""
+    """Return the machines' hardware, with `compute` as the format of products; fields are None if unknown."""
     given, sheet = spec.cluster, spec.cluster.sheet
     product = product_format(compute, spec.precision.matmul)
     flops = sheet and sheet.flops[product] if isinstance(given.flops, Auto) else given.flops
@@ -65,7 +65,7 @@ def _seconds(given: Quantity | Auto | None) -> float | None:
 
 
 def check_cluster(spec: Spec, nodes: int, ranks_per_node: int, found: Findings) -> None:
-    """The run has to fit on the machines that there are, and compute on the devices they have."""
+    """Check that the run fits on the available machines and uses a kind of device that they have."""
     cluster = spec.cluster
     for name, asked, there in (("nodes", nodes, cluster.nodes), ("devices", ranks_per_node, cluster.devices)):
         if isinstance(there, Auto):
@@ -84,7 +84,7 @@ def check_cluster(spec: Spec, nodes: int, ranks_per_node: int, found: Findings) 
 
 
 def _of_device(device: str) -> str:
-    """The preset of a kind of devices without a data sheet, or that of any devices."""
+    """Return the preset of a kind of device without a data sheet, or that of any device."""
     plain = [name for name, cluster in CLUSTERS.items() if cluster.sheet is None and cluster.known]
     return next((name for name in plain if CLUSTERS[name].device == device), plain[-1])
 
@@ -92,7 +92,7 @@ def _of_device(device: str) -> str:
 def split_context(
     cp: Cp, heads: int, kv_heads: int, reasons: dict[str, str], found: Findings
 ) -> tuple[int, int] | None:
-    """(ring, ulysses) of `cp`; `heads` and `kv_heads` are those of one tensor-parallel rank."""
+    """Return (ring, ulysses) of `cp`; `heads` and `kv_heads` belong to one tensor-parallel rank."""
     size, ring, ulysses = cp.size, cp.ring, cp.ulysses
     if isinstance(ring, Auto) and isinstance(ulysses, Auto):
         ulysses, why = choose_ulysses(size, heads, kv_heads)
@@ -119,9 +119,11 @@ def split_context(
 
 
 def choose_ulysses(cp: int, heads: int, kv_heads: int) -> tuple[int, str]:
-    """How much of `cp` exchanges sequence for heads, and why; the rest passes keys and values around a ring.
+    """Return how many ranks of `cp` exchange sequence for heads, and why; the rest passes keys and values around a
+    ring.
 
-    Ulysses moves each activation once, a ring moves all keys and values size - 1 times: as much ulysses as heads allow.
+    Ulysses moves each activation once, a ring moves all keys and values size - 1 times, so ulysses gets as many ranks
+    as the heads allow.
     """
     if (by_kv := gcd(cp, kv_heads)) > 1:
         return by_kv, f"the largest divisor of cp {cp} that divides the {kv_heads} key/value heads of a tp rank"
@@ -132,10 +134,10 @@ def choose_ulysses(cp: int, heads: int, kv_heads: int) -> tuple[int, str]:
 
 
 def heads_allow(ulysses: int, heads: int, kv_heads: int) -> bool:
-    """Whether `ulysses` ranks can share the heads of a tp rank.
+    """Return True if `ulysses` ranks can share the heads of a tp rank.
 
-    Each takes whole query heads. Of key/value heads each takes whole ones too, or, where they are fewer than the ranks,
-    as many ranks as go into each take a copy of it.
+    Each rank takes whole query heads. It also takes whole key/value heads; if there are fewer of them than ranks, equal
+    numbers of ranks take copies of each.
     """
     divides = kv_heads % ulysses if ulysses <= kv_heads else ulysses % kv_heads
     return heads % ulysses == 0 and divides == 0
@@ -143,9 +145,9 @@ def heads_allow(ulysses: int, heads: int, kv_heads: int) -> bool:
 
 @frozen(kw_only=True)
 class Layout:
-    """A mesh, the machines under it, and for every size that was derived the reason (by path in the spec).
+    """Mesh, its machines, and the reason for every derived size (by path in the spec).
 
-    unsettled: what had to be guessed so that the other rules can be checked: `world`, `cp`. Empty in every plan.
+    unsettled: values that were guessed so that the other rules can be checked: `world`, `cp`. Empty in every plan.
     """
 
     mesh: Mesh
@@ -156,7 +158,7 @@ class Layout:
 
     @property
     def expert_group(self) -> int:
-        """Ranks over which experts can be spread: those of one copy of a pipeline stage."""
+        """Number of ranks that can share experts: those of one copy of a pipeline stage."""
         return prod(self.size(axis) for axis in ("fsdp", "ring", "ulysses", "tp"))
 
     def size(self, axis: str) -> int:
@@ -164,9 +166,10 @@ class Layout:
 
 
 def build_layout(spec: Spec, world: int | None, *, heads: int, kv_heads: int, found: Findings) -> Layout:
-    """Resolve `parallel` and `launch` for `world` ranks; if no mesh fits, `found` says why and the layout is unsettled.
+    """Resolve `parallel` and `launch` for `world` ranks. If no mesh fits, report why in `found` and leave the layout
+    unsettled.
 
-    `world` None: the ranks `launch` names, else as many as the axes need.
+    `world` None: the ranks named by `launch`, otherwise as many as the axes need.
     """
     reasons: dict[str, str] = {}
     unsettled: set[str] = set()
@@ -181,7 +184,7 @@ def build_layout(spec: Spec, world: int | None, *, heads: int, kv_heads: int, fo
         total = _solve_fsdp(spec, sizes, world, reasons, found)
     if total is not None:
         fills = world is not None or isinstance(spec.launch.ranks_per_node, Auto)
-        # Machines that are asked for are all used; those of the cluster as far as they are needed.
+        # All requested machines are used; those of the cluster only as needed.
         spread = world is None and fills and not isinstance(spec.launch.nodes, Auto)
         placed = _machines(spec, total, fills, spread, reasons, found)
     if total is None or placed is None:
@@ -197,7 +200,7 @@ def build_layout(spec: Spec, world: int | None, *, heads: int, kv_heads: int, fo
 
 
 def _fixed_sizes(spec: Spec, found: Findings, unsettled: set[str]) -> dict[str, int]:
-    """Every axis but context and a free fsdp, which are left out."""
+    """Return the sizes of all axes except context and a free fsdp."""
     parallel = spec.parallel
     stated = {
         "pp": parallel.pp.size,
@@ -218,7 +221,7 @@ def _fixed_sizes(spec: Spec, found: Findings, unsettled: set[str]) -> dict[str, 
 
 
 def _check_ep(spec: Spec, sizes: dict[str, int], found: Findings) -> int:
-    """Ranks over which experts are spread; 1 if what was asked for does not fit."""
+    """Return the number of ranks that share experts; 1 if the requested number does not fit."""
     group = prod(sizes[axis] for axis in ("fsdp", "ring", "ulysses", "tp"))
     ep = spec.parallel.ep.size
     if "ep" in spec.parallel.execution.unsupported:
@@ -237,9 +240,10 @@ def _check_ep(spec: Spec, sizes: dict[str, int], found: Findings) -> int:
 def _solve_fsdp(
     spec: Spec, sizes: dict[str, int], world: int | None, reasons: dict[str, str], found: Findings
 ) -> int | None:
-    """Complete `sizes` with fsdp if it is free; the number of ranks, or None if the axes cannot give it."""
+    """Complete `sizes` with fsdp if it is free; return the number of ranks, or None if the axes cannot give it."""
     nodes, per_node = _wanted_machines(spec)
-    whole = "fsdp" not in sizes or not isinstance(spec.launch.ranks_per_node, Auto)  # not only a part of the cluster
+    # the whole cluster and not only a part
+    whole = "fsdp" not in sizes or not isinstance(spec.launch.ranks_per_node, Auto)
     if world is None and per_node is not None and whole:
         world, asked = nodes * per_node, "launch.nodes · ranks_per_node"
         reasons["world_size"] = f"launch.nodes {nodes} · ranks_per_node {per_node}"
@@ -293,7 +297,7 @@ def _solve_fsdp(
 
 
 def _wanted_machines(spec: Spec) -> tuple[int, int | None]:
-    """(nodes, ranks per node) as `launch` says, else as `cluster` does; None: whatever the axes need."""
+    """Return (nodes, ranks per node) from `launch`, otherwise from `cluster`; None: whatever the axes need."""
     launch, cluster = spec.launch, spec.cluster
     nodes = cluster.nodes if isinstance(launch.nodes, Auto) else launch.nodes
     per_node = cluster.devices if isinstance(launch.ranks_per_node, Auto) else launch.ranks_per_node
@@ -303,8 +307,8 @@ def _wanted_machines(spec: Spec) -> tuple[int, int | None]:
 def _machines(
     spec: Spec, world: int, fills: bool, spread: bool, reasons: dict[str, str], found: Findings
 ) -> tuple[int, int] | None:
-    """(nodes, ranks per node). If the run `fills` machines one by one, ranks per node stay and machines follow; if it
-    is `spread` over them, it is the other way round."""
+    """Return (nodes, ranks per node). If the run `fills` machines one by one, ranks per node are kept and machines
+    derived; if it is `spread` over them, the other way round."""
     nodes, per_node = _wanted_machines(spec)
     if spread and per_node is not None and nodes * per_node != world:
         per_node = None

@@ -38,20 +38,21 @@ FREE: Final = ("loss", "elsewhere")
 
 
 def reference_files(spec: Spec) -> WeightFiles | None:
-    """The weights of a reference that is a model of its own. Raises WeightsUnreadable."""
+    """Return the weights of a reference that is a model of its own. Raises WeightsUnreadable."""
     loss = spec.loss
     folder = loss.reference_folder if isinstance(loss, ReferredLoss) else None
     return None if folder is None else read_weight_files(folder)
 
 
 def refers_in_each_step(spec: Spec) -> bool:
-    """Whether each step runs the model forward once more, for what its loss compares with: of completions, or of
-    answers behind the prompts of others. Else a reference is computed before the first step, or there is none."""
+    """Return True if each step runs one more forward of the model for the loss's reference: of completions, or of
+    answers to the prompts of others. Otherwise a reference is computed before the first step, or there is none."""
     return spec.loss.mismatched or (spec.rollout is not None and bool(spec.loss.computed))
 
 
 def kept_tensors(run: "Resolved", tensors: Iterable[ParameterSpec]) -> list[ParameterSpec]:
-    """What a run with rollouts keeps of the reference that it compares completions with, as training changes it."""
+    """Return the parameters whose values a run with rollouts stores for its reference, because training changes
+    them."""
     loss = run.spec.loss
     if run.spec.rollout is None or not isinstance(loss, ReferredLoss) or not loss.computed:
         return []
@@ -74,7 +75,7 @@ ReferenceProblem = tuple[str, str]
 
 
 def _of_documents(spec: Spec) -> ReferenceProblem | None:
-    """Log-probabilities are those of documents as they are stored."""
+    """Return the fault if collators change documents: log-probabilities are computed of documents as stored."""
     for link in spec.collate:
         if isinstance(link, UserComponent) or link.changes:
             name = link.function if isinstance(link, UserComponent) else link.name
@@ -83,7 +84,7 @@ def _of_documents(spec: Spec) -> ReferenceProblem | None:
 
 
 def _of_weights(spec: Spec, reference: str) -> ReferenceProblem | None:
-    """There must be weights that are meant."""
+    """Return the fault if the reference names weights that do not exist."""
     if reference == ADAPTER_OFF and not spec.is_adapted:
         return "adapter_off is the model under an adapter, and there is no adapter", "write `reference = initial`"
     drawn = spec.model.folder is None or spec.model.weights == "none"
@@ -94,7 +95,7 @@ def _of_weights(spec: Spec, reference: str) -> ReferenceProblem | None:
 
 
 def _of_folder(spec: Spec, loss: ReferredLoss, architecture: Architecture) -> ReferenceProblem | None:
-    """The model in a folder must be computed as that of the run is."""
+    """Return the fault unless the model in the folder is computed like the run's model."""
     folder = loss.reference_folder
     if folder is None:
         return None
@@ -126,9 +127,9 @@ GROWS: Final = "tokenizer"
 
 @frozen
 class Shape:
-    """The model, and for every number that was derived its reason (by path in the spec). weights: the files that it
-    begins with; None where weights are drawn. adapter_files: the same of the adapter, under an empty name, or of those
-    of tasks, by their names; of none that is drawn."""
+    """Model, with the reason for every derived number (by path in the spec). weights: the files with its initial
+    weights; None if weights are drawn. adapter_files: files of adapters by task, of a single adapter under an empty
+    name; without adapters that are drawn."""
 
     architecture: Architecture
     reasons: dict[str, str] = field(factory=dict)
@@ -137,10 +138,10 @@ class Shape:
 
 
 def derive_architecture(spec: Spec, found: Findings) -> Shape:
-    """Resolve every `auto` of `model`. What cannot be resolved is reported and replaced, so that checking goes on."""
+    """Resolve every `auto` of `model`. Unresolvable values are reported and replaced, so that checks can continue."""
     values, why = spec.model.resolved()
     reasons = {f"model.{name}": reason for name, reason in why.items()}
-    if "head_dim" in settings_of(type(spec.model)):  # else the family says how wide its heads are
+    if "head_dim" in settings_of(type(spec.model)):  # otherwise the family decides the width of heads
         values["head_dim"] = _head_dim(spec, reasons, found)
     values["vocab"] = _vocab(spec, reasons, found)
     values["layers"] += values.get("mtp", 0)
@@ -174,7 +175,7 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
     check_frozen(spec, architecture, found)
     check_tasks(spec, architecture, found)
     check_adapter(spec, architecture, found)
-    if not found.fails(RULE):  # which parameters there are, an adapter that does not fit does not say
+    if not found.fails(RULE):  # an adapter that does not fit does not say which parameters there are
         check_groups(spec, architecture, found)
     for task, files in adapter_files.items():
         if task and not found.fails(f"model.tasks.{task}") and not found.fails("model.tasks"):
@@ -189,8 +190,7 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
 
 
 def _written_adapters(spec: Spec) -> dict[str, tuple[str, str, Adapter]]:
-    """Where each stands in the spec, by which rule it is checked, and what is written: that of the spec under an empty
-    name, else those of tasks by their names."""
+    """Return task → (path in the spec, rule, adapter); the adapter of the spec itself is under an empty name."""
     if spec.adapter is not None:
         return {"": ("adapter", RULE, spec.adapter)}
     return {
@@ -201,20 +201,20 @@ def _written_adapters(spec: Spec) -> dict[str, tuple[str, str, Adapter]]:
 
 
 def _reasons(adapter: Adapter) -> Iterator[tuple[str, str]]:
-    """Of its settings that were `auto`."""
+    """Yield (setting, reason) for settings that were `auto`."""
     for name, (_, why) in adapter.auto().items():
         if isinstance(getattr(adapter, name), Auto):
             yield name, why
 
 
 def loads_weights(spec: Spec) -> bool:
-    """Whether a run begins with the weights of the model's folder, and not with those of another run."""
+    """Return True if a run starts with the weights of the model's folder instead of those of another run."""
     other = spec.checkpoint.pretrained is not None and (spec.checkpoint.from_ is None or spec.is_adapted)
     return spec.model.folder is not None and spec.model.weights == "auto" and not other
 
 
 def _weights(spec: Spec, architecture: Architecture, found: Findings) -> WeightFiles | None:
-    """The files of the folder, held against the model."""
+    """Return the files of the folder after checking them against the model."""
     assert spec.model.folder is not None
     rule = path = "model.folder"
     try:
@@ -256,7 +256,8 @@ def _head_dim(spec: Spec, reasons: dict[str, str], found: Findings) -> int:
 
 
 def _nearest_divisors(number: int, wanted: int) -> list[int]:
-    """The divisors of `number` next to `wanted`, which is none: one below and, where there is one, one above."""
+    """Return the divisors of `number` next to `wanted`, which is not a divisor: one below and, if there is one, one
+    above."""
     below = next(d for d in range(min(wanted, number), 0, -1) if number % d == 0)
     above = next((d for d in range(wanted + 1, number + 1) if number % d == 0), None)
     return [below] if above is None else [below, above]
@@ -330,7 +331,7 @@ def _vocab(spec: Spec, reasons: dict[str, str], found: Findings) -> int:
 
 
 def _grown(spec: Spec, size: int, reasons: dict[str, str], found: Findings) -> int:
-    """The vocabulary of a model in a folder that gets a row for each id of the tokenizer that it has none for."""
+    """Return the vocabulary of a model in a folder, with new rows for ids of the tokenizer that have none."""
     assert spec.model.folder is not None
     stored = settings_in_folder(spec.model.folder.path)[0].get("vocab", size)
     new = max(0, size - stored)

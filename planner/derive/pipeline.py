@@ -1,4 +1,4 @@
-"""Pipeline stages from `pp` of a spec: stages a rank, layers a stage, and whether the schedule can run."""
+"""Pipeline stages from `pp` of a spec: stages per rank, layers per stage, and whether the schedule can run."""
 
 from attrs import field, frozen
 
@@ -12,13 +12,13 @@ from xtrain.plan.parameters import block_matmul_parameters
 from xtrain.plan.pipeline import SINGLE, TWO_STAGES, Pipeline, balance, balance_unequal, pipeline_of
 from xtrain.planner.derive.layout import Layout
 
-MOST_MICROBATCHES = 10_000  # of a step: the plan simulates the order of all of them
-IN_ROUNDS = ("interleaved_1f1b", "zero_bubble")  # microbatches go round in groups of equal size
+MOST_MICROBATCHES = 10_000  # per step: the plan simulates the order of all of them
+IN_ROUNDS = ("interleaved_1f1b", "zero_bubble")  # schedules that need groups of equal size
 
 
 @frozen(kw_only=True)
 class StageAssignment:
-    """The pipeline, its stages on a rank, and for what was derived the reason and the value (by path in the spec)."""
+    """Pipeline, stages per rank, and the reason and value of derived settings (by path in the spec)."""
 
     pipeline: Pipeline
     stages_per_rank: int
@@ -26,7 +26,7 @@ class StageAssignment:
 
 
 def assign_stages(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> StageAssignment:
-    """Deal layers out to stages and stages to ranks; what does not fit is reported, and one stage stands in for it.
+    """Assign layers to stages and stages to ranks. An invalid assignment is reported and replaced by a single stage.
 
     Modules that predict further tokens come with the head.
     """
@@ -78,7 +78,7 @@ def _stages_per_rank(spec: Spec, reasons: dict[str, tuple[object, str]], found: 
 
 
 def _weights(architecture: Architecture) -> list[int]:
-    """The weights of every layer that a token is multiplied with."""
+    """Return the number of weights of every layer that a token is multiplied with."""
     found = {}
     for kind in architecture.kinds:
         found |= dict.fromkeys(kind.layers, block_matmul_parameters(architecture, kind.first))
@@ -88,13 +88,13 @@ def _weights(architecture: Architecture) -> list[int]:
 def _costs(
     spec: Spec, architecture: Architecture, weights: list[int], reasons: dict[str, tuple[object, str]]
 ) -> tuple[float, float]:
-    """What embedding and head cost, in layers: matrix products decide, and a lookup is none."""
+    """Return the costs of embedding and head, in layers: matrix products decide, and a lookup costs nothing."""
     pp = spec.parallel.pp
     embedding, head = pp.embedding_cost, pp.head_cost
     if isinstance(head, Auto):
         table, block = architecture.head_products, round(sum(weights) / len(weights))
         modules = sum(block_matmul_parameters(architecture, layer) for layer in architecture.further_layers)
-        head = round((table + modules) / max(block, 1), 2)  # a block of norms alone has none
+        head = round((table + modules) / max(block, 1), 2)  # a block of only norms has none
         if isinstance(pp.layers, Auto):
             mean = "" if min(weights) == max(weights) else ", on average"
             of = "modules and head" if modules else "vocab · dim"
@@ -112,7 +112,7 @@ def _counts(
     reasons: dict[str, tuple[object, str]],
     found: Findings,
 ) -> list[int]:
-    """The layers of every stage: those that are given, if they fit, else `even`."""
+    """Return the layers of every stage: the given ones if they fit, otherwise `even`."""
     pp, stages = spec.parallel.pp, len(even)
     given = pp.layers
     if isinstance(given, Auto):
@@ -139,7 +139,7 @@ def _counts(
 
 
 def _check_costs(spec: Spec, found: Findings) -> None:
-    """Costs balance stages, and there is nothing to balance where the layers of each are given."""
+    """Check that costs are not given together with the layers of each stage, which leave nothing to balance."""
     pp = spec.parallel.pp
     idle = [name for name in ("embedding_cost", "head_cost") if not isinstance(getattr(pp, name), Auto)]
     if idle:
@@ -148,7 +148,8 @@ def _check_costs(spec: Spec, found: Findings) -> None:
 
 
 def check_microbatches(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -> None:
-    """A schedule needs enough microbatches for all ranks, not too many, and some in rounds of equal size.
+    """Check that there are enough microbatches for all ranks, not too many and, for some schedules, in rounds of equal
+    size.
 
     torch.distributed.pipelining 2.13: n microbatches make n // pp rounds, which must divide n.
     """
@@ -164,7 +165,7 @@ def check_microbatches(spec: Spec, layout: Layout, batch: Arithmetic, found: Fin
 
 
 def _wrong_microbatches(spec: Spec, layout: Layout, batch: Arithmetic, count: int) -> tuple[str, str, str] | None:
-    """(path, message, hint) if the pipeline cannot run steps of `count` microbatches."""
+    """Return (path, message, hint) if the pipeline cannot run steps of `count` microbatches."""
     size, pp = layout.size("pp"), spec.parallel.pp
     rounds = max(count // size, 1)
     if count < size:
@@ -183,7 +184,7 @@ def _wrong_microbatches(spec: Spec, layout: Layout, batch: Arithmetic, count: in
 def _more(
     spec: Spec, layout: Layout, batch: Arithmetic, count: int, message: str, counts: str, rest: str = ""
 ) -> tuple[str, str, str]:
-    """(path, message, hint): other microbatches than `count`, asked for by the setting that is written."""
+    """Return (path, message, hint) that asks for other microbatches than `count`, by the setting that is written."""
     if count < batch.accumulate:
         each = batch.micro * layout.mesh.data_ranks
         rows = layout.size("pp") * each

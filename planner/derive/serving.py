@@ -14,36 +14,37 @@ from xtrain.plan.findings import Findings
 from xtrain.plan.mesh import folded_axes
 from xtrain.planner.derive.layout import Layout
 
-TURNS: Final = 2  # microbatches that are computed in a row: then it is another client's turn
-SCHEDULE: Final = "gpipe"  # all forwards, then all backwards: texts of any length, sends that wait for no other
-UPDATES: Final = "adamw"  # what the protocol has, whose settings come with every request
+TURNS: Final = 2  # microbatches computed in a row before another client's turn
+SCHEDULE: Final = "gpipe"  # all forwards, then all backwards: texts of any length, and no send waits for another
+UPDATES: Final = "adamw"  # the optimizer of the protocol, whose settings come with every request
 
 
 def slot_names(count: int) -> tuple[str, ...]:
-    """In the order in which plans have them, which is that of their names."""
+    """Return the names of slots in the order of plans, which is alphabetical."""
     return tuple(f"slot_{number:03d}" for number in range(count))
 
 
 def microbatches(spec: Spec) -> int:
-    """That are computed in a row; in a pipeline so many that most of its stages are busy most of the time."""
+    """Return the number of microbatches computed in a row; in a pipeline, enough to keep most stages busy most of the
+    time."""
     pp = spec.parallel.pp.size
     return TURNS * pp if isinstance(pp, int) else TURNS
 
 
 def as_training(spec: Spec) -> Spec:
-    """The spec of a server as that of a training run whose microbatches and optimizer are those of the server."""
+    """Return the spec of a server as that of a training run with the server's microbatches and optimizer."""
     serve = spec.serve
     assert serve is not None
-    # Of several microbatches gradients of the one before are there while the next is computed.
+    # With several microbatches, the gradients of one are alive while the next is computed.
     batch = Batch(sequence=serve.max_tokens, micro=serve.rows, accumulate=microbatches(spec))
     parallel = evolve(spec.parallel, pp=evolve(spec.parallel.pp, schedule=SCHEDULE))
-    # How fast is what clients say with every update; what counts is what it keeps.
+    # Clients give the learning rate with every update; only the optimizer state matters here.
     chosen: Any = OPTIMIZERS[UPDATES]
     return evolve(spec, batch=batch, parallel=parallel, optimizer=chosen(lr=1e-4))
 
 
 def with_slots(spec: Spec) -> Spec:
-    """The same with an adapter in each slot, where it trains adapters."""
+    """Return this spec with an adapter in each slot, if the server trains adapters."""
     assert spec.serve is not None
     if spec.adapter is None:
         return as_training(spec)
@@ -53,7 +54,7 @@ def with_slots(spec: Spec) -> Spec:
 
 
 def architecture_with_slots(arch: Architecture, count: int) -> Architecture:
-    """A model with one adapter as one with as many of these as there are slots."""
+    """Return a model with one adapter as a model with one such adapter per slot."""
     if arch.adapter is None:
         return arch
     return evolve(arch, adapter=TaskAdapters(tasks=dict.fromkeys(slot_names(count), arch.adapter)))
@@ -64,15 +65,15 @@ LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
 def asked_key(serve: Serve) -> str:
-    """Which key clients must show, in words."""
+    """Return text on the key that clients must show."""
     if serve.key is not None:
         return f"the key in {serve.key}"
     return f"the key in {serve.key_variable}, or if that is not set one that the server makes and prints,"
 
 
 def check_server(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -> None:
-    """An adapter that can be trained, losses that are those of clients alone, an address that is not open to everybody,
-    and a mesh over which fsdp alone sums gradients."""
+    """Check that the adapter can be trained, that losses come from clients only, that the address is not open to
+    everybody, and that only fsdp sums gradients over the mesh."""
     serve = spec.serve
     assert serve is not None
     if serve.mode == "full":

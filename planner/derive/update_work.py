@@ -1,4 +1,4 @@
-"""Work of optimizers in a step besides elementwise updates: conversions, products and gathering of whole matrices."""
+"""Work of optimizers in a step outside elementwise updates: conversions, products and gathering of whole matrices."""
 
 from collections.abc import Callable, Iterable, Mapping
 from math import prod
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from xtrain.planner.resolved import Resolved
 
 
-# Of 64 random bits of an element, and of what they are computed from.
+# Bytes of an element's 64 random bits and of their inputs.
 OF_RANDOM_BITS: Final = 24
-# Numbers for each element while signs are compared: of the update, both signs and their product.
+# Numbers per element while signs are compared: the update, both signs and their product.
 OF_SIGNS: Final = 4
 
 
 @frozen(kw_only=True)
 class UpdateWork:
-    """Of one rank and step. flops: of products of matrices. scratch: bytes that are allocated meanwhile."""
+    """Work of one rank in a step. flops: of products of matrices. scratch: bytes allocated meanwhile."""
 
     calls: "tuple[CollectiveCall, ...]" = ()
     flops: int = 0
     scratch: int = 0
 
     def __add__(self, other: "UpdateWork") -> "UpdateWork":
-        """That of two optimizers, one after the other."""
+        """Return the work of two optimizers, one after the other."""
         return UpdateWork(
             calls=(*self.calls, *other.calls),
             flops=self.flops + other.flops,
@@ -41,7 +41,7 @@ class UpdateWork:
 
 
 def update_work(run: "Resolved", parameters: Iterable[ParameterSpec]) -> UpdateWork | None:
-    """Of the first rank of a pipeline coordinate, all optimizers together. parameters: its own, whole."""
+    """Return the work of the first rank of a pipeline coordinate, over all optimizers. parameters: its own, whole."""
     found: UpdateWork | None = None
     for name, chosen in optimizers_of(run.spec).items():
         own = [each for each in parameters if each.trained and run.groups.owner(each.name) == name]
@@ -56,7 +56,7 @@ def update_work(run: "Resolved", parameters: Iterable[ParameterSpec]) -> UpdateW
 
 
 def cuts_along(run: "Resolved", parameter: ParameterSpec) -> list[tuple[str, int]]:
-    """The axes that cut a parameter, and which dim."""
+    """Return the axes that cut a parameter, and the dim of each."""
     cuts = run.cuts
     if parameter.expert:
         return [("ep_fsdp", cuts.expert_dimension)] if cuts.ep_fsdp > 1 else []
@@ -67,12 +67,12 @@ def cuts_along(run: "Resolved", parameter: ParameterSpec) -> list[tuple[str, int
 
 
 def _converted(run: "Resolved", args: Mapping[str, Any], parameters: Iterable[ParameterSpec]) -> int:
-    """Bytes of the numbers of some rows in the format of the update, which is fp32, or finer where weights are, and of
-    what says which of them decay. args: of the optimizer."""
+    """Return the bytes of some rows converted to the format of the update, which is fp32, or finer if the weights are,
+    and of the mask of decaying elements. args: of the optimizer."""
     stored, rounds = run.formats.params, args.get("stochastic_rounding", False)
     cautious = OF_SIGNS if args.get("cautious_decay", False) else 0
     width = max(BYTES[stored], BYTES["fp32"])
-    weights = 2 if width > BYTES[stored] else 0  # with the gradient
+    weights = 2 if width > BYTES[stored] else 0  # including the gradient
     largest, chosen = 0, OPTIMIZERS.of(args)
     for parameter in parameters:
         shape = run.cuts.shape(parameter)
@@ -87,7 +87,7 @@ NODE = "step.optimizer"
 
 
 def batches_of(run: "Resolved", parameters: Iterable[ParameterSpec]) -> list[MatrixBatch]:
-    """The matrices of a pipeline coordinate as its ranks deal them out."""
+    """Return the matrices of a pipeline coordinate as assigned to its ranks."""
     return batches((each.name, _local(run, each), _cuts(run, each)) for each in parameters)
 
 
@@ -110,9 +110,9 @@ def _cuts(run: "Resolved", parameter: ParameterSpec) -> tuple[MatrixCut, ...]:
 
 
 def work_of(found: list[MatrixBatch], width: int, steps: int, heads_of: Callable[[str], tuple[int, int]]) -> UpdateWork:
-    """Of the first rank of those that share the matrices. steps: of Newton and Schulz. width: bytes of a number on
-    its way. heads_of: how many heads of a parameter are taken by themselves, and along which of its two dimensions
-    they lie."""
+    """Return the work of the first of the ranks that share the matrices. steps: of Newton–Schulz. width: bytes of a
+    sent number. heads_of: number of heads of a parameter that are updated separately, and the dimension (of two)
+    along which they lie."""
     calls: list[CollectiveCall] = []
     flops, scratch, before = 0, 0, 0
     for batch in found:
@@ -128,7 +128,7 @@ def work_of(found: list[MatrixBatch], width: int, steps: int, heads_of: Callable
         pieces = width * sum(prod(stack.at(len(batch.cuts) - 1, place)) for stack in batch.stacks)
         whole = width * sum(prod(stack.shape) for stack in own)
         largest = width * max((prod(stack.shape) for stack in own), default=0)
-        # The pieces and their message, those of the batch before them, what came and what was put together of it, and
+        # The pieces and their message, those of the previous batch, the received pieces and the joined matrix, and
         # three matrices of the iteration.
         scratch = max(scratch, before + 2 * pieces + 2 * whole + 3 * largest)
         before = 2 * pieces if batch.cuts else 0

@@ -1,8 +1,8 @@
 """Nodes that turn documents into microbatches: tokenizer, data, references, rollouts, collate chain, loader.
 
 Sampling time of rollouts: each token of completions that are sampled at once needs all weights. Reading them from
-memory overlaps with products, and the slower of both counts; gathering them with fsdp does not overlap. The stages of
-a pipeline wait for each other. Prompts, the cache, latencies and collectives of tensor parallelism are left out.
+memory overlaps with products, and the slower of both counts; gathering them with fsdp does not overlap. The stages of a
+pipeline wait for each other. Prompts, the cache, latencies and collectives of tensor parallelism are not counted.
 """
 
 from math import prod
@@ -40,8 +40,8 @@ from xtrain.text.units import BYTES, bytes_text, count_text, flops_text, plural,
 
 
 def sampling_seconds(run: Resolved, rollout: Rollout) -> float | None:
-    """Of all completions that are sampled at once, for a step or several, with `max_tokens` tokens each; None where a
-    speed is not known."""
+    """Return the seconds to sample all completions of one round, for one step or several, with `max_tokens` tokens
+    each; None if a speed is unknown."""
     cluster = resolve_cluster(run.spec, run.formats.compute, run.layout.nodes, run.layout.mesh.ranks_per_node)
     sheet = run.spec.cluster.sheet
     if cluster.flops is None or cluster.link is None or sheet is None or sheet.bandwidth is None:
@@ -67,7 +67,7 @@ COMPLETIONS = "setup.completions"
 
 @frozen
 class RolloutStep:
-    """A node of a step."""
+    """Node of a step."""
 
     op: str
     does: str
@@ -76,7 +76,7 @@ class RolloutStep:
 
 
 def add_prompts(graph: Builder, run: Resolved, loader: str) -> None:
-    """Where a run has rollouts, the node that finds their prompts."""
+    """Add the node that finds prompts, if the run has rollouts."""
     rollout = run.spec.rollout
     if rollout is None:
         return
@@ -105,7 +105,7 @@ def add_prompts(graph: Builder, run: Resolved, loader: str) -> None:
 
 
 def before_step(run: Resolved, rollout: Rollout, reward: Reward) -> list[RolloutStep]:
-    """What is sampled, scored and made into rows before ranks agree on the step."""
+    """Return the nodes that sample, score and form rows before ranks agree on the step."""
     args: dict[str, Any] = {
         "group": rollout.group,
         "max_tokens": rollout.max_tokens,
@@ -153,7 +153,7 @@ def before_step(run: Resolved, rollout: Rollout, reward: Reward) -> list[Rollout
 
 
 def behind_forward(run: Resolved) -> RolloutStep:
-    """What is measured of the sampler once the step has computed the same tokens."""
+    """Return the node that measures the sampler after the step has computed the same tokens."""
     does = "log-probabilities of the sampler are compared with those of the step"
     replays = {"replay_routing": True} if run.spec.rollout is not None and run.spec.rollout.replay_routing else {}
     does += ", and the experts that it would have chosen with those that were replayed" if replays else ""
@@ -161,7 +161,7 @@ def behind_forward(run: Resolved) -> RolloutStep:
 
 
 def drawn_text(rollout: Rollout) -> str:
-    """How tokens are drawn, in words."""
+    """Return the sampling settings as text."""
     parts = [f"temperature {rollout.temperature:g}"]
     parts += [f"top_k {rollout.top_k}"] if rollout.top_k is not None else []
     parts += [f"top_p {rollout.top_p:g}"] if rollout.top_p < 1 else []
@@ -170,14 +170,14 @@ def drawn_text(rollout: Rollout) -> str:
 
 OP: Final = "setup.reference"
 KEPT: Final = "setup.rollout_reference"
-SOME_ROWS: Final = 1000  # whose forward is said to take so many seconds
+SOME_ROWS: Final = 1000  # number of rows whose forward time is shown
 
 
 def add_references(
     graph: Builder, run: Resolved, estimates: Estimates, model: str, collate: str
 ) -> tuple[tuple[str, str], ...]:
-    """Add a node for each dataset that is trained on, or whose evaluations measure the loss; their ids, and what is
-    taken from them. model, collate: the nodes behind which the model has its first values, and rows can be read."""
+    """Add a node for each dataset that is trained on, or whose evaluations measure the loss; return (id, value taken
+    from it). model, collate: nodes after which the model has its first values, and rows can be read."""
     loss = run.spec.loss
     if not isinstance(loss, ReferredLoss) or not loss.computed:
         return ()
@@ -197,7 +197,7 @@ def add_references(
         by += "takes the place of that of the run meanwhile"
     cost = _cost(run, estimates)
     found: list[tuple[str, str]] = []
-    # One that is trained on may also be evaluated by a command.
+    # A training dataset may also be evaluated by a command.
     wanted = [name for name in dict.fromkeys((*run.training, *evaluated(run.spec))) if is_measured(run.spec, name)]
     held_out = [name for name in wanted if run.spec.datasets[name].holdout.value > 0]
     for name in dict.fromkeys((*run.training, *held_out)):
@@ -238,7 +238,7 @@ def add_references(
 
 
 def _kept(graph: Builder, run: Resolved, reference: str, model: str) -> tuple[str, str]:
-    """The node that keeps what a reference of completions differs by from the model."""
+    """Return the node that stores the reference's difference from the model, for completions."""
     most = max(run.state_bytes(kept_tensors(run, own)) for own in run.parameters_by_pp)
     whose = {INITIAL: "the weights that the run begins with", ADAPTER_OFF: "the model under the adapter"}[reference]
     does = f"the reference of completions is {whose}: {bytes_text(most)} that training changes are kept on a rank"
@@ -248,7 +248,7 @@ def _kept(graph: Builder, run: Resolved, reference: str, model: str) -> tuple[st
 
 
 def _cost(run: Resolved, estimates: Estimates) -> str:
-    """Of a forward of each row."""
+    """Return text on the cost of a forward of each row."""
     sequence = run.batch.sequence
     flops = int(forward_flops(run.architecture, sequence) * sequence)
     text = f"a forward of {flops_text(flops)} a row"
@@ -258,11 +258,11 @@ def _cost(run: Resolved, estimates: Estimates) -> str:
     return f"{text}, about {seconds_text(seconds)} for {SOME_ROWS:,}"
 
 
-WIDE_BYTES: Final = 4  # of a number that a teacher has stored
+WIDE_BYTES: Final = 4  # bytes of a number stored for a teacher
 
 
 def add_tokenizer(graph: Builder, run: Resolved) -> str:
-    """Its id."""
+    """Add the tokenizer's node; return its id."""
     source = run.spec.tokenizer.source
     kind = tokenizer_kind(source)
     args = {"source": kind.place(source)}
@@ -270,7 +270,7 @@ def add_tokenizer(graph: Builder, run: Resolved) -> str:
 
 
 def add_data(graph: Builder, run: Resolved, estimates: Estimates, model: str) -> str:
-    """Add the chain; the id of the loader. model: the node behind which the model has its first values."""
+    """Add the chain; return the id of the loader. model: the node after which the model has its first values."""
     tokenizer = add_tokenizer(graph, run)
     wanted = [*run.training, *(name for name in evaluated(run.spec) if name not in run.training)]
     documents = [_dataset(graph, run, run.spec.datasets[name], tokenizer) for name in wanted]
@@ -361,7 +361,7 @@ def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) ->
 
 
 def _taught(graph: Builder, run: Resolved, name: str, id: str) -> str:
-    """What a teacher holds probable beside the tokens of a dataset that is trained on, or that is measured by it."""
+    """Add the teacher's probabilities for a dataset that is trained on or measured with them; return the node's id."""
     teacher = run.spec.loss.learns_from
     if teacher is None or teacher.live or not (name in run.training or is_measured(run.spec, name)):
         return id
@@ -380,7 +380,7 @@ def _taught(graph: Builder, run: Resolved, name: str, id: str) -> str:
 
 
 def _packing(link: RowLink) -> dict[str, Any]:
-    """What is told of a packing other than the usual one."""
+    """Return the arguments of a packing that is not the default."""
     if link.grouped is not None:
         return {"method": link.packing.kind, "group": link.grouped}
     return {} if link.packing is PACKINGS.default else {"method": link.packing.kind}
