@@ -1,1 +1,1 @@
-"""A training server: the HTTP side of it. It needs no torch; what computes is behind the `Engine` of `engine.py`."""
+"""HTTP side of a training server. It needs no torch; the `Engine` (`engine_interface.py`) does the computing."""

@@ -1,7 +1,7 @@
-"""Rows of a server in an SQLite file: each has a key and a checksum, and one thread makes many of them last at a time.
+"""Rows of a server in an SQLite file: each has a key and a checksum, and one thread commits them in batches.
 
-`confirmed`, beside the file, has the number of the last commit that anybody was told of. It is written after each
-commit and not made lasting, so it is never ahead: where the file has fewer commits, it or its -wal has lost some.
+`confirmed`, next to the file, has the number of the last commit that was reported to anybody. It is written after each
+commit without fsync, so it is never ahead: if the file has fewer commits, it or its -wal has lost some.
 """
 
 import logging

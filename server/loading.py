@@ -98,7 +98,7 @@ def _check_model(state: State, model: ModelEntry, damage: list[str]) -> None:
 
 
 def sealed(folder: Path) -> FolderEntry:
-    """Return the entry of a folder with size and checksum of each file. Raises OSError."""
+    """Return the folder entry with size and checksum of each file. Raises OSError."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return FolderEntry(folder.name, {path.relative_to(folder).as_posix(): _measured(path) for path in paths})
 

@@ -1,4 +1,4 @@
-"""Which models an engine has, and how one comes back: from its last snapshot and the work that was done since.
+"""Models in an engine's memory, and their restoration from the last snapshot and later work.
 
 A snapshot is what `Engine.save` writes right after a step, when there is no gradient.
 """

@@ -1,4 +1,4 @@
-"""A training server without its HTTP: who is connected, what is accepted, and where results are fetched."""
+"""A training server without its HTTP: connected clients, accepted requests, and results."""
 
 import asyncio
 import hashlib

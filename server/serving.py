@@ -1,4 +1,4 @@
-"""A training server in this process, until it is stopped by a signal or can go on no longer."""
+"""A training server in this process, until a signal stops it or it fails."""
 
 import logging
 import signal

@@ -1,4 +1,4 @@
-"""Text of several styles over as many lines as it needs, in the columns of a terminal."""
+"""Text with several styles, wrapped to the columns of a terminal."""
 
 import shutil
 import unicodedata

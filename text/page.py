@@ -1,4 +1,4 @@
-"""Pages of plain text: headings, aligned tables, wrapped lines, and color where a terminal shows it."""
+"""Pages of plain text: headings, aligned tables, wrapped lines, and color if the terminal supports it."""
 
 from collections.abc import Sequence
 from textwrap import wrap
@@ -8,7 +8,7 @@ from attrs import frozen
 
 from xtrain.text.units import WIDTH
 
-LONGEST = 119  # lines of a page that nobody asked to be long
+LONGEST = 119  # lines of a page by default
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
@@ -16,7 +16,7 @@ _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", 
 class Detail:
     """How much of a plan a page shows.
 
-    full: everything. wraps: descriptions go on in the next line instead of being cut. rows: that no table exceeds.
+    full: everything. wraps: descriptions are wrapped instead of cut. rows: limit of every table.
     """
 
     full: bool = False
@@ -24,7 +24,7 @@ class Detail:
     rows: int = 24
 
     def most(self, rows: int) -> int:
-        """How many rows a table may have that would like `rows`."""
+        """Return the number of rows shown of a table with `rows` rows."""
         return 10**9 if self.full else min(rows, self.rows)
 
 
@@ -33,7 +33,7 @@ DETAILS: Final = (Detail(), Detail(wraps=False), *(Detail(wraps=False, rows=rows
 
 
 class Page:
-    """Lines of at most WIDTH columns. Without `color` not one escape code is written."""
+    """Lines of at most WIDTH columns. Without `color` no escape code is written."""
 
     def __init__(self, *, color: bool = False) -> None:
         self._color = color
@@ -44,7 +44,7 @@ class Page:
 
     @property
     def height(self) -> int:
-        """Lines, without empty ones at the end."""
+        """Number of lines, without empty ones at the end."""
         return str(self).count("\n")
 
     def paint(self, text: str, style: str) -> str:
@@ -54,13 +54,13 @@ class Page:
         self._lines.append(self.paint(text, style) if text else "")
 
     def heading(self, title: str, remark: str = "") -> None:
-        """An empty line, then the title of a section with a remark beside it."""
+        """Add an empty line and the title of a section with a remark next to it."""
         self.line()
         room = WIDTH - len(title) - 2
         self._lines.append(self.paint(title, "bold") + (f"  {self.paint(clip(remark, room), 'dim')}" if remark else ""))
 
     def described(self, rows: Sequence[tuple[str, str]], *, wraps: bool = True) -> None:
-        """Names beside descriptions, which go on below themselves or are cut at a word."""
+        """Add names next to descriptions, which are wrapped or cut at a word."""
         width = max((len(name) for name, _ in rows), default=0)
         for name, does in rows:
             first = f"  {name.ljust(width)}  "
@@ -70,18 +70,19 @@ class Page:
                 self.line((first + shorten(does, WIDTH - len(first))).rstrip())
 
     def more(self, count: int, part: str) -> None:
-        """Say that `count` rows are left out and which part of the page has them."""
+        """Add that `count` rows are left out and which part of the page has them."""
         if count > 0:
             self.line(f"  and {count:,} more: --part {part}", "dim")
 
     def wrapped(self, text: str, *, first: str = "  ", rest: str = "  ", style: str = "") -> None:
-        """Text over as many lines as it needs; `first` and `rest` are their margins."""
+        """Add text, wrapped; `first` and `rest` are the margins."""
         room = WIDTH - max(len(first), len(rest))
         for number, part in enumerate(wrap(text, room, break_on_hyphens=False) or [""]):  # names and paths stay whole
             self._lines.append((first if number == 0 else rest) + self.paint(part, style))
 
     def table(self, rows: Sequence[Sequence[str]], *, align: str = "", styles: Sequence[str] = ()) -> None:
-        """Columns as wide as their widest cell, `align` a letter a column (`<` or `>`); the last one gives way."""
+        """Add columns as wide as their widest cell, `align` has a letter per column (`<` or `>`); the last column is
+        shortened."""
         if not rows:
             return
         count = len(rows[0])
@@ -98,7 +99,7 @@ class Page:
 
 
 def shorten(text: str, width: int) -> str:
-    """`text` in at most `width` columns, cut at the end of a word."""
+    """Return `text` in at most `width` columns, cut at the end of a word."""
     if len(text) <= width:
         return text
     cut = text[: max(width - 1, 0)]
@@ -106,5 +107,5 @@ def shorten(text: str, width: int) -> str:
 
 
 def clip(text: str, width: int) -> str:
-    """`text` in at most `width` columns."""
+    """Return `text` in at most `width` columns."""
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"

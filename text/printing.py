@@ -1,7 +1,7 @@
-"""Output streams of commands: a terminal shows every character and obeys none, and a reader may leave early.
+"""Output streams of commands: a terminal shows every character and interprets none, and a reader may leave early.
 
-Names, values and messages come from specs, plans, runs and models of others. Characters that a terminal would obey,
-including direction marks, are written as JSON escapes them, so that JSON remains the same.
+Names, values and messages come from specs, plans, runs and models of others. Characters that a terminal would
+interpret, including direction marks, are written as JSON escapes, so that JSON remains the same.
 """
 
 import contextlib

@@ -1,7 +1,6 @@
-"""Numbers, sizes, durations and counts as people read them, and Markdown tables of them.
+"""Numbers, sizes, durations and counts for people, and Markdown tables of them.
 
-The functions that take None are for values of files that others wrote: they may be missing, not finite, or no
-numbers.
+The functions that take None are for values of other programs' files, which may be missing, not finite, or not numbers.
 """
 
 import math
@@ -9,41 +8,41 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "uint8": 1}  # of one number of a format
+BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "uint8": 1}  # bytes per number of a format
 
 _BYTES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _COUNTS = (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3))
 _FLOPS = (("ZF", 10**21), ("EF", 10**18), ("PF", 10**15), ("TF", 10**12), ("GF", 10**9), ("MF", 10**6))
 _RATES = (("P", 10**15), ("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3))
-# Suffix, seconds, and how many of it there must be.
+# Suffix, seconds, and from how many of it the unit is used.
 _SECONDS = (("d", 86_400, 2), ("h", 3_600, 2), ("min", 60, 2), ("s", 1, 1), ("ms", 1e-3, 1), ("µs", 1e-6, 1))
 
 
 def _scaled(value: float, steps: tuple[tuple[str, int], ...], rest: str) -> str:
     for suffix, size in steps:
-        if abs(value) >= 0.9995 * size:  # what would be shown as 1024 or 1000 of the smaller unit
+        if abs(value) >= 0.9995 * size:  # would be shown as 1024 or 1000 of the smaller unit
             shown = value / size
             return f"{shown:.{0 if shown >= 100 else 1 if shown >= 10 else 2}f} {suffix}"
     return f"{value:g}{rest}" if float(value).is_integer() else f"{value:.3g}{rest}"
 
 
 def bytes_text(count: float) -> str:
-    """`1.90 GiB`; binary units, three figures."""
+    """Return `1.90 GiB`; binary units, three figures."""
     return _scaled(count, _BYTES, " B")
 
 
 def flops_text(count: float) -> str:
-    """`51.5 GF`: floating-point operations, three figures."""
+    """Return `51.5 GF`: floating-point operations, three figures."""
     return _scaled(count, _FLOPS, " F")
 
 
 def count_text(count: float) -> str:
-    """`8.03B`; decimal units, three figures, as parameters and tokens are counted."""
+    """Return `8.03B`; decimal units, three figures, as parameters and tokens are counted."""
     return _scaled(count, _COUNTS, "").replace(" ", "")
 
 
 def seconds_text(count: float) -> str:
-    """`4.10 s`, `73.2 ms`, `15.2 h`; three figures. Two of a longer unit are needed before it is used."""
+    """Return `4.10 s`, `73.2 ms`, `15.2 h`; three figures. A longer unit is used from two of it."""
     for suffix, size, least in _SECONDS:
         if count >= least * size:
             return f"{_three(count / size)} {suffix}"
@@ -51,7 +50,7 @@ def seconds_text(count: float) -> str:
 
 
 def rate_text(count: float, unit: str) -> str:
-    """`989 TFLOP/s`, `450 GB/s`: decimal units, as data sheets have them, without noughts behind the point."""
+    """Return `989 TFLOP/s`, `450 GB/s`: decimal units, as in data sheets, without trailing zeros."""
     for prefix, size in _RATES:
         if count >= size:
             shown = _three(count / size)
@@ -60,30 +59,30 @@ def rate_text(count: float, unit: str) -> str:
 
 
 def amount_text(count: float) -> str:
-    """`2,604`, `15.2`, `0.037`: hours, prices; no more than three figures behind the thousands."""
+    """Return `2,604`, `15.2`, `0.037`: hours, prices; at most three figures after the thousands."""
     return f"{count:,.0f}" if 100 <= count < 1e15 else f"{count:.3g}"
 
 
 def _three(value: float) -> str:
-    """With three figures, or all of those before the point as long as somebody reads them."""
+    """Return three figures, or all of those before the point up to a readable length."""
     if value >= 1e15:
         return f"{value:.2e}"
     return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
 def amount_in_epochs(count: float) -> str:
-    """`1 epoch`, `0.5 epochs`, `3 epochs`."""
+    """Return `1 epoch`, `0.5 epochs`, `3 epochs`."""
     return f"{count:,g} epoch{'' if count == 1 else 's'}"
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 step`, `1,000 steps`, `2 matrices`."""
+    """Return `1 step`, `1,000 steps`, `2 matrices`."""
     many = {"matrix": "matrices"}.get(noun, f"{noun}es" if noun.endswith(("tch", "ss")) else f"{noun}s")
     return f"{count:,} {noun if count == 1 else many}"
 
 
 def times_text(count: int) -> str:
-    """`never`, `once`, `1,000 times`."""
+    """Return `never`, `once`, `1,000 times`."""
     return "never" if count == 0 else "once" if count == 1 else f"{count:,} times"
 
 
@@ -207,7 +206,7 @@ def regular_plural(value: int, noun: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int) -> list[str]:
-    """Its lines. texts: columns with words in them, at the left; numbers stand at the right of theirs."""
+    """Return the lines of a table. texts: number of leading text columns, aligned left; numbers are aligned right."""
     widths = [max(len(row[at]) for row in (head, *rows)) for at in range(len(head))]
 
     def line(row: Sequence[str]) -> str:

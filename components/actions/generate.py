@@ -35,7 +35,7 @@ WRITTEN_BY_TEMPLATE: Final = 256
 @ACTIONS.register()
 @frozen
 class Generate(Action):
-    """`generate { prompts = […] }`: continue prompts to show what the model has learned."""
+    """`generate { prompts = […] }`: continue prompts to show the progress of training."""
 
     kind: ClassVar[str] = "generate"
     records = True
