@@ -18,13 +18,13 @@ from typing import Final
 from attrs import evolve, frozen
 
 from xtrain.dsl.load import load_spec
+from xtrain.plan.findings import Findings
 from xtrain.plan.plan import Plan
 from xtrain.planner.compile import cluster_of, resolve
 from xtrain.planner.costs.block_trace import local_of
 from xtrain.planner.costs.head_memory import ends_of
 from xtrain.planner.costs.run import Faults, Goodput, goodput_of
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.rules.rule_inputs import Verdicts
 from xtrain.planner.rules.validate import validate
 from xtrain.text.units import BYTES
 
@@ -238,7 +238,7 @@ class HeadRow:
             path = Path(folder) / "head.xtrain"
             path.write_text(HEAD.format(params=self.params, chunk=self.tokens * 4 * HEAD_VOCAB // 2**20))
             spec = load_spec(path).require()
-        valid = validate(spec, None, Verdicts(spec))
+        valid = validate(spec, None, Findings(spec))
         assert valid is not None
         run = resolve(spec, valid)
         gradients = BYTES[self.params] * HEAD_DIM * (HEAD_TOKENS + HEAD_VOCAB)

@@ -20,7 +20,7 @@ from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
 from xtrain.plan.arithmetic import Arithmetic, exact
 from xtrain.plan.canonical import plain_sum, portable
-from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings, checks
 from xtrain.plan.plan import PlanPhase, Uncounted
 from xtrain.text.units import amount_in_epochs, plural
 
@@ -172,6 +172,8 @@ def actions_on(events: tuple[OnEvent, ...], name: EventName) -> tuple[Action, ..
     return tuple(action for event in events if event.event == name for action in event.actions)
 
 
+@checks("schedule.on.*", reads="on on.*.event on.*.actions {stops}")
+@checks("schedule.every.*.place", reads="every.{}.actions")
 def check_events(spec: Spec, found: Findings) -> None:
     """Check the actions of events. An event that stops a run ends it: whoever sent it, a scheduler or a person, ends
     the ranks if they do not end themselves."""
@@ -216,6 +218,9 @@ def misplaced(event: str, actions: tuple[Action, ...]) -> tuple[str, str] | None
     return next((wrong for wrong in found if wrong is not None), None)
 
 
+@checks("schedule.stop_file", reads="launch.stop_file")
+@checks("schedule.stop_at", reads="launch.stop_at {steps} {tokens}")
+@checks("schedule.stop_after", reads="launch.stop_after {steps} {tokens}")
 def check_stops(launch: Launch, batch: Arithmetic, found: Findings) -> None:
     """Check that the stops of a run are known in steps and lie before its end, and that the stop file has a name."""
     if launch.stop_file is not None and PurePath(launch.stop_file).name in ("", ".."):

@@ -10,7 +10,7 @@ from attrs import evolve, field, frozen
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
-from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings, checks
 from xtrain.plan.plan import Mesh, Plan, PlanPhase
 from xtrain.plan.step_sizes import MixtureSampler, StepSizes
 from xtrain.text.units import count_text, plural
@@ -308,6 +308,7 @@ def microbatches_text(batch: Arithmetic) -> str:
     return most if least == batch.accumulate else f"{least:,} to {most}"
 
 
+@checks("batch.rows", reads="batch.micro batch.accumulate batch.rows {data_ranks}")
 def _share_rows(spec: Spec, mesh: Mesh, found: Findings) -> Arithmetic:
     batch, data_ranks = spec.batch, mesh.data_ranks
     micro, accumulate, rows = batch.micro, batch.accumulate, batch.rows
@@ -342,6 +343,7 @@ def _share_rows(spec: Spec, mesh: Mesh, found: Findings) -> Arithmetic:
     return Arithmetic(micro=micro, accumulate=accumulate, rows=rows, sequence=batch.sequence, reasons=reasons)
 
 
+@checks("batch.ramp", reads="{ramp} batch.micro batch.sequence {data_ranks}")
 def _with_ramp(spec: Spec, batch: Arithmetic, mesh: Mesh, found: Findings) -> Arithmetic:
     """Return `batch` with smaller first steps if the spec asks for a ramp; report an impossible ramp."""
     first, path = spec.batch.ramp_from, "batch.ramp_from"

@@ -26,7 +26,7 @@ from xtrain.dsl.schema.losses import Loss
 from xtrain.dsl.schema.setting import AUTO, file_path, label
 from xtrain.dsl.spec import Spec
 from xtrain.plan.canonical import portable
-from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings, checks
 from xtrain.plan.plan import Node, Plan
 
 
@@ -77,6 +77,7 @@ def changes_documents(node: Node) -> bool:
     return node.op == "collate.user" or (link is not None and link.changes)
 
 
+@checks("data.collate", reads="collate")
 def check_chain(spec: Spec, found: Findings) -> None:
     """Check that each link accepts the output of the link before it, from the rows of the reader to the input of a
     model."""
@@ -140,6 +141,7 @@ class FileSource(Source):
         found = [place(pattern) for pattern in patterns]
         return found if cls.flat else [found, *rest]
 
+    @checks("data.files.*", reads="dataset.{}.source")
     def check(self, dataset: str, vocabulary: Callable[[], int | None], found: "Findings") -> None:
         """Check that files exist. Missing files are a warning: they may appear later, or exist on the machines that
         run. A folder is an error."""

@@ -1,9 +1,17 @@
-"""`Findings`: verdicts of all rules on a spec, so that a user sees every mistake at once."""
+"""`Findings`: verdicts of all rules on a spec, so that a user sees every mistake at once.
 
-from collections.abc import Callable
-from typing import Literal
+A rule has a verdict only if all settings are known that could change it. A setting with a mistake of its own is
+unknown. An error that only follows from its stand-in value would send the user after a mistake that nobody made.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any, Final, Literal, TypeVar
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, Fix, Span
+from xtrain.dsl.schema.data import Dataset
+from xtrain.dsl.schema.setting import Auto, settings_of
 from xtrain.dsl.spec import Origin, Spec
 from xtrain.plan.plan import Check
 
@@ -24,8 +32,9 @@ def origin_of(spec: Spec, path: str) -> Origin | None:
 class Findings:
     """Verdicts in the order of the checks. A rule reports exactly one of passed, warn, fail."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, unknown_settings: frozenset[str] = frozenset()) -> None:
         self.spec = spec
+        self.unknown_settings = unknown_settings
         self.checks: list[Check] = []
         self.diagnostics = Diagnostics()
 
@@ -66,9 +75,14 @@ class Findings:
         """Report a problem that does not prevent a plan."""
         self._report(rule, "warning", code, path, message, hint)
 
+    def mark_unknown(self, *paths: str) -> None:
+        """Rely on these settings no more."""
+        self.unknown_settings |= frozenset(paths)
+
     def _is_decidable(self, rule: str) -> bool:
         """Return True if all inputs of a rule are known."""
-        return True
+        unknown = self.unknown_settings
+        return not (unknown and any(is_unknown(path, unknown) for path in rule_inputs(rule, self.spec)))
 
     def _report(
         self,
@@ -99,3 +113,115 @@ class Findings:
             place=str(span) if span else "",
         )
         self.checks.append(check)
+
+
+# Inputs of rules ------------------------------------------------------------------------------------------------------
+
+# Rule, or a pattern of rules with one `*` → the settings that it reads.
+INPUTS: Final[dict[str, str]] = {}
+_Check = TypeVar("_Check", bound=Callable[..., Any])
+
+
+def checks(rules: str, *, reads: str) -> Callable[[_Check], _Check]:
+    """Declare the rules that a function checks, and the settings that can change their verdicts.
+
+    rules: names separated by spaces; `*` stands for a name that the spec gives. reads: paths as in `Spec.origins`; `{}`
+    is the name that `*` stands for, and `{world}` the settings of that group in `_group`.
+    """
+
+    def declare(check: _Check) -> _Check:
+        for rule in rules.split():
+            assert rule not in INPUTS, f"the inputs of {rule} are declared twice"
+            INPUTS[rule] = reads
+        return check
+
+    return declare
+
+
+def rule_inputs(rule: str, spec: Spec) -> Iterator[str]:
+    """Yield the paths of the settings that a rule reads in this spec; `*` for a rule that declares nothing."""
+    fitting = [pattern for pattern in INPUTS if fnmatchcase(rule, pattern)]
+    if not fitting:
+        yield "*"
+        return
+    pattern = rule if rule in INPUTS else max(fitting, key=len)
+    before, _, after = pattern.partition("*")
+    name = rule[len(before) : len(rule) - len(after)]
+    for path in _expanded(INPUTS[pattern].split(), spec):
+        yield path.replace("{}", name)
+
+
+def _expanded(paths: Iterable[str], spec: Spec) -> Iterator[str]:
+    for path in paths:
+        if path.startswith("{") and not path.startswith("{}"):
+            yield from _expanded(_group(path.strip("{}"), spec), spec)
+        else:
+            yield path
+
+
+def is_unknown(rule_input: str, unknown: frozenset[str]) -> bool:
+    """Return True if a setting, or any setting that a pattern with `*` matches, is unknown."""
+    if rule_input in unknown:
+        return True
+    paths = unknown if "*" in rule_input else _patterns(unknown)
+    return any(fnmatchcase(path, rule_input) or fnmatchcase(rule_input, path) for path in paths)
+
+
+@lru_cache(maxsize=1)
+def _patterns(paths: frozenset[str]) -> tuple[str, ...]:
+    return tuple(path for path in paths if "*" in path)
+
+
+def _group(name: str, spec: Spec) -> tuple[str, ...]:
+    """Return the settings of a group shared by rules. Written settings depend on nothing; derived values depend on
+    everything that they are derived from."""
+    parallel, batch = spec.parallel, spec.batch
+    groups = ("parallel.stack", f"parallel.{parallel.stack}.*") if parallel.execution.groups else ()
+    copies = ("parallel.fsdp.replicate", *groups)
+    match name:
+        case "model":
+            return ("model.*", "adapter", "adapter.*", "task", "task.*", "tokenizer.source", "loss.kind")
+        case "evaluated":
+            return ("every.*.actions.*.dataset", "on.*.actions.*.dataset")
+        case "records":  # how the records of a dataset are read
+            return tuple(f"dataset.{{}}.{name}" for name in settings_of(Dataset) if name != "bad_records")
+        case "all_records":
+            return tuple(path.format("*") for path in _group("records", spec))
+        case "datasets":
+            return ("dataset", "dataset.*.name", "dataset.*.holdout")
+        case "world":
+            sizes = tuple(f"parallel.{axis}.size" for axis in ("pp", "fsdp", "tp", "cp"))
+            context = ("parallel.cp.ring", "parallel.cp.ulysses")
+            return (*sizes, *context, *copies, "{machines}")
+        case "machines":
+            return ("launch.nodes", "launch.ranks_per_node", "cluster.nodes", "cluster.devices")
+        case "data_ranks":
+            rest = ("{world}",) if isinstance(parallel.fsdp.size, Auto) else ()
+            return ("parallel.fsdp.size", *copies, *rest)
+        case "kv_heads":
+            return ("model.heads", "model.kv_heads")
+        case "context":
+            own = ("parallel.cp.size", "parallel.cp.ring", "parallel.cp.ulysses")
+            derived = isinstance(parallel.cp.ring, Auto) and isinstance(parallel.cp.ulysses, Auto)
+            return (*own, "{kv_heads}", "parallel.tp.size") if derived and parallel.cp.size > 1 else own
+        case "ffn":
+            return ("model.ffn", *(("model.dim",) if isinstance(spec.model.ffn, Auto) else ()))
+        case "stages":
+            return ("parallel.pp.size", "parallel.pp.stages_per_rank", "parallel.pp.schedule")
+        case "accumulate":
+            rest = ("batch.rows", "batch.micro", "{data_ranks}") if isinstance(batch.accumulate, Auto) else ()
+            return ("batch.accumulate", *rest)
+        case "rows":
+            rest = ("batch.micro", "batch.accumulate", "{data_ranks}") if isinstance(batch.rows, Auto) else ()
+            return ("batch.rows", *rest, *(("{ramp}",) if batch.ramp_from is not None else ()))
+        case "ramp":
+            return ("batch.ramp_from", "batch.ramp", "batch.rows", "experiment.budget")
+        case "steps":
+            return ("experiment.budget", *(("{tokens}",) if spec.experiment.budget.unit == "tokens" else ()))
+        case "tokens":
+            return ("batch.sequence", "{rows}") if spec.experiment.budget.unit != "epochs" else ()
+        case "stops":
+            return ("launch.time_limit", "launch.stop_at", "launch.stop_after", "launch.stop_file")
+        case "decay":
+            return tuple(f"scheduler.{name}" for name in spec.scheduler.lengths() if name != "warmup")
+    raise AssertionError(name)

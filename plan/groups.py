@@ -13,7 +13,7 @@ from xtrain.dsl.schema.optimizers import OPTIMIZERS, Optimizer, ParameterGroup, 
 from xtrain.dsl.spec import Spec
 from xtrain.plan.amounts import amounts, trainable
 from xtrain.plan.architecture import Architecture, parameters, task_in
-from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings, checks
 from xtrain.plan.parameters import blocks_beyond, covers, frozen_names, instead
 from xtrain.plan.plan import Plan
 
@@ -62,6 +62,11 @@ def clip_args(spec: Spec) -> dict[str, dict[str, Any]]:
     return found
 
 
+@checks(
+    "model.tasks",
+    reads="task task.* adapter.* {datasets} mixture.* phase phase.* group optimizer.* step.* evaluation_step.* "
+    "ema.* loss.* compile.mode activation.tile_mlp model.*",
+)
 def check_tasks(spec: Spec, arch: Architecture, found: Findings) -> None:
     """Check the needs of tasks: each has an adapter and datasets, with a fixed number of rows in every step, and
     nothing else in the spec treats the gradients of all tasks as one."""
@@ -249,6 +254,7 @@ def written_optimizers(spec: Spec) -> dict[str, Optimizer]:
     return {"": spec.optimizer, **{path: own for path, own in (groups | tasks).items() if own is not None}}
 
 
+@checks("group.*", reads="group group.*.name model.* tokenizer.source")
 def check_groups(spec: Spec, arch: Architecture, found: Findings) -> None:
     """Check that every group has trained parameters that are in no other group, and changes something for them."""
     if not spec.groups:
@@ -324,6 +330,7 @@ def _written(spec: Spec, path: str) -> bool:
     return origin is not None and origin.kind != "default"
 
 
+@checks("group", reads="group group.*.name group.*.optimizer.kind optimizer.kind model.* adapter.* tokenizer.source")
 def _check_rest(spec: Spec, trained: list[str], found: Findings) -> None:
     """Check that some parameters are left for the optimizer of the spec."""
     own = [group.name for group in spec.groups.values() if group.optimizer is not None]

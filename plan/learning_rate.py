@@ -23,7 +23,7 @@ from xtrain.dsl.schema.setting import settings_of
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
 from xtrain.plan.arithmetic import Arithmetic, exact, length_of
-from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings, checks
 from xtrain.plan.plan import PlanPhase
 from xtrain.plan.step_sizes import ResumedSizes, StepSizes
 from xtrain.text.units import plural
@@ -314,6 +314,7 @@ def _fits(spec: Spec, batch: Arithmetic) -> bool:
     return not found.failed
 
 
+@checks("schedule.warmup", reads="scheduler.kind scheduler.warmup {decay} {steps}")
 def _check_lengths(spec: Spec, batch: Arithmetic, found: Findings) -> None:
     scheduler, steps = spec.scheduler, batch.steps
     parts = scheduler.lengths()

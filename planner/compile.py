@@ -30,7 +30,6 @@ from xtrain.planner.resolved import Resolved, resolve_formats
 from xtrain.planner.rules.costs import check_costs, check_failures
 from xtrain.planner.rules.elastic import ValidatedSpec
 from xtrain.planner.rules.layout import check_installed
-from xtrain.planner.rules.rule_inputs import Verdicts
 from xtrain.planner.rules.validate import validate
 
 
@@ -68,18 +67,18 @@ def compile_plan(spec: Spec, *, world: int | None = None, spec_text: str = "", c
 
     With `count`, rules that wait for the data are also checked if it has been counted. The plan is the same.
     """
-    found = Verdicts(spec)
+    found = Findings(spec)
     valid = validate(spec, world, found)
     check_installed(spec, found)
     if valid is None or found.diagnostics.has_errors:
         return Compiled(None, found.diagnostics)
-    of_costs = Verdicts(spec)
+    of_costs = Findings(spec)
     plan = _assemble(spec, valid, spec_text, of_costs)
     if valid.elastic.worlds:
         plan = _with_worlds(plan, valid)
     counted = count(plan) if count is not None and waits(plan) else None
     if counted is not None:  # the rules then check the spec against this data
-        found = Verdicts(spec)
+        found = Findings(spec)
         if validate(spec, world, found, Counts(epoch_rows=epoch_rows(plan, counted.rows))) is None:
             return Compiled(None, found.diagnostics)
     found.diagnostics.extend(of_costs.diagnostics)
@@ -96,7 +95,7 @@ class Appraisal:
 
 def appraise(spec: Spec, world: int | None = None) -> Appraisal:
     """Return the estimates of `compile_plan` several times as fast, to compare many layouts."""
-    found = Verdicts(spec)
+    found = Findings(spec)
     valid = validate(spec, world, found)
     if valid is None:
         return Appraisal(None, found.diagnostics)
@@ -137,7 +136,7 @@ def _with_worlds(plan: Plan, valid: ValidatedSpec) -> Plan:
     them."""
     elastic = valid.elastic
     plans = {
-        world: plan if world == plan.mesh.world_size else _assemble(elastic.spec, each, "", Verdicts(elastic.spec))
+        world: plan if world == plan.mesh.world_size else _assemble(elastic.spec, each, "", Findings(elastic.spec))
         for world, each in elastic.worlds.items()
     }
     worlds = tuple(_world(each, elastic.worlds[world]) for world, each in plans.items())

@@ -8,6 +8,7 @@ from attrs import frozen
 from xtrain.dsl.schema.data_components import SOURCES
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, setting
 from xtrain.plan.data import FileSource
+from xtrain.plan.findings import checks
 
 if TYPE_CHECKING:
     from xtrain.plan.findings import Findings
@@ -41,6 +42,7 @@ class Tokens(FileSource):
         dtype = None if self.dtype == "auto" else self.dtype
         return {"dtype": dtype, "separator": None if isinstance(self.separator, Auto) else self.separator}
 
+    @checks("data.separator.*", reads="dataset.{}.source tokenizer.source")
     def check(self, dataset: str, vocabulary: Callable[[], int | None], found: "Findings") -> None:
         """Check that the document separator is an id of the tokenizer."""
         super().check(dataset, vocabulary, found)

@@ -18,7 +18,7 @@ from xtrain.dsl.spec import Spec
 from xtrain.dsl.spec_text import is_plain
 from xtrain.plan.amounts import amount, amounts
 from xtrain.plan.data import BESIDE, TokenizerUnreadable, check_chain, markers, of_templates
-from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings, checks
 from xtrain.planner.data.training import check_reads, check_rollout, check_training
 
 TEXT = "text"  # the default field of plain text
@@ -32,6 +32,7 @@ MESSAGE_KEYS = ("message_train", "message_weight")
 GIVEN = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 
 
+@checks("data.form.*", reads="{records}")
 def check_forms(spec: Spec, found: Findings) -> None:
     """Check that every dataset is read in one form, and that its source has the named fields."""
     for dataset in spec.datasets.values():
@@ -262,6 +263,7 @@ def _check_used(spec: Spec, found: Findings) -> None:
             found.warn(f"data.used.{name}", "W506", f"dataset.{name}", f"nothing uses the dataset `{name}`", hint)
 
 
+@checks("data.eval.*", reads="dataset dataset.*.name dataset.{}.holdout {evaluated}")
 def _check_evaluations(spec: Spec, found: Findings) -> None:
     for name, path in evaluated(spec).items():
         rule = f"data.eval.{name}"
@@ -278,6 +280,7 @@ def _check_evaluations(spec: Spec, found: Findings) -> None:
             found.passed(rule, f"`{name}` holds out {dataset.holdout}")
 
 
+@checks("data.group", reads="collate")
 def _check_group(spec: Spec, found: Findings) -> None:
     """Check that documents are packed in groups only if they are reordered."""
     problem = row_link(spec.collate).useless()
@@ -291,6 +294,8 @@ def _check_group(spec: Spec, found: Findings) -> None:
 # error.
 
 
+@checks("data.template.*", reads="{records} tokenizer.source")
+@checks("data.prompts.*", reads="{}.chat {all_records} tokenizer.source")
 def check_files(spec: Spec, found: Findings) -> None:
     """Check the files, folder and template of every dataset, and the templates of prompts."""
     for dataset in spec.datasets.values():

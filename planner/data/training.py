@@ -17,10 +17,13 @@ from xtrain.dsl.spec_text import is_plain
 from xtrain.dsl.values import Quantity
 from xtrain.plan.amounts import amount, amounts, in_epochs, shares, trainable, trains, weight_text, weights
 from xtrain.plan.architecture import Architecture
-from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings, checks
 from xtrain.text.units import amount_in_epochs
 
 
+@checks("data.mixture", reads="{datasets} mixture.*")
+@checks("data.mix.*", reads="{datasets} phase.{}.mix")
+@checks("idle.mixture", reads="{datasets} mixture.* phase")
 def check_training(spec: Spec, found: Findings) -> None:
     """Check that there is training data, that every name is a trainable dataset, and that every phase has one."""
     written = "mixture" in spec.origins and spec.origins["mixture"].kind != "default"
@@ -44,6 +47,7 @@ def check_training(spec: Spec, found: Findings) -> None:
     _check_temperature(spec, found)
 
 
+@checks("idle.mixture.temperature", reads="{datasets} mixture.* phase phase.*.mix")
 def _check_temperature(spec: Spec, found: Findings) -> None:
     """Warn of a temperature that does not make weights more alike."""
     origin, temperature = spec.origins.get("mixture.temperature"), spec.mixture.temperature
@@ -56,6 +60,7 @@ def _check_temperature(spec: Spec, found: Findings) -> None:
         found.warn("idle.mixture.temperature", "W401", "mixture.temperature", message, "remove it")
 
 
+@checks("data.training", reads="dataset dataset.*.holdout mixture.*")
 def _check_training(spec: Spec, written: bool, found: Findings) -> None:
     training = trainable(spec)
     names = [dataset.name for dataset in training]
@@ -102,6 +107,8 @@ def _check_names(spec: Spec, rule: str, path: str, given: dict[str, Weight], fou
         found.passed(rule, ", ".join(f"{name} {weight_text(weight)}" for name, weight in given.items()))
 
 
+@checks("data.weights", reads="{datasets} mixture.* phase phase.*.from")
+@checks("data.weights.*", reads="{datasets} mixture.* phase.{}.mix")
 def _check_weights(spec: Spec, found: Findings) -> None:
     """Check that some dataset has a share in every phase, and that weights are comparable."""
     begins = any(not phase.from_.value for phase in spec.phases.values())
@@ -120,6 +127,8 @@ def _check_weights(spec: Spec, found: Findings) -> None:
             found.fail(rule, "X514", path, f"nothing to train on: {where}", hint)
 
 
+@checks("data.epochs", reads="{datasets} mixture.*")
+@checks("data.epochs.*", reads="{datasets} mixture.* phase.{}.mix")
 def _check_epochs(spec: Spec, found: Findings) -> None:
     """Check that the weights of one mixture are all epochs, or all shares."""
     given, rule, temperature = spec.mixture.weights, "data.epochs", spec.mixture.temperature
@@ -176,6 +185,7 @@ IDLE = "W401"
 LossProblem = tuple[str, str, str]
 
 
+@checks("data.loss.*", reads="{records} dataset mixture.* phase phase.*.mix loss.* rollout.* collate {evaluated}")
 def check_reads(spec: Spec, trained: set[str], evaluated: set[str], found: Findings) -> None:
     """Check that every training dataset gives what the loss reads. Evaluations of other datasets only need the
     cross-entropy, which a reward model does not have. Numbers that the loss does not read are reported as unused."""
@@ -200,6 +210,7 @@ def check_reads(spec: Spec, trained: set[str], evaluated: set[str], found: Findi
             found.warn(f"idle.{path}", IDLE, path, message, hint)
 
 
+@checks("data.rewards", reads="loss.kind evaluation_step.*")
 def _check_rewards(spec: Spec, evaluated: set[str], found: Findings) -> None:
     """Report settings that need token probabilities of a model that gives rewards."""
     for name in (each for each in spec.datasets if each in evaluated and spec.datasets[each].choices is not None):
@@ -213,6 +224,7 @@ def _check_rewards(spec: Spec, evaluated: set[str], found: Findings) -> None:
         found.fail("data.rewards", "X442", "evaluation_step", f"{message}gives rewards", hint)
 
 
+@checks("loss.mismatched", reads="loss.* collate dataset.* task task.*")
 def _check_mismatched(spec: Spec, found: Findings) -> None:
     """Check the packing: answers are exchanged between the documents of a row, and compared over all rows of a step."""
     hint = "write a number for `reference_point`"
@@ -293,6 +305,12 @@ RolloutProblem = tuple[str, str, str, str]
 """(rule, path, message, hint)."""
 
 
+@checks(
+    "rollout.*",
+    reads="rollout.* reward.* loss.* dataset dataset.* mixture.* phase.*.mix collate optimizer.kind batch.sequence "
+    "batch.ramp_from adapter adapter.* {evaluated} every.*.actions.*.answers on.*.actions.*.answers task "
+    "step.*",
+)
 def check_rollout(spec: Spec, trained: Set[str], found: Findings) -> None:
     """Report everything that a rollout cannot be combined with. trained: the training datasets."""
     problems = list(_problems(spec, trained))
@@ -315,6 +333,7 @@ def _problems(spec: Spec, trained: Set[str]) -> Iterator[RolloutProblem]:
         yield "reward", "reward", message, "add `rollout { group = 8 }`, or remove `reward`"
 
 
+@checks("rollout.replay", reads="rollout.* model.* tokenizer.source")
 def check_replay(spec: Spec, arch: Architecture, found: Findings) -> None:
     """Check that a model whose routing is replayed has experts."""
     if spec.rollout is not None and spec.rollout.replay_routing and not arch.is_moe:

@@ -11,7 +11,7 @@ from xtrain.dsl.schema.adapters import Adapter, TaskAdapters
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import EMBEDDING, HEAD, Architecture, BlockParameter, name_in_block, parameters
-from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings, checks
 from xtrain.plan.groups import alone
 from xtrain.plan.parameters import (
     ALL_LINEAR,
@@ -32,6 +32,9 @@ TARGETS: Final = "targets"
 TRAIN: Final = "train"
 
 
+@checks("model.frozen", reads="model.* adapter.* tokenizer.source loss.kind")
+@checks("model.adapter", reads="model.* adapter adapter.* tokenizer.source loss.kind")
+@checks("model.tasks.*", reads="model.* task.{}.* tokenizer.source")
 def check_adapter(spec: Spec, arch: Architecture, found: Findings) -> None:
     """Check that every target matches a matrix that can have an adapter, and every name in `train` a part of the
     model."""
@@ -201,6 +204,8 @@ def read_adapter(
     return read, files, reasons
 
 
+@checks("model.adapter_files", reads="model.* adapter adapter.* tokenizer.source")
+@checks("model.adapter_files.*", reads="model.* task.{}.* tokenizer.source")
 def check_adapter_files(
     arch: Architecture, files: PeftFolder, found: Findings, block: str = "adapter", rule: str = "model.adapter_files"
 ) -> None:

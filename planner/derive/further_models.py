@@ -18,7 +18,7 @@ from xtrain.dsl.schema.policy import Rollout
 from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import Architecture, name_in_block
 from xtrain.plan.data import TokenizerUnreadable
-from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings, checks
 from xtrain.plan.parameters import count_parameters, flops_per_token
 from xtrain.plan.weight_files import CONFIG, WeightFiles, WeightsUnreadable, read_weight_files
 from xtrain.plan.weight_layout import assign, has_rewards
@@ -154,6 +154,8 @@ class TeacherShape:
     weights: WeightFiles | None = None
 
 
+@checks("loss.teacher", reads="loss.* model.* tokenizer.source")
+@checks("loss.top", reads="loss.top model.* tokenizer.source")
 def check_teacher(spec: Spec, arch: Architecture, found: Findings) -> TeacherShape | None:
     """Return the teacher, which must be a model that xtrain computes, with the same tokens; None after reporting
     otherwise. A missing folder may appear later, unless the teacher computes alongside the model."""
@@ -228,6 +230,7 @@ SCORER_PATH: Final = "reward.folder"
 SCORER_NAME: Final = "scorer"
 
 
+@checks("reward.folder", reads="reward reward.* rollout model.* precision.params tokenizer.source")
 def read_scorer(spec: Spec, arch: Architecture, found: Findings) -> Shape | None:
     """Return the model that scores completions, which must be one that xtrain computes, with a reward head and the same
     tokens; None if there is none, or after reporting why it is invalid."""

@@ -14,7 +14,7 @@ from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
 from xtrain.plan.estimates import Hardware
-from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings, checks
 from xtrain.plan.hardware import FP8, FP8_SPEED, product_format
 from xtrain.plan.mesh import AXES, build_mesh, largest_divisor
 from xtrain.plan.plan import Mesh
@@ -64,6 +64,8 @@ def _seconds(given: Quantity | Auto | None) -> float | None:
     return given.value if isinstance(given, Quantity) else None
 
 
+@checks("cluster.nodes cluster.devices", reads="{world}")
+@checks("cluster.device", reads="cluster.preset launch.device")
 def check_cluster(spec: Spec, nodes: int, ranks_per_node: int, found: Findings) -> None:
     """Check that the run fits on the available machines and uses a kind of device that they have."""
     cluster = spec.cluster
@@ -89,6 +91,7 @@ def _of_device(device: str) -> str:
     return next((name for name in plain if CLUSTERS[name].device == device), plain[-1])
 
 
+@checks("mesh.cp", reads="parallel.cp.size parallel.cp.ring parallel.cp.ulysses")
 def split_context(
     cp: Cp, heads: int, kv_heads: int, reasons: dict[str, str], found: Findings
 ) -> tuple[int, int] | None:
@@ -199,6 +202,7 @@ def build_layout(spec: Spec, world: int | None, *, heads: int, kv_heads: int, fo
     return Layout(mesh=mesh, nodes=nodes, ep=ep, reasons=reasons, unsettled=frozenset(unsettled))
 
 
+@checks("mesh.auto", reads="parallel.pp.size parallel.fsdp.size parallel.fsdp.replicate parallel.tp.size")
 def _fixed_sizes(spec: Spec, found: Findings, unsettled: set[str]) -> dict[str, int]:
     """Return the sizes of all axes except context and a free fsdp."""
     parallel = spec.parallel
@@ -220,6 +224,7 @@ def _fixed_sizes(spec: Spec, found: Findings, unsettled: set[str]) -> dict[str, 
     return {**{axis: 1 for axis in free if axis != "fsdp"}, **sizes}
 
 
+@checks("mesh.ep", reads="parallel.ep.size {world}")
 def _check_ep(spec: Spec, sizes: dict[str, int], found: Findings) -> int:
     """Return the number of ranks that share experts; 1 if the requested number does not fit."""
     group = prod(sizes[axis] for axis in ("fsdp", "ring", "ulysses", "tp"))
@@ -237,6 +242,7 @@ def _check_ep(spec: Spec, sizes: dict[str, int], found: Findings) -> int:
     return ep
 
 
+@checks("mesh.world", reads="{world}")
 def _solve_fsdp(
     spec: Spec, sizes: dict[str, int], world: int | None, reasons: dict[str, str], found: Findings
 ) -> int | None:
@@ -304,6 +310,7 @@ def _wanted_machines(spec: Spec) -> tuple[int, int | None]:
     return (1 if isinstance(nodes, Auto) else nodes), (None if isinstance(per_node, Auto) else per_node)
 
 
+@checks("mesh.nodes", reads="{world}")
 def _machines(
     spec: Spec, world: int, fills: bool, spread: bool, reasons: dict[str, str], found: Findings
 ) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from xtrain.dsl.schema.setting import Auto, settings_of
 from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import EMBEDDING, HEAD, Architecture, ParameterSpec
 from xtrain.plan.data import TokenizerMissing, TokenizerUnreadable
-from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings, checks
 from xtrain.plan.groups import alone, check_groups, check_tasks
 from xtrain.plan.parameters import check_frozen, covers
 from xtrain.plan.peft import PeftFolder
@@ -60,6 +60,7 @@ def kept_tensors(run: "Resolved", tensors: Iterable[ParameterSpec]) -> list[Para
     return [each for each in tensors if each.trained and not (off and each.adapter)]
 
 
+@checks("loss.reference", reads="loss.* {model} checkpoint.pretrained checkpoint.from collate")
 def check_reference(spec: Spec, architecture: Architecture, found: Findings) -> None:
     """Report why the reference of the loss cannot be computed."""
     loss = spec.loss
@@ -137,6 +138,7 @@ class Shape:
     adapter_files: dict[str, PeftFolder] = field(factory=dict)
 
 
+@checks("model.layers model.block", reads="model.*")
 def derive_architecture(spec: Spec, found: Findings) -> Shape:
     """Resolve every `auto` of `model`. Unresolvable values are reported and replaced, so that checks can continue."""
     values, why = spec.model.resolved()
@@ -213,6 +215,7 @@ def loads_weights(spec: Spec) -> bool:
     return spec.model.folder is not None and spec.model.weights == "auto" and not other
 
 
+@checks("model.folder", reads="model.* checkpoint.pretrained checkpoint.from loss.kind")
 def _weights(spec: Spec, architecture: Architecture, found: Findings) -> WeightFiles | None:
     """Return the files of the folder after checking them against the model."""
     assert spec.model.folder is not None
@@ -235,6 +238,7 @@ def _weights(spec: Spec, architecture: Architecture, found: Findings) -> WeightF
     return files
 
 
+@checks("model.head_dim", reads="model.dim model.heads model.head_dim")
 def _head_dim(spec: Spec, reasons: dict[str, str], found: Findings) -> int:
     model = spec.model
     if not isinstance(model.head_dim, Auto):
@@ -263,6 +267,7 @@ def _nearest_divisors(number: int, wanted: int) -> list[int]:
     return [below] if above is None else [below, above]
 
 
+@checks("model.groups", reads="{kv_heads}")
 def _check_heads(architecture: Architecture, found: Findings) -> None:
     heads, kv_heads = architecture.heads, architecture.kv_heads
     if heads % kv_heads:
@@ -273,6 +278,7 @@ def _check_heads(architecture: Architecture, found: Findings) -> None:
         found.passed("model.groups", f"{heads // kv_heads} query heads share each of {kv_heads} key/value heads")
 
 
+@checks("model.rope", reads="model.rope.* batch.sequence")
 def _check_rope(spec: Spec, architecture: Architecture, found: Findings) -> None:
     rope = architecture.rope
     if rope.scaling == "none":
@@ -285,6 +291,7 @@ def _check_rope(spec: Spec, architecture: Architecture, found: Findings) -> None
         found.fail("model.rope", "X432", f"model.rope.{setting}", message, hint)
 
 
+@checks("model.routing", reads="model.family model.experts model.experts_per_token")
 def _check_routing(architecture: Architecture, found: Findings) -> None:
     chosen, experts = architecture.experts_per_token, architecture.experts
     if chosen > experts:
@@ -294,6 +301,7 @@ def _check_routing(architecture: Architecture, found: Findings) -> None:
         found.passed("model.routing", f"{chosen} of {experts} experts a token")
 
 
+@checks("data.tokenizer data.vocab", reads="tokenizer.source model.vocab")
 def _vocab(spec: Spec, reasons: dict[str, str], found: Findings) -> int:
     source, vocab = spec.tokenizer.source, spec.model.vocab
     try:

@@ -6,7 +6,7 @@ from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.arithmetic import Arithmetic
-from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings, checks
 from xtrain.plan.mesh import nearest_multiples
 from xtrain.plan.parameters import block_matmul_parameters
 from xtrain.plan.pipeline import SINGLE, TWO_STAGES, Pipeline, balance, balance_unequal, pipeline_of
@@ -56,6 +56,7 @@ def assign_stages(spec: Spec, architecture: Architecture, layout: Layout, found:
     )
 
 
+@checks("mesh.pp.schedule", reads="parallel.pp.size parallel.pp.schedule parallel.pp.stages_per_rank")
 def _stages_per_rank(spec: Spec, reasons: dict[str, tuple[object, str]], found: Findings) -> int:
     pp = spec.parallel.pp
     wanted = 2 if pp.schedule in TWO_STAGES else 1
@@ -104,6 +105,7 @@ def _costs(
     return (0.0 if isinstance(embedding, Auto) else embedding), head
 
 
+@checks("mesh.pp.layers", reads="{stages} parallel.pp.layers model.layers model.mtp")
 def _counts(
     spec: Spec,
     architecture: Architecture,
@@ -138,6 +140,7 @@ def _counts(
     return even
 
 
+@checks("mesh.pp.costs", reads="parallel.pp.size parallel.pp.layers parallel.pp.embedding_cost parallel.pp.head_cost")
 def _check_costs(spec: Spec, found: Findings) -> None:
     """Check that costs are not given together with the layers of each stage, which leave nothing to balance."""
     pp = spec.parallel.pp
@@ -147,6 +150,7 @@ def _check_costs(spec: Spec, found: Findings) -> None:
         found.fail("mesh.pp.costs", "X404", f"parallel.pp.{idle[0]}", message, f"use {idle[0]} auto, or layers auto")
 
 
+@checks("mesh.pp.microbatches", reads="parallel.pp.size parallel.pp.schedule {accumulate} {ramp}")
 def check_microbatches(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -> None:
     """Check that there are enough microbatches for all ranks, not too many and, for some schedules, in rounds of equal
     size.

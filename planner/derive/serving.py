@@ -10,7 +10,7 @@ from xtrain.dsl.schema.data import Batch
 from xtrain.dsl.schema.optimizers import OPTIMIZERS
 from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import Architecture
-from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings, checks
 from xtrain.plan.mesh import folded_axes
 from xtrain.planner.derive.layout import Layout
 
@@ -71,6 +71,11 @@ def asked_key(serve: Serve) -> str:
     return f"the key in {serve.key_variable}, or if that is not set one that the server makes and prints,"
 
 
+@checks("serve.adapter", reads="serve.adapters serve.mode adapter adapter.*")
+@checks("serve.losses", reads="model.*")
+@checks("serve.key", reads="serve.host serve.key")
+@checks("serve.tls", reads="serve.certificate serve.private_key")
+@checks("serve.mesh", reads="{context} parallel.pp.size parallel.stack")
 def check_server(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -> None:
     """Check that the adapter can be trained, that losses come from clients only, that the address is not open to
     everybody, and that only fsdp sums gradients over the mesh."""

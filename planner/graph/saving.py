@@ -13,7 +13,7 @@ from xtrain.plan.amounts import actions_on, counted, only_informs
 from xtrain.plan.arithmetic import Arithmetic
 from xtrain.plan.canonical import portable
 from xtrain.plan.estimates import Estimates
-from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings, checks
 from xtrain.plan.graph import Builder
 from xtrain.plan.mesh import AXES
 from xtrain.plan.parameters import weight_bytes
@@ -75,6 +75,8 @@ def _nth(number: int) -> str:
 # Rules ----------------------------------------------------------------------------------------------------------------
 
 
+@checks("schedule.*.nan", reads="{}.event {}.actions")
+@checks("schedule.nan", reads="on.*.event on.*.actions on.*.count")
 def check_nan(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findings) -> None:
     """One thing is done about bad steps, at their own event; who goes back needs something to go back to."""
     for path, actions in _elsewhere(spec):
@@ -128,6 +130,10 @@ def _wrong(actions: tuple[Action, ...]) -> tuple[str, str] | None:
     return None
 
 
+@checks(
+    "checkpoint.rollback",
+    reads="on.*.event on.*.actions every.*.actions every.*.every checkpoint.enabled checkpoint.keep {steps}",
+)
 def _check_rollback(spec: Spec, schedule: Schedule, batch: Arithmetic, path: str, found: Findings) -> None:
     rule = "checkpoint.rollback"
     if not spec.checkpoint.enabled:
@@ -179,6 +185,7 @@ def add_average(graph: Builder, run: Resolved, model: str) -> list[tuple[str, st
     return [(graph.add("setup", "setup.ema", does, args=args, after=((model, "model"),)), "averages")]
 
 
+@checks("ema.every", reads="ema.every {steps}")
 def check_average(spec: Spec, batch: Arithmetic, found: Findings) -> None:
     """An average should take in something before the run ends."""
     if spec.ema is None or batch.steps is None:
@@ -342,6 +349,7 @@ def _saving(graph: Builder, run: Resolved, estimates: Estimates, last: str) -> s
 # Rules ----------------------------------------------------------------------------------------------------------------
 
 
+@checks("checkpoint.backend", reads="checkpoint.backend checkpoint.enabled {world}")
 def check_backend(spec: Spec, world: int, found: Findings) -> None:
     """One file has one writer."""
     rule = path = "checkpoint.backend"
@@ -354,6 +362,16 @@ def check_backend(spec: Spec, world: int, found: Findings) -> None:
         found.passed(rule, "one process writes the one file")
 
 
+@checks("checkpoint.best.direction", reads="checkpoint.best checkpoint.best_is checkpoint.enabled")
+@checks(
+    "checkpoint.best",
+    reads="checkpoint.best checkpoint.best_is hook.* checkpoint.enabled dataset dataset.*.name every.*.actions "
+    "every.*.every on.*.event on.*.actions {steps}",
+)
+@checks(
+    "checkpoint.best.objective",
+    reads="checkpoint.best every.*.actions dataset dataset.* loss.* rollout.* evaluation_step.* collate",
+)
 def check_saving(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findings) -> None:
     """The best checkpoint needs somebody who measures, at steps at which something is saved."""
     best = spec.checkpoint.best

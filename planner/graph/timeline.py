@@ -22,7 +22,7 @@ from xtrain.plan.amounts import actions_on, counted, limit_args, misplaced, occu
 from xtrain.plan.arithmetic import Arithmetic
 from xtrain.plan.canonical import DATA, text, whole_numbers
 from xtrain.plan.estimates import Estimates
-from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings, checks
 from xtrain.plan.graph import ALERTS, ActionPlace, Builder
 from xtrain.plan.parameters import weight_bytes
 from xtrain.plan.plan import NodeKind, PlanPhase, PlanTick, Timeline, Trigger
@@ -158,6 +158,8 @@ def acts_together(spec: Spec) -> bool:
     return not all(action.informs for action in actions)
 
 
+@checks("schedule.alert.*", reads="on.*.event on.*.actions alerts.* launch.device cluster.preset")
+@checks("alerts.stalled", reads="alerts.stalled fault_tolerance.stuck")
 def check_alerts(spec: Spec, found: Findings) -> None:
     """What is declared for an alert must be able to occur, and be something that ranks can still do together."""
     declared = {name: actions_on(spec.events, name) for name in ALERTS}
@@ -334,6 +336,7 @@ def _without_saving(
     )  # fmt: skip
 
 
+@checks("schedule.every.*.every", reads="every.{}.every {steps} {tokens}")
 def check_ticks(schedule: Schedule, batch: Arithmetic, launch: Launch, found: Findings) -> None:
     """A tick should do something at least once."""
     for tick, path in zip(schedule.ticks, schedule.paths, strict=True):

@@ -16,11 +16,11 @@ from xtrain.dsl.schema.blocks import NAMED, choices_of
 from xtrain.dsl.schema.setting import Auto, Setting, attributes_of, open_setting, settings_of
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
+from xtrain.plan.findings import is_unknown, rule_inputs
 from xtrain.plan.plan import Plan, Provenance
 from xtrain.plan.views import spell
 from xtrain.planner.compile import compile_plan
 from xtrain.planner.review.changes import PlanChanges, changes
-from xtrain.planner.rules.rule_inputs import is_unknown, rule_inputs
 from xtrain.text.page import Page, clip
 from xtrain.text.units import plural
 

@@ -16,7 +16,7 @@ from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
 from xtrain.plan.estimates import Estimates, Hardware, Remedy
-from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings, checks
 from xtrain.plan.graph import obeying_launchers, restarts_of
 from xtrain.plan.mesh import largest_divisor
 from xtrain.plan.plan import Plan
@@ -177,6 +177,7 @@ def check_costs(run: Resolved, cluster: Hardware, estimates: Estimates, found: F
     return estimates
 
 
+@checks("failures.restarts", reads="*")
 def check_failures(plan: Plan, found: Findings) -> None:
     """A run that fails more often than it is started again needs somebody who starts it."""
     goodput = goodput_of(plan)
@@ -209,6 +210,7 @@ def check_failures(plan: Plan, found: Findings) -> None:
         found.passed(rule, f"{amount_text(expected)} failures are expected, and {plural(restarts, 'restart')} allowed")
 
 
+@checks("health.stuck", reads="*")
 def _check_stuck(run: Resolved, estimates: Estimates, found: Findings) -> None:
     """Ranks that compute are not to be taken for ranks that are stuck: they tell of every microbatch, in a pipeline of
     every step."""

@@ -16,16 +16,16 @@ from xtrain.dsl.schema.setting import AUTO, Auto
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Interval
 from xtrain.plan.arithmetic import Arithmetic
+from xtrain.plan.findings import Findings, checks
 from xtrain.plan.plan import PlanPhase, RefusedWorlds
 from xtrain.planner.derive.layout import Layout
 from xtrain.planner.derive.model import Shape
 from xtrain.planner.derive.pipeline import StageAssignment
 from xtrain.planner.graph.timeline import Schedule
 from xtrain.planner.rules.layout import FittedTeacher
-from xtrain.planner.rules.rule_inputs import Verdicts
 from xtrain.text.units import plural
 
-Validate = Callable[[Spec, int, Verdicts], "ValidatedSpec | None"]
+Validate = Callable[[Spec, int, Findings], "ValidatedSpec | None"]
 
 # Worlds tried for one that works as written, of those that the rows come out on: what the largest of them fail at,
 # smaller ones fail at as well.
@@ -64,7 +64,8 @@ class ValidatedSpec:
     teacher: FittedTeacher | None = None
 
 
-def settle_worlds(spec: Spec, world: int | None, found: Verdicts, validate: Validate) -> Elastic:
+@checks("elastic.worlds", reads="*")
+def settle_worlds(spec: Spec, world: int | None, found: Findings, validate: Validate) -> Elastic:
     """Find the worlds of a spec; what is wrong with its range is reported.
 
     world: as asked for, None for the one that `launch` declares, else the largest that works. validate: the rules.
@@ -122,7 +123,9 @@ def _declared(spec: Spec) -> int | None:
     return each * (1 if isinstance(nodes, Auto) else nodes)
 
 
-def _may_give_way(spec: Spec, found: Verdicts) -> bool:
+@checks("elastic.stack", reads="fault_tolerance.elastic parallel.stack")
+@checks("elastic.axis", reads="fault_tolerance.elastic parallel.fsdp.size")
+def _may_give_way(spec: Spec, found: Findings) -> bool:
     if spec.parallel.execution.groups:
         message = f"stack {spec.parallel.stack} goes on with the replica groups that are left, and not on other ranks"
         found.fail(
@@ -138,7 +141,8 @@ def _may_give_way(spec: Spec, found: Verdicts) -> bool:
     return False
 
 
-def _is_inside(spec: Spec, given: Interval, world: int | None, found: Verdicts) -> bool:
+@checks("elastic.range", reads="fault_tolerance.elastic launch.nodes launch.ranks_per_node")
+def _is_inside(spec: Spec, given: Interval, world: int | None, found: Findings) -> bool:
     declared = _declared(spec)
     for who, count in (("--world", world), ("launch", declared)):
         if count is not None and count not in given:
@@ -149,7 +153,8 @@ def _is_inside(spec: Spec, given: Interval, world: int | None, found: Verdicts) 
     return True
 
 
-def _check_use(spec: Spec, found: Verdicts) -> None:
+@checks("elastic.use", reads="fault_tolerance.elastic fault_tolerance.restarts")
+def _check_use(spec: Spec, found: Findings) -> None:
     if spec.fault_tolerance.restarts:
         found.passed("elastic.use", f"used by up to {plural(spec.fault_tolerance.restarts, 'restart')}")
         return
@@ -238,7 +243,7 @@ class _Search:
         return iter(range(first, self.given.high + 1, self.fixed))
 
     def _tried(self, spec: Spec, world: int) -> "ValidatedSpec | None":
-        found = Verdicts(spec)
+        found = Findings(spec)
         valid = self.validate(spec, world, found)
         if valid is None:
             failed = next((check for check in found.checks if check.status == "fail"), None)

@@ -16,7 +16,7 @@ from xtrain.dsl.schema.setting import AUTO, Auto
 from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import Architecture, parameters
 from xtrain.plan.arithmetic import LONGEST_PADDING, Arithmetic
-from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings, checks
 from xtrain.plan.hardware import is_installed
 from xtrain.plan.mesh import (
     AXES,
@@ -53,6 +53,8 @@ def check_topology(spec: Spec, architecture: Architecture, layout: Layout, batch
         _check_experts(spec, architecture, layout, found)
 
 
+@checks("mesh.tp.heads", reads="parallel.tp.size model.heads")
+@checks("mesh.tp.kv_heads", reads="parallel.tp.size {kv_heads}")
 def _check_heads(architecture: Architecture, layout: Layout, found: Findings) -> None:
     tp = layout.size("tp")
     for code, name, count in (("X402", "heads", architecture.heads), ("X403", "kv_heads", architecture.kv_heads)):
@@ -73,6 +75,8 @@ def _smaller_tp(architecture: Architecture, tp: int) -> int:
     return largest_divisor(gcd(*widths), tp)
 
 
+@checks("mesh.tp.ffn", reads="parallel.tp.size model.family {ffn}")
+@checks("mesh.tp.vocab", reads="parallel.tp.size model.vocab tokenizer.source {world} parallel.cp.fold")
 def _check_widths(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
     """Feed-forward layers are cut evenly; rows of the vocabulary need not be, but no rank may be left without any."""
     tp, ffn, vocab = layout.size("tp"), architecture.ffn, architecture.vocab
@@ -103,6 +107,7 @@ def _check_widths(spec: Spec, architecture: Architecture, layout: Layout, found:
         found.passed("mesh.tp.vocab", f"vocab {vocab} / tp {tp}: {piece(vocab, tp, 0)} rows a rank, the last {last}")
 
 
+@checks("mesh.tp.weights", reads="parallel.tp.size model.*")
 def _check_weights(architecture: Architecture, tp: int, found: Findings) -> None:
     """What a block has of other widths than heads and ffn is cut evenly too."""
     if found.failed:
@@ -118,6 +123,8 @@ def _check_weights(architecture: Architecture, tp: int, found: Findings) -> None
             return
 
 
+@checks("mesh.ulysses.heads", reads="parallel.tp.size model.heads {context}")
+@checks("mesh.ulysses.kv_heads", reads="parallel.tp.size {kv_heads} {context}")
 def _check_ulysses(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
     """Query heads are dealt out; key/value heads too, or copied where there are fewer of them than ranks."""
     tp, ulysses = layout.size("tp"), layout.size("ulysses")
@@ -147,6 +154,7 @@ def _ulysses_hint(spec: Spec, heads: int, kv_heads: int, ulysses: int) -> str:
     return f"use ulysses {best} with ring {cp.size // best}, or leave both auto"
 
 
+@checks("batch.sequence", reads="batch.sequence model.family parallel.tp.size parallel.tp.sequence {context}")
 def _check_sequence(spec: Spec, architecture: Architecture, layout: Layout, batch: Arithmetic, found: Findings) -> None:
     """Each ring rank takes two chunks of a row, one early and one late, so that causal work is even (zigzag).
 
@@ -168,6 +176,7 @@ def _check_sequence(spec: Spec, architecture: Architecture, layout: Layout, batc
         found.passed("batch.sequence", f"sequence {batch.sequence} is a multiple of {shown} = {divisor}")
 
 
+@checks("data.align", reads="collate batch.sequence {context}")
 def _check_align(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -> None:
     """A ring cuts every document of a row, and the padding behind the last one, into 2 · ring equal chunks."""
     given, ring = row_link(spec.collate).align, layout.size("ring")
@@ -195,6 +204,7 @@ def _check_align(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings)
         found.passed(rule, f"documents are padded to multiples of {align}, {sequence // align} of them a row")
 
 
+@checks("data.dealing", reads="collate batch.micro {accumulate} {data_ranks}")
 def _check_dealing(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -> None:
     """Rows can be dealt by what they cost if there are several ranks, and more of a step's rows than ranks."""
     ranks = layout.mesh.data_ranks
@@ -212,6 +222,7 @@ def _check_dealing(spec: Spec, layout: Layout, batch: Arithmetic, found: Finding
     found.warn("data.dealing", "W502", "collate", f"pack({packing.kind}) has nothing to balance: {why}", hint)
 
 
+@checks("mesh.ep.family mesh.ep.experts", reads="parallel.ep.size model.family model.experts")
 def _check_experts(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
     ep = spec.parallel.ep.size
     if ep == 1:
@@ -230,6 +241,7 @@ def _check_experts(spec: Spec, architecture: Architecture, layout: Layout, found
         found.passed("mesh.ep.experts", f"{architecture.experts} experts / ep {ep} = {architecture.experts // ep}")
 
 
+@checks("mesh.stack.with.*", reads="parallel.* {} {}.*")
 def check_stack(spec: Spec, found: Findings) -> None:
     """Report settings that torch cannot combine, or of which one leaves the other without effect."""
     _check_support(spec, found)
@@ -241,6 +253,7 @@ def check_stack(spec: Spec, found: Findings) -> None:
     _check_bodies(spec, found)
 
 
+@checks("mesh.stack.package", reads="parallel.stack")
 def check_installed(spec: Spec, found: Findings) -> None:
     """Report a stack whose package is not here: no other rule depends on what a machine has."""
     stack = spec.parallel.execution
@@ -250,6 +263,8 @@ def check_installed(spec: Spec, found: Findings) -> None:
         found.fail("mesh.stack.package", "X715", "parallel.stack", message, hint)
 
 
+@checks("mesh.pp.step", reads="step.name parallel.pp.size")
+@checks("mesh.pp.evaluation_step", reads="evaluation_step.name parallel.pp.size")
 def _check_bodies(spec: Spec, found: Findings) -> None:
     """The schedule of a pipeline decides when which microbatch goes forward and backward through which stage."""
     for name, body in (("step", spec.step), ("evaluation_step", spec.evaluation_step)):
@@ -258,6 +273,7 @@ def _check_bodies(spec: Spec, found: Findings) -> None:
             found.fail(f"mesh.pp.{name}", "X431", f"{name}.name", message, f"use pp 1, or remove `{name}`")
 
 
+@checks("mesh.stack.*", reads="parallel.stack parallel.{} precision.params precision.compute")
 def _check_support(spec: Spec, found: Findings) -> None:
     """Report what the stack of the spec does not support."""
     parallel, fsdp = spec.parallel, spec.parallel.fsdp
@@ -289,6 +305,10 @@ def _check_support(spec: Spec, found: Findings) -> None:
             refuse(name, f"parallel.fsdp.{name}", "", f"use {name} {str(usual).lower()}")
 
 
+@checks("mesh.pp.reshard", reads="parallel.pp.size parallel.pp.schedule parallel.fsdp.reshard")
+@checks("mesh.pp.tied", reads="parallel.pp.size parallel.pp.schedule model.tie_embeddings loss.kind")
+@checks("mesh.pp.tile_mlp", reads="parallel.pp.size parallel.pp.schedule activation.tile_mlp")
+@checks("mesh.pp.compile", reads="parallel.pp.size parallel.pp.schedule compile.mode")
 def _check_zero_bubble(spec: Spec, found: Findings) -> None:
     """A backward in two parts looks for gathered parameters after FSDP has freed them, torch refuses compiled blocks,
     and a stage that comes back to the rank of the first one would share its embedding."""
@@ -312,12 +332,14 @@ def _check_zero_bubble(spec: Spec, found: Findings) -> None:
         found.fail("mesh.pp.tied", "X416", "model.tie_embeddings", message, f"use tie_embeddings false, {others}")
 
 
+@checks("mesh.pp.sync", reads="parallel.pp.size parallel.fsdp.sync")
 def _check_sync(spec: Spec, found: Findings) -> None:
     if spec.parallel.pp.size != 1 and spec.parallel.fsdp.sync == "microbatch":
         message = "pipeline schedules sum gradients once a step, and sync is microbatch"
         found.fail("mesh.pp.sync", "X427", "parallel.fsdp.sync", message, "use sync auto, or pp 1")
 
 
+@checks("mesh.offload", reads="parallel.fsdp.offload launch.device cluster.preset")
 def _check_offload(spec: Spec, found: Findings) -> None:
     if not spec.parallel.fsdp.offload:
         return
@@ -337,6 +359,11 @@ MTP_PATH: Final = "model.mtp"
 MtpProblem = tuple[str, str]
 
 
+@checks(
+    "model.mtp",
+    reads="{model} loss.* parallel.pp.size parallel.pp.schedule checkpoint.pretrained checkpoint.from rollout "
+    "rollout.* step step.* compile.mode",
+)
 def check_further(spec: Spec, layout: Layout, found: Findings) -> None:
     """Report why further tokens cannot be predicted."""
     if not spec.model.mtp:

@@ -8,7 +8,7 @@ from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import Architecture, BlockParameter, name_in_block
 from xtrain.plan.arithmetic import Arithmetic
-from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings, checks
 from xtrain.plan.hardware import EXACT, FP8, NARROWEST
 from xtrain.plan.parameters import fp8_matrices, frozen_names, idle_patterns, quantised_names, uneven_matrices
 from xtrain.plan.parameters import product_matrices as matrices_of
@@ -29,6 +29,10 @@ def check_modules(spec: Spec, architecture: Architecture, layout: Layout, batch:
     _check_actions(spec, architecture, found)
 
 
+@checks(
+    "mesh.tp.overlap",
+    reads="parallel.tp.size parallel.tp.overlap parallel.tp.sequence compile.mode launch.device cluster.preset",
+)
 def _check_overlap(spec: Spec, layout: Layout, found: Findings) -> None:
     """Products that go on while pieces travel are made by torch.compile, of collectives over positions, for CUDA."""
     tp, path, rule = spec.parallel.tp, "parallel.tp.overlap", "mesh.tp.overlap"
@@ -53,6 +57,7 @@ def _check_overlap(spec: Spec, layout: Layout, found: Findings) -> None:
     found.fail(rule, "X446", path, message, hint)
 
 
+@checks("compile.deterministic", reads="compile.mode precision.deterministic")
 def _check_deterministic(spec: Spec, found: Findings) -> None:
     """What is chosen by how long it takes may be another thing the next time."""
     if not spec.precision.deterministic or spec.compile.mode != "max_autotune":
@@ -61,6 +66,8 @@ def _check_deterministic(spec: Spec, found: Findings) -> None:
     found.fail("compile.deterministic", "X448", "compile.mode", message, "use mode default, or deterministic false")
 
 
+@checks("model.every.*", reads="every.{} every.{}.* {model} precision.base precision.base.*")
+@checks("model.on.*", reads="on.{} on.{}.* {model} precision.base precision.base.*")
 def _check_actions(spec: Spec, architecture: Architecture, found: Findings) -> None:
     """What ticks and events do to the model."""
     for path, action in actions_of(spec):
@@ -70,6 +77,8 @@ def _check_actions(spec: Spec, architecture: Architecture, found: Findings) -> N
             found.fail(f"model.{path}", code, f"{path}.{name}".rstrip("."), message, hint)
 
 
+@checks("activation.every", reads="activation.mode activation.every model.layers model.mtp")
+@checks("activation.save", reads="activation.mode activation.save parallel.ep.size {context}")
 def _check_activation(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
     chosen, layers = spec.activation, architecture.layers
     if chosen.mode == "none":
@@ -97,6 +106,7 @@ def _check_activation(spec: Spec, architecture: Architecture, layout: Layout, fo
         found.passed("activation.save", f"{', '.join(chosen.save)} are kept")
 
 
+@checks("activation.tile_mlp", reads="activation.tile_mlp model.* batch.micro batch.sequence {context}")
 def _check_tiles(spec: Spec, architecture: Architecture, layout: Layout, batch: Arithmetic, found: Findings) -> None:
     """Feed-forward layers in pieces, of which there are some, and no more than there are positions."""
     pieces, path = spec.activation.tile_mlp, "activation.tile_mlp"
@@ -125,6 +135,12 @@ def _not_in_blocks(spec: Spec) -> str:
     return "" if spec.compile.mode == "none" else "the model is compiled"
 
 
+@checks("model.attention", reads="model.attention launch.device cluster.preset")
+@checks(
+    "model.attention_heads",
+    reads="model.attention model.family model.dim model.heads model.head_dim launch.device cluster.preset",
+)
+@checks("mesh.ring.attention", reads="model.attention {context}")
 def _check_attention(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
     """A ring has a kernel of its own, which goes document by document and block by block; flex is made for cuda, and
     blocks for a CPU."""
@@ -149,6 +165,9 @@ BASE_RULE: Final = "model.base"
 BASE_PATH: Final = "precision.base.kind"
 
 
+@checks(
+    "model.base", reads="precision.base precision.base.* model.* adapter adapter.* tokenizer.source parallel.tp.size"
+)
 def check_base(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -> None:
     """There must be something to store, and tensor parallelism must not cut a block."""
     base = spec.precision.base
@@ -205,6 +224,11 @@ FP8_CODE: Final = "X443"
 FP8_PATH: Final = "precision.compute"
 
 
+@checks(
+    "precision.fp8",
+    reads="precision.* model.* adapter adapter.* task parallel.tp.size parallel.pp.size parallel.pp.schedule "
+    "activation.tile_mlp cluster.preset launch.device",
+)
 def check_fp8(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -> None:
     """Report what fp8 cannot be computed for, or on."""
     fp8, tp = spec.precision.scaled, layout.size("tp")

@@ -14,7 +14,7 @@ from xtrain.dsl.spec import Spec
 from xtrain.plan.amounts import build_phases, counted, limit_args, start_of, trainable
 from xtrain.plan.arithmetic import Arithmetic, rows_of_step
 from xtrain.plan.checkpoints import ALIAS, FOLDER, FULL, STATE, look_at
-from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings, checks
 from xtrain.plan.plan import PlanPhase
 from xtrain.plan.step_sizes import StepSizes, past_of
 from xtrain.planner.graph.saving import pretrained
@@ -84,6 +84,7 @@ def check_beginning(spec: Spec, batch: Arithmetic, found: Findings) -> None:
     _check_step(spec, batch, found)
 
 
+@checks("checkpoint.*.place", reads="checkpoint.from checkpoint.{} checkpoint.resume workspace.* experiment.name")
 def _check_place(spec: Spec, setting: str, named: str, found: Findings) -> None:
     """What is not there may come, or lie on the machines that run; what is there must be a checkpoint."""
     rule, path, there = f"checkpoint.{setting}.place", f"checkpoint.{setting}", look_at(Path(named))
@@ -113,6 +114,8 @@ def _may_go_on(spec: Spec) -> bool:
     return spec.checkpoint.resume and next(runs.glob(f"*/{FOLDER}/ckpt-s*"), None) is not None
 
 
+@checks("checkpoint.from", reads="checkpoint.from {steps}")
+@checks("checkpoint.from.stop_at", reads="checkpoint.from launch.stop_at {steps} {tokens}")
 def _check_step(spec: Spec, batch: Arithmetic, found: Findings) -> None:
     """A run counts its steps on from those of the state that it begins with.
 
@@ -152,6 +155,7 @@ def check_phases(spec: Spec, batch: Arithmetic, found: Findings) -> tuple[PlanPh
     return phases
 
 
+@checks("schedule.phase.*.start", reads="phase.{}.from {steps} batch.sequence {rows}")
 def _check_start(spec: Spec, name: str, batch: Arithmetic, found: Findings) -> None:
     """A phase begins before the run ends."""
     start, rule, path = spec.phases[name].from_, f"schedule.phase.{name}.start", f"phase.{name}.from"
@@ -174,6 +178,8 @@ def _check_start(spec: Spec, name: str, batch: Arithmetic, found: Findings) -> N
         found.passed(rule, f"{name} begins at {start}, with step {first + 1:,} of {batch.steps:,}")
 
 
+@checks("schedule.phases", reads="phase.*.from {steps}")
+@checks("schedule.phase.*.order", reads="phase phase.*.from {steps} batch.sequence {rows}")
 def _check_order(spec: Spec, batch: Arithmetic, found: Findings) -> None:
     """No two phases begin with the same step; of starts in what is not counted, those alike are known to."""
     seen: dict[tuple[str, float], str] = {}
@@ -195,6 +201,8 @@ def _check_order(spec: Spec, batch: Arithmetic, found: Findings) -> None:
         found.unknown(rule, "which phase comes first is known once the data is counted")
 
 
+@checks("data.exact", reads="{datasets} mixture.* phase phase.*.mix batch.*")
+@checks("idle.mixture.exact", reads="{datasets} mixture.* phase phase.*.mix")
 def _check_exact(spec: Spec, phases: tuple[PlanPhase, ...], batch: Arithmetic, found: Findings) -> None:
     """With `exact` each dataset has whole rows in every step."""
     if not spec.mixture.exact:
@@ -264,6 +272,12 @@ class ProfiledSteps:
         return self.start(second - 1), self.start(second)
 
 
+@checks("schedule.*.ends", reads="{}.event {}.actions {}.actions.*")
+@checks("schedule.*.length", reads="{}.every {}.actions {}.actions.* launch.device cluster.preset {tokens}")
+@checks(
+    "schedule.*.alone",
+    reads="every.*.every every.*.actions every.*.actions.* launch.device cluster.preset {steps} {tokens}",
+)
 def check_profiles(spec: Spec, batch: Arithmetic, found: Findings) -> None:
     """Who looks at the steps that follow needs steps that follow, and is alone with them."""
     places = [(f"every.{number}", "a tick", tick.actions) for number, tick in enumerate(spec.ticks)]

@@ -1,6 +1,7 @@
 """All rules on a spec, checked without making a plan, and again once its data is counted."""
 
 from functools import partial
+from typing import Final
 
 from attrs import evolve
 
@@ -10,7 +11,7 @@ from xtrain.dsl.spec import Origin, Spec
 from xtrain.plan.amounts import build_phases, check_events, check_stops
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.arithmetic import Counts, derive_arithmetic
-from xtrain.plan.findings import Findings
+from xtrain.plan.findings import Findings, checks
 from xtrain.plan.graph import check_trackers
 from xtrain.plan.groups import written_optimizers
 from xtrain.plan.learning_rate import check_schedule
@@ -28,10 +29,13 @@ from xtrain.planner.rules.elastic import Elastic, ValidatedSpec, settle_worlds
 from xtrain.planner.rules.idle import check_idle, check_idle_accumulation
 from xtrain.planner.rules.layout import check_further, check_stack, check_topology, fit_teacher
 from xtrain.planner.rules.modules import check_base, check_fp8, check_modules
-from xtrain.planner.rules.rule_inputs import Verdicts
 from xtrain.planner.rules.schedule import check_beginning, check_phases, check_profiles, resumed_batch
 
+# Settings that decide whether an optimizer can update the model.
+_UPDATES: Final = "optimizer.* precision.params scheduler.kind model.* parallel.tp.size {world}"
 
+
+@checks("launcher.*", reads="launcher launcher.* launch.stop_deadline")
 def check_launcher(spec: Spec, found: Findings) -> None:
     """Report settings of the launcher that do not go together; each launcher knows its own."""
     if spec.launcher is None:
@@ -41,6 +45,9 @@ def check_launcher(spec: Spec, found: Findings) -> None:
         found.fail(f"launcher.{name}", "X460", f"launcher.{name}", message, hint)
 
 
+@checks("optimizer.*", reads=_UPDATES)
+@checks("task.*.settings", reads=f"task.{{}}.* {_UPDATES}")
+@checks("group.*.settings", reads=f"group.{{}}.* {_UPDATES}")
 def check_optimizer(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -> None:
     """Report what an optimizer cannot be combined with."""
     for group, chosen in written_optimizers(spec).items():
@@ -50,6 +57,7 @@ def check_optimizer(spec: Spec, arch: Architecture, layout: Layout, found: Findi
             found.fail(rule, "X437", path, each.message, each.hint)
 
 
+@checks("loss.*", reads="loss.*")
 def check_loss(spec: Spec, found: Findings) -> None:
     """Report what settings of the loss cannot be combined."""
     for each in spec.loss.conflicts():
@@ -63,12 +71,12 @@ def check_spec(spec: Spec, world: int | None = None, unknown_settings: frozenset
     unknown_settings: paths of settings that are wrong; what the spec has in their place, and all that follows from
     it, is not reported.
     """
-    found = Verdicts(spec, unknown_settings)
+    found = Findings(spec, unknown_settings)
     validate(spec, world, found)
     return found.diagnostics
 
 
-def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | None = None) -> ValidatedSpec | None:
+def validate(spec: Spec, world: int | None, found: Findings, counted: Counts | None = None) -> ValidatedSpec | None:
     """Derive and check everything; None if any rule fails.
 
     counted: what is known of the data. What comes of it is no part of a plan, which does not know its data.
@@ -124,7 +132,7 @@ def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | N
     return ValidatedSpec(shape, layout, staging, batch, phases, schedule, elastic, scorer, teacher)
 
 
-def _validate_server(spec: Spec, world: int | None, found: Verdicts) -> ValidatedSpec | None:
+def _validate_server(spec: Spec, world: int | None, found: Findings) -> ValidatedSpec | None:
     """The same of a server, which has neither data nor steps."""
     assert spec.serve is not None
     training = as_training(spec)
@@ -163,7 +171,7 @@ def check_counted(plan: Plan, counts: Counts) -> Diagnostics:
     loaded = load_spec(name, (), {name: plan.spec_text})
     if loaded.spec is None:
         raise Unreadable(loaded.diagnostics.errors[0].message)
-    found = Verdicts(_placed(loaded.spec, plan))
+    found = Findings(_placed(loaded.spec, plan))
     validate(found.spec, plan.mesh.world_size, found, counts)
     said = {(check.code, check.evidence) for check in plan.checks}
     new = Diagnostics()

@@ -11,6 +11,7 @@ from attrs import evolve
 
 from xtrain.dsl.diagnostics.diagnostic import shows_color
 from xtrain.plan.estimates import Memory, Remedy, Times, Traffic
+from xtrain.plan.findings import Findings
 from xtrain.plan.plan import Check, Traced
 from xtrain.plan.views import headroom
 from xtrain.planner.compile import resolve
@@ -20,7 +21,6 @@ from xtrain.planner.review import page as render_head
 from xtrain.planner.review.page import PARTS, render, render_summary
 from xtrain.planner.review.training import breakpoints
 from xtrain.planner.rules.costs import changes_of
-from xtrain.planner.rules.rule_inputs import Verdicts
 from xtrain.planner.rules.validate import validate
 from xtrain.text.page import LONGEST, Page, shorten
 from xtrain.text.units import WIDTH, bytes_text, count_text, flops_text, plural, rate_text, seconds_text
@@ -250,7 +250,7 @@ def test_no_remedy_is_wider_than_the_page(make_plan, load):
         "parallel": "parallel { fsdp 8192 { replicate = 8 } }",
     }
     spec = load(**blocks)
-    valid = validate(spec, None, Verdicts(spec))
+    valid = validate(spec, None, Findings(spec))
     assert valid is not None
     changes = list(changes_of(resolve(spec, valid)))
     pairs = [a + b for a, b in combinations(changes, 2)]

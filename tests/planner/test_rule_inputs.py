@@ -11,7 +11,7 @@ from every_setting import alternatives, at, places, replaced
 
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.spec import Spec
-from xtrain.planner.rules import rule_inputs
+from xtrain.plan import findings
 from xtrain.planner.rules.validate import validate
 
 from .test_every_setting import ALONE, COPIES, FREE, STATED
@@ -38,7 +38,7 @@ def spelled(path: str) -> str:
 
 
 def verdicts(spec: Spec) -> Statuses:
-    found, statuses = rule_inputs.Verdicts(spec), defaultdict[str, list[str]](list)
+    found, statuses = findings.Findings(spec), defaultdict[str, list[str]](list)
     validate(spec, None, found)
     for check in found.checks:
         statuses[check.id].append(check.status)
@@ -57,8 +57,8 @@ def rests_on(rule: str, path: str, spec: Spec) -> bool:
     """Whether the setting, or a block that it is in, is among the inputs of a rule."""
     parts = path.split(".")
     around = [frozenset({".".join(parts[:count])}) for count in range(1, len(parts) + 1)]
-    inputs = list(rule_inputs.rule_inputs(rule, spec))
-    return any(rule_inputs.is_unknown(each, paths) for each in inputs for paths in around)
+    inputs = list(findings.rule_inputs(rule, spec))
+    return any(findings.is_unknown(each, paths) for each in inputs for paths in around)
 
 
 @define
@@ -85,7 +85,7 @@ class Found:
 
     def judge(self, rule: str, path: str, spec: Spec, statuses: list[str]) -> None:
         self.rules.add(rule)
-        if not any(fnmatchcase(rule, pattern) for pattern in rule_inputs.INPUTS):
+        if not any(fnmatchcase(rule, pattern) for pattern in findings.INPUTS):
             self.without_inputs |= {rule} if "fail" in statuses else set()
         elif not rests_on(rule, path, spec):
             self.unexplained.append(f"{rule} is {statuses} by {path}")
@@ -117,10 +117,10 @@ def test_an_input_that_is_not_listed_would_be_found(load: Callable[..., Spec], m
     spec, found = load(**FREE), Found()
     found.walk(spec, 1, "datasets.code.")
     assert "data.form.code" in found.rules and found.unexplained == []
-    listed = rule_inputs.INPUTS["data.form.*"]
-    monkeypatch.setitem(rule_inputs.INPUTS, "data.form.*", tuple(each for each in listed if "chosen" not in each))
+    others = [path for path in findings.rule_inputs("data.form.code", spec) if "chosen" not in path]
+    monkeypatch.setitem(findings.INPUTS, "data.form.*", " ".join(others))
     found.walk(spec, 1, "datasets.code.")
     assert found.unexplained == ["data.form.code is ['fail'] by dataset.code.chosen"]
-    monkeypatch.delitem(rule_inputs.INPUTS, "data.form.*")
+    monkeypatch.delitem(findings.INPUTS, "data.form.*")
     found.walk(spec, 1, "datasets.code.")
     assert found.without_inputs == {"data.form.code"}

@@ -9,8 +9,8 @@ import pytest
 from attrs import frozen
 
 from xtrain.dsl.load import load_spec
+from xtrain.plan.findings import Findings, rule_inputs
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.rules.rule_inputs import Verdicts, rule_inputs
 from xtrain.planner.rules.validate import validate
 
 from .conftest import spec_text
@@ -496,7 +496,7 @@ def test_every_rule_of_the_table_knows_what_it_rests_on(tmp_path):
         path = tmp_path / "spec.xtrain"
         path.write_text(spec_text(**case.blocks))
         spec = load_spec(path).require()
-        found = Verdicts(spec)
+        found = Findings(spec)
         validate(spec, case.world, found)
         rules |= {check.id for check in found.checks}
         assert [check.id for check in found.checks if "*" in rule_inputs(check.id, spec)] == ["schedule.budget"]
