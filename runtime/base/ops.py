@@ -33,7 +33,7 @@ from xtrain.runtime.base.errors import EnvironmentFault, values_here
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Rooms whose files define ops. Ops of a component are in a module beside it, which is imported when a plan names them.
+# Rooms whose files define ops. Ops of a component are in the module next to it, imported when a plan names them.
 ROOMS: Final = ("runtime", "server")
 
 

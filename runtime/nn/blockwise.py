@@ -38,16 +38,16 @@ def blockwise_attention(
     sink_H: Tensor | None = None,
     ring: ProcessGroup | None = None,
 ) -> Tensor:
-    """Attention of this rank's positions over those of all ranks of the ring. `packing` speaks of whole rows.
+    """Compute attention of this rank's positions over the positions of all ranks of the ring.
 
-    sink_H: a further score of every query of a head, whose value is zero.
+    `packing` describes whole rows. sink_H: a further score of every query of a head, whose value is zero.
     """
     return _uncompiled(q_BHSA, k_BKSA, v_BKSA, packing, scores, sink_H, ring)
 
 
 @frozen
 class _Tiles:
-    """Some positions of `number` pieces of one length, which lie one behind the other."""
+    """The same positions of `number` consecutive pieces of one length."""
 
     first: int
     number: int
@@ -55,7 +55,7 @@ class _Tiles:
     positions: slice = slice(None)
 
     def __call__(self, x_TH: Tensor) -> Tensor:
-        """[T, H, …] → [pieces, H, positions, …], sharing memory."""
+        """Return a view [pieces, H, positions, …] of x [T, H, …]."""
         batch = x_TH[self.first : self.first + self.number * self.length]
         return batch.unflatten(0, (self.number, self.length))[:, self.positions].transpose(1, 2)
 
@@ -68,9 +68,9 @@ _Part = tuple[_Tiles, _Tiles, Seen]
 class BlockLayout:
     """This rank's positions sorted by the length of their segment, so that segments of one length are one batch.
 
-    It is the same on every rank of the ring.
-    order, restore: int64 [T], from rows to sorted positions and back; None if they are in order as they lie.
-    batches: (first sorted position, number of segments, their local length). ring: its ranks.
+    It is the same on every rank of the ring. order, restore: int64 [T], from rows to sorted positions and back; None if
+    rows are sorted already. batches: (first sorted position, number of segments, their local length). ring: number of
+    its ranks.
     """
 
     rows: int
@@ -81,7 +81,7 @@ class BlockLayout:
 
     @classmethod
     def of(cls, packing: DocumentLayout, ring: int) -> "BlockLayout":
-        """The layout of a microbatch, made by the first layer that asks for it."""
+        """Return the layout of a microbatch, computed by the first layer that needs it."""
         known = _LAYOUTS.setdefault(packing, {})
         if ring not in known:
             known[ring] = cls._make(packing, ring)
@@ -108,18 +108,21 @@ class BlockLayout:
         return cls(rows=rows, order=order_T, restore=restore_T, batches=tuple(batches), ring=ring)
 
     def sort(self, x_BHSA: Tensor) -> Tensor:
-        """[B, H, S, A] → [T, H, A], contiguous."""
+        """Sort [B, H, S, A] to [T, H, A], contiguous."""
         x_THA = x_BHSA.transpose(1, 2).flatten(0, 1)
         return x_THA.contiguous() if self.order is None else x_THA.index_select(0, self.order)
 
     def unsort(self, x_THA: Tensor) -> Tensor:
-        """[T, H, A] → [B, H, S, A]."""
+        """Restore [T, H, A] to [B, H, S, A]."""
         x_THA = x_THA if self.restore is None else x_THA.index_select(0, self.restore)
         return x_THA.unflatten(0, (self.rows, -1)).transpose(1, 2)
 
     def parts(self, source: int, rank: int, scores: Scores = PLAIN, *, tiled: bool = False) -> Iterator[_Part]:
-        """Of every batch the queries of `rank` that see keys of `source`, and those keys. The first that each query
-        sees are causal, and these alone. tiled: no more than TILE queries at once, where the row is on one rank."""
+        """Yield the queries of `rank` with the keys of `source` that they see, for every batch.
+
+        The first part of each query is causal, and no other is. tiled: at most TILE queries at once, if the row is on
+        one rank.
+        """
         for first, number, length in self.batches:
             if not scores.sees_all(length * self.ring) or (tiled and self.ring == 1):
                 window = length * self.ring if scores.window is None else scores.window
@@ -133,7 +136,7 @@ class BlockLayout:
             yield _Tiles(first, number, length, queries), _Tiles(first, number, length, keys), seen
 
     def _cut(self, first: int, length: int, window: int, source: int, rank: int, tiled: bool) -> Iterator[_Part]:
-        """The same of one segment by a window."""
+        """Yield the parts of one segment with a window."""
         if self.ring == 1:
             yield from _own_chunk(first, length, window, min(window, TILE) if tiled else window)
             return
@@ -149,7 +152,8 @@ class BlockLayout:
 
 
 def _own_chunk(first: int, length: int, window: int, tile: int) -> Iterator[_Part]:
-    """The parts of queries and keys at the same `length` positions from `first` on, by tiles no longer than it."""
+    """Yield the parts of queries and keys at the same `length` positions from `first` on, in tiles of at most
+    `tile`."""
     number, rest = divmod(length, tile)
     for view in (_Tiles(first, number, tile), _Tiles(first + number * tile, 1, rest)):
         if view.number and view.length:
@@ -166,8 +170,11 @@ def _own_chunk(first: int, length: int, window: int, tile: int) -> Iterator[_Par
 
 
 def _earlier(queries: int, q: int, keys: int, k: int, distance: int, window: int) -> Iterator[_Part]:
-    """The parts of `q` queries and `k` keys from two places on, all keys before all queries; the first ones lie
-    `distance` positions apart. The query i sees the keys from distance + i - window + 1 on."""
+    """Yield the parts of `q` queries and `k` keys, all keys before all queries; the first ones are `distance` positions
+    apart.
+
+    The query i sees the keys from distance + i - window + 1 on.
+    """
     hidden = distance - window + 1
     seeing_all = max(0, -hidden)
     if hidden + q - 1 <= 0:
@@ -185,13 +192,13 @@ def _earlier(queries: int, q: int, keys: int, k: int, distance: int, window: int
         yield _Tiles(queries, 1, size), _Tiles(keys + size, 1, k - size), "all"
 
 
-# As long as the microbatch they belong to: every layer of a rank, and every recomputation, asks for the same one.
+# Kept as long as the microbatch: every layer of a rank, and every recomputation, uses the same layout.
 _LAYOUTS: WeakKeyDictionary[DocumentLayout, dict[int, BlockLayout]] = WeakKeyDictionary()
 
 
 @frozen(eq=False)
 class _Passing:
-    """A tensor on its way to the next rank of the ring, while another one comes from the rank before."""
+    """A tensor in transit to the next rank of the ring, while the previous rank's is received."""
 
     sent: Tensor
     received: Tensor
@@ -250,7 +257,7 @@ class _Blockwise(torch.autograd.Function):
                 )
                 queries(grad_q_THA).add_(grad_q)
                 found.append((keys, grad_k, grad_v))
-            # The sums that belong to these keys come from the rank that had the keys before.
+            # The sums of these keys come from the rank that had the keys before.
             grad_kv = passed.wait() if passed else grad_kv
             for keys, grad_k, grad_v in found:
                 keys(grad_kv[0]).add_(grad_k)
@@ -274,7 +281,7 @@ def _forward(
     scores: Scores,
     ring: ProcessGroup | None,
 ) -> tuple[Tensor, Tensor]:
-    """(out [T, H, A], logsumexp [T, H] of its scores). own_kv: [2, T, K, A]."""
+    """Return (out [T, H, A], logsumexp [T, H] of its scores). own_kv: [2, T, K, A]."""
     exact = exact_type(q_THA.dtype)
     out_THA = torch.empty_like(q_THA, dtype=exact)
     lse_TH = q_THA.new_empty(q_THA.shape[:2], dtype=exact)
@@ -311,5 +318,5 @@ def _apply(
     return _Blockwise.apply(q_BHSA, k_BKSA, v_BKSA, sink_H, layout, scores, ring)  # pyright: ignore
 
 
-# The compiler can follow neither point-to-point messages nor a table by object.
+# The compiler supports neither point-to-point messages nor a table by object.
 _uncompiled: Callable[..., Tensor] = torch.compiler.disable(_apply)  # pyright: ignore[reportAssignmentType]

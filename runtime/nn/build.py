@@ -1,7 +1,7 @@
-"""Set-up nodes that build the model on the meta device and set how it computes.
+"""Set-up nodes that build the model on the meta device and configure its computation.
 
-The model that was built is compared with the plan's inventory name by name. Then follow frozen parameters, dropout,
-noise, temperature, fp8, recomputation, tiles and compilation.
+The model is compared with the plan's inventory name by name. Then follow frozen parameters, dropout, noise,
+temperature, fp8, recomputation, tiles and compilation.
 """
 
 from collections.abc import Iterator
@@ -49,12 +49,11 @@ def build_model(
     rows: int = 1,
     pointwise: dict[str, str] | None = None,
 ) -> ModelParts:
-    """Build without memory; `setup.weights` gives it values.
+    """Build the model on the meta device; `setup.weights` loads its values.
 
     attention: device type → kernel. stages: [first, last] layer of every stage. owners: the stages of each pipeline
-    coordinate. z_loss, chunk_bytes: of a `Head` that gives logits. rows: those of a step, over which the losses of a
-    router are averaged. pointwise: device type → whether norms, rotations and SwiGLU are `plain` or `fused`; None in
-    plans of before, where they are plain.
+    coordinate. z_loss, chunk_bytes: of a `Head` for logits. rows: per step, over which a router's losses are averaged.
+    pointwise: device type → `plain` or `fused` norms, rotations and SwiGLU; None in older plans, where they are plain.
     """
     adapter = architecture.adapter
     axes = Axes(tasks=TaskRouting(tuple(adapter.tasks)) if isinstance(adapter, TaskAdapters) else None)
@@ -79,7 +78,7 @@ def build_model(
 
 @op("setup.mtp")
 def begin_further(model: ModelParts, modules: int, weight: float) -> None:
-    """Let the mean of the losses of modules that predict further tokens count `weight`."""
+    """Set the weight of the mean loss of modules that predict further tokens."""
     for part in model.parts:
         if part.arch.mtp != modules:
             raise PlanMismatch(f"the model has {part.arch.mtp} modules that predict further tokens, not {modules}")
@@ -88,7 +87,7 @@ def begin_further(model: ModelParts, modules: int, weight: float) -> None:
 
 @op("setup.tasks")
 def route(plan: Plan, model: ModelParts, tasks: dict[str, list[str]]) -> None:
-    """Let rows go through the adapter of their task. tasks: the datasets of each."""
+    """Route rows through the adapter of their task. tasks: the datasets of each."""
     routing = model.axes.tasks
     if routing is None or set(routing.names) != tasks.keys():
         raise PlanMismatch(f"the model has no adapters of {', '.join(tasks)}")
@@ -97,13 +96,13 @@ def route(plan: Plan, model: ModelParts, tasks: dict[str, list[str]]) -> None:
 
 
 def compute_format(plan: Plan) -> str:
-    """The number format of forward and backward: that of the parameters, unless sharding casts them."""
+    """Return the number format of forward and backward: the parameters' format, unless sharding casts them."""
     casts = [node.args["compute"] for node in plan.nodes if node.op == "setup.parallel.root_fsdp"]
     return casts[0] if casts else plan.node("setup.build_model").args["params"]
 
 
 def spans(stages: list[list[int]], own: list[int]) -> list[StageSpan]:
-    """What the stages `own` are made of."""
+    """Return the layers of the stages `own`."""
     last = len(stages) - 1
     return [StageSpan(*stages[stage], embeds=stage == 0, predicts=stage == last) for stage in own]
 
@@ -137,9 +136,9 @@ def _belongs(name: str, model: ModelParts) -> bool:
 
 @op("setup.freeze")
 def freeze(plan: Plan, model: ModelParts, parameters: int, format: str) -> None:
-    """Let the parameters that the plan does not train have no gradient; they are stored in `format`.
+    """Disable gradients of parameters that the plan does not train, and store them in `format`.
 
-    Raises PlanMismatch unless the plan freezes so many `parameters`.
+    Raises PlanMismatch unless the plan freezes this number of `parameters`.
     """
     frozen = {tensor.name for tensor in plan.parameters.tensors if not tensor.trained}
     if (found := plan.parameters.total - plan.parameters.trained) != parameters:
@@ -158,7 +157,7 @@ def freeze(plan: Plan, model: ModelParts, parameters: int, format: str) -> None:
 
 
 def _trains_before(plan: Plan, layer: int) -> bool:
-    """Whether something is trained that a model computes before the block of a layer."""
+    """Return True if the model trains a parameter before the block of a layer."""
     for tensor in plan.parameters.tensors:
         kind, number, *_ = tensor.name.split(".")
         if tensor.trained and (kind == EMBEDDING or (kind == "layers" and int(number) < layer)):
@@ -170,8 +169,8 @@ def _trains_before(plan: Plan, layer: int) -> bool:
 def set_dropout(plan: Plan, model: ModelParts, seed: int, share: float, matrices: int) -> None:
     """Let A of every adapter drop a share of its inputs in training.
 
-    Raises PlanMismatch unless the plan has so many `matrices` with an adapter, and all modules drop inputs that have
-    one.
+    Raises PlanMismatch unless the plan has this number of `matrices` with an adapter, and all their modules support
+    dropout.
     """
     names = {tensor.adapter for tensor in plan.parameters.tensors if tensor.adapter}
     if len(names) != matrices:
@@ -198,7 +197,7 @@ def set_dropout(plan: Plan, model: ModelParts, seed: int, share: float, matrices
 
 @op("setup.embedding_noise")
 def set_embedding_noise(model: ModelParts, seed: int, most: float) -> None:
-    """Let the stage that embeds add noise in training."""
+    """Add noise to embeddings in training, on the stage that embeds."""
     for part in model.parts:
         if part.span.embeds:
             part.noise = EmbeddingNoise.of(most, seed)
@@ -206,21 +205,21 @@ def set_embedding_noise(model: ModelParts, seed: int, most: float) -> None:
 
 @op("setup.temperature")
 def set_temperature(model: ModelParts, temperature: float) -> None:
-    """Let the losses of training be those of logits / `temperature`."""
+    """Divide logits by `temperature` for the losses of training."""
     for part in model.parts:
         part.temperature = temperature
 
 
-# The first compute capability with products in fp8: Ada.
+# The first compute capability with fp8 products: Ada.
 CAPABILITY = (8, 9)
 
 
 @op("setup.float8")
 def multiply_in_fp8(plan: Plan, model: ModelParts, rank: Rank, recipe: str, matrices: dict[str, list[int]]) -> None:
-    """Let matrices of blocks be multiplied in fp8. matrices: name inside a block → the layers that it is one of.
+    """Multiply matrices of blocks in fp8. matrices: name inside a block → its layers.
 
-    Raises PlanMismatch where one of them is none of a `Linear`, and EnvironmentFault X443 on a CUDA device that has no
-    such products.
+    Raises PlanMismatch if one of them is not of a `Linear`, and EnvironmentFault X443 on a CUDA device without fp8
+    products.
     """
     check_device(rank.device)
     chosen = RECIPES[recipe]()
@@ -237,7 +236,7 @@ def multiply_in_fp8(plan: Plan, model: ModelParts, rank: Rank, recipe: str, matr
 
 
 def check_device(device: torch.device) -> None:
-    """Raises EnvironmentFault X443 for a CUDA device without products in fp8."""
+    """Raise EnvironmentFault X443 for a CUDA device without fp8 products."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) >= CAPABILITY:
         return
     name, found = torch.cuda.get_device_name(device), ".".join(map(str, torch.cuda.get_device_capability(device)))
@@ -256,11 +255,10 @@ def recompute_blocks(
     matches: list[int],
     save: list[str] | None = None,
 ) -> None:
-    """Run blocks again in the backward: of every so many neighbours in the whole model the last one.
+    """Recompute blocks in the backward: the last of every `every` adjacent blocks of the whole model.
 
-    mode: `full` keeps what a block is given, `selective` also the results of the operators named in `save`.
-    matches: how many blocks that concerns. Raises PlanMismatch for another number of them, and for a mode or a word of
-    `save` that this version does not know.
+    mode: `full` keeps a block's inputs, `selective` also the results of the operators named in `save`. matches: number
+    of recomputed blocks. Raises PlanMismatch for another number of them, and for an unknown mode or word of `save`.
     """
     words = (save or []) if mode == "selective" else []
     unknown = [word for word in words if word not in SAVED]
@@ -274,7 +272,7 @@ def recompute_blocks(
 
 @frozen
 class _Every:
-    """The last one of every `number` neighbouring blocks, counted in the whole model."""
+    """The last of every `number` adjacent blocks, counted in the whole model."""
 
     model: ModelParts
     number: int
@@ -287,9 +285,9 @@ class _Every:
 
 @op("setup.routing_replay")
 def replay_routing(model: ModelParts, rank: Rank, matches: list[int]) -> None:
-    """Let recomputed blocks take the experts they took in the forward. `matches`: how many blocks that concerns.
+    """Let recomputed blocks reuse the experts of the forward. `matches`: number of such blocks.
 
-    Choosing again can choose otherwise, and ranks that disagree about who sends what to whom wait for ever.
+    A second choice can differ, and ranks that disagree about who sends to whom hang.
     """
     found = [block for block in model.modules() if isinstance(block, DecoderBlock) and block.routes]
     recomputes = [block.recompute for block in found if isinstance(block.recompute, RecomputeFunction)]
@@ -302,7 +300,7 @@ def replay_routing(model: ModelParts, rank: Rank, matches: list[int]) -> None:
 
 @op("setup.tile_mlp")
 def tile_layers(model: ModelParts, rank: Rank, positions: int, pattern: str, matches: list[int]) -> None:
-    """Let layers of blocks compute so many positions at a time. matches: how many blocks have such layers."""
+    """Let layers of blocks compute `positions` positions at a time. matches: number of blocks with such layers."""
     for _, block in matching(_Tiled(model), pattern, matches, rank):
         for module in block.children():
             if isinstance(module, TiledModule) and module.tiles:
@@ -324,10 +322,10 @@ class _Tiled:
 
 @op("setup.compile")
 def compile_blocks(model: ModelParts, rank: Rank, mode: str, pattern: str, matches: list[int]) -> None:
-    """Compile every block in place, so that no name changes; shapes are taken as fixed, which packed rows are.
+    """Compile every block in place, so that no name changes; shapes are fixed, as those of packed rows are.
 
-    Where tokens go to experts no shape is fixed: of such a block everything but that is compiled, each part by itself.
-    So is a block with layers that compute some positions at a time, of these layers what they do with a piece.
+    In a block with experts no shape is fixed: its other parts are compiled one by one. The same applies to a block with
+    layers that compute some positions at a time; of these layers the computation of a piece is compiled.
     """
     for _, block in matching(model, pattern, matches, rank):
         assert isinstance(block, DecoderBlock)

@@ -19,11 +19,11 @@ METRICS: Final = 2
 
 @frozen(kw_only=True)
 class Distillation(Objective):
-    """What is minimised of each token: (1 − mix) · temperature² · divergence + mix · cross-entropy.
+    """Objective per token: (1 − mix) · temperature² · divergence + mix · cross-entropy.
 
-    form, beta: as `divergence` has them. Both distributions are of logits / temperature, with the factor of Hinton et
-    al. (arXiv 1503.02531), which leaves gradients as large at every temperature. columns: what is stored of the
-    teacher; none of one that is live.
+    form, beta: see `divergence`. Both distributions use logits / temperature, with the factor of Hinton et al. (arXiv
+    1503.02531), which keeps the size of gradients at every temperature. columns: stored columns of the teacher; none
+    for a live one.
     """
 
     form: str
@@ -35,23 +35,22 @@ class Distillation(Objective):
 
     @property
     def live(self) -> bool:
-        """Whether the teacher computes beside the student."""
+        """True if the teacher computes next to the student."""
         return not self.columns
 
 
 class Divergence(NamedTuple):
-    """Of each token its value [t], and the derivatives of that by the student's log-probabilities [t, N]."""
+    """Divergence of each token [t], and its derivatives by the student's log-probabilities [t, N]."""
 
     value_T: Tensor
     slope_TN: Tensor
 
 
 def divergence(form: str, beta: float, teacher_TN: Tensor, student_TN: Tensor) -> Divergence:
-    """Of distributions P of a teacher and S of a student, given as log-probabilities.
+    """Return the divergence of a student's distribution S from a teacher's P, given as log-probabilities.
 
-    forward_kl: Σ P (log P − log S); reverse_kl: Σ S (log S − log P); jsd: β KL(P‖M) + (1 − β) KL(S‖M) with
-    M = β P + (1 − β) S (Agarwal et al. 2024, arXiv 2306.13649, as TRL has it). Log-probabilities count as independent
-    of each other in the derivatives.
+    forward_kl: Σ P (log P − log S); reverse_kl: Σ S (log S − log P); jsd: β KL(P‖M) + (1 − β) KL(S‖M) with M = β P + (1
+    − β) S (Agarwal et al. 2024, arXiv 2306.13649, as in TRL). Derivatives treat log-probabilities as independent.
     """
     if form == "forward_kl":
         teacher_P = teacher_TN.exp()
@@ -78,11 +77,11 @@ def distillation_losses(
     each: bool = False,
     factors: Sequence[HeadFactors] = (),
 ) -> LossTerms:
-    """Σ of what `head.term` minimises, with z-loss, over tokens whose label is not −100.
+    """Return the sum of `head.term`'s objective, with z-loss, over tokens whose label is not −100.
 
-    columns: int [T, K] ids of the tokens that the teacher holds most probable, the first most of all; [T, K1] the
-    logarithms of their probabilities and of that of all others together. Of the student the others are taken together
-    too: the divergence of distributions over K1 outcomes, which is never above that over the vocabulary.
+    columns: int [T, K] ids of the teacher's most probable tokens, in descending order; [T, K1] their log-probabilities
+    and that of all other tokens together. The student's other tokens are combined too: the divergence of distributions
+    over K1 outcomes, which is never above the divergence over the vocabulary.
     """
     ids_TK, teacher_TK1 = (columns[name] for name in (TEACHER_IDS, TEACHER_LOGPROBS))
 
@@ -93,8 +92,8 @@ def distillation_losses(
 
 
 class LogitsPiece(NamedTuple):
-    """loss: sum of what is minimised. nll_T: cross-entropies, 0 without a label. metrics_M: sums of what is measured.
-    grad_TV: of the loss by logits."""
+    """Results of a piece of tokens. loss: sum of the objective. nll_T: cross-entropies, 0 without label. metrics_M:
+    sums of the metrics. grad_TV: of the loss by logits."""
 
     loss: Tensor
     nll_T: Tensor
@@ -102,8 +101,8 @@ class LogitsPiece(NamedTuple):
     grad_TV: Tensor | None
 
 
-# Of a piece of the tokens: which, its logits [t, V], which may be overwritten, its labels, and whether gradients are
-# needed.
+# Computes a piece of the tokens from its slice, logits [t, V], which may be overwritten, labels, and whether gradients
+# are needed.
 OfPiece = Callable[[slice, Tensor, Tensor, bool], LogitsPiece]
 
 
@@ -118,7 +117,7 @@ def distilled(
     each: bool,
     factors: Sequence[HeadFactors],
 ) -> LossTerms:
-    """The sum over pieces of so many tokens."""
+    """Return the sum over pieces of `tokens` tokens."""
     product = product_of(hidden_TD, weight_VD, factors)
     found = _Distilled.apply(product, labels_T, head, each, piece, tokens, *product.tensors)
     objective, cross_entropy, each_T, metrics_M = found  # pyright: ignore[reportGeneralTypeIssues]
@@ -155,7 +154,7 @@ class _Distilled(torch.autograd.Function):
                 each_T[part] = found.nll_T
             if found.grad_TV is not None:
                 grads.add(part, found.grad_TV)
-            del found  # nothing of a piece is alive in the next one
+            del found  # no tensor of a piece stays for the next one
         ctx.grads = grads.found()
         ctx.twice, ctx.scaled = head.twice, False
         ctx.mark_non_differentiable(*(each for each in (cross_entropy, each_T, metrics_M) if each is not None))
@@ -169,7 +168,7 @@ class _Distilled(torch.autograd.Function):
 def _piece(
     logits_tV: Tensor, labels_t: Tensor, head: Head, ids_tK: Tensor, teacher_tK1: Tensor, needs: bool
 ) -> LogitsPiece:
-    """`logits_tV` is overwritten."""
+    """Return the results of a piece against stored tokens; overwrites `logits_tV`."""
     term = head.term
     assert isinstance(term, Distillation)
     mix, temperature = term.mix, term.temperature
@@ -178,7 +177,7 @@ def _piece(
     sums = _student_sums(logits_tV, labels_t, ids_tK, head, temperature)
     lse_t = sums.sum_T.log() + sums.top_T
     nll_t = (lse_t - sums.label_T) * valid_t
-    # Of logits / temperature, from here on.
+    # The rest is for logits / temperature.
     log_sum_t = sums.tempered_T.log()
     kept_tK = (sums.stored_TK - sums.top_T[:, None]) / temperature
     tiny = torch.finfo(log_sum_t.dtype).tiny
@@ -190,7 +189,7 @@ def _piece(
     loss = (share_t * value_t).sum() + mix * nll_t.sum() + head.z_weight * (lse_t.square() * valid_t).sum()
     if not needs:
         return LogitsPiece(loss, nll_t, metrics_M, None)
-    # With s the student's probabilities and h the derivatives by their logarithms, which add up to H: a logit of a
+    # With s the student's probabilities and h the derivatives by their logarithms, which add up to H: the logit of a
     # stored token has the derivative h − s H, any other one its share of the rest's, s (h_rest / s_rest − H).
     plain_t, by_t = valid_t * (mix + 2 * head.z_weight * lse_t), share_t / temperature
     slope_sum_t, student_tK1 = slope_tK1.sum(-1), student_tK1.exp()
@@ -219,8 +218,8 @@ def _piece(
 
 
 class _StudentSums(NamedTuple):
-    """Of each token of a piece: its largest logit; Σ exp(logit − top), and the same of logits / temperature, of all
-    tokens of the vocabulary and of those that are not stored; the logit of the label and those of stored tokens."""
+    """Sums of each token of a piece: its largest logit; Σ exp(logit − top); the logit of the label; the same sum for
+    logits / temperature over the vocabulary, and over tokens that are not stored; the logits of stored tokens."""
 
     top_T: Tensor
     sum_T: Tensor
@@ -231,14 +230,16 @@ class _StudentSums(NamedTuple):
 
 
 def _set_zero(numbers_tV: Tensor, at_tK: Tensor, own_tK: Tensor) -> None:
-    """At the tokens of this rank, in numbers that are not negative. The least is the same in any order, so that torch
-    has this where only algorithms that give the same each time are allowed."""
+    """Set nonnegative numbers to zero at this rank's tokens.
+
+    The minimum is independent of the order, so torch supports it in deterministic mode.
+    """
     least_tK = numbers_tV.new_zeros(at_tK.shape).masked_fill_(~own_tK, torch.inf)
     numbers_tV.scatter_reduce_(1, at_tK, least_tK, "amin")
 
 
 def _student_sums(logits_tV: Tensor, labels_t: Tensor, ids_tK: Tensor, head: Head, temperature: float) -> _StudentSums:
-    """Over the whole vocabulary."""
+    """Return the sums over the whole vocabulary."""
     tensor, first, group = head.tensor, head.first, None
     if tensor is not None and tensor.loss:
         group = tensor.group
@@ -258,7 +259,7 @@ def _student_sums(logits_tV: Tensor, labels_t: Tensor, ids_tK: Tensor, head: Hea
         at_tK, own_tK = own_positions(ids_tK, first, width)
         label_t = logits_tV.gather(1, at_t[:, None])[:, 0] * own_t
         stored_tK = logits_tV.gather(1, at_tK) * own_tK
-        # Taken out before the sum: what is left of a difference of sums would be rounding.
+        # Removed before the sum: a difference of sums would only be rounding.
         _set_zero(raised_tV, at_tK, own_tK)
     else:
         label_t, stored_tK = torch.zeros_like(sum_t), logits_tV.new_zeros(ids_tK.shape)
@@ -271,8 +272,8 @@ def _student_sums(logits_tV: Tensor, labels_t: Tensor, ids_tK: Tensor, head: Hea
 
 @frozen(eq=False)
 class Taught:
-    """What a teacher has computed of a microbatch. hidden_TE: what its head reads of each token. weight_VE: of its
-    head, the piece of the vocabulary that this rank has of the student's. head: how its logits are capped."""
+    """A teacher's results for a microbatch. hidden_TE: input of its head for each token. weight_VE: weight of its head,
+    for this rank's piece of the student's vocabulary. head: with the cap of its logits."""
 
     hidden_TE: Tensor
     weight_VE: Tensor
@@ -289,8 +290,10 @@ def live_losses(
     each: bool = False,
     factors: Sequence[HeadFactors] = (),
 ) -> LossTerms:
-    """As `distillation_losses`, of the distributions over all of the vocabulary. Logits of both models are alive for as
-    many tokens as their size together allows."""
+    """Return the losses as `distillation_losses`, of the distributions over the whole vocabulary.
+
+    The logits of both models exist for as many tokens as their size together permits.
+    """
 
     def piece(part: slice, logits_tV: Tensor, labels_t: Tensor, needs: bool) -> LogitsPiece:
         teacher_tV = F.linear(taught.hidden_TE[part], taught.weight_VE).to(logits_tV.dtype)
@@ -301,7 +304,7 @@ def live_losses(
 
 
 def compared(logits_tV: Tensor, teacher_tV: Tensor, labels_t: Tensor, head: Head, needs: bool) -> LogitsPiece:
-    """What is minimised of each token, and its gradient. Both logits are overwritten."""
+    """Return the objective of each token and its gradient; overwrites both logits."""
     slope_tV, width = cap_logits(logits_tV, head, slope=needs), logits_tV.shape[1]
     tensor = head.tensor
     if tensor is None or tensor.loss:
@@ -320,7 +323,7 @@ def compared(logits_tV: Tensor, teacher_tV: Tensor, labels_t: Tensor, head: Head
 def _compared(
     logits_tV: Tensor, teacher_tV: Tensor, labels_t: Tensor, head: Head, needs: bool, first: int
 ) -> LogitsPiece:
-    """first: id of the first token of `logits_tV`."""
+    """Compare whole rows of logits. first: id of the first token of `logits_tV`."""
     term = head.term
     assert isinstance(term, Distillation)
     mix, temperature = term.mix, term.temperature
@@ -330,7 +333,7 @@ def _compared(
     sums = _sums(logits_tV, teacher_tV, scratch_tV, at_t, own_t, head, temperature)
     lse_t = sums.sum_t.log() + sums.top_t
     nll_t = (lse_t - sums.label_t) * valid_t
-    # Of logits / temperature, from here on.
+    # The rest is for logits / temperature.
     log_sum_t = sums.tempered_t.log()
     student_tV = logits_tV.sub_(sums.top_t[:, None]).div_(temperature).sub_(log_sum_t[:, None])
     teacher_tV.sub_(sums.teacher_top_t[:, None]).div_(temperature).sub_(sums.taught_t.log()[:, None])
@@ -355,9 +358,11 @@ def _compared(
 
 
 class _Sums(NamedTuple):
-    """Of each token [t], over the whole vocabulary: the largest logit of both models; of the student the sum of
-    exponentials of logits less that, the logit of the label, and the sum of those of logits / temperature; the latter
-    of the teacher; whether both hold the same token most probable."""
+    """Sums of each token [t] over the whole vocabulary.
+
+    The largest logit of both models; of the student the sum of exponentials of logits minus it, the logit of the label,
+    and the sum for logits / temperature; the latter of the teacher; 1 if both models have the same most probable token.
+    """
 
     top_t: Tensor
     teacher_top_t: Tensor
@@ -377,7 +382,7 @@ def _sums(
     head: Head,
     temperature: float,
 ) -> _Sums:
-    """scratch_tV: is overwritten. at_t, own_t: where labels stand, and whether they do."""
+    """Compute the sums; overwrites `scratch_tV`. at_t, own_t: positions of labels, and whether this rank has them."""
     width, lowest = logits_tV.shape[1], torch.finfo(logits_tV.dtype).min
     tops = [each.amax(-1) if width else each.new_full(at_t.shape, lowest) for each in (logits_tV, teacher_tV)]
     top_t, teacher_top_t = _over_ranks(torch.stack(tops), head, "max")
@@ -395,14 +400,14 @@ def _sums(
 
 
 def _over_ranks(found: Tensor, head: Head, operation: str = "sum") -> Tensor:
-    """Of ranks that each have a piece of the vocabulary."""
+    """Reduce over ranks that each have a piece of the vocabulary."""
     tensor = head.tensor
     return all_reduce(found, tensor.group, operation) if tensor is not None and tensor.loss else found
 
 
-# Each takes log-probabilities [t, V] of teacher and student, which it overwrites as it does `scratch_tV`, and gives the
-# divergence of each token [t], and by · its gradient by logits / temperature, with plain · the student's probabilities.
-# With s the student's probabilities and h the derivatives of the divergence by their logarithms, the
+# Each takes log-probabilities [t, V] of teacher and student, which it overwrites like `scratch_tV`, and returns the
+# divergence of each token [t], and its gradient by logits / temperature times `by`, plus the student's probabilities
+# times `plain`. With s the student's probabilities and h the derivatives of the divergence by their logarithms, the
 # gradient is h − s Σ h.
 
 

@@ -16,8 +16,8 @@ from torch.distributed import ProcessGroup
 
 from xtrain.runtime.base.collectives import all_reduce
 
-# Numbers, 0.2 to 2 milliseconds, for which it is worth while to wake a thread: it has to take its core from one of
-# torch, which waits busily for the next product.
+# Numbers, 0.2 to 2 milliseconds, that are worth waking a thread: it must take its core from a thread of torch, which
+# waits busily for the next product.
 LEAST_SHARE: Final = 1 << 20
 
 
@@ -32,13 +32,13 @@ class Angles(Protocol):
 
 
 class Fusible(nn.Module):
-    """A module some of whose parts these kernels can compute. fused: they do."""
+    """A module with parts that these kernels can compute. fused: they do."""
 
     fused = False
 
 
 def fused_norm(x: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x / rms(x) · weight, and 1 / rms of every row."""
+    """Return x / rms(x) · weight, and 1 / rms of every row."""
     from xtrain.runtime.nn.fused_kernels import norm_forward
 
     x = x.contiguous()
@@ -50,7 +50,7 @@ def fused_norm(x: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]
 def fused_norm_gradients(
     grad: Tensor, x: Tensor, inverse: Tensor, weight_D: Tensor, wanted: tuple[bool, bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Those of x and of the weight, as far as they are wanted."""
+    """Return the gradients of x and of the weight, as far as they are wanted."""
     from xtrain.runtime.nn.fused_kernels import norm_backward
 
     x, grad, parts = x.contiguous(), grad.contiguous(), _parts(inverse, x)
@@ -61,17 +61,17 @@ def fused_norm_gradients(
 
 
 def turned(x_BSHA: Tensor, rotate: Angles) -> Tensor:
-    """Heads turned by their positions."""
+    """Rotate heads by their positions."""
     return _Turned.apply(x_BSHA, *_angles(rotate))  # pyright: ignore[reportReturnType]
 
 
 def normed_and_turned(x_BSHA: Tensor, weight_A: Tensor, eps: float, rotate: Angles) -> Tensor:
-    """The same of heads that are first divided by their root mean square and multiplied by a weight."""
+    """Apply RMSNorm to heads, then rotate them by their positions."""
     return _NormedAndTurned.apply(x_BSHA, weight_A, eps, *_angles(rotate))  # pyright: ignore[reportReturnType]
 
 
 def silu_times(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) · up."""
+    """Return silu(gate) · up."""
     return _SiluTimes.apply(gate, up)  # pyright: ignore[reportReturnType]
 
 
@@ -150,8 +150,7 @@ class _SiluTimes(torch.autograd.Function):
 
 
 class _Copied(NamedTuple):
-    """A weight, whose numbers are copied for a kernel: numpy holds on to what it is shown, and FSDP frees what it has
-    gathered."""
+    """A weight that is copied for a kernel: numpy keeps references to arrays, and FSDP frees gathered weights."""
 
     weight: Tensor
 
@@ -165,7 +164,7 @@ def _heads(x_BSHA: Tensor) -> Tensor:
 
 
 def _angles(rotate: Angles) -> tuple[Tensor, Tensor]:
-    """Cosine and sine, each [T, A]."""
+    """Return cosine and sine, each [T, A]."""
     return _rows(rotate.cos), _rows(rotate.sin)
 
 
@@ -174,15 +173,15 @@ def _sum(parts: Tensor) -> Tensor:
 
 
 def _parts(rows: Tensor, numbers: Tensor) -> list[tuple[int, int]]:
-    """As many rows as `rows` has, in even parts for the threads of this rank. numbers: those that are computed."""
+    """Split the rows evenly for the threads of this rank. numbers: the computed tensor, whose size limits the
+    threads."""
     count, length = min(torch.get_num_threads(), max(1, numbers.numel() // LEAST_SHARE)), rows.numel()
     length = len(rows) if rows.dim() == 2 else length
     return [(length * part // count, length * (part + 1) // count) for part in range(count)]
 
 
 def _over_rows(kernel: Callable[..., None], parts: list[tuple[int, int]], *given: Any, numbered: bool = False) -> None:
-    """Call a kernel for every part, with the number of the part if it is `numbered`. Nothing is computed of tensors
-    without values."""
+    """Call a kernel for every part, with the number of the part if `numbered`. Does nothing for fake tensors."""
     if isinstance(given[0], FakeTensor):
         return
     arrays = [_argument(each, given[0]) for each in given]
@@ -194,7 +193,7 @@ def _over_rows(kernel: Callable[..., None], parts: list[tuple[int, int]], *given
 
 
 def _argument(given: Any, like: Tensor) -> Any:
-    """What a kernel takes: arrays, and numbers in the format of these."""
+    """Return the kernel's argument: an array, or a number in the format of the arrays."""
     if isinstance(given, Tensor):
         return given.detach().numpy()
     if isinstance(given, _Copied):
@@ -224,21 +223,24 @@ def rms_norm(
     plus_one: bool = False,
     fused: bool = False,
 ) -> Tensor:
-    """group: its ranks have equal pieces of every row, and of the weight. plus_one: rows are multiplied by 1 + weight,
-    which is added in at least fp32. fused: by kernels of one pass, on a CPU and without a group."""
+    """Compute x / rms(x) · weight.
+
+    group: its ranks have equal pieces of every row, and of the weight. plus_one: multiply by 1 + weight, added in at
+    least fp32. fused: use one-pass kernels, on a CPU and without a group.
+    """
     fused = fused and group is None
-    if not torch.is_grad_enabled():  # of one token, half the time would go to what autograd is told
+    if not torch.is_grad_enabled():  # for one token, autograd's bookkeeping would take half the time
         return _normed(x, _factor(weight_D, plus_one), eps, group, fused)[0]
     return _RMSNorm.apply(x, weight_D, eps, group, plus_one, fused)  # pyright: ignore[reportReturnType]
 
 
 def _factor(weight_D: Tensor, plus_one: bool) -> Tensor:
-    """What rows are multiplied by."""
+    """Return the factor of rows."""
     return 1 + _exact(weight_D) if plus_one else _exact(weight_D)
 
 
 def _normed(x: Tensor, exact_D: Tensor, eps: float, group: ProcessGroup | None, fused: bool) -> tuple[Tensor, Tensor]:
-    """The product, and 1 / rms of every row."""
+    """Return the product, and 1 / rms of every row."""
     exact = _exact(x)
     if group is not None:
         squares = all_reduce(exact.square().sum(-1, keepdim=True), group)
@@ -287,7 +289,8 @@ def _backward(
     wanted: tuple[bool, bool],
     group: ProcessGroup | None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """With n = x / rms: ∂weight = Σ grad · n, ∂x = (grad · weight - n · mean(grad · weight · n)) / rms."""
+    """Return the gradients. With n = x / rms: ∂weight = Σ grad · n, ∂x = (grad · weight - n · mean(grad · weight · n))
+    / rms."""
     normed = x * inverse
     product = grad * normed
     grad_x = grad_D = None

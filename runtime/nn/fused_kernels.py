@@ -11,9 +11,9 @@ from numba.extending import overload
 
 from xtrain.runtime.base.jit import kernel
 
-# Sums in any order, products and sums in one: what vector registers need. NaN and infinity stay what they are.
+# Reordered sums and fused multiply-adds, which vector registers need. NaN and infinity are respected.
 FAST: Final = frozenset({"reassoc", "contract", "nsz"})
-ROWS: Final = 64  # whose summands of a weight's gradient are added up by themselves, so that roundings stay few
+ROWS: Final = 64  # rows whose part of a weight's gradient is summed separately, to limit rounding
 
 LOG2_E, LN2_HIGH, LN2_LOW = (np.float32(each) for each in (1.44269504088896341, 0.693359375, -2.12194440e-4))
 LEAST, MOST = np.float32(-87.0), np.float32(88.0)
@@ -24,8 +24,8 @@ C7, C6, C5, C4, C3 = (
 
 
 def _exp32(x):
-    """e to the power of x in fp32, to 2 units in the last place (`expf` of S. L. Moshier's Cephes library): numba's own
-    is a call for each number."""
+    """Return e to the power of x in fp32, to 2 units in the last place (`expf` of S. L. Moshier's Cephes library):
+    numba's own is a call for each number."""
     x = min(max(x, LEAST), MOST)
     power = np.floor(x * LOG2_E + HALF)
     rest = x - power * LN2_HIGH - power * LN2_LOW
@@ -38,7 +38,7 @@ exp32 = numba.njit(_exp32, inline="always")
 
 
 def sigmoid(x):
-    """1 / (1 + e to the power of -x), in kernels."""
+    """Return 1 / (1 + e to the power of -x), in kernels."""
     raise NotImplementedError
 
 
@@ -50,7 +50,7 @@ def _sigmoid(x):
 
 
 def fused(function: Callable[..., Any]) -> Any:
-    """`function` as one of these kernels."""
+    """Compile `function` as one of these kernels."""
     return kernel(function, FAST, inlined=(_exp32, _sigmoid))
 
 
@@ -69,7 +69,8 @@ def norm_forward(first, last, x_RD, weight_D, eps, out_RD, inverse_R):
 
 @fused
 def norm_backward(first, last, part, grad_RD, x_RD, weight_D, inverse_R, grad_x_RD, grad_weight_PD):
-    """With n = x / rms: ∂weight = Σ grad · n, ∂x = (grad · weight - n · mean(grad · weight · n)) / rms."""
+    """Compute the gradients. With n = x / rms: ∂weight = Σ grad · n, ∂x = (grad · weight - n · mean(grad · weight · n))
+    / rms."""
     number, width = x_RD.dtype.type, x_RD.shape[1]
     summed_D = np.zeros(width, x_RD.dtype)
     for begin in range(first, last, ROWS):
@@ -89,7 +90,7 @@ def norm_backward(first, last, part, grad_RD, x_RD, weight_D, inverse_R, grad_x_
 
 @fused
 def turn_forward(first, last, x_THA, cos_TA, sin_TA, out_THA):
-    """x · cos + turned x · sin: a number of the first half of a head with one of the second."""
+    """Compute x · cos + rotated x · sin: pairs of a number of the first half of a head with one of the second."""
     heads, half = x_THA.shape[1], x_THA.shape[2] // 2
     for t in range(first, last):
         for h in range(heads):
@@ -112,7 +113,7 @@ def turn_backward(first, last, grad_THA, cos_TA, sin_TA, grad_x_THA):
 
 @fused
 def norm_turn_forward(first, last, x_THA, weight_A, eps, cos_TA, sin_TA, out_THA, inverse_TH):
-    """`norm_forward` of each head, then `turn_forward`."""
+    """Compute `norm_forward` of each head, then `turn_forward`."""
     number, heads, width = x_THA.dtype.type, x_THA.shape[1], x_THA.shape[2]
     half = width // 2
     for t in range(first, last):
@@ -158,9 +159,9 @@ def norm_turn_backward(
 
 @fused
 def silu_times_forward(first, last, gate_N, up_N, out_N):
-    """silu(gate) · up."""
+    """Compute silu(gate) · up."""
     gate_N, up_N, out_N = gate_N[first:last], up_N[first:last], out_N[first:last]
-    for n in range(gate_N.size):  # from 0 on, so that no index is taken for one from the end
+    for n in range(gate_N.size):  # from 0 on, so that no index can be negative
         out_N[n] = gate_N[n] * sigmoid(gate_N[n]) * up_N[n]
 
 

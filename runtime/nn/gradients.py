@@ -1,4 +1,4 @@
-"""Gradients of the whole model: sums that no parallelism makes by itself, the norm, and gradients of tasks."""
+"""Gradients of the whole model: sums that no parallelism makes itself, the norm, and gradients of tasks."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -24,20 +24,20 @@ from xtrain.runtime.observe.records import Records
 from xtrain.text.units import plural
 
 TIED = "embed_tokens.weight"
-# torch adds up squares one after the other on a CPU: the norm of a tensor of 2^24 numbers in fp32 is 6e-4 too small. So
-# they are added up in rows of so many numbers.
+# torch adds squares sequentially on a CPU: the norm of a tensor of 2^24 numbers in fp32 is 6e-4 too small. So they are
+# added in rows of this length.
 EXACT = 2**12
 
 
 class GradientNorm:
-    """Measures the global norm with one all-reduce, which carries the loss of the step along.
+    """Global gradient norm, measured with one all-reduce that includes the loss of the step.
 
-    A rank adds the square of its shard divided by the number of ranks that hold the same shard, so that the sum over
-    all ranks counts each element once, whatever is sharded or replicated over what.
+    A rank adds the square of its shard divided by the number of ranks with the same shard, so that the sum over all
+    ranks counts each element once, however it is sharded or replicated.
     """
 
     def __init__(self, model: ModelParts, rank: Rank, pieces: Callable[[], list[Tensor]] | None = None) -> None:
-        """pieces: what this rank alone has of the gradients, where they are not those of the parameters."""
+        """Prepare the measurement. pieces: returns this rank's own gradients, if they are not the parameters'."""
         self._pieces = pieces
         self._parameters, self._rank = [parameter for _, parameter in model.trained()], rank
         weights = [1.0 / count for count in copies_of(model, rank, trained=True)]
@@ -47,7 +47,7 @@ class GradientNorm:
 
     @torch.no_grad()
     def measure(self, loss_sums: Tensor) -> list[float]:
-        """Take the norm of the gradients as they are now; returns `loss_sums` [n] summed over all ranks."""
+        """Measure the norm of the current gradients; returns `loss_sums` [n] summed over all ranks."""
         if self._pieces is None:
             assert all(p.grad is not None for p in self._parameters), "every trained parameter is part of every step"
             self._grads = [local_gradient(p.grad) for p in self._parameters]
@@ -64,7 +64,7 @@ class GradientNorm:
 
     @torch.no_grad()
     def scale(self, max_norm: float) -> None:
-        """Shrink the measured gradients to `max_norm`; smaller ones stay as they are."""
+        """Scale the measured gradients down to `max_norm` if their norm is larger."""
         if self.value > max_norm and self._grads:
             factor = clip_factor(self.value, max_norm)
             torch._foreach_mul_(self._grads, factor)  # pyright: ignore[reportPrivateImportUsage]
@@ -72,9 +72,9 @@ class GradientNorm:
 
 
 def squares_of(gradients: Sequence[Tensor], like: Tensor) -> Tensor:
-    """fp64, on the device of `like`: the square of the norm of each, as a rank has it."""
+    """Return the squared norm of each of this rank's tensors, in fp64 on the device of `like`."""
     grads = [_at_least_fp32(gradient) for gradient in gradients]
-    if not grads:  # of a stage that has nothing to train
+    if not grads:  # of a stage without trained parameters
         return like.new_zeros(0)
     long = [grad.is_cpu and grad.numel() > EXACT for grad in grads]
     short = [grad.new_zeros(0) if apart else grad for grad, apart in zip(grads, long, strict=True)]
@@ -92,12 +92,12 @@ def _square_by_rows(gradient: Tensor) -> Tensor:
 
 
 def clip_factor(norm: float, max_norm: float) -> float:
-    """What gradients of this norm are multiplied with, so that theirs is at most `max_norm`."""
+    """Return the factor that limits gradients of this norm to `max_norm`."""
     return max_norm / (norm + 1e-6) if norm > max_norm else 1.0
 
 
 def copies_of(model: ModelParts, rank: Rank, *, trained: bool) -> list[int]:
-    """Of every parameter of this rank, or of those that are trained, how many ranks hold the same elements."""
+    """Return the number of ranks with the same elements, for each (trained) parameter of this rank."""
     tied = rank.pipeline_ranks > 1 and model.parts[0].arch.embeds_behind
     ranks = rank.world_size // rank.pipeline_ranks
     named = model.trained() if trained else model.named_parameters()
@@ -105,7 +105,7 @@ def copies_of(model: ModelParts, rank: Rank, *, trained: bool) -> list[int]:
 
 
 def copies_of_parameter(parameter: Tensor, ranks: int) -> int:
-    """How many of the `ranks` that share a pipeline stage hold the same elements as this one."""
+    """Return how many of the `ranks` of a pipeline stage have the same elements as this one."""
     if not isinstance(parameter, DTensor):
         return ranks
     mesh, placements = parameter.device_mesh, parameter.placements
@@ -115,7 +115,7 @@ def copies_of_parameter(parameter: Tensor, ranks: int) -> int:
 
 @op("step.tensor_grad_sync")
 def sum_partial(model: ModelParts, axes: list[str]) -> StepCall:
-    """Sum the gradients that every tensor-parallel rank has one summand of; fsdp, where it is, does that itself."""
+    """Sum the gradients of which every tensor-parallel rank has one summand; with fsdp, fsdp does this."""
     assert axes == ["tp"]
 
     @torch.no_grad()
@@ -130,7 +130,7 @@ def sum_partial(model: ModelParts, axes: list[str]) -> StepCall:
 
 @op("step.context_grad_sync")
 def sum_over_context(model: ModelParts, meshes: Meshes, axes: list[str]) -> StepCall:
-    """Sum dense gradients over the context axes that fsdp does not cover: each rank saw other positions."""
+    """Sum dense gradients over the context axes that fsdp does not cover: each rank had other positions."""
     experts = {p for module in model.modules() if isinstance(module, Experts) for p in module.parameters()}
     dense = [parameter for parameter in model.parameters() if parameter not in experts]
     every = [meshes.group(axis) for axis in axes]
@@ -145,7 +145,7 @@ def sum_over_context(model: ModelParts, meshes: Meshes, axes: list[str]) -> Step
 
 @op("step.tied_grad_sync")
 def sum_tied(plan: Plan, model: ModelParts, rank: Rank, axes: list[str]) -> StepCall:
-    """Sum the gradient of an embedding that is also read behind the last block over the stages that hold it."""
+    """Sum the gradient of an embedding that is also the head over the stages that have it."""
     assert axes == ["pp"]
     parameters = dict(model.named_parameters())
     ends = _ends(plan.mesh, rank)
@@ -161,7 +161,8 @@ def sum_tied(plan: Plan, model: ModelParts, rank: Rank, axes: list[str]) -> Step
 
 
 def _ends(mesh: Mesh, rank: Rank) -> dist.ProcessGroup | None:
-    """First and last rank of this rank's pipeline, if it is one of them. Collective: every rank makes all groups."""
+    """Return the group of the first and last rank of this rank's pipeline, if it is one of them. Collective: every rank
+    makes all groups."""
     found = None
     for pipeline in groups(mesh, "pp"):
         pair = [pipeline[0], pipeline[-1]]
@@ -190,8 +191,8 @@ def _at_least_fp32(grad: Tensor) -> Tensor:
 
 @frozen(kw_only=True)
 class TaskNumbers:
-    """Of a task in a step, over all ranks: the norm of its gradients as they are, its cross-entropies and its valid
-    tokens."""
+    """Values of a task in a step, over all ranks: the unscaled norm of its gradients, its sum of cross-entropies and
+    its number of valid tokens."""
 
     norm: float
     loss_sum: float
@@ -203,7 +204,7 @@ class TaskNumbers:
 
 
 class TaskGradients:
-    """The gradients of each task, and what is measured of them with one all-reduce."""
+    """The gradients of each task, measured together with one all-reduce."""
 
     def __init__(self, plan: Plan, model: ModelParts, rank: Rank, tasks: Mapping[str, Mapping[str, Any]]) -> None:
         self.names, self._rank = tuple(tasks), rank
@@ -221,7 +222,7 @@ class TaskGradients:
 
     @torch.no_grad()
     def measure(self, step: Step) -> dict[str, TaskNumbers]:
-        """The numbers of each task; what the loss measures beside itself is recorded of all together. Collective."""
+        """Return the values of each task; the loss's metrics are recorded for all tasks together. Collective."""
         count = len(self.names)
         sums_3T = torch.zeros(3, count, dtype=torch.float64, device=self._rank.device)
         assert all(parameter.grad is not None for parameter in self._parameters), "every task is part of every step"
@@ -240,7 +241,7 @@ class TaskGradients:
             dist.all_reduce(sums)
         found = numbers(sums, [1.0] * len(sums))
         squares, losses, tokens = found[:count], found[count : 2 * count], found[2 * count : 3 * count]
-        step.record(self._measured, found[3 * count :], step.valid_tokens)  # losses of tasks are of tokens
+        step.record(self._measured, found[3 * count :], step.valid_tokens)  # losses of tasks are over tokens
         norms = [math.sqrt(square) if square >= 0 else math.nan for square in squares]
         of_each = zip(norms, losses, map(int, tokens), strict=True)
         return {
@@ -250,7 +251,7 @@ class TaskGradients:
 
     @torch.no_grad()
     def scale(self, factors: Mapping[str, float]) -> None:
-        """Multiply the gradients of tasks."""
+        """Multiply the gradients of tasks by factors."""
         for name, factor in factors.items():
             place = self.names.index(name)
             own = [p.grad for p, of in zip(self._parameters, self._of_task, strict=True) if of == place]
@@ -268,11 +269,11 @@ def task_gradients(
     limit: int,
     records: Records | None = None,
 ) -> StepCall:
-    """Bring the gradients of each task to the loss over its own valid tokens, and clip them to its own norm.
+    """Scale the gradients of each task to the loss over its own valid tokens, and clip them to its own norm.
 
-    tasks: of each its `datasets`, and `max_norm` if it clips. A task without a valid token leaves the step out, and
-    with a `limit` above 1 so does one whose loss or norm is not a number: the others go on. Raises NonFinite where
-    that is so for the `limit`-th time in a row; `step.check_finite` sees to steps in which no task has numbers.
+    tasks: of each its `datasets`, and `max_norm` if it clips. A task without a valid token leaves the step out; with a
+    `limit` above 1 a task whose loss or norm is not finite does too, and the others continue. Raises NonFinite when
+    this happens for the `limit`-th time in a row; `step.check_finite` handles steps in which no task is finite.
     """
     gradients = TaskGradients(plan, model, rank, tasks)
 

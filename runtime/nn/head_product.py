@@ -11,8 +11,8 @@ from torch import Tensor
 
 
 class HeadFactors(NamedTuple):
-    """What an adapter adds to the logits of neighbouring tokens, which may be none: scale · (x · Aᵀ) · Bᵀ. first: the
-    first of them; end: the one behind the last."""
+    """An adapter's summand of the logits of consecutive tokens, possibly none: scale · (x · Aᵀ) · Bᵀ. first: the first
+    token; end: one after the last."""
 
     a_RD: Tensor
     b_VR: Tensor
@@ -22,7 +22,8 @@ class HeadFactors(NamedTuple):
 
 
 class HeadSpan(NamedTuple):
-    """Tokens of a piece that go through an adapter. number: of it; own: among all tokens; inside: in the piece."""
+    """Tokens of a piece that go through an adapter. number: the adapter; own: among all tokens; inside: in the
+    piece."""
 
     number: int
     own: slice
@@ -31,7 +32,8 @@ class HeadSpan(NamedTuple):
 
 @frozen(eq=False)
 class HeadProduct:
-    """x · Wᵀ and what `factors` add. needs: of hidden states, W, and A and B of each, whether they have a gradient."""
+    """x · Wᵀ plus the summands of `factors`. needs: True for each of hidden states, W, and A and B of each that needs a
+    gradient."""
 
     hidden_TD: Tensor
     weight_VD: Tensor
@@ -40,25 +42,25 @@ class HeadProduct:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that it is a function of, in the order of `needs`."""
+        """All inputs, in the order of `needs`."""
         return (self.hidden_TD, self.weight_VD, *(each for own in self.factors for each in (own.a_RD, own.b_VR)))
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> "HeadProduct":
-        """The same of others, as a backward is given them."""
+        """Return the product of other tensors, as a backward gets them."""
         hidden_TD, weight_VD, *rest = tensors
         pairs = zip(rest[::2], rest[1::2], self.factors, strict=True)
         factors = tuple(own._replace(a_RD=a_RD, b_VR=b_VR) for a_RD, b_VR, own in pairs)
         return HeadProduct(hidden_TD, weight_VD, factors, self.needs)
 
     def logits(self, part: slice) -> Tensor:
-        """[t, V], of this rank's piece of the vocabulary."""
+        """Return the logits [t, V] of this rank's piece of the vocabulary."""
         logits_tV = F.linear(self.hidden_TD[part], self.weight_VD)
         for number, own, inside in self._spans(part):
             logits_tV[inside].addmm_(self.low(number, own), self.factors[number].b_VR.t())
         return logits_tV
 
     def low(self, number: int, own: slice) -> Tensor:
-        """scale · x · Aᵀ, [n, R]."""
+        """Return scale · x · Aᵀ, [n, R]."""
         factors = self.factors[number]
         low_nR = F.linear(self.hidden_TD[own], factors.a_RD)
         return low_nR if factors.scale == 1 else low_nR * factors.scale
@@ -70,7 +72,7 @@ class HeadProduct:
                 yield HeadSpan(number, slice(first, end), slice(first - part.start, end - part.start))
 
     def gradients(self, exact: torch.dtype, temperature: float = 1.0) -> "HeadGradients":
-        """With nothing in them yet. temperature: what logits are divided by behind this."""
+        """Return empty gradients. temperature: later divisor of the logits."""
         hidden, *rest = self.needs
         return HeadGradients(
             self,
@@ -85,7 +87,7 @@ class HeadProduct:
     def add_factors(
         self, part: slice, grad_tV: Tensor, hidden_TD: Tensor | None, sums: Sequence[Tensor | None]
     ) -> None:
-        """What the gradient of the logits of a piece adds to that of hidden states, and to those of A and B, `sums`."""
+        """Add the factors' part of a piece's gradient to the gradients of hidden states, and of A and B, `sums`."""
         for number, own, inside in self._spans(part):
             factors, (a_sum, b_sum) = self.factors[number], sums[2 * number : 2 * number + 2]
             grad_nV = grad_tV[inside]
@@ -101,8 +103,10 @@ class HeadProduct:
 
 @frozen(eq=False)
 class HeadGradients:
-    """Gradients of what a product is of, from those of logits piece by piece; None what is not asked for. sums: of the
-    weight, and of A and B of each adapter, added up in at least fp32. temperature: what logits were divided by."""
+    """Gradients of a product's inputs, from logit gradients piece by piece; None for those not needed.
+
+    sums: of the weight, and of A and B of each adapter, summed in at least fp32. temperature: divisor of the logits.
+    """
 
     product: HeadProduct
     hidden_TD: Tensor | None
@@ -110,7 +114,7 @@ class HeadGradients:
     temperature: float
 
     def add(self, part: slice, grad_tV: Tensor) -> Tensor:
-        """The products of a piece of tokens; `grad_tV`, which is overwritten, as they take it."""
+        """Add the products of a piece of tokens; returns `grad_tV`, overwritten, in the format of the products."""
         product, (weight_VD, *factors) = self.product, self.sums
         if self.temperature != 1:
             grad_tV.div_(self.temperature)
@@ -123,21 +127,23 @@ class HeadGradients:
         return grad_tV
 
     def found(self) -> tuple[Tensor | None, ...]:
-        """All of them, in the order and in the formats of what they are of."""
+        """Return all gradients, in the order and formats of the inputs."""
         rest = zip(self.sums, self.product.tensors[1:], strict=True)
         return (self.hidden_TD, *(None if each is None else each.to(of.dtype) for each, of in rest))
 
 
 def _add_product(sum_MN: Tensor, left_tM: Tensor, right_tN: Tensor) -> None:
     if left_tM.dtype == sum_MN.dtype:
-        sum_MN.addmm_(left_tM.t(), right_tN)  # no second one for the product
+        sum_MN.addmm_(left_tM.t(), right_tN)  # without a temporary for the product
     else:
         sum_MN.add_(left_tM.t() @ right_tN)
 
 
 def product_of(hidden_TD: Tensor, weight_VD: Tensor, factors: Sequence[HeadFactors] = ()) -> HeadProduct:
-    """What needs a gradient is asked here: inside a custom forward gradients are off, and the inputs say they need one
-    even under no_grad."""
+    """Return the product, with the gradients that are needed.
+
+    This must run outside a custom forward, where gradients are off and the inputs claim to need one even under no_grad.
+    """
     found = HeadProduct(hidden_TD, weight_VD, tuple(factors), ())
     enabled = torch.is_grad_enabled()
     return HeadProduct(
@@ -146,27 +152,26 @@ def product_of(hidden_TD: Tensor, weight_VD: Tensor, factors: Sequence[HeadFacto
 
 
 class ChangesProduct(Protocol):
-    """What an adapter puts in the place of a `Linear`. scales: it changes the product without the bias."""
+    """An adapter's replacement for a `Linear`. scales: it changes the product without the bias."""
 
     scales: bool
 
     def applied(self, x_BSD: Tensor, out_BSF: Tensor) -> Tensor:
-        """[B, S, F]: the product of the matrix, with what it adds."""
+        """Return the product of the matrix with the adapter's summand, [B, S, F]."""
         ...
 
     def factors(self, first: int, end: int) -> HeadFactors:
-        """What it adds to logits, of tokens from `first` to before `end`."""
+        """Return the adapter's summand of logits, for tokens from `first` to before `end`."""
         ...
 
 
 @define(eq=False)
 class TaskRouting:
-    """Which rows go through which adapter; one object for all modules of a model.
+    """Assignment of rows to adapters; one object for all modules of a model.
 
-    names: of the tasks. of_dataset: the place among them of each dataset that is trained on. whole: that of all rows
-    of batches whose datasets are not told apart; None: these rows go through no adapter. counts: of the rows that a
-    block computes now, how many are of each task; empty: they go through no adapter. part: the places of the tasks
-    that take part in a backward, with or without rows on this rank; None: all.
+    names: of the tasks. of_dataset: index of each training dataset's task. whole: task of all rows in batches without
+    dataset numbers; None: no adapter. counts: number of rows per task in the current block; empty: no adapter. part:
+    tasks that take part in a backward, with or without rows on this rank; None: all.
     """
 
     names: tuple[str, ...]
@@ -176,8 +181,7 @@ class TaskRouting:
     part: frozenset[int] | None = None
 
     def of_rows(self, datasets: Sequence[int] | None, rows: int) -> tuple[int, ...]:
-        """How many rows of a microbatch are of each task. datasets: numbers of the rows' datasets, if they are told
-        apart."""
+        """Return the number of rows of each task in a microbatch. datasets: numbers of the rows' datasets, if known."""
         if datasets is not None:
             places = [self.of_dataset[number] for number in datasets]
             assert places == sorted(places), "rows of a task lie side by side"
@@ -186,7 +190,7 @@ class TaskRouting:
 
     @contextmanager
     def all_of(self, task: str | None) -> Iterator[None]:
-        """Meanwhile all rows go through the adapter of a task; None: through none."""
+        """Route all rows within the block through the adapter of a task; None: through none."""
         before, self.whole = self.whole, None if task is None else self.names.index(task)
         try:
             yield
@@ -194,9 +198,9 @@ class TaskRouting:
             self.whole = before
 
     def applied(self, adapters: "Sequence[ChangesProduct | None]", x_BSD: Tensor, out_BSF: Tensor) -> Tensor:
-        """The product with what the adapter of each row adds. adapters: of each task, None where it has none here.
+        """Return the product with the summand of each row's adapter. adapters: one per task, None without one here.
 
-        Those without rows may take part as well, so that each has a gradient in every microbatch.
+        Adapters without rows may take part as well, so that each has a gradient in every microbatch.
         """
         if not self.counts:
             return out_BSF
@@ -209,15 +213,15 @@ class TaskRouting:
         return torch.cat(found)
 
     def takes_part(self, place: int, rows: int) -> bool:
-        """Whether the adapter of a task computes, of so many rows."""
+        """Return True if the adapter of a task computes, with this number of rows."""
         return rows > 0 or (torch.is_grad_enabled() and (self.part is None or place in self.part))
 
     def as_in(self, rows: Sequence[int]) -> list[int]:
-        """Rows of each expert as rows of each expert and task, where the rows that are computed are all of one task."""
+        """Return rows per expert as rows per expert and task, if all computed rows are of one task."""
         return [count * (own > 0) for count in rows for own in self.counts]
 
     def task_T(self, rows: int, positions: int, device: torch.device) -> Tensor | None:
-        """int64: the task of each token of rows that are flattened; None where none goes through an adapter."""
+        """Return the task of each token of flattened rows, int64; None if no adapter is used."""
         if not self.counts:
             return None
         assert sum(self.counts) == rows

@@ -1,7 +1,7 @@
 """Layers that read this rank's shards of their weights: linear, norm, embedding, SwiGLU, dropout, user layers.
 
-The random bits of dropout and of noise on embeddings (NEFTune, arXiv 2310.05914) follow from numbers alone
-(SplitMix64, Steele et al. 2014), so that all layouts draw the same.
+The random bits of dropout and of noise on embeddings (NEFTune, arXiv 2310.05914) depend only on numbers (SplitMix64,
+Steele et al. 2014), so that all layouts draw the same.
 """
 
 from collections.abc import Callable
@@ -27,12 +27,12 @@ from xtrain.runtime.nn.recompute import TiledModule
 
 
 def stream_of(text: str) -> int:
-    """The key of a stream that has a name."""
+    """Return the key of a named stream."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), signed=True)
 
 
 def splitmix64(numbers: Tensor, key: int | Tensor) -> Tensor:
-    """int64: of each number, int64, the bits there in the stream `key`; a key for each number is broadcast."""
+    """Return the bits at each number's position in the stream `key`, int64; keys are broadcast against numbers."""
     bits = numbers * _signed(0x9E3779B97F4A7C15) + key
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         bits = (bits ^ shifted(bits, shift)) * _signed(factor)
@@ -40,7 +40,7 @@ def splitmix64(numbers: Tensor, key: int | Tensor) -> Tensor:
 
 
 def shifted(bits: Tensor, by: int) -> Tensor:
-    """To the right, with zeros from the left."""
+    """Shift right, with zeros from the left."""
     return (bits >> by) & ((1 << (64 - by)) - 1)
 
 
@@ -50,18 +50,20 @@ def _signed(number: int) -> int:
 
 @frozen
 class Dropout:
-    """share: of the numbers that are dropped; the others are divided by the rest. stream: of a matrix."""
+    """Dropout of one matrix. share: of the numbers that are dropped; the others are divided by the rest. stream: of the
+    matrix."""
 
     share: float
     stream: int
 
     @classmethod
     def of(cls, matrix: str, share: float, seed: int) -> "Dropout":
-        """That of a matrix, by its name."""
+        """Return the dropout of a matrix, by its name."""
         return cls(share, stream_of(f"{seed}:{matrix}"))
 
     def __call__(self, x_BSD: Tensor, keys_BS: Tensor, first: int) -> Tensor:
-        """keys_BS: as of `token_keys`. first: which of all features of the matrix is the first of x."""
+        """Drop numbers of x. keys_BS: see `token_keys`. first: index of x's first feature among all features of the
+        matrix."""
         return _Dropped.apply(x_BSD, keys_BS, self, first)  # pyright: ignore[reportReturnType]
 
     def dropped(self, x_BSD: Tensor, keys_BS: Tensor, first: int) -> Tensor:
@@ -70,7 +72,7 @@ class Dropout:
         numbers_D = torch.arange(first, first + features, device=out_TD.device)
         feature_D = splitmix64(numbers_D, self.stream).to(torch.int32)
         token_T = splitmix64(keys_BS.flatten(), self.stream).to(torch.int32)
-        # Of 2^32 numbers, as int32, the lowest ones are dropped.
+        # The lowest of the 2^32 numbers, as int32, are dropped.
         limit = round(self.share * 2**32) - 2**31
         each = len(token_T) if torch.compiler.is_compiling() else max(1, DROPOUT_CHUNK // features)
         for begin in range(0, len(token_T), each):
@@ -80,7 +82,7 @@ class Dropout:
 
 
 def mixed(bits: Tensor) -> Tensor:
-    """int32, in place: the last steps of MurmurHash3, in which every bit changes all others."""
+    """Mix int32 in place: the last steps of MurmurHash3, in which every bit changes all others."""
     for shift, factor in ((16, -0x7A143595), (13, -0x3D4D51CB)):
         bits ^= (bits >> shift).bitwise_and_((1 << (32 - shift)) - 1)
         bits *= factor
@@ -88,13 +90,13 @@ def mixed(bits: Tensor) -> Tensor:
 
 
 def token_keys(place_B: Tensor, in_row_BS: Tensor) -> Tensor:
-    """int64 [B, S]: a number for each token of a run. place_B: of its row in the run; in_row_BS: its
-    position there; [S] where that is the same in all rows."""
+    """Return a number for each token of a run, int64 [B, S]. place_B: place of its row in the run; in_row_BS: its
+    position there, or [S] if it is the same in all rows."""
     return splitmix64(in_row_BS, splitmix64(place_B, 0)[:, None])
 
 
 class _Dropped(torch.autograd.Function):
-    """Keeps nothing but the tokens' keys: what is dropped is drawn again in the backward."""
+    """Dropout that saves only the tokens' keys: the backward draws the same numbers again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, keys_BS: Tensor, how: Dropout, first: int) -> Tensor:
@@ -110,20 +112,20 @@ class _Dropped(torch.autograd.Function):
 
 
 class HasKeys(nn.Module):
-    """A module whose block sets keys_BS, those of all tokens; None where nothing is dropped."""
+    """A module whose block sets the keys of all tokens, keys_BS; None without dropout."""
 
     keys_BS: Tensor | None = None
 
 
 class DropsInputs(HasKeys):
-    """A module that drops some of its inputs where `dropout` and keys are set."""
+    """A module with dropout of its inputs if `dropout` and keys are set."""
 
     dropout: Dropout | None = None
 
 
 @frozen
 class EmbeddingNoise:
-    """Even numbers from −most up to most. stream: of the seed."""
+    """Noise, uniform from −most to most. stream: of the seed."""
 
     most: float
     stream: int
@@ -133,8 +135,8 @@ class EmbeddingNoise:
         return cls(most, stream_of(f"{seed}:embedding"))
 
     def add(self, x_BSD: Tensor, keys_BS: Tensor) -> Tensor:
-        """To x, in place. keys_BS: as of `token_keys`, of its positions."""
-        x_TD = x_BSD.detach().view(-1, x_BSD.shape[-1])  # gradients pass as if it were not there
+        """Add noise to x, in place. keys_BS: see `token_keys`, for its positions."""
+        x_TD = x_BSD.detach().view(-1, x_BSD.shape[-1])  # gradients pass through unchanged
         features = x_TD.shape[1]
         feature_D = splitmix64(torch.arange(features, device=x_TD.device), self.stream).to(torch.int32)
         token_T = splitmix64(keys_BS.flatten(), self.stream).to(torch.int32)
@@ -153,8 +155,8 @@ ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 
 
 class Linear(nn.Linear):
-    """x · Wᵀ, and the bias if there is one. `partial` as in `local`. quantised: how the matrix is stored, if not as it
-    is; fp8: how it is multiplied, if not in the format of the computation."""
+    """x · Wᵀ, and the bias if there is one. `partial` as in `local`. quantised: storage of the matrix, if quantized;
+    fp8: its fp8 products, if it has any."""
 
     partial = False
     quantised: QuantisedMatrix | None = None
@@ -177,27 +179,29 @@ class Linear(nn.Linear):
         return out if bias is None else out + bias  # not in place: recomputation may keep the product
 
     def without_adapters(self, x: Tensor) -> Tensor:
-        """x · Wᵀ alone, also of what an adapter has put in its place."""
+        """Return x · Wᵀ alone, also on an adapter's replacement."""
         return self._product(x)
 
     def matrix(self, dtype: torch.dtype) -> Tensor:
-        """What of it a rank computes with, [outputs, inputs]; of a quantised one computed anew."""
+        """Return the rank's matrix [outputs, inputs]; a quantized one is dequantized."""
         weight = local(self.weight)
         if self.quantised is None:
             return weight
         return self.quantised.values(weight, self.quantised.beside(self), dtype)
 
     def row_parallel(self, x_BSD: Tensor, tensor: TensorAxis | None) -> Tensor:
-        """The same of a matrix that tensor parallel cuts by input: the bias is added once, to the sum over ranks, of
-        which each has its own positions under sequence parallel."""
+        """Return the product of a matrix that tensor parallelism cuts by input.
+
+        The bias is added once, to the sum over ranks; under sequence parallelism each rank has its own positions.
+        """
         return self.row_parallel_sum(self.row_parallel_summand(x_BSD, tensor), tensor)
 
     def row_parallel_summand(self, x_BSD: Tensor, tensor: TensorAxis | None) -> Tensor:
-        """What this rank has of it before the sum."""
+        """Return this rank's summand."""
         return self(x_BSD) if tensor is None or self.bias is None else self.without_bias(x_BSD)
 
     def row_parallel_sum(self, summand_BSD: Tensor, tensor: TensorAxis | None) -> Tensor:
-        """The sum of what ranks have of it."""
+        """Return the sum of the ranks' summands."""
         out_BSD = row_parallel_output(summand_BSD, tensor)
         return out_BSD if tensor is None or self.bias is None else out_BSD + local(self.bias, partial=tensor.sequence)
 
@@ -206,8 +210,8 @@ class Linear(nn.Linear):
 
 
 class RMSNorm(Fusible):
-    """`rms_norm`. `partial` as in `local`. by_head: of heads, of which a tensor-parallel rank has its own. axes: given
-    where rows are cut by tensor parallel. plus_one: rows are multiplied by 1 + weight."""
+    """RMSNorm with a weight. `partial` as in `local`. by_head: over heads, of which a tensor-parallel rank has its own.
+    axes: given if tensor parallelism cuts the rows. plus_one: multiply by 1 + weight."""
 
     partial = False
 
@@ -226,13 +230,13 @@ class RMSNorm(Fusible):
         return rms_norm(x, weight_D, self.eps, group, plus_one=self.plus_one, fused=self.fused)
 
     def turned(self, x_BSHA: Tensor, rotate: "Rotation") -> Tensor:
-        """Heads that are normed and turned by their positions, by the fused kernels."""
+        """Normalize heads and rotate them by their positions, with the fused kernels."""
         weight_A = local(self.weight, partial=self.partial)
         return normed_and_turned(x_BSHA, 1 + weight_A if self.plus_one else weight_A, self.eps, rotate)
 
 
 class Embedding(nn.Embedding):
-    """Rows of a table of which a tensor-parallel rank holds some: the others are looked up where they are."""
+    """Embedding table, of which a tensor-parallel rank has some rows: other rows are looked up on their ranks."""
 
     def __init__(self, vocabulary: int, dim: int, axes: Axes) -> None:
         super().__init__(vocabulary, dim)
@@ -253,7 +257,7 @@ class Embedding(nn.Embedding):
 
 
 class SwiGLU(TiledModule, Fusible):
-    """down(activation(gate(x)) · up(x)) (Shazeer 2020). With `axes` its width is cut where there is tensor parallel."""
+    """down(activation(gate(x)) · up(x)) (Shazeer 2020). With `axes`, tensor parallelism cuts its width."""
 
     def __init__(
         self, dim: int, ffn: int, axes: Axes | None = None, *, bias: bool = False, activation: str = "silu"
@@ -282,7 +286,7 @@ class SwiGLU(TiledModule, Fusible):
 
 @frozen(eq=False)
 class Rotation:
-    """Cosine and sine of every position's angles, each [B, 1, S, A]; made once a forward for all blocks that have the
+    """Cosine and sine of every position's angles, each [B, 1, S, A]; computed once per forward for all blocks with the
     same angles."""
 
     cos: Tensor
@@ -290,7 +294,7 @@ class Rotation:
 
     @classmethod
     def of(cls, positions_BS: Tensor, angles: RotaryAngles, dtype: torch.dtype) -> "Rotation":
-        # Angles in fp64 when the model is, else fp32: a bf16 angle is wrong by whole turns at long positions.
+        # Angles are in fp64 when the model is, else in fp32: a bf16 angle is wrong by whole turns at long positions.
         exact = torch.float64 if dtype == torch.float64 else torch.float32
         width, theta, rope = angles.width, angles.theta, angles.rope
         if rope.scaling == "none":
@@ -310,12 +314,12 @@ class Rotation:
 
 
 def first_row(extent: int, tensor: TensorAxis | None) -> int:
-    """Where this rank's piece of `extent` rows begins."""
+    """Return the first row of this rank's piece of `extent` rows."""
     return 0 if tensor is None else tensor.group.rank() * piece(extent, tensor.size, 0)
 
 
 class WeightHolder(nn.Module):
-    """A parameter under a name of its own, so that tensor parallelism can cut it by itself."""
+    """A parameter under a name of its own, so that tensor parallelism can cut it separately."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -323,7 +327,7 @@ class WeightHolder(nn.Module):
 
 
 class OwnLayer(TiledModule):
-    """What a function makes of activations [B, S, D]."""
+    """Layer of a user's function on activations [B, S, D]."""
 
     def __init__(self, layer: UserLayer, part: UserPart, axes: Axes) -> None:
         super().__init__()
@@ -334,7 +338,8 @@ class OwnLayer(TiledModule):
             self.add_module(weight.owner, WeightHolder(weight.shape))
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        """Raises PartFailed for what the function raises, and for a result of another shape or number format."""
+        """Compute the layer. Raises PartFailed for what the function raises, and for a result of another shape or
+        number format."""
         if not self.is_cut:
             return self.in_pieces(x_BSD)
         tensor = self.axes.tensor
@@ -342,7 +347,8 @@ class OwnLayer(TiledModule):
 
     def of_piece(self, x_BSD: Tensor) -> Tensor:
         tensor = self.axes.tensor
-        # A rank has only a summand of the gradient of what is not cut: of its own matrices, or of its own positions.
+        # Of a weight that is not cut a rank has only a summand of the gradient: of its own matrices, or of its own
+        # positions.
         partial = tensor is not None and (self.is_cut or tensor.sequence)
         weights = {
             name: local(getattr(self, name).weight, partial=partial and whole) for name, whole in self.is_whole.items()
@@ -357,13 +363,13 @@ class OwnLayer(TiledModule):
         with failures_of(self.part):
             try:
                 out_BSD = self.function(x_BSD, **weights, **self.part.arguments)
-            except _StopRecomputationError as stop:  # a backward has all that it computes again
+            except _StopRecomputationError as stop:  # a backward has recomputed everything it needs
                 stopped = stop
         if stopped is not None:
             try:
                 raise stopped
             finally:
-                del stopped  # its traceback holds this frame and what the function has computed: no circle of them
+                del stopped  # its traceback refers to this frame and the function's tensors: break the cycle
         if not isinstance(out_BSD, Tensor) or out_BSD.shape != x_BSD.shape or out_BSD.dtype != x_BSD.dtype:
             found = type(out_BSD).__name__
             if isinstance(out_BSD, Tensor):

@@ -1,4 +1,4 @@
-"""Loss over a large vocabulary, summed over valid tokens, with a bounded piece of the logits alive at once.
+"""Loss over a large vocabulary, summed over valid tokens, with a bounded piece of the logits in memory at once.
 
 The head computes the gradients of a term's statistics in its forward, as logits are not kept for the backward.
 """
@@ -23,11 +23,10 @@ IGNORE = -100
 
 
 class LossTerms(NamedTuple):
-    """Sums over valid tokens: `objective` carries the gradient; `cross_entropy` is what is logged.
+    """Sums over valid tokens: `objective` has the gradient; `cross_entropy` is logged.
 
-    each_T: the summands of `cross_entropy`, 0 where a token is not valid; None unless they are asked for.
-    recorded: [1 + metrics] the objective and what a term measures beside it, as this rank counts them; None where the
-    cross-entropy alone is minimised.
+    each_T: the summands of `cross_entropy`, 0 for invalid tokens; None unless requested. recorded: [1 + metrics], the
+    objective and a term's metrics, as this rank counts them; None if only the cross-entropy is minimized.
     """
 
     objective: Tensor
@@ -37,8 +36,7 @@ class LossTerms(NamedTuple):
 
 
 class TermValues(NamedTuple):
-    """Of each token its loss [t], the derivatives of that by what it was computed from, by name, and the metrics of the
-    term [metrics, t]."""
+    """Loss of each token [t], its derivatives by the term's inputs, by name, and the term's metrics [metrics, t]."""
 
     loss_T: Tensor
     by: dict[str, Tensor]
@@ -46,7 +44,7 @@ class TermValues(NamedTuple):
 
 
 class Objective:
-    """Minimised instead of the cross-entropy: of each token (`Term`, `Distillation`), or of each unit."""
+    """Minimized instead of the cross-entropy: per token (`Term`, `Distillation`), or per unit."""
 
     __slots__ = ()
     metrics: tuple[str, ...] = ()
@@ -55,12 +53,11 @@ class Objective:
 
 @frozen
 class Term(Objective):
-    """What is minimised of each token instead of its cross-entropy.
+    """Objective per token instead of its cross-entropy.
 
-    function: is given the log-probability of each label, [t] in at least fp32, and by name what it `reads` besides, of
-    STATISTICS, and the numbers of its `columns`; returns the loss of each token [t], which may depend on what is given
-    of that token alone, and beside it, if it has `metrics`, a dict of these, each [t].
-    failures: what errors of the function and of its backward pass through.
+    function: gets the log-probability of each label, [t] in at least fp32, and by name the STATISTICS in `reads` and
+    the numbers of its `columns`; returns the loss of each token [t], which may depend only on that token's values, and
+    if it has `metrics`, a dict of these, each [t]. failures: context for errors of the function and its backward.
     """
 
     function: Callable[..., Any]
@@ -70,7 +67,8 @@ class Term(Objective):
     metrics: tuple[str, ...] = ()
 
     def by(self, given: dict[str, Tensor], columns: Mapping[str, Tensor] | None = None) -> TermValues:
-        """given: the label's log-probability and behind it what is read, by name; `columns` have no derivative."""
+        """Return the values with derivatives. given: the label's log-probability, then the statistics read, by name;
+        `columns` have no derivative."""
         given = {name: value.detach().requires_grad_() for name, value in given.items()}
         logprob_T, *_ = given.values()
         with torch.enable_grad(), self.failures():
@@ -85,14 +83,13 @@ class Term(Objective):
 
 @frozen(kw_only=True)
 class Head:
-    """How logits become a loss.
+    """Settings from logits to loss.
 
-    term: what is minimised; None: the cross-entropy. z_weight: weight of lse². chunk_bytes: bytes of logits (as fp32)
-    alive at once.
-    vocabulary: its whole size, of which `tensor`, if any, cuts a piece for each rank. cap: logits l become
-    cap · tanh(l / cap) (Gemma 2, arXiv 2408.00118); None: they are as they are.
-    twice: the backward may run a second time, as in a pipeline that takes gradients of inputs and weights apart.
-    temperature: losses are of logits, capped if there is a cap, divided by it.
+    term: the objective; None: the cross-entropy. z_weight: weight of lse². chunk_bytes: bytes of logits (as fp32) in
+    memory at once. vocabulary: its whole size, of which `tensor`, if any, cuts a piece for each rank. cap: logits l
+    become cap · tanh(l / cap) (Gemma 2, arXiv 2408.00118); None: unchanged. twice: the backward may run twice, as in a
+    pipeline that computes gradients of inputs and weights separately. temperature: divisor of the logits, after the
+    cap.
     """
 
     vocabulary: int
@@ -116,11 +113,11 @@ class Head:
 
     @property
     def chunk(self) -> int:
-        """Tokens whose logits are alive at once."""
+        """Number of tokens whose logits are in memory at once."""
         return self.at_once(1)
 
     def at_once(self, models: int) -> int:
-        """The same where logits of so many models are."""
+        """Return the number of tokens whose logits of `models` models may be in memory at once."""
         alive = self.widest if self.tensor is None or self.tensor.loss else self.vocabulary
         return max(1, self.chunk_bytes // (4 * alive * models))
 
@@ -135,12 +132,11 @@ def token_losses(
     columns: Mapping[str, Tensor] | None = None,
     factors: Sequence[HeadFactors] = (),
 ) -> LossTerms:
-    """Σ (loss + z_weight · lse²) over tokens whose label is not −100; a loss is taken in at least fp32.
+    """Return Σ (loss + z_weight · lse²) over tokens whose label is not −100; losses are in at least fp32.
 
-    columns: the numbers [T] that the term is given, by name; what they are without a label is not looked at.
-
-    z-loss: PaLM (arXiv 2204.02311) §5. The gradient of `hidden_TD` is that of this rank's piece of the vocabulary.
-    With `each` the terms tell tokens apart; nothing else changes by that. factors: what adapters add to the logits.
+    columns: numbers [T] for the term, by name; ignored without label. z-loss: PaLM (arXiv 2204.02311) §5. The gradient
+    of `hidden_TD` is over this rank's piece of the vocabulary. `each` adds the losses of single tokens; nothing else
+    changes. factors: adapters' summands of the logits.
     """
     product = product_of(hidden_TD, weight_VD, factors)
     terms = _ChunkedLoss.apply(product, labels_T, head, each, columns or {}, *product.tensors)
@@ -151,14 +147,14 @@ def token_losses(
 
 
 def whole_logits(hidden_TD: Tensor, weight_VD: Tensor, head: Head, factors: Sequence[HeadFactors] = ()) -> Tensor:
-    """Logits [T, whole vocabulary], without gradient."""
+    """Return logits [T, whole vocabulary], without gradient."""
     logits_TV = product_of(hidden_TD, weight_VD, factors).logits(slice(0, len(hidden_TD)))
     cap_logits(logits_TV, head, slope=False)
     return logits_TV if head.tensor is None else gathered(logits_TV, head)
 
 
 def cap_logits(logits_TV: Tensor, head: Head, *, slope: bool) -> Tensor | None:
-    """Cap logits, in place. Returns the derivatives of that, if there is a cap and they are asked for."""
+    """Cap logits, in place. Returns the derivatives of the cap if there is one and `slope`."""
     if head.cap is None:
         return None
     logits_TV.div_(head.cap).tanh_()
@@ -168,21 +164,22 @@ def cap_logits(logits_TV: Tensor, head: Head, *, slope: bool) -> Tensor | None:
 
 
 def cool_logits(logits_TV: Tensor, head: Head) -> None:
-    """Divide logits by the temperature, in place; `HeadGradients` does the same with their gradients."""
+    """Divide logits by the temperature, in place; `HeadGradients` divides their gradients."""
     if head.temperature != 1:
         logits_TV.div_(head.temperature)
 
 
 def gathered(logits_TV: Tensor, head: Head) -> Tensor:
-    """Pieces side by side. Only the last ones can be narrower, so what fills them up lies behind the vocabulary."""
+    """Gather the pieces of the vocabulary. Only the last ones can be narrower, so their padding is after the
+    vocabulary."""
     assert head.tensor is not None
     filled_TV = F.pad(logits_TV, (0, head.widest - logits_TV.shape[1]))
     return all_gather(filled_TV, 1, head.tensor.group)[:, : head.vocabulary]
 
 
 class Statistics(NamedTuple):
-    """Of every token: logarithm of the sum of exponentials, logit of the label, mean logit of the vocabulary and
-    entropy where they are asked for; softmax of this rank's piece, and its logarithm with the entropy."""
+    """Statistics of every token: log-sum-exp, logit of the label, mean logit and entropy if needed; softmax of this
+    rank's piece, and with the entropy its logarithm."""
 
     lse_T: Tensor
     label_T: Tensor
@@ -194,11 +191,11 @@ class Statistics(NamedTuple):
     own_T: Tensor
 
     def logprobs(self, valid_T: Tensor) -> Tensor:
-        """Log-probabilities of the labels; −1 where there is none."""
+        """Return log-probabilities of the labels; −1 without label."""
         return (self.label_T - self.lse_T).clamp_(max=0).masked_fill_(~valid_T, -1.0)
 
     def read(self, name: str) -> Tensor:
-        """One of STATISTICS."""
+        """Return one of STATISTICS."""
         known = {
             "mean_logprob_T": None if self.mean_T is None else self.mean_T - self.lse_T,
             "entropy_T": self.entropy_T,
@@ -210,15 +207,15 @@ class Statistics(NamedTuple):
 
 
 def own_positions(ids: Tensor, first: int, width: int) -> tuple[Tensor, Tensor]:
-    """Where tokens stand among the `width` of a piece of the vocabulary that begins with `first`, and whether they do;
-    0 where not. Of any shape."""
+    """Return the index of each id in a vocabulary piece of `width` from `first` on, 0 outside, and whether it is
+    inside. Any shape."""
     position = ids - first
     own = (position >= 0) & (position < width)
     return torch.where(own, position, 0), own
 
 
 def statistics_of(logits_TV: Tensor, labels_T: Tensor, head: Head, reads: tuple[str, ...]) -> Statistics:
-    """`logits_TV` is overwritten."""
+    """Compute the statistics; overwrites `logits_TV`."""
     tensor, width = head.tensor, logits_TV.shape[1]
     position_T, own_T = own_positions(labels_T, head.first, width)
     mean_T = entropy_T = logprob_TV = None
@@ -262,8 +259,8 @@ def statistics_of(logits_TV: Tensor, labels_T: Tensor, head: Head, reads: tuple[
 
 
 def _minimised(term: Term, found: Statistics, valid_T: Tensor, columns: dict[str, Tensor]) -> TermValues:
-    """All of it is 0 where a token is not valid. Of these the function is shown any log-probability, and columns of 0:
-    what it gives for them is left out."""
+    """Return the term's values, all 0 for invalid tokens. For these the function gets arbitrary log-probabilities and
+    columns of 0; its results are ignored."""
     given = {LOGPROB: found.logprobs(valid_T)} | {name: found.read(name) for name in term.reads}
     exact = given[LOGPROB].dtype
     loss_T, by, metrics_MT = term.by(given, {name: _where(valid_T, columns[name].to(exact)) for name in term.columns})
@@ -276,7 +273,7 @@ def _where(valid_T: Tensor, values: Tensor) -> Tensor:
 
 
 def _gradient(found: Statistics, valid_t: Tensor, head: Head) -> Tensor:
-    """That of cross-entropy and z-loss by this rank's logits [t, V], in the place of the softmax."""
+    """Return the gradient of cross-entropy and z-loss by this rank's logits [t, V], in place of the softmax."""
     grad_tV = found.softmax_TV.mul_((valid_t * (1 + 2 * head.z_weight * found.lse_T))[:, None])
     if grad_tV.shape[1]:
         grad_tV.scatter_add_(1, found.position_T[:, None], -(valid_t * found.own_T)[:, None])
@@ -284,8 +281,11 @@ def _gradient(found: Statistics, valid_t: Tensor, head: Head) -> Tensor:
 
 
 def gradient_of(by: dict[str, Tensor], found: Statistics, valid_t: Tensor, head: Head) -> Tensor:
-    """The same of a term, from its derivatives. Over logits z with softmax p: ∂ log p(label) = 1[label] − p, ∂ lse = p,
-    ∂ (mean of log p) = 1/V − p, ∂ entropy = −p · (log p + entropy)."""
+    """Return the gradient of a term by the logits, from its derivatives.
+
+    Over logits z with softmax p: ∂ log p(label) = 1[label] − p, ∂ lse = p, ∂ (mean of log p) = 1/V − p, ∂ entropy = −p
+    · (log p + entropy).
+    """
     factor_t = 2 * head.z_weight * found.lse_T * valid_t - by[LOGPROB]
     if "lse_T" in by:
         factor_t += by["lse_T"]
@@ -354,7 +354,7 @@ class _ChunkedLoss(torch.autograd.Function):
                     grad_tV.mul_(slope_tV)
                     slope_tV = None
                 grad_tV = grads.add(part, grad_tV)
-        # Kept on ctx, not saved for backward: it is scaled in place there, once.
+        # Kept on ctx, not saved for backward: it is scaled there in place, once.
         ctx.grads = grads.found()
         ctx.twice, ctx.scaled = head.twice, False
         ctx.mark_non_differentiable(*(each for each in (cross_entropy, each_T, metrics_M) if each is not None))
@@ -366,8 +366,8 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def scaled(ctx: Any, by: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients of what logits are of, which a forward has left on `ctx`, times that of the loss: in place, and
-    once, as a backward may run a second time."""
+    """Return the gradients that a forward left on `ctx`, times the loss's gradient: scaled in place once, as a backward
+    may run twice."""
     grads = ctx.grads
     if not ctx.scaled:
         for grad in grads:
@@ -380,7 +380,7 @@ def scaled(ctx: Any, by: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def with_zero_gradient(out: Tensor, given: Tensor) -> Tensor:
-    """A copy of `out`, whose backward gives `given` zeros as its gradient, whatever `out` was computed from."""
+    """Return a copy of `out` whose backward gives `given` a zero gradient, whatever `out` was computed from."""
     return _WithZeroGradient.apply(out, given)  # pyright: ignore[reportReturnType]
 
 
@@ -388,7 +388,7 @@ class _WithZeroGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, out: Tensor, given: Tensor) -> Tensor:
         ctx.shape, ctx.dtype, ctx.device = given.shape, given.dtype, given.device
-        return out.clone()  # schedules want no view
+        return out.clone()  # schedules accept no view
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor):

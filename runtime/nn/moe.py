@@ -27,9 +27,8 @@ class ExpertWeights:
     """The weights of experts.
 
     matrices: of gate, up and down, [E, D, F], [E, D, F] and [E, F, D], the last dim being the output. biases: one of
-    each, [E, F], [E, F] and [E, D], or none. quantised: how each of the matrices is stored, if not as it is, with the
-    fp32 numbers beside its bytes. added: what the adapter, or that of each task, adds to each of the three products.
-    limit, alpha: as of an `ExpertsLayer`.
+    each, [E, F], [E, F] and [E, D], or none. quantised: storage of each quantized matrix, with the fp32 numbers of its
+    scales. added: adapters of each of the three products, one per task. limit, alpha: see `ExpertsLayer`.
     """
 
     matrices: tuple[Tensor, ...]
@@ -49,9 +48,9 @@ MATRICES = ("gate_proj", "up_proj", "down_proj")
 
 @frozen(eq=False)
 class ExpertAdapter:
-    """What is added to a product of experts. stacks: of matrices [E, …]. call: given the rows, these stacks or of each
-    the matrix of one expert, and how both are multiplied, what is added. shares: [E, M], or [M] of one expert: what the
-    sum is multiplied by before there is a bias; None: 1. dropout: of what goes in, by the keys [N] of the rows."""
+    """Adapter of a product of experts. stacks: of matrices [E, …]. call: returns its summand from the rows, these
+    stacks or one expert's matrix of each, and the product function. shares: [E, M], or [M] for one expert: factor of
+    the sum before the bias; None: 1. dropout: of the inputs, by the keys [N] of the rows."""
 
     stacks: tuple[Tensor, ...]
     call: Callable[[Tensor, tuple[Tensor, ...], MatrixProduct], Tensor]
@@ -67,8 +66,8 @@ class ExpertAdapter:
         times: MatrixProduct,
         shares: Callable[[Tensor], Tensor] = lambda shares: shares,
     ) -> Tensor:
-        """[N, M]: the product with what is added, scaled. plain: the product of what goes in, without a bias. shares:
-        [E, M] or [M] → those of the rows. Where some is dropped, as of `DoraLinear`."""
+        """Return the scaled product with the adapter's summand, [N, M]. plain: product without bias. shares: [E, M] or
+        [M] → factors of the rows. Dropout is handled as in `DoraLinear`."""
         kept_NK, rest = x_NK, None
         if self.dropout is not None and self.keys_N is not None:
             kept_NK = self.dropout(x_NK, self.keys_N, 0)
@@ -83,9 +82,9 @@ class ExpertAdapter:
 
 
 class Experts(ExpertStacks):
-    """SwiGLUs side by side, as an `ExpertsLayer` says it; parameters as of `ExpertWeights`."""
+    """SwiGLUs of an `ExpertsLayer` in stacks; parameters as in `ExpertWeights`."""
 
-    factor = 1.0  # of the scale of adapters, as of `TaskExperts`
+    factor = 1.0  # factor of adapters' scale, see `TaskExperts`
 
     def __init__(self, arch: Architecture, layer: ExpertsLayer) -> None:
         super().__init__()
@@ -100,14 +99,17 @@ class Experts(ExpertStacks):
 
         self.gate_proj_bias, self.up_proj_bias = bias(arch.expert_ffn), bias(arch.expert_ffn)
         self.down_proj_bias = bias(arch.dim)
-        # Name of a matrix → what an adapter adds to its product, with this rank's pieces of it; None while it is off.
+        # Name of a matrix → function that returns the adapter of this rank's experts; it returns None while the adapter
+        # is off.
         self.adapters: dict[str, Callable[[], ExpertAdapter | None]] = {}
-        self.dropout: dict[str, Dropout] = {}  # by name of a matrix too, of what goes into its adapter
+        self.dropout: dict[str, Dropout] = {}  # by name of a matrix too, for its adapter's inputs
 
     def forward(self, rows_ND: Tensor, counts_E: Tensor, keys_N: Tensor | None = None) -> Tensor:
-        """Rows in order of expert, `counts_E` of them for each expert of this rank; of those that go through the
-        adapters of tasks, `counts_E` are the rows of each expert and task, in order of both. keys_N: by which inputs
-        are dropped."""
+        """Compute rows sorted by expert, `counts_E` of them for each expert of this rank.
+
+        For rows with adapters of tasks, `counts_E` has the rows of each expert and task, sorted by both. keys_N: keys
+        of dropout.
+        """
         matrices = tuple(map(local, (self.gate_proj, self.up_proj, self.down_proj)))
         biases = (self.gate_proj_bias, self.up_proj_bias, self.down_proj_bias)
         biases = tuple(None if bias is None else local(bias) for bias in biases)
@@ -130,7 +132,7 @@ class Experts(ExpertStacks):
         return (grouped if can_group(rows_ND, shapes) else one_by_one)(rows_ND, counts_E, weights)
 
     def matrix(self, name: str, number: int, dtype: torch.dtype) -> Tensor:
-        """That of one of this rank's experts, [inputs, outputs]; of a quantised one computed anew."""
+        """Return the matrix of one of this rank's experts, [inputs, outputs]; a quantized one is dequantized."""
         whole, stored = local(getattr(self, name)), self.quantised.get(name)
         if stored is None:
             return whole[number]
@@ -138,7 +140,7 @@ class Experts(ExpertStacks):
         return matrix.values(whole[number], beside, dtype)
 
     def _tasks(self) -> "list[Adapters] | None":
-        """What each task adds; None where rows go through no adapter of a task."""
+        """Return the adapters of each task; None if no row has a task's adapter."""
         if self.tasks is None or self.routing is None or not self.routing.counts:
             return None
         found = [self.tasks.get(name) for name in self.routing.names]
@@ -151,9 +153,9 @@ def _made(adapters: "Adapters", name: str) -> "ExpertAdapter | None":
 
 
 def can_group(rows_ND: Tensor, shapes: Iterable[Sequence[int]]) -> bool:
-    """Whether one kernel may do the products of all experts: bf16 on CUDA, strides of whole 16 bytes.
+    """Return True if one kernel can compute the products of all experts: bf16 on CUDA, strides of whole 16 bytes.
 
-    On Hopper alone: on Blackwell experts without rows get weight gradients that are not zero (pytorch #172439).
+    Hopper only: on Blackwell experts without rows get nonzero weight gradients (pytorch #172439).
     """
     if device_type(rows_ND) != "cuda" or rows_ND.dtype != torch.bfloat16 or len(rows_ND) == 0:
         return False
@@ -162,7 +164,7 @@ def can_group(rows_ND: Tensor, shapes: Iterable[Sequence[int]]) -> bool:
 
 
 def grouped(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights) -> Tensor:
-    """Three kernels for all experts; the device is not asked how many rows each of them has."""
+    """Compute all experts with three kernels, without asking the device for the rows of each expert."""
     ends_E = counts_E.cumsum(0).int()
     scaled = any(each is not None and each.shares is not None for (each,) in weights.added)
     one_hot_NE = _one_hot(ends_E, rows_ND) if scaled or weights.biases[0] is not None else None
@@ -194,25 +196,27 @@ def grouped(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights) -> Tensor
 
 
 def _one_hot(ends_E: Tensor, rows_ND: Tensor) -> Tensor:
-    """Which expert each row is of. A product with it adds biases, and sums their gradients in an order that is always
-    the same."""
+    """Return the one-hot expert of each row. A product with it adds biases, and sums their gradients in a fixed
+    order."""
     expert_N = torch.searchsorted(ends_E, torch.arange(len(rows_ND), device=ends_E.device), right=True)
     return (expert_N[:, None] == torch.arange(len(ends_E), device=ends_E.device)).to(rows_ND.dtype)
 
 
 def one_by_one(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights, routing: TaskRouting | None = None) -> Tensor:
-    """A product for each expert; where there are gradients those without rows included, so that every parameter has
-    one. routing: `counts_E` are of each expert and task."""
+    """Compute a product per expert; with gradients also for experts without rows, so that every parameter has one.
+
+    routing: `counts_E` are per expert and task.
+    """
     tasks = 1 if routing is None else len(routing.names)
     guess = even(len(rows_ND), len(counts_E) // tasks)
     counts = numbers(counts_E, guess if routing is None else routing.as_in(guess))
     of_tasks = [counts[first : first + tasks] for first in range(0, len(counts), tasks)]
     parts = rows_ND.split([sum(each) for each in of_tasks])
-    # Unbound at once: gradients of single slices would each be as large as all experts.
+    # Unbound once: gradients of single slices would each be as large as all experts.
     matrices = zip(*(matrix.unbind(0) for matrix in weights.matrices), strict=True)
     biases = zip(*(repeat(None) if bias is None else bias.unbind(0) for bias in weights.biases), strict=False)
     sizes = [len(part) for part in parts]
-    added = zip(*(_one_by_one(each, sizes) for each in weights.added), strict=True)  # of each expert
+    added = zip(*(_one_by_one(each, sizes) for each in weights.added), strict=True)  # per expert
     experts = enumerate(zip(parts, matrices, biases, added, strict=False))
     if not torch.is_grad_enabled():
         experts = [(number, each) for number, each in experts if len(each[0])]
@@ -232,7 +236,7 @@ def one_by_one(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights, routin
                 out_NM = torch.addmm(bias_M, x_NK, matrix_KM)
             else:
                 out_NM = plain(x_NK)
-                out_NM = out_NM if bias_M is None or scaled else out_NM + bias_M  # as of a `Linear`
+                out_NM = out_NM if bias_M is None or scaled else out_NM + bias_M  # as in a `Linear`
             if tasks == 1:
                 out_NM = plus(out_NM, x_NK, added[0])
             else:
@@ -255,7 +259,7 @@ def one_by_one(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights, routin
 def _one_by_one(
     added: "tuple[ExpertAdapter | None, ...]", rows: list[int]
 ) -> "Iterable[tuple[ExpertAdapter | None, ...]]":
-    """Of each expert alone."""
+    """Split adapters by expert."""
     return zip(*(_of_experts(each, rows) for each in added), strict=True)
 
 
@@ -271,7 +275,7 @@ def _of_experts(added: ExpertAdapter | None, rows: list[int]) -> Iterable[Expert
 
 
 def _expert(stored: tuple[QuantisedMatrix, Tensor | None], number: int) -> tuple[QuantisedMatrix, Tensor | None]:
-    """How the matrix of one of this rank's experts is stored."""
+    """Return the storage of one of this rank's experts' matrices."""
     matrix, beside = stored
     return matrix.expert(number), None if beside is None else beside[matrix.first[0] + number]
 
@@ -290,7 +294,8 @@ def _swiglu(weights: ExpertWeights, x_ND: Tensor, gate: Product, up: Product, do
 
 
 class _ClampedSwiGLU(torch.autograd.Function):
-    """(u + 1) · g · sigmoid(α · g) of g = min(gate, limit) and u = up within ± limit, which keeps gate and up alone."""
+    """(u + 1) · g · sigmoid(α · g) with g = min(gate, limit) and u = up within ± limit, which saves only gate
+    and up."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
@@ -307,7 +312,7 @@ class _ClampedSwiGLU(torch.autograd.Function):
         g = gate.clamp(max=limit)
         s = (alpha * g).sigmoid_()
         glu = g.mul_(s)
-        # As torch's clamp: at the limit itself there is a gradient.
+        # As torch's clamp: there is a gradient at the limit itself.
         grad_up = (grad * glu).masked_fill_(up.abs() > limit, 0)
         slope = glu.mul_(alpha).mul_(1 - s).add_(s)
         grad_gate = slope.mul_(up.clamp(-limit, limit).add_(1)).mul_(grad).masked_fill_(gate > limit, 0)
@@ -318,10 +323,10 @@ Adapters = dict[str, Callable[[], ExpertAdapter | None]]
 
 
 class MoE(HasKeys):
-    """Σ weight · expert(x) over a token's experts, plus the shared experts: one SwiGLU as wide as they are together.
+    """Σ weight · expert(x) over a token's experts, plus the shared experts: one SwiGLU of their total width.
 
-    Its ranks take different tokens, tensor-parallel ones too: they cut the positions, not the matrices.
-    rows: those of a step, for the means of the router's losses.
+    Its ranks take different tokens, tensor-parallel ones too: they cut the positions, not the matrices. rows: per step,
+    for the means of the router's losses.
     """
 
     def __init__(self, arch: Architecture, axes: Axes, rows: int, layer: ExpertsLayer) -> None:
@@ -338,8 +343,11 @@ class MoE(HasKeys):
                 module.partial = True
 
     def forward(self, x_BSD: Tensor, real_BS: Tensor, known_BSK: Tensor | None = None) -> Tensor:
-        """`real_BS` has all positions of `x_BSD`, and under sequence parallel those of the other ranks' pieces too; so
-        has `known_BSK`, as of a router."""
+        """Compute the layer.
+
+        `real_BS` and `known_BSK`, the experts to use instead of the router's choices, have all positions of `x_BSD`,
+        and under sequence parallelism also those of the other ranks' pieces.
+        """
         tensor, keys_BS = self.axes.tensor, self.keys_BS
         if tensor is None:
             return self._compute(x_BSD, real_BS, keys_BS, known_BSK)
@@ -351,7 +359,7 @@ class MoE(HasKeys):
         if tensor.sequence:
             return self._compute(x_BSD, own_piece(real_BS, 1, tensor.group), keys_BS, known_BSK)
         positions = x_BSD.shape[1]
-        # Texts that grow token by token cannot always be cut evenly.
+        # The length of texts that grow token by token is not always divisible.
         missing = -positions % tensor.size
         x_BSD, real_BS = F.pad(x_BSD, (0, 0, 0, missing)), F.pad(real_BS, (0, missing))
         real_BS = own_piece(real_BS, 1, tensor.group)
@@ -364,7 +372,7 @@ class MoE(HasKeys):
             self.axes.recorded.append(routing.chosen_TK.view(*x_BSD.shape[:2], -1))
         x_TD = x_BSD.flatten(0, 1)
         chosen_TK, places = self._places(routing.chosen_TK, x_BSD)
-        # Each expert drops others of a token's numbers.
+        # Each expert drops different numbers of a token.
         keys_TK = None if keys_BS is None else splitmix64(routing.chosen_TK, keys_BS.flatten()[:, None])
         shared: list[Tensor] = []
 
@@ -382,7 +390,7 @@ class MoE(HasKeys):
         return out_BSD if routing.loss is None else attach(out_BSD, routing.loss)
 
     def _shared(self, x_BSD: Tensor) -> list[Tensor]:
-        """What experts give that every token is sent to."""
+        """Return the results of experts that every token uses."""
         found = [] if self.shared_experts is None else [self.shared_experts(x_BSD)]
         if self.shared_expert is not None and self.shared_expert_gate is not None:
             more_BSD = self.shared_expert(x_BSD)
@@ -390,7 +398,8 @@ class MoE(HasKeys):
         return found
 
     def _places(self, chosen_TK: Tensor, x_BSD: Tensor) -> tuple[Tensor, int]:
-        """Which expert each token goes to, and of how many; with adapters of tasks which expert and task."""
+        """Return the expert of each assignment and the number of experts; with adapters of tasks, the pair of expert
+        and task."""
         routing = self.experts.routing
         task_T = None if routing is None else routing.task_T(len(x_BSD), x_BSD.shape[1], x_BSD.device)
         if routing is None or task_T is None:

@@ -21,14 +21,14 @@ from xtrain.runtime.nn.recompute import as_one
 
 E4M3: Final = torch.float8_e4m3fn
 E5M2: Final = torch.float8_e5m2
-# Below it a largest number counts as this one.
+# Lower bound of a largest value.
 SMALLEST: Final = 1e-12
 
 Groups = tuple[ProcessGroup, ...]
 
 
 class Scaled(NamedTuple):
-    """codes / scale: a matrix in fp8. scale: fp32 [], [.., 1] or [1, ..]."""
+    """A matrix in fp8: codes / scale. scale: fp32 [], [.., 1] or [1, ..]."""
 
     codes: Tensor
     scale: Tensor
@@ -40,8 +40,8 @@ class Scaled(NamedTuple):
 
 @frozen(eq=False)
 class Fp8Matrix:
-    """How a `Linear` multiplies. cut: as tensor parallelism cuts its matrix. own_tokens: each of its ranks has other
-    tokens."""
+    """fp8 products of a `Linear`. cut: how tensor parallelism cuts its matrix. own_tokens: each of these ranks has
+    other tokens."""
 
     recipe: Recipe
     axes: Axes
@@ -49,7 +49,7 @@ class Fp8Matrix:
     own_tokens: bool = False
 
     def product(self, x: Tensor, weight_NK: Tensor) -> Tensor:
-        """x · Wᵀ."""
+        """Return x · Wᵀ."""
         return _ScaledProduct.apply(x, weight_NK, self)  # pyright: ignore[reportReturnType]
 
     @property
@@ -64,16 +64,16 @@ class Fp8Matrix:
 
     @property
     def inputs(self) -> Groups:
-        """Those whose ranks have the other inputs of a token."""
+        """The groups whose ranks have the other inputs of a token."""
         return self._tensor if self.cut == "row" else ()
 
     @property
     def outputs(self) -> Groups:
-        """Those whose ranks have the other outputs of a token."""
+        """The groups whose ranks have the other outputs of a token."""
         return self._tensor if self.cut == "column" else ()
 
     def forward(self, x_TK: Tensor, weight_NK: Tensor) -> Tensor:
-        """y [T, N]."""
+        """Return y [T, N]."""
         recipe = self.recipe
         if recipe.scales == "row":
             x, weight = self._scaled((x_TK, E4M3, 1, self.inputs), (weight_NK, E4M3, 1, self.inputs))
@@ -85,7 +85,7 @@ class Fp8Matrix:
         return _multiplied(x, weight.turned, x_TK.dtype, fast=True)
 
     def input_gradient(self, grad_TN: Tensor, weight_NK: Tensor) -> Tensor:
-        """[T, K]."""
+        """Return the gradient of x [T, K]."""
         recipe = self.recipe
         whole = (weight_NK, E4M3, None, self._tensor if self.cut else ())
         weight = whole if recipe.scales == "tensor" or recipe.whole_weight else (weight_NK, E4M3, 0, self.outputs)
@@ -93,7 +93,7 @@ class Fp8Matrix:
         return _multiplied(gradient, matrix, grad_TN.dtype)
 
     def weight_gradient(self, grad_TN: Tensor, x_TK: Tensor) -> Tensor:
-        """[N, K]."""
+        """Return the gradient of the weight [N, K]."""
         recipe = self.recipe
         if not recipe.weight_gradient:
             return grad_TN.t() @ x_TK
@@ -127,12 +127,12 @@ class Fp8Matrix:
 
 
 _Wanted = tuple[Tensor, torch.dtype, int | None, Groups]
-"""A matrix that is to be scaled: in which format, along which dim it shares scales, none meaning one scale, and with
-which ranks."""
+"""A matrix to scale: its number format, the dim along which it shares scales (None: one scale), and the ranks that
+share them."""
 
 
 def _largest(x: Tensor, dim: int | None) -> Tensor:
-    """The largest absolute value of all, or along a dim, which stays."""
+    """Return the largest absolute value of all, or along a dim, which is kept."""
     if dim is None:
         return torch.linalg.vector_norm(x, torch.inf)
     return torch.linalg.vector_norm(x, torch.inf, dim, keepdim=True)
@@ -151,12 +151,12 @@ def _scale(largest: Tensor, format: torch.dtype, powers: bool) -> Tensor:
 
 def _codes(x: Tensor, scale: Tensor, format: torch.dtype) -> Tensor:
     most = torch.finfo(format).max
-    # Versions of torch before 2.12 make NaN of what is beyond the format.
+    # torch before 2.12 turns values beyond the format into NaN.
     return (x.to(torch.float32) * scale).clamp_(-most, most).to(format)
 
 
 def _multiplied(a: Scaled, b: Scaled, format: torch.dtype, *, fast: bool = False) -> Tensor:
-    """a [M, I] · b [I, M']. fast: sums may be rounded on the way where a kernel is faster that does."""
+    """Return a [M, I] · b [I, M']. fast: permit rounded partial sums where a kernel is faster with them."""
     if device_type(a.codes) == "cuda":
         return _on_cuda(a, b, format, fast=fast)
     exact = torch.promote_types(format, torch.float32)
@@ -166,7 +166,7 @@ def _multiplied(a: Scaled, b: Scaled, format: torch.dtype, *, fast: bool = False
 
 def _on_cuda(a: Scaled, b: Scaled, format: torch.dtype, *, fast: bool) -> Tensor:
     left, right = a.codes, b.codes
-    if missing := -left.shape[1] % MULTIPLE:  # tokens, where these are multiplied away
+    if missing := -left.shape[1] % MULTIPLE:  # tokens, where the product sums over them
         left = torch.nn.functional.pad(left.view(torch.uint8), (0, missing)).view(left.dtype)
         right = torch.nn.functional.pad(right.view(torch.uint8), (0, 0, 0, missing)).view(right.dtype)
     left, right = left.contiguous(), right.t().contiguous().t()  # as kernels take them: by rows, and by columns
@@ -174,11 +174,11 @@ def _on_cuda(a: Scaled, b: Scaled, format: torch.dtype, *, fast: bool) -> Tensor
     one, other = a.scale.reciprocal(), b.scale.reciprocal()
     if not by_row:
         return _kernel(left, right, one, other, format, fast)
-    out = torch.bfloat16 if format == torch.float32 else format  # all that kernels give that scale by rows
+    out = torch.bfloat16 if format == torch.float32 else format  # the only output format of kernels that scale by rows
     one, other = one.expand(len(left), 1).contiguous(), other.expand(1, right.shape[1]).contiguous()
     if fast:
         return _kernel(left, right, one, other, out, fast).to(format)
-    # The kernel that scales by rows is slow where its sums are exact: the other one, and the scales behind it.
+    # The kernel that scales by rows is slow with exact sums: use the other one, and apply the scales afterwards.
     unit = one.new_ones(())
     return _kernel(left, right, unit, unit, out, fast).mul_(one).mul_(other).to(format)
 
@@ -186,14 +186,14 @@ def _on_cuda(a: Scaled, b: Scaled, format: torch.dtype, *, fast: bool) -> Tensor
 def _kernel(
     left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, format: torch.dtype, fast: bool
 ) -> Tensor:
-    """left · right, times both scales."""
+    """Return left · right times both scales."""
     return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
         left, right, scale_a=left_scale, scale_b=right_scale, out_dtype=format, use_fast_accum=fast
     )
 
 
 class _ScaledProduct(torch.autograd.Function):
-    """Keeps what is multiplied as it is, and makes codes of it again in the backward."""
+    """Product that saves its unscaled inputs and converts them to codes again in the backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_NK: Tensor, matrix: Fp8Matrix) -> Tensor:
@@ -221,17 +221,16 @@ class _ScaledProduct(torch.autograd.Function):
 
 
 GRID: Final = 65_535  # steps between -1 and 1
-# x [.., K] and a matrix [K, M] → [.., M], or the same of rows of experts and a stack of matrices.
+# x [.., K] and a matrix [K, M] → [.., M], or rows of experts and a stack of matrices.
 Product = Callable[[Tensor, Tensor], Tensor]
 
 
 @frozen(eq=False)
 class QuantisedMatrix:
-    """How a module stores a matrix [R, C], or a stack of them [E, R, C].
+    """Storage of a quantized matrix [R, C], or a stack [E, R, C].
 
-    shape: of all of it. piece: of what a rank computes with, before FSDP cuts it; first: the indices at which that
-    begins. scales: name of the module's buffer with the fp32 numbers beside the bytes, whole on every rank; empty where
-    there are none.
+    shape: of the whole. piece: of the part that a rank computes with, before FSDP shards it; first: its first indices.
+    scales: name of the module's buffer with the fp32 numbers of the scales, whole on every rank; empty without one.
     """
 
     base: Base
@@ -241,7 +240,7 @@ class QuantisedMatrix:
     scales: str
 
     def beside(self, module: nn.Module) -> Tensor | None:
-        """The fp32 numbers that the module has beside the bytes."""
+        """Return the module's fp32 numbers of the scales."""
         return module.get_buffer(self.scales) if self.scales else None
 
     @property
@@ -250,13 +249,13 @@ class QuantisedMatrix:
         return importlib.import_module(self.base.torch_module())
 
     def expert(self, number: int) -> "QuantisedMatrix":
-        """That of one matrix of the stack, counted among those of this rank."""
+        """Return the storage of one matrix of the stack, numbered among this rank's."""
         return evolve(self, shape=self.shape[1:], piece=self.piece[1:], first=self.first[1:])
 
     # Packing ----------------------------------------------------------------------------------------------------------
 
     def pack(self, whole: Tensor) -> tuple[Tensor, Tensor | None]:
-        """All of a matrix, or of a stack, in a number format → its bytes, and the fp32 numbers beside them."""
+        """Quantize a whole matrix, or stack; returns its bytes, and the fp32 numbers of its scales."""
         if whole.ndim == 3:
             packed = [self.expert(number).pack(matrix) for number, matrix in enumerate(whole)]
             scales = [each for _, each in packed if each is not None]
@@ -279,8 +278,8 @@ class QuantisedMatrix:
     # Computing --------------------------------------------------------------------------------------------------------
 
     def values(self, packed: Tensor, beside: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """The piece [R, C] or [E, R, C] of its bytes. beside: the fp32 numbers of the whole matrix, or stack."""
-        # Versions of torch before 2.13 may gather bytes in the format of the computation, which has all of them.
+        """Dequantize the piece [R, C] or [E, R, C]. beside: the fp32 numbers of the whole matrix, or stack."""
+        # torch before 2.13 may gather bytes in the format of the computation, which represents all of them.
         packed = packed.to(torch.uint8)
         if len(self.piece) == 3:
             out_ERC = packed.new_empty(self.piece, dtype=dtype)
@@ -298,7 +297,7 @@ class QuantisedMatrix:
         return filled.flatten()[: prod(self.shape)].view(self.shape)
 
     def _fill(self, out_RC: Tensor, packed: Tensor, beside: Tensor | None) -> None:
-        """Compute a matrix whose blocks are in rows, some rows at a time."""
+        """Dequantize a matrix whose blocks are in rows, some rows at a time."""
         base, (rows, columns) = self.base, self.piece
         if not rows:
             return
@@ -314,7 +313,7 @@ class QuantisedMatrix:
             out[begin : begin + each] = module.decode(unit[..., :code_bytes], table).mul_(scale)
 
     def _scales(self, codes_RN: Tensor, beside: Tensor, begin: int) -> Tensor:
-        """fp32 [R, N] of blocks, from the 8-bit codes of their scales; begin: the first row, of those of the piece."""
+        """Return the scales of blocks, fp32 [R, N], from their 8-bit codes; begin: the first row in the piece."""
         device, in_row = codes_RN.device, self.shape[1] // self.base.block
         row_R = torch.arange(len(codes_RN), device=device) + (self.first[0] + begin)
         block_N = torch.arange(codes_RN.shape[1], device=device) + self.first[1] // self.base.block
@@ -323,8 +322,8 @@ class QuantisedMatrix:
         return levels[codes_RN.to(torch.int32)].mul_(beside[1:][group_RN]).add_(beside[0])
 
     def product(self, x: Tensor, packed: Tensor, beside: Tensor | None, product: Product, *, turned: bool) -> Tensor:
-        """`product` of x and the matrix [K, M], which is computed for it and again in the backward. turned: it is
-        stored as [M, K]."""
+        """Return `product` of x and the matrix [K, M], which is dequantized here and again in the backward. turned: it
+        is stored as [M, K]."""
         return _Product.apply(x, packed, beside, self, product, turned)  # pyright: ignore[reportReturnType]
 
 
@@ -363,12 +362,12 @@ class _Product(torch.autograd.Function):
 
 
 def pack_scales(scales_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes of scales as bytes [N], and [1 + N / GROUP] in fp32: their mean, and the largest distance from it in every
-    group.
+    """Return the codes of scales as bytes [N], and [1 + N / GROUP] in fp32: their mean, and the largest distance from
+    it in every group.
 
-    A code is the level that is nearest to distance / largest, which is rounded to a grid of `GRID` steps before: so
-    does bitsandbytes 0.50 on a CPU. Its kernel for CUDA has no grid, and chooses the other of two levels that are about
-    as near for one scale in a thousand.
+    A code is the level nearest to distance / largest, which is first rounded to a grid of `GRID` steps, as in
+    bitsandbytes 0.50 on a CPU. Its CUDA kernel has no grid, and chooses the other of two nearly equally near levels for
+    one scale in a thousand.
     """
     mean = scales_N.mean()
     distance_N = scales_N - mean
@@ -385,8 +384,8 @@ def pack_scales(scales_N: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dynamic_levels() -> Tensor:
-    """The 256 levels of the signed dynamic map, fp32, in order (Dettmers 2016, arXiv 1511.04561, section 3.1): decades
-    from 1e-7 to 1, the larger ones cut finer, with 0 and 1."""
+    """Return the 256 levels of the signed dynamic map, fp32, sorted (Dettmers 2016, arXiv 1511.04561, section 3.1):
+    decades from 1e-7 to 1, the larger ones divided more finely, with 0 and 1."""
     levels = [torch.tensor((0.0, 1.0))]
     for power in range(7):
         edges = torch.linspace(0.1, 1, 2**power + 1, dtype=torch.float32)
@@ -399,7 +398,7 @@ _TABLES: Final[dict[tuple[Callable[[], Tensor], torch.device], Tensor]] = {}
 
 
 def on_device(make: Callable[[], Tensor], beside: Tensor) -> Tensor:
-    """A table on the device of a tensor, made once; in a trace without values, as all tensors there."""
+    """Return a table on the device of a tensor, built once; a fake or meta tensor in a trace."""
     key = (make, beside.device)
     if isinstance(beside, FakeTensor) or beside.device.type == "meta":
         size, dtype = _form(make)

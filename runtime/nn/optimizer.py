@@ -31,7 +31,7 @@ from xtrain.runtime.nn.weights import first_state
 
 @define(eq=False)
 class StochasticRounding:
-    """parameters: those whose weights are rounded, by name. progress: knows the step."""
+    """Stochastic rounding of weights. parameters: the rounded ones, by name. progress: has the step."""
 
     parameters: Iterable[tuple[str, Tensor]]
     seed: int
@@ -42,25 +42,25 @@ class StochasticRounding:
         self._places = {id(each): (name, tuple(each.shape), start_of(each)) for name, each in self.parameters}
 
     def write(self, parameter: Tensor, first: int, piece: Tensor, value: Tensor) -> None:
-        """Round `value`, in fp32, into `piece`: rows of this rank's piece of a parameter, from its row `first` on."""
+        """Round `value`, in fp32, into `piece`: rows of this rank's shard of a parameter, from its row `first` on."""
         name, shape, start = self._places[id(parameter)]
         place_RC = _places(shape, (start[0] + first, *start[1:]), piece.shape, piece.device)
         piece.copy_(rounded(value, random_bits(place_RC, stream_of(f"{self.seed}:{self.progress.step}:{name}"))))
 
 
 def rounded(value: Tensor, bits: Tensor) -> Tensor:
-    """fp32 → bf16 as fp32: up where the lower half of a number and 16 random bits, of int32, carry into the upper."""
+    """Round fp32 to bf16: up if the lower half of a number plus 16 random bits, as int32, carry into the upper half."""
     upper = ((value.view(torch.int32) + bits) & -0x10000).view(torch.float32)
     return torch.where(value.isfinite(), upper, value).to(torch.bfloat16)
 
 
 def random_bits(place: Tensor, key: int) -> Tensor:
-    """16 bits, as int32, for each number of int64."""
+    """Return 16 random bits, as int32, for each int64 number."""
     return shifted(splitmix64(place, key), 48).to(torch.int32)
 
 
 def _places(shape: tuple[int, ...], start: tuple[int, ...], extent: torch.Size, device: torch.device) -> Tensor:
-    """The place of each element of a box in the flattened whole. shape: of the whole."""
+    """Return the index of each element of a box in the flattened whole. shape: of the whole."""
     found = torch.zeros((), dtype=torch.int64, device=device)
     for dim, (begin, length) in enumerate(zip(start, extent, strict=True)):
         along = torch.arange(begin, begin + length, device=device) * prod(shape[dim + 1 :])
@@ -70,23 +70,23 @@ def _places(shape: tuple[int, ...], start: tuple[int, ...], extent: torch.Size, 
 
 @frozen(eq=False)
 class Storage:
-    """How weights and moments are stored. states: the format of moments; empty: that of the weights. rounding: of
-    weights; None: to the nearest number."""
+    """Storage of weights and moments. states: format of moments; empty: the weights' format. rounding: of weights;
+    None: to the nearest number."""
 
     states: str = ""
     rounding: StochasticRounding | None = None
 
     @property
     def converts(self) -> bool:
-        """Whether numbers are brought into another format for an update."""
+        """True if numbers are converted to another format for an update."""
         return bool(self.states) or self.rounding is not None
 
     def first(self, parameter: Tensor, moment: str) -> Tensor:
-        """A moment as it begins."""
+        """Return the initial value of a moment."""
         return first_state(parameter, StateTensor(moment, self.states))
 
     def write(self, parameter: Tensor, first: int, stored: Tensor, value: Tensor) -> None:
-        """New weights of rows of this rank's piece of a parameter, from row `first` on."""
+        """Write new weights to rows of this rank's shard of a parameter, from row `first` on."""
         if value is stored:
             return
         if self.rounding is None:
@@ -98,26 +98,26 @@ class Storage:
 def storage_of(
     plan: Plan, model: ModelParts, progress: Progress, states: str = "", stochastic_rounding: bool = False
 ) -> Storage:
-    """states, stochastic_rounding: of the optimizer's node."""
+    """Return the storage of an optimizer. states, stochastic_rounding: arguments of its node."""
     if not stochastic_rounding:
         return Storage(states)
     return Storage(states, StochasticRounding(model.trained(), plan.seed, progress))
 
 
 def wide(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """In the format of an update of `parameter`: fp32 or finer; itself if it is already."""
+    """Convert to the format of an update of `parameter`, fp32 or finer."""
     return tensor.to(torch.promote_types(parameter.dtype, torch.float32))
 
 
 def row_ranges(tensor: Tensor) -> Iterator[slice]:
-    """Rows of a rank's piece that are updated at once; of one without rows, none of them."""
+    """Return the row ranges of a shard that are updated at once; a shard without rows has one empty range."""
     rows = rows_at_once(tensor.shape)
     return (slice(first, first + rows) for first in range(0, max(1, tensor.shape[0]), rows))
 
 
 def decay_cautiously(weights: Tensor, updates: Tensor, share: float) -> None:
-    """w ← w − share · w where `updates`, which will be subtracted from the weights, do not move them away from 0
-    (Chen et al. 2025, arXiv 2510.12402)."""
+    """Decay weights, w ← w − share · w, where `updates`, which will be subtracted, do not move them away from 0 (Chen
+    et al. 2025, arXiv 2510.12402)."""
     for rows in row_ranges(weights):
         weight, update = weights[rows], updates[rows]
         toward_zero = (weight.sign() * update.sign() >= 0).to(weight.dtype)
@@ -125,11 +125,10 @@ def decay_cautiously(weights: Tensor, updates: Tensor, share: float) -> None:
 
 
 class LocalOptimizer(Optimizer):
-    """An optimizer whose update of an element needs that element alone: a rank updates its pieces, as plain tensors,
-    and nothing is sent.
+    """An element-wise optimizer: a rank updates its shards as plain tensors, without communication.
 
-    As DTensors torch would derive their layout anew from that of all parameters, which in the first step takes a second
-    for a few hundred of them, and some of that again in each step.
+    With DTensors, torch would derive their layout from all parameters again, which takes a second for a few hundred of
+    them in the first step, and part of that in each later step.
     """
 
     moments: ClassVar[tuple[str, ...]] = ()
@@ -143,7 +142,7 @@ class LocalOptimizer(Optimizer):
 
     @property
     def converts(self) -> bool:
-        """Whether numbers are brought into another format for an update, some rows at a time."""
+        """True if numbers are converted to another format for an update, some rows at a time."""
         return self._storage.converts
 
     def update(
@@ -154,8 +153,8 @@ class LocalOptimizer(Optimizer):
         moments: Sequence[list[Tensor]],
         counts: list[Tensor],
     ) -> None:
-        """Update weights and moments in place. moments: for each of the names in `moments`, of all weights. counts: of
-        updates, with this one, if it counts them."""
+        """Update weights and moments in place. moments: for each name in `moments`, of all weights. counts: numbers of
+        updates, with this one, if `counts`."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -186,21 +185,21 @@ class LocalOptimizer(Optimizer):
                 self.begin(parameter, name)
 
     def begin(self, parameter: Tensor, moment: str) -> None:
-        """Make a moment as it begins."""
+        """Create the initial value of a moment."""
         self.state[parameter][moment] = self._storage.first(parameter, moment)
 
     def load(self, parameter: Tensor, moment: str, rows: slice) -> Tensor:
-        """Rows of a moment of this rank's piece of a parameter, in the format of an update."""
+        """Return rows of a moment of this rank's shard, in the format of an update."""
         return wide(local(self.state[parameter][moment])[rows], parameter)
 
     def store(self, parameter: Tensor, moment: str, rows: slice, value: Tensor) -> None:
-        """Put back what `load` gave, with the numbers of the update."""
+        """Store rows of a moment after an update."""
         stored = local(self.state[parameter][moment])[rows]
-        if stored.dtype != value.dtype:  # else the update was in place
+        if stored.dtype != value.dtype:  # otherwise the update was in place
             stored.copy_(value)
 
     def _update_converted(self, group: dict[str, Any], parameter: Tensor, counts: list[Tensor]) -> None:
-        """Some rows after the other, in the format of the update meanwhile."""
+        """Update some rows at a time, converted to the format of the update."""
         weights, gradients = local(parameter), local(parameter.grad)  # pyright: ignore[reportArgumentType]
         for rows in row_ranges(weights):
             piece, moments = weights[rows], [self.load(parameter, name, rows) for name in self.moments]
@@ -212,7 +211,7 @@ class LocalOptimizer(Optimizer):
 
 
 def updated(plan: Plan, model: ModelParts) -> Iterator[tuple[str, nn.Parameter]]:
-    """The trained parameters, by name, that the optimizer which is being built updates: those of `model.group`."""
+    """Yield the trained parameters, by name, of the optimizer being built: those of `model.group`."""
     owner = ParameterGroups.of(plan).owner
     return ((name, parameter) for name, parameter in model.trained() if owner(name) == model.group)
 
@@ -220,10 +219,10 @@ def updated(plan: Plan, model: ModelParts) -> Iterator[tuple[str, nn.Parameter]]
 def groups_of(
     plan: Plan, model: ModelParts, weight_decay: float, only: Callable[[str], bool] = lambda name: True
 ) -> list[dict[str, Any]]:
-    """Groups of the parameters that an optimizer of torch updates: those that decay, as the plan says, and those that
-    do not, and of each those of every `group`. only: whether a parameter, by its name, is among them.
+    """Return the parameter groups of a torch optimizer: with and without decay, split by every `group`. only: True for
+    the names to include.
 
-    One fused update works on tensors of one mesh only: experts and the rest are groups of their own.
+    A fused update takes tensors of one mesh only: experts are in groups of their own.
     """
     decays = {p.name: p.decays for p in plan.parameters.tensors}
     all_groups = ParameterGroups.of(plan).groups
@@ -233,7 +232,7 @@ def groups_of(
         if only(name):
             pattern = next((name_of(each) for each in all_groups if is_in(each, name)), None)
             groups.setdefault((decays[name], pattern, mesh), []).append(parameter)
-    if not groups:  # of a stage that has nothing to train; an optimizer wants a group all the same
+    if not groups:  # of a stage without trained parameters: an optimizer needs a group
         return [{"params": [], "weight_decay": weight_decay}]
     return [
         {"params": parameters, "weight_decay": weight_decay if decay else 0.0}
@@ -243,7 +242,7 @@ def groups_of(
 
 @runtime_checkable
 class MovesWeights(Protocol):
-    """An optimizer whose gradients are taken elsewhere than at the weights that it leaves behind."""
+    """An optimizer whose gradients are computed elsewhere than at its updated weights."""
 
     def to_training_point(self) -> None:
         """Move the weights there; the update of the step moves them back."""
@@ -252,22 +251,22 @@ class MovesWeights(Protocol):
 
 @runtime_checkable
 class KeepsPieces(Protocol):
-    """An optimizer whose state is not that of parameters as they are, but of other pieces."""
+    """An optimizer whose state belongs to other pieces than the parameters' shards."""
 
     def tensors(self, plan: Plan) -> dict[str, Tensor]:
-        """`optimizer.<name>.<moment>` → state of the parameter, for a checkpoint. Collective."""
+        """Return `optimizer.<name>.<moment>` → state of the parameter, for a checkpoint. Collective."""
         ...
 
     def weights(self) -> dict[str, Tensor]:
-        """`model.<name>` → those parameters that are in such pieces too. Collective."""
+        """Return `model.<name>` → parameters that are in such pieces too. Collective."""
         ...
 
     def take_weights(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from parameters that have been read, those of `weights` into these tensors. Collective."""
+        """Resume from loaded parameters, with those of `weights` in these tensors. Collective."""
         ...
 
     def take(self, plan: Plan, tensors: dict[str, Tensor]) -> None:
-        """Go on from the state in these tensors, which have been read. Collective."""
+        """Resume from the loaded state in these tensors. Collective."""
         ...
 
 
@@ -275,7 +274,7 @@ class SeveralOptimizers(Optimizer):
     """Optimizers of different parameters, as one."""
 
     def __init__(self, optimizers: Sequence[Optimizer], tasks: Sequence[str] = ()) -> None:
-        """tasks: whose parameters the last of the optimizers update, one each."""
+        """Combine optimizers. tasks: tasks whose parameters the last optimizers update, one each."""
         super().__init__([group for each in optimizers for group in each.param_groups], {})
         self.optimizers, self.tasks = tuple(optimizers), tuple(tasks)
         self.left_out: Set[str] = frozenset()
@@ -289,8 +288,7 @@ class SeveralOptimizers(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update all parameters, one optimizer after the other, but those of tasks that are `left_out`. closure: not
-        used."""
+        """Update all parameters, one optimizer after the other, except tasks in `left_out`. closure: not used."""
         first = len(self.optimizers) - len(self.tasks)
         for place, each in enumerate(self.optimizers):
             if place < first or self.tasks[place - first] not in self.left_out:
@@ -300,7 +298,7 @@ class SeveralOptimizers(Optimizer):
 
 @op("setup.stack_optimizer", gives="optimizer")
 def of_stack(wrapped: WrappedModel) -> Optimizer:
-    """The optimizer that the stack has wrapped."""
+    """Return the optimizer that the stack has wrapped."""
     assert wrapped.optimizer is not None
     return wrapped.optimizer
 
@@ -317,11 +315,10 @@ def set_group(
     weight_decay: float | None = None,
     own: dict[str, Any] | None = None,
 ) -> Optimizer:
-    """The optimizer, with another learning rate, weight decay or update rule for the parameters that a pattern means,
-    or those of a task.
+    """Set another learning rate, weight decay or update rule for the parameters of a pattern, or of a task.
 
-    own: arguments of the optimizer that they have for themselves. Raises PlanMismatch where the optimizer has put some
-    of them in one group of torch with others.
+    own: arguments of an optimizer of their own. Raises PlanMismatch if the optimizer has put some of them in one group
+    of torch with others.
     """
     args = {"task": task} if task else {"pattern": pattern}
     if own is not None:
@@ -358,10 +355,10 @@ def build_schedule(
     steps: int | None,
     **own: Any,
 ) -> Schedule:
-    """Step index (from 0) → learning rate, with the factor of the phase that the step lies in.
+    """Return the function from step index (from 0) to learning rate, with the factor of the step's phase.
 
-    Lengths in tokens and epochs count from the checkpoint, once a resumed run has read it.
-    own: what the schedule takes besides.
+    Lengths in tokens and epochs count from the checkpoint, once a resumed run has read it. own: further arguments of
+    the schedule.
     """
     args = {"kind": kind, "lr": lr, "steps": steps, **own}
     known: list[tuple[Arithmetic, Rate]] = []

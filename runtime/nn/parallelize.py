@@ -1,4 +1,4 @@
-"""Set-up nodes that spread the model over ranks: tp, cp, ep and FSDP2, with gradients summed, never averaged."""
+"""Set-up nodes that distribute the model over ranks: tp, cp, ep and FSDP2, with gradients summed, never averaged."""
 
 import warnings
 from collections.abc import Iterator
@@ -36,9 +36,10 @@ from xtrain.runtime.nn.transformer import ModelParts, Transformer
 def cut_matrices(
     model: ModelParts, meshes: Meshes, rank: Rank, size: int, sequence: bool, loss: bool, rules: list[dict[str, Any]]
 ) -> None:
-    """Turn every dense parameter into a DTensor over tp. Experts are not: expert parallel spreads them over tp too.
+    """Turn every dense parameter into a DTensor over tp, except experts, which expert parallelism distributes over tp
+    too.
 
-    Raises PlanMismatch if a rule fits another number of modules than the plan says.
+    Raises PlanMismatch if a rule fits another number of modules than in the plan.
     """
     mesh = meshes.dense["tp"]
     assert mesh.size() == size
@@ -56,12 +57,12 @@ def cut_matrices(
         _place(module, mesh)
         if isinstance(module, RMSNorm):
             module.partial = sequence or module.by_head
-        elif isinstance(module, Linear):  # those of experts are of a rank's own tokens in any case
+        elif isinstance(module, Linear):  # experts' Linears always have a rank's own tokens
             module.partial = sequence or module.partial
 
 
 def _place(module: nn.Module, mesh: DeviceMesh, dimension: int | None = None) -> None:
-    """Cut the parameters of a module along a dimension; those that do not have it are whole."""
+    """Cut the parameters of a module along a dimension; parameters without it stay whole."""
     for name, parameter in module.named_parameters(recurse=False):
         whole = dimension is None or dimension >= parameter.ndim
         placement = Replicate() if whole else Shard(dimension)
@@ -71,10 +72,10 @@ def _place(module: nn.Module, mesh: DeviceMesh, dimension: int | None = None) ->
 
 @frozen(eq=False)
 class ContextKernel:
-    """Attention of this rank's positions over all of their rows; `packing` speaks of whole rows.
+    """Attention of this rank's positions over their whole rows, which `packing` describes.
 
-    Ulysses brings together the positions of a ring rank for some of the heads. If that is not yet the whole row,
-    ring attention does the rest, else the kernel of one rank.
+    Ulysses gathers the positions of a ring rank for some of the heads. If that is not yet the whole row, ring attention
+    follows, else the kernel of one rank.
     """
 
     inner: AttentionKernel
@@ -104,7 +105,8 @@ class ContextKernel:
 def spread_attention(
     model: ModelParts, rank: Rank, meshes: Meshes, ring: int, ulysses: int, matches: list[int]
 ) -> None:
-    """Every attention layer works on this rank's positions. Raises PlanMismatch unless there are as many as planned."""
+    """Let every attention layer work on this rank's positions. Raises PlanMismatch unless there are as many as
+    planned."""
     axes = model.axes
     axes.ring = meshes.group("ring") if ring > 1 else None
     axes.ulysses = meshes.group("ulysses") if ulysses > 1 else None
@@ -121,17 +123,17 @@ def spread_attention(
 
 @op("setup.async_tp")
 def overlap_products(rank: Rank, meshes: Meshes) -> None:
-    """Let torch.compile put its fused products, `symm_mem.fused_all_gather_matmul` and `fused_matmul_reduce_scatter`,
-    in the place of tensor parallel's collectives (Inductor's pass `micro_pipeline_tp`).
+    """Let torch.compile use its fused products, `symm_mem.fused_all_gather_matmul` and `fused_matmul_reduce_scatter`,
+    instead of tensor parallelism's collectives (Inductor's pass `micro_pipeline_tp`).
 
-    Raises EnvironmentFault X446 where the device is not one of CUDA.
+    Raises EnvironmentFault X446 on other devices than CUDA.
     """
     if rank.device.type != "cuda":
         message = "parallel.tp.overlap uses memory that CUDA devices share, and the device is cpu: use overlap false"
         raise EnvironmentFault("X446", message)
     config._micro_pipeline_tp = True
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # later versions of torch do so by themselves
+        warnings.simplefilter("ignore", FutureWarning)  # later versions of torch do this themselves
         enable_symm_mem_for_group(meshes.group("tp").group_name)
 
 
@@ -145,9 +147,9 @@ def make_unit(
     offload: bool,
     dimension: int = 0,
 ) -> None:
-    """Shard what no unit inside `module` has sharded, along `dimension` of every parameter, and have gradients added.
+    """Shard what no unit inside `module` has sharded, along `dimension` of every parameter, with summed gradients.
 
-    offload: shards, their gradients and the optimizer state live in host memory.
+    offload: shards, their gradients and the optimizer state are in host memory.
     """
     with _codes_without_gradients():
         fully_shard(
@@ -163,7 +165,7 @@ def make_unit(
 
 
 class _Modules:
-    """Stands for `torch.nn` where FSDP makes parameters of pieces."""
+    """Stand-in for `torch.nn` where FSDP creates parameters from shards."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(nn, name)
@@ -174,8 +176,8 @@ class _Modules:
 
 @contextmanager
 def _codes_without_gradients() -> Iterator[None]:
-    """torch 2.11 makes every piece of a parameter one that has gradients before it asks whether it is to have any:
-    codes, which are whole numbers, cannot have them."""
+    """Let FSDP shard integer codes: torch 2.11 requires gradients of every shard before it checks whether it may have
+    any."""
     module: Any = _fsdp_param
     module.nn = _Modules()
     try:
@@ -185,13 +187,13 @@ def _codes_without_gradients() -> Iterator[None]:
 
 
 def whole_experts(module: nn.Module) -> set[nn.Parameter]:
-    """Parameters of experts that expert FSDP does not shard: a rank owns them alone, no dense mesh has a part in it."""
+    """Return experts' parameters that expert FSDP does not shard: a rank owns them alone, outside of any dense mesh."""
     experts = [m for m in module.modules() if isinstance(m, Experts) and not isinstance(m, FSDPModule)]
     return {parameter for m in experts for parameter in m.parameters()}
 
 
 def sum_gradients(module: nn.Module) -> None:
-    """Make one FSDP module add gradients: neither setting reaches the modules below it (torch 2.11 to 2.13)."""
+    """Make one FSDP module sum gradients: neither setting reaches the modules below it (torch 2.11 to 2.13)."""
     assert isinstance(module, FSDPModule)
     module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(True)
@@ -211,7 +213,7 @@ def shard_blocks(
 ) -> None:
     """Make every module whose name fits `pattern` a unit of its own.
 
-    Raises PlanMismatch unless as many do as the plan says.
+    Raises PlanMismatch unless there are as many as in the plan.
     """
     for _, unit in matching(model, pattern, matches, rank):
         make_unit(unit, meshes.fsdp, compute=compute, reduce=reduce, reshard=reshard, offload=offload)
@@ -219,30 +221,30 @@ def shard_blocks(
 
 @op("setup.parallel.root_fsdp")
 def shard_root(model: ModelParts, meshes: Meshes, compute: str, reduce: str, reshard: bool, offload: bool) -> None:
-    """Shard what the blocks left of every part: embedding, last norm and head, as one unit."""
+    """Shard the rest of every part as one unit: embedding, last norm and head."""
     for part in model.parts:
         make_unit(part, meshes.fsdp, compute=compute, reduce=reduce, reshard=reshard, offload=offload)
         _end_backward(part)
 
 
 def _end_backward(part: Transformer) -> None:
-    """Let the lowest unit that has a backward gather nothing early: FSDP would gather the unit before it, whose turn
-    never comes where nothing is trained from there on."""
+    """Let the lowest unit with a backward prefetch nothing: FSDP would gather the unit before it, which is never used
+    if nothing below is trained."""
     if part.embed_tokens.weight.requires_grad if part.span.embeds else not part.begins_backward:
         return
     trained = (block for block in part.layers.values() if any(p.requires_grad for p in block.parameters()))
     lowest = next(trained, None)
     for module in [part] if lowest is None else lowest.modules():
         if isinstance(module, FSDPModule):
-            module.set_modules_to_backward_prefetch([module])  # itself, which is there
+            module.set_modules_to_backward_prefetch([module])  # itself, which is already gathered
 
 
 @op("setup.parallel.prefetch")
 def gather_early(model: ModelParts, rank: Rank, units: list[int]) -> None:
-    """Let every unit ask for the parameters of the next one before it computes its forward.
+    """Let every unit gather the next unit's parameters before it computes its forward.
 
-    Without it the host asks when it comes to that unit, which is late where it has waited for the device before. units:
-    how many there are on each pipeline coordinate; raises PlanMismatch for another number.
+    Otherwise the host gathers them when it reaches that unit, which is late after waiting for the device. units: their
+    number on each pipeline coordinate; raises PlanMismatch for another number.
     """
     found = 0
     for part in model.parts:
@@ -256,8 +258,8 @@ def gather_early(model: ModelParts, rank: Rank, units: list[int]) -> None:
 
 
 def _in_order(part: Transformer) -> list[tuple[FSDPModule, bool]]:
-    """The units of a part as every forward comes to them, without modules that only training runs; and whether a
-    backward calls them again, when the next unit's turn is over: experts of blocks that are recomputed."""
+    """Return the units of a part in forward order, without modules that only training runs; and True for units that a
+    backward calls again after the next unit's turn: experts of recomputed blocks."""
     found: list[tuple[nn.Module, bool]] = [(part, False)]
     for number, block in part.layers.items():
         if int(number) < part.arch.blocks:
@@ -269,7 +271,7 @@ def _in_order(part: Transformer) -> list[tuple[FSDPModule, bool]]:
 def reshard(model: ModelParts) -> None:
     """Free gathered parameters everywhere.
 
-    After a forward without backward the root keeps them, and `parameters()` would name those instead of the shards.
+    After a forward without backward the root keeps them, and `parameters()` would return these instead of the shards.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -286,11 +288,10 @@ def spread_experts(
     matches: list[int],
     meanwhile: str | None = None,
 ) -> None:
-    """Leave this rank its run of the experts of every layer; tokens of the others' experts are sent to them.
+    """Leave this rank its consecutive experts of every layer; tokens for other experts are sent to their ranks.
 
-    meanwhile: what is computed while they are on their way, the `shared` experts.
-
-    Works on a model without memory. Raises PlanMismatch unless as many modules fit `pattern` as the plan says.
+    meanwhile: computed while tokens are in transit: `shared` experts. Works on the meta device. Raises PlanMismatch
+    unless as many modules fit `pattern` as in the plan.
     """
     mesh = meshes.experts["ep"]
     assert mesh.size() == size
@@ -320,8 +321,8 @@ def shard_experts(
 ) -> None:
     """Make the experts of a layer a unit of their own, sharded along `dimension` of their stacks [E, K, N].
 
-    A rank computes all tokens that come to it, so gradients of the ranks that hold the same experts add up to the
-    whole: they are summed as those of dense parameters are, and divided by nothing.
+    A rank computes all tokens sent to it, so gradients of ranks with the same experts are summed like those of dense
+    parameters, and divided by nothing.
     """
     for _, experts in matching(model, pattern, matches, rank):
         make_unit(

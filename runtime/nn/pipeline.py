@@ -32,11 +32,13 @@ from xtrain.runtime.nn.transformer import ModelParts
 
 @frozen
 class WrappedModel:
-    """forward: the objective of a microbatch, by (None, batch), whose backward gives gradients; it calls the model that
-    it wraps, hooks of modules included. sync_gradients: sum them over ranks in the coming backward, or only add them up
-    on this rank. backward: of what was made of the objective. gradients: where they are not those of the parameters,
-    what this rank alone has of them, summed over ranks. optimizer: what updates the parameters, where the stack wraps
-    that too."""
+    """A model with a stack's wrapper.
+
+    forward: objective of a microbatch, from (None, batch), whose backward gives gradients; it calls the wrapped model,
+    with modules' hooks. sync_gradients: whether the next backward sums gradients over ranks, or only adds them up on
+    this rank. backward: of the objective. gradients: this rank's own gradients, summed over ranks, if they are not the
+    parameters'. optimizer: of the parameters, if the stack wraps it too.
+    """
 
     forward: Callable[[None, ModelBatch], Tensor]
     sync_gradients: Callable[[bool], None]
@@ -46,7 +48,7 @@ class WrappedModel:
 
     @classmethod
     def of(cls, model: ModelParts) -> "WrappedModel":
-        """A model that nothing wraps: where gradients are summed, its units of FSDP do that themselves."""
+        """Return a model without wrapper: its FSDP units, if any, sum gradients themselves."""
         whole = model.whole
 
         def sync_gradients(on: bool) -> None:
@@ -58,11 +60,11 @@ class WrappedModel:
 
 @frozen(kw_only=True, eq=False)
 class Outlines:
-    """Who reads rows along a pipeline, and how the others learn of them.
+    """Readers of rows along a pipeline, and the outline for the other ranks.
 
-    readers: pipeline coordinates that read. group: the pipeline, None where all its ranks read. rows: of a
-    microbatch, [rows, positions] whole. numbers: of rows, that go with it. local_part: what this rank holds of a
-    microbatch of whole rows.
+    readers: pipeline coordinates that read. group: the pipeline; None if all its ranks read. rows: of a microbatch,
+    [rows, positions] whole. numbers: of rows, sent along. local_part: returns this rank's part of a microbatch of whole
+    rows.
     """
 
     rank: Rank
@@ -91,7 +93,7 @@ class Outlines:
         return self.rank.coordinates["pp"] in self.readers
 
     def share(self, microbatches: list[Microbatch], count: int) -> list[Microbatch]:
-        """The `count` microbatches as they are where they were read, without tokens elsewhere. Collective."""
+        """Return the `count` microbatches: unchanged where they were read, without tokens elsewhere. Collective."""
         if self.group is None:
             return microbatches
         rows, positions = self.rows
@@ -104,7 +106,7 @@ class Outlines:
         return [self.local_part(whole) for whole in decode_outline(outline_NBS, self.numbers)]
 
     def completed(self, microbatches: Iterable[Microbatch], count: int) -> Iterator[Microbatch]:
-        """The same for a stream of `count` microbatches, one at a time."""
+        """Yield a stream of `count` shared microbatches, one at a time."""
         reading = iter(microbatches) if self.reads else None
         for _ in range(count):
             yield from self.share([next(reading)] if reading is not None else [], 1)
@@ -150,7 +152,7 @@ class PipelineSchedule:
 
     @property
     def last_rank(self) -> int:
-        """The first rank of the world that holds the last stage."""
+        """The first rank of the world that has the last stage."""
         return self.last_owner * (self.rank.world_size // self.rank.pipeline_ranks)
 
     @property
@@ -159,7 +161,7 @@ class PipelineSchedule:
         return self._owner(self.stages - 1)
 
     def train(self, batches: list[ModelBatch], scale: float) -> Tensor:
-        """Forward and backward of all batches, gradients of `scale` · objective added up and reduced once.
+        """Run forward and backward of all batches; gradients of `scale` · objective are added up and reduced once.
 
         Returns the sum of their `ModelBatch.sums` on the rank of the last stage, zeros on the others.
         """
@@ -168,7 +170,7 @@ class PipelineSchedule:
         schedule = self.schedule_for(len(batches), rows, positions)
         for part in self.model.parts:
             part.inbox.extend(batches)
-        # What is to be cut into microbatches, where a schedule asks for something: nobody reads it.
+        # Schedules want something to cut into microbatches; it is never read.
         numbers = torch.arange(len(batches))
         first = (numbers,) if 0 in self.own else ()
         schedule._loss_fn = lambda objective, _: objective.sum() * scale
@@ -179,14 +181,14 @@ class PipelineSchedule:
         return torch.zeros(self.model.recorded, dtype=self.objective, device=self.rank.device)
 
     def schedule_for(self, count: int, rows: int, positions: int) -> Any:
-        """The schedule of `count` microbatches whose residual stream is [rows, positions, D]."""
+        """Return the schedule of `count` microbatches whose residual stream is [rows, positions, D]."""
         key = (count, rows, positions)
         if key not in self._schedules:
             self._schedules[key] = self._make(*key)
         return self._schedules[key]
 
     def schedules_of(self, count: int) -> list[Any]:
-        """Those of so many microbatches that have been made."""
+        """Return the existing schedules of `count` microbatches."""
         return [schedule for (number, *_), schedule in self._schedules.items() if number == count]
 
     def _make(self, count: int, rows: int, positions: int) -> Any:
@@ -201,7 +203,7 @@ class PipelineSchedule:
                 index,
                 self.stages,
                 self.rank.device,
-                # Shapes are told, not tried out: a trial forward would count tokens and route them a second time.
+                # Shapes are given, not tried: a trial forward would count tokens and route them a second time.
                 input_args=number if index == 0 else stream,
                 output_args=objective if index == self.stages - 1 else stream,
                 group=self.group,
@@ -209,11 +211,11 @@ class PipelineSchedule:
             for part, index in zip(self.model.parts, self.own, strict=True)
         ]
         stage = stages[0] if self.schedule in SINGLE else stages
-        # The loss is divided by the tokens of the whole step already: nothing is to be averaged over microbatches.
+        # The loss is already divided by the tokens of the whole step: nothing is averaged over microbatches.
         return SCHEDULES[self.schedule](stage, count, loss_fn=_unset, scale_grads=False)
 
     def add_gradients(self, batches: Sequence[ModelBatch], *, reduce: bool) -> None:
-        """Forward of all batches, then backward of their objectives, of any shapes; gradients are added up.
+        """Run forward of all batches, then backward of their objectives, of any shapes; gradients are added up.
 
         All forwards come first (GPipe, arXiv 1811.06965): two ranks then send to each other in one order, so that no
         send can wait for another. reduce: FSDP sums them over ranks in the last backward. Collective.
@@ -242,7 +244,7 @@ class PipelineSchedule:
             work.wait()
 
     def _send(self, tensor: Tensor, stage: int, tag: int, sent: list[tuple[dist.Work, Tensor]]) -> None:
-        """Begin to; it is kept until it has arrived."""
+        """Start a send; the tensor is kept until it has arrived."""
         tensor = tensor.contiguous()
         work = dist.isend(tensor, group=self.group, group_dst=self._owner(stage), tag=tag)
         assert work is not None
@@ -251,9 +253,9 @@ class PipelineSchedule:
 
     @torch.no_grad()
     def forward(self, batches: Iterable[ModelBatch]) -> Iterator[tuple[ModelBatch, Tensor | None]]:
-        """Forward every batch through all stages; each with the last stage's output, on its rank. Collective.
+        """Run every batch through all stages; yields it with the last stage's output, on its rank. Collective.
 
-        Batch by batch, stage by stage on every rank: sends that nobody waits for yet can then not lock each other.
+        Batch by batch and stage by stage on every rank, sends that are not awaited yet cannot deadlock.
         """
         sent: list[tuple[dist.Work, Tensor]] = []
         for batch in batches:
@@ -282,12 +284,12 @@ class PipelineSchedule:
         return next(place for place, stages in enumerate(self.owners) if stage in stages)
 
     def _stream_shape(self, batch: ModelBatch) -> tuple[int, int]:
-        """Rows and positions of the residual stream between blocks."""
+        """Return the rows and positions of the residual stream between blocks."""
         rows, positions = batch.shape
         return rows, self.between_blocks(positions)
 
     def between_blocks(self, positions: int) -> int:
-        """How many of a rank's positions of a row it holds between blocks."""
+        """Return the number of positions of a row that a rank has between blocks."""
         tensor = self.model.axes.tensor
         return positions // tensor.size if tensor is not None and tensor.sequence else positions
 
@@ -295,7 +297,7 @@ class PipelineSchedule:
 def forwarded(
     model: ModelParts, pipeline: PipelineSchedule | None, batches: Iterator[ModelBatch]
 ) -> Iterator[ModelBatch]:
-    """Every batch after its forward, through all stages. Collective."""
+    """Yield every batch after its forward through all stages. Collective."""
     if pipeline is None:
         for batch in batches:
             model.whole(None, batch)
@@ -306,7 +308,7 @@ def forwarded(
 
 
 def _without_outputs(schedule: Any) -> dict[str, bool]:
-    """Nobody looks at the outputs. Schedules of older versions of torch keep them all the same."""
+    """Return the argument that drops the outputs, if the schedule has it; older versions of torch keep them."""
     return {"return_outputs": False} if "return_outputs" in signature(schedule.step).parameters else {}
 
 
@@ -320,7 +322,7 @@ def connect_stages(
 ) -> PipelineSchedule:
     """Make this rank's parts stages of a pipeline of `size` ranks.
 
-    Raises EnvironmentFault where torch is too old for the schedule.
+    Raises EnvironmentFault if torch is too old for the schedule.
     """
     check_schedule(schedule, str(torch.__version__))
     owners = plan.node("setup.build_model").args["owners"]
@@ -342,7 +344,7 @@ def connect_stages(
 
 @op("setup.schedule_cache")
 def build_schedules(plan: Plan, pipeline: PipelineSchedule, counts: list[int]) -> None:
-    """Make the schedule of every number of microbatches that training meets, before the first step."""
+    """Build the schedule of every number of microbatches in training, before the first step."""
     loader, mesh = plan.node("setup.loader").args, plan.mesh
     positions = pipeline.between_blocks(loader["sequence"] // (mesh.size("ring") * mesh.size("ulysses")))
     for count in counts:

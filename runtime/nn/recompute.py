@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 aten = torch.ops.aten
 
-# Word of the plan → operators whose results are kept. An exchange is waited for again, which is over at once.
+# Word of the plan → operators whose results are saved. An exchange is awaited again, which is over at once.
 SAVED: Mapping[str, tuple[Any, ...]] = {
     "matmul": (
         aten.mm.default,
@@ -41,29 +41,30 @@ _here = threading.local()
 
 
 def recomputing() -> bool:
-    """Whether this is the second run of a checkpointed function: counters have counted in the first."""
+    """Return True in the second run of a checkpointed function, in which counters must not count again."""
     run = getattr(_here, "run", None)
     return run is not None and run.again
 
 
 def remember(make: Callable[[], Tensor]) -> Tensor:
-    """`make()`; in the second run of a checkpoint that keeps choices, what the first run made in its place."""
+    """Return `make()`, or in the second run of a checkpoint that keeps choices, the first run's result."""
     run = getattr(_here, "run", None)
     return make() if run is None else run.remember(make)
 
 
 def as_one(word: str, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """`make()` as if it were one of the operators of `SAVED[word]`; those that it calls are not kept by themselves."""
+    """Return `make()` as if it were one operator of `SAVED[word]`; the operators that it calls are not saved
+    separately."""
     mode = getattr(_here, "mode", None)
     return make() if mode is None else mode.as_one(word, make)
 
 
 @define(eq=False)
 class RecomputeFunction:
-    """Calls functions so that the backward runs them again.
+    """Checkpointed call of functions.
 
-    save: operators whose results are kept; none: only the arguments are. routes: there are routers in the functions,
-    and keep_choices: what they choose is kept, see `remember`. compiled: the calls are part of what is compiled.
+    save: operators whose results are saved; none: only the arguments are. routes: the functions contain routers, and
+    keep_choices: their choices are saved, see `remember`. compiled: the calls are part of compiled code.
     """
 
     save: frozenset[Any] = frozenset()
@@ -72,10 +73,10 @@ class RecomputeFunction:
     compiled: bool = False
 
     def __call__(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
-        # Nothing in a block draws random numbers, so there is no state of a generator to keep.
+        # No block draws random numbers, so there is no generator state to keep.
         how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
         if self.compiled and self.save:
-            # The compiler knows torch's own contexts, and takes from them what to keep.
+            # The compiler knows torch's own contexts, and reads from them what to save.
             how["context_fn"] = partial(create_selective_checkpoint_contexts, list(self.save))
         elif self.save or self.routes:
             how["context_fn"] = partial(_contexts, self)
@@ -93,8 +94,8 @@ def _contexts(how: RecomputeFunction) -> tuple[AbstractContextManager, AbstractC
 
 
 class _Run:
-    """Marks what runs under it as the first or a second run of one call. A second run can happen more than once:
-    pipelines that take the gradients of inputs and of weights apart go through the block twice."""
+    """Context of the first or second run of one call. A second run can happen more than once: pipelines that compute
+    the gradients of inputs and of weights separately run the block twice."""
 
     def __init__(self, choices: list[Tensor] | None, *, again: bool) -> None:
         self.again, self._choices, self._next = again, choices, 0
@@ -119,17 +120,17 @@ class _Run:
 
 
 class _Results(TorchDispatchMode):
-    """What some operators return, and what is made `as_one`, by operator and by word."""
+    """Results of some operators, and of `as_one` calls, by operator and by word."""
 
     def __init__(self, results: dict[Any, list[Any]]) -> None:
         super().__init__()
         self._results = results
-        self._inside = False  # of what is made as one
+        self._inside = False  # within an `as_one` call
         self._outer: _Results | None = None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """What is compiled inside the block stays so; its operators are not seen here."""
+        """Return True: compiled code in the block stays compiled; its operators are not seen here."""
         return True
 
     def __enter__(self) -> Self:
@@ -158,15 +159,15 @@ class _Results(TorchDispatchMode):
         return self.result(word, inside) if word in self._results else inside()
 
     def result(self, name: Any, make: Callable[[], Any]) -> Any:
-        """What stands for `make()`, of an operator or a word."""
+        """Return the result for `make()` of an operator or a word."""
         raise NotImplementedError
 
 
 class _Keeping(_Results):
-    """Keeps them.
+    """Mode that saves results.
 
-    torch's own contexts (`create_selective_checkpoint_contexts`) compare all operators of both runs, and refuse where
-    FSDP units inside the block gather their parameters in one of them only; and they hand out a result just once.
+    torch's own contexts (`create_selective_checkpoint_contexts`) compare all operators of both runs, and fail if FSDP
+    units inside the block gather their parameters in only one of them; and they return a result only once.
     """
 
     def result(self, name: Any, make: Callable[[], Any]) -> Any:
@@ -176,7 +177,7 @@ class _Keeping(_Results):
 
 
 class _Reusing(_Results):
-    """Gives what was kept instead of making it again, in the order of the calls."""
+    """Mode that returns saved results instead of computing them again, in the order of the calls."""
 
     def __init__(self, results: dict[Any, list[Any]]) -> None:
         super().__init__(results)
@@ -191,7 +192,7 @@ class _Reusing(_Results):
 
 
 def _detached(results: Any) -> Any:
-    # The tensors themselves become part of the graph of the run they are returned in.
+    # The tensors themselves become part of the graph of the run that returns them.
     return tree_map(lambda result: result.detach() if isinstance(result, Tensor) else result, results)
 
 
@@ -209,17 +210,18 @@ class _Both:
 
 
 class TiledModule(nn.Module):
-    """tiles: as of a `Layer`. positions: of a piece; None: all are computed at once."""
+    """A layer that can compute some positions at a time. tiles: as in a `Layer`. positions: of a piece; None: all at
+    once."""
 
     tiles = True
     positions: int | None = None
 
     def of_piece(self, x_BSD: Tensor) -> Tensor:
-        """What it computes of some positions, without anything of other ranks; of the shape and format of `x_BSD`."""
+        """Compute some positions, without communication; returns the shape and format of `x_BSD`."""
         raise NotImplementedError
 
     def in_pieces(self, x_BSD: Tensor) -> Tensor:
-        """The same of all positions."""
+        """Compute all positions piece by piece."""
         positions = self.positions
         if positions is None or positions >= x_BSD.shape[0] * x_BSD.shape[1]:
             return self.of_piece(x_BSD)
@@ -234,9 +236,9 @@ def _trained(module: nn.Module) -> list[nn.Parameter]:
 
 
 class _Kept(torch.autograd.Function):
-    """x itself, kept for the backward of `_InPieces`, before that computes anything: where it is the last thing that a
-    recomputed block needs, the second run ends here. more: a parameter, without which nothing would be kept of an x
-    that has no gradient."""
+    """x itself, saved for the backward of `_InPieces` before any computation: if it is the last tensor that a
+    recomputed block needs, the second run ends here. more: a parameter, without which an x without gradient would
+    not be saved."""
 
     @staticmethod
     def forward(ctx: Any, x_1ND: Tensor, *more: Tensor) -> Tensor:
@@ -252,7 +254,8 @@ class _Kept(torch.autograd.Function):
 
 
 class _InPieces(torch.autograd.Function):
-    """flows: x has a gradient. Those of parameters are summed over pieces in fp32, or in fp64."""
+    """Computation in pieces. flows: x has a gradient. Parameters' gradients are summed over pieces in fp32, or
+    in fp64."""
 
     @staticmethod
     def forward(
@@ -266,7 +269,7 @@ class _InPieces(torch.autograd.Function):
                 out_1PD.copy_(module.of_piece(x_1PD))
             return (out_1ND,)
 
-        # Where products are kept it is one of them, and those inside of it are not.
+        # It counts as one product to save; products inside are not saved.
         (out_1ND,) = as_one("matmul", make)
         return out_1ND
 
@@ -291,7 +294,7 @@ class _InPieces(torch.autograd.Function):
 def _gradients(
     module: TiledModule, x_1PD: Tensor, grad_1PD: Tensor, trained: Sequence[nn.Parameter], *, flows: bool
 ) -> tuple[Tensor | None, Sequence[Tensor | None]]:
-    """Those of a piece's positions, if `flows`, and of the parameters; None: none comes to it."""
+    """Return the gradients of a piece's positions, if `flows`, and of the parameters; None without one."""
     x_1PD = x_1PD.detach().requires_grad_(flows)
     with torch.enable_grad():
         out_1PD = module.of_piece(x_1PD)
@@ -302,6 +305,6 @@ def _gradients(
 
 def _sum(total: Tensor | None, more: Tensor | None) -> Tensor | None:
     if total is None or more is None:
-        # A copy, as two parameters may have one gradient together.
+        # A copy, as two parameters may share one gradient.
         return total if more is None else more.to(torch.promote_types(more.dtype, torch.float32), copy=True)
     return total.add_(more)

@@ -23,10 +23,8 @@ from xtrain.runtime.nn.recompute import recomputing, remember
 
 @frozen(eq=False)
 class Routing:
-    """chosen_TK: int64, experts of every token. weights_TK: what each of their outputs is multiplied with.
-
-    loss: the share of this layer and these tokens in the step's objective; None outside training.
-    """
+    """Routing of tokens. chosen_TK: int64, experts of every token. weights_TK: factors of their outputs. loss: this
+    layer's and these tokens' share of the step's objective; None outside training."""
 
     chosen_TK: Tensor
     weights_TK: Tensor
@@ -34,17 +32,18 @@ class Routing:
 
 
 class ExpertRouter(nn.Module):
-    """Scores = softmax or sigmoid of x · Wᵀ + b, in at least fp32; a token takes the K experts of highest score.
+    """Router: scores = softmax or sigmoid of x · Wᵀ + b, in at least fp32; a token takes the K experts of highest
+    score.
 
     With a balance bias (DeepSeek-V3, arXiv 2412.19437) experts are chosen by score + bias and weighted by score; with
-    groups, among those of the groups whose two best experts have the highest sums.
+    groups, among the groups whose two best experts have the highest sums.
 
-    `loads_E` (int64) and `aux` (fp64) count what was trained on: assignments of this rank's real tokens to experts, and
-    aux losses summed over rows (of a row that several ranks hold, this rank's part). They only grow; who reads them
-    keeps what they were before, and how often counting had `begun` by then.
+    `loads_E` (int64) and `aux` (fp64) count in training: assignments of this rank's real tokens to experts, and aux
+    losses summed over rows (of a row on several ranks, this rank's part). They only grow; readers remember earlier
+    values, and the value of `begun` then.
 
-    `replayed` (int64 [2]) counts, in training, choices that were replayed, and those of them that it would have made
-    otherwise; who reads it begins it anew.
+    `replayed` (int64 [2]) counts, in training, replayed choices, and how many of them differ from the router's own; a
+    reader resets it.
     """
 
     def __init__(self, arch: Architecture, axes: Axes, rows: int, layer: ExpertsLayer) -> None:
@@ -53,7 +52,7 @@ class ExpertRouter(nn.Module):
         self.experts, self.per_token = arch.experts, arch.experts_per_token
         self.sigmoid, self.normalise = arch.router_score == "sigmoid", arch.router_normalise
         self.groups, self.groups_per_token, self.scale = layer.groups, layer.groups_per_token, layer.scale
-        # Means over all rows of a full step and all routers of the model, however many of them are here.
+        # Means over all rows of a full step and all routers of the model, however many are on this rank.
         routers = len(arch.expert_layers)
         self.aux_weight = arch.router_aux_loss / (rows * routers)
         self.z_weight = arch.router_z_loss / (rows * routers)
@@ -63,28 +62,28 @@ class ExpertRouter(nn.Module):
         bias_E = torch.zeros(arch.experts) if layer.has_bias(arch) else None
         self.register_buffer("e_score_correction_bias", bias_E)
         self.e_score_correction_bias: Tensor | None
-        # Plain attributes, no buffers: DDP would overwrite these with those of the first rank.
+        # Plain attributes, not buffers: DDP would overwrite buffers with the first rank's.
         self.loads_E: Tensor | None = None
         self.aux: Tensor | None = None
         self.replayed: Tensor | None = None
         self.begun = 0
-        self.row_factor: Tensor | None = None  # rows of a full step over those of this one; None: all are full
+        self.row_factor: Tensor | None = None  # ratio of a full step's rows to this step's rows; None: all are full
 
     def _apply(self, fn: Any, recurse: bool = True) -> "ExpertRouter":
         super()._apply(fn, recurse)
         bias_E = self.e_score_correction_bias
-        # Steps of the bias are a thousandth; a model cast to bf16 would round them away.
+        # The bias changes by thousandths, which bf16 would round away.
         if bias_E is not None and bias_E.dtype not in (torch.float32, torch.float64):
             self.e_score_correction_bias = bias_E.float()
         return self
 
     def forward(self, x_BSD: Tensor, real_BS: Tensor, known_BSK: Tensor | None = None) -> Routing:
-        """Route every token; those that are not real count in no loss and no load.
+        """Route every token; tokens that are not real count in no loss and no load.
 
-        known_BSK: the numbers from 1 of the experts that a token is sent to, whatever its scores; 0: they are chosen.
+        known_BSK: experts to use whatever the scores, numbered from 1; 0: the router chooses.
         """
         exact = torch.float64 if x_BSD.dtype == torch.float64 else torch.float32
-        # A rank's tokens are its own under tensor parallel too, so its gradient is one summand.
+        # A rank's tokens are its own under tensor parallelism too, so its gradient is one summand.
         weight_ED = local(self.weight, partial=True)
         bias_E = None if self.bias is None else local(self.bias, partial=True).to(exact)
         logits_BSE = F.linear(x_BSD.to(exact), weight_ED.to(exact), bias_E)
@@ -92,7 +91,7 @@ class ExpertRouter(nn.Module):
         chosen_BSK = remember(lambda: self._chosen(scores_BSE, known_BSK, real_BS))
         weights_BSK = scores_BSE.gather(-1, chosen_BSK)
         if self.normalise:
-            # Sigmoids can all be zero; the addend is lost in the rounding of any other sum.
+            # Sigmoids can all be zero; rounding removes the addend from any other sum.
             weights_BSK = weights_BSK / (weights_BSK.sum(-1, keepdim=True) + 1e-20)
         if self.scale != 1:
             weights_BSK = weights_BSK * self.scale
@@ -123,10 +122,10 @@ class ExpertRouter(nn.Module):
         return scores_BSE.topk(self.per_token).indices
 
     def _loss(self, logits_BSE: Tensor, scores_BSE: Tensor, chosen_BSK: Tensor, real_BS: Tensor) -> Tensor:
-        """Per row, with f the shares of its assignments and P its mean probabilities: E · Σ f·P (Switch Transformers,
-        arXiv 2101.03961, eq. 4), and the mean of logsumexp² (ST-MoE, arXiv 2202.08906, eq. 5).
+        """Return the loss per row, with f the shares of its assignments and P its mean probabilities: E · Σ f·P (Switch
+        Transformers, arXiv 2101.03961, eq. 4), and the mean of logsumexp² (ST-MoE, arXiv 2202.08906, eq. 5).
 
-        f and the number of tokens speak of the whole row, the sums over tokens of this rank's part of it.
+        f and the number of tokens are of the whole row, the sums over tokens of this rank's part of it.
         """
         with torch.no_grad():
             taken_BSE = torch.zeros_like(scores_BSE, dtype=torch.bool).scatter_(-1, chosen_BSK, True)
@@ -134,7 +133,7 @@ class ExpertRouter(nn.Module):
             counts = torch.cat((loads_BE, real_BS.sum(1, keepdim=True)), dim=1)
             if self.axes.row is not None:
                 counts = all_reduce(counts, self.axes.row)
-            # A row without real tokens has sums of zero, whatever they are divided by.
+            # A row without real tokens has sums of zero, whatever the divisor.
             tokens_B1 = counts[:, self.experts :].clamp(min=1)
             shares_BE = counts[:, : self.experts] / (tokens_B1 * self.per_token).to(scores_BSE.dtype)
         unreal_BS1 = ~real_BS[..., None]
@@ -150,7 +149,7 @@ class ExpertRouter(nn.Module):
         return loss if self.row_factor is None else loss * self.row_factor.to(loss.dtype)
 
     def begin_anew(self) -> None:
-        """Forget what was counted."""
+        """Reset the counts."""
         self.loads_E = self.aux = None
         self.begun += 1
 
@@ -164,8 +163,10 @@ class ExpertRouter(nn.Module):
 
 
 def attach(x: Tensor, loss: Tensor) -> Tensor:
-    """`x`, whose backward also takes the gradient of `loss`, with factor one: the loss joins the objective where it
-    arises, whatever comes after it and on whatever rank."""
+    """Return `x`; its backward also takes the gradient of `loss`, with factor one.
+
+    The loss joins the objective where it is computed, whatever comes after it and on whatever rank.
+    """
     return _Attach.apply(x, loss)  # pyright: ignore[reportReturnType]
 
 
@@ -185,7 +186,7 @@ ExpertsCall = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 @frozen(eq=False)
 class ByExpert:
-    """The assignments of tokens in order of expert, then of token.
+    """Assignments of tokens sorted by expert, then by token.
 
     order_N: the assignment at each place. inverse_N: the place of each assignment. counts_E: assignments of an expert.
     """
@@ -198,7 +199,7 @@ class ByExpert:
     def of(cls, expert_N: Tensor, experts: int) -> "ByExpert":
         sorted_N, order_N = expert_N.sort(stable=True)
         numbers_E = torch.arange(experts, device=expert_N.device)
-        # Without asking the device: bincount would wait for it.
+        # bincount would wait for the device.
         ends_E = torch.searchsorted(sorted_N, numbers_E, right=True)
         return cls(order_N, _inverse(order_N), ends_E.diff(prepend=ends_E.new_zeros(1)))
 
@@ -212,11 +213,11 @@ def to_experts(
     keys_TK: Tensor | None = None,
     meanwhile: Callable[[], None] | None = None,
 ) -> Tensor:
-    """What the chosen experts make of every token, [T, K, D].
+    """Return the results of the chosen experts for every token, [T, K, D].
 
-    experts: (rows in order of expert [M, D], rows of each expert [L], keys of rows [M]) → rows. count: E, of which each
-    rank of `group` holds an equal run. keys_TK: numbers that go with the rows, if there are any. meanwhile: called
-    while rows are on their way to other ranks.
+    experts: (rows sorted by expert [M, D], rows of each expert [L], keys of rows [M]) → rows. count: E; each rank of
+    `group` has equally many consecutive experts. keys_TK: numbers sent with the rows, if any. meanwhile: called while
+    rows are in transit.
     """
     tokens, per_token = chosen_TK.shape
     way = ByExpert.of(chosen_TK.flatten(), count)
@@ -229,9 +230,9 @@ def to_experts(
 
 
 def _spread_over(group: ProcessGroup, experts: ExpertsCall, meanwhile: Callable[[], None] | None) -> ExpertsCall:
-    """The experts of all ranks: rows are sent to where their experts are, computed there, and sent back.
+    """Return a call of the experts of all ranks: rows are sent to their experts, computed there, and sent back.
 
-    A rank may get no row at all, and takes part all the same.
+    A rank takes part even without rows.
     """
 
     def call(rows_ND: Tensor, counts_E: Tensor, keys_N: Tensor | None) -> Tensor:
@@ -247,7 +248,7 @@ def _spread_over(group: ProcessGroup, experts: ExpertsCall, meanwhile: Callable[
             rows_MD = halves.begun(rows_ND)
             meanwhile()
             rows_MD = halves.ended(rows_MD)
-        # They come in order of sender, then of expert.
+        # They arrive sorted by sender, then by expert.
         expert_M = torch.arange(own, device=rows_ND.device).repeat(size)
         way = ByExpert.of(expert_M.repeat_interleave(theirs_E, output_size=sum(received)), own)
         keys_M = None if keys_N is None else all_to_all(keys_N, group, received, sent)[way.order_N]
@@ -258,12 +259,12 @@ def _spread_over(group: ProcessGroup, experts: ExpertsCall, meanwhile: Callable[
 
 
 def even(rows: int, parts: int) -> list[int]:
-    """`rows` dealt out evenly, which is what a router is trained to do."""
+    """Return `rows` distributed evenly, which a router is trained to do."""
     return [rows // parts + (part < rows % parts) for part in range(parts)]
 
 
 def permute(x_ND: Tensor, index_N: Tensor, inverse_N: Tensor) -> Tensor:
-    """Row `index_N[i]` of x at place i; the gradient goes back by `inverse_N`."""
+    """Return rows `x_ND[index_N]`; the gradient is permuted by `inverse_N`."""
     return _Permute.apply(x_ND, index_N, inverse_N)  # pyright: ignore[reportReturnType]
 
 
@@ -285,7 +286,7 @@ class _Permute(torch.autograd.Function):
 
 
 class _Spread(torch.autograd.Function):
-    """Every token once for each of its K assignments, in order of expert."""
+    """Copies of every token for its K assignments, sorted by expert."""
 
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, order_N: Tensor, inverse_N: Tensor, per_token: int) -> Tensor:

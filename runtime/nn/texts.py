@@ -21,14 +21,14 @@ from xtrain.runtime.feed.tokenizers import TextTokenizer
 
 
 def planned_template(plan: Plan) -> str:
-    """The template of the conversations that a plan reads, `auto` where it reads none or by several templates."""
+    """Return the template of the conversations that a plan reads; `auto` without one or with several."""
     reads = [node.args["reads"] for node in plan.nodes if node.op == "setup.data"]
     found = {each["template"] for each in reads if "template" in each}
     return found.pop() if len(found) == 1 else "auto"
 
 
 def planned_arguments(plan: Plan, template: str) -> Arguments:
-    """Return what a template is given for all conversations that a plan reads by it; () where these differ."""
+    """Return the further arguments of a template in all conversations that a plan reads with it; () if they differ."""
     reads = [node.args["reads"] for node in plan.nodes if node.op == "setup.data"]
     found = [named_values(each.get("template_arguments", {})) for each in reads if each.get("template") == template]
     return found[0] if found and all(each == found[0] for each in found) else ()
@@ -36,17 +36,17 @@ def planned_arguments(plan: Plan, template: str) -> Arguments:
 
 @frozen(kw_only=True)
 class Chat:
-    """A template, and the turn of the system that conversations begin with; "": none."""
+    """A template, and the system message that conversations begin with; "": none."""
 
     template: ChatTemplate
     tokenizer: TextTokenizer
     system: str = ""
 
     def prompt(self, said: str) -> list[int]:
-        """The tokens of a conversation in which a user has said something, up to where the answer begins.
+        """Return the tokens of a conversation with one user message, up to where the answer begins.
 
-        Raises DataError where the template does not take it or leaves it out, and for texts that spell a special token:
-        such turns are in no data either.
+        Raises DataError if the template refuses it or leaves it out, and for texts that spell a special token, which
+        data cannot have either.
         """
         messages: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         messages.append({"role": "user", "content": said})
@@ -63,7 +63,7 @@ class Chat:
 
     @property
     def closing(self) -> str:
-        """What the template writes behind an answer; "" where it writes nothing, or in ways that leave it open."""
+        """Text that the template writes after an answer; "" without one, or if it is ambiguous."""
         question: Message = {"role": "user", "content": "a"}
         (answer,) = unused([question], 1)
         said: list[Message] = [question, {"role": "assistant", "content": answer}]
@@ -82,21 +82,22 @@ class Chat:
         return reserved(self.tokenizer, self.template)
 
 
-# So many tokens before new ones are decoded with them: tokenizers write some tokens otherwise where a text begins.
+# Number of earlier tokens to decode with new ones: tokenizers write some tokens differently at the beginning of a text.
 CONTEXT = 5
 BROKEN = "\ufffd"
 
 
 @frozen
 class TextEnds:
-    """What ends a text besides eos: tokens, and texts, which are not part of it."""
+    """Ends of a text in addition to eos: tokens, and texts, which are not part of it."""
 
     tokens: frozenset[int]
     texts: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, tokenizer: TextTokenizer, texts: Iterable[str] = ()) -> Self:
-        """A text that is the name of a special token is that token: it is in no text that is decoded."""
+        """Return the ends. A text that is the name of a special token becomes that token, which decoded text never
+        contains."""
         tokens, others = {tokenizer.eos}, []
         for text in texts:
             ids = tokenizer.encode_rendered([text])[0].ids.tolist()
@@ -109,9 +110,9 @@ class TextEnds:
 
 @define(eq=False)
 class Continuation:
-    """What follows a prompt. Characters are part of `text` once all their bytes are there.
+    """Text after a prompt. Characters are added to `text` once all their bytes have come.
 
-    most: tokens that are added at most. done: nothing follows. cut: as it has so many, without an end.
+    most: largest number of tokens. done: the text has ended. cut: it ended at that number, without an end token.
     """
 
     tokenizer: TextTokenizer
@@ -132,7 +133,7 @@ class Continuation:
         self._known = len(self._ids)
 
     def add(self, token: int) -> None:
-        """Take the next token; those behind the end are of no account."""
+        """Add the next token; ignored after the end."""
         if self.done:
             return
         if token in self.ends.tokens:
@@ -146,13 +147,13 @@ class Continuation:
             self.finish()
 
     def finish(self) -> None:
-        """Nothing follows."""
+        """End the text."""
         if not self.done:
             self._read(whole=True)
             self.done = True
 
     def _read(self, *, whole: bool) -> None:
-        """Decode what is new. Half a character waits for its other bytes, unless there are none to come (`whole`)."""
+        """Decode new tokens. An incomplete character waits for its other bytes, unless none will come (`whole`)."""
         before = self.tokenizer.decode(self._ids[self._begin : self._known])
         after = self.tokenizer.decode(self._ids[self._begin :])
         if len(after) <= len(before) or (after.endswith(BROKEN) and not whole):
@@ -166,19 +167,19 @@ class Continuation:
             self.done = True
 
     def news(self) -> str:
-        """What has become certain since the last call: not what may be the beginning of an end."""
+        """Return the text that has become certain since the last call, without a possible beginning of an end."""
         upto = len(self.text) if self.done else len(self.text) - self._doubtful()
         new = self.text[self._shown : upto]
         self._shown = max(self._shown, upto)
         return new
 
     def _doubtful(self) -> int:
-        """Characters at the end of the text that begin a text which would end it."""
+        """Return the number of characters at the end of the text that may begin an end."""
         return max((_overlap(self.text, end) for end in self.ends.texts), default=0)
 
 
 def _overlap(text: str, end: str) -> int:
-    """The most characters at the end of `text` that `end` begins with, without being all of it."""
+    """Return the length of the longest end of `text` that is a beginning of `end`, but not all of it."""
     return next((count for count in range(min(len(end) - 1, len(text)), 0, -1) if text.endswith(end[:count])), 0)
 
 
@@ -187,14 +188,14 @@ NO_TOKEN: Final = -1
 
 @frozen(kw_only=True)
 class Sampling:
-    """How tokens are drawn.
+    """Settings of the choice of tokens.
 
-    temperature: logits are divided by it; 0: the likeliest token. top_k: from so many of the likeliest; None: from
-    all. top_p: from the fewest that have this share of the probability together (Holtzman et al. 2020, arXiv
-    1904.09751). min_p: from those with at least this share of the probability of the likeliest (Nguyen et al. 2024,
-    arXiv 2407.01082). seed: of the draws of every row, which are then the same whatever other rows there are.
+    temperature: divisor of logits; 0: the likeliest token. top_k: choose among the likeliest k; None: all. top_p: among
+    the fewest with this total probability (Holtzman et al. 2020, arXiv 1904.09751). min_p: among those with at least
+    this share of the likeliest token's probability (Nguyen et al. 2024, arXiv 2407.01082). seed: of the draws of every
+    row, which do not depend on other rows.
 
-    Raises ValueError for numbers that are none of these.
+    Raises ValueError for invalid numbers.
     """
 
     temperature: float = 1.0
@@ -214,9 +215,9 @@ class Sampling:
             raise ValueError(problem)
 
     def candidates(self, logits_BV: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Weights [B, N], 0 of what is left out, and the tokens that they are of; None: all in order.
+        """Return weights [B, N], 0 for left-out tokens, and their tokens; None: all in order.
 
-        One setting works on what those before have left, in the order of the attributes.
+        Each setting applies to the tokens that the previous ones left, in the order of the attributes.
         """
         scores_BN, tokens_BN = logits_BV / self.temperature, None
         if self.top_k is not None and self.top_k < logits_BV.shape[1]:
@@ -232,7 +233,7 @@ class Sampling:
         return weights_BN, tokens_BN
 
     def left_out(self, logits_BV: Tensor, logprob_BV: Tensor) -> Tensor:
-        """The probability [B] of what is no candidate. logprob_BV: of logits / temperature."""
+        """Return the total probability [B] of left-out tokens. logprob_BV: of logits / temperature."""
         if self.top_k is None and self.top_p == 1 and not self.min_p:
             return logprob_BV.new_zeros(len(logprob_BV))
         weights_BN, tokens_BN = self.candidates(logits_BV)
@@ -252,13 +253,13 @@ class Draws:
         return cls(sampling, [random.Random(sampling.seed) for _ in range(rows)])
 
     def next(self, logits_BV: Tensor) -> Tensor:
-        """A token [B] for every row; NO_TOKEN where logits are NaN or infinite. A row takes one random number, whatever
-        there is to choose from."""
+        """Return a token [B] for every row; NO_TOKEN if logits are NaN or infinite. A row takes one random number,
+        whatever the candidates."""
         best_B1 = logits_BV.amax(-1, keepdim=True)
         known_B1 = best_B1.isfinite()  # others may be -inf, as of tokens that never follow
         if self.sampling.temperature == 0:
             tokens_B = logits_BV.argmax(-1)
-        else:  # below the largest, so that none is too large when it is divided by a low temperature
+        else:  # minus the largest, so that none overflows when divided by a low temperature
             tokens_B = self._drawn((logits_BV - best_B1).where(known_B1, 0))
         return tokens_B.where(known_B1[:, 0], NO_TOKEN)
 
@@ -268,14 +269,15 @@ class Draws:
         ends_BN = running_sums(weights_BN, torch.float64)
         shares_B = torch.tensor([each.random() for each in self.generators], dtype=torch.float64)
         whole_B1 = ends_BN[:, -1:]
-        # Below the whole, so that a candidate of weight 0 behind the last one is never hit.
+        # Below the total, so that a candidate of weight 0 after the last one is never hit.
         targets_B1 = torch.minimum(shares_B.to(whole_B1.device)[:, None] * whole_B1, whole_B1.nextafter(0 * whole_B1))
         places_B1 = torch.searchsorted(ends_BN, targets_B1, right=True)
         return (places_B1 if tokens_BN is None else tokens_BN.gather(1, places_B1))[:, 0]
 
 
 def running_sums(x_BN: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Along the last dim. CUDA has no algorithm that gives the same each time: where no other may be, the host sums."""
+    """Return cumulative sums along the last dim. CUDA has no deterministic algorithm: in deterministic mode the host
+    sums."""
     if x_BN.is_cuda and torch.are_deterministic_algorithms_enabled():
         return x_BN.cpu().cumsum(-1, dtype=dtype).to(x_BN.device)
     return x_BN.cumsum(-1, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Decoder-only transformer of every family, and the parts of it that a rank holds, one for each pipeline stage."""
+"""Decoder-only transformer of every family, and the parts of it that a rank has, one for each pipeline stage."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ class HasParameters(Protocol):
 
 
 class TeacherForward(Protocol):
-    """A model on the same ranks whose distribution the head of the student is trained on."""
+    """A model on the same ranks whose distribution the student's head is trained on."""
 
     @property
     def model(self) -> HasParameters: ...
@@ -44,7 +44,7 @@ class TeacherForward(Protocol):
         ...
 
     def let_go(self) -> None:
-        """Free what has been gathered."""
+        """Free the gathered parameters."""
         ...
 
 
@@ -62,7 +62,7 @@ class Transformer(nn.Module):
     """One stage of the model, or all of it: token ids or the residual stream in, losses or the residual stream out.
 
     `layers` is a dict by layer number, so that a part of the model keeps the names of the whole. A tied head is the
-    embedding, and modules that predict further tokens read it; a stage that predicts holds a copy of it for both.
+    embedding, and modules that predict further tokens read it; a stage that predicts has a copy of it for both.
     """
 
     def __init__(
@@ -94,32 +94,32 @@ class Transformer(nn.Module):
                 self.score = Linear(arch.dim, 1)
             elif not arch.tie_embeddings or arch.head_matrices:
                 self.lm_head = Linear(arch.dim, arch.vocab)
-                if arch.tie_embeddings:  # what an adapter has beside it
+                if arch.tie_embeddings:  # the embedding's weight; only the adapter is here
                     self.lm_head.register_parameter("weight", None)
                 put_on_head(self, arch, axes)
-        # A pipeline's schedule passes on tensors alone: batches wait here, and come in this order on every stage.
+        # A pipeline's schedule passes only tensors: batches wait here, and come in this order on every stage.
         self.inbox: deque[ModelBatch] = deque()
         self.splits_backward = False
-        # In a pipeline, whose schedule expects gradients of all that stages pass on: nothing before this stage is
-        # trained, nor anything of the first stage.
+        # In a pipeline, whose schedule expects gradients of everything that stages pass on: True if nothing before this
+        # stage is trained, nor anything of the first stage.
         self.begins_backward = False
         self.drops = False
-        # Of the modules that predict further tokens: what the mean of their losses counts.
+        # Weight of the mean loss of modules that predict further tokens.
         self.further_weight = 0.0
         self.noise: EmbeddingNoise | None = None
-        self.temperature = 1.0  # of the distribution that losses are taken of in training
+        self.temperature = 1.0  # of the distribution that losses use in training
         self.teacher: TeacherForward | None = None
 
     def forward(self, x_BSD: Tensor | None, batch: ModelBatch | None = None) -> Tensor:
-        """The residual stream [B, S, D] for the next stage; on the last one the objective [1], summed over the valid
-        tokens of the batch, or with a cache the logits [B, V] behind every row. Without a batch, the next one of the
-        inbox.
+        """Return the residual stream [B, S, D] for the next stage; on the last stage the objective [1], summed over the
+        valid tokens of the batch, or with a cache the logits [B, V] after every row. Without a batch it takes the
+        next one of the inbox.
 
-        The head runs inside this forward, so that sharded weights are whole when the chunked loss reads them.
+        The head runs inside this forward, so that sharded weights are gathered when the chunked loss reads them.
         """
         if batch is None:
             batch = self.inbox.popleft()
-        # What is embedded has no name here: where no backward needs it, it is freed behind the first block.
+        # The embedded tokens have no variable here: without a backward they are freed after the first block.
         if not self.begins_backward or not torch.is_grad_enabled():
             return self._decode(*self._through_blocks(self._embedded(x_BSD, batch), batch), batch)
         out = self._decode(*self._through_blocks(self._embedded(x_BSD, batch).detach(), batch), batch)
@@ -135,15 +135,15 @@ class Transformer(nn.Module):
         return x_BSD
 
     def embed(self, ids_BS: Tensor) -> Tensor:
-        """The residual stream [B, S, D] before the first block."""
+        """Return the residual stream [B, S, D] before the first block."""
         x_BSD = self.embed_tokens(ids_BS)
         if (scale := self.arch.ends.embedding_scale) is None:
             return x_BSD
-        # Rounded as transformers rounds it, which has it in fp32 first.
+        # Rounded as in transformers, which has it in fp32 first.
         return x_BSD.mul_(torch.tensor(scale, dtype=torch.float32).to(x_BSD.dtype).item())
 
     def _noisy(self, x_BSD: Tensor, batch: ModelBatch) -> Tensor:
-        """With noise, in training alone; of positions cut over tensor-parallel ranks, that of this rank's."""
+        """Add noise, in training only; with positions cut over tensor-parallel ranks, for this rank's positions."""
         if self.noise is None or batch.place_B is None:
             return x_BSD
         keys_BS = self._keys(batch, x_BSD.device)
@@ -154,7 +154,7 @@ class Transformer(nn.Module):
         return self.noise.add(x_BSD, keys_BS)
 
     def _blocks(self) -> Iterator[DecoderBlock]:
-        """Those of the model itself."""
+        """Yield the blocks of the model itself."""
         for name, block in self.layers.items():
             assert isinstance(block, DecoderBlock)
             if int(name) < self.arch.blocks:
@@ -162,7 +162,7 @@ class Transformer(nn.Module):
 
     @property
     def _further(self) -> list[DecoderBlock]:
-        """Those that predict further tokens."""
+        """The blocks that predict further tokens."""
         found = [block for name, block in self.layers.items() if int(name) >= self.arch.blocks]
         assert all(isinstance(block, DecoderBlock) for block in found)
         return found  # type: ignore[return-value]
@@ -173,23 +173,24 @@ class Transformer(nn.Module):
         return [int(name) for name, block in self.layers.items() if int(name) in self.arch.expert_layers]
 
     def rotations(self, positions_BS: Tensor, dtype: torch.dtype) -> dict[RotaryAngles | None, Rotation | None]:
-        """What its blocks turn queries and keys by, by their angles."""
+        """Return the rotations of its blocks, by their angles."""
         angles = dict.fromkeys(block.angles for block in self._blocks())
         return {each: None if each is None else Rotation.of(positions_BS, each, dtype) for each in angles}
 
     def hidden(self, batch: ModelBatch) -> Tensor:
-        """What the head of a whole model reads [B, S, D]: the residual stream behind the last norm."""
+        """Return the head's input of a whole model, [B, S, D]: the residual stream after the last norm."""
         return self.norm(self._through_blocks(self._embedded(None, batch), batch)[0])
 
     def _through_blocks(self, x_BSD: Tensor, batch: ModelBatch) -> tuple[Tensor, Callable[..., Tensor]]:
-        """The residual stream behind the blocks of the model itself, and how further ones are called."""
+        """Return the residual stream after the blocks of the model itself, and the function that calls further ones."""
         call = self._caller(x_BSD, batch)
         for block in self._blocks():
             x_BSD = call(block, x_BSD)
         return x_BSD, call
 
     def _caller(self, x_BSD: Tensor, batch: ModelBatch) -> Callable[..., Tensor]:
-        """How a block is called with a residual stream, and with ids of later tokens where it predicts further ones."""
+        """Return the function that calls a block with a residual stream, and with ids of later tokens for one that
+        predicts further tokens."""
         rotations = self.rotations(batch.positions_BS, x_BSD.dtype)
         packing = batch.packing
         if (tasks := self.axes.tasks) is not None:
@@ -207,14 +208,15 @@ class Transformer(nn.Module):
         return call
 
     def _known_experts(self, batch: ModelBatch) -> dict[int, Tensor]:
-        """Of the layers with experts those that tokens were sent to when they were sampled, as of a router."""
+        """Return the recorded experts of sampled tokens for each layer with experts, in the form that a router
+        takes."""
         if EXPERTS not in batch.columns:
             return {}
         of_layers = batch.columns[EXPERTS].split(self.arch.experts_per_token, 2)
         return dict(zip(self.arch.expert_layers, of_layers, strict=True))
 
     def _decode(self, x_BSD: Tensor, call: Callable[..., Tensor], batch: ModelBatch) -> Tensor:
-        """x_BSD: behind the last block. call: of further ones."""
+        """Compute the end of the stage. x_BSD: after the last block. call: of further blocks."""
         if not self.span.predicts:
             return x_BSD
         if self.arch.head == "reward":
@@ -236,7 +238,7 @@ class Transformer(nn.Module):
         assert batch.labels_BS is not None
         hidden_BSD = column_parallel_input(hidden_BSD, self.axes.tensor)
         hidden_TD, labels_T = hidden_BSD.flatten(0, 1), batch.labels_BS.flatten()
-        if batch.labels_BS.dim() == 3:  # several labels of each position
+        if batch.labels_BS.dim() == 3:  # several labels per position
             hidden_TD = hidden_TD.repeat_interleave(batch.labels_BS.shape[2], dim=0)
         each = batch.dataset_B is not None or batch.each
         weight_VD, factors = self.head_weight(), self._head_factors(batch, len(hidden_TD))
@@ -257,14 +259,14 @@ class Transformer(nn.Module):
             terms = token_losses(hidden_TD, weight_VD, labels_T, head, each=each, columns=columns, factors=factors)
         objective, recorded = terms.objective, terms.recorded
         if normed_BSD is not None:
-            del x_BSD, hidden_BSD, hidden_TD  # what a backward needs of them is kept
+            del x_BSD, hidden_BSD, hidden_TD  # a backward keeps what it needs of them
             objective, recorded = self._with_further(further, call, normed_BSD, objective, batch)
         batch.cross_entropy, batch.recorded = terms.cross_entropy, recorded
         if batch.dataset_B is not None and terms.each_T is not None:
             batch.row_losses = RowLosses.of(batch.dataset_B, batch.labels_BS, terms.each_T)
         if batch.each and terms.each_T is not None:
             batch.losses_BS = terms.each_T.view_as(batch.labels_BS)
-        return torch.stack((objective,))  # FSDP wants no view
+        return torch.stack((objective,))  # FSDP accepts no view
 
     def _with_further(
         self,
@@ -274,8 +276,8 @@ class Transformer(nn.Module):
         objective: Tensor,
         batch: ModelBatch,
     ) -> tuple[Tensor, Tensor]:
-        """The objective with the mean of the losses of modules that predict further tokens, in their weight; and what
-        is recorded: it, and the loss of each. x_BSD: what the head reads of the model."""
+        """Return the objective plus the weighted mean loss of modules that predict further tokens, and the recorded
+        values: the objective and the loss of each. x_BSD: input of the head."""
         head, losses = evolve(self._head(), z_weight=0.0), list[Tensor]()
         for depth, block in enumerate(further, start=1):
             x_BSD = call(block, x_BSD, batch.columns[f"{LATER}/{depth}"])
@@ -283,13 +285,13 @@ class Transformer(nn.Module):
             labels_T = batch.columns[f"{LATER_LABELS}/{depth}"].flatten()
             factors = self._head_factors(batch, len(hidden_TD))
             terms = token_losses(hidden_TD, self.head_weight(), labels_T, head, factors=factors)
-            del hidden_TD  # where it is another tensor than what the next module takes
+            del hidden_TD  # if it is another tensor than the next module's input
             objective = objective + self.further_weight / len(further) * terms.objective
             losses.append(terms.cross_entropy)
         return objective, torch.stack((objective.detach(), *losses))
 
     def _rewarded(self, x_BSD: Tensor, batch: ModelBatch) -> Tensor:
-        """The objective [1] of a head of rewards; only what it takes of the residual stream is normed."""
+        """Return the objective [1] of a reward head; only the positions that it reads are normalized."""
         term, units, positions = self.head.term, batch.units, batch.shape[1]
         assert isinstance(term, RewardTerm) and units is not None
         weight_1D = local(self.score.weight, partial=self.score.partial)
@@ -302,17 +304,17 @@ class Transformer(nn.Module):
         return torch.stack((objective,))
 
     def _keys(self, batch: ModelBatch, device: torch.device) -> Tensor:
-        """Numbers of the tokens of a run, int64 [B, S]."""
+        """Return the numbers of a run's tokens, int64 [B, S]."""
         assert batch.place_B is not None
         in_row_BS = torch.arange(batch.shape[1]) if batch.in_row_BS is None else batch.in_row_BS
         return token_keys(batch.place_B.to(device, non_blocking=True), in_row_BS.to(device, non_blocking=True))
 
     def head_weight(self) -> Tensor:
-        """[V, D], of this rank's piece of the vocabulary."""
+        """Return the weight [V, D] of this rank's piece of the vocabulary."""
         return local((self.embed_tokens if self.arch.tie_embeddings else self.lm_head).weight)
 
     def _head_factors(self, batch: ModelBatch, tokens: int) -> tuple[HeadFactors, ...]:
-        """What adapters add to the logits of so many tokens, as many of each row of the batch."""
+        """Return the adapters' summands of the logits of `tokens` tokens, equally many per row."""
         if not self.arch.head_matrices or self.axes.without_adapter:
             return ()
         head, routing, rows = self.lm_head, self.axes.tasks, batch.shape[0]
@@ -327,7 +329,7 @@ class Transformer(nn.Module):
 
 @frozen(eq=False)
 class QuantisedParameter:
-    """A parameter that a module has as bytes. name: in the whole model; key: in the module."""
+    """A parameter that a module stores as bytes. name: in the whole model; key: in the module."""
 
     name: str
     module: nn.Module
@@ -336,15 +338,15 @@ class QuantisedParameter:
 
     @property
     def parameter(self) -> nn.Parameter:
-        """As FSDP may have put another in its place."""
+        """The current parameter, as FSDP may have replaced it."""
         return self.module.get_parameter(self.key)
 
 
 @frozen(eq=False)
 class ModelParts:
-    """Parts in the order of the pipeline; their parameters bear the names they have in the whole model.
+    """Parts of the model in the order of the pipeline; parameters have their names in the whole model.
 
-    group: of parameters, for whose own optimizer they are; empty for that of the others.
+    group: parameter group whose own optimizer is being built; empty for the others' optimizer.
     """
 
     parts: tuple[Transformer, ...]
@@ -353,20 +355,19 @@ class ModelParts:
 
     @property
     def whole(self) -> Transformer:
-        """The model, where it is not cut into stages."""
+        """The model, if it is not cut into stages."""
         (model,) = self.parts
         return model
 
     @property
     def recorded(self) -> int:
-        """How many sums of losses a microbatch leaves: of the cross-entropy, and of what is minimised and measured
-        besides."""
+        """Number of loss sums per microbatch: of the cross-entropy, and of the objective and metrics."""
         head = self.parts[0].head
         return 1 if head.term is None and not head.z_weight and not self.measured else 2 + len(self.measured)
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """What the loss measures beside itself, by name."""
+        """Names of the loss's metrics."""
         term = self.parts[0].head.term
         if further := self.parts[0].arch.mtp:
             return further_metrics(further)
@@ -374,12 +375,12 @@ class ModelParts:
 
     @property
     def measures_units(self) -> bool:
-        """Whether that is measured of sequences or pairs, and not of tokens."""
+        """True if these metrics are over sequences or pairs, not tokens."""
         return isinstance(self.parts[0].head.term, UnitTerm | RewardTerm)
 
     @property
     def predicts(self) -> bool:
-        """Whether its head gives logits, and so a cross-entropy; else one gives rewards."""
+        """True if its head gives logits, and so a cross-entropy; otherwise it gives rewards."""
         return self.parts[0].arch.head == "vocabulary"
 
     def minimise(self, term: Objective) -> None:
@@ -388,13 +389,12 @@ class ModelParts:
             part.head = evolve(part.head, term=term)
 
     def with_adapter_of(self, task: str | None) -> AbstractContextManager[None]:
-        """Meanwhile rows whose datasets are not told apart go through the adapter of a task, of several; None: through
-        none."""
+        """Route rows without dataset numbers through the adapter of a task within the block; None: through none."""
         return nullcontext() if self.axes.tasks is None else self.axes.tasks.all_of(task)
 
     @contextmanager
     def without_adapter(self) -> Iterator[None]:
-        """Meanwhile the model under the adapter, or all adapters, is computed alone."""
+        """Compute the model without adapters within the block."""
         self.axes.without_adapter = True
         try:
             with self.with_adapter_of(None):
@@ -418,11 +418,11 @@ class ModelParts:
         return (parameter for _, parameter in self.named_parameters())
 
     def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Those of the parameters that have gradients, by name."""
+        """Return the parameters with gradients, by name."""
         return ((name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad)
 
     def quantised(self) -> Iterator[QuantisedParameter]:
-        """Those of the parameters that are stored in blocks of codes."""
+        """Yield the parameters that are stored in blocks of codes."""
         for path, module in self.named_modules():
             if isinstance(module, Linear) and module.quantised is not None:
                 yield QuantisedParameter(f"{path}.weight", module, "weight", module.quantised)

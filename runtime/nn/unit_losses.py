@@ -1,7 +1,7 @@
 """Losses of sequences and pairs: terms of sums over their tokens, and terms of rewards.
 
-The head leaves one number for each token, and computes logits a second time in its backward. A reward is the number
-that a head gives the last hidden state of a sequence.
+The head keeps one number for each token, and computes logits a second time in its backward. A reward is the number that
+a head gives the last hidden state of a sequence.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,10 +40,11 @@ def token_statistics(
     reads: tuple[str, ...] = (),
     factors: Sequence[HeadFactors] = (),
 ) -> dict[str, Tensor]:
-    """By name, in at least fp32, with gradients: the log-probability [T] of each label, and what of STATISTICS is read.
+    """Return by name, in at least fp32, with gradients: the log-probability [T] of each label, and the STATISTICS in
+    `reads`.
 
-    Where the label is −100 a log-probability is −1, and nothing has a gradient. The gradient of `hidden_TD` is that of
-    this rank's piece of the vocabulary.
+    For the label −100 a log-probability is −1, and nothing has a gradient. The gradient of `hidden_TD` is over this
+    rank's piece of the vocabulary.
     """
     product = product_of(hidden_TD, weight_VD, factors)
     found = _TokenStatistics.apply(product, labels_T, head, reads, *product.tensors)
@@ -74,7 +75,7 @@ class _TokenStatistics(torch.autograd.Function):
             found_T[0][part] = found.logprobs(labels_T[part] != IGNORE)
             for name, value_T in zip(reads, found_T[1:], strict=True):
                 value_T[part] = found.read(name)
-            del logits_tV, found  # nothing of a piece is alive in the next one
+            del logits_tV, found  # no tensor of a piece stays for the next one
         entropy_T = found_T[1 + reads.index("entropy_T")] if "entropy_T" in reads else None
         if any(product.needs):
             ctx.save_for_backward(labels_T, lse_T, entropy_T, *tensors)
@@ -87,14 +88,16 @@ class _TokenStatistics(torch.autograd.Function):
         grads = ctx.grads
         if grads is None:
             grads = _gradients(ctx, dict(zip((LOGPROB, *ctx.reads), grad_outputs, strict=True)))
-        # In a pipeline that takes gradients of inputs and weights apart it is called for both.
+        # A pipeline that computes gradients of inputs and weights separately calls it for both.
         ctx.grads = grads if ctx.head.twice and ctx.grads is None else None
         return None, None, None, None, *grads
 
 
 def _gradients(ctx: Any, by: dict[str, Tensor]) -> tuple[Tensor | None, ...]:
-    """Of what logits are of, from those of the statistics [T]. The ranks of a vocabulary need not communicate:
-    with the log-sum-exp each knows the softmax of its piece."""
+    """Return the gradients of the logits' inputs, from the gradients of the statistics [T].
+
+    The ranks of a vocabulary need not communicate: with the log-sum-exp each knows the softmax of its piece.
+    """
     labels_T, lse_T, entropy_T, *tensors = ctx.saved_tensors
     head, exact = ctx.head, lse_T.dtype
     product = ctx.product.with_tensors(tensors)
@@ -131,10 +134,10 @@ def _gradients(ctx: Any, by: dict[str, Tensor]) -> tuple[Tensor | None, ...]:
 
 @frozen(kw_only=True, eq=False)
 class UnitSums:
-    """What a loss of units is computed from, with gradients.
+    """Inputs of a loss of units, with gradients.
 
-    sums: name → [K, U], of the log-probabilities of labels, and of what the term reads. tokens_KU: how many labels they
-    are of. values: name → [U].
+    sums: name → [K, U], of the log-probabilities of labels, and of the statistics that the term reads. tokens_KU:
+    number of labels. values: name → [U].
     """
 
     sums: Mapping[str, Tensor]
@@ -146,19 +149,18 @@ class UnitSums:
         return self.sums[LOGPROB]
 
     def mean(self, name: str) -> Tensor:
-        """Over the labels of each side, [K, U]."""
+        """Return the mean over the labels of each side, [K, U]."""
         return self.sums[name] / self.tokens_KU
 
 
 @frozen
 class UnitTerm(Objective):
-    """What is minimised of each sequence or pair.
+    """Objective per sequence or pair.
 
-    function: is given `UnitSums`, and returns the loss of each unit [U], and beside it, if there are `metrics`, a dict
-    of these, each [U]. reads, columns: what is summed besides the log-probabilities of labels, of STATISTICS and of the
-    columns of the data. each: is given all of these [T] by name, and returns more of them, by name: numbers of tokens
-    that are no linear function of what is summed.
-    failures: what errors of the function and of its backward pass through.
+    function: takes `UnitSums`, and returns the loss of each unit [U], and if there are `metrics`, a dict of these, each
+    [U]. reads, columns: STATISTICS and columns of the data that are summed in addition to the log-probabilities of
+    labels. each: takes all of these [T] by name, and returns more of them, by name: numbers of tokens that are not
+    linear in the sums. failures: context for errors of the function and its backward.
     """
 
     function: Callable[[UnitSums], Any]
@@ -181,10 +183,10 @@ def unit_losses(
     each: bool = False,
     factors: Sequence[HeadFactors] = (),
 ) -> LossTerms:
-    """Σ of the term of `head` over the units of these rows.
+    """Return Σ of the term of `head` over the units of these rows.
 
-    Every rank that holds positions of a row has all of its units' losses, each with the gradients of its own tokens;
-    the first of these ranks records them.
+    Every rank with positions of a row has all of its units' losses, each with the gradients of its own tokens; the
+    first of these ranks records them.
     """
     term = head.term
     assert isinstance(term, UnitTerm) and not head.z_weight
@@ -216,8 +218,8 @@ def unit_losses(
 
 @frozen(kw_only=True, eq=False)
 class UnitRewards:
-    """What a loss of rewards is computed from: those of the sides of each unit, with gradients, and values, name → [U],
-    of the data."""
+    """Inputs of a loss of rewards: rewards of the sides of each unit, with gradients, and values, name → [U], of the
+    data."""
 
     reward_KU: Tensor
     values: Mapping[str, Tensor]
@@ -225,10 +227,9 @@ class UnitRewards:
 
 @frozen
 class RewardTerm(Objective):
-    """What is minimised of each sequence or pair.
+    """Objective per sequence or pair, from rewards.
 
-    function: is given `UnitRewards`, and returns the loss of each unit [U], and beside it a dict of the `metrics`, each
-    [U].
+    function: takes `UnitRewards`, and returns the loss of each unit [U], and a dict of the `metrics`, each [U].
     """
 
     function: Callable[[UnitRewards], tuple[Tensor, dict[str, Tensor]]]
@@ -236,10 +237,10 @@ class RewardTerm(Objective):
 
 
 def rewards(x_BSD: Tensor, norm: nn.Module, weight_1D: Tensor, units: Units, positions: int, axes: Axes) -> Tensor:
-    """The reward of each segment, fp64 [N], on every rank that has positions of its row; 0 of padding.
+    """Return the reward of each segment, fp64 [N], on every rank with positions of its row; 0 for padding.
 
-    x_BSD: the residual stream behind the last block. positions: those of a row that the tensor-parallel ranks have
-    together, of which each has S. The product is taken in at least fp32.
+    x_BSD: the residual stream after the last block. positions: of a row on all tensor-parallel ranks together, of which
+    each has S. The product is in at least fp32.
     """
     last_N, tensor = units.last_N, axes.tensor
     own_N = last_N >= 0
@@ -263,10 +264,10 @@ def rewards(x_BSD: Tensor, norm: nn.Module, weight_1D: Tensor, units: Units, pos
 def reward_losses(
     reward_N: Tensor, term: RewardTerm, units: Units, axes: Axes, exact: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ of the term over the units of these rows, with gradients; the same and the sums of its metrics as this rank
-    records them [1 + metrics]; and the summands [U]. The sums are in the format `exact`.
+    """Return Σ of the term over the units of these rows, with gradients; the sum and its metrics as this rank records
+    them, [1 + metrics]; and the summands [U]. The sums have the format `exact`.
 
-    Every rank that has positions of a row has all of its units' losses; the first of these ranks records them.
+    Every rank with positions of a row has all of its units' losses; the first of these ranks records them.
     """
     loss_U, metrics = term.function(UnitRewards(reward_KU=reward_N[units.members_KU], values=units.values))
     objective = loss_U.sum()
@@ -276,9 +277,9 @@ def reward_losses(
 
 
 def row_losses(loss_U: Tensor, units: Units, dataset_B: Tensor, positions: int) -> RowLosses:
-    """Sums over the units of each row; a rank counts those of which it has the last token of the first side.
+    """Return sums over the units of each row; a rank counts units whose first side's last token it has.
 
-    positions: as of `rewards`.
+    positions: see `rewards`.
     """
     last_U = units.last_N[units.members_KU[0]]
     own_U = last_U >= 0

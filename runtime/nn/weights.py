@@ -38,7 +38,7 @@ from xtrain.runtime.nn.transformer import ModelParts, QuantisedParameter
 
 
 def model_tensors(model: ModelParts, prefix: str = "model.") -> dict[str, Tensor]:
-    """`model.<name>` → parameter or buffer that is part of the model's state; shards stay shards."""
+    """Return `model.<name>` → parameter or buffer of the model's state; shards stay shards."""
     tensors = {f"{prefix}{name}": parameter.detach() for name, parameter in model.named_parameters()}
     for part in model.parts:
         saved = part.state_dict().keys()
@@ -47,21 +47,21 @@ def model_tensors(model: ModelParts, prefix: str = "model.") -> dict[str, Tensor
 
 
 def saved_tensors(model: ModelParts, plan: Plan, prefix: str = "model.") -> dict[str, Tensor]:
-    """Those of `model_tensors` that checkpoints of a plan hold."""
+    """Return the `model_tensors` that checkpoints of a plan contain."""
     base = base_names(plan)
     found = model_tensors(model, prefix)
     return {name: tensor for name, tensor in found.items() if name.removeprefix(prefix) not in base}
 
 
 def optimizer_tensors(model: ModelParts, optimizer: Optimizer, plan: Plan) -> dict[str, Tensor]:
-    """`optimizer.<name>.<moment>` → state, made as it begins for parameters that have not been updated yet."""
+    """Return `optimizer.<name>.<moment>` → state; initial values for parameters that have not been updated yet."""
     groups = ParameterGroups.of(plan)
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.trained():
         moments, count = groups.state(name), groups.scalars(name)
         state = optimizer.state[parameter]
         if not state:
-            # As optimizers make them at their first step; a count is a tensor of the parameter's device when fused.
+            # As optimizers create them in their first step; a count is a tensor on the parameter's device when fused.
             for counter in count:
                 state[counter] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             for moment in moments:
@@ -72,7 +72,7 @@ def optimizer_tensors(model: ModelParts, optimizer: Optimizer, plan: Plan) -> di
 
 
 def first_state(parameter: Tensor, tensor: StateTensor) -> Tensor:
-    """What an optimizer begins with: zeros, or a copy of the parameter."""
+    """Return an optimizer's initial state: zeros, or a copy of the parameter."""
     own = local(parameter)
     dtype = DTYPES[tensor.format] if tensor.format else parameter.dtype
     if tensor.begins == "weights":
@@ -84,23 +84,23 @@ def first_state(parameter: Tensor, tensor: StateTensor) -> Tensor:
     shape = torch.Size(tensor.shape(parameter.shape))
     stride = tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
     mesh = parameter.device_mesh
-    whole = parameter.dim() + tensor.single if tensor.single else None  # a dim that every rank has
+    whole = parameter.dim() + tensor.single if tensor.single else None  # a dim that every rank has whole
     placements = [Replicate() if getattr(each, "dim", -1) == whole else each for each in parameter.placements]
     return DTensor.from_local(first, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 @contextmanager
 def quiet_alone() -> Iterator[None]:
-    """Keep torch from warning that one process saves or loads by itself, which is what was asked for."""
+    """Suppress torch's warning that one process saves or loads alone, which is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
 
 
 def fill(parameter: Tensor, whole: Tensor) -> None:
-    """Copy this rank's piece of `whole` into `parameter`, in its number format.
+    """Copy this rank's shard of `whole` into `parameter`, in its number format.
 
-    Without values there is nothing to copy, and finding the piece takes torch an operator for every rank of the axis.
+    Does nothing for fake tensors: finding the shard costs torch an operator for every rank of the axis.
     """
     if isinstance(local(parameter), FakeTensor):
         return
@@ -113,7 +113,7 @@ def fill(parameter: Tensor, whole: Tensor) -> None:
 
 
 def own_indices(parameter: Tensor, dim: int) -> Tensor:
-    """int64, in order: which indices of a dimension this rank's piece has, as the parameter itself is cut."""
+    """Return the indices of a dimension that this rank's shard has, int64, in order."""
     length = parameter.shape[dim]
     if not isinstance(parameter, DTensor):
         return torch.arange(length)
@@ -131,16 +131,16 @@ def _cut(length: int, mesh: Any, placements: tuple[Any, ...]) -> Tensor:
 
 
 def _along_first(placement: Any) -> Any:
-    """The same placement of the first dimension; a strided one, of a shard that is cut again, stays strided."""
+    """Return the same placement for the first dimension; a strided one, of a shard that is cut again, stays strided."""
     factor = getattr(placement, "split_factor", None)
     return type(placement)(0) if factor is None else type(placement)(0, split_factor=factor)
 
 
 @op("setup.quantise")
 def quantise(plan: Plan, model: ModelParts, base: dict[str, Any], matrices: int) -> None:
-    """Put bytes in the place of the planned matrices, which have no memory yet, cut as they are.
+    """Replace the planned matrices, on the meta device and sharded, by bytes.
 
-    Raises PlanMismatch unless the plan has so many `matrices`, and all of them are of modules that can store them.
+    Raises PlanMismatch unless the plan has this number of `matrices`, and all of their modules can store them.
     """
     names = {tensor.name for tensor in plan.parameters.tensors if tensor.quantised}
     if len(names) != matrices:
@@ -175,7 +175,7 @@ def _replace(module: nn.Module, name: str, parameter: Tensor, base: Base) -> Non
 
 
 def _first(parameter: Tensor) -> tuple[int, ...]:
-    """The indices at which this rank's piece begins, cut along one axis of ranks at most."""
+    """Return the first indices of this rank's shard, which is cut along at most one axis of ranks."""
     first = [0] * parameter.ndim
     if isinstance(parameter, DTensor):
         mesh = parameter.device_mesh
@@ -190,7 +190,7 @@ def _first(parameter: Tensor) -> tuple[int, ...]:
 
 @torch.no_grad()
 def store(found: QuantisedParameter, whole: Tensor) -> None:
-    """Keep this rank's piece of a matrix, or a stack, of which all is given."""
+    """Store this rank's shard of a whole matrix, or stack."""
     codes, scales = found.matrix.pack(whole)
     fill(found.parameter, codes)
     if scales is not None:
@@ -199,9 +199,9 @@ def store(found: QuantisedParameter, whole: Tensor) -> None:
 
 @torch.no_grad()
 def store_experts(found: QuantisedParameter, read: Callable[[int], Tensor], *, every: bool = False) -> None:
-    """The same of a stack, one matrix at a time and only those of this rank's experts; `share_scales` does the rest.
+    """Store a stack, one matrix at a time and only this rank's experts; `share_scales` does the rest.
 
-    read: gives all of the matrix of an expert. every: of all experts, so that the rank has the scales of all.
+    read: returns the whole matrix of an expert. every: reads all experts, so that the rank has the scales of all.
     """
     matrix, parameter = found.matrix, found.parameter
     piece, rows = local(parameter), own_indices(parameter, 1).to(parameter.device)
@@ -217,15 +217,15 @@ def store_experts(found: QuantisedParameter, read: Callable[[int], Tensor], *, e
 
 @torch.no_grad()
 def share_scales(model: ModelParts) -> None:
-    """Let every rank have the scales of all experts, of which each rank of ep has stored its own. Collective."""
+    """Share the scales of all experts, of which each rank of ep has stored its own. Collective."""
     group = model.axes.experts
     for found in model.quantised():
         if group is not None and found.matrix.scales and len(found.matrix.shape) == 3:
-            dist.all_reduce(found.module.get_buffer(found.matrix.scales), group=group)  # zeros but in one place
+            dist.all_reduce(found.module.get_buffer(found.matrix.scales), group=group)  # zeros except in one place
 
 
 def values_of(found: QuantisedParameter) -> Tensor:
-    """What the codes of this rank's own piece mean, in fp32; zeros where a block is filled up."""
+    """Return the values of this rank's shard in fp32; zeros in the padding of a block."""
     matrix, parameter = found.matrix, found.parameter
     packed, beside, base = local(parameter), matrix.beside(found.module), matrix.base
     if not packed.numel():
@@ -255,14 +255,14 @@ def initialise(
     init_std: float | None = None,
     anew: bool = False,
 ) -> None:
-    """Give memory and values to every parameter: norms multiply by 1, biases are 0, matrices normal with `init_std`;
-    buffers are zero. Those of an adapter get memory alone (`setup.adapter`).
-    Without a seed parameters get memory alone: their values are read (`setup.read_weights`).
+    """Allocate and initialize every parameter: norm factors are 1, biases 0, matrices normal with `init_std`; buffers
+    are zero. Parameters of an adapter are only allocated (`setup.adapter`).
 
-    offload: parameters live in host memory. anew: they have memory already.
+    Without a seed parameters are only allocated: their values are read (`setup.read_weights`). offload: parameters are
+    in host memory. anew: they are allocated already.
 
     Each value is drawn in fp32 for the whole parameter and then cut, so every rank of every layout, and every number
-    format, starts from the same model. Raises PlanMismatch if what this rank holds is not what the plan says.
+    format, starts from the same model. Raises PlanMismatch if this rank's parameters differ from the plan.
     """
     device = torch.device("cpu") if offload else rank.device
     for part in () if anew else model.parts:
@@ -270,7 +270,7 @@ def initialise(
     assert_local_shapes(plan, model, rank)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
-            # Where the work is done, wherever the parameters live.
+            # On the device that computes, wherever the parameters are.
             if anew:
                 buffer.zero_()
             else:
@@ -282,8 +282,8 @@ def initialise(
 @op("setup.head")
 @torch.no_grad()
 def draw_head(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float) -> None:
-    """Give a head of rewards its first values, where the rest of the model is read: those that `setup.weights` draws;
-    a run that goes on reads its checkpoint afterwards."""
+    """Initialize a reward head, with the values of `setup.weights`, if the rest of the model is read; a resumed run
+    reads its checkpoint afterwards."""
     name = f"{plan.architecture.head_module}.weight"
     draw = drawing(plan.architecture, seed, init_std, rank.device)
     for parameter in (parameter for own, parameter in model.named_parameters() if own == name):
@@ -306,9 +306,9 @@ def _draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float)
 def drawing(
     arch: Architecture, seed: int, init_std: float, device: torch.device
 ) -> Callable[[str, tuple[int, ...]], Tensor]:
-    """What gives the first values of a parameter, by its name and whole shape, in fp32."""
+    """Return the function that draws the initial values of a parameter, from its name and whole shape, in fp32."""
     kinds = initials(arch)
-    # What is added to the residual stream, 2 · layers times (GPT-2: scaled down by the root of that).
+    # For matrices added to the residual stream, 2 · layers times (GPT-2: scaled down by the root of that).
     residual_std = init_std / math.sqrt(2 * arch.blocks)
 
     def draw(name: str, shape: tuple[int, ...]) -> Tensor:
@@ -319,7 +319,7 @@ def drawing(
 
 
 def initials(arch: Architecture) -> dict[str, Initial]:
-    """What each parameter begins with; embedding and head, which are not in it, are normal."""
+    """Return the kind of each parameter's initial values; embedding and head, which are not included, are normal."""
     found: dict[str, Initial] = {"norm.weight": "zeros" if arch.ends.norm_plus_one else "ones"}
     for kind in arch.kinds:
         for parameter in kind.block.parameters(arch):
@@ -328,7 +328,7 @@ def initials(arch: Architecture) -> dict[str, Initial]:
 
 
 def assert_local_shapes(plan: Plan, model: ModelParts, rank: Rank) -> None:
-    """Hold the pieces of this rank against the plan, by name and local shape."""
+    """Check the shards of this rank against the plan, by name and local shape."""
     planned = local_shapes(plan, rank.rank)
     built = {name: tuple(local(p).shape) for name, p in model.named_parameters()}
     if built != planned:
@@ -340,14 +340,14 @@ def assert_local_shapes(plan: Plan, model: ModelParts, rank: Rank) -> None:
 def initial_values(
     name: str, shape: tuple[int, ...], kind: Initial, std: float, seed: int, device: torch.device
 ) -> Tensor:
-    """The whole parameter `name` in fp32."""
+    """Return the whole initial parameter `name` in fp32."""
     if kind in ("ones", "zeros"):
         return torch.full(shape, float(kind == "ones"), device=device)
     return torch.empty(shape, device=device).normal_(0.0, std, generator=generator_of(name, seed, device))
 
 
 def generator_of(name: str, seed: int, device: torch.device) -> torch.Generator:
-    """What the first values of a parameter are drawn from."""
+    """Return the generator of a parameter's initial values."""
     digest = blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
     # The top bit stays clear: some generators take signed seeds.
     return torch.Generator(device).manual_seed(int.from_bytes(digest) >> 1)

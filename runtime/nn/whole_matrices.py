@@ -19,12 +19,12 @@ OPS = torch.ops._c10d_functional
 Compute = Callable[[MatrixStack, Tensor], Tensor]
 """Matrices [count, rows, columns] of a stack → as many of the same shape."""
 Pieces = Callable[[MatrixStack], Tensor]
-"""What a rank has of a stack: [count, …], cut in rows or columns or both."""
+"""Returns a rank's shard of a stack: [count, …], cut in rows or columns or both."""
 
 
 @define(eq=False)
 class WholeMatrices:
-    """The matrices among the parameters of a rank, and who computes with which of them."""
+    """The matrices among the parameters of a rank, and the rank that computes each of them."""
 
     batches: list[MatrixBatch]
     _groups: dict[tuple[MatrixCut, ...], list[ProcessGroup]]
@@ -33,8 +33,8 @@ class WholeMatrices:
 
     @classmethod
     def of(cls, parameters: Mapping[str, Tensor], device: torch.device) -> "WholeMatrices":
-        """parameters: matrices [rows, columns] and stacks of them [count, rows, columns], by name; every rank that
-        shares one names the same in any order. device: where messages lie."""
+        """Plan the exchanges. parameters: matrices [rows, columns] and stacks of them [count, rows, columns], by name;
+        every rank that shares one names the same in any order. device: of messages."""
         groups: dict[tuple[MatrixCut, ...], list[ProcessGroup]] = {}
         places: dict[tuple[MatrixCut, ...], list[int]] = {}
         stacks = []
@@ -48,10 +48,10 @@ class WholeMatrices:
         return cls(batches(stacks), groups, places, device)
 
     def apply(self, pieces: Pieces, compute: Compute) -> Iterator[tuple[MatrixStack, Tensor]]:
-        """What `compute` makes of every matrix, cut as the matrix is: the piece of this rank, of each stack.
+        """Yield the result of `compute` for every matrix, sharded like the matrix: this rank's shard of each stack.
 
-        pieces: called once for each stack. Collective: every rank takes all results. The pieces of the next
-        batch are under way while one is computed.
+        pieces: called once for each stack. Collective: every rank takes all results. The next batch's shards are in
+        transit while one is computed.
         """
         started: MatrixExchange | None = None
         for batch in (*self.batches, None):
@@ -67,12 +67,12 @@ class WholeMatrices:
 
 
 def _cuts(parameter: Tensor) -> tuple[tuple[MatrixCut, ...], list[ProcessGroup], list[int]]:
-    """The cuts of a parameter from the outer to the inner, with the groups of ranks, and the places in them."""
+    """Return the cuts of a parameter from the outer to the inner, with the groups of ranks, and the places in them."""
     if not isinstance(parameter, DTensor):
         return (), [], []
     mesh, found = parameter.device_mesh, []
     stacked = parameter.dim() == 3
-    # FSDP, whose axes stand first in a mesh, cuts what tensor parallelism has left.
+    # FSDP, whose axes come first in a mesh, cuts what tensor parallelism left.
     for axis, placement in reversed(list(enumerate(parameter.placements))):
         if mesh.size(axis) == 1 or placement.is_replicate():
             continue
@@ -87,7 +87,7 @@ def _cuts(parameter: Tensor) -> tuple[tuple[MatrixCut, ...], list[ProcessGroup],
 
 @define(eq=False)
 class MatrixExchange:
-    """One batch on its way. pieces: those of the stacks that pass the next cut."""
+    """Exchange of one batch. pieces: of the stacks that pass the next cut."""
 
     batch: MatrixBatch
     groups: list[ProcessGroup]
@@ -105,7 +105,7 @@ class MatrixExchange:
             self._sent = self._send(len(self.batch.cuts) - 1)
 
     def finish(self, compute: Compute) -> list[Tensor]:
-        """The piece of this rank of every stack's result."""
+        """Return this rank's piece of every stack's result."""
         cuts = range(len(self.batch.cuts))
         for cut in reversed(cuts):
             if self.batch.passing(cut, self.place):
@@ -118,19 +118,19 @@ class MatrixExchange:
         return self.pieces
 
     def _by_owner(self, cut: int) -> list[list[int]]:
-        """For each rank along a cut, which of the passing stacks are its own."""
+        """Return for each rank along a cut the passing stacks that it owns."""
         passing = self.batch.passing(cut, self.place)
         every = range(self.batch.cuts[cut].ranks)
         return [[i for i, stack in enumerate(passing) if stack.owner[cut] == rank] for rank in every]
 
     def _shapes(self, cut: int) -> list[list[tuple[int, ...]]]:
-        """For each rank along a cut, the shapes of its pieces of the stacks that are this rank's own."""
+        """Return for each rank along a cut the shapes of its pieces of this rank's stacks."""
         passing, own = self.batch.passing(cut, self.place), self._by_owner(cut)[self.place[cut]]
         pieces = [self.batch.cuts[cut].pieces(passing[i].at(cut - 1, self.place)) for i in own]
         return [[shapes[rank] for shapes in pieces] for rank in range(self.batch.cuts[cut].ranks)]
 
     def _exchange(self, cut: int, sent: list[list[Tensor]], sizes: list[int]) -> Tensor:
-        """All-to-all along a cut: to each rank its tensors, from each so many numbers; it may still be under way."""
+        """Start an all-to-all along a cut: to each rank its tensors, from each `sizes` numbers."""
         flat = [tensor.reshape(-1) for tensors in sent for tensor in tensors]
         message = torch.cat(flat) if flat else self._nothing
         ins = [sum(tensor.numel() for tensor in tensors) for tensors in sent]
@@ -141,7 +141,7 @@ class MatrixExchange:
         return self._exchange(cut, sent, [sum(map(prod, shapes)) for shapes in self._shapes(cut)])
 
     def _receive(self, cut: int) -> None:
-        """Put the pieces of a cut together."""
+        """Join the pieces of a cut."""
         came = functional.wait_tensor(self._send(cut) if self._sent is None else self._sent)
         self._sent = None
         dim = self.batch.cuts[cut].dim
@@ -149,7 +149,7 @@ class MatrixExchange:
         self.pieces = [torch.cat(each, dim) for each in zip(*by_rank, strict=True)]
 
     def _return(self, cut: int) -> None:
-        """Send every rank its pieces of this rank's stacks, and take those of the others'."""
+        """Send every rank its pieces of this rank's stacks, and receive those of the others' stacks."""
         passing, owners, shapes = self.batch.passing(cut, self.place), self._by_owner(cut), self._shapes(cut)
         dim = self.batch.cuts[cut].dim
         split = [
@@ -164,7 +164,7 @@ class MatrixExchange:
 
 
 def _unpack(message: Tensor, shapes: list[list[tuple[int, ...]]]) -> list[list[Tensor]]:
-    """The tensors of these shapes one behind the other."""
+    """Return the tensors of these shapes, which are consecutive in the message."""
     found, at = [], 0
     for own in shapes:
         found.append([])
@@ -176,13 +176,13 @@ def _unpack(message: Tensor, shapes: list[list[tuple[int, ...]]]) -> list[list[T
 
 @define(eq=False)
 class SumsOverPieces:
-    """device: where sums are sent from."""
+    """Sums over the shards of parameters. device: of messages."""
 
     device: torch.device
     _groups: dict[str, ProcessGroup] = field(factory=dict, init=False)
 
     def cuts_of(self, parameter: Tensor) -> dict[str, int]:
-        """The axes along which other ranks have the rest of a parameter: name → dim that is cut."""
+        """Return the axes along which other ranks have the rest of a parameter: name → dim that is cut."""
         found: dict[str, int] = {}
         if isinstance(parameter, DTensor):
             mesh = parameter.device_mesh
@@ -193,8 +193,10 @@ class SumsOverPieces:
         return found
 
     def sum_up(self, wanted: Iterable[tuple[Tensor, Mapping[str, int], Collection[int]]]) -> None:
-        """Sum tensors in place over the ranks that share a parameter, in one call along each axis. wanted: a tensor,
-        the cuts of its parameter, and over which dims of that it is a sum."""
+        """Sum tensors in place over the ranks that share a parameter, in one call along each axis.
+
+        wanted: a tensor, the cuts of its parameter, and the dims of the parameter that it sums over.
+        """
         wanted = list(wanted)
         for axis, group in self._groups.items():
             tensors = [tensor for tensor, cuts, dims in wanted if cuts.get(axis) in dims]

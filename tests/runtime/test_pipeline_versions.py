@@ -26,7 +26,7 @@ def test_a_newer_one_does(version):
 
 def test_it_is_told_before_ranks_start(monkeypatch):
     node = SimpleNamespace(op="setup.parallel.pp", args={"schedule": "zbv"})
-    plan = cast("Any", SimpleNamespace(nodes=[node]))
+    plan = cast("Any", SimpleNamespace(nodes=[node], spec_text=""))
     monkeypatch.setattr(packages, "version", lambda name: "2.11.0")
     assert [fault.code for fault in package_faults(plan)] == ["X715"]
     monkeypatch.setattr(packages, "version", lambda name: "2.13.0")
