@@ -1,7 +1,6 @@
-"""`id` says which plan this is, `config_id` which experiment. Both hash resolved values, never text.
+"""Ids of a plan: `id` identifies the plan, `config_id` the experiment. Both hash resolved values, never text.
 
-Comments, formatting, the names of `let` constants, defaults written out and the folder a command is called from
-therefore change neither.
+Comments, formatting, the names of `let` constants, written defaults and the working folder therefore change neither.
 """
 
 from typing import Any
@@ -28,12 +27,12 @@ from xtrain.planner.resolved import Formats, Resolved
 
 
 def config_of(run: Resolved) -> dict[str, Any]:
-    """The experiment as JSON, of which `config_id` is the fingerprint: what is learned from what and how, without how
-    long, where, over which ranks and how fast.
+    """Return the experiment as JSON, of which `config_id` is the fingerprint: everything that decides what is learned,
+    without length, location, ranks and speed.
 
-    A setting belongs to it if its role is EXPERIMENT; what the planner resolved stands in for `auto`, and rows of a
-    step for micro and accumulate, so that another mesh with the same rows is the same experiment; shares stand in for
-    weights. Alignment and the group of packing decide which documents share a row.
+    A setting belongs to it if its role is EXPERIMENT. Resolved values replace `auto`. The rows of a step replace micro
+    and accumulate, so that another mesh with the same rows is the same experiment. Shares replace weights. Alignment
+    and the group of packing are included because they decide which documents share a row.
     """
     spec, batch, formats, scheduler = run.spec, run.batch, run.formats, in_effect(run.spec.scheduler)
     if spec.serve is not None:
@@ -66,7 +65,7 @@ def config_of(run: Resolved) -> dict[str, Any]:
 
 
 def _config_of_server(run: Resolved) -> dict[str, Any]:
-    """Which model is served, with which adapters; without any it is trained itself."""
+    """Return the served model and its adapters; without adapters, the model itself is trained."""
     spec, formats = run.spec, run.formats
     assert spec.serve is not None
     adapter = run.architecture.adapter
@@ -84,7 +83,7 @@ def _config_of_server(run: Resolved) -> dict[str, Any]:
 
 
 def _precision(precision: Precision, formats: Formats) -> dict[str, Any]:
-    """How products are computed in fp8 counts where they are."""
+    """Return the precision settings; fp8 settings are included only if fp8 is used."""
     used = evolve(precision, fp8=precision.scaled or Fp8())
     return {
         **experiment_settings(used),
@@ -95,17 +94,17 @@ def _precision(precision: Precision, formats: Formats) -> dict[str, Any]:
 
 
 def _in_effect(batch: Batch) -> Batch:
-    """Without a ramp its length changes nothing."""
+    """Return the batch with the default length of a ramp if there is no ramp."""
     return batch if batch.ramp_from is not None else evolve(batch, ramp=fields_dict(Batch)["ramp"].default)
 
 
 def _frozen(run: Resolved) -> list[str]:
-    """The parameters that are not trained."""
+    """Return the names of frozen parameters."""
     return [tensor.name for tensor in run.inventory.tensors if not tensor.trained]
 
 
 def _dataset(dataset: Dataset, seed: int) -> dict[str, Any]:
-    """What is read and how; how conversations are read takes the place of the field with plain text.
+    """Return what is read and how; for conversations, the way they are read replaces the field of plain text.
 
     seed: of the experiment.
     """
@@ -119,7 +118,7 @@ def _dataset(dataset: Dataset, seed: int) -> dict[str, Any]:
 
 
 def _group(group: ParameterGroup) -> dict[str, Any]:
-    """The settings of a group of parameters, with those of its own optimizer, if it has one."""
+    """Return the settings of a parameter group, including those of its own optimizer, if any."""
     own = group.optimizer
     return {
         "lr_scale": group.lr_scale,
@@ -129,7 +128,8 @@ def _group(group: ParameterGroup) -> dict[str, Any]:
 
 
 def _task(task: AdapterTask) -> dict[str, Any]:
-    """Which datasets a task reads, and the settings of its own optimizer, if it has one; its adapter is the model's."""
+    """Return the datasets of a task, and the settings of its own optimizer, if any; its adapter is part of the
+    model."""
     own = task.optimizer
     return {
         "datasets": list(task.reads),
@@ -138,26 +138,26 @@ def _task(task: AdapterTask) -> dict[str, Any]:
 
 
 def _rollout(spec: Spec) -> dict[str, Any]:
-    """How completions are sampled, and what they are scored by."""
+    """Return how completions are sampled and scored."""
     assert spec.rollout is not None and spec.reward is not None
     reward = {"kind": spec.reward.kind, **_component(spec.reward)}
     return {**experiment_settings(spec.rollout), "reward": reward}
 
 
 def _component(chosen: Component) -> dict[str, Any]:
-    """The settings of a component; of one of the user's own also what its code is."""
+    """Return the settings of a component; for a user's own also the digest of its code."""
     code = {"code": chosen.digest} if isinstance(chosen, UserComponent) else {}
     return {**experiment_settings(chosen, chosen.kind), **code}
 
 
 def _changing_hooks(spec: Spec) -> list[Any]:
-    """The hooks that change what is learned."""
+    """Return the hooks that change what is learned."""
     changing = (hook for hook in spec.hooks.values() if hook.declared["changes"] != NOTHING)
     return [[hook.declared["place"], hook.digest, hook.function, experiment_settings(hook)] for hook in changing]
 
 
 def _mixture(run: Resolved) -> dict[str, Any]:
-    """Shares and phases, where there is more than one dataset in one phase.
+    """Return shares and phases if there are several datasets or phases.
 
     Rows are drawn from the datasets in their order, and by the name of the phase.
     """
@@ -184,7 +184,7 @@ def _mix(spec: Spec, phase: Phase | None) -> dict[str, Any]:
 
 
 def experiment_settings(block: Any, label: str = "") -> dict[str, Any]:
-    """The settings of a block that belong to the experiment, as JSON; those only other labels have are left out."""
+    """Return the settings of a block that belong to the experiment, as JSON, without those of other labels."""
     return {
         name: _json(getattr(block, attribute.name))
         for name, (attribute, setting) in settings_of(type(block)).items()

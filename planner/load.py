@@ -1,6 +1,6 @@
-"""From a path to a plan: a spec is loaded and compiled, a `plan.json` read back.
+"""Loader of plans: compiles a spec, or reads back a `plan.json`.
 
-What makes and reads plans is imported when there is one: a spec is checked without.
+Compiler and reader are imported only when needed; checking a spec does not need them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def plan_from_path(
     path: str | Path, sets: Sequence[str] = (), world: int | None = None, count: "Count | None" = None
 ) -> "Compiled":
-    """Compile a spec, or read a saved plan (`*.json`), which takes neither `sets` nor another `world`.
+    """Compile a spec, or read a saved plan (`*.json`), which accepts neither `sets` nor another `world`.
 
-    count: as `compile_plan` takes it.
+    count: as in `compile_plan`.
     """
     if is_saved(path):
         return _saved(Path(path), sets, world)
@@ -31,7 +31,7 @@ def plan_from_path(
 
 
 def is_saved(path: str | Path) -> bool:
-    """Whether a path names a saved plan, by its ending."""
+    """Return True if a path ends like a saved plan's."""
     return str(path).endswith(".json")
 
 
@@ -40,23 +40,23 @@ def plan_from_spec(
 ) -> "Compiled":
     """Load the spec at `path` with `--set` texts (`path.to.field=value`) and compile it for `world` ranks.
 
-    Never raises for what a user wrote: it stands in the diagnostics, in source order.
+    User errors are reported in the diagnostics, in source order, and never raised.
     """
     return plan_from_loaded(load_spec(path, sets), world, count)
 
 
 def plan_from_text(text: str, name: str, sets: Sequence[str] = (), world: int | None = None) -> "Compiled":
-    """The same for a spec that is no file, as the one a plan carries; `name` stands for its path in diagnostics."""
+    """Compile a spec given as text, such as the one in a plan; `name` is its path in diagnostics."""
     return plan_from_loaded(load_spec(name, sets, {name: text}), world)
 
 
 def plan_from_loaded(loaded: Loaded, world: int | None = None, count: "Count | None" = None) -> "Compiled":
-    """Compile a spec that is loaded, without its sweep: the plan of one run."""
+    """Compile a loaded spec without its sweep: the plan of one run."""
     from xtrain.planner.compile import Compiled, compile_plan
 
     if loaded.spec is None:
         return Compiled(None, check_loaded(loaded, world))
-    loaded = evolve(loaded, spec=evolve(loaded.spec, sweep=None))  # a run knows of no other runs
+    loaded = evolve(loaded, spec=evolve(loaded.spec, sweep=None))  # a run does not know other runs
     compiled = compile_plan(loaded.require(), world=world, spec_text=loaded.resolved_text(), count=count)
     merged = Diagnostics()
     merged.extend(loaded.diagnostics)
@@ -65,12 +65,12 @@ def plan_from_loaded(loaded: Loaded, world: int | None = None, count: "Count | N
 
 
 def check_from_spec(path: str | Path, sets: Sequence[str] = (), texts: Mapping[str, str] | None = None) -> Diagnostics:
-    """All that is to be said about the spec at `path`, from its syntax to its topology. texts: as in `load_spec`."""
+    """Return all diagnostics of the spec at `path`, from its syntax to its topology. texts: as in `load_spec`."""
     return check_loaded(load_spec(path, sets, texts))
 
 
 def check_loaded(loaded: Loaded, world: int | None = None) -> Diagnostics:
-    """What the language has to say of a spec, and the rules of the planner as far as they can be checked."""
+    """Return the diagnostics of the language, and of the planner's rules that can be checked."""
     said = Diagnostics()
     said.extend(loaded.diagnostics)
     if loaded.draft is not None:

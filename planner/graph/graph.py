@@ -40,7 +40,7 @@ from xtrain.text.units import amount_in_epochs, count_text, flops_text, plural, 
 
 
 def hook_text(hook: Hook) -> str:
-    """What the node of a hook does, in words."""
+    """Return the description of a hook's node."""
     place, changes = hook.declared["place"], hook.declared["changes"]
     purpose = hook.purpose.removesuffix(".")
     does = f"{hook.function} of {hook.module}, {PLACES[place]}{f': {purpose}' if purpose else ''}"
@@ -48,7 +48,7 @@ def hook_text(hook: Hook) -> str:
 
 
 def add_hooks(graph: Builder, spec: Spec, after: str) -> None:
-    """Add the hooks that have no place within a step; those around nodes say around which."""
+    """Add the hooks outside steps; hooks around nodes name the nodes."""
     for hook in spec.hooks.values():
         place = hook.declared["place"]
         if place in IN_STEP:
@@ -64,7 +64,7 @@ AWAITS: Final = "the copy of a state that is being saved is complete before anyt
 
 
 def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, schedule: Schedule) -> str:
-    """Add the chain; the id of its last node."""
+    """Add the nodes of a step; return the id of the last one."""
     spec, batch = run.spec, run.batch
     everyone = run.wide(*AXES)
     last = after
@@ -215,14 +215,14 @@ def _clip_text(args: Mapping[str, Any]) -> str:
 
 
 def _of_actions(run: Resolved, schedule: Schedule) -> list[StepNode]:
-    """The nodes that actions of ticks need in the step."""
+    """Return the nodes that actions of ticks need in the step."""
     actions = [action for tick in schedule.ticks for action in tick.actions]
     by_kind = ((kind, [action for action in actions if isinstance(action, kind)]) for kind in ACTIONS.values())
     return [node for kind, own in by_kind if own for node in kind.in_step(own, run)]
 
 
 def _add_syncs(run: Resolved, then: Any) -> None:
-    """Sums of gradients that FSDP does not make."""
+    """Add the sums of gradients that FSDP does not make."""
     tp, parallel = run.size("tp"), run.spec.parallel
     if tp > 1 and not run.dense_fsdp:
         does = f"sum gradients of norms and other weights that tp={tp} does not cut"
@@ -244,7 +244,7 @@ ROOT = "setup.bootstrap"
 
 @frozen
 class Graph:
-    """Nodes and edges, the timeline that names its ticks by node, and the proof that all of it can be executed."""
+    """Nodes and edges, the timeline that names its ticks by node, and the proof that everything can be executed."""
 
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
@@ -253,7 +253,7 @@ class Graph:
 
 
 def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Graph:
-    """Put the plan together; features that are off have no node. Raises GraphError for a mistake of the planner."""
+    """Build the graph of a plan; disabled features have no node. Raises GraphError for a bug of the planner."""
     graph = Builder()
     add_bootstrap(graph, run)
     add_determinism(graph, run)
@@ -311,7 +311,7 @@ def add_bootstrap(graph: Builder, run: Resolved) -> None:
     graph.add("setup", ROOT, does, args=args, axes=run.wide(*AXES))
 
 
-# What cuBLAS needs to compute the same each time: eight workspaces of 4 MiB for every stream.
+# cuBLAS workspaces for deterministic results: eight of 4 MiB for every stream.
 WORKSPACES: Final = ":4096:8"
 
 
@@ -360,7 +360,7 @@ def _optimizer(graph: Builder, run: Resolved, model: str) -> str:
 
 
 def _groups(graph: Builder, run: Resolved, last: str) -> str:
-    """What is different for some of the parameters."""
+    """Add the nodes of parameter groups and tasks; return the id of the last one."""
     texts = [group_text(run, group) for group in run.spec.groups.values()]
     texts += [task_text(run, task) for task in run.spec.tasks]
     for does, args in zip(texts, run.groups.groups, strict=True):
@@ -370,7 +370,7 @@ def _groups(graph: Builder, run: Resolved, last: str) -> str:
 
 
 def _scheduler(graph: Builder, run: Resolved, optimizer: str, loader: str) -> str:
-    """It follows the loader, which knows how many steps the data gives where the budget does not."""
+    """Add the schedule after the loader, which knows the number of steps if the budget depends on the data."""
     args = scheduler_args(run.spec, run.batch)
     does = f"{args['kind']}, peak {args['lr']:g}"
     if "user" in args:
@@ -393,7 +393,7 @@ def _resume(
     averages: list[tuple[str, str]],
     alerts: str,
 ) -> str:
-    """Where everything that has state meets: the last node of the setup."""
+    """Add the last node of the setup, which restores everything that has state."""
     given = run.spec.cluster.flops
     args = {"peak_flops": None if isinstance(given, Auto) else given}
     does = "count steps, seconds and tokens from here on; say how long the run will take once 3 s of steps are measured"
@@ -439,9 +439,9 @@ def _length_text(length: dict[str, Any]) -> str:
 
 
 def build_commands(spec: Spec, training: tuple[str, ...], nodes: ActionNodes) -> tuple[Command, ...]:
-    """Everything that can be asked of this run, each with the nodes that carry it out between two steps.
+    """Return all commands that this run accepts, each with the nodes that execute it between two steps.
 
-    training: the datasets that are trained on. Actions say which commands there are of them.
+    training: the training datasets. Actions define their commands.
     """
     declared = [action for trigger in (*spec.ticks, *spec.events) for action in trigger.actions]
     groups = spec.parallel.execution.groups
@@ -453,7 +453,7 @@ def build_commands(spec: Spec, training: tuple[str, ...], nodes: ActionNodes) ->
         for name, action, counts in kind.commands(declared, spec, training):
             commands.append(Command(name=name, nodes=(nodes.add(action, CONTROL),), counts=counts))
             saves += commands[-1].nodes if action.saves else ()
-    if groups:  # who waits between two steps takes part in no quorum
+    if groups:  # a rank that waits between two steps would take part in no quorum
         return Command(name="stop", nodes=saves, stop=True), *commands
     pause = nodes.add_own("pause", CONTROL, "wait between two steps until the run is to go on or to stop")
     stop = Command(name="stop", nodes=saves, stop=True)
@@ -461,7 +461,7 @@ def build_commands(spec: Spec, training: tuple[str, ...], nodes: ActionNodes) ->
 
 
 def task_text(run: "Resolved", task: str) -> str:
-    """How many parameters a task has, and how they are updated, in words."""
+    """Return text on the parameters of a task and their optimizer."""
     own = optimizer_of(run.spec, task)
     meant = [each for each in run.inventory.tensors if each.task == task]
     size, reads = count_text(sum(each.size for each in meant)), ", ".join(run.spec.tasks[task].reads)
@@ -470,7 +470,7 @@ def task_text(run: "Resolved", task: str) -> str:
 
 
 def group_text(run: "Resolved", group: ParameterGroup) -> str:
-    """How many parameters a group has, and what becomes of them, in words."""
+    """Return text on the parameters of a group and the settings that it changes."""
     meant = [each for each in run.inventory.tensors if each.trained and covers(group.name, each.name)]
     size, own = count_text(sum(each.size for each in meant)), group.optimizer
     parts = [] if own is None else [own.does(run.formats.params), f"peak {own.lr:g}"]

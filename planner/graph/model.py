@@ -27,20 +27,20 @@ from xtrain.text.units import BYTES, bytes_text, count_text, plural
 
 @frozen
 class ModuleCount:
-    """A module, that of several neighbouring layers, or a parameter by itself; and how many numbers it has."""
+    """Module (one name may stand for several neighboring layers), or a single parameter, with its number of
+    elements."""
 
     name: str
     parameters: int
 
 
 def modules_of(inventory: Parameters, *, trained: bool) -> tuple[ModuleCount, ...]:
-    """The parameters of the model that are trained, or those that are not, in its order. Those of an adapter are
-    left out."""
+    """Return the trained modules of the model, or the frozen ones, in model order, without adapters."""
     return _modules_of([tensor for tensor in inventory.tensors if not tensor.adapter], trained=trained)
 
 
 def adapters_of(inventory: Parameters) -> tuple[ModuleCount, ...]:
-    """The matrices that an adapter is of, each with the size of what is trained beside it."""
+    """Return the adapted matrices, each with the size of its adapter."""
     sizes: Counter[str] = Counter()
     for tensor in inventory.tensors:
         if tensor.adapter and not tensor.begun:
@@ -70,7 +70,7 @@ def _modules_of(tensors: list[ParameterSpec], *, trained: bool) -> tuple[ModuleC
 
 
 def _of_neighbours(layers: Mapping[int, tuple[ModuleCount, ...]]) -> Iterator[ModuleCount]:
-    """Modules inside blocks, those of neighbouring layers that have the same together."""
+    """Yield modules inside blocks; equal modules of neighboring layers are merged."""
     runs: list[tuple[int, int, tuple[ModuleCount, ...]]] = []
     for layer, own in layers.items():
         if runs and runs[-1][1] == layer - 1 and runs[-1][2] == own:
@@ -94,7 +94,7 @@ def _in_block(tensors: list[ParameterSpec], *, trained: bool) -> Iterator[Module
 
 
 def _modules(module: str, sizes: Mapping[str, int], meant: Set[str]) -> Iterator[ModuleCount]:
-    """The largest modules inside `module` all of whose parameters are meant; empty: the block."""
+    """Yield the largest modules inside `module` with all parameters in `meant`. Empty `module`: the block."""
     inside = [name for name in sizes if not module or name == module or name.startswith(f"{module}.")]
     if all(name in meant for name in inside):
         yield ModuleCount(module, sum(sizes[name] for name in inside))
@@ -104,11 +104,11 @@ def _modules(module: str, sizes: Mapping[str, int], meant: Set[str]) -> Iterator
             yield from _modules(child, sizes, meant)
 
 
-MOST_MODULES: Final = 8  # named in the line of a node
+MOST_MODULES: Final = 8  # modules named in a node's description
 
 
 def add_model(graph: Builder, run: Resolved, after: str) -> str:
-    """Add the chain; the id of its last node, after which the model holds its initial weights."""
+    """Add the nodes that build the model; return the id of the last one, after which it holds its initial weights."""
     last = _temperature(graph, run, _loss(graph, run, _build(graph, run, after)))
     for part in (
         _further,
@@ -133,9 +133,9 @@ def add_model(graph: Builder, run: Resolved, after: str) -> str:
 
 
 def _adapter(graph: Builder, run: Resolved, last: str) -> str:
-    """First values of an adapter, when those of the model under it are there."""
+    """Add the initial values of adapters, after those of the model under them."""
     adapter = run.architecture.adapter
-    if adapter is None or run.spec.serve is not None:  # of a server they are drawn when clients ask for them
+    if adapter is None or run.spec.serve is not None:  # a server draws them when clients request them
         return last
     if isinstance(adapter, TaskAdapters):
         for task, each in adapter.tasks.items():
@@ -158,7 +158,7 @@ def _adapter(graph: Builder, run: Resolved, last: str) -> str:
 
 
 def _read_adapter(graph: Builder, run: Resolved, last: str, task: str = "") -> str:
-    """Those of an adapter that PEFT has saved. task: whose it is, of several."""
+    """Add the node that reads an adapter saved by PEFT. task: its task, if there are several."""
     files = run.adapter_files[task]
     does = f"of task {task}: " if task else ""
     does += f"read the adapter of {files.folder}: {plural(len(files.files.tensors), 'tensor')}, each rank its own "
@@ -210,7 +210,7 @@ def _weights(graph: Builder, run: Resolved, last: str) -> str:
     if run.cuts.base is not None:
         does += " and all of each matrix that it has a quantised piece of"
     does += "; where the run goes on they are read from its own checkpoint"
-    # A plan is the same wherever the cache of a machine lies, in which ranks find the snapshot again.
+    # The plan does not depend on the location of a machine's cache, in which ranks find the snapshot again.
     where = {"repo": folder.repo, "revision": folder.revision} if folder.repo else {"folder": folder.path}
     args = {**where, "digest": files.digest}
     if (new := run.architecture.vocab - stored_rows(run.architecture, files)) > 0:
@@ -220,7 +220,7 @@ def _weights(graph: Builder, run: Resolved, last: str) -> str:
 
 
 def _head(graph: Builder, run: Resolved, last: str) -> str:
-    """First values of a head of rewards, on the weights of a language model."""
+    """Add the initial values of a reward head on the weights of a language model."""
     arch, files = run.architecture, run.weights
     if files is None or not draws_head(arch, files):
         return last
@@ -261,14 +261,14 @@ def _build(graph: Builder, run: Resolved, after: str) -> str:
 
 
 def _logits(loss: Loss) -> dict[str, Any]:
-    """How logits become a loss, of a model that has them."""
+    """Return the arguments of the loss on logits; empty for a reward head."""
     if loss.head == "reward":
         return {}
     return {"z_loss": loss.z_loss, "chunk_bytes": int(loss.chunk.value)}
 
 
 def _loss(graph: Builder, run: Resolved, last: str) -> str:
-    """What is minimised, where that is not the cross-entropy that the model gives by itself."""
+    """Add the loss if it is not the model's own cross-entropy."""
     chosen = run.spec.loss
     if chosen.plain:
         return last
@@ -277,7 +277,7 @@ def _loss(graph: Builder, run: Resolved, last: str) -> str:
 
 
 def _temperature(graph: Builder, run: Resolved, last: str) -> str:
-    """Losses of what completions are drawn from."""
+    """Add the temperature, so that losses use the distribution that completions are drawn from."""
     rollout = run.spec.rollout
     if rollout is None or rollout.temperature == 1:
         return last
@@ -287,7 +287,7 @@ def _temperature(graph: Builder, run: Resolved, last: str) -> str:
 
 
 def _further(graph: Builder, run: Resolved, last: str) -> str:
-    """What the modules that predict further tokens are for."""
+    """Add the node of modules that predict further tokens."""
     mtp, weight = run.architecture.mtp, run.spec.model.mtp_weight
     if not mtp:
         return last
@@ -299,15 +299,15 @@ def _further(graph: Builder, run: Resolved, last: str) -> str:
 
 
 def _range_text(counts: list[int]) -> str:
-    """`1 block`, or `7 to 8 blocks` where ranks differ."""
+    """Return a number of blocks as text: `1 block`, or `7 to 8 blocks` if ranks differ."""
     low, high = min(counts), max(counts)
     return plural(low, "block") if low == high else f"{low} to {high} blocks"
 
 
 def _tasks(graph: Builder, run: Resolved, last: str) -> str:
-    """Which rows go through which of several adapters."""
+    """Add the assignment of rows to adapters."""
     tasks = run.spec.tasks
-    if not tasks or run.spec.serve is not None:  # clients say whose rows they send
+    if not tasks or run.spec.serve is not None:  # clients name the adapter of their rows
         return last
     each = "; ".join(f"{name} on {', '.join(task.reads)}" for name, task in tasks.items())
     args = {"tasks": {name: list(task.reads) for name, task in tasks.items()}}
@@ -383,7 +383,7 @@ def _routing_replay(graph: Builder, run: Resolved, last: str) -> str:
         return last
     every = run.spec.activation.every
     matches = run.matches([layer for layer in run.architecture.expert_layers if (layer + 1) % every == 0])
-    if not any(matches):  # only blocks without experts are computed again
+    if not any(matches):  # only blocks without experts are recomputed
         return last
     args = {"matches": matches}
     blocks = plural(sum(matches), "block")
@@ -402,7 +402,7 @@ def _tile_mlp(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.tile_mlp", does, args=args, after=((last, "model"),))
 
 
-# What torch calls them; CUDA graphs are left out, as FSDP gives a block other memory for its weights every time.
+# torch's names. CUDA graphs are excluded, because FSDP gives a block's weights different memory each time.
 COMPILE_MODES: Final = {"default": "default", "max_autotune": "max-autotune-no-cudagraphs"}
 
 

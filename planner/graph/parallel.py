@@ -31,7 +31,7 @@ def _tensor_parallel(graph: Builder, run: Resolved, last: str) -> str:
 
 
 def _owners(run: Resolved, pattern: str) -> list[int]:
-    """How many modules on each pipeline coordinate a rule of tensor parallelism means."""
+    """Return the number of modules on each pipeline coordinate that a rule of tensor parallelism matches."""
     pipeline = run.pipeline
     if pattern.startswith(BLOCKS):
         owner = pattern.removeprefix(f"{BLOCKS}.")
@@ -75,12 +75,12 @@ def _expert_parallel(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.parallel.ep", does, args=args, axes=("ep",), after=((last, "model"),))
 
 
-# The nodes by which several ranks compute one row.
+# Nodes that let several ranks compute one row.
 SPREADING: Final = (_tensor_parallel, _context_parallel, _expert_parallel)
 
 
 def add_fsdp(graph: Builder, run: Resolved, last: str) -> str:
-    """Add the nodes that make units of FSDP, for stacks that use them; the id of the last node."""
+    """Add the nodes that form FSDP units, for stacks that use them; return the id of the last node."""
     for part in (_expert_fsdp, _fsdp, _root_fsdp, _prefetch):
         last = part(graph, run, last)
     return last
@@ -122,7 +122,7 @@ def _fsdp(graph: Builder, run: Resolved, last: str) -> str:
 
 
 def _cut_text(run: Resolved, axes: tuple[str, ...], *, experts: bool) -> str:
-    """What cutting does to the blocks of one pipeline rank, of those with the most: to their experts, or the rest."""
+    """Return text on cutting the blocks of the pipeline rank with the most: their experts, or the rest."""
     host = ", in host memory" if run.spec.parallel.fsdp.offload else ""
     if not axes:
         if run.formats.compute == run.formats.params:
@@ -141,7 +141,7 @@ def _cut_text(run: Resolved, axes: tuple[str, ...], *, experts: bool) -> str:
 def _root_fsdp(graph: Builder, run: Resolved, last: str) -> str:
     if not run.dense_fsdp:
         return last
-    # The head's backward follows its forward, and the embedding's forward comes first: nothing is gained by letting go.
+    # The head's backward directly follows its forward, and the embedding's forward comes first: freeing gains nothing.
     args = _policy(run, reshard=False)
     ends = {t.name: t for t in run.inventory.tensors if not t.name.startswith("layers.")}
     largest = max(
@@ -156,11 +156,10 @@ def _root_fsdp(graph: Builder, run: Resolved, last: str) -> str:
 
 
 def _prefetch(graph: Builder, run: Resolved, last: str) -> str:
-    """The order in which units are gathered in a forward; in a backward it is the other way round, as FSDP finds out by
-    itself."""
+    """Add the order in which a forward gathers units; FSDP derives the reverse order of a backward itself."""
     if not run.prefetch:
         return last
-    arch = run.architecture  # further modules are not part of every forward
+    arch = run.architecture  # modules that predict further tokens are not part of every forward
     experts = [each for each in arch.expert_layers if each < arch.blocks] if run.expert_fsdp else []
     counts = (map(len, run.pipeline.owners), run.matches(range(arch.blocks)), run.matches(experts))
     units = [sum(each) for each in zip(*counts, strict=True)]
@@ -173,7 +172,7 @@ def _prefetch(graph: Builder, run: Resolved, last: str) -> str:
 
 
 def add_pipeline(graph: Builder, run: Resolved, last: str) -> str:
-    """Add the node that connects stages, where there are several; the id of the last node."""
+    """Add the node that connects stages, if there are several; return the id of the last node."""
     size, pp, pipeline = run.size("pp"), run.spec.parallel.pp, run.pipeline
     if size == 1:
         return last
@@ -187,7 +186,7 @@ def add_pipeline(graph: Builder, run: Resolved, last: str) -> str:
 
 
 def add_teacher_model(graph: Builder, run: Resolved, model: str) -> str:
-    """What builds it, behind the node `model`; the id of its node, empty where no teacher is live."""
+    """Add the nodes that build a live teacher, after the node `model`; return the teacher's id, empty without one."""
     own, learns_from = run.teacher, run.spec.loss.learns_from
     if own is None or learns_from is None:
         return ""
@@ -216,8 +215,7 @@ def add_teacher_model(graph: Builder, run: Resolved, model: str) -> str:
 
 
 def add_teacher_weights(graph: Builder, run: Resolved, teacher: str, model: str) -> None:
-    """What gives it its values, behind its own node `teacher`, and behind `model`, with which that of the run has its
-    own."""
+    """Add the nodes that load a live teacher, after its own node `teacher` and the loaded `model`."""
     own, learns_from = run.teacher, run.spec.loss.learns_from
     if own is None or learns_from is None or own.weights is None:
         return

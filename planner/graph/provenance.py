@@ -25,7 +25,7 @@ AXIS_BLOCKS = ("tp", "ep", "fsdp", "pp", "cp")
 
 
 def settings_provenance(spec: Spec) -> list[Provenance]:
-    """One entry for every setting this spec has, by dotted path, in the order of the schema."""
+    """Return an entry for every setting of this spec, by dotted path, in the order of the schema."""
     values = setting_values(spec) if spec.serve is None else _values_of_server(spec)
     return [_entry(spec, path, value) for path, value in values]
 
@@ -38,7 +38,7 @@ def _values_of_server(spec: Spec) -> Iterator[tuple[str, Any]]:
 
 
 def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
-    """(dotted path, value) of every setting; those that the chosen family or kind does not have are left out."""
+    """Yield (dotted path, value) of every setting that the chosen family or kind has."""
     yield "experiment.name", spec.experiment.name
     yield from _block("experiment", spec.experiment)
     yield "model.family", spec.model.family
@@ -115,7 +115,7 @@ def _actions(path: str, actions: tuple[Action, ...]) -> Iterator[tuple[str, Any]
 
 
 def _dataset(dataset: Dataset) -> Iterator[tuple[str, Any]]:
-    """The settings of a dataset that its form of records has."""
+    """Yield the settings of a dataset that apply to its form of records."""
     form = reads(dataset)["form"]
     turns = ("messages", "prompt", "response", "train_on", "template", "template_arguments", "lost")
     names = {
@@ -136,7 +136,7 @@ def _dataset(dataset: Dataset) -> Iterator[tuple[str, Any]]:
 def _block(
     path: str, block: Any, label: str = "", without: tuple[str, ...] = (), *, silent: bool = True
 ) -> Iterator[tuple[str, Any]]:
-    """silent: on values of which plans do not speak."""
+    """Yield the settings of a block. silent: omit values that plans do not show."""
     for name, (attribute, setting) in settings_of(type(block)).items():
         if setting.only and label not in setting.only:
             continue
@@ -160,7 +160,7 @@ def _entry(spec: Spec, path: str, value: Any) -> Provenance:
 
 
 def derived_provenance(run: Resolved, shape_reasons: dict[str, str], schedule: Schedule) -> list[Provenance]:
-    """What the planner worked out: entries that stand in for `auto`, and numbers no setting has."""
+    """Return the values that the planner derived: entries that replace `auto`, and numbers without a setting."""
     spec, architecture, layout, batch, formats = run.spec, run.architecture, run.layout, run.batch, run.formats
     values: dict[str, Any] = {
         "parallel.fsdp.size": layout.size("fsdp"),
@@ -206,7 +206,7 @@ def _value(path: str, architecture: Architecture, values: dict[str, Any]) -> Any
         assert isinstance(adapter, TaskAdapters)
         return getattr(adapter.tasks[task], own)
     if block == "adapter":
-        adapter = architecture.adapter  # of a server each slot has it
+        adapter = architecture.adapter  # in a server, each slot has it
         return getattr(next(iter(adapter.tasks.values())) if isinstance(adapter, TaskAdapters) else adapter, name)
     if block == "model":
         found: Any = architecture.to_json()
@@ -217,7 +217,7 @@ def _value(path: str, architecture: Architecture, values: dict[str, Any]) -> Any
 
 
 def _cut_conversations(spec: Spec) -> dict[str, tuple[Any, str]]:
-    """Why conversations are cut where nothing says it."""
+    """Return the reason for conversations that are truncated by default."""
     why = "what follows in another row would be without its beginning"
     paths = {f"dataset.{each.name}.oversized": each for each in spec.datasets.values() if each.is_conversation}
     unsaid = {path: each for path, each in paths.items() if spec.origins[path].kind == "default"}
@@ -225,7 +225,7 @@ def _cut_conversations(spec: Spec) -> dict[str, tuple[Any, str]]:
 
 
 def _parallel_choices(run: Resolved) -> dict[str, tuple[Any, str]]:
-    """What follows from the axes of the mesh and from sizes on a rank."""
+    """Return the choices that follow from the axes of the mesh and from sizes on a rank."""
     spec, layout, ring, pp = run.spec, run.layout, run.size("ring"), run.size("pp")
     found: dict[str, tuple[Any, str]] = {}
     if ring > 1 and isinstance(row_link(spec.collate).align, Auto):
@@ -267,7 +267,8 @@ def _why_sync(run: Resolved) -> str:
 
 
 def merge(stated: list[Provenance], derived: list[Provenance]) -> tuple[Provenance, ...]:
-    """A derived value takes the place of the `auto` it resolves, and keeps the place where that was written."""
+    """Merge derived values into the stated ones; each replaces its `auto` and keeps the place where that was
+    written."""
     replacements = {entry.path: entry for entry in derived}
     merged = []
     for entry in stated:

@@ -1,4 +1,4 @@
-"""Nodes and rules of saved state: start, checkpoints, averaged weights, and reactions to not finite steps."""
+"""Nodes and rules of saved state: start, checkpoints, averaged weights, and reactions to steps that are not finite."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -30,19 +30,20 @@ FORMS: Final = "write `on nan(10) skip`, `on nan(3) rollback` or `on nan stop`"
 
 @frozen
 class OnNan:
-    """limit: the `limit`-th bad step in a row brings about the action; those before it are left out."""
+    """Reaction to bad steps. limit: the `limit`-th bad step in a row triggers the action; the earlier ones are
+    skipped."""
 
     limit: int
     action: Action
 
     @property
     def bears(self) -> bool:
-        """Whether the run goes on after a bad step."""
+        """True if the run continues after a bad step."""
         return self.limit > 1
 
 
 def on_nan(spec: Spec) -> OnNan:
-    """What a spec that has passed `check_nan` says, or the default: the first bad step ends the run."""
+    """Return the reaction of a spec that passed `check_nan`, or the default: the first bad step ends the run."""
     action = next(iter(_deciding(actions_on(spec.events, "nan"))), stopping())
     assert action.nan_limit is not None
     deciding = (event for event in spec.events if event.event == "nan" and not only_informs(event.actions))
@@ -55,7 +56,7 @@ def _deciding(actions: Sequence[Action]) -> list[Action]:
 
 
 def bad_step_text(policy: OnNan) -> str:
-    """What `step.check_finite` does, in a line."""
+    """Return the description of `step.check_finite`."""
     bad = "loss or gradient norm is not a number"
     if policy.action.goes_back:
         end = "goes back to a checkpoint"
@@ -78,7 +79,8 @@ def _nth(number: int) -> str:
 @checks("schedule.*.nan", reads="{}.event {}.actions")
 @checks("schedule.nan", reads="on.*.event on.*.actions on.*.count")
 def check_nan(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findings) -> None:
-    """One thing is done about bad steps, at their own event; who goes back needs something to go back to."""
+    """Check that exactly one reaction to bad steps is declared, at their own event, and that a rollback has a
+    checkpoint."""
     for path, actions in _elsewhere(spec):
         wrong = next((action for action in actions if action.only_nan), None)
         if wrong is not None:
@@ -107,13 +109,13 @@ def check_nan(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findings
 
 
 def _elsewhere(spec: Spec) -> list[tuple[str, tuple[Action, ...]]]:
-    """Actions of ticks and of other events, with where they stand."""
+    """Return (path, actions) of ticks and of all events but `nan`."""
     ticks = [(f"every.{number}", tick.actions) for number, tick in enumerate(spec.ticks)]
     return ticks + [(f"on.{number}", each.actions) for number, each in enumerate(spec.events) if each.event != "nan"]
 
 
 def _wrong(actions: tuple[Action, ...]) -> tuple[str, str] | None:
-    """(message, hint) if not exactly one thing is done; who is told beside it is another matter."""
+    """Return (message, hint) unless exactly one reaction is declared; notifications do not count."""
     if actions and only_informs(actions):
         return None
     actions = tuple(action for action in actions if not action.informs)
@@ -156,7 +158,7 @@ def _check_rollback(spec: Spec, schedule: Schedule, batch: Arithmetic, path: str
 
 
 def saves_periodically(schedule: Schedule, batch: Arithmetic) -> bool:
-    """Whether a checkpoint is saved that the run does not end with."""
+    """Return True if a checkpoint is saved before the end of the run."""
     for tick in schedule.ticks:
         every = counted(tick.every, batch)
         late = every is not None and every.unit == "steps" and batch.steps is not None and every.value >= batch.steps
@@ -166,7 +168,7 @@ def saves_periodically(schedule: Schedule, batch: Arithmetic) -> bool:
 
 
 def add_average(graph: Builder, run: Resolved, model: str) -> list[tuple[str, str]]:
-    """The node that makes the averages, and what is taken from it; nothing where the spec keeps none."""
+    """Add the node of averaged weights; return its id and the value taken from it, or nothing without averages."""
     ema = run.spec.ema
     if ema is None:
         return []
@@ -187,7 +189,7 @@ def add_average(graph: Builder, run: Resolved, model: str) -> list[tuple[str, st
 
 @checks("ema.every", reads="ema.every {steps}")
 def check_average(spec: Spec, batch: Arithmetic, found: Findings) -> None:
-    """An average should take in something before the run ends."""
+    """Check that the average is updated before the run ends."""
     if spec.ema is None or batch.steps is None:
         return
     every, steps = spec.ema.every, batch.steps
@@ -201,7 +203,7 @@ def check_average(spec: Spec, batch: Arithmetic, found: Findings) -> None:
 
 
 def update_text(run: Resolved) -> str:
-    """What `step.ema` does."""
+    """Return the description of `step.ema`."""
     ema = run.spec.ema
     assert ema is not None
     often = "" if ema.every == 1 else f"after every {plural(ema.every, 'step')}, "
@@ -209,26 +211,27 @@ def update_text(run: Resolved) -> str:
 
 
 def average_args(plan: Plan) -> dict[str, Any] | None:
-    """The arguments of the average of a plan; None where it keeps none."""
+    """Return the arguments of a plan's average; None without one."""
     return next((node.args for node in plan.nodes if node.op == "setup.ema"), None)
 
 
-# What a run that saves nothing does without.
+# Settings that a run without saves does not need.
 OF_WRITING: Final = ("backend", "mode", "overlap", "keep", "best", "best_is", "model", "failures")
 
 
 def pretrained(spec: Spec) -> str | None:
-    """Whose weights a run begins with; a full state takes their place, unless it is that of an adapter alone."""
+    """Return the checkpoint whose weights a run starts from. A full state replaces them, unless it is only an
+    adapter's."""
     chosen = spec.checkpoint
     return chosen.pretrained if chosen.from_ is None or spec.is_adapted else None
 
 
-# Saves of one file that must be kept and wait while another is written; the next one waits for room.
+# Saves of one file that must be kept and wait while another is written; the next one waits for space.
 WAITING: Final = 2
 
 
 def copies(spec: Spec) -> int:
-    """How many copies of a rank's state there are in memory at most, all for saves that are not written yet."""
+    """Return the maximum number of copies of a rank's state in memory for saves that are not written yet."""
     chosen = spec.checkpoint
     if chosen.mode == "sync":
         return 0
@@ -239,9 +242,10 @@ def copies(spec: Spec) -> int:
 
 
 def saves_beside(spec: Spec, schedule: Schedule) -> bool:
-    """Whether the state is copied beside the next step; not for what the run ends with, which is waited for.
+    """Return True if the state is copied during the next step. The save at the end of the run is not: the run waits for
+    it.
 
-    For a single file it is copied before that step begins, so that several copies can wait to be written.
+    A single file is copied before that step begins, so that several copies can wait to be written.
     """
     ticks = (t for t in schedule.ticks if not any(action.stops for action in t.actions))
     beside = spec.checkpoint.mode != "sync" and spec.checkpoint.backend == "dcp"
@@ -249,12 +253,12 @@ def saves_beside(spec: Spec, schedule: Schedule) -> bool:
 
 
 def puts_off(spec: Spec, schedule: Schedule) -> bool:
-    """Whether a save that comes due during another one, or behind a bad step, is made later."""
+    """Return True if a save that is due during another save, or after a bad step, is made later."""
     return bool(put_off_text(spec, schedule))
 
 
 def put_off_text(spec: Spec, schedule: Schedule) -> str:
-    """What `step.put_off_save` does, in a line; empty where no save is put off."""
+    """Return the description of `step.put_off_save`; empty if no save is put off."""
     ticks = (t for t in schedule.ticks if not any(action.stops for action in t.actions))
     along = any(action.saves for tick in ticks for action in tick.actions)
     causes = ["behind a bad step"] if along and on_nan(spec).bears else []
@@ -273,7 +277,8 @@ def add_pretrained(graph: Builder, run: Resolved, last: str) -> str:
 
 
 def add_base(graph: Builder, run: Resolved, last: str) -> str:
-    """The node that names what no checkpoint holds, once all of it has its values."""
+    """Add the node that identifies parameters outside checkpoints by their content, after all of them have their
+    values."""
     if run.saves_base:
         return last
     count = run.inventory.total - run.inventory.trained
@@ -284,7 +289,7 @@ def add_base(graph: Builder, run: Resolved, last: str) -> str:
 
 
 def add_resume(graph: Builder, run: Resolved, estimates: Estimates, after: tuple[str | tuple[str, str], ...]) -> str:
-    """The nodes that read and prepare to write a full state; the last node of the setup."""
+    """Add the nodes that read and prepare to write a full state; return the last node of the setup."""
     chosen = run.spec.checkpoint
     own = "go on from the latest checkpoint of this run"
     origin = f"the state of {chosen.from_}" if chosen.from_ is not None else "step 0"
@@ -303,7 +308,7 @@ def add_resume(graph: Builder, run: Resolved, estimates: Estimates, after: tuple
 
 
 def _residual(graph: Builder, run: Resolved, last: str) -> str:
-    """The node that leaves the rest of the matrices that an adapter has begun with a part of, wherever that is from."""
+    """Add the node that subtracts an adapter's initial part from its matrices, whatever its source."""
     adapter = run.architecture.adapter
     if adapter is None or not adapter.decomposes:
         return last
@@ -351,7 +356,7 @@ def _saving(graph: Builder, run: Resolved, estimates: Estimates, last: str) -> s
 
 @checks("checkpoint.backend", reads="checkpoint.backend checkpoint.enabled {world}")
 def check_backend(spec: Spec, world: int, found: Findings) -> None:
-    """One file has one writer."""
+    """Check that a single file has a single writer."""
     rule = path = "checkpoint.backend"
     if spec.checkpoint.backend != "file" or not spec.checkpoint.enabled:
         return
@@ -373,7 +378,7 @@ def check_backend(spec: Spec, world: int, found: Findings) -> None:
     reads="checkpoint.best every.*.actions dataset dataset.* loss.* rollout.* evaluation_step.* collate",
 )
 def check_saving(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findings) -> None:
-    """The best checkpoint needs somebody who measures, at steps at which something is saved."""
+    """Check that the metric of the best checkpoint is measured at steps that save."""
     best = spec.checkpoint.best
     if best is None or not spec.checkpoint.enabled:
         return
@@ -405,7 +410,7 @@ def check_saving(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findi
 
 
 def _measured(spec: Spec, name: str, ticks: list[TickSpec]) -> list[str]:
-    """The metrics of the evaluations of a dataset; how many bytes its text has, the run knows."""
+    """Return the metrics of the evaluations of a dataset; only the run knows the number of bytes of its text."""
     dataset, loss = spec.datasets[name], spec.loss
     if dataset.choices is not None:
         return ["loss", "acc", "acc_norm", "acc_bytes"]
@@ -417,7 +422,7 @@ def _measured(spec: Spec, name: str, ticks: list[TickSpec]) -> list[str]:
 
 
 def _check_hook(spec: Spec, name: str, found: Findings) -> None:
-    """A hook whose metric decides is called before the save of the same step."""
+    """Check that a hook whose metric decides is called before the save of the same step."""
     rule = path = "checkpoint.best"
     hook = spec.hooks.get(name)
     if hook is None:
@@ -431,8 +436,8 @@ def _check_hook(spec: Spec, name: str, found: Findings) -> None:
 
 
 def _meet(schedule: Schedule, measures: list[TickSpec], dataset: str, batch: Arithmetic) -> bool:
-    """Whether anything that measures ever falls into a step with a save; the end of the run is one. Yes where that
-    hangs on the clock."""
+    """Return True if a measurement ever falls into a step with a save; the end of the run saves too. True if that
+    depends on the clock."""
     assert batch.steps is not None
     saves = [t for t in schedule.ticks if any(action.saves for action in t.actions)]
     if any(_share_a_step(one, other, batch) for one in measures for other in saves):
@@ -443,7 +448,7 @@ def _meet(schedule: Schedule, measures: list[TickSpec], dataset: str, batch: Ari
 
 
 def _share_a_step(one: TickSpec, other: TickSpec, batch: Arithmetic) -> bool:
-    """Whether two ticks ever fire in the same step; yes where that hangs on the clock."""
+    """Return True if two ticks ever fire in the same step, or if that depends on the clock."""
     steps, each = batch.steps or 0, batch.sizes
     known = [tick for tick in (recurring(one, batch), recurring(other, batch)) if tick.steps or tick.tokens]
     if len(known) < 2:

@@ -17,20 +17,20 @@ from xtrain.planner.graph.model import add_model
 from xtrain.planner.resolved import Resolved, TrainedKind
 from xtrain.text.units import BYTES, bytes_text, flops_text, plural
 
-MOST_ROWS: Final = 64  # samples that are written at once; of more, some wait
+MOST_ROWS: Final = 64  # samples generated at once; others wait
 
 
 def pages_of(positions: int) -> int:
-    """That a sample of so many positions has in layers without a window."""
+    """Return the number of pages of a sample with `positions` positions, in layers without a window."""
     return -(-positions // PAGE)
 
 
 def sampling_pages(run: Resolved, estimates: Estimates) -> dict[int | None, int]:
-    """How many pages there are, by the window of layers.
+    """Return window of layers → number of pages.
 
-    With what a layer reads they may take what activations and the loss take at the peak of a forward_backward, of
-    which nothing is there while samples are written: the peak stays where it is. One sample of the longest text has
-    room in any case, beside a page for each of the others, and more than MOST_ROWS of these never need it.
+    Pages and a layer's reads may use the memory of activations and loss at the peak of a forward_backward, because
+    neither exists while samples are generated; the peak does not change. One sample of the longest text always fits,
+    with one page for each other sample. MOST_ROWS of these samples never need more.
     """
     assert run.spec.serve is not None
     bytes_of, longest = [_page_bytes(run, own) for own in run.pipeline.owners], pages_of(run.spec.serve.max_tokens)
@@ -45,7 +45,7 @@ def sampling_pages(run: Resolved, estimates: Estimates) -> dict[int | None, int]
 
 
 def read_bytes(run: Resolved) -> int:
-    """Of all pages of MOST_ROWS rows, those of the longest text, as one layer reads them."""
+    """Return the bytes of all pages of MOST_ROWS rows of the longest text, as read by one layer."""
     assert run.spec.serve is not None
     pages, found = MOST_ROWS * pages_of(run.spec.serve.max_tokens), 0
     for kind in run.kinds:
@@ -56,13 +56,13 @@ def read_bytes(run: Resolved) -> int:
 
 
 def pages_bytes(run: Resolved, pages: Mapping[int | None, int]) -> int:
-    """On the rank with the most, with page 0, which is zero."""
+    """Return the bytes on the rank with the most, including page 0, which is zero."""
     every = [_page_bytes(run, own) for own in run.pipeline.owners]
     return max(sum((pages[window] + 1) * each for window, each in own.items()) for own in every)
 
 
 def _count(pages: int, window: int | None) -> int:
-    """Of `pages` without a window as many are needed with one."""
+    """Return the pages needed with a window if `pages` are needed without one."""
     return pages if window is None else min(pages, MOST_ROWS * window_pages(window))
 
 
@@ -71,7 +71,7 @@ def _all(pages: int, bytes_of: Mapping[int | None, int]) -> int:
 
 
 def _page_bytes(run: Resolved, stages: tuple[int, ...]) -> dict[int | None, int]:
-    """Of a page in all layers of a pipeline coordinate, by their window."""
+    """Return window → bytes of a page in all layers of a pipeline coordinate."""
     found: dict[int | None, int] = {}
     own = {layer for stage in stages for layer in range(run.pipeline.spans[stage][0], run.pipeline.spans[stage][1] + 1)}
     for kind in run.kinds:
@@ -84,14 +84,14 @@ def _page_bytes(run: Resolved, stages: tuple[int, ...]) -> dict[int | None, int]
 
 
 def _position_bytes(run: Resolved, kind: TrainedKind, layer: Layer) -> int:
-    """Of a position in one layer. Ranks of context and data parallel have the whole of it; those of tensor parallel
-    their own heads."""
+    """Return the bytes of a position in one layer. Ranks of context and data parallelism hold all of them; ranks of
+    tensor parallelism their own heads."""
     numbers = layer.cached(run.architecture, run.size("tp"), 1, plain_parameters(run, kind))
     return numbers * BYTES[run.formats.compute]
 
 
 def slot_bytes(run: Resolved) -> int:
-    """Of one slot on a rank: its parameters, their gradients and what Adam keeps for each."""
+    """Return the bytes of one slot on a rank: its parameters, their gradients and Adam's state."""
     assert run.spec.serve is not None
     trained = [tensor for tensor in run.inventory.tensors if tensor.trained]
     moments = sum(run.moment_bytes(each, run.cuts.shape(each)) for each in trained)
@@ -99,7 +99,7 @@ def slot_bytes(run: Resolved) -> int:
 
 
 def check_room(run: Resolved, cluster: Hardware, estimates: Estimates, found: Findings) -> None:
-    """Whether the slots that are asked for fit, and how many would."""
+    """Report whether the requested slots fit, and how many would."""
     assert run.spec.serve is not None
     rule, slots, device = "memory.device", run.spec.serve.places, cluster.memory_bytes
     need = max(each.memory.total_bytes for each in estimates.classes)
@@ -123,7 +123,8 @@ def check_room(run: Resolved, cluster: Hardware, estimates: Estimates, found: Fi
 
 
 def slots_that_fit(plan: Plan) -> int | None:
-    """On the fullest rank; None where the memory of a device is not known, or the server trains the model itself."""
+    """Return the number of slots that fit on the fullest rank; None if a device's memory is unknown, or the server
+    trains the model itself."""
     if plan.cluster.memory_bytes is None or not slots_of(plan):
         return None
     fullest = max((each.memory for each in plan.estimates.classes), key=lambda memory: memory.total_bytes)
@@ -135,7 +136,7 @@ def _room(device: int, need: int, slots: int, each: int) -> int:
     return max(0, (device - need + slots * each) // each)
 
 
-FEWEST: Final = 16  # texts that a request may have at least
+FEWEST: Final = 16  # minimum number of texts that a request may have
 TIMELINE: Final = Timeline(
     steps=None,
     tokens=None,
@@ -147,7 +148,7 @@ TIMELINE: Final = Timeline(
 
 
 def build_server(run: Resolved, estimates: Estimates) -> Graph:
-    """Put the plan together. Raises GraphError for a mistake of the planner."""
+    """Build the graph. Raises GraphError for a bug of the planner."""
     graph = Builder()
     add_bootstrap(graph, run)
     add_watch(graph, run)
@@ -197,7 +198,7 @@ def _slots(graph: Builder, run: Resolved, model: str, tokenizer: str) -> str:
 
 
 def _requests(graph: Builder, run: Resolved, estimates: Estimates, after: str) -> str:
-    """A node for every kind of request; they run in the order in which requests come."""
+    """Add a node for every kind of request; they run in the order in which requests arrive."""
     everyone, data = run.wide(*AXES), run.layout.mesh.data_ranks
     rows, token = plural(run.batch.micro, "text"), flops_text(estimates.flops_per_token)
     spread = f"each of {plural(data, 'data rank')} computes {rows} at a time" if data > 1 else f"{rows} at a time"
@@ -238,7 +239,7 @@ def _requests(graph: Builder, run: Resolved, estimates: Estimates, after: str) -
 
 
 def _pages_text(pages: Mapping[int | None, int]) -> str:
-    """How many there are, by the window of layers."""
+    """Return text on the number of pages, by the window of layers."""
     found = [
         f"{count:,} pages" if window is None else f"{count:,} for windows of {window:,}"
         for window, count in pages.items()

@@ -1,7 +1,7 @@
 """Timeline of a plan: how often ticks fire, reactions to events, alerts, and the order of actions within a step.
 
 Within a step, records are written before a state is saved: a saved state can then be the best, and a run that dies
-right after a save has lost no record of the steps that the checkpoint holds.
+right after a save has lost no record of the steps in the checkpoint.
 """
 
 from collections import Counter
@@ -33,20 +33,20 @@ from xtrain.text.units import bytes_text, seconds_text
 
 
 class ActionNodes:
-    """Adds a node at the first mention of an action, and gives its id again at each further one."""
+    """Builder of action nodes: adds a node for the first use of an action, and returns its id for each further one."""
 
     def __init__(self, graph: Builder, run: Resolved, after: str) -> None:
         self._graph = graph
         self._run = run
         self._after = after
-        self._known: dict[tuple[str, str], str] = {}  # name without a number and arguments → id
+        self._known: dict[tuple[str, str], str] = {}  # name without number, and arguments → id
         self._numbers = Counter[str]()
         self._ids: set[str] = set()
 
     def add(self, action: Action, event: str = "", *, stops: bool = False) -> str:
-        """The id of the node of an action that has one: `tick.eval.web`, or on an event `event.finish.eval.web`.
+        """Return the id of an action's node: `tick.eval.web`, or `event.finish.eval.web` for an event.
 
-        stops: the run stops behind it.
+        stops: the run stops after it.
         """
         node = action.node(self._run, ActionPlace(event=event, stops=stops))
         name = node.name or node.op
@@ -65,12 +65,12 @@ class ActionNodes:
         return self._known[same]
 
     def add_own(self, name: str, event: str, does: str, args: dict[str, Any] | None = None) -> str:
-        """A node that no action of the language stands for."""
+        """Add a node that has no action in the language."""
         id = f"event.{event}.{name}"
         return self._graph.add("event", f"event.{name}", does, id=id, args=args, after=(self._after,))
 
     def add_model(self, event: str) -> str:
-        """The node that saves weights alone."""
+        """Add the node that saves only the weights."""
         run, ema = self._run, self._run.spec.ema
         averaged = ema is not None and ema.publish
         form = run.formats.averages if averaged else run.formats.params
@@ -79,18 +79,18 @@ class ActionNodes:
         return self._graph.add("event", "tick.model", does, id=f"event.{event}.model", after=(self._after,))
 
 
-# Steps whose median the loss and the time of a step are held against.
+# Number of steps whose median a step's loss and time are compared with.
 WINDOW: Final = 100
-# A share of a file system asks for no more than room for so many checkpoints, or for so many bytes if that is more: 5 %
-# of a petabyte are no news.
+# A share of a file system warns only below space for this many checkpoints, or this many bytes if that is more: 5 % of
+# a petabyte is plenty.
 CHECKPOINTS: Final = 10
 AMPLE_BYTES: Final = 100 * 2**30
-# Seconds without progress after which ranks are named, unless they are given up before.
+# Seconds without progress after which ranks are named, unless the run gives them up earlier.
 STALLED: Final = 60.0
 
 
 def stalled_seconds(spec: Spec) -> float | None:
-    """After how long without progress ranks are named; None: never."""
+    """Return the seconds without progress after which ranks are named; None: never."""
     chosen, stuck = spec.alerts.stalled, spec.fault_tolerance.stuck
     if isinstance(chosen, Auto):
         return STALLED if stuck is None else min(STALLED, float(stuck.value) / 2)
@@ -98,7 +98,7 @@ def stalled_seconds(spec: Spec) -> float | None:
 
 
 def alert_reasons(spec: Spec) -> dict[str, tuple[Any, str]]:
-    """What was derived, and why, by path."""
+    """Return path → (derived value, reason)."""
     if not isinstance(spec.alerts.stalled, Auto):
         return {}
     seconds = stalled_seconds(spec)
@@ -108,7 +108,7 @@ def alert_reasons(spec: Spec) -> dict[str, tuple[Any, str]]:
 
 
 def alert_args(spec: Spec, estimates: Estimates) -> dict[str, Any]:
-    """Thresholds: shares from 0 to 1, bytes, seconds, steps; None for what nothing is raised about."""
+    """Return thresholds: shares from 0 to 1, bytes, seconds, steps; None: no alert."""
     alerts = spec.alerts
     disk = alerts.disk
     by_share = disk is not None and disk.unit == "%"
@@ -128,7 +128,7 @@ def alert_args(spec: Spec, estimates: Estimates) -> dict[str, Any]:
 
 
 def alert_text(spec: Spec, args: dict[str, Any]) -> str:
-    """What is raised an alert about, in a line."""
+    """Return text on the conditions that raise alerts."""
     window = f"the median of {args['window']} steps"
     found = ["a loss or norm that is no number"]
     if args["loss_spike"] is not None:
@@ -153,7 +153,7 @@ def alert_text(spec: Spec, args: dict[str, Any]) -> str:
 
 
 def acts_together(spec: Spec) -> bool:
-    """Whether ranks do anything together because of an alert, and so have to hear of it."""
+    """Return True if ranks act together on an alert, so that all of them must know of it."""
     actions = (action for event in spec.events if event.event in ALERTS for action in event.actions)
     return not all(action.informs for action in actions)
 
@@ -161,7 +161,7 @@ def acts_together(spec: Spec) -> bool:
 @checks("schedule.alert.*", reads="on.*.event on.*.actions alerts.* launch.device cluster.preset")
 @checks("alerts.stalled", reads="alerts.stalled fault_tolerance.stuck")
 def check_alerts(spec: Spec, found: Findings) -> None:
-    """What is declared for an alert must be able to occur, and be something that ranks can still do together."""
+    """Check that an alert with actions can occur, and that ranks can still do these actions together."""
     declared = {name: actions_on(spec.events, name) for name in ALERTS}
     informing = {name for name, actions in declared.items() if only_informs(actions)}
     misplacements = {name: misplaced(name, actions) for name, actions in declared.items()}
@@ -195,10 +195,11 @@ def check_alerts(spec: Spec, found: Findings) -> None:
 
 
 def in_order(ticks: Iterable[Tick]) -> list[Tick]:
-    """Evaluations first, so that the log has their losses, then logs, then checkpoints; else in the order of the spec.
+    """Sort ticks: evaluations first, so that the log has their losses, then logs, then checkpoints; otherwise in the
+    order of the spec.
 
-    Where several ticks save, the first save in a step is the one that counts: what they do before it is then a tick of
-    its own, with the same period.
+    If several ticks save, the first save of a step counts, so the actions before a save become a tick of their own with
+    the same period.
     """
     found = [evolve(tick, actions=_records_first(tick.actions)) for tick in ticks]
     if sum(map(_saves, found)) > 1:
@@ -207,7 +208,7 @@ def in_order(ticks: Iterable[Tick]) -> list[Tick]:
 
 
 def _records_first(actions: tuple[Action, ...]) -> tuple[Action, ...]:
-    """The actions with those that leave records of the state moved from behind the first save to right before it."""
+    """Move actions that record the state from after the first save to directly before it."""
     at = next((place for place, action in enumerate(actions) if action.saves), len(actions))
     behind = actions[at:]
     late = tuple(action for action in behind if action.records)
@@ -215,7 +216,7 @@ def _records_first(actions: tuple[Action, ...]) -> tuple[Action, ...]:
 
 
 def _parts(tick: Tick) -> tuple[Tick, ...]:
-    """A tick that saves as two: what it does before, if anything, and the rest; the run stops behind the rest."""
+    """Split a tick that saves into the actions before the save, if any, and the rest; the run stops after the rest."""
     at = next(place for place, action in enumerate(tick.actions) if action.saves)
     before = tuple(action for action in tick.actions[:at] if not action.stops)
     stops = tuple(action for action in tick.actions[:at] if action.stops)
@@ -233,10 +234,10 @@ def _turn(tick: Tick) -> int:
 
 @frozen(kw_only=True)
 class Schedule:
-    """Ticks and events with the defaults filled in.
+    """Ticks and events, with defaults.
 
-    paths: of each tick in the spec, empty for a default. reasons: of each default, by the path it would have, what it
-    is and why. bad_steps: of so many in a row the commands are told, beside what happens on nan.
+    paths: of each tick in the spec, empty for a default. reasons: path that a default would have → its value and
+    reason. bad_steps: number of bad steps in a row → commands that are notified, in addition to the reaction to nan.
     """
 
     ticks: tuple[TickSpec, ...]
@@ -251,9 +252,9 @@ NOTHING_SCHEDULED: Final = Schedule(ticks=(), paths=(), events={}, reasons={}, b
 
 def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
     """Add the ticks that a spec leaves out: a run logs 100 times and saves 20 times, a short one every 100 steps and at
-    least 4 times. steps: of the budget; None where it does not say how many these are.
+    least 4 times. steps: of the budget; None if unknown.
 
-    A run also saves when it ends, and when it is to stop saves and stops.
+    A run also saves at its end; a stop request saves, then stops.
     """
     ticks, paths = list(spec.ticks), [f"every.{i}.every" for i in range(len(spec.ticks))]
     reasons: dict[str, tuple[str, str]] = {}
@@ -300,7 +301,7 @@ def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
 
 
 def _commands_of_bad_steps(spec: Spec) -> dict[int | None, tuple[Action, ...]]:
-    """The commands under `on nan`, by the number of steps in a row; None: of as many as something is done about."""
+    """Return number of bad steps in a row → commands under `on nan`; None: the number that triggers the reaction."""
     found: dict[int | None, tuple[Action, ...]] = {}
     for event in spec.events:
         if event.event == "nan":
@@ -318,7 +319,7 @@ def _without_saving(
     reasons: dict[str, tuple[str, str]],
     bad_steps: dict[int | None, tuple[Action, ...]],
 ) -> Schedule:
-    """The same run with every save left out; a tick that did nothing else is gone."""
+    """Return the schedule without saves; a tick that only saved is removed."""
 
     def rest(actions: tuple[Action, ...]) -> tuple[Action, ...]:
         return tuple(action for action in actions if not action.saves)
@@ -338,7 +339,7 @@ def _without_saving(
 
 @checks("schedule.every.*.every", reads="every.{}.every {steps} {tokens}")
 def check_ticks(schedule: Schedule, batch: Arithmetic, launch: Launch, found: Findings) -> None:
-    """A tick should do something at least once."""
+    """Check that every tick acts at least once."""
     for tick, path in zip(schedule.ticks, schedule.paths, strict=True):
         rule, known = f"schedule.{path or 'default'}", recurring(tick, batch)
         if known.seconds is not None:
@@ -356,7 +357,7 @@ def check_ticks(schedule: Schedule, batch: Arithmetic, launch: Launch, found: Fi
 def _check_fires(
     tick: TickSpec, known: PlanTick, batch: Arithmetic, launch: Launch, rule: str, path: str, found: Findings
 ) -> None:
-    """A tick in steps or tokens should come before the budget is used up, a profile with steps left to record."""
+    """Check that a tick in steps or tokens fires within the budget, and that a profile has steps left to record."""
     steps, each = batch.steps or 0, batch.sizes
     first, before = next_due(known, 0, each), _unrecorded(tick)
     if first > steps:
@@ -381,10 +382,10 @@ def build_timeline(
     bad_steps: int,
     publishes: bool = False,
 ) -> Timeline:
-    """Ticks in the order in which they run in a step that several are due in. `batch` is that of a spec whose data is
-    not counted.
+    """Return the timeline with ticks in the order in which they run within a step. batch: of a spec whose data is not
+    counted.
 
-    bad_steps: so many in a row are what happens on nan. publishes: the run saves its weights alone when it has ended.
+    bad_steps: number in a row that triggers the reaction to nan. publishes: the run saves its weights alone at its end.
     """
     ticks, in_turn = [], list(in_order(schedule.ticks))
     for tick in in_turn:
@@ -426,13 +427,13 @@ def build_timeline(
 
 
 def _commands(schedule: Schedule, nodes: ActionNodes, count: int, bad_steps: int) -> tuple[str, ...]:
-    """The commands that are told of so many bad steps in a row."""
+    """Return the commands that are notified of `count` bad steps in a row."""
     due = (each for n, commands in schedule.bad_steps.items() if (n or bad_steps) == count for each in commands)
     return tuple(nodes.add(each, "nan") for each in due)
 
 
 def recurring(tick: TickSpec, batch: Arithmetic, nodes: tuple[str, ...] = ()) -> PlanTick:
-    """A tick as a plan has it, without how often it fires: its period, or what that is to be worked out of."""
+    """Return a tick as in a plan, without its count: its period, or the amount that it is derived from."""
     stop = any(action.stops for action in tick.actions)
     every = counted(tick.every, batch)
     if every is None:
@@ -448,7 +449,7 @@ def recurring(tick: TickSpec, batch: Arithmetic, nodes: tuple[str, ...] = ()) ->
 
 
 def _unrecorded(tick: TickSpec) -> int | None:
-    """Of a tick that does nothing but profile: the steps that pass before one is recorded."""
+    """Return, for a tick that only profiles, the number of steps before the first recorded one."""
     before = [action.unrecorded(asdict(action, recurse=False)) for action in tick.actions]
     known = [steps for steps in before if steps is not None]
     return min(known) if known and len(known) == len(before) else None

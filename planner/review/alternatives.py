@@ -1,7 +1,7 @@
 """Alternatives to a plan: other settings (`xtrain plan --compare`), and every layout of a world size (`--fit`).
 
 `--fit` keeps the rows of a step. It varies the axes, the pipeline schedule, the rows of a microbatch, and
-recomputation, of the last only as much as memory requires, since more is always slower.
+recomputation. It recomputes only as much as memory requires, because more is always slower.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ from xtrain.planner.load import plan_from_spec
 from xtrain.text.page import Page, clip
 from xtrain.text.units import bytes_text, count_text, plural, seconds_text
 
-# Words of `--compare` and the settings they stand for; anything with a dot is a path as `--set` takes it.
+# Words of `--compare` and the settings they stand for; a word with a dot is a path as in `--set`.
 SHORT = {
     **{axis: f"parallel.{axis}" for axis in ("tp", "pp", "cp", "ep", "fsdp", "stack")},
     **{name: f"parallel.fsdp.{name}" for name in ("replicate", "reshard", "offload", "reduce", "sync")},
@@ -37,7 +37,7 @@ SHORT = {
 
 @frozen(kw_only=True)
 class Alternative:
-    """One way to run the spec: its plan, or what is wrong with it. sets: the `--set` texts it was made with."""
+    """One way to run the spec: its plan, or its errors. sets: the `--set` texts that it was made with."""
 
     name: str
     sets: tuple[str, ...]
@@ -48,10 +48,10 @@ class Alternative:
 def compare(
     path: str | Path, texts: Sequence[str], sets: Sequence[str] = (), world: int | None = None
 ) -> list[Alternative]:
-    """The spec as it is, then with each text of settings, as `tp=4,pp=2`, applied after `sets`.
+    """Compile the spec as it is, then with each text of settings, such as `tp=4,pp=2`, applied after `sets`.
 
-    Ranks and rows of a step stay those of the spec unless a text speaks of them: fsdp takes the ranks that the other
-    axes leave over, and microbatches follow from the rows.
+    Ranks and rows of a step stay those of the spec unless a text changes them: fsdp takes the ranks that the other axes
+    leave over, and microbatches follow from the rows.
     """
     declared = _plan("as declared", path, sets, world)
     return [declared, *(_variant(text, path, sets, world, declared.plan) for text in texts)]
@@ -84,7 +84,7 @@ def _written_out(part: str) -> str:
 
 
 def split(text: str) -> list[str]:
-    """The parts between commas that stand in no bracket and no string."""
+    """Return the parts between commas outside brackets and strings."""
     parts, depth, quoted, start = [], 0, False, 0
     for place, letter in enumerate(text):
         if letter == '"' and text[place - 1 : place] != "\\":
@@ -112,10 +112,10 @@ RECOMPUTE: tuple[Mode, ...] = ("none", "selective", "full")
 
 @frozen(kw_only=True)
 class Candidate:
-    """One layout that was judged.
+    """Layout that was evaluated.
 
-    name: `tp=2 pp=4 micro=2`. sets: the `--set` texts that make the spec ask for it. rejected: why it is not among the
-    best, of the kind `code`.
+    name: `tp=2 pp=4 micro=2`. sets: the `--set` texts that give the spec this layout. rejected: the reason why it is
+    not among the best, of kind `code`.
     """
 
     name: str
@@ -137,7 +137,8 @@ class Candidate:
 
 @frozen(kw_only=True)
 class Fit:
-    """best: fitting layouts, the fastest first. rejected: all others that were judged, each with its reason."""
+    """Result of a search. best: fitting layouts, the fastest first. rejected: all other layouts, each with its
+    reason."""
 
     world: int
     rows: int
@@ -147,7 +148,7 @@ class Fit:
 
     @property
     def reasons(self) -> list[tuple[str, list[Candidate]]]:
-        """The rejected ones by the kind of reason, the most frequent first."""
+        """Return rejected layouts by kind of reason, the most frequent first."""
         found: dict[str, list[Candidate]] = {}
         for each in self.rejected:
             found.setdefault(each.code, []).append(each)
@@ -155,13 +156,13 @@ class Fit:
 
 
 class Unsearchable(Exception):
-    """What a search needs is not known; the message says what to declare."""
+    """Missing input of a search; the message says what to declare."""
 
 
 def any_layout(spec: Spec) -> Spec:
-    """The spec with all ranks in fsdp: a layout to start from, though the one it declares may be impossible.
+    """Return the spec with all ranks in fsdp: a layout to start from even if the declared one is impossible.
 
-    Where the spec does not give the rows of a step, only its own layout says how many they are, and it is kept.
+    If the spec does not give the rows of a step, they follow from its own layout, which is kept.
     """
     if isinstance(spec.batch.rows, Auto):
         return spec
@@ -170,9 +171,9 @@ def any_layout(spec: Spec) -> Spec:
 
 
 def search(spec: Spec, plan: Plan, *, best: int = 5) -> Fit:
-    """Judge every layout of the ranks of `plan`, which is any plan of `spec`, for the rows of its steps.
+    """Evaluate every layout of the ranks of `plan`, which is any plan of `spec`, for the rows of its steps.
 
-    Raises Unsearchable where the cluster's memory or speed is not known.
+    Raises Unsearchable if the cluster's memory or speed is unknown.
     """
     cluster, world = plan.cluster, plan.mesh.world_size
     if cluster.memory_bytes is None or cluster.flops is None:
@@ -201,7 +202,8 @@ class _Layout:
 
 
 def _layouts(spec: Spec, world: int, cluster: Hardware) -> Iterator[_Layout]:
-    """All that a person would consider: tp inside a machine, copies one to a machine, powers of two of rows."""
+    """Yield the layouts that a person would consider: tp inside a machine, one copy per machine, powers of two of
+    rows."""
     moe = spec.model.experts > 0
     sequence = spec.batch.sequence
     divisors = [size for size in range(1, min(world, 1024) + 1) if world % size == 0]
@@ -222,7 +224,7 @@ def _layouts(spec: Spec, world: int, cluster: Hardware) -> Iterator[_Layout]:
 
 
 def _judge(spec: Spec, layout: _Layout, world: int, memory: int) -> Candidate:
-    """The layout with as little recomputation as fits, or why it is rejected."""
+    """Return the layout with the least recomputation that fits, or the reason why it is rejected."""
     found = Candidate(name="")
     for mode in RECOMPUTE:
         found = Candidate(name=_name(layout, mode), sets=_sets(spec, layout, mode))
@@ -259,7 +261,7 @@ def _name(layout: _Layout, mode: str) -> str:
 
 
 def _sets(spec: Spec, layout: _Layout, mode: str) -> tuple[str, ...]:
-    """The settings in which the spec and the layout differ, as `--set` takes them."""
+    """Return the differences between spec and layout as `--set` texts."""
     parallel = spec.parallel
     wanted = {
         "parallel.tp": (parallel.tp.size, layout.tp),
@@ -280,7 +282,7 @@ def _sets(spec: Spec, layout: _Layout, mode: str) -> tuple[str, ...]:
 
 
 def reason_text(code: str) -> str:
-    """What a kind of reason is called."""
+    """Return the name of a kind of reason."""
     return {"memory": "do not fit in memory", "slower": "fit and are slower"}.get(code) or CODES[code].title
 
 
@@ -292,7 +294,7 @@ LEGEND = "memory: of the fullest rank · exposed: communication that is not over
 
 
 def render_alternatives(alternatives: Sequence[Alternative], *, color: bool = False) -> str:
-    """A table of those that have a plan, then the others with what is wrong with them."""
+    """Render a table of alternatives with a plan, then the others with their errors."""
     page = Page(color=color)
     planned = [(each.name, each.plan) for each in alternatives if each.plan is not None]
     base = alternatives[0].plan
@@ -313,7 +315,7 @@ def render_alternatives(alternatives: Sequence[Alternative], *, color: bool = Fa
 
 
 def _table(page: Page, rows: list[tuple[str, ...]]) -> None:
-    """The rows under their heads, without the columns of which nothing is known or to be said."""
+    """Add the rows under their heads, without columns that are unknown or empty in every row."""
     shown = [column for column in range(len(HEAD)) if any(row[column] not in (UNKNOWN, "") for row in rows)]
     lines = [tuple(row[column] for column in shown) for row in (HEAD, *rows)]
     page.table(lines, align="".join(ALIGN[column] for column in shown), styles=("bold",))
@@ -333,7 +335,7 @@ def _planned(name: str, plan: Plan, base: Plan | None) -> tuple[str, ...]:
 
 
 def render_fit(fit: Fit, spec: str, *, color: bool = False) -> str:
-    """The best layouts, why the others are not among them, and how to run the first."""
+    """Render the best layouts, the reasons against the others, and the command that runs the first."""
     page = Page(color=color)
     memory = bytes_text(fit.cluster.memory_bytes or 0)
     judged = len(fit.best) + len(fit.rejected)
@@ -366,7 +368,7 @@ def _known(candidate: Candidate) -> Estimates:
 
 
 def figures(estimates: Estimates, cluster: Hardware) -> dict[str, Any]:
-    """What an alternative is judged by; None where it is not known."""
+    """Return the figures that alternatives are compared by; None if unknown."""
     times, memory = estimates.times, cluster.memory_bytes
     total = max(each.memory.total_bytes for each in estimates.classes)
     return {

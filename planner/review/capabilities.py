@@ -1,6 +1,7 @@
-"""Table of components and choices by stack, axis and number format, filled by asking the rules of the planner.
+"""Table of components and choices by stack, axis and number format, computed by the rules of the planner.
 
-Nothing here lists what is supported: a cell is the answer to a spec, and the columns are those of the schema.
+No list of supported combinations exists here: each cell is the verdict on a spec, and the columns are those of the
+schema.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ YES: Final = "yes"
 IDLE: Final = "–"
 _IDLE_CODE: Final = "W401"
 _NAME: Final = "probe.xtrain"
-# With components, what every spec has: a row replaces one of the lines.
+# Required blocks, with components; a row replaces one of the lines.
 _LINES: Final[dict[str, str]] = {
     "experiment": "experiment probe { budget = 1000 steps }",
     "tokenizer": "tokenizer bytes",
@@ -42,8 +43,8 @@ _LINES: Final[dict[str, str]] = {
 
 @frozen
 class CapabilityRow:
-    """A component or choice. where: the block, or the path of a setting. origin: who offers it, "" for what is no
-    component. cells: `YES`, `IDLE`, or the codes that refuse it, by column."""
+    """Component or choice. where: the block, or the path of a setting. origin: the package that offers it, "" if it is
+    not a component. cells: `YES`, `IDLE`, or the codes that refuse it, by column."""
 
     where: str
     name: str
@@ -53,9 +54,9 @@ class CapabilityRow:
 
 @frozen
 class _SpecChange:
-    """A column: a change of a spec and the number of ranks it is then for.
+    """Column: a change of a spec and its number of ranks.
 
-    usual: lines of the probing spec that the column supports, so that a row is refused for its own sake alone.
+    usual: lines of the probing spec that the column supports, so that a row is refused only for its own sake.
     """
 
     name: str
@@ -65,13 +66,13 @@ class _SpecChange:
 
 
 def capabilities() -> list[CapabilityRow]:
-    """All rows: components first, then choices of how it is computed and on which ranks."""
+    """Return all rows: components first, then choices of how something is computed and on which ranks."""
     columns = [evolve(column, usual=_supported(column)) for column in _columns()]
     return [*_components(columns), *_choices(columns)]
 
 
 def text() -> str:
-    """The table, a line a row, and what its cells mean."""
+    """Return the table, a line for each row, and the meaning of its cells."""
     rows = capabilities()
     columns = list(rows[0].cells)
     head = ["", "", *columns, "from"]
@@ -92,12 +93,12 @@ def text() -> str:
 
 
 def _text(lines: dict[str, str]) -> str:
-    """The probing spec, with other lines for some of its blocks."""
+    """Return the probing spec with other lines for some of its blocks."""
     return "\n".join((_LINES | lines).values()) + "\n"
 
 
 def _probes() -> Iterator[dict[str, str]]:
-    """Lines of the blocks that every spec has and that are components: all combinations of their choices.
+    """Yield lines of the required blocks that are components: all combinations of their choices.
 
     A model with experts comes first, which the axis `ep` cuts, then the defaults.
     """
@@ -113,7 +114,7 @@ def _probes() -> Iterator[dict[str, str]]:
 
 
 def _supported(column: _SpecChange) -> dict[str, str]:
-    """The first probe that a column supports; the first of all if it supports none."""
+    """Return the first probe that a column supports; the first of all if it supports none."""
     for lines in _probes():
         loaded = load_spec(_NAME, [], {_NAME: _text(lines)})
         if not any(each.severity == "error" for each in check_spec(column.change(loaded.require()), column.world)):
@@ -122,7 +123,7 @@ def _supported(column: _SpecChange) -> dict[str, str]:
 
 
 def _columns() -> Iterator[_SpecChange]:
-    """One rank, every stack, every axis, every format."""
+    """Yield the columns: one rank, every stack, every axis, every format."""
     yield _SpecChange("alone", lambda spec: spec, 1)
     for stack in (stack for stack in STACKS if STACKS[stack] is not STACKS.default):
         yield _SpecChange(stack, lambda spec, stack=stack: evolve(spec, parallel=evolve(spec.parallel, stack=stack)), 2)
@@ -136,7 +137,7 @@ def _columns() -> Iterator[_SpecChange]:
 
 
 def _others(block: type, name: str) -> list[str]:
-    """The words of a setting, but for its default."""
+    """Return the words of a setting other than its default."""
     attribute = getattr(attrs.fields(block), name)
     return [word for word in blocks.choices_of(attribute.type) if word != attribute.default]
 
@@ -172,7 +173,7 @@ def _components(columns: list[_SpecChange]) -> Iterator[CapabilityRow]:
 
 
 def _written(kind: str, block: type, name: str) -> str:
-    """A block with what it must have."""
+    """Return a block with its required settings."""
     needed = [
         f"{spelled(attribute)} = {meta.example}"
         for attribute, meta in settings_of(block).values()
@@ -182,7 +183,7 @@ def _written(kind: str, block: type, name: str) -> str:
 
 
 def _action(registry: Registry[Any], name: str) -> str:
-    """A tick or an event with the action; its label is that of the probing spec where it names a dataset."""
+    """Return a tick or an event with the action; its label is the probing spec's if it names a dataset."""
     kind = registry[name]
     label = blocks.label_of(kind)
     named = "" if label is None else '("true")' if kind.called else " text"
@@ -192,7 +193,7 @@ def _action(registry: Registry[Any], name: str) -> str:
 
 
 def _member(component: type[Tracker], name: str) -> str:
-    """A tracker that is on, as `log` has it: a switch, or a block with all settings that have an example."""
+    """Return an enabled tracker as in `log`: a switch, or a block with all settings that have an example."""
     kind, _ = component.in_log()
     if not blocks.is_block(kind):
         return f"{name} = true"
@@ -201,7 +202,7 @@ def _member(component: type[Tracker], name: str) -> str:
 
 
 def _around_reward(source: str) -> dict[str, str]:
-    """What a reward needs: a rollout, a loss that learns from it, and prompts with answers."""
+    """Return the lines that a reward needs: a rollout, a loss that learns from it, and prompts with answers."""
     loss = next(name for name, each in LOSSES.items() if issubclass(each, PolicyLoss))
     answers = 'prompt = "prompt", response = "answer", template = "plain", oversized = skip, holdout = 10%'
     return {
@@ -213,7 +214,7 @@ def _around_reward(source: str) -> dict[str, str]:
 
 
 def _choices(columns: list[_SpecChange]) -> Iterator[CapabilityRow]:
-    """Choices that say how something is computed, or on which ranks; a switch counts when it is on."""
+    """Yield choices of how something is computed, or on which ranks; a switch counts when it is on."""
     usual = load_spec(_NAME, [], {_NAME: _text(columns[0].usual)}).require()
     for path, attribute, meta in _settings():
         words = blocks.choices_of(attribute.type) or (("true",) if attribute.default is False else ())
@@ -227,7 +228,7 @@ def _choices(columns: list[_SpecChange]) -> Iterator[CapabilityRow]:
 
 
 def _value(spec: Spec, path: str) -> Any:
-    """A setting by its path; of a block its label."""
+    """Return a setting by its path; for a block, its label."""
     found: Any = spec
     for name in path.split("."):
         found = getattr(found, name)
@@ -235,7 +236,7 @@ def _value(spec: Spec, path: str) -> Any:
 
 
 def _settings() -> Iterator[tuple[str, attrs.Attribute, Setting]]:
-    """The path of every setting of one word, and of every block with a label that is no component."""
+    """Yield the path of every setting of one word, and of every block with a label that is not a component."""
     for kind, block in blocks.KINDS.items():
         if kind not in (*blocks.NAMED, *blocks.OPTIONAL):
             label = blocks.label_of(block)
@@ -272,7 +273,7 @@ def _key(lines: dict[str, str]) -> tuple[str, ...]:
 
 
 def _cell(loaded: Loaded, column: _SpecChange, may_be_idle: bool) -> str:
-    """The answer to one spec in a column."""
+    """Return the verdict on one spec in a column."""
     codes = [each.code for each in loaded.diagnostics if each.severity == "error"]
     idle = False
     if loaded.spec is not None and not codes:
@@ -283,7 +284,7 @@ def _cell(loaded: Loaded, column: _SpecChange, may_be_idle: bool) -> str:
 
 
 def _loaded(lines: dict[str, str], set_text: str) -> Loaded:
-    """The probing spec with other lines, and with the data that its loss or reward reads."""
+    """Load the probing spec with other lines, and with the data that its loss or reward reads."""
     sets = [set_text] if set_text else []
     loaded = load_spec(_NAME, sets, {_NAME: _text(lines)})
     source = next(name for name, each in SOURCES.items() if each.records == "fields")

@@ -1,7 +1,7 @@
 """Changes between plans: the two sides of a diff, the drift of a saved plan, and changed nodes and figures.
 
-A plan carries its spec as text and needs no file. Drift warns when a reviewed plan would now be different: the spec
-was edited, or another xtrain would execute the same nodes in another way.
+A plan carries its spec as text and needs no file. Drift warns when a reviewed plan would now be different: the spec was
+edited, or another xtrain would execute the same nodes differently.
 """
 
 import os
@@ -31,7 +31,7 @@ from xtrain.version import __version__
 
 @frozen(kw_only=True)
 class Changed:
-    """A node that both plans have: the arguments that differ, with both values; empty if only its numbers do."""
+    """Node in both plans: the arguments that differ, with both values; empty if only its numbers differ."""
 
     id: str
     args: dict[str, tuple[Any, Any]]
@@ -39,7 +39,7 @@ class Changed:
 
 @frozen(kw_only=True)
 class PlanChanges:
-    """From one plan to another. figures: name → text before and after; renamed: whether it is another experiment."""
+    """Changes from one plan to another. figures: name → text before and after; renamed: True for another experiment."""
 
     gone: tuple[str, ...]
     new: tuple[str, ...]
@@ -53,7 +53,7 @@ class PlanChanges:
 
 
 def changes(before: Plan, after: Plan) -> PlanChanges:
-    """Everything that is done or estimated otherwise."""
+    """Return everything that is done or estimated differently."""
     old, new = ({node.id: node for node in plan.nodes} for plan in (before, after))
     return PlanChanges(
         gone=tuple(id for id in old if id not in new),
@@ -80,7 +80,7 @@ def _changed(old: Node, new: Node) -> Changed:
 
 
 def _inner(name: str, old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
-    """Of an object, and of a list of names with sizes, only what differs in it."""
+    """Return the differences inside an object or a list of names with sizes."""
     old_part, new_part = _named(old), _named(new)
     if old_part is None or new_part is None:
         return {name: (old, new)}
@@ -107,7 +107,7 @@ def _figures(before: Plan, after: Plan) -> list[tuple[str, tuple[str, str]]]:
 
 
 def _phases(before: Plan, after: Plan) -> list[tuple[str, tuple[str, str]]]:
-    """What each phase trains on, where there is more than one dataset for all of the run."""
+    """Return the phases before and after, if any run has several datasets or phases."""
     if all(len(plan.timeline.phases) == len(plan.timeline.phases[0].amounts) == 1 for plan in (before, after)):
         return []
     old, new = ({phase.name: phase_text(phase, plan) for phase in plan.timeline.phases} for plan in (before, after))
@@ -148,9 +148,9 @@ PLAN_FILE: Final = "plan.json"
 
 @frozen(kw_only=True)
 class Side:
-    """A spec, a saved plan or a run directory. sets, world: what is asked of it on the command line.
+    """Spec, saved plan or run directory. sets, world: from the command line.
 
-    step: how far the latest checkpoint of a run has come, None where there is none; past: the rows of these steps.
+    step: the step of a run's latest checkpoint, None without one; past: the rows of these steps.
     """
 
     path: str
@@ -163,7 +163,7 @@ class Side:
 
     @property
     def name(self) -> str:
-        """What it is called on the page."""
+        """Name on the page."""
         said = [*([f"--world {self.world}"] if self.world else []), *(f"--set {quote(text)}" for text in self.sets)]
         return " ".join((self.path, *said))
 
@@ -171,10 +171,11 @@ class Side:
 def open_sides(
     paths: Sequence[str], sets: Sequence[str], world: int | None
 ) -> tuple[Side | None, Side | None, Diagnostics]:
-    """The sides of one or two paths, None with errors among the diagnostics.
+    """Open the sides of one or two paths; None with errors among the diagnostics.
 
-    Of two different paths, `sets` and `world` go to every spec. Of a single one, also if it is given twice, they go to
-    B alone: A is the thing as it is, and B the same with them; a plan or a run is then planned again from its text.
+    With two different paths, `sets` and `world` apply to every spec. With a single path, or the same one twice, they
+    apply only to B: A is the thing as it is, and B the same with them; a plan or a run is then planned again from its
+    text.
     """
     found = Diagnostics()
     alone = len(paths) == 1 or paths[0] == paths[1]
@@ -209,7 +210,7 @@ def _open(path: str, sets: Sequence[str], world: int | None, found: Diagnostics)
 
 
 def _altered(side: Side, sets: tuple[str, ...], world: int | None, found: Diagnostics) -> Side | None:
-    """The same with `sets` and `world`."""
+    """Return a side with `sets` and `world`."""
     if side.kind == "spec":
         return _side(side.path, "spec", plan_from_spec(side.path, sets, world), found, sets, world)
     plan = side.plan
@@ -221,7 +222,7 @@ def _altered(side: Side, sets: tuple[str, ...], world: int | None, found: Diagno
 
 
 def _beside_parts(side: Side) -> Path:
-    """A path in the folder that modules of the user's own start at: a run keeps them as they were."""
+    """Return a path in the folder that relative paths of a user's modules start from: a run keeps copies of them."""
     copy = Path(side.path) / "spec.xtrain"
     files = [module for module in own_modules(side.plan) if is_file(module)]
     if side.kind == "run" and all((copy.parent / module).is_file() for module in files):
@@ -248,7 +249,7 @@ def _side(
 
 
 def run_command(b: Side, more: Sequence[str] = ()) -> list[str]:
-    """What runs B, with `more` `--set` texts, as words that belong together."""
+    """Return the command that runs B, with `more` `--set` texts, as unbreakable words."""
     origin = b.plan.origin
     if b.kind == "plan" and not (b.sets or b.world or more):
         return ["xtrain run", quote(b.path)]
@@ -264,7 +265,7 @@ def run_command(b: Side, more: Sequence[str] = ()) -> list[str]:
 
 
 def going_on(a: Side, b: Side, verdict: Verdict) -> tuple[str, ...]:
-    """Lines that say what to type to go on from a checkpoint of A under B, or what else there is."""
+    """Return lines with the command that resumes a checkpoint of A under B, or the alternatives."""
     if verdict.kind == "incompatible":
         if b.plan.node("setup.resume").args["origin"] is not None and any(r.path == BUDGET for r in verdict.refusals):
             return ("B is refused as well: its checkpoint has reached the budget. Use a larger experiment.budget.",)
@@ -289,7 +290,7 @@ def going_on(a: Side, b: Side, verdict: Verdict) -> tuple[str, ...]:
 
 
 def _lines(words: Sequence[str]) -> list[str]:
-    """A command over as many lines as it needs, which a shell takes for one."""
+    """Return a command broken into lines that a shell reads as one."""
     lines = [f"  {' '.join(words[:2])}"]
     for word in words[2:]:
         if len(lines[-1]) + len(word) + 5 > WIDTH - 2:
@@ -304,9 +305,9 @@ ACCEPT: Final = "--accept-drift"
 
 
 def find_drift(plan: Plan) -> Diagnostics:
-    """What has changed since `plan` was saved: X710 for its spec, X711 for xtrain, W705 where that cannot be known.
+    """Report what has changed since `plan` was saved: X710 for its spec, X711 for xtrain, W705 if unknown.
 
-    The spec is looked for where the plan names it, from the working folder, as everything else that a plan names.
+    The spec is looked up at the path in the plan, from the working folder, like all paths in a plan.
     """
     found = Diagnostics()
     if _changed_code(plan, found):
@@ -326,7 +327,7 @@ def find_drift(plan: Plan) -> Diagnostics:
 
 
 def accepted(found: Diagnostics) -> Diagnostics:
-    """The same findings as warnings, of a user who wants the plan as it stands."""
+    """Return the findings as warnings, for a user who accepts the plan as it stands."""
     changed = Diagnostics()
     for each in found:
         error = each.severity == "error"
@@ -335,7 +336,7 @@ def accepted(found: Diagnostics) -> Diagnostics:
 
 
 def _changed_code(plan: Plan, found: Diagnostics) -> bool:
-    """Whether another xtrain has saved the plan; reported, with what this one makes of the spec it carries."""
+    """Return True if another xtrain saved the plan; report it, with the plan that this xtrain makes of its spec."""
     if plan.origin is None or plan.origin.source == source_fingerprint():
         return False
     before, now = plan.origin.version, __version__
@@ -353,7 +354,8 @@ def _changed_code(plan: Plan, found: Diagnostics) -> bool:
 
 
 def _compare_spec(plan: Plan, origin: PlanOrigin, found: Diagnostics) -> None:
-    """Plan the spec again as it was planned; what differs is the spec's doing, unless the text in the plan does so."""
+    """Plan the spec again as it was planned. Differences come from the spec, unless the text in the plan also gives
+    another plan."""
     now = plan_from_spec(plan.spec, origin.sets, origin.world)
     if now.plan is not None and now.plan.id == plan.id:
         return
@@ -368,8 +370,8 @@ def _compare_spec(plan: Plan, origin: PlanOrigin, found: Diagnostics) -> None:
 
 
 def _compare_stored(plan: Plan, found: Diagnostics) -> bool:
-    """Whether the text that the plan carries still gives the plan. Under the same code only what is read beside it, a
-    tokenizer, can make a difference; reported, like another code where the plan does not say which had made it."""
+    """Return True if the text in the plan still gives the plan. With the same code, only other files, such as a
+    tokenizer, can change it; report that, or other code if the plan does not name its code."""
     stored = _stored(plan)
     if stored.plan is not None and stored.plan.id == plan.id:
         return True
@@ -419,7 +421,7 @@ def _as_it_stands() -> str:
 
 
 def plan_command(plan: Plan) -> str:
-    """The command line that makes the plan anew."""
+    """Return the command line that makes the plan again."""
     origin = plan.origin
     parts = ["xtrain plan", quote(plan.spec)]
     if origin is not None and origin.world is not None:

@@ -39,7 +39,7 @@ UNITS: Final = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), 
 
 
 def show_memory(page: Page, plan: Plan, detail: Detail) -> None:
-    """A line for every kind of rank, the trace beside it where there is one; then the verdict."""
+    """Show a line for every kind of rank, with its trace if there is one, then the verdict."""
     classes, room = plan.estimates.classes, headroom(plan)
     unit, size = next((u for u in UNITS if room.worst.memory.total_bytes >= u[1]), UNITS[-1])
     offloaded = any(each.memory.offloaded for each in classes)
@@ -56,7 +56,7 @@ def show_memory(page: Page, plan: Plan, detail: Detail) -> None:
     page.table(rows, align="<" + ">" * (len(used) + 1), styles=("cyan",))
     styles = {"fits": "green", "tight": "yellow", "does not fit": "red", "unknown": "dim"}
     page.more(len(groups) - len(shown), "memory")
-    if detail.full:  # else it stands at the top of the page
+    if detail.full:  # otherwise it is shown at the top of the page
         page.line(f"  {page.paint(room.verdict, styles[room.verdict])}: {room.text}")
     _remedies(page, plan)
     if detail.full:
@@ -64,7 +64,7 @@ def show_memory(page: Page, plan: Plan, detail: Detail) -> None:
 
 
 def _remedies(page: Page, plan: Plan) -> None:
-    """What would make the fullest rank hold less, and what that does to a step."""
+    """Show changes that reduce memory on the fullest rank, and their effect on a step."""
     if not plan.estimates.remedies:
         return
     device, times = plan.cluster.memory_bytes, plan.estimates.times
@@ -85,7 +85,7 @@ def _remedies(page: Page, plan: Plan) -> None:
 
 
 def _joined(words: list[str], room: int) -> list[str]:
-    """Words in lines of at most `room` columns; a word stays whole."""
+    """Return words in lines of at most `room` columns; words are not broken."""
     lines = [words[0]]
     for word in words[1:]:
         if len(lines[-1]) + 1 + len(word) <= room:
@@ -100,7 +100,7 @@ def _memories(plan: Plan) -> list[Memory]:
 
 
 def _cells(memory: Memory, used: list[str], size: int, *, traced: bool = False) -> list[str]:
-    """Numbers in one unit; what a trace cannot see is left open."""
+    """Return numbers in one unit; cells that a trace cannot measure are `–`."""
     parts = ["–" if traced and each == "reserve" else _number(getattr(memory, each), size) for each in used]
     return [*parts, _number(memory.total_bytes, size)]
 
@@ -111,7 +111,7 @@ def _number(count: int, size: int) -> str:
 
 
 def _chosen(groups: list[list[RankClass]], worst: RankClass, most: int) -> list[list[RankClass]]:
-    """Of many lines the worst, the ends and some others; neighbours that hold the same are one line."""
+    """Return the worst line, the ends and some others if there are many; equal neighbors share a line."""
     if len(groups) <= most:
         return groups
     holder = next(number for number, group in enumerate(groups) if worst in group)
@@ -127,7 +127,8 @@ def _name(plan: Plan, members: list[RankClass]) -> str:
 
 
 TOLERANCE: Final = 0.10
-NEGLIGIBLE: Final = 1e-3  # of what a rank holds or sends in all: less decides nothing, however far it is off
+# share of everything that a rank holds or sends; smaller amounts do not matter, however far they are off
+NEGLIGIBLE: Final = 1e-3
 PREFIX: Final = "trace."
 
 Ranks = tuple[int, ...]
@@ -135,7 +136,7 @@ Ranks = tuple[int, ...]
 
 @frozen(kw_only=True)
 class TraceComparison:
-    """One figure by both ways, on one rank; `whole` is what it is a part of."""
+    """One figure from estimate and trace on one rank; `whole` is the total that it is part of."""
 
     rank: int
     closed: int
@@ -144,13 +145,13 @@ class TraceComparison:
 
     @property
     def apart(self) -> float:
-        """Difference as a share of the larger; 0 where it is negligible."""
+        """Difference as a share of the larger value; 0 if negligible."""
         difference = abs(self.closed - self.traced)
         return difference / max(self.closed, self.traced) if difference > NEGLIGIBLE * self.whole else 0.0
 
 
 def ranks_to_trace(plan: Plan) -> tuple[int, ...]:
-    """The first rank of every pipeline coordinate, but only one of neighbours whose closed forms are the same."""
+    """Return the first rank of every pipeline coordinate, but only one of neighbors with equal estimates."""
     found: list[RankClass] = []
     for one in plan.estimates.classes:
         if not found or evolve(one, pp=found[-1].pp) != found[-1]:
@@ -160,13 +161,14 @@ def ranks_to_trace(plan: Plan) -> tuple[int, ...]:
 
 
 def with_trace(plan: Plan, traced: tuple[Traced, ...]) -> Plan:
-    """The plan with its trace, and with the checks that hold both against each other."""
+    """Return the plan with its trace and the checks that compare it with the estimates."""
     own = tuple(check for check in plan.checks if not check.id.startswith(PREFIX))
     return evolve(plan, traced=traced, checks=(*own, *agreement(evolve(plan, traced=traced))))
 
 
 def agreement(plan: Plan) -> tuple[Check, ...]:
-    """A check for each figure, with the rank on which both ways are furthest apart; beyond TOLERANCE it warns."""
+    """Return a check for each figure, with the rank on which estimate and trace differ most; it warns beyond
+    TOLERANCE."""
     pairs = [(each, _class(plan, each)) for each in plan.traced]
     if not pairs:
         return ()
@@ -178,7 +180,7 @@ def _class(plan: Plan, traced: Traced) -> RankClass:
 
 
 def _memory(pairs: list[tuple[Traced, RankClass]]) -> Iterable[Check]:
-    """What is alive at the peak. The reserve is from outside: no trace sees it."""
+    """Yield checks of memory at the peak. The reserve is outside tensors, so no trace sees it."""
     for name in CATEGORIES:
         if name == "reserve":
             continue
@@ -196,7 +198,8 @@ def _memory(pairs: list[tuple[Traced, RankClass]]) -> Iterable[Check]:
 
 
 def _traffic(mesh: Mesh, pairs: list[tuple[Traced, RankClass]]) -> Iterable[Check]:
-    """Calls and bytes by group of ranks: a trace cannot tell axes with the same ranks apart, such as tp 2 and ep 2."""
+    """Yield checks of calls and bytes by group of ranks: a trace cannot distinguish axes with the same ranks, such as
+    tp 2 and ep 2."""
     sums = [(traced, sums_of_groups(mesh, one.traffic), sums_of_groups(mesh, traced.traffic)) for traced, one in pairs]
     names = _axes_of_groups(mesh, (each for traced, _ in pairs for each in traced.traffic))
     names |= _axes_of_groups(mesh, (each for _, one in pairs for each in one.traffic))
@@ -218,7 +221,7 @@ def _axes_of_groups(mesh: Mesh, traffic: Iterable[Traffic]) -> dict[tuple[Ranks,
 
 
 def sums_of_groups(mesh: Mesh, traffic: Iterable[Traffic]) -> dict[tuple[Ranks, str], tuple[int, int]]:
-    """Return (calls, bytes) by group of ranks, as of `Mesh.group`, and op."""
+    """Return (calls, bytes) by group of ranks, as in `Mesh.group`, and op."""
     found: dict[tuple[Ranks, str], tuple[int, int]] = {}
     for each in traffic:
         kind = mesh.group(each.axis), each.op
@@ -245,7 +248,7 @@ MOST = 10
 
 @frozen(kw_only=True)
 class Sent:
-    """All calls of one collective over one axis, whichever node they are for."""
+    """All calls of one collective over one axis, for any node."""
 
     axis: str
     op: str
@@ -257,7 +260,7 @@ class Sent:
 
 
 def busiest(plan: Plan) -> RankClass:
-    """The class that spends most time on communication; where times are not known, the one that sends most."""
+    """Return the class that spends the most time on communication; without known times, the one that sends the most."""
     return max(
         plan.estimates.classes, key=lambda each: (sum(t.seconds or 0.0 for t in each.traffic), _bytes(each.traffic))
     )
@@ -268,7 +271,7 @@ def _bytes(traffic: Iterable[Traffic]) -> int:
 
 
 def gather(traffic: Iterable[Traffic]) -> list[Sent]:
-    """Calls of the same kind together: what is exposed first, and of that what takes longest."""
+    """Group calls by kind: exposed calls first, and among those the longest first."""
     kinds: dict[tuple[str, str, bool], list[Traffic]] = {}
     for each in traffic:
         kinds.setdefault((each.axis, each.op, each.exposed), []).append(each)
@@ -290,13 +293,13 @@ def gather(traffic: Iterable[Traffic]) -> list[Sent]:
 
 
 def axis_text(mesh: Mesh, axis: str) -> str:
-    """An axis, or several joined; `every rank` where they are all that have more than one."""
+    """Return an axis, or several joined, as text; `every rank` if they are all axes with several ranks."""
     wide = [each.name for each in mesh.axes if each.size > 1]
     return "every rank" if len(wide) > 1 and axis.split(" · ") == wide else axis
 
 
 def show_communication(page: Page, plan: Plan, detail: Detail) -> None:
-    """A line for every axis and collective; what nothing is computed beside comes first."""
+    """Show a line for every axis and collective; exposed communication comes first."""
     if plan.mesh.world_size == 1:
         return
     if not any(each.traffic for each in plan.estimates.classes):
@@ -334,7 +337,7 @@ def _table(page: Page, plan: Plan, one: RankClass, detail: Detail) -> None:
 
 
 def _last(plan: Plan, each: Sent, one: RankClass, seen: dict[tuple[Ranks, str], tuple[int, int]] | None) -> str:
-    """The nodes that calls are for; with a trace, whether it saw as much between the same ranks."""
+    """Return the nodes that calls are for; with a trace, whether it saw the same amount between the same ranks."""
     if seen is None:
         return ", ".join(node.removeprefix("setup.parallel.").removeprefix("setup.") for node in each.nodes)
     kind = plan.mesh.group(each.axis), each.op
@@ -358,17 +361,18 @@ def _row(plan: Plan, each: Sent, last: str) -> tuple[str, ...]:
 
 
 def _traced(plan: Plan, pp: int) -> dict[tuple[Ranks, str], tuple[int, int]] | None:
-    """(calls, bytes) of every group and collective that a trace saw on a pipeline coordinate; None without a trace."""
+    """Return (calls, bytes) of every group and collective that a trace saw on a pipeline coordinate; None without a
+    trace."""
     traced = next((each for each in plan.traced if each.pp == pp), None)
     return None if traced is None else sums_of_groups(plan.mesh, traced.traffic)
 
 
-# With these each step has forwards beside its own: by a teacher, or of what a loss compares with.
+# Nodes that add forwards to each step: by a teacher, or for a loss's reference.
 OTHER_MODELS: Final = frozenset({"setup.teacher_model", "step.reference_point", "rollout.reference"})
 
 
 def show_compute(page: Page, plan: Plan, detail: Detail) -> None:
-    """From what has to be computed to how long it takes; a range where devices are known by their data sheet only."""
+    """Show the amount of computation and its duration; a range if devices are known only by their data sheet."""
     estimates, sequence = plan.estimates, plan.node("setup.loader").args["sequence"]
     world = plan.mesh.world_size
     attention = estimates.work.pair * estimates.work.pairs(sequence) // sequence / estimates.flops_per_token

@@ -1,4 +1,4 @@
-"""Difference of two plans as data and as a page: resuming, values, nodes, memory, traffic and operations."""
+"""Difference of two plans as data and as a page: resuming, values, nodes, memory, traffic and FLOPs."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -20,7 +20,7 @@ CATEGORIES: Final = (*(field.name for field in fields(Memory) if field.type is i
 
 @frozen(kw_only=True)
 class NodeChange:
-    """A node that is on one side only (then `before` or `after` is None), or has other arguments or axes."""
+    """Node that is on one side only (then `before` or `after` is None), or has other arguments or axes."""
 
     id: str
     does: str
@@ -29,18 +29,18 @@ class NodeChange:
 
     @property
     def arguments(self) -> dict[str, tuple[Any, Any]]:
-        """What differs, of a dict by its own keys; `over` are the axes of the node, `op` is its op."""
+        """Arguments that differ, by key inside dicts; `over` are the axes of the node, `op` is its op."""
         return _different(self.before or {}, self.after or {})
 
     @property
     def moved(self) -> bool:
-        """Whether it does the same over other axes."""
+        """True if the node does the same over other axes."""
         return self.before is not None and self.after is not None and self.arguments.keys() == {"over"}
 
 
 @frozen(kw_only=True)
 class Amount:
-    """A number on both sides; None where it is not known."""
+    """Number on both sides; None if unknown."""
 
     name: str
     unit: str
@@ -69,7 +69,7 @@ class TrafficChange:
 
 @frozen(kw_only=True)
 class PlanDifference:
-    """What there is to say of plan `b` against plan `a`."""
+    """Differences of plan `b` from plan `a`."""
 
     a: Plan
     b: Plan
@@ -82,13 +82,12 @@ class PlanDifference:
 
     @property
     def differ(self) -> bool:
-        """Whether these are two plans; texts that plan alike, and where they lie, do not count."""
+        """True for different plans; spec texts that give the same plan, and their paths, do not count."""
         return self.a.id != self.b.id
 
 
 def compare_plans(a: Plan, b: Plan, step: int | None = None, past: StepSizes | None = None) -> PlanDifference:
-    """Everything that differs; `step` is that of the checkpoint of `a`, if it is known, `past` the rows of the steps
-    before it."""
+    """Return all differences. step: of the checkpoint of `a`, if known; past: the rows of the steps before it."""
     return PlanDifference(
         a=a,
         b=b,
@@ -102,7 +101,7 @@ def compare_plans(a: Plan, b: Plan, step: int | None = None, past: StepSizes | N
 
 
 def _nodes(a: Plan, b: Plan) -> tuple[NodeChange, ...]:
-    """In the order of the second plan, what it no longer has at the end."""
+    """Return changed nodes in the order of the second plan, followed by removed nodes."""
     before, after = ({node.id: node for node in plan.nodes} for plan in (a, b))
     found = []
     for id in {**after, **before}:
@@ -127,13 +126,13 @@ def _different(before: dict[str, Any], after: dict[str, Any], prefix: str = "") 
 
 
 def _by_name(value: Any) -> Any:
-    """Pairs of a name and a number, as axes with their sizes, as a dict."""
+    """Return pairs of a name and a number, such as axes with their sizes, as a dict."""
     pairs = isinstance(value, list) and value and all(isinstance(each, list) and len(each) == 2 for each in value)
     return dict(value) if pairs and all(isinstance(each[0], str) for each in value) else value
 
 
 def _memory(a: Plan, b: Plan) -> tuple[ClassMemory, ...]:
-    """The fullest ranks of each side; then, where there are pipelines, coordinate by coordinate."""
+    """Return the fullest ranks of each side; with pipelines, also each coordinate."""
     sides = [plan.estimates.classes for plan in (a, b)]
     worst = [max(classes, key=lambda each: each.memory.total_bytes) for classes in sides]
     found = [ClassMemory(name="fullest rank", before=_bytes(worst[0]), after=_bytes(worst[1]))]
@@ -159,7 +158,7 @@ def _traffic(a: Plan, b: Plan) -> tuple[TrafficChange, ...]:
 
 
 def _sent(plan: Plan) -> dict[tuple[str, str], tuple[int, int]]:
-    """(axis, op) → (calls, bytes) of the rank class with the most bytes there."""
+    """Return (axis, op) → (calls, bytes) of the rank class with the most bytes there."""
     most: dict[tuple[str, str], tuple[int, int]] = {}
     for ranks in plan.estimates.classes:
         sums: dict[tuple[str, str], tuple[int, int]] = {}
@@ -173,7 +172,7 @@ def _sent(plan: Plan) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 def _amounts(a: Plan, b: Plan) -> tuple[Amount, ...]:
-    """What a run takes as a whole."""
+    """Return the totals of a run."""
     rows = [(_amount_rows(plan)) for plan in (a, b)]
     return tuple(
         Amount(name=name, unit=unit, before=before, after=after)
@@ -205,7 +204,8 @@ def _amount_rows(plan: Plan) -> list[tuple[str, str, float | None]]:
 
 
 def to_json(found: PlanDifference) -> dict[str, Any]:
-    """The difference as a JSON object; the sides and the command that goes on are added by who knows the files."""
+    """Return the difference as a JSON object; the caller, who knows the files, adds the sides and the command that
+    resumes."""
     return {
         "differ": found.differ,
         "same_experiment": found.a.config_id == found.b.config_id,
@@ -258,7 +258,7 @@ EFFECTS: Final = {
 }
 MOST_NODES: Final = 16
 MOST_CLASSES: Final = 8
-MOST_OF_A_VALUE: Final = 23  # columns, so that two of them, a path and a place stand in a line
+MOST_OF_A_VALUE: Final = 23  # columns; narrow enough for two values, a path and a place in one line
 
 
 def render_diff(
@@ -269,7 +269,8 @@ def render_diff(
     steps: tuple[int | None, int | None] = (None, None),
     color: bool = False,
 ) -> str:
-    """The whole page. names: what A and B are. going_on: what to type, line by line. steps: of latest checkpoints."""
+    """Render the whole page. names: of A and B. going_on: lines with the command to type. steps: of latest
+    checkpoints."""
     page = Page(color=color)
     for letter, name, plan, step in zip("AB", names, (found.a, found.b), steps, strict=True):
         _side(page, letter, name, plan, step)
@@ -326,7 +327,7 @@ def _value(entry: Provenance | None) -> str:
 
 
 def _origin(change: ValueChange) -> str:
-    """Where the value of B comes from, or if B has none that of A."""
+    """Return the origin of B's value, or of A's if B has none."""
     entry = change.after or change.before
     if entry is None or not entry.origin:
         return ""
@@ -363,7 +364,7 @@ def _short(value: Any) -> str:
 
 
 def _memory_lines(page: Page, classes: tuple[ClassMemory, ...]) -> None:
-    """The fullest rank by category; of pipelines the sums of every coordinate as well."""
+    """Show the fullest rank by category; with pipelines, also the sums of every coordinate."""
     page.heading("MEMORY", "the fullest rank, at the peak of a step")
     fullest = classes[0]
     assert fullest.before is not None and fullest.after is not None
@@ -416,7 +417,7 @@ def _known(value: float | None, words: Callable[[float], str]) -> str:
 
 
 def _change(before: float | None, after: float | None, words: Callable[[float], str]) -> str:
-    """`+1.50 GiB (×1.25)`; empty where nothing changes or a side is not known."""
+    """Return a change as text: `+1.50 GiB (×1.25)`; empty if equal, or if a side is unknown."""
     if before is None or after is None or before == after:
         return ""
     sign = "+" if after > before else "−"

@@ -21,13 +21,14 @@ MEANING = {
     "ep_fsdp": "experts sharded",
     "ep": "experts spread",
 }
-LARGEST_GRID = 64  # ranks of a world that is shown whole
+LARGEST_GRID = 64  # ranks of the largest world shown whole
 GRID_COLUMNS = 8
 GRID_LINES = 8
 
 
 def show_mesh(page: Page, plan: Plan, detail: Detail) -> None:
-    """Every axis with more than one rank, and the ranks: all of a small world, else those of the first two nodes."""
+    """Show every axis with several ranks, and the ranks: all of a small world, otherwise those of the first two
+    nodes."""
     mesh = plan.mesh
     nodes = -(-mesh.world_size // mesh.ranks_per_node)
     spread = f", {mesh.ranks_per_node} on each of {nodes:,} nodes" if nodes > 1 else " on one node"
@@ -45,7 +46,8 @@ def show_mesh(page: Page, plan: Plan, detail: Detail) -> None:
 
 
 def _axis(axis: Axis, world: int, cluster: Hardware) -> tuple[str, ...]:
-    """`apart`: between the rank numbers of neighbours. `groups`: how many there are, of `size` ranks each."""
+    """Return the cells of an axis: name, size, distance between neighboring ranks, number of groups, link and
+    meaning."""
     over = link_text(axis.crosses_nodes, cluster)
     return (
         axis.name,
@@ -58,19 +60,19 @@ def _axis(axis: Axis, world: int, cluster: Hardware) -> tuple[str, ...]:
 
 
 def link_text(crosses: bool, cluster: Hardware) -> str:
-    """What the messages of an axis travel over: `network 50 GB/s`, or `link` inside a machine."""
+    """Return the link that an axis uses as text: `network 50 GB/s`, or `link` inside a machine."""
     speed = cluster.network if crosses else cluster.link
     return ("network" if crosses else "link") + (f" {rate_text(speed, 'B/s')}" if speed else "")
 
 
 def crosses_nodes(mesh: Mesh, axis: str) -> bool:
-    """Whether messages over an axis, or over several joined by ` · `, leave a machine."""
+    """Return True if messages over an axis, or over several joined by ` · `, leave a machine."""
     names = axis.split(" · ")
     return any(each.crosses_nodes for each in (*mesh.axes, *mesh.expert_axes) if each.name in names)
 
 
 def _grid(page: Page, plan: Plan, wide: list[Axis], detail: Detail) -> None:
-    """Ranks in rows, each as its coordinates on the wide axes; a bar where a node starts."""
+    """Show ranks in rows by their coordinates on the wide axes; a bar marks the start of a node."""
     mesh = plan.mesh
     if len(wide) == 1:
         page.line(f"  rank r is {wide[0].name} r", "dim")
@@ -99,7 +101,7 @@ MOST_STAGES = 8
 
 
 def show_stages(page: Page, plan: Plan, detail: Detail) -> None:
-    """Of a pipeline: which layers each stage has, on which ranks, and how evenly the work is spread."""
+    """Show the pipeline: layers and ranks of each stage, and how evenly the work is spread."""
     if plan.mesh.size("pp") == 1:
         return
     args, pipeline = plan.node("setup.parallel.pp").args, pipeline_in(plan)
@@ -116,7 +118,7 @@ def show_stages(page: Page, plan: Plan, detail: Detail) -> None:
 
 
 def pipeline_in(plan: Plan) -> Pipeline:
-    """The stages that the model of a plan is built in."""
+    """Return the pipeline that the model of a plan is built in."""
     args = plan.node("setup.build_model").args
     return Pipeline(
         spans=tuple((first, last) for first, last in args["stages"]), owners=tuple(map(tuple, args["owners"]))
@@ -124,7 +126,7 @@ def pipeline_in(plan: Plan) -> Pipeline:
 
 
 def _shape(plan: Plan, pipeline: Pipeline, stage: int) -> tuple[int, int, bool, bool]:
-    """What a stage shares with its neighbours if they can stand in one line."""
+    """Return the properties that neighboring stages must share to be shown in one line."""
     first, last = span = pipeline.spans[stage]
     return (last - first, _blocks_size(plan, span), stage == 0, stage == len(pipeline.spans) - 1)
 
@@ -154,7 +156,7 @@ def _owners(owners: list[int], ranks: int) -> str:
 
 
 def _runs(numbers: list[int]) -> list[list[int]]:
-    """Neighbours that follow each other by one."""
+    """Return runs of consecutive numbers."""
     found: list[list[int]] = []
     for number in numbers:
         if found and number == found[-1][-1] + 1:
@@ -165,7 +167,7 @@ def _runs(numbers: list[int]) -> list[list[int]]:
 
 
 def _ends(plan: Plan, pipeline: Pipeline, stage: int) -> list[tuple[str, int]]:
-    """The parts of the model besides blocks that a stage has, with their sizes."""
+    """Return the parts of the model outside blocks in a stage, with their sizes."""
     arch = plan.architecture
     sizes = {tensor.name: tensor.size for tensor in plan.parameters.tensors}
     found = []
@@ -185,7 +187,7 @@ def _ends(plan: Plan, pipeline: Pipeline, stage: int) -> list[tuple[str, int]]:
 
 
 def _blocks_size(plan: Plan, span: tuple[int, int]) -> int:
-    """Parameters of the blocks of a stage, whole."""
+    """Return the number of parameters in the blocks of a stage, unsharded."""
     found = 0
     for kind in plan.architecture.kinds:
         count = bisect_right(kind.layers, span[1]) - bisect_left(kind.layers, span[0])
@@ -194,7 +196,7 @@ def _blocks_size(plan: Plan, span: tuple[int, int]) -> int:
 
 
 def _imbalance(plan: Plan) -> str:
-    """How much more than the mean the fullest coordinate computes: what the others wait for."""
+    """Return text on how much more than the mean the busiest coordinate computes; the others wait for it."""
     work = [one.flops for one in plan.estimates.classes]
     most = max(work)
     more = most * len(work) / sum(work) - 1
@@ -203,7 +205,7 @@ def _imbalance(plan: Plan) -> str:
     return f"pp {work.index(most)} computes {more:.0%} more than the mean"
 
 
-# Nodes that change nothing in the model; the other parts speak of what they do.
+# Nodes that change nothing in the model; other parts of the page cover them.
 ELSEWHERE = ("setup.bootstrap", "setup.mesh", "setup.tokenizer", "setup.data", "setup.loader", "setup.scheduler")
 ELSEWHERE += (
     "setup.watch",
@@ -213,11 +215,11 @@ ELSEWHERE += (
     "setup.resume",
     "setup.checkpoint",
 )
-MOST, SHORT = 14, 5  # rows that stay until other tables are down to so many: an order has no unimportant part
+MOST, SHORT = 14, 5  # rows kept until other tables have shrunk to the same size: every part of an order matters
 
 
 def show_order(page: Page, plan: Plan, detail: Detail) -> None:
-    """What prepares the model, first to last, with the number of modules each rule was found to mean.
+    """Show the nodes that prepare the model, in order, with the number of modules that match each rule.
 
     In full, every node of the set-up.
     """
@@ -241,13 +243,13 @@ def show_order(page: Page, plan: Plan, detail: Detail) -> None:
 
 
 def matches(node: Node) -> int | None:
-    """How many modules on all pipeline coordinates the rules of a node mean; None if it has no rules."""
+    """Return the number of modules on all pipeline coordinates that match the rules of a node; None without rules."""
     counts = [sum(rule["matches"]) for rule in (node.args, *node.args.get("rules", ())) if "matches" in rule]
     return sum(counts) if counts else None
 
 
 def show_step(page: Page, plan: Plan, detail: Detail) -> None:
-    """The step in the order in which every rank runs it: a line below the set-up, or in full what each node does."""
+    """Show the step in the order in which every rank runs it: one line, or in full the description of each node."""
     nodes = plan.of_kind("step")
     if detail.full:
         page.heading("STEP", f"{plural(len(nodes), 'node')} in this order, on every rank")

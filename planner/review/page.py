@@ -1,7 +1,7 @@
 """Page of a plan: header, glance, model, values, parts and warnings, for a decision before an accelerator is used.
 
 At most 100 columns and 119 lines. Decisive parts come first: whether the plan fits, how long it takes, and warnings.
-The other parts follow in an order in which one explains the next.
+The other parts are ordered so that each prepares the next.
 """
 
 from bisect import bisect_left
@@ -40,7 +40,7 @@ from xtrain.text.units import (
 )
 from xtrain.version import __version__
 
-# Derived values that repeat what another line says, or that nobody asks for.
+# Derived values that repeat another line, or that are rarely of interest.
 QUIET = {"world_size", "steps", "tokens_per_step", "precision.compute", "parallel.fsdp.reduce", "launch.ranks_per_node"}
 QUIET |= {"model.qk_norm", "batch.accumulate", "collate", "parallel.pp.layers", "parallel.fsdp.reshard"}
 CHOSEN = ("derived", "set", "param", "let", "config")
@@ -48,7 +48,7 @@ VERDICT_STYLES: dict[Verdict, str] = {"fits": "green", "tight": "yellow", "does 
 
 
 def show_header(page: Page, plan: Plan, *, short: bool = False) -> None:
-    """What is planned, the names it goes by, and the machines; `short` leaves the machines out."""
+    """Show what is planned, its ids, and the machines; `short` omits the machines."""
     nodes = plan.launch["nodes"]
     where = plural(plan.mesh.world_size, "rank") + (f" on {plural(nodes, 'node')}" if nodes > 1 else "")
     device = {"auto": "cuda or cpu"}.get(plan.launch["device"], plan.launch["device"])
@@ -67,7 +67,7 @@ def show_header(page: Page, plan: Plan, *, short: bool = False) -> None:
 
 
 def cluster_text(cluster: Hardware) -> str:
-    """The machines with the unit of every number; what nobody says is unknown."""
+    """Return the machines as text, with the unit of every number; missing numbers are unknown."""
     if not CLUSTERS[cluster.preset].known:
         return "cluster unknown: add `cluster h100 { … }` to estimate memory and time"
     parts = [
@@ -81,7 +81,7 @@ def cluster_text(cluster: Hardware) -> str:
 
 
 def launcher_text(plan: Plan) -> str:
-    """Where `xtrain launch` has the machines from."""
+    """Return the source of `xtrain launch`'s machines as text."""
     try:
         launcher = launcher_of(plan)
     except UnknownLauncher as unknown:
@@ -97,7 +97,7 @@ def _known(text: str | float | None, what: str = "") -> str:
 
 
 def show_glance(page: Page, plan: Plan) -> None:
-    """The four things a decision rests on."""
+    """Show the four facts that a decision depends on."""
     page.line()
     room = headroom(plan)
     counts = Counter(check.status for check in plan.checks)
@@ -141,7 +141,7 @@ def _run_text(plan: Plan) -> str:
 
 
 def show_model(page: Page, plan: Plan, detail: Detail) -> None:
-    """Its size and its shape."""
+    """Show the model's size and shape."""
     arch, count = plan.architecture, plan.parameters
     size = f"{count.total:,} parameters"
     if arch.is_moe:
@@ -187,14 +187,14 @@ def show_model(page: Page, plan: Plan, detail: Detail) -> None:
 
 
 def _kinds(arch: Architecture) -> Iterator[tuple[LayerKind, str]]:
-    """Each kind of layers with what not all of them have."""
+    """Yield each kind of layers with the words that distinguish it."""
     said = [[word for layer in kind.block.layers() for word in layer.words(arch)] for kind in arch.kinds]
     for kind, words in zip(arch.kinds, said, strict=True):
         yield kind, " · ".join(word for word in words if not all(word in each for each in said))
 
 
 def _layers_text(layers: tuple[int, ...]) -> str:
-    """`layers 0 to 2, 5`, or `layers 1, 3, 5, … 47`."""
+    """Return layers as text: `layers 0 to 2, 5`, or `layers 1, 3, 5, … 47`."""
     runs: list[list[int]] = []
     for layer in layers:
         if runs and layer == runs[-1][-1] + 1:
@@ -207,7 +207,7 @@ def _layers_text(layers: tuple[int, ...]) -> str:
 
 
 def show_values(page: Page, plan: Plan, detail: Detail) -> None:
-    """What was derived, and what came from elsewhere than the plain text; defaults and literals are only counted."""
+    """Show derived values and values from outside the plain text; defaults and literals are only counted."""
     if detail.full:
         _all_values(page, plan)
         return
@@ -240,7 +240,7 @@ VERDICTS = ("fail", "warn", "unknown", "pass")
 
 
 def show_server_glance(page: Page, plan: Plan) -> None:
-    """Whether it fits, how many adapters do, and where it listens."""
+    """Show whether the server fits, how many adapters fit, and its address."""
     args, room = plan.node(SETUP).args, headroom(plan)
     counts = Counter(check.status for check in plan.checks)
     fit = slots_that_fit(plan)
@@ -258,7 +258,7 @@ def show_server_glance(page: Page, plan: Plan) -> None:
 
 
 def show_requests(page: Page, plan: Plan, detail: Detail) -> None:
-    """The nodes of requests: all ranks run each, in the order in which requests come."""
+    """Show the nodes of requests; all ranks run each, in the order in which requests arrive."""
     nodes = plan.of_kind("request")
     if not nodes:
         return
@@ -274,7 +274,7 @@ CHECK_STYLES = {"warn": "yellow", "fail": "red", "unknown": "dim", "pass": "gree
 
 
 def show_restarts(page: Page, plan: Plan, detail: Detail) -> None:
-    """Left out of a page that is not full where nothing is started again and no other world is allowed."""
+    """Show restarts; omitted from a short page if nothing restarts and no other world is allowed."""
     _, times = restarts_of(plan)
     if not times and not plan.elastic and not detail.full:
         return
@@ -309,7 +309,7 @@ def _world_row(world: ElasticWorld, plan: Plan) -> tuple[str, ...]:
 
 
 def show_checks(page: Page, plan: Plan, detail: Detail) -> None:
-    """Every check that did not pass; of those that did, their number, or all of them in full."""
+    """Show every check that did not pass, and the number of the others, or all of them in full."""
     passed = [check for check in plan.checks if check.status == "pass"]
     page.heading("CHECKS", f"{len(passed)} of {len(plan.checks)} pass")
     show_warnings(page, plan, but=_shown_above(plan))
@@ -318,12 +318,13 @@ def show_checks(page: Page, plan: Plan, detail: Detail) -> None:
 
 
 def _shown_above(plan: Plan) -> str:
-    """What helps against a lack of memory stands with the memory, as a table: the text that need not be said again."""
+    """Return the start of the text that need not be repeated: remedies for memory are shown with the memory, as a
+    table."""
     return "; use " if plan.estimates.remedies else ""
 
 
 def show_warnings(page: Page, plan: Plan, *, but: str = "") -> None:
-    """Every check that did not pass, in its own words; of that about memory what comes before `but`."""
+    """Show the text of every check that did not pass; text from `but` on is cut."""
     order = ("fail", "warn", "unknown")
     for check in sorted((each for each in plan.checks if each.status != "pass"), key=lambda c: order.index(c.status)):
         label = f"{check.status} {check.code or check.id}"
@@ -368,14 +369,14 @@ OF_SERVERS: Final = ("model", "values", "mesh", "order", "memory", "requests", "
 
 
 def parts_of(plan: Plan) -> dict[str, Part]:
-    """Those of PARTS that a page has: of a server there are no steps and no data."""
+    """Return the entries of PARTS for a plan; a server has no steps and no data."""
     return {name: PARTS[name] for name in OF_SERVERS} if plan.serves else PARTS
 
 
 def render(plan: Plan, *, color: bool = False, full: bool = False, parts: Sequence[str] = ()) -> str:
-    """The whole page, ending with a newline. What a program wants to know stands in the JSON, not here.
+    """Render the whole page, ending with a newline. Data for programs is in the JSON instead.
 
-    full: everything there is to say, however long. parts: keys of PARTS to show, in full, instead of the page.
+    full: show everything, however long. parts: keys of PARTS to show, in full, instead of the page.
     """
     plan = as_known(plan)
     if parts:
@@ -410,9 +411,9 @@ def _page(plan: Plan, detail: Detail, color: bool) -> Page:
 
 
 def render_summary(plan: Plan, *, said: Collection[Diagnostic] = (), color: bool = False) -> str:
-    """A few lines for the start of a run: what is trained, on what, how long, and whatever there is to warn of.
+    """Render a few lines for the start of a run: what is trained, on what, how long, and all warnings.
 
-    said: diagnostics that have been printed, which are not repeated.
+    said: printed diagnostics, which are not repeated.
     """
     plan = as_known(plan)
     page = Page(color=color)

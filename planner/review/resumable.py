@@ -1,7 +1,7 @@
 """Verdict on a resume: whether a checkpoint of one plan can be resumed under another, why not, and what changes.
 
 same: nothing that is trained differs. safe: differences that a run may have after a stop. resharded: safe, and pieces
-of the state or the rows of a step lie on other ranks. incompatible: the runtime refuses it.
+of the state or the rows of a step are on other ranks. incompatible: the runtime refuses it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ from xtrain.planner.review.resuming_rules import OUTSIDE, Effect, Kind, Reason, 
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 EFFECTS: Final[tuple[Effect, ...]] = get_args(Effect)
-# Nodes whose being there is itself a setting; that of others follows from the layout or from the formats.
+# Nodes that exist because of their own setting; others follow from the layout or from the formats.
 _SWITCHES: Final = (
     "setup.activation",
     "setup.tile_mlp",
@@ -40,15 +40,15 @@ _SWITCHES: Final = (
     "step.clip",
     "step.clip_value",
 )
-# What evaluations measure of the loss, which is compared by itself.
+# Arguments that follow from the loss, which is compared itself.
 _OF_THE_LOSS: Final = {"objective"}
-# Where a plan has none of these its model is drawn.
+# Without any of these nodes, the model is drawn.
 _READS_BASE: Final = {"setup.read_weights", "setup.pretrained"}
 
 
 @frozen(kw_only=True)
 class Verdict:
-    """The worst of the reasons, which stand the worst first. certain: False if what is read at the start decides."""
+    """Worst of the reasons, which are sorted by severity. certain: False if it depends on what is read at the start."""
 
     kind: Kind
     effect: Effect
@@ -56,7 +56,7 @@ class Verdict:
 
     @property
     def refusals(self) -> tuple[Reason, ...]:
-        """The reasons for which a checkpoint is refused."""
+        """Reasons for refusing a checkpoint."""
         return tuple(reason for reason in self.reasons if reason.kind == "incompatible")
 
     @property
@@ -65,10 +65,10 @@ class Verdict:
 
 
 def resumable(a: Plan, b: Plan, step: int | None = None, past: StepSizes | None = None) -> Verdict:
-    """What a checkpoint of `a`, saved after `step` steps if that is known, can be under `b`.
+    """Return the verdict on resuming a checkpoint of `a` under `b`. step: of the checkpoint, if known.
 
-    past: the rows of these steps, None where they are those of `a` from its start. Lengths of `b` in tokens and epochs
-    count from there.
+    past: the rows of these steps, None if `a` was the plan from the start. Lengths of `b` in tokens and epochs count
+    from there.
     """
     reasons = [] if a.id == b.id else list(_reasons(a, b, step, past))
     reasons.sort(key=lambda reason: (-KINDS.index(reason.kind), -EFFECTS.index(reason.effect)))
@@ -104,7 +104,7 @@ def _sides(a: Plan, b: Plan, step: int | None, past: StepSizes | None) -> tuple[
 
 
 def _layout(a: Plan, b: Plan) -> Iterator[Reason]:
-    """Axes, folds and stages: who holds which piece."""
+    """Yield reasons for changed axes, folds and stages, which move pieces between ranks."""
     parts = [
         f"{one.name} {one.size} → {other.size}"
         for one, other in zip(_axes(a), _axes(b), strict=True)
@@ -128,7 +128,7 @@ def _layout(a: Plan, b: Plan) -> Iterator[Reason]:
 
 
 def _restarts(a: Plan, b: Plan) -> Iterator[Reason]:
-    """How often ranks are started again, and in which worlds."""
+    """Yield reasons for changed restarts and worlds."""
     times = [plan.launch["restarts"] for plan in (a, b)]
     if times[0] != times[1]:
         text = f"{times[0]} → {times[1]}: how often failed ranks are restarted"
@@ -140,7 +140,7 @@ def _restarts(a: Plan, b: Plan) -> Iterator[Reason]:
 
 
 def _axes(plan: Plan) -> list[Any]:
-    """The axes of the mesh, and of the experts' view the one that a spec names."""
+    """Return the axes of the mesh, and `ep` of the expert view."""
     return [*plan.mesh.axes, next(axis for axis in plan.mesh.expert_axes if axis.name == "ep")]
 
 
@@ -162,7 +162,7 @@ def _args(plan: Plan, node: str) -> dict[str, Any] | None:
 
 
 def _formats(a: Plan, b: Plan) -> Iterator[Reason]:
-    """Formats that may change: parameters to a wider one, and that of the computation."""
+    """Yield reasons for format changes that are allowed: parameters to a wider format, and the compute format."""
     params = [plan.node("setup.build_model").args["params"] for plan in (a, b)]
     if PRECISION[params[0]] < PRECISION[params[1]]:
         text = f"{params[0]} → {params[1]}: the saved state is represented exactly, in a wider format"
@@ -180,19 +180,19 @@ def _formats(a: Plan, b: Plan) -> Iterator[Reason]:
 
 
 def _products(args: dict[str, Any] | None) -> str:
-    """How products of blocks are computed, by the arguments of their node."""
+    """Return text on fp8 products, from the arguments of their node."""
     if args is None:
         return "no products in fp8"
     return f"{sum(map(len, args['matrices'].values()))} matrices in fp8, {args['recipe']}"
 
 
 def _compute(plan: Plan, params: str) -> str:
-    """The format of forward and backward: that of the parameters, unless sharding casts them."""
+    """Return the compute format: the format of the parameters, unless sharding casts them."""
     return (_args(plan, "setup.parallel.root_fsdp") or {}).get("compute", params)
 
 
 def _early(a: Plan, b: Plan) -> Iterator[Reason]:
-    """When parameters are gathered, of which the number of units says nothing, and how products go on beside."""
+    """Yield reasons for changed prefetching and overlap, whose node arguments only give a number of units."""
     if (said := _said(a, b, "parallel.fsdp.prefetch")) is not None:
         text = f"{said[0]} → {said[1]}: memory changes, what is trained stays the same"
         yield Reason(kind="safe", path="parallel.fsdp.prefetch", text=text)
@@ -202,7 +202,7 @@ def _early(a: Plan, b: Plan) -> Iterator[Reason]:
 
 
 def _arguments(a: Plan, b: Plan) -> Iterator[Reason]:
-    """Every argument of every node, by the table of rules; a setting is named once."""
+    """Yield reasons for every changed argument of every node, from the table of rules; a setting is named once."""
     before, after = ({node.id: node for node in plan.nodes} for plan in (a, b))
     named: set[str] = set()
     on_base = all("setup.base" in nodes and not nodes.keys() & _READS_BASE for nodes in (before, after))
@@ -212,7 +212,7 @@ def _arguments(a: Plan, b: Plan) -> Iterator[Reason]:
         if op.startswith(OUTSIDE):
             continue
         old, new = (node.args if node else {} for node in (one, other))
-        rules = rules_of(op, {**old, **new})  # an argument that one alone has is at its default in the other
+        rules = rules_of(op, {**old, **new})  # an argument on only one side has its default on the other
         if rules is None:
             yield _unknown(id, one, other)
             continue
@@ -239,14 +239,14 @@ def _arguments(a: Plan, b: Plan) -> Iterator[Reason]:
 
 
 def _given(args: Mapping[str, Any], name: str) -> Any:
-    """An argument of a node; what is called of the user's own, in words."""
+    """Return an argument of a node; a user's call as text."""
     value = args.get(name)
     return call_text(value) if name == "user" and value is not None else value
 
 
 def _said(a: Plan, b: Plan, path: str) -> tuple[str | None, str | None] | None:
-    """A setting as the specs have it, if they have it otherwise; what a node is given can be worked out of it. None:
-    nothing is said."""
+    """Return a setting in both specs if it differs there. None: equal, so other differences follow from other
+    settings."""
     values = [next((entry.value for entry in plan.provenance if entry.path == path), None) for plan in (a, b)]
     before, after = values
     return None if before == after else (before, after)
@@ -265,7 +265,7 @@ def _allowed(rule: Rule, name: str, old: Any, new: Any) -> Reason:
 
 
 def _average(a: Plan, b: Plan) -> Iterator[Reason]:
-    """Averaged weights that one side alone keeps."""
+    """Yield reasons for averaged weights that only one side keeps."""
     before, after = average_args(a), average_args(b)
     if before is None and after is not None:
         text = "none → ema: the average starts from the weights of the checkpoint"
@@ -276,7 +276,7 @@ def _average(a: Plan, b: Plan) -> Iterator[Reason]:
 
 
 def _objective(a: Plan, b: Plan) -> Iterator[Reason]:
-    """What is minimised: the loss, and what settings of the model add to it."""
+    """Yield reasons for a changed objective: the loss, and terms that the model's settings add to it."""
     before, after = (_args(plan, "setup.loss") or {"kind": LOSSES.default().kind} for plan in (a, b))
     if before["kind"] != after["kind"]:
         text = f"{before['kind']} → {after['kind']}: another loss is minimised from here on"
@@ -301,7 +301,7 @@ def _objective(a: Plan, b: Plan) -> Iterator[Reason]:
 
 
 def _reference(plan: Plan) -> tuple[str, str] | None:
-    """The model that the loss compares with, and what its weights are known by; None where it compares with none."""
+    """Return the model that the loss compares with, and the digest of its weights; None without a reference."""
     args = next((node.args for node in plan.nodes if node.op == REFERENCE), None)
     if args is not None:
         return args["reference"], args.get("digest", "")
@@ -309,7 +309,7 @@ def _reference(plan: Plan) -> tuple[str, str] | None:
 
 
 def _cadence(a: Plan, b: Plan) -> Iterator[Reason]:
-    """What recurs and how a run ends: when something is looked at or saved."""
+    """Yield reasons for changed ticks, events and the end of a run: when something is evaluated or saved."""
     before, after = recurring(a), recurring(b)
     for path in {**before, **after}:
         old, new = before.get(path, "never"), after.get(path, "never")

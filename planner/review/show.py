@@ -1,7 +1,7 @@
 """Views of a plan: a node (`xtrain plan --show`), a rank (`--rank`), and its graph for Mermaid and Graphviz.
 
-In a graph, nodes stand in groups: setup, collate, step, what happens along the way, shutdown. An edge with a label
-hands something over; one without a label only orders.
+In a graph, nodes are grouped: setup, collate, step, actions, shutdown. An edge with a label passes a value on; one
+without a label only orders.
 """
 
 import json
@@ -23,8 +23,8 @@ from xtrain.planner.review.mesh import MEANING, crosses_nodes, link_text, matche
 from xtrain.text.page import Page, clip
 from xtrain.text.units import BYTES, bytes_text, count_text, plural, seconds_text, times_text
 
-MOST = 6  # nodes that are shown one by one; more are listed
-# Which node is the reason for which bytes on a rank.
+MOST = 6  # nodes shown in detail; more are listed
+# Node → kinds of memory on a rank that it causes.
 HOLDS: Final[dict[str, tuple[str, ...]]] = {
     "setup.build_model": ("parameters",),
     "setup.parallel.fsdp": ("unsharded", "unreduced"),
@@ -38,11 +38,11 @@ HOLDS: Final[dict[str, tuple[str, ...]]] = {
 
 
 class NoSuchNode(Exception):
-    """The plan has no node of that name, and none that the pattern means."""
+    """Name or pattern that no node of the plan matches."""
 
 
 def show_nodes(plan: Plan, name: str, *, color: bool = False) -> str:
-    """A page about a node: its id, the beginning of ids up to a dot, or a pattern with `*`. Raises NoSuchNode."""
+    """Render a page about a node: its id, the start of ids up to a dot, or a pattern with `*`. Raises NoSuchNode."""
     nodes = find_nodes(plan, name)
     page = Page(color=color)
     if len(nodes) > MOST:
@@ -55,13 +55,13 @@ def show_nodes(plan: Plan, name: str, *, color: bool = False) -> str:
 
 
 def find_nodes(plan: Plan, name: str) -> list[Node]:
-    """The node with that id; else those whose ids begin with it, as they are or without their kind; end with it; or
-    match it as a pattern."""
+    """Return the node with that id; otherwise nodes whose id starts with it (with or without their kind), ends with it,
+    or matches it as a pattern."""
     for fits in (_is, _begins, _ends, _matches):
         if found := [node for node in plan.nodes if fits(node, name)]:
             return found
     ids = [node.id for node in plan.nodes]
-    # A part of an id is enough to be understood: `fspd` is compared with `fsdp`, `parallel.fsdp` and the whole.
+    # Part of an id is enough for a suggestion: `fspd` is compared with `fsdp`, `parallel.fsdp` and the whole id.
     parts = {part: id for id in reversed(ids) for part in (id.rpartition(".")[2], id.partition(".")[2], id)}
     near = closest(name, parts)
     hint = f"did you mean `{parts[near]}`?" if near else "`xtrain plan SPEC --full` lists them"
@@ -111,13 +111,13 @@ def _size(plan: Plan, axis: str) -> int:
 
 
 def _by_stage(node: Node) -> str:
-    """How the matches of a single rule are spread over pipeline coordinates."""
+    """Return text on the matches of a rule by pipeline coordinate."""
     counts = node.args.get("matches", [])
     return f"; by pp {', '.join(map(str, counts[:16]))}" if len(counts) > 1 else ""
 
 
 def _arguments(args: dict[str, Any]) -> Iterable[tuple[str, str]]:
-    """Arguments as JSON; of lists of objects one entry a line."""
+    """Yield arguments as JSON, with one line for each entry of a list of objects."""
     for name, value in args.items():
         if name == "matches":
             continue
@@ -141,7 +141,7 @@ def _edge(node: str, data: str) -> str:
 
 
 def _runs(plan: Plan, node: Node) -> list[tuple[str, str]]:
-    """When a tick or trigger runs it."""
+    """Return the ticks, events and commands that run a node."""
     ticks = [tick for tick in known_timeline(plan).ticks if node.id in tick.nodes]
     found = []
     for tick in ticks:
@@ -154,7 +154,7 @@ def _runs(plan: Plan, node: Node) -> list[tuple[str, str]]:
 
 
 def _addresses(plan: Plan, node: str) -> list[str]:
-    """The paths by which `--set` gives the ticks of a node another period."""
+    """Return the paths by which `--set` changes the period of a node's ticks."""
     places = [(number, tick.nodes.index(node)) for number, tick in enumerate(plan.timeline.ticks) if node in tick.nodes]
     addresses = Addresses([[_done(plan.node(each)) for each in tick.nodes] for tick in plan.timeline.ticks])
     return sorted(f"every.{addresses.name(*place)}" for place in places)
@@ -165,7 +165,7 @@ def _done(node: Node) -> Done:
 
 
 def _node_memory(plan: Plan, node: Node) -> list[tuple[str, str]]:
-    """Bytes of the fullest rank that are there because of this node."""
+    """Return the bytes of the fullest rank that this node causes."""
     worst = headroom(plan).worst
     sizes = [(name, getattr(worst.memory, name)) for name in HOLDS.get(node.id, ()) if getattr(worst.memory, name)]
     if not sizes:
@@ -180,7 +180,7 @@ def _node_memory(plan: Plan, node: Node) -> list[tuple[str, str]]:
 
 
 def _node_traffic(plan: Plan, node: Node) -> list[tuple[str, str]]:
-    """What one rank sends in a step because of this node, and its share of all that it sends."""
+    """Return what one rank sends in a step for this node, and its share of the rank's traffic."""
     one = busiest(plan)
     whole = sum(each.bytes for each in one.traffic) or 1
     found = []
@@ -197,11 +197,11 @@ EXAMPLES = 4
 
 
 class NoSuchRank(Exception):
-    """The world of the plan has no such rank."""
+    """Rank outside the world of the plan."""
 
 
 def show_rank(plan: Plan, rank: int, *, color: bool = False) -> str:
-    """A page about a rank: where it stands and with whom, what it holds, sends and reads. Raises NoSuchRank."""
+    """Render a page about a rank: its place and groups, what it holds, sends and reads. Raises NoSuchRank."""
     world = plan.mesh.world_size
     if not 0 <= rank < world:
         message = f"there is no rank {rank:,}: the plan has {plural(world, 'rank')}, 0 to {world - 1:,}"
@@ -222,13 +222,13 @@ def show_rank(plan: Plan, rank: int, *, color: bool = False) -> str:
 
 
 def members(axis: Axis, rank: int) -> list[int]:
-    """The ranks of the group along an axis that `rank` is in, in the order of their coordinates."""
+    """Return the ranks of the group along an axis that `rank` is in, in the order of their coordinates."""
     first = rank - rank // axis.stride % axis.size * axis.stride
     return [first + index * axis.stride for index in range(axis.size)]
 
 
 def _place(page: Page, plan: Plan, rank: int) -> None:
-    """Coordinates and the group along every axis that has more than one rank."""
+    """Show coordinate and group along every axis with several ranks."""
     mesh = plan.mesh
     page.heading("PLACE", "coordinate on every axis, and the ranks of its group")
     axes = list(mesh.axes)
@@ -246,7 +246,7 @@ def _place(page: Page, plan: Plan, rank: int) -> None:
 
 
 def _group_text(ranks: list[int]) -> str:
-    """`136, 137 … 143`: all of a few, else the first and the last."""
+    """Return ranks as text: all of a few, otherwise the first two and the last: `136, 137 … 143`."""
     if len(ranks) <= 4:
         return ", ".join(f"{rank:,}" for rank in ranks)
     return f"{ranks[0]:,}, {ranks[1]:,} … {ranks[-1]:,}"
@@ -264,7 +264,7 @@ def _stages(page: Page, plan: Plan, rank: int) -> None:
 
 
 def _parameters(page: Page, plan: Plan, rank: int) -> None:
-    """What the rank owns, and some tensors whole and as it has them."""
+    """Show what the rank owns, and the whole and local shapes of some tensors."""
     width = BYTES[plan.node("setup.build_model").args["params"]]
     local = local_shapes(plan, rank)
     whole = {tensor.name: tensor.shape for tensor in plan.parameters.tensors}
@@ -325,8 +325,8 @@ def _rank_traffic(page: Page, plan: Plan, one: RankClass) -> None:
 
 
 def _rows(page: Page, plan: Plan, rank: int) -> None:
-    """Which rows of a step it reads, by their place in the order that the seed gives them; of a server, which of the
-    texts of a request."""
+    """Show the rows of a step that the rank reads, by their index in the seeded order; for a server, its texts of a
+    request."""
     if plan.serves:
         data_rank, ranks = plan.mesh.data_rank(rank), plan.mesh.data_ranks
         page.heading("DATA", f"data rank {data_rank:,} of {ranks:,}")
@@ -378,7 +378,7 @@ FILLS: Final[dict[NodeKind, str]] = {
 
 
 def mermaid(plan: Plan) -> str:
-    """A flowchart; GitHub and many editors draw it where it stands in a fence called `mermaid`."""
+    """Return a flowchart; GitHub and many editors draw it in a `mermaid` code block."""
     lines = ["flowchart TD", f"  %% {_plain_label(plan.name)}, plan {plan.id}"]
     for kind, title in GROUPS.items():
         nodes = plan.of_kind(kind)
@@ -398,7 +398,7 @@ def mermaid(plan: Plan) -> str:
 
 
 def dot(plan: Plan) -> str:
-    """A directed graph in the DOT language: `xtrain plan SPEC --format dot | dot -Tsvg > plan.svg`."""
+    """Return a directed graph in the DOT language: `xtrain plan SPEC --format dot | dot -Tsvg > plan.svg`."""
     lines = [
         "digraph plan {",
         f"  label={_quoted(f'{plan.name}, plan {plan.id}')};",
@@ -426,7 +426,7 @@ PICTURES: Final[dict[str, Callable[[Plan], str]]] = {"mermaid": mermaid, "dot": 
 
 
 def _label(plan: Plan, node: Node) -> str:
-    """The name of a node without its kind; below it its axes, or when it runs."""
+    """Return the name of a node without its kind; below it its axes, or when it runs."""
     second = ""
     if node.kind == "tick":
         second = ", ".join(f"every {tick.period}" for tick in plan.timeline.ticks if node.id in tick.nodes)
@@ -450,7 +450,8 @@ def _name(node: Node) -> str:
 
 
 def _word(id: str) -> str:
-    """An id as Mermaid takes it. Letters, digits and `_` alone; other signs by their number, so that none clash."""
+    """Return an id that Mermaid accepts: letters, digits and `_`; other characters by number, so that ids stay
+    distinct."""
     return "n_" + re.sub(r"[^A-Za-z0-9]", lambda found: "_" if found[0] == "." else f"_{ord(found[0]):x}_", id)
 
 
@@ -459,12 +460,12 @@ def _plain_label(text: str) -> str:
 
 
 def _mermaid_text(text: str) -> str:
-    """Text inside quotes: what Mermaid would read as its own is written by number."""
+    """Return text for inside quotes, with Mermaid's special characters escaped by number."""
     escaped = re.sub(r"[\"#;<>&`]", lambda found: f"#{ord(found[0])};", text)
     return "<br/>".join(_plain_label(line) for line in escaped.split("\n"))
 
 
 def _quoted(text: str) -> str:
-    """A string of the DOT language."""
+    """Return a string of the DOT language."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "\\n".join(_plain_label(line) for line in escaped.split("\n")) + '"'

@@ -13,7 +13,7 @@ MOST_ROWS: Final = 24
 
 
 def render_sweep(sweep: SweepPlan, *, color: bool = False, full: bool = False) -> str:
-    """full: every trial that is known."""
+    """Render the page of a sweep. full: every known trial."""
     page = Page(color=color)
     page.line(f"{sweep.name}: a sweep of {plural(sweep.count, 'trial')}, {sweep.parallel:,} at once", "bold")
     page.line(f"{sweep.spec} · sweep {sweep.id} · experiment {sweep.base.config_id}", "dim")
@@ -83,7 +83,7 @@ def _or_unknown(value: float | None, text: Callable[[float], str]) -> str:
 
 
 def _cost(page: Page, sweep: SweepPlan) -> None:
-    """What all trials take, those that are not known as the mean of the others or of the ends."""
+    """Show the cost of all trials; unknown trials count as the mean of the others or of the ends."""
     page.heading("COST")
     rows = [("every trial to its end", _amounts(sweep, 1.0))]
     if sweep.rungs:
@@ -102,7 +102,7 @@ def _cost(page: Page, sweep: SweepPlan) -> None:
 
 
 def share_trained(sweep: SweepPlan) -> float:
-    """Share of the budget of all trials that is trained if at every rung one in `factor` goes on."""
+    """Return the share of all trials' budget that is trained if one in `factor` continues at every rung."""
     halving = sweep.method.halving
     assert halving is not None
     lengths = [each.steps if halving.first.unit == "steps" else each.tokens for each in sweep.runs]
@@ -117,7 +117,7 @@ def share_trained(sweep: SweepPlan) -> float:
 
 
 def _amounts(sweep: SweepPlan, share: float) -> str:
-    """Tokens, operations and time of all trials."""
+    """Return tokens, FLOPs and time of all trials as text."""
     runs = sweep.count - (len(sweep.trials) - len(sweep.runs))
     texts = [
         _total([each.tokens for each in sweep.runs], runs, share, lambda n: f"{count_text(n)} tokens"),

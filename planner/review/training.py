@@ -25,7 +25,7 @@ from xtrain.text.units import amount_in_epochs, amount_text, bytes_text, count_t
 
 
 def show_data(page: Page, plan: Plan, detail: Detail) -> None:
-    """Sources, the collate chain with what each link hands to the next, and what resuming rests on."""
+    """Show sources, the collate chain with the output of each link, and what a resume depends on."""
     loader = plan.node("setup.loader").args
     tokenizer = plan.node("setup.tokenizer").args["source"]
     page.heading(
@@ -62,7 +62,7 @@ def show_data(page: Page, plan: Plan, detail: Detail) -> None:
 
 
 def mix_of_epoch(plan: Plan) -> str:
-    """What an epoch of several datasets is, if the plan speaks of any; empty if not."""
+    """Return the definition of an epoch of several datasets as text; empty if the plan has no epochs."""
     phases, datasets = plan.timeline.phases, plan.node("setup.loader").args["datasets"]
     if (weights := phases[0].passes) is not None:
         each = ", ".join(f"{name} {_times(epochs)}" for name, epochs in weights.items() if epochs > 0)
@@ -77,7 +77,7 @@ def _times(epochs: float) -> str:
 
 
 def epoch_text(plan: Plan) -> str:
-    """`85 rows, 11 steps an epoch, counted in the token store 1a2b…`, of a plan whose data has been counted."""
+    """Return text on an epoch of counted data: `85 rows, 11 steps an epoch, counted in the token store 1a2b…`."""
     assert plan.counted is not None
     batch, counted = known_arithmetic(plan), plan.counted
     several = len(counted.rows) > 1
@@ -90,7 +90,7 @@ def epoch_text(plan: Plan) -> str:
 
 
 def source_text(args: dict[str, Any]) -> str:
-    """Where the documents of a `setup.data` node come from, and their form where they are no plain text."""
+    """Return the source of a `setup.data` node's documents as text, and their form if they are not plain text."""
     source = SOURCES.of_kind(args["kind"])
     found = args["kind"] if source is None else source.shown(args)
     form = form_text(args["reads"])
@@ -98,7 +98,7 @@ def source_text(args: dict[str, Any]) -> str:
 
 
 def reading_text(loader: dict[str, Any]) -> str:
-    """How rows are read while a step computes."""
+    """Return text on reading rows while a step computes."""
     by = plural(loader["workers"], "process") if loader["workers"] else "a thread"
     if not loader["prefetch"]:
         return f"by {by} of each rank when a step asks for them: nothing is read ahead"
@@ -106,7 +106,7 @@ def reading_text(loader: dict[str, Any]) -> str:
 
 
 def chain_text(plan: Plan) -> str:
-    """`(rows) to_tensor (rows of token tensors) flatten …`: links, and between them what they hand over."""
+    """Return links and the values passed between them: `(rows) to_tensor (rows of token tensors) flatten …`."""
     given = {edge.after: edge.data for edge in plan.edges if edge.data}
     parts = [f"{given.get(n.id, 'rows')} → [{n.id.removeprefix('collate.')}]" for n in plan.of_kind("collate")]
     return " → ".join([*parts, given.get("setup.loader", "microbatches")])
@@ -116,7 +116,7 @@ HEAD = ("phase", "steps", "learning rate", "dataset", "share", "rows", "tokens")
 
 
 def show_phases(page: Page, plan: Plan, detail: Detail) -> None:
-    """A line for each dataset of each phase, and the sums; nothing where one dataset is all there is."""
+    """Show a line for each dataset of each phase, and the sums; nothing for a single dataset."""
     phases, datasets = plan.timeline.phases, plan.node("setup.loader").args["datasets"]
     if len(phases) == 1 and len(datasets) == 1 and not detail.full:
         return
@@ -137,7 +137,7 @@ def show_phases(page: Page, plan: Plan, detail: Detail) -> None:
 
 
 def phase_rows(plan: Plan) -> list[tuple[str, ...]]:
-    """Phase, its steps from 1, the rate of the first and the last, then dataset, share, rows and tokens in it.
+    """Return phase, its steps from 1, the first and last learning rate, then dataset, share, rows and tokens in it.
 
     Rows are those that the run samples, from its first step to its last; with weights in epochs they depend on the
     data.
@@ -188,7 +188,7 @@ def _uncounted(phase: PlanPhase) -> str:
 
 
 def show_training(page: Page, plan: Plan, detail: Detail) -> None:
-    """The arithmetic of the budget, the break points of the learning rate, checkpoints, ticks and triggers."""
+    """Show the arithmetic of the budget, the breakpoints of the learning rate, checkpoints, ticks and triggers."""
     page.heading("TRAINING")
     rows = [
         *_amounts(plan),
@@ -214,7 +214,7 @@ def show_training(page: Page, plan: Plan, detail: Detail) -> None:
 
 
 def _amounts(plan: Plan) -> list[tuple[str, str, str]]:
-    """Tokens and steps, and how they follow from each other."""
+    """Return tokens and steps, and how they are derived."""
     timeline, loader = plan.timeline, plan.node("setup.loader").args
     rows, sequence, micro = loader["rows"], loader["sequence"], loader["micro"]
     product = (
@@ -240,7 +240,7 @@ def _amounts(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def _ramp(plan: Plan) -> list[tuple[str, str, str]]:
-    """How the first steps grow."""
+    """Return the growth of the first steps."""
     batch = arithmetic_of(plan)
     if not batch.ramp:
         return []
@@ -257,7 +257,7 @@ def _learning_rate(plan: Plan) -> tuple[str, str, str]:
 
 
 def _average(plan: Plan) -> list[tuple[str, str, str]]:
-    """How the averaged weights move, and who works with them."""
+    """Return the decay of averaged weights, and their uses."""
     args = average_args(plan)
     if args is None:
         return []
@@ -268,7 +268,8 @@ def _average(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def breakpoints(args: dict[str, Any]) -> list[str]:
-    """Where the learning rate turns, from the arguments of `setup.scheduler`; shares of a budget nobody has counted."""
+    """Return the breakpoints of the learning rate, from the arguments of `setup.scheduler`; shares of an uncounted
+    budget stay shares."""
     warmup = args.get("warmup", {})
     parts = []
     if any(warmup.values()):
@@ -286,7 +287,7 @@ def _length(length: dict[str, Any]) -> str:
 
 
 def _checkpoints(plan: Plan) -> list[tuple[str, str, str]]:
-    """How large they are, how often one is written, how many are kept."""
+    """Return the size of checkpoints, how often one is written, and how many are kept."""
     size = plan.estimates.checkpoint_bytes
     saving = next((node for node in plan.nodes if node.op == "setup.checkpoint"), None)
     if saving is None:
@@ -314,7 +315,7 @@ def _checkpoints(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def _duration(plan: Plan) -> list[tuple[str, str, str]]:
-    """Wall time, device-hours and cost; evaluations and checkpoints come on top."""
+    """Return wall time, device-hours and cost, without evaluations and checkpoints."""
     times, steps = plan.estimates.times, plan.timeline.full_steps
     if times is None or steps is None:
         why = no_times(plan) if times is None else "steps are not known"
@@ -334,7 +335,7 @@ def _duration(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def _failures(plan: Plan) -> list[tuple[str, str, str]]:
-    """How often devices fail, what that costs, and how often it would be best to save."""
+    """Return how often devices fail, the cost of failures, and the best interval of checkpoints."""
     found = goodput_of(plan)
     if found is None:
         return []
@@ -349,7 +350,7 @@ def _failures(plan: Plan) -> list[tuple[str, str, str]]:
     wall = "" if found.wall is None else f"; {seconds_text(found.wall)} in all"
     costs = f"lost work {found.lost:.1%}, restarts {found.restarts:.1%}, saves {found.saves:.1%}{wall}"
     step = plan.estimates.times.step if plan.estimates.times is not None else inf
-    if plan.cluster.storage is None:  # saves would be free, and the best were to save at every step
+    if plan.cluster.storage is None:  # saves cost nothing, so saving at every step would be best
         save = ("best to save", "unknown", "set cluster.storage: without it saves count as free")
     else:
         best = f"{plural(max(1, round(found.best / step)), 'step')}: goodput {found.best_share:.1%}"
@@ -373,7 +374,7 @@ def _restart(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def _startup(plan: Plan, detail: Detail) -> list[tuple[str, str, str]]:
-    """How long a start takes until the first step, and what of it."""
+    """Return the time until the first step, and its parts."""
     if not CLUSTERS[plan.cluster.preset].known:
         return []
     found = startup_of(plan)
@@ -396,12 +397,12 @@ def _ticks(plan: Plan) -> list[tuple[str, str, str, str]]:
         by_default = len(names) == 1 and f"every.{names[0]}" in defaults
         note = "default" if by_default else _more_often(plan, tick, in_all)
         rows.append((f"every {tick.period}", " then ".join(names), _count(tick), note))
-    triggers: dict[tuple[str, str], list[str]] = {}  # what happens, and whether by default → on which events
+    triggers: dict[tuple[str, str], list[str]] = {}  # actions, and whether they are a default → events
     for trigger in plan.timeline.triggers:
         names = [_name(plan.node(node)) for node in trigger.nodes] + (["stop"] if trigger.stop else [])
         by_default = "default" if f"on.{trigger.event}" in defaults else ""
         if by_default and trigger.event == "finish" and len(names) > 1:
-            by_default = f"{names[0]} by default"  # what else happens there was declared
+            by_default = f"{names[0]} by default"  # other actions there were declared
         elif any((kind := action_of(plan.node(node).op)) and kind.informs for node in trigger.nodes):
             by_default = ""
         triggers.setdefault((" then ".join(names), by_default), []).append(trigger.name)
@@ -416,7 +417,7 @@ def _ticks(plan: Plan) -> list[tuple[str, str, str, str]]:
 
 
 def _alerts(plan: Plan) -> str:
-    """What is raised an alert about, with the thresholds, as `alerts` of a spec names them."""
+    """Return alerts and thresholds as text, with the names in `alerts` of a spec."""
     args = plan.node("setup.alerts").args
     found = ["nonfinite", *(f"{name} {args[name]:g}" for name in ("loss_spike", "slow") if args[name] is not None)]
     found += [f"{name} {100 * args[name]:.3g}%" for name in ("starvation", "memory") if args[name] is not None]
@@ -428,14 +429,14 @@ def _alerts(plan: Plan) -> str:
 
 
 def _trackers(plan: Plan) -> str:
-    """What takes the records of the run besides its own files; empty where nothing does."""
+    """Return the trackers that get the run's records, as text; empty without one."""
     pairs = [(node, tracker_of(node.op)) for node in plan.nodes if node.op.startswith(TRACKER)]
     found = [kind.shown(node.args) if kind else node.op.removeprefix(TRACKER) for node, kind in pairs]
     return f"also to {' and '.join(found)}" if found else ""
 
 
 def _name(node: Node) -> str:
-    """`eval web`, `log`."""
+    """Return the name of a node's action: `eval web`, `log`."""
     action = action_of(node.op)
     return node.op.partition(".")[2] if action is None else action.shown(node.args)
 
@@ -447,7 +448,7 @@ def _count(tick: PlanTick) -> str:
 
 
 def _in_all(plan: Plan) -> dict[str, int | None]:
-    """Node → how often it happens in all, where several ticks do the same or it does not happen at each tick."""
+    """Return node → its total count, for nodes of several ticks and for nodes that do not act at every tick."""
     nodes = {id: plan.node(id) for tick in plan.timeline.ticks for id in tick.nodes}
     same = {id: node.op if saves(node) else id for id, node in nodes.items()}
     ticks = Counter(name for tick in plan.timeline.ticks for name in {same[id] for id in tick.nodes})
@@ -457,7 +458,7 @@ def _in_all(plan: Plan) -> dict[str, int | None]:
 
 
 def _more_often(plan: Plan, tick: PlanTick, in_all: dict[str, int | None]) -> str:
-    """How often what a tick does happens in all, where that is not as often as the tick does something."""
+    """Return the total counts of a tick's actions as text, where they differ from the tick's count."""
     if tick.count is None:
         return ""
     counts = [(id, in_all.get(id)) for id in tick.nodes]

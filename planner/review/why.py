@@ -27,7 +27,7 @@ from xtrain.text.units import plural
 
 @frozen(kw_only=True)
 class Slot:
-    """A place in a spec that holds a value: the block it stands in, its attribute there, what the schema says of it."""
+    """Place of a value in a spec: its block, its attribute there, and its schema."""
 
     path: str
     block: Any
@@ -36,19 +36,20 @@ class Slot:
 
     @property
     def setting(self) -> Setting | None:
-        """None for the label of a block, as the size of an axis."""
+        """Schema of the setting; None for the label of a block, such as the size of an axis."""
         return self.attribute.metadata.get("setting")
 
     @property
     def doc(self) -> str:
-        """One line for people: of a label, that of its block."""
+        """Description in one line; for a label, its block's."""
         if self.setting is not None:
             return self.setting.doc
         return (type(self.block).__doc__ or "").partition("\n")[0]
 
 
 def find_slot(spec: Spec, path: str) -> Slot | None:
-    """The place that a path of the provenance names; None if it has none, as what is only derived."""
+    """Return the place that a path of the provenance names; None if there is none, as for values that are only
+    derived."""
     steps = _steps(spec, path)
     if steps is None:
         return None
@@ -66,18 +67,18 @@ def find_slot(spec: Spec, path: str) -> Slot | None:
 
 
 def replaced(spec: Spec, path: str, value: Any) -> Spec:
-    """The spec with another value at a path that `find_slot` finds."""
+    """Return the spec with another value at a path that `find_slot` finds."""
     steps = _steps(spec, path)
     assert steps is not None, path
     return _with(spec, steps, value)
 
 
-# How the first words of paths are called in `Spec`.
+# Field of `Spec` for the first word of a path.
 _WORDS = {**NAMED, "every": "ticks", "on": "events"}
 
 
 def _steps(spec: Spec, path: str) -> list[str] | None:
-    """A path as the names to follow from the spec on; None if it leads nowhere."""
+    """Return a path as the names to follow from the spec; None if it leads nowhere."""
     head, _, rest = path.partition(".")
     if head in NAMED:
         name = next((name for name in getattr(spec, NAMED[head]) if rest.startswith(f"{name}.")), None)
@@ -89,7 +90,7 @@ def _steps(spec: Spec, path: str) -> list[str] | None:
     else:
         steps = [_WORDS.get(head, head), *(rest.split(".") if rest else [])]
     if steps and steps[-1] == "from":
-        steps[-1] = "from_"  # as the attribute is called
+        steps[-1] = "from_"  # as the attribute is named
     owner: Any = spec
     for name in steps or []:
         owner = _get(owner, name)
@@ -120,9 +121,9 @@ def _with(owner: Any, steps: list[str], value: Any) -> Any:
 
 
 def neighbours(slot: Slot, derived: str = "") -> Iterator[Any]:
-    """Other values of a slot, the most informative first, that the schema lets pass.
+    """Yield other values of a slot that the schema accepts, the most informative first.
 
-    derived: what stands in for `auto` in the plan, from whose value others are made.
+    derived: the plan's value for `auto`, from which others are derived.
     """
     value = _typed(derived) if isinstance(slot.value, Auto) else slot.value
     check = slot.setting.check if slot.setting else None
@@ -132,7 +133,7 @@ def neighbours(slot: Slot, derived: str = "") -> Iterator[Any]:
 
 
 def _typed(derived: str) -> Any:
-    """What the plan has for `auto`, as a value; None if its text says nothing that can be counted."""
+    """Return the plan's text for `auto` as a value; None if it is empty."""
     if derived in ("true", "false"):
         return derived == "true"
     if derived.replace(",", "").isdecimal():
@@ -169,11 +170,11 @@ def _half(value: float) -> float:
     return value // 2 if isinstance(value, int) and value % 2 == 0 else value / 2
 
 
-TRIES = 4  # neighbouring values that are planned before it is given up
+TRIES = 4  # neighboring values that are planned before giving up
 MOST = 40
-# The settings that the label of a block stands for, in the order in which they are tried.
+# Settings that the label of a block stands for, in the order in which they are tried.
 LABELS: Final = ("size", "kind", "family", "mode", "preset", "every", "event", "name")
-# What is derived and has no setting of its own: what it is, and the settings that move it.
+# Derived values without a setting of their own: description, and the settings that change them.
 DERIVED: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "steps": ("optimizer steps of the whole run", ("experiment.budget",)),
     "tokens_per_step": (
@@ -192,18 +193,18 @@ AXES: Final = (
     "parallel.fsdp.replicate",
 )
 
-Option = tuple[str, Spec, int | None]  # how it reads, the spec, and the ranks to plan it for
+Option = tuple[str, Spec, int | None]  # its text, the spec, and the ranks to plan it for
 
 
 class NoSuchValue(Exception):
-    """The plan has no value of that path, and none whose path begins with it."""
+    """Path of no value in the plan, and the start of none."""
 
 
 def show_why(plan: Plan, spec: Spec | None, name: str, *, world: int | None = None, color: bool = False) -> str:
-    """A page about the value at a path of the provenance, or a list of those whose paths begin with `name`.
+    """Render a page about the value at a path of the provenance, or a list of values whose paths start with `name`.
 
-    spec: what the plan was made from for `world` ranks; None of a saved plan whose text is not there, which then has
-    nothing to plan again. Raises NoSuchValue.
+    spec: the spec that the plan was made from for `world` ranks; None for a saved plan without its text, which cannot
+    be planned again. Raises NoSuchValue.
     """
     entries = {entry.path: entry for entry in plan.provenance}
     name = _of_tick(spec, name) or name
@@ -224,7 +225,7 @@ def show_why(plan: Plan, spec: Spec | None, name: str, *, world: int | None = No
 
 
 def _unspoken(spec: Spec | None, path: str) -> Provenance | None:
-    """The default of a setting that plans are silent on."""
+    """Return the default of a setting that plans do not show."""
     slot = find_slot(spec, path) if spec is not None else None
     if slot is None or slot.setting is None or not slot.setting.added:
         return None
@@ -232,14 +233,14 @@ def _unspoken(spec: Spec | None, path: str) -> Provenance | None:
 
 
 def _of_tick(spec: Spec | None, name: str) -> str | None:
-    """The path of the tick that `--set` calls `every.eval.web`."""
+    """Return the path of the tick that `--set` calls `every.eval.web`."""
     head, _, address = name.partition(".")
     places = of_ticks(spec).places(address) if spec is not None and head == "every" else []
     return f"every.{places[0][0]}.every" if len(places) == 1 else None
 
 
 def _hint(name: str, entries: dict[str, Provenance]) -> str:
-    """The value that was probably meant: its path, or only the end of it."""
+    """Return the path of the value that was probably meant: by its path, or only the end of it."""
     parts: dict[str, str] = {}
     for path in entries:
         words = path.split(".")
@@ -251,7 +252,7 @@ def _hint(name: str, entries: dict[str, Provenance]) -> str:
     if not found and (
         inner := closest(last, [path[len(block) + 1 :] for path in entries if path.startswith(f"{block}.")])
     ):
-        found = f"{block}.{inner}"  # as others call a setting of the same block
+        found = f"{block}.{inner}"  # a setting of the same block with a similar name
     return f"did you mean `{found}`?" if found else "`xtrain plan SPEC --part values` lists them"
 
 
@@ -291,7 +292,7 @@ _ROLES: Final = {
 
 
 def _source(page: Page, spec: Spec, path: str) -> None:
-    """The line it stands in, and those of the names it came through."""
+    """Show the line of a value, and the lines of the names that it came through."""
     origin = spec.origins.get(path)
     if origin is None or origin.span is None:
         return
@@ -301,7 +302,7 @@ def _source(page: Page, spec: Spec, path: str) -> None:
 
 
 def _rules(page: Page, plan: Plan, spec: Spec, path: str) -> None:
-    """The checks of which the verdict can change with it."""
+    """Show the checks whose verdict may depend on the value."""
     unknown = frozenset({path})
     found = []
     for check in plan.checks:
@@ -315,7 +316,7 @@ def _rules(page: Page, plan: Plan, spec: Spec, path: str) -> None:
 
 @frozen(kw_only=True)
 class _Trial:
-    """A plan with a neighbouring value, and how the value reads; None with the reasons of those that have no plan."""
+    """Plan with a neighboring value, and the value as text; None with the errors of values that have no plan."""
 
     value: str
     plan: Plan | None
@@ -340,7 +341,7 @@ def _dependents(page: Page, plan: Plan, spec: Spec, entry: Provenance, world: in
 
 
 def _try(plan: Plan, spec: Spec, entry: Provenance, world: int | None) -> _Trial | None:
-    """The first neighbouring value that has a plan; None if there is no value to try."""
+    """Return the first neighboring value that has a plan; None if there is no value to try."""
     if entry.path == "world_size":
         return _planned([(f"--world {n}", spec, n) for n in (plan.mesh.world_size * 2, plan.mesh.world_size // 2) if n])
     targets = (entry.path,) if find_slot(spec, entry.path) else DERIVED.get(entry.path, ("", ()))[1]
@@ -354,7 +355,7 @@ def _options(plan: Plan, spec: Spec, target: str, world: int | None) -> list[Opt
     derived = next((each.value for each in plan.provenance if each.path == target), "")
     values = list(neighbours(slot, derived))[:TRIES]
     options: list[Option] = [(f"{target} = {spell(value)}", replaced(spec, target, value), world) for value in values]
-    if target in AXES and derived.isdecimal():  # the other axes as they are, on more ranks or fewer
+    if target in AXES and derived.isdecimal():  # the same other axes on more or fewer ranks
         for value in values[:2]:
             ranks = plan.mesh.world_size * value // int(derived)
             options.append((f"{target} = {value} on {ranks:,} ranks", replaced(spec, target, value), ranks))

@@ -1,6 +1,6 @@
 """Rules on the cost of a run: memory, pipeline bubbles, slow links, and settings that would need less memory.
 
-They only warn, since every figure is an estimate: a plan that does not fit is still a plan, and says what would help.
+They only warn, because every figure is an estimate: a plan that does not fit is still a plan, and gives remedies.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ from xtrain.text.units import amount_text, bytes_text, count_text, plural, secon
 Judge = Callable[[Spec], Estimates | None]  # None: that spec has no plan
 
 MOST: Final = 3
-SMALL_CHUNK: Final = 256 * 2**20  # bytes of logits; smaller pieces make the products of the head slow
+SMALL_CHUNK: Final = 256 * 2**20  # bytes of logits; smaller pieces make the head's products slow
 
 
 @frozen
@@ -41,7 +41,7 @@ class Change:
 
     @classmethod
     def of(cls, **texts: Any) -> "Change":
-        """`activation__mode="full"`: two underscores stand for a dot."""
+        """Return a change from keywords: `activation__mode="full"`; two underscores stand for a dot."""
         values = tuple((name.replace("__", "."), value) for name, value in texts.items())
         return cls(tuple(f"{path.removesuffix('.size')}={_text(value)}" for path, value in values), values)
 
@@ -55,10 +55,10 @@ class Change:
 
 
 def remedies(run: Resolved, cluster: Hardware, judge: Judge) -> tuple[Remedy, ...]:
-    """The cheapest changes after which the fullest rank fits with room to spare, at most three.
+    """Return the cheapest changes, at most three, after which the fullest rank fits with room to spare.
 
-    One change alone if any suffices, else two together; where nothing suffices, those that save most. Cheapest is what
-    costs the least time of a step, or where times are not known the least memory that is saved beyond need.
+    Single changes if any suffices, otherwise pairs; if nothing suffices, those that save the most. Cost is the added
+    time of a step or, if times are unknown, the memory saved beyond need.
     """
     device = cluster.memory_bytes
     if device is None:
@@ -78,7 +78,7 @@ def remedies(run: Resolved, cluster: Hardware, judge: Judge) -> tuple[Remedy, ..
 
 
 def _cost(remedy: Remedy) -> tuple[bool, float, int]:
-    """What is not known to cost nothing comes last."""
+    """Return the sort key of a remedy; remedies of unknown cost come last."""
     return (remedy.seconds is None, remedy.seconds or 0.0, -remedy.memory_bytes)
 
 
@@ -87,19 +87,19 @@ def _tried(spec: Spec, changes: list[Change], judge: Judge) -> list[Remedy]:
     for change in changes:
         estimates = judge(change.applied(spec))
         if estimates is not None:
-            moves = any(each.memory.host_bytes for each in estimates.classes)  # over a bus that no estimate knows
+            moves = any(each.memory.host_bytes for each in estimates.classes)  # over a bus of unknown speed
             seconds = estimates.times.step if estimates.times is not None and not moves else None
             found.append(Remedy(sets=change.sets, memory_bytes=fullest(estimates), seconds=seconds))
     return found
 
 
 def fullest(estimates: Estimates) -> int:
-    """Bytes on the rank that holds most."""
+    """Return the bytes on the rank that holds the most."""
     return max(each.memory.total_bytes for each in estimates.classes)
 
 
 def changes_of(run: Resolved) -> Iterator[Change]:
-    """Single changes that can save memory and leave what is computed as it is."""
+    """Yield single changes that can save memory without changing what is computed."""
     spec, parallel = run.spec, run.spec.parallel
     if spec.activation.mode == "none":
         yield Change.of(activation__mode="selective")
@@ -123,7 +123,8 @@ def changes_of(run: Resolved) -> Iterator[Change]:
 
 
 def _wider(run: Resolved) -> Iterator[Change]:
-    """More ranks for one axis, taken from copies or from data ranks, with as many more microbatches."""
+    """Yield changes that give one axis more ranks, taken from copies or from data ranks, with as many more
+    microbatches."""
     parallel, replicate, fsdp = run.spec.parallel, run.size("replicate"), run.size("fsdp")
     lacks = run.stack.unsupported
     if replicate > 1 and "fsdp" not in lacks:
@@ -140,7 +141,7 @@ def _wider(run: Resolved) -> Iterator[Change]:
 
 
 def same_rows(run: Resolved, factor: Fraction | int) -> dict[str, Any]:
-    """Settings that keep the rows of a step where it has `factor` times as many microbatches on a data rank."""
+    """Return settings that keep the rows of a step with `factor` times as many microbatches on a data rank."""
     batch, count = run.spec.batch, run.batch.accumulate * factor
     if isinstance(batch.accumulate, Auto) and not isinstance(batch.rows, Auto):
         return {}
@@ -159,17 +160,17 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-WAITS: Final = 0.20  # of a step, above which a pipeline wastes more than most runs do
+WAITS: Final = 0.20  # share of a step, above which a pipeline wastes more than most runs do
 
 
 def check_costs(run: Resolved, cluster: Hardware, estimates: Estimates, found: Findings, judge: Judge) -> Estimates:
-    """Report what is dear about a run, and give its estimates back with remedies where memory does not suffice.
+    """Report expensive parts of a run; return its estimates, with remedies if memory does not suffice.
 
-    judge: estimates a changed spec on as many ranks.
+    judge: estimates a changed spec on the same number of ranks.
     """
     _check_nodes(run, found)
     if not CLUSTERS[cluster.preset].known:
-        return estimates  # there is nothing to hold them against
+        return estimates  # there are no limits to compare the estimates with
     estimates = _check_memory(run, cluster, estimates, found, judge)
     _check_bubble(run, estimates, found)
     _check_need(run, cluster, estimates, found, judge)
@@ -179,7 +180,7 @@ def check_costs(run: Resolved, cluster: Hardware, estimates: Estimates, found: F
 
 @checks("failures.restarts", reads="*")
 def check_failures(plan: Plan, found: Findings) -> None:
-    """A run that fails more often than it is started again needs somebody who starts it."""
+    """Check that a run is restarted as often as it is expected to fail."""
     goodput = goodput_of(plan)
     if goodput is None:
         return
@@ -212,8 +213,8 @@ def check_failures(plan: Plan, found: Findings) -> None:
 
 @checks("health.stuck", reads="*")
 def _check_stuck(run: Resolved, estimates: Estimates, found: Findings) -> None:
-    """Ranks that compute are not to be taken for ranks that are stuck: they tell of every microbatch, in a pipeline of
-    every step."""
+    """Check that computing ranks are not taken for stuck ranks: they report every microbatch, in a pipeline every
+    step."""
     stuck, times, piped = run.spec.fault_tolerance.stuck, estimates.times, run.size("pp") > 1
     if stuck is None or times is None:
         return
@@ -270,7 +271,7 @@ def _check_bubble(run: Resolved, estimates: Estimates, found: Findings) -> None:
 
 
 def _fuller(run: Resolved) -> str:
-    """What makes a pipeline wait less: more stages on a rank, which take turns, or more microbatches."""
+    """Return a remedy for waiting in a pipeline: more stages per rank, which take turns, or more microbatches."""
     size, count, schedule = run.size("pp"), run.batch.accumulate, run.spec.parallel.pp.schedule
     now = run.staging.stages_per_rank if schedule == "interleaved_1f1b" else 1
     rounds = count % max(count // size, 1) == 0
@@ -295,8 +296,8 @@ def _check_nodes(run: Resolved, found: Findings) -> None:
 
 
 def _check_need(run: Resolved, cluster: Hardware, estimates: Estimates, found: Findings, judge: Judge) -> None:
-    """Tensor parallel where fsdp alone would do: smaller products and waiting in each layer cost 15 to 20 points of MFU
-    in published runs (KempnerForge on H200, 7 B to 13 B parameters)."""
+    """Warn of tensor parallelism where fsdp alone would do: smaller products and waiting in each layer cost 15 to 20
+    points of MFU in published runs (KempnerForge on H200, 7 B to 13 B parameters)."""
     tp, parallel = run.size("tp"), run.spec.parallel
     if tp == 1:
         return

@@ -1,9 +1,9 @@
 """`fault_tolerance.elastic`: the world sizes on which a run may continue, each with the same rows in every step.
 
-The axis that is `auto`, fsdp, takes what a world leaves it; the other axes stay. Fewer data ranks take more
-microbatches for the same rows, and so learn the same. Rows of a step are those of the ranks that `launch` declares,
-else of the largest world in the range that works as the spec is written: they do not depend on the world that a plan
-is made for.
+The axis that is `auto`, fsdp, takes the remaining ranks of a world; the other axes stay. With fewer data ranks, each
+takes more microbatches for the same rows, so the run learns the same. The rows of a step are those of the ranks that
+`launch` declares, otherwise of the largest world in the range that works with the spec as written: they do not depend
+on the world that a plan is made for.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,19 +27,20 @@ from xtrain.text.units import plural
 
 Validate = Callable[[Spec, int, Findings], "ValidatedSpec | None"]
 
-# Worlds tried for one that works as written, of those that the rows come out on: what the largest of them fail at,
-# smaller ones fail at as well.
+# Worlds tried to find one that works as written, among those that divide the rows: smaller worlds fail for the same
+# reasons as the largest.
 TRIES: Final = 48
 SHOWN: Final = 8
-# Numbers of ranks in a range: more are a slip of the keyboard, and would take seconds to go through.
+# Maximum number of worlds in a range: a larger one is probably a typo, and would take seconds to search.
 WIDEST: Final = 2**16
 
 
 @frozen(kw_only=True)
 class Elastic:
-    """spec: the one to plan, with the rows that all worlds share, and without `elastic`. world: to plan it for.
+    """Elastic range of a run. spec: the spec to plan, with the rows that all worlds share, and without `elastic`.
+    world: the number of ranks to plan it for.
 
-    worlds: those that work, the smallest first, with what the rules have made of each. why_rows: where rows come from.
+    worlds: valid worlds, the smallest first, with their validated specs. why_rows: the origin of the rows.
     """
 
     spec: Spec
@@ -51,7 +52,7 @@ class Elastic:
 
 @frozen
 class ValidatedSpec:
-    """What was derived from a spec that every rule lets pass."""
+    """Values derived from a spec that passes every rule."""
 
     shape: Shape
     layout: Layout
@@ -66,9 +67,10 @@ class ValidatedSpec:
 
 @checks("elastic.worlds", reads="*")
 def settle_worlds(spec: Spec, world: int | None, found: Findings, validate: Validate) -> Elastic:
-    """Find the worlds of a spec; what is wrong with its range is reported.
+    """Find the worlds of a spec; report an invalid range.
 
-    world: as asked for, None for the one that `launch` declares, else the largest that works. validate: the rules.
+    world: the requested one, None for the one that `launch` declares, otherwise the largest that works. validate: the
+    rules.
     """
     given = spec.fault_tolerance.elastic
     bare = evolve(spec, fault_tolerance=evolve(spec.fault_tolerance, elastic=None))
@@ -116,7 +118,7 @@ def settle_worlds(spec: Spec, world: int | None, found: Findings, validate: Vali
 
 
 def _declared(spec: Spec) -> int | None:
-    """The world that `launch` says."""
+    """Return the world that `launch` declares; None if it declares none."""
     nodes, each = spec.launch.nodes, spec.launch.ranks_per_node
     if isinstance(each, Auto):
         return None
@@ -167,7 +169,8 @@ def _check_use(spec: Spec, found: Findings) -> None:
 
 @frozen
 class _Search:
-    """Tries the worlds of a range. reasons: why a world does not work, in words that worlds with the same share."""
+    """Search through the worlds of a range. reasons: world → why it does not work, in words shared by worlds with the
+    same reason."""
 
     spec: Spec
     given: Interval
@@ -176,7 +179,7 @@ class _Search:
 
     @property
     def fixed(self) -> int:
-        """Ranks of the axes that stay."""
+        """Number of ranks of the fixed axes."""
         return prod(self._sizes.values())
 
     @property
@@ -191,7 +194,7 @@ class _Search:
         return {axis: size for axis, size in sizes.items() if isinstance(size, int)}
 
     def reference(self, declared: int | None) -> "tuple[int, ValidatedSpec] | None":
-        """The world whose rows all others take, and what the rules make of it as the spec is written."""
+        """Return the world whose rows all others take, and its validated spec with rows as written."""
         rows = self.spec.batch.rows
         even = [world for world in self._multiples() if isinstance(rows, Auto) or self._comes_out(rows, world)]
         candidates = [declared] if declared else even[: -TRIES - 1 : -1]
@@ -203,7 +206,8 @@ class _Search:
 
     @property
     def fails_alike(self) -> bool:
-        """Whether several worlds fail at the same: it has to do with none of them, and is told where it stands."""
+        """True if several worlds fail for the same reason, which then does not depend on the world and is reported at
+        its own place."""
         return len(self.reasons) > 1 and len(set(self.reasons.values())) == 1
 
     @property
@@ -214,7 +218,7 @@ class _Search:
         return f"{plural(world, 'rank')}: {self.reasons[world]}"
 
     def all(self, spec: Spec, rows: int) -> "dict[int, ValidatedSpec]":
-        """What the rules make of every world that works with these rows."""
+        """Return world → validated spec, for every world that works with these rows."""
         self.reasons.clear()
         multiples = set(self._multiples())
         found: dict[int, ValidatedSpec] = {}
@@ -229,7 +233,7 @@ class _Search:
         return found
 
     def _comes_out(self, rows: int, world: int) -> bool:
-        """Whether rows of a step are whole microbatches on each data rank."""
+        """Return True if the rows of a step are whole microbatches on each data rank."""
         others = prod(size for axis, size in self._sizes.items() if axis != "replicate")
         return rows % (self.spec.batch.micro * (world // others)) == 0
 
@@ -251,7 +255,7 @@ class _Search:
         return valid
 
     def refused(self) -> tuple[RefusedWorlds, ...]:
-        """The worlds that do not work, those with the same reason together."""
+        """Return the invalid worlds, grouped by reason."""
         worlds_of: dict[str, list[int]] = {}
         for world, reason in sorted(self.reasons.items()):
             worlds_of.setdefault(reason, []).append(world)
@@ -259,7 +263,7 @@ class _Search:
 
 
 def _listed(worlds: list[int]) -> str:
-    """`3`, `3, 5..7`, or how many where that would be long."""
+    """Return worlds as text: `3`, `3, 5..7`, or their number if that is long."""
     runs: list[list[int]] = []
     for world in worlds:
         if runs and world == runs[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""Warnings about settings that are written and have no effect."""
+"""Warnings about written settings that have no effect."""
 
 from xtrain.dsl.schema.cluster import Cluster
 from xtrain.dsl.schema.setting import settings_of
@@ -15,7 +15,7 @@ from xtrain.planner.derive.model import Shape
 from xtrain.planner.graph.saving import OF_WRITING
 from xtrain.planner.resolved import resolve_formats
 
-# Axis → the settings that only speak of it.
+# Axis → the settings that only concern it.
 OF_AXIS = {
     "tp": ("sequence", "loss", "overlap"),
     "pp": ("schedule", "stages_per_rank", "layers", "embedding_cost", "head_cost"),
@@ -24,7 +24,7 @@ OF_AXIS = {
 
 
 def check_idle(spec: Spec, shape: Shape, layout: Layout, batch: Arithmetic, found: Findings) -> None:
-    """Warn of every setting that another one makes idle."""
+    """Warn of every setting that has no effect because of another one."""
     check_idle_saving(spec, found)
     _check_idle_model(spec, shape, found)
     for group, chosen in written_optimizers(spec).items():
@@ -61,7 +61,7 @@ def check_idle(spec: Spec, shape: Shape, layout: Layout, batch: Arithmetic, foun
             _warn(spec, f"activation.{name}", "nothing is recomputed", "use mode full or selective", found)
     if not spec.cluster.known:
         for name in settings_of(Cluster):
-            if name not in ("nodes", "devices"):  # which say how many ranks there are
+            if name not in ("nodes", "devices"):  # they decide the number of ranks
                 _warn(spec, f"cluster.{name}", "the cluster is none", "name a preset, or `other`", found)
         return
     if spec.cluster.mtbf is None:
@@ -76,13 +76,13 @@ def check_idle(spec: Spec, shape: Shape, layout: Layout, batch: Arithmetic, foun
 
 
 def _check_idle_model(spec: Spec, shape: Shape, found: Findings) -> None:
-    """Of the model, its averages and its number formats."""
+    """Warn of idle settings of the model, its averages and its number formats."""
     model, ema = spec.model, spec.ema
     drawn = shape.weights is not None and draws_head(shape.architecture, shape.weights)
     for name in spec.phases if not model.mtp else ():
         _warn(spec, f"phase.{name}.mtp_weight", "no module predicts further tokens", "remove it", found)
     for name, (why, hint) in model.idle().items():
-        if name == "init_std" and drawn:  # the head of rewards is drawn by it
+        if name == "init_std" and drawn:  # the reward head is drawn with it
             continue
         if name == "mtp" and any(phase.mtp_weight for phase in spec.phases.values()):
             continue
@@ -106,7 +106,8 @@ def _check_idle_model(spec: Spec, shape: Shape, found: Findings) -> None:
 
 
 def _check_idle_restarts(spec: Spec, layout: Layout, found: Findings) -> None:
-    """A single machine is started again by xtrain itself, several by what has started them, but for replica groups."""
+    """Warn of idle restarts: xtrain itself restarts a single machine and replica groups; a launcher restarts several
+    machines."""
     launcher, chosen = spec.launcher, spec.fault_tolerance
     if (
         layout.nodes == 1
@@ -123,14 +124,14 @@ def _check_idle_restarts(spec: Spec, layout: Layout, found: Findings) -> None:
 
 
 def _check_idle_actions(spec: Spec, layout: Layout, found: Findings) -> None:
-    """Of what ticks and events do."""
+    """Warn of idle settings of ticks and events."""
     for path, action in actions_of(spec):
         for name, (why, hint) in action.idle(spec, layout.mesh.world_size).items():
             _warn(spec, f"{path}.{name}", why, hint, found)
 
 
 def _check_idle_watching(spec: Spec, found: Findings) -> None:
-    """Of what takes records and raises alerts."""
+    """Warn of idle settings of trackers and alerts."""
     for tracker in spec.log.written():
         for name, (why, hint) in tracker.idle().items():
             _warn(spec, f"log.{tracker.kind}.{name}", why, hint, found)
@@ -140,7 +141,7 @@ def _check_idle_watching(spec: Spec, found: Findings) -> None:
 
 
 def _check_idle_axes(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -> None:
-    """Of what is written for an axis of one rank, or of how gradients are summed where nothing is sharded."""
+    """Warn of settings of an axis with one rank, and of gradient sums without sharding."""
     sizes = {"tp": layout.size("tp"), "pp": layout.size("pp"), "cp": layout.size("ring") * layout.size("ulysses")}
     for axis, names in OF_AXIS.items():
         if sizes[axis] == 1:
@@ -158,13 +159,13 @@ def _check_idle_axes(spec: Spec, layout: Layout, batch: Arithmetic, found: Findi
 
 
 def check_idle_accumulation(spec: Spec, found: Findings) -> None:
-    """Warn of microbatches that are counted by the rows of a step, in a run that may go on with fewer ranks."""
+    """Warn of an accumulation that the rows of a step decide, in a run that may resume on fewer ranks."""
     why = "rows are given, and every number of ranks that elastic allows accumulates what they need"
     _warn(spec, "batch.accumulate", why, "remove it", found)
 
 
 def check_idle_saving(spec: Spec, found: Findings) -> None:
-    """Warn of settings of `checkpoint` that another one makes idle."""
+    """Warn of settings of `checkpoint` that have no effect because of another one."""
     chosen = spec.checkpoint
     if chosen.from_ is not None and chosen.pretrained is not None:
         hint = "keep one: `from` goes on with the whole state, `pretrained` takes weights alone"
@@ -188,7 +189,7 @@ def _warn(spec: Spec, path: str, why: str, hint: str, found: Findings) -> None:
 
 
 def _shards(spec: Spec, layout: Layout) -> bool:
-    """Whether any parameter is FSDP's; the same question as `Resolved.dense_fsdp` asks, before there is one."""
+    """Return True if FSDP manages any parameter, as `Resolved.dense_fsdp` does later."""
     formats = resolve_formats(spec.precision, spec.parallel)
     copies = set() if spec.parallel.execution.groups else {"replicate"}
     copies |= {"ep_replicate"} if spec.model.experts > 0 else set()
@@ -197,7 +198,7 @@ def _shards(spec: Spec, layout: Layout) -> bool:
 
 
 def _gathers(spec: Spec, layout: Layout) -> bool:
-    """Whether other ranks have pieces of a parameter of FSDP; as `Resolved.prefetch` asks."""
+    """Return True if other ranks hold pieces of a parameter of FSDP, as `Resolved.prefetch` does later."""
     axes = {*shard_axes(spec.parallel, layout.mesh), *(("ep_fsdp",) if spec.model.experts > 0 else ())}
     return any(_sizes(layout)[axis] > 1 for axis in axes)
 

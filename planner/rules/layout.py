@@ -41,7 +41,7 @@ from xtrain.planner.resolved import Formats, Resolved, resolve_align, resolve_fo
 
 
 def check_topology(spec: Spec, architecture: Architecture, layout: Layout, batch: Arithmetic, found: Findings) -> None:
-    """Report every way in which the model does not fit the mesh; axes of size 1 ask for nothing."""
+    """Report every way in which the model does not fit the mesh; axes of size 1 need nothing."""
     _check_heads(architecture, layout, found)
     _check_widths(spec, architecture, layout, found)
     if "cp" not in layout.unsettled:
@@ -65,12 +65,12 @@ def _check_heads(architecture: Architecture, layout: Layout, found: Findings) ->
             found.fail(
                 f"mesh.tp.{name}", code, "parallel.tp.size", f"{name} {count} cannot be split over tp {tp}", hint
             )
-            return  # where query heads cannot be split, key/value heads cannot either, which divide them
+            return  # if query heads cannot be split, neither can key/value heads, which divide them
         found.passed(f"mesh.tp.{name}", f"{name} {count} / tp {tp} = {count // tp}")
 
 
 def _smaller_tp(architecture: Architecture, tp: int) -> int:
-    """The largest size up to `tp` over which everything can be split that tensor parallelism splits evenly."""
+    """Return the largest size up to `tp` that divides everything that tensor parallelism must split evenly."""
     widths = [architecture.heads, architecture.kv_heads, *([] if architecture.is_moe else [architecture.ffn])]
     return largest_divisor(gcd(*widths), tp)
 
@@ -78,7 +78,8 @@ def _smaller_tp(architecture: Architecture, tp: int) -> int:
 @checks("mesh.tp.ffn", reads="parallel.tp.size model.family {ffn}")
 @checks("mesh.tp.vocab", reads="parallel.tp.size model.vocab tokenizer.source {world} parallel.cp.fold")
 def _check_widths(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
-    """Feed-forward layers are cut evenly; rows of the vocabulary need not be, but no rank may be left without any."""
+    """Check that feed-forward layers are cut evenly, and that every rank has rows of the vocabulary, which may be
+    uneven."""
     tp, ffn, vocab = layout.size("tp"), architecture.ffn, architecture.vocab
     if tp == 1:
         return
@@ -109,7 +110,7 @@ def _check_widths(spec: Spec, architecture: Architecture, layout: Layout, found:
 
 @checks("mesh.tp.weights", reads="parallel.tp.size model.*")
 def _check_weights(architecture: Architecture, tp: int, found: Findings) -> None:
-    """What a block has of other widths than heads and ffn is cut evenly too."""
+    """Check that other widths of a block are cut evenly too."""
     if found.failed:
         return
     for weight in (each for kind in architecture.kinds for each in kind.block.parameters(architecture)):
@@ -126,7 +127,7 @@ def _check_weights(architecture: Architecture, tp: int, found: Findings) -> None
 @checks("mesh.ulysses.heads", reads="parallel.tp.size model.heads {context}")
 @checks("mesh.ulysses.kv_heads", reads="parallel.tp.size {kv_heads} {context}")
 def _check_ulysses(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
-    """Query heads are dealt out; key/value heads too, or copied where there are fewer of them than ranks."""
+    """Check that query heads divide evenly; key/value heads too, or ranks divide them into equal numbers of copies."""
     tp, ulysses = layout.size("tp"), layout.size("ulysses")
     if ulysses == 1 or architecture.heads % tp or architecture.kv_heads % tp:
         return
@@ -156,7 +157,8 @@ def _ulysses_hint(spec: Spec, heads: int, kv_heads: int, ulysses: int) -> str:
 
 @checks("batch.sequence", reads="batch.sequence model.family parallel.tp.size parallel.tp.sequence {context}")
 def _check_sequence(spec: Spec, architecture: Architecture, layout: Layout, batch: Arithmetic, found: Findings) -> None:
-    """Each ring rank takes two chunks of a row, one early and one late, so that causal work is even (zigzag).
+    """Check that a row divides into two chunks per ring rank, one early and one late, which balances causal work
+    (zigzag).
 
     The experts of a tensor-parallel model always work on a piece of the sequence.
     """
@@ -178,7 +180,7 @@ def _check_sequence(spec: Spec, architecture: Architecture, layout: Layout, batc
 
 @checks("data.align", reads="collate batch.sequence {context}")
 def _check_align(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -> None:
-    """A ring cuts every document of a row, and the padding behind the last one, into 2 · ring equal chunks."""
+    """Check that every document of a row, and the padding after the last one, divides into 2 · ring equal chunks."""
     given, ring = row_link(spec.collate).align, layout.size("ring")
     if isinstance(given, Auto) and ring == 1:
         return
@@ -186,7 +188,7 @@ def _check_align(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings)
     chunks = 2 * ring if ring > 1 else 1
     good = [d for d in range(chunks, min(LONGEST_PADDING, sequence) + 1, chunks) if sequence % d == 0]
     if isinstance(given, Auto) and not good:
-        return  # the length of the row is at fault, and that has been said
+        return  # the row length is at fault, which is reported elsewhere
     nearest = min(good, key=lambda d: (abs(d - align), d), default=chunks)
     hint = f"use align {nearest}" if good else f"use align {chunks}, and sequence {nearest_multiples(sequence, chunks)}"
     rule = "data.align"
@@ -206,7 +208,7 @@ def _check_align(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings)
 
 @checks("data.dealing", reads="collate batch.micro {accumulate} {data_ranks}")
 def _check_dealing(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -> None:
-    """Rows can be dealt by what they cost if there are several ranks, and more of a step's rows than ranks."""
+    """Check that there are several ranks and more rows in a step than ranks if rows are distributed by cost."""
     ranks = layout.mesh.data_ranks
     packing = row_link(spec.collate).packing
     if not packing.balances:
@@ -243,7 +245,7 @@ def _check_experts(spec: Spec, architecture: Architecture, layout: Layout, found
 
 @checks("mesh.stack.with.*", reads="parallel.* {} {}.*")
 def check_stack(spec: Spec, found: Findings) -> None:
-    """Report settings that torch cannot combine, or of which one leaves the other without effect."""
+    """Report settings that torch cannot combine, or that have no effect next to each other."""
     _check_support(spec, found)
     for each in spec.parallel.execution.conflicts(spec):
         found.fail(f"mesh.stack.with.{each.setting}", "X415", each.setting, each.message, each.hint)
@@ -255,7 +257,7 @@ def check_stack(spec: Spec, found: Findings) -> None:
 
 @checks("mesh.stack.package", reads="parallel.stack")
 def check_installed(spec: Spec, found: Findings) -> None:
-    """Report a stack whose package is not here: no other rule depends on what a machine has."""
+    """Report a stack whose package is missing; no other rule depends on this machine."""
     stack = spec.parallel.execution
     if stack.package and not is_installed(stack.package):
         message = f"stack {stack.kind} needs the package {stack.package}, which is not installed here"
@@ -266,7 +268,8 @@ def check_installed(spec: Spec, found: Findings) -> None:
 @checks("mesh.pp.step", reads="step.name parallel.pp.size")
 @checks("mesh.pp.evaluation_step", reads="evaluation_step.name parallel.pp.size")
 def _check_bodies(spec: Spec, found: Findings) -> None:
-    """The schedule of a pipeline decides when which microbatch goes forward and backward through which stage."""
+    """Check that a user's step is not combined with a pipeline, whose schedule decides when a microbatch passes which
+    stage."""
     for name, body in (("step", spec.step), ("evaluation_step", spec.evaluation_step)):
         if body is not None and spec.parallel.pp.size != 1:
             message = f"{body.function} takes whole microbatches through the model, and pp is {spec.parallel.pp.size}"
@@ -275,13 +278,14 @@ def _check_bodies(spec: Spec, found: Findings) -> None:
 
 @checks("mesh.stack.*", reads="parallel.stack parallel.{} precision.params precision.compute")
 def _check_support(spec: Spec, found: Findings) -> None:
-    """Report what the stack of the spec does not support."""
+    """Report settings that the stack does not support."""
     parallel, fsdp = spec.parallel, spec.parallel.fsdp
     formats = resolve_formats(spec.precision, parallel)
     lacks = parallel.execution.unsupported
 
     def refuse(name: str, path: str, what: str, hint: str) -> None:
-        """name: of what is unsupported. what: the value that the spec has, behind the reason."""
+        """Report an unsupported setting. name: of what is unsupported. what: the value in the spec, appended to the
+        reason."""
         other = next((kind for kind, stack in STACKS.items() if name not in stack.unsupported), None)
         hint = hint if other is None else f"{hint}, or stack {other}"
         message = f"stack {parallel.stack} {lacks[name]}{what}"
@@ -310,8 +314,8 @@ def _check_support(spec: Spec, found: Findings) -> None:
 @checks("mesh.pp.tile_mlp", reads="parallel.pp.size parallel.pp.schedule activation.tile_mlp")
 @checks("mesh.pp.compile", reads="parallel.pp.size parallel.pp.schedule compile.mode")
 def _check_zero_bubble(spec: Spec, found: Findings) -> None:
-    """A backward in two parts looks for gathered parameters after FSDP has freed them, torch refuses compiled blocks,
-    and a stage that comes back to the rank of the first one would share its embedding."""
+    """Report conflicts of a split backward: it needs gathered parameters after FSDP freed them, torch refuses compiled
+    blocks, and a stage on the rank of the first one would share its embedding."""
     pp, fsdp = spec.parallel.pp, spec.parallel.fsdp
     if pp.size == 1 or pp.schedule not in ZERO_BUBBLE:
         return
@@ -376,7 +380,7 @@ def check_further(spec: Spec, layout: Layout, found: Findings) -> None:
 
 
 def _problems(spec: Spec, layout: Layout) -> Iterator[MtpProblem]:
-    """(what is wrong, what to write)."""
+    """Yield (message, hint) for each reason."""
     if not spec.loss.plain:
         yield (
             f"modules learn by the cross-entropy of each token, and the loss is {spec.loss.kind}",
@@ -405,16 +409,15 @@ def _problems(spec: Spec, layout: Layout) -> Iterator[MtpProblem]:
 
 @frozen
 class FittedTeacher:
-    """spec: of a run of the teacher alone, with the axes that cut it. layout: of the ranks that compute it together:
-    those of one pipeline stage, and one rank of tp where that does not cut it."""
+    """Teacher placed on the mesh. spec: of a run of the teacher alone, with the axes that cut it. layout: of the ranks
+    that compute it together: one pipeline stage, and one rank of tp if tp does not cut it."""
 
     spec: Spec
     shape: TeacherShape
     layout: Layout
 
     def resolved(self, run: Resolved) -> Resolved:
-        """As nodes and estimates take a model: nothing of it is trained, and all is in the format that the run computes
-        in."""
+        """Return the teacher as nodes and estimates take a model: frozen, and in the run's compute format."""
         arch, compute = self.shape.architecture, run.formats.compute
         everything = frozenset(tensor.name for tensor in parameters(arch))
         return Resolved(
@@ -435,7 +438,7 @@ class FittedTeacher:
 def fit_teacher(
     spec: Spec, shape: TeacherShape | None, layout: Layout, batch: Arithmetic, found: Findings
 ) -> FittedTeacher | None:
-    """The teacher cut as the model is, or, where tp does not cut it, whole on the ranks of tp; None if there is none,
+    """Return the teacher cut like the model or, if tp cannot cut it, whole on the ranks of tp; None if there is none,
     or if it fits in neither way."""
     teacher = spec.loss.learns_from
     if teacher is None or not teacher.live or shape is None or found.failed or layout.unsettled:

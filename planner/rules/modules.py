@@ -19,8 +19,8 @@ from xtrain.planner.resolved import exchanges, resolve_formats, resolve_tile
 
 
 def check_modules(spec: Spec, architecture: Architecture, layout: Layout, batch: Arithmetic, found: Findings) -> None:
-    """Report settings that would change nothing in the model, and kernels that cannot do what the mesh asks for;
-    and actions that cannot be done with the model."""
+    """Report settings without effect on the model, kernels that do not support the mesh, and actions that do not
+    support the model."""
     _check_activation(spec, architecture, layout, found)
     _check_tiles(spec, architecture, layout, batch, found)
     _check_attention(spec, architecture, layout, found)
@@ -34,7 +34,7 @@ def check_modules(spec: Spec, architecture: Architecture, layout: Layout, batch:
     reads="parallel.tp.size parallel.tp.overlap parallel.tp.sequence compile.mode launch.device cluster.preset",
 )
 def _check_overlap(spec: Spec, layout: Layout, found: Findings) -> None:
-    """Products that go on while pieces travel are made by torch.compile, of collectives over positions, for CUDA."""
+    """Check the needs of overlapped products: torch.compile makes them, from collectives over positions, for CUDA."""
     tp, path, rule = spec.parallel.tp, "parallel.tp.overlap", "mesh.tp.overlap"
     if not tp.overlap or layout.size("tp") == 1:
         return
@@ -59,7 +59,7 @@ def _check_overlap(spec: Spec, layout: Layout, found: Findings) -> None:
 
 @checks("compile.deterministic", reads="compile.mode precision.deterministic")
 def _check_deterministic(spec: Spec, found: Findings) -> None:
-    """What is chosen by how long it takes may be another thing the next time."""
+    """Check that kernels are not chosen by their measured time, which may differ between runs."""
     if not spec.precision.deterministic or spec.compile.mode != "max_autotune":
         return
     message = "compile max_autotune chooses kernels by their time, and precision.deterministic wants the same each time"
@@ -69,7 +69,7 @@ def _check_deterministic(spec: Spec, found: Findings) -> None:
 @checks("model.every.*", reads="every.{} every.{}.* {model} precision.base precision.base.*")
 @checks("model.on.*", reads="on.{} on.{}.* {model} precision.base precision.base.*")
 def _check_actions(spec: Spec, architecture: Architecture, found: Findings) -> None:
-    """What ticks and events do to the model."""
+    """Report actions of ticks and events that the model does not support."""
     for path, action in actions_of(spec):
         kind, number, *_ = path.split(".")
         event = spec.events[int(number)].event if kind == "on" else ""
@@ -108,7 +108,7 @@ def _check_activation(spec: Spec, architecture: Architecture, layout: Layout, fo
 
 @checks("activation.tile_mlp", reads="activation.tile_mlp model.* batch.micro batch.sequence {context}")
 def _check_tiles(spec: Spec, architecture: Architecture, layout: Layout, batch: Arithmetic, found: Findings) -> None:
-    """Feed-forward layers in pieces, of which there are some, and no more than there are positions."""
+    """Check that there are feed-forward layers to tile, and no more pieces than positions."""
     pieces, path = spec.activation.tile_mlp, "activation.tile_mlp"
     if pieces == 1:
         return
@@ -142,8 +142,8 @@ def _not_in_blocks(spec: Spec) -> str:
 )
 @checks("mesh.ring.attention", reads="model.attention {context}")
 def _check_attention(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
-    """A ring has a kernel of its own, which goes document by document and block by block; flex is made for cuda, and
-    blocks for a CPU."""
+    """Check the attention kernel: a ring has its own, which works document by document and block by block; flex is made
+    for cuda, blocks for a CPU."""
     kernel, ring = spec.model.attention, layout.size("ring")
     if kernel == "flex" and device_kind(spec) == "cpu":
         message = "attention flex has no backward on cpu, and launch.device is cpu"
@@ -169,7 +169,7 @@ BASE_PATH: Final = "precision.base.kind"
     "model.base", reads="precision.base precision.base.* model.* adapter adapter.* tokenizer.source parallel.tp.size"
 )
 def check_base(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -> None:
-    """There must be something to store, and tensor parallelism must not cut a block."""
+    """Check that there is something to store, and that tensor parallelism does not cut a block."""
     base = spec.precision.base
     if not base.stores or found.failed:
         return
@@ -200,7 +200,8 @@ def check_base(spec: Spec, arch: Architecture, layout: Layout, found: Findings) 
 
 
 def _cut(matrix: BlockParameter, tp: int, block: int) -> str:
-    """Why some block of a matrix would not be on one rank, or not of one expert's row; empty if none."""
+    """Return the reason why a block of a matrix would be split between ranks, or between rows of an expert; empty if
+    none is."""
     width, shape = matrix.shape[-1], " × ".join(map(str, matrix.shape))
     if matrix.expert and width % block:
         return f"rows of {matrix.name} ({shape}) are {width} wide, which is no multiple of block {block}"
@@ -212,7 +213,7 @@ def _cut(matrix: BlockParameter, tp: int, block: int) -> str:
 
 
 def _remedy(base: Base, widths: list[int], tp: int) -> str:
-    """What to write: the largest block that divides all widths."""
+    """Return the remedy: the largest block that divides all widths."""
     fitting = [block for block in BLOCKS if block < base.block and all(width % block == 0 for width in widths)]
     if fitting:
         return f"write `base {base.kind} {{ block = {fitting[-1]} }}`"
@@ -230,7 +231,7 @@ FP8_PATH: Final = "precision.compute"
     "activation.tile_mlp cluster.preset launch.device",
 )
 def check_fp8(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -> None:
-    """Report what fp8 cannot be computed for, or on."""
+    """Report models and devices that do not support fp8."""
     fp8, tp = spec.precision.scaled, layout.size("tp")
     if fp8 is None or found.failed:
         return
@@ -253,7 +254,7 @@ def check_fp8(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -
 
 
 def _of_device(spec: Spec) -> list[tuple[str, str, str]]:
-    """What the device has not."""
+    """Return faults of the device."""
     fp8, sheet, kind = spec.precision.fp8, spec.cluster.sheet, device_kind(spec)
     if sheet is not None and kind != "cpu" and FP8 not in sheet.flops:
         others = [name for name, each in CLUSTERS.items() if each.sheet is not None and FP8 in each.sheet.flops]
@@ -266,7 +267,7 @@ def _of_device(spec: Spec) -> list[tuple[str, str, str]]:
 
 
 def _of_settings(spec: Spec, arch: Architecture) -> list[tuple[str, str, str]]:
-    """What it cannot stand beside, and patterns that mean nothing."""
+    """Return settings that conflict with fp8, and patterns that match nothing."""
     fp8, beside = spec.precision.fp8, "use compute bf16"
     if patterns := idle_patterns(arch, fp8):
         owners = ", ".join(fp8_matrices(arch, 1, type(fp8)()))

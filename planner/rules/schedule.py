@@ -21,22 +21,21 @@ from xtrain.planner.graph.saving import pretrained
 from xtrain.regular_files import read_json, read_regular
 from xtrain.text.units import amount_in_epochs, plural
 
-# The pointers to a full checkpoint.
+# Pointers to a full checkpoint.
 NAMES: Final = ("latest", "best")
 
 
 @frozen
 class CheckpointState:
-    """The state that `checkpoint.from` means: its step, and the rows of the steps before it, None where it does not say
-    so."""
+    """State that `checkpoint.from` names: its step, and the rows of the steps before it, None if unknown."""
 
     step: int
     past: StepSizes | None
 
 
 def begins_at(path: Path) -> CheckpointState | None:
-    """The state that `checkpoint.from` means: a checkpoint, a pointer to one, or the latest of a folder of checkpoints
-    or of a run. None where names do not tell; whether it is intact the run finds out."""
+    """Return the state that `checkpoint.from` names: a checkpoint, a pointer to one, or the latest of a folder of
+    checkpoints or of a run. None if names do not tell; the run checks that it is intact."""
     if path.suffix == ALIAS:
         path = path.with_suffix("") if path.stem in NAMES else path.parent
     try:
@@ -59,9 +58,9 @@ def _past(checkpoint: Path) -> StepSizes | None:
 
 
 def resumed_batch(spec: Spec, batch: Arithmetic) -> Arithmetic:
-    """Return the steps of a run where it is resumed with another batch, else `batch`.
+    """Return the steps of a run that resumes with another batch, otherwise `batch`.
 
-    Lengths must fit into what is left there. A run with another batch is named by `workspace.run` or `checkpoint.from`.
+    Lengths must fit into the remaining steps. `workspace.run` or `checkpoint.from` names a run with another batch.
     """
     beginning, workspace = None, spec.workspace
     if batch.done_steps or not batch.rows:
@@ -77,7 +76,7 @@ def resumed_batch(spec: Spec, batch: Arithmetic) -> Arithmetic:
 
 
 def check_beginning(spec: Spec, batch: Arithmetic, found: Findings) -> None:
-    """What a run begins with has to be a checkpoint, and the run counts its steps on from those of a full state."""
+    """Check that a run starts from a checkpoint, and that its steps continue those of a full state."""
     for setting, named in (("from", spec.checkpoint.from_), ("pretrained", pretrained(spec))):
         if named is not None:
             _check_place(spec, setting, named, found)
@@ -86,7 +85,8 @@ def check_beginning(spec: Spec, batch: Arithmetic, found: Findings) -> None:
 
 @checks("checkpoint.*.place", reads="checkpoint.from checkpoint.{} checkpoint.resume workspace.* experiment.name")
 def _check_place(spec: Spec, setting: str, named: str, found: Findings) -> None:
-    """What is not there may come, or lie on the machines that run; what is there must be a checkpoint."""
+    """Check the path of a checkpoint. A missing one may appear later, or exist on the machines that run; an existing
+    one must be a checkpoint."""
     rule, path, there = f"checkpoint.{setting}.place", f"checkpoint.{setting}", look_at(Path(named))
     if there == "full" or (there == "weights" and setting == "pretrained"):
         found.passed(rule, f"{named} holds {'weights' if there == 'weights' else 'a checkpoint'}")
@@ -109,7 +109,8 @@ def _check_place(spec: Spec, setting: str, named: str, found: Findings) -> None:
 
 
 def _may_go_on(spec: Spec) -> bool:
-    """Whether a run of this name has saved something: it goes on from that. Which one is this run, code decides too."""
+    """Return True if a run of this name has saved something that it may resume from; whether it is this run depends on
+    the code too."""
     runs = Path(spec.workspace.root) / (spec.workspace.lineage or spec.experiment.name)
     return spec.checkpoint.resume and next(runs.glob(f"*/{FOLDER}/ckpt-s*"), None) is not None
 
@@ -117,9 +118,9 @@ def _may_go_on(spec: Spec) -> bool:
 @checks("checkpoint.from", reads="checkpoint.from {steps}")
 @checks("checkpoint.from.stop_at", reads="checkpoint.from launch.stop_at {steps} {tokens}")
 def _check_step(spec: Spec, batch: Arithmetic, found: Findings) -> None:
-    """A run counts its steps on from those of the state that it begins with.
+    """Check that steps are left after those of the state that a run starts from.
 
-    No more than a warning: a run that has checkpoints of its own goes on from these, wherever the other one is by now.
+    Only a warning: a run with checkpoints of its own resumes from these, however far the other run is by now.
     """
     origin = spec.checkpoint.from_
     beginning = begins_at(Path(origin)) if origin is not None else None
@@ -145,7 +146,7 @@ def _check_step(spec: Spec, batch: Arithmetic, found: Findings) -> None:
 
 
 def check_phases(spec: Spec, batch: Arithmetic, found: Findings) -> tuple[PlanPhase, ...]:
-    """Check where phases begin; the phases of the run in order, which are worth something only if nothing failed."""
+    """Check the starts of phases; return the phases of the run in order, valid only if nothing failed."""
     for name in spec.phases:
         _check_start(spec, name, batch, found)
     _check_order(spec, batch, found)
@@ -157,7 +158,7 @@ def check_phases(spec: Spec, batch: Arithmetic, found: Findings) -> tuple[PlanPh
 
 @checks("schedule.phase.*.start", reads="phase.{}.from {steps} batch.sequence {rows}")
 def _check_start(spec: Spec, name: str, batch: Arithmetic, found: Findings) -> None:
-    """A phase begins before the run ends."""
+    """Check that a phase begins before the run ends."""
     start, rule, path = spec.phases[name].from_, f"schedule.phase.{name}.start", f"phase.{name}.from"
     first = start_of(start, batch)
     hint = "use `from = 90%`, or remove the phase"
@@ -181,7 +182,7 @@ def _check_start(spec: Spec, name: str, batch: Arithmetic, found: Findings) -> N
 @checks("schedule.phases", reads="phase.*.from {steps}")
 @checks("schedule.phase.*.order", reads="phase phase.*.from {steps} batch.sequence {rows}")
 def _check_order(spec: Spec, batch: Arithmetic, found: Findings) -> None:
-    """No two phases begin with the same step; of starts in what is not counted, those alike are known to."""
+    """Check that no two phases begin with the same step; starts in uncounted amounts are compared only if equal."""
     seen: dict[tuple[str, float], str] = {}
     units: set[str] = set()
     for name, phase in spec.phases.items():
@@ -194,7 +195,7 @@ def _check_order(spec: Spec, batch: Arithmetic, found: Findings) -> None:
             message = f"phases {earlier} and {name} both begin with {step}"
             found.fail(rule, "X606", path, message, "let one of them begin later, or merge them")
             continue
-        if at[1]:  # the beginning of the run is the same however it is written
+        if at[1]:  # the start of the run is the same in any unit
             units.add(at[0])
     if len(units) > 1:
         rule = "schedule.phases"
@@ -204,7 +205,7 @@ def _check_order(spec: Spec, batch: Arithmetic, found: Findings) -> None:
 @checks("data.exact", reads="{datasets} mixture.* phase phase.*.mix batch.*")
 @checks("idle.mixture.exact", reads="{datasets} mixture.* phase phase.*.mix")
 def _check_exact(spec: Spec, phases: tuple[PlanPhase, ...], batch: Arithmetic, found: Findings) -> None:
-    """With `exact` each dataset has whole rows in every step."""
+    """Check that each dataset has whole rows in every step with `exact`."""
     if not spec.mixture.exact:
         return
     rule, path = "data.exact", "mixture.exact"
@@ -233,7 +234,7 @@ def _learned_by(phase: PlanPhase) -> tuple[object, ...]:
 
 
 def _check_idle(spec: Spec, phases: tuple[PlanPhase, ...], found: Findings) -> None:
-    """Warn of a phase in which nothing is other than before it."""
+    """Warn of a phase that is equal to the one before it."""
     if found.failed or not trainable(spec):
         return
     for before, phase in pairwise(phases):
@@ -243,13 +244,12 @@ def _check_idle(spec: Spec, phases: tuple[PlanPhase, ...], found: Findings) -> N
             found.warn(f"idle.phase.{phase.name}", "W401", f"phase.{phase.name}", message, hint)
 
 
-MOST_STARTS: Final = 100_000  # of an action, that are compared with those of another one
+MOST_STARTS: Final = 100_000  # starts of an action that are compared with those of another one
 
 
 @frozen
 class ProfiledSteps:
-    """A tick whose action goes on with the steps behind it. period: in steps, of which the whole number of tokens or
-    epochs is rarely one; at least 1."""
+    """Tick whose action spans the following steps. period: in steps, rarely whole for tokens or epochs; at least 1."""
 
     path: str
     every: str
@@ -258,15 +258,15 @@ class ProfiledSteps:
     length: int
 
     def start(self, number: int) -> int:
-        """The step after which it begins for the n-th time, from 1."""
+        """Return the step after which it begins for the n-th time, from 1."""
         return ceil(number * self.period)
 
     def first_overlap(self) -> tuple[int, int] | None:
-        """Two starts, one behind the other, the first between which it has too few steps; None if there are none."""
+        """Return the first two consecutive starts with too few steps between them; None if there are none."""
         if self.length <= floor(self.period):
             return None
-        # Of a period with a fraction some gaps have a step less than the others: the first of these ends where what
-        # each start is rounded up by has added up to a whole step.
+        # With a fractional period some gaps are a step shorter than the others: the first of these ends where the
+        # roundings of the starts add up to a whole step.
         short = ceil(self.period) - self.period
         second = 2 if self.length > ceil(self.period) else ceil(1 / short)
         return self.start(second - 1), self.start(second)
@@ -279,7 +279,7 @@ class ProfiledSteps:
     reads="every.*.every every.*.actions every.*.actions.* launch.device cluster.preset {steps} {tokens}",
 )
 def check_profiles(spec: Spec, batch: Arithmetic, found: Findings) -> None:
-    """Who looks at the steps that follow needs steps that follow, and is alone with them."""
+    """Check that profiles have following steps to record, and do not overlap."""
     places = [(f"every.{number}", "a tick", tick.actions) for number, tick in enumerate(spec.ticks)]
     places += [(f"on.{number}", f"on {each.event}", each.actions) for number, each in enumerate(spec.events)]
     for path, what, actions in places:
@@ -314,7 +314,7 @@ def check_profiles(spec: Spec, batch: Arithmetic, found: Findings) -> None:
 
 
 def _spans(spec: Spec, batch: Arithmetic) -> Iterator[ProfiledSteps]:
-    """Those whose period can be counted; of a clock the run sees what it does."""
+    """Yield the ticks whose period can be counted; ticks by the clock are handled by the run."""
     for number, tick in enumerate(spec.ticks):
         period = _steps_between(tick, batch)
         if any(action.stops for action in tick.actions):
@@ -328,14 +328,15 @@ def _steps_between(tick: Tick, batch: Arithmetic) -> Fraction | None:
     every = counted(tick.every, batch)
     if every is None or every.unit == "seconds":
         return None
-    # Steps of a ramp have fewer tokens, so that more of them lie between.
+    # Steps of a ramp have fewer tokens, so more of them lie between.
     return max(Fraction(every.value) / (1 if every.unit == "steps" else batch.tokens_per_step), Fraction(1))
 
 
 def meeting(one: ProfiledSteps, other: ProfiledSteps, steps: int | None) -> int | None:
-    """The first step after which one begins while the other is under way; None: never, as far as is looked."""
+    """Return the first step after which one begins while the other is running; None: never, within the examined
+    starts."""
     often, rare = sorted((one, other), key=lambda span: span.period)
-    whole = lcm(often.period.numerator, rare.period.numerator)  # from there on it is all the same again
+    whole = lcm(often.period.numerator, rare.period.numerator)  # from there on everything repeats
     last = whole if steps is None else min(whole, steps)
     for number in range(1, MOST_STARTS + 1):
         at = rare.start(number)

@@ -15,11 +15,11 @@ from xtrain.dsl.values import Dimension
 from xtrain.plan.findings import Findings, origin_of
 from xtrain.plan.plan import Plan
 
-_MOST = 8  # values of a dimension that are looked at; a point with a further one has no plan, which says why
+_MOST = 8  # values of a dimension that are checked; a point with another value has no plan and reports why
 
 
 def check_dimensions(loaded: Loaded, sets: Sequence[str] = ()) -> Diagnostics:
-    """Load the spec with the values at the ends of all dimensions, and report what of it each of these is to blame for.
+    """Load the spec with the values at the ends of all dimensions, and report the errors that each of them causes.
 
     sets: the `--set` texts that the spec was loaded with.
     """
@@ -44,7 +44,7 @@ def check_dimensions(loaded: Loaded, sets: Sequence[str] = ()) -> Diagnostics:
 
 
 def dimension_of(diagnostic: Diagnostic, over: Iterable[str]) -> str | None:
-    """The dimension whose `--set` text a diagnostic is about."""
+    """Return the dimension whose `--set` text a diagnostic is about."""
     place = diagnostic.span
     if place is None or not place.text or place.source.path != PATH:
         return None
@@ -58,7 +58,7 @@ MOST_TRIALS: Final = 10_000
 
 
 def check_sweep(spec: Spec, sweep: Sweep, found: Findings) -> None:
-    """What can be said before any point is compiled."""
+    """Check everything that can be checked before any point is compiled."""
     if spec.serve is not None:
         refuse(found, "sweep", "a server has no trials", "remove `sweep`, or `serve`")
         return
@@ -92,7 +92,7 @@ def check_sweep(spec: Spec, sweep: Sweep, found: Findings) -> None:
 
 
 def _check_objective(spec: Spec, sweep: Sweep, found: Findings) -> None:
-    """Trials must measure it: where they are compared, while they train."""
+    """Check that trials measure the objective: at the points of comparison, during training."""
     best, path = sweep.objective, "sweep.objective"
     measures = any(action.held_out() == best.dataset for tick in spec.ticks for action in tick.actions)
     at_end = [action for event in spec.events if event.event == "finish" for action in event.actions]
@@ -105,12 +105,12 @@ def _check_objective(spec: Spec, sweep: Sweep, found: Findings) -> None:
 
 
 def refuse(found: Findings, path: str, message: str, hint: str) -> None:
-    """Report what is wrong at a path of the sweep."""
+    """Report an error at a path of the sweep."""
     found.fail(path, CODE, path, message, hint)
 
 
 def check_plans(sweep: Sweep, plans: Sequence[Plan], found: Findings) -> None:
-    """What follows from the lengths of trials."""
+    """Check everything that follows from the lengths of trials."""
     halving = sweep.method.halving
     problems = () if halving is None else (_of_rungs(plan, sweep, halving) for plan in plans)
     if problem := next((each for each in problems if each is not None), None):
@@ -118,7 +118,7 @@ def check_plans(sweep: Sweep, plans: Sequence[Plan], found: Findings) -> None:
 
 
 def _of_rungs(plan: Plan, sweep: Sweep, halving: Halving) -> tuple[str, str] | None:
-    """What is wrong with the first rung of a trial, and what to write instead."""
+    """Return (message, hint) if the first rung of a trial is invalid."""
     time = plan.timeline
     if time.steps is None or time.tokens is None:
         return "trials are compared at a number of steps or tokens, and how many there are is not known yet", (

@@ -37,7 +37,7 @@ _UPDATES: Final = "optimizer.* precision.params scheduler.kind model.* parallel.
 
 @checks("launcher.*", reads="launcher launcher.* launch.stop_deadline")
 def check_launcher(spec: Spec, found: Findings) -> None:
-    """Report settings of the launcher that do not go together; each launcher knows its own."""
+    """Report settings of the launcher that conflict; each launcher knows its own."""
     if spec.launcher is None:
         return
     for name, what, hint in spec.launcher.mistakes(spec):
@@ -49,7 +49,7 @@ def check_launcher(spec: Spec, found: Findings) -> None:
 @checks("task.*.settings", reads=f"task.{{}}.* {_UPDATES}")
 @checks("group.*.settings", reads=f"group.{{}}.* {_UPDATES}")
 def check_optimizer(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -> None:
-    """Report what an optimizer cannot be combined with."""
+    """Report conflicts of an optimizer with other settings."""
     for group, chosen in written_optimizers(spec).items():
         for each in chosen.conflicts(spec, arch, layout):
             path = f"{group}optimizer.{each.setting}"
@@ -59,17 +59,17 @@ def check_optimizer(spec: Spec, arch: Architecture, layout: Layout, found: Findi
 
 @checks("loss.*", reads="loss.*")
 def check_loss(spec: Spec, found: Findings) -> None:
-    """Report what settings of the loss cannot be combined."""
+    """Report conflicting settings of the loss."""
     for each in spec.loss.conflicts():
         path = f"loss.{each.setting}"
         found.fail(path, "X439", path, each.message, each.hint)
 
 
 def check_spec(spec: Spec, world: int | None = None, unknown_settings: frozenset[str] = frozenset()) -> Diagnostics:
-    """All that `compile_plan` would say, without the plan.
+    """Return the diagnostics of `compile_plan` without making the plan.
 
-    unknown_settings: paths of settings that are wrong; what the spec has in their place, and all that follows from
-    it, is not reported.
+    unknown_settings: paths of invalid settings; stand-in values for them, and everything that follows from those, are
+    not reported.
     """
     found = Findings(spec, unknown_settings)
     validate(spec, world, found)
@@ -79,7 +79,7 @@ def check_spec(spec: Spec, world: int | None = None, unknown_settings: frozenset
 def validate(spec: Spec, world: int | None, found: Findings, counted: Counts | None = None) -> ValidatedSpec | None:
     """Derive and check everything; None if any rule fails.
 
-    counted: what is known of the data. What comes of it is no part of a plan, which does not know its data.
+    counted: numbers of the data. What follows from them is not part of a plan, which does not know its data.
     """
     if spec.serve is not None:
         return _validate_server(spec, world, found)
@@ -90,7 +90,7 @@ def validate(spec: Spec, world: int | None, found: Findings, counted: Counts | N
     arch = shape.architecture
     layout = build_layout(spec, world, heads=arch.heads, kv_heads=arch.kv_heads, found=found)
     if layout.unsettled:
-        found.mark_unknown("parallel.fsdp.size")  # and with it the number of data ranks
+        found.mark_unknown("parallel.fsdp.size")  # and therefore the number of data ranks
     batch = derive_arithmetic(spec, layout.mesh, found, counted)
     staging = assign_stages(spec, arch, layout, found)
     check_microbatches(spec, layout, batch, found)
@@ -133,7 +133,7 @@ def validate(spec: Spec, world: int | None, found: Findings, counted: Counts | N
 
 
 def _validate_server(spec: Spec, world: int | None, found: Findings) -> ValidatedSpec | None:
-    """The same of a server, which has neither data nor steps."""
+    """Derive and check everything of a server, which has neither data nor steps."""
     assert spec.serve is not None
     training = as_training(spec)
     shape = derive_architecture(training, found)
@@ -150,7 +150,7 @@ def _validate_server(spec: Spec, world: int | None, found: Findings) -> Validate
     check_server(spec, arch, layout, found)
     if found.failed or layout.unsettled:
         return None
-    if arch.adapter is None and spec.serve.mode == "adapters":  # where a draft says nothing of it
+    if arch.adapter is None and spec.serve.mode == "adapters":  # a draft does not have it
         return None
     check_idle(training, shape, layout, batch, found)
     shape = evolve(shape, architecture=architecture_with_slots(arch, spec.serve.adapters))
@@ -159,11 +159,11 @@ def _validate_server(spec: Spec, world: int | None, found: Findings) -> Validate
 
 
 class Unreadable(Exception):
-    """The spec that a plan carries cannot be loaded here; says why."""
+    """Spec of a plan that cannot be loaded here; the text says why."""
 
 
 def check_counted(plan: Plan, counts: Counts) -> Diagnostics:
-    """What the rules say with the data counted and have not said of the plan yet, with the places in the user's spec.
+    """Return the diagnostics that appear only with the data counted, at their places in the user's spec.
 
     Raises Unreadable.
     """
@@ -180,7 +180,7 @@ def check_counted(plan: Plan, counts: Counts) -> Diagnostics:
 
 
 def _placed(spec: Spec, plan: Plan) -> Spec:
-    """The spec that a plan carries, each value at the place that the plan says it came from."""
+    """Return the spec of a plan, with each value at the place that the plan records for it."""
     places = {}
     for entry in plan.provenance:
         path, _, column = entry.place.rpartition(":")
@@ -190,7 +190,7 @@ def _placed(spec: Spec, plan: Plan) -> Spec:
     origins = {}
     for path in {path for path, *_ in places.values()}:
         own = {name: place[1:] for name, place in places.items() if place[0] == path}
-        # Of the file, which may have changed, no more is known than the places: its lines are blank.
+        # The file may have changed and only the places are known, so its lines are blank.
         wide = max(column for _, column in own.values())
         source = SourceText(path, f"{' ' * wide}\n" * max(line for line, _ in own.values()))
         for name, (line, column) in own.items():
