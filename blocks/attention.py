@@ -273,7 +273,7 @@ def _blockwise(layer: AttentionLayer, on: "Tracer", parts: tuple[TracedTensor, .
     scores, each = _scores(layer, on), queries * width
     if scores and not around:
         block = 4 * scores
-    elif scores:  # all scores where a rank meets its own keys, half of them where it meets those of another
+    elif scores:  # all scores where a rank meets its own keys, half of them where it meets keys of another rank
         met = max(3 * scores, 2 * scores + 3 * each)
         block = max(met, coming + each + max(3 * scores // 2, scores + 5 * each // 2))
     else:

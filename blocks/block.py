@@ -342,7 +342,7 @@ class JoinLayer(Layer):
         return on.linear(both, f"{self.name}.eh_proj", on.local.between)
 
     def _embedded(self, on: "Tracer") -> TracedTensor:
-        """Record the embedding. The gradient of its table is kept until that of the first embedding is ready
+        """Record the embedding. The gradient of its table is kept until the first embedding's gradient is ready
         (`StageCosts`)."""
         local, tensor = on.local, on.axes.tensor
         trained = any(each.trained for each in on.run.inventory.tensors if each.name == f"{EMBEDDING}.weight")

@@ -101,8 +101,8 @@ class TracedOp:
     inputs, outputs: tensors that it takes and makes. receivers: inputs that get a gradient from its backward, by
     default all. runs_back: it has a backward. forgone: tensors that it would keep with a backward. extra: further
     tensors that it makes. keeps: tensors that its backward needs. results: tensors kept by selective recomputation,
-    under the word `saved`. fresh: its backward makes new gradients of its inputs; otherwise it passes on that of its
-    output. weights: bytes of the gradients of `parameters`, which have names inside the block. added: bytes of
+    under the word `saved`. fresh: its backward makes new gradients of its inputs; otherwise it passes on its output's
+    gradient. weights: bytes of the gradients of `parameters`, which have names inside the block. added: bytes of
     parameter gradients that are complete after its backward; gradients of slices are not. scratch: bytes alive only
     during its forward and only during its backward. flops: of its forward. attends: flops grow with the pairs of
     positions of a document. fp8: flops are fp8 products. calls, back_calls, weight_calls: collectives of its forward,

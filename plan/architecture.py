@@ -113,7 +113,7 @@ class Architecture:
 
     @property
     def further_layers(self) -> range:
-        """Layer numbers of the modules that predict further tokens, after those of the blocks."""
+        """Layer numbers of the modules that predict further tokens, after the layers of the blocks."""
         return range(self.blocks, self.layers)
 
     @property
@@ -160,7 +160,7 @@ class Architecture:
 
     @property
     def ends(self) -> ModelEnds:
-        """The family's modules before and after the blocks. Raises KeyError if the family is not registered."""
+        """Modules of the family before and after the blocks. Raises KeyError if the family is not registered."""
         return self._family.ends(self)
 
     @property
@@ -374,7 +374,7 @@ def expert_module(arch: Architecture) -> str:
 
 
 def expert_widths(arch: Architecture) -> Set[int]:
-    """Return all extents of the experts' matrices, including those of their adapters."""
+    """Return all extents of the experts' matrices, including their adapters' matrices."""
     widths = {arch.dim, arch.expert_ffn}
     if arch.adapter is None:
         return widths

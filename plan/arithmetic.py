@@ -156,7 +156,7 @@ class Arithmetic:
     def resumed(self, past: StepSizes | None, step: int, rows: int) -> "Arithmetic":
         """Return the arithmetic of a run that resumes after `step` steps, which took `rows` rows of this data.
 
-        past: the rows of these steps; None: those of this batch. The budget has fewer steps than are done if it has
+        past: the rows of these steps; None: rows of this batch. The budget has fewer steps than are done if it has
         fewer tokens, or fewer epochs, than were trained on.
         """
         own = evolve(self, past=None, done_steps=0).row_sizes

@@ -118,7 +118,7 @@ class FileSource(Source):
     takes_folders: ClassVar[bool] = False
     """True if a pattern may match a folder."""
     flat: ClassVar[bool] = False
-    """True if its identity is that of earlier versions, which stored the patterns alone, without a list of their
+    """True if its identity has the form of earlier versions, which stored the patterns alone, without a list of their
     own."""
 
     def patterns_read(self) -> list[str]:

@@ -112,7 +112,7 @@ class Traffic:
 
     axis: `fsdp`, or axes joined by ` · ` whose ranks call together. bytes: of all calls, the larger of input and
     output. exposed: nothing can be computed meanwhile. seconds: of all calls, at the bandwidth of the axis. meanwhile:
-    FLOPs computed during the calls, if not those of the whole step.
+    FLOPs computed during the calls, if not all FLOPs of the step.
     """
 
     axis: str
@@ -127,11 +127,11 @@ class Traffic:
 
 @frozen(kw_only=True)
 class RankClass:
-    """Costs of a step on the ranks with one pipeline coordinate; each number is that of the rank with the most.
+    """Costs of a step on the ranks with one pipeline coordinate; each number is the maximum over these ranks.
 
     flops: of a step on tokens. hardware_flops: including recomputation, the teacher, the loss's reference forward, and
-    optimizer_flops, those of an optimizer that multiplies matrices. fp8_flops: the part of hardware_flops in fp8.
-    unsaved: bytes of parameters that no checkpoint holds.
+    optimizer_flops (of an optimizer that multiplies matrices). fp8_flops: the part of hardware_flops in fp8. unsaved:
+    bytes of parameters that no checkpoint holds.
     """
 
     pp: int

@@ -66,8 +66,8 @@ class Findings:
     ) -> None:
         """Report that the rule is broken: `message` names the field and the numbers, `hint` a value that would work.
 
-        fix_at: a replacement for the text at the path, if it is certain. span: the place, if it is not that of the
-        path.
+        fix_at: a replacement for the text at the path, if it is certain. span: the place, if it differs from the
+        path's.
         """
         self._report(rule, "error", code, path, message, hint, fix_at, span)
 
@@ -76,7 +76,7 @@ class Findings:
         self._report(rule, "warning", code, path, message, hint)
 
     def mark_unknown(self, *paths: str) -> None:
-        """Rely on these settings no more."""
+        """Treat these settings as unknown from now on."""
         self.unknown_settings |= frozenset(paths)
 
     def _is_decidable(self, rule: str) -> bool:

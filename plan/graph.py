@@ -137,7 +137,7 @@ class ActionNode:
 @frozen
 class StepNode:
     """Node that an action needs in every step, directly before the node `before`. It observes the state of the step
-    there, or takes what the action works with."""
+    there, or takes the values that the action works with."""
 
     before: str
     op: str

@@ -226,7 +226,7 @@ class ParameterGroups:
         return chosen.scalars(args, name)
 
     def title(self) -> str:
-        """Words that distinguish this optimizer state from that of other optimizers."""
+        """Return words that distinguish this optimizer state from the state of other optimizers."""
         own = (f"{OPTIMIZERS.of(args).title(args)} of {name}" for name, args in sorted(self._own.items()))
         return "; ".join((OPTIMIZERS.of(self.main).title(self.main), *own))
 

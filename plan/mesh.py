@@ -1,7 +1,7 @@
 """Device mesh and placement: axes, strides, the expert view of the ranks, and the local shape of every parameter.
 
 Parameters are cut by rules of tensor parallelism, by FSDP over the shard axes and by expert parallelism. The runtime
-checks its sharded model against these shapes. The estimates of a plan are those of the first rank of every pipeline
+checks its sharded model against these shapes. The estimates of a plan describe the first rank of every pipeline
 coordinate, which has the largest piece of everything.
 
 An optimizer whose update needs whole matrices assigns them in turn to the ranks that share them. A rank receives the

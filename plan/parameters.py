@@ -227,8 +227,8 @@ def blocks_beyond(pattern: str, arch: Architecture) -> tuple[str, str] | None:
 
 
 def frozen_names(arch: Architecture, patterns: Sequence[str]) -> frozenset[str]:
-    """Return the parameters that are not trained: those that patterns match. With an adapter: the whole model, except
-    what the adapter trains in full and a reward head, and the adapter's stored initial values."""
+    """Return the parameters that are not trained: parameters that patterns match. With an adapter: the whole model,
+    except a reward head and the parts that `train` of the adapter names, and the adapter's stored initial values."""
     if (adapter := arch.adapter) is not None:
         trained = (*adapter.train, *((SCORE,) if arch.head == "reward" else ()))
         own = (tensor.name for tensor in parameters(arch) if not tensor.adapter)

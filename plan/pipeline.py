@@ -52,7 +52,7 @@ class Pipeline:
         return [layer for first, last in spans for layer in range(first, last + 1)]
 
     def blocks(self) -> list[int]:
-        """Number of blocks on each coordinate."""
+        """Return the number of blocks on each coordinate."""
         return [len(self.layers(pp)) for pp in range(len(self.owners))]
 
     def holds_first(self, pp: int) -> bool:
@@ -106,7 +106,7 @@ def balance(layers: int, stages: int, embedding_cost: float = 0.0, head_cost: fl
 def balance_unequal(costs: Sequence[float], stages: int, embedding_cost: float, head_cost: float) -> list[int]:
     """Return the layers of every stage for layers of unequal `costs`, in layer order, at least one for each stage. The
     most expensive stage is as cheap as possible; given that, each end of a stage is as near as possible to an even
-    share of what is left."""
+    share of the remaining cost."""
     sums = [0.0, *accumulate(costs)]
     ends = [embedding_cost * (stage == 0) + head_cost * (stage == stages - 1) for stage in range(stages)]
     low, high = 0.0, sums[-1] + sum(ends)

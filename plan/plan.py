@@ -137,8 +137,8 @@ class PlanPhase:
     does a `fraction` of a budget in tokens. shares: of the rows, for every training dataset; they add up to 1.
     lr_scale: factor of the learning rate. passes: for weights in epochs, how often an epoch of this mixture takes all
     rows of each dataset; `shares` are then empty until rows are counted (`plan/arithmetic.py`). exact_rows: number of
-    rows, those of a step, in which each dataset has exactly its share; None: shares hold over longer stretches.
-    mtp_weight: weight of further tokens; None: the model's.
+    rows (one step) in which each dataset has exactly its share; None: shares hold over longer stretches. mtp_weight:
+    weight of further tokens; None: the model's.
     """
 
     name: str
@@ -325,7 +325,7 @@ class Plan:
     depends on these worlds but not on their ids.
 
     traced: one rank of every pipeline coordinate, if requested. origin: set in a saved plan. counted: set if something
-    waits for the data and it was counted. None of the three changes what is done, nor the id.
+    waits for the data and it was counted. None of the three affects execution or the id.
     """
 
     name: str

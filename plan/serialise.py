@@ -111,7 +111,7 @@ VIEWS = ("world_size", "steps", "tokens_per_step", "memory", "ranks")
 
 
 class PlanError(Exception):
-    """Text that is not a plan of this version, or that was changed by hand. `code` is that of a diagnostic."""
+    """Text that is not a plan of this version, or that was changed by hand. code: of the diagnostic."""
 
     def __init__(self, code: str, message: str, hint: str) -> None:
         super().__init__(f"{message}; {hint}")

@@ -294,8 +294,8 @@ class StoredNames:
     here. ignored: ends of names of tensors that hold nothing learned. enclosed: for a model stored inside another,
     start of its names in those files → in files of its own. beside: starts of the names of other parts. buffers: ends
     of names of stored tensors that are not parameters. further_tokens: name of a matrix in the layers after the last
-    one that predict further tokens, as in DeepSeek-V3, stored with copies of the embedding and of the head; layers
-    beyond those of the model are ignored. Empty: files have no such layers.
+    one that predict further tokens, as in DeepSeek-V3, stored with copies of the embedding and of the head; layers past
+    the model's last one are ignored. Empty: files have no such layers.
     """
 
     modules: Mapping[str, str] = field(factory=dict)

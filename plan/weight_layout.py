@@ -32,7 +32,7 @@ def has_rewards(arch: Architecture, files: WeightFiles) -> bool:
 
 
 def draws_head(arch: Architecture, files: WeightFiles) -> bool:
-    """Return True if the model has a reward head and its folder, that of a language model, does not."""
+    """Return True if the model has a reward head and its folder (of a language model) does not."""
     return arch.head == "reward" and not has_rewards(arch, files)
 
 

@@ -27,8 +27,8 @@ from xtrain.planner.resolved import Formats, Resolved
 
 
 def config_of(run: Resolved) -> dict[str, Any]:
-    """Return the experiment as JSON, of which `config_id` is the fingerprint: everything that decides what is learned,
-    without length, location, ranks and speed.
+    """Return the experiment as JSON, of which `config_id` is the fingerprint: everything that affects the learned
+    weights, without length, location, ranks and speed.
 
     A setting belongs to it if its role is EXPERIMENT. Resolved values replace `auto`. The rows of a step replace micro
     and accumulate, so that another mesh with the same rows is the same experiment. Shares replace weights. Alignment
@@ -104,7 +104,7 @@ def _frozen(run: Resolved) -> list[str]:
 
 
 def _dataset(dataset: Dataset, seed: int) -> dict[str, Any]:
-    """Return what is read and how; for conversations, the way they are read replaces the field of plain text.
+    """Return the source and how it is read; for conversations, the way they are read replaces the field of plain text.
 
     seed: of the experiment.
     """
@@ -118,7 +118,7 @@ def _dataset(dataset: Dataset, seed: int) -> dict[str, Any]:
 
 
 def _group(group: ParameterGroup) -> dict[str, Any]:
-    """Return the settings of a parameter group, including those of its own optimizer, if any."""
+    """Return the settings of a parameter group, including its own optimizer's, if any."""
     own = group.optimizer
     return {
         "lr_scale": group.lr_scale,
@@ -151,7 +151,7 @@ def _component(chosen: Component) -> dict[str, Any]:
 
 
 def _changing_hooks(spec: Spec) -> list[Any]:
-    """Return the hooks that change what is learned."""
+    """Return the hooks that affect the learned weights."""
     changing = (hook for hook in spec.hooks.values() if hook.declared["changes"] != NOTHING)
     return [[hook.declared["place"], hook.digest, hook.function, experiment_settings(hook)] for hook in changing]
 
@@ -184,7 +184,7 @@ def _mix(spec: Spec, phase: Phase | None) -> dict[str, Any]:
 
 
 def experiment_settings(block: Any, label: str = "") -> dict[str, Any]:
-    """Return the settings of a block that belong to the experiment, as JSON, without those of other labels."""
+    """Return the settings of a block that belong to the experiment, as JSON, without settings of other labels."""
     return {
         name: _json(getattr(block, attribute.name))
         for name, (attribute, setting) in settings_of(type(block)).items()

@@ -237,7 +237,7 @@ class Resolved:
 
     @cached_property
     def kinds(self) -> tuple[TrainedKind, ...]:
-        """Decoder blocks of the model, grouped by block and by what is trained."""
+        """Decoder blocks of the model, grouped by block and by trained parameters."""
         frozen: dict[int, set[str]] = {layer: set() for layer in range(self.architecture.layers)}
         counts = dict.fromkeys(frozen, 0)
         below = True
@@ -304,7 +304,7 @@ class Resolved:
 
     @property
     def group_mesh(self) -> Mesh:
-        """Mesh of the ranks that share a process group: all ranks, or those of a replica group."""
+        """Mesh of the ranks that share a process group: all ranks, or the ranks of a replica group."""
         return mesh_of_group(self.layout.mesh) if self.stack.groups else self.layout.mesh
 
     @property

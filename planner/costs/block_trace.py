@@ -333,7 +333,7 @@ class Tracer:
 
     def column_parallel_input(self, x: TracedTensor, width: int | None = None) -> TracedTensor:
         """Record the gather of activations before matrices that tensor parallelism cuts by output. width: of the
-        activations, if not that of the residual stream."""
+        activations; None: width of the residual stream."""
         if not self.axes.tensor:
             return x
         size = self.local.whole if width is None else self.local.tokens * width * self.local.width

@@ -1,6 +1,6 @@
 """Estimates of a step for every pipeline coordinate: memory, traffic, FLOPs, pipeline bubble and seconds.
 
-Times are for comparing layouts and are not a promise: latencies are assumed, links are those of data sheets, and the
+Times are for comparing layouts and are not a promise: latencies are assumed, link speeds come from data sheets, and the
 efficiency of kernels is assumed too unless the spec states it (`Cluster.efficiency`).
 """
 

@@ -23,11 +23,11 @@ class Ends:
     head is trained. embedded: kept by the embedding. embedding: its gradient. saved: kept by the last norm in addition
     to its input. loss: left by the chunked loss, of which `weight` are the gradients of the head and of its adapter.
     learns: the head itself is trained. trains: the head, its adapter or the last norm is trained. forward: peak of the
-    head's forward in addition to its input, including what it leaves. backward: peak of the backward, in addition to
-    what was left. start: peak of the backward of the embedding in addition to the incoming gradient. product: FLOPs of
-    the head's product; again: the same, if the backward recomputes it. keeps: the input of the last norm is kept for
-    its backward. further: peaks of the forward and the backward of the head of a module that predicts further tokens,
-    in addition to its input, or to what was left.
+    head's forward in addition to its input, including the bytes that it leaves. backward: peak of the backward, in
+    addition to the bytes left. start: peak of the backward of the embedding in addition to the incoming gradient.
+    product: FLOPs of the head's product; again: the same, if the backward recomputes it. keeps: the input of the last
+    norm is kept for its backward. further: peaks of the forward and the backward of the head of a module that predicts
+    further tokens, in addition to its input, or to the bytes left.
     """
 
     below: bool
@@ -155,8 +155,8 @@ def _chunk(run: Resolved, local: Local, *, trained: bool, passes: int = 1, again
     the head has a gradient. passes: number of passes over the logits. In the first of two, and in the second, which
     is `again` and already has their log-sum-exp, nothing of the previous piece is alive.
 
-    Softmax and gradient of a piece are alive until those of the next piece replace them. Entropy also needs the
-    logarithm of the softmax, which the gradient then overwrites.
+    Softmax and gradient of a piece are alive until the next piece's replace them. Entropy also needs the logarithm of
+    the softmax, which the gradient then overwrites.
     """
     arch, tp, shared = run.architecture, run.size("tp"), run.spec.parallel.tp.loss
     teacher = run.spec.loss.learns_from

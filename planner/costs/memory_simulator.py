@@ -31,9 +31,9 @@ class Recompute:
 class Handling:
     """Handling of parameter gradients in a backward.
 
-    sums: gradients stay on the rank; or FSDP keeps them for a later exchange, exchanges those that it kept, or
-    exchanges those of each microbatch. again: they are added to those of an earlier microbatch. casts: sums are kept in
-    another format. frees: gathered parameters are freed after the backward.
+    sums: gradients stay on the rank; or FSDP keeps them for a later exchange, exchanges the gradients that it kept, or
+    exchanges the gradients of each microbatch. again: they are added to gradients of an earlier microbatch. casts: sums
+    are kept in another format. frees: gathered parameters are freed after the backward.
     """
 
     sums: Sums
@@ -135,7 +135,7 @@ def backward(
     ahead: FsdpUnit | None,
     buffered: bool = False,
 ) -> MemoryChange:
-    """Simulate the backward of a block; alive before: what it kept, and the gradient of its output.
+    """Simulate the backward of a block; alive before: its kept tensors, and the gradient of its output.
 
     With FSDP, the buffer in which the unit was gathered early is also alive and, unless the unit is the first, the
     exchange buffer of `behind`, whose backward came before. ahead: the unit whose backward is next. buffered: the

@@ -53,7 +53,7 @@ CONNECT: Final = 2.3e-3
 
 @frozen
 class Part:
-    """Part of a start: its seconds, None if unknown, and their source or what is missing."""
+    """Part of a start: its seconds, None if unknown, and their source or the missing setting."""
 
     name: str
     seconds: float | None
@@ -183,7 +183,7 @@ class Faults:
 
     @property
     def young(self) -> float:
-        """Return √(2 · blocked · M), the first-order approximation of the best interval."""
+        """√(2 · blocked · M), the first-order approximation of the best interval."""
         return sqrt(2 * self.blocked * self.between)
 
     def best(self, shortest: float) -> float:

@@ -271,7 +271,7 @@ class StageCosts:
 
     @property
     def captured(self) -> int:
-        """Bytes of gradients that the first part of a split backward leaves for the second: those of the outputs of
+        """Bytes of gradients that the first part of a split backward leaves for the second: gradients of the outputs of
         matrices and norms."""
         return sum(op.outputs[0].gradient for block, _ in self.blocks for op in block.owners)
 
@@ -306,8 +306,8 @@ class StageCosts:
 
     def weights_only(self, handling: Handling) -> MemoryChange:
         """Simulate the second part: a block is recomputed for each operation with trained parameters, and values that
-        other operations need stay to the end. In the highest such block, whose last recomputation is that of the
-        backward, only values below these operations stay."""
+        other operations need stay to the end. In the highest such block, whose last recomputation the backward does
+        itself, only values below these operations stay."""
         whole = self.backward(handling)
         if not self.splits:
             return whole
@@ -403,7 +403,7 @@ class StageCosts:
             peak = max(peak, live + early + change.peak)
             live += change.net
             if self.further and self.predicts and lowest + place == len(self.blocks) - 1:
-                # Gradients of a parameter that is used several times are joined before they are added to those of
+                # Gradients of a parameter that is used several times are joined before they are added to gradients of
                 # earlier microbatches: the table's gradient stays until the embedding's is ready.
                 live += 0 if self.tied else self.ends.embedding
             if self.further and self.predicts and lowest + place == count:
@@ -433,7 +433,8 @@ class StageCosts:
         gradient of the head is added to an existing one."""
         stream, ends = self.local.stream, self.ends
         live = (stream if ends.below else 0) - (ends.loss - ends.weight) - ends.saved
-        # Autograd adds the embedding's gradient to the head's before either is added to that of earlier microbatches.
+        # Autograd adds the embedding's gradient to the head's before either is added to the gradient of earlier
+        # microbatches.
         waits = ends.embedding if self._shares_table and not self.further else 0
         return ends.backward, live - (stream if ends.keeps else 0) - (ends.weight - waits if in_place else 0)
 

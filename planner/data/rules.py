@@ -243,7 +243,7 @@ def actions_of(spec: Spec) -> Iterator[tuple[str, Action]]:
 
 
 def _check_used(spec: Spec, found: Findings) -> None:
-    """Check that every dataset is trained on or evaluated, and that it has what the loss reads."""
+    """Check that every dataset is trained on or evaluated, and that it has the fields that the loss reads."""
     phases = (None, *spec.phases.values())
     mixes = [amounts(spec, phase) for phase in phases]
     training, evaluations = {name for mixed in mixes for name, taken in mixed.items() if taken > 0}, evaluated(spec)

@@ -163,8 +163,7 @@ def _check_epochs(spec: Spec, found: Findings) -> None:
 
 
 def _unlike(named: dict[str, Weight], whole: dict[str, Weight]) -> tuple[str, str] | None:
-    """Return a named dataset whose weight differs in kind from that of another, and the other; None if all are
-    alike."""
+    """Return a named dataset whose weight differs in kind from another's, and the other; None if all are alike."""
     kinds = {name: isinstance(weight, Quantity) for name, weight in whole.items() if amount(weight)}
     if len({*kinds.values()}) < 2:
         return None
@@ -187,7 +186,7 @@ LossProblem = tuple[str, str, str]
 
 @checks("data.loss.*", reads="{records} dataset mixture.* phase phase.*.mix loss.* rollout.* collate {evaluated}")
 def check_reads(spec: Spec, trained: set[str], evaluated: set[str], found: Findings) -> None:
-    """Check that every training dataset gives what the loss reads. Evaluations of other datasets only need the
+    """Check that every training dataset has the fields that the loss reads. Evaluations of other datasets only need the
     cross-entropy, which a reward model does not have. Numbers that the loss does not read are reported as unused."""
     rewards = spec.loss.head == "reward"
     if rewards:
@@ -240,8 +239,8 @@ def _check_mismatched(spec: Spec, found: Findings) -> None:
 
 def is_measured(spec: Spec, name: str) -> bool:
     """Return True if evaluations of a dataset also measure the training loss: it differs from the cross-entropy, and
-    the dataset gives what it reads, which no dataset does if a rollout makes it. A user's function that replaces the
-    forward gives only one loss."""
+    the dataset has the fields that it reads, which no dataset has if a rollout makes them. A user's function that
+    replaces the forward gives only one loss."""
     dataset = spec.datasets[name]
     if not spec.loss.recorded or spec.evaluation_step is not None or dataset.choices is not None:
         return False

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def cache_bytes(run: "Resolved", prompts: int, positions: int) -> int:
     """Return the cache bytes on the rank with the most: every layer's numbers for every prompt, for all positions or
-    those of its window.
+    the positions of its window.
 
     Ranks of context and data parallelism hold the whole cache; ranks of tensor parallelism their own heads.
     """
@@ -211,7 +211,7 @@ def _teacher_shape(spec: Spec, folder: str, found: Findings) -> TeacherShape | N
 
 
 def other_tokens(spec: Spec, arch: Architecture, folder: str, theirs: int, who: str = "teacher") -> str | None:
-    """Return text on the difference between the tokens of a model in a folder and those of the run; None if they are
+    """Return text on the difference between the tokens of a model in a folder and the run's tokens; None if they are
     equal. theirs: the size of its vocabulary. who: description of the model."""
     if theirs != arch.vocab:
         return f"the {who} {folder} has a vocabulary of {theirs:,}, and the model one of {arch.vocab:,}"

@@ -86,7 +86,7 @@ def check_cluster(spec: Spec, nodes: int, ranks_per_node: int, found: Findings) 
 
 
 def _of_device(device: str) -> str:
-    """Return the preset of a kind of device without a data sheet, or that of any device."""
+    """Return the preset of a kind of device without a data sheet, or the preset of any device."""
     plain = [name for name, cluster in CLUSTERS.items() if cluster.sheet is None and cluster.known]
     return next((name for name in plain if CLUSTERS[name].device == device), plain[-1])
 
@@ -161,7 +161,7 @@ class Layout:
 
     @property
     def expert_group(self) -> int:
-        """Number of ranks that can share experts: those of one copy of a pipeline stage."""
+        """Number of ranks that can share experts: the ranks of one copy of a pipeline stage."""
         return prod(self.size(axis) for axis in ("fsdp", "ring", "ulysses", "tp"))
 
     def size(self, axis: str) -> int:

@@ -210,7 +210,7 @@ def _reasons(adapter: Adapter) -> Iterator[tuple[str, str]]:
 
 
 def loads_weights(spec: Spec) -> bool:
-    """Return True if a run starts with the weights of the model's folder instead of those of another run."""
+    """Return True if a run starts with the weights of the model's folder instead of another run's."""
     other = spec.checkpoint.pretrained is not None and (spec.checkpoint.from_ is None or spec.is_adapted)
     return spec.model.folder is not None and spec.model.weights == "auto" and not other
 

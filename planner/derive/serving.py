@@ -32,7 +32,7 @@ def microbatches(spec: Spec) -> int:
 
 
 def as_training(spec: Spec) -> Spec:
-    """Return the spec of a server as that of a training run with the server's microbatches and optimizer."""
+    """Return the spec of a server as the spec of a training run with the server's microbatches and optimizer."""
     serve = spec.serve
     assert serve is not None
     # With several microbatches, the gradients of one are alive while the next is computed.

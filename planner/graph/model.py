@@ -133,7 +133,7 @@ def add_model(graph: Builder, run: Resolved, after: str) -> str:
 
 
 def _adapter(graph: Builder, run: Resolved, last: str) -> str:
-    """Add the initial values of adapters, after those of the model under them."""
+    """Add the initial values of adapters, after the initial values of the model under them."""
     adapter = run.architecture.adapter
     if adapter is None or run.spec.serve is not None:  # a server draws them when clients request them
         return last

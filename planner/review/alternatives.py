@@ -50,8 +50,8 @@ def compare(
 ) -> list[Alternative]:
     """Compile the spec as it is, then with each text of settings, such as `tp=4,pp=2`, applied after `sets`.
 
-    Ranks and rows of a step stay those of the spec unless a text changes them: fsdp takes the ranks that the other axes
-    leave over, and microbatches follow from the rows.
+    Ranks and rows of a step are the spec's unless a text changes them: fsdp takes the ranks that the other axes leave
+    over, and microbatches follow from the rows.
     """
     declared = _plan("as declared", path, sets, world)
     return [declared, *(_variant(text, path, sets, world, declared.plan) for text in texts)]
@@ -148,7 +148,7 @@ class Fit:
 
     @property
     def reasons(self) -> list[tuple[str, list[Candidate]]]:
-        """Return rejected layouts by kind of reason, the most frequent first."""
+        """Rejected layouts by kind of reason, the most frequent first."""
         found: dict[str, list[Candidate]] = {}
         for each in self.rejected:
             found.setdefault(each.code, []).append(each)

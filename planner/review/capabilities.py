@@ -1,7 +1,6 @@
 """Table of components and choices by stack, axis and number format, computed by the rules of the planner.
 
-No list of supported combinations exists here: each cell is the verdict on a spec, and the columns are those of the
-schema.
+No list of supported combinations exists here: each cell is the verdict on a spec, and the columns come from the schema.
 """
 
 from collections.abc import Callable, Iterator

@@ -305,7 +305,7 @@ ACCEPT: Final = "--accept-drift"
 
 
 def find_drift(plan: Plan) -> Diagnostics:
-    """Report what has changed since `plan` was saved: X710 for its spec, X711 for xtrain, W705 if unknown.
+    """Report what has changed since `plan` was saved: X710 for the spec, X711 for xtrain, W705 if unknown.
 
     The spec is looked up at the path in the plan, from the working folder, like all paths in a plan.
     """

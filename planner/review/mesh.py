@@ -27,7 +27,7 @@ GRID_LINES = 8
 
 
 def show_mesh(page: Page, plan: Plan, detail: Detail) -> None:
-    """Show every axis with several ranks, and the ranks: all of a small world, otherwise those of the first two
+    """Show every axis with several ranks, and the ranks: all of a small world, otherwise the ranks of the first two
     nodes."""
     mesh = plan.mesh
     nodes = -(-mesh.world_size // mesh.ranks_per_node)

@@ -48,7 +48,7 @@ VERDICT_STYLES: dict[Verdict, str] = {"fits": "green", "tight": "yellow", "does 
 
 
 def show_header(page: Page, plan: Plan, *, short: bool = False) -> None:
-    """Show what is planned, its ids, and the machines; `short` omits the machines."""
+    """Show the run, its ids, and the machines; `short` omits the machines."""
     nodes = plan.launch["nodes"]
     where = plural(plan.mesh.world_size, "rank") + (f" on {plural(nodes, 'node')}" if nodes > 1 else "")
     device = {"auto": "cuda or cpu"}.get(plan.launch["device"], plan.launch["device"])
@@ -411,7 +411,7 @@ def _page(plan: Plan, detail: Detail, color: bool) -> Page:
 
 
 def render_summary(plan: Plan, *, said: Collection[Diagnostic] = (), color: bool = False) -> str:
-    """Render a few lines for the start of a run: what is trained, on what, how long, and all warnings.
+    """Render a few lines for the start of a run: model, ranks, duration and all warnings.
 
     said: printed diagnostics, which are not repeated.
     """

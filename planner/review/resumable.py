@@ -48,7 +48,7 @@ _READS_BASE: Final = {"setup.read_weights", "setup.pretrained"}
 
 @frozen(kw_only=True)
 class Verdict:
-    """Worst of the reasons, which are sorted by severity. certain: False if it depends on what is read at the start."""
+    """Worst of the reasons, which are sorted by severity. certain: False if it depends on files read at the start."""
 
     kind: Kind
     effect: Effect

@@ -150,8 +150,7 @@ def _amount(plan: Plan) -> str:
 
 
 def _left(one: ResumedPlan, other: ResumedPlan, step: int | None) -> str:
-    """Return text on what is left of an unchanged budget in tokens or epochs if only the batch differs; otherwise
-    empty."""
+    """Return text on the rest of an unchanged budget in tokens or epochs if only the batch differs; otherwise empty."""
     before, after = one.plan.timeline, other.plan.timeline
     amounts = (before.budget_tokens, before.epochs)
     if amounts != (after.budget_tokens, after.epochs) or amounts == (None, None):

@@ -15,7 +15,7 @@ from xtrain.text.units import plural
 
 
 def data_reasons(a: Plan, b: Plan) -> Iterator[Reason]:
-    """Yield reasons for all changes of data, apart from what a checkpoint stores."""
+    """Yield reasons for all changes of data, apart from data settings that a checkpoint stores."""
     yield from _tokenizer(a, b)
     yield from _training(a, b)
     yield from _evaluated(a, b)

@@ -26,8 +26,8 @@ Effect = Literal["none", "rounding", "learning"]
 class Reason:
     """Difference of two plans and its meaning for a checkpoint of the first.
 
-    path: the setting that it depends on. certain: False if it depends on what is read when the run starts; `text` says
-    on what.
+    path: the setting that it depends on. certain: False if it depends on files read when the run starts, which `text`
+    names.
     """
 
     kind: Kind

@@ -201,7 +201,7 @@ class NoSuchRank(Exception):
 
 
 def show_rank(plan: Plan, rank: int, *, color: bool = False) -> str:
-    """Render a page about a rank: its place and groups, what it holds, sends and reads. Raises NoSuchRank."""
+    """Render a page about a rank: its place and groups, its memory, traffic and rows. Raises NoSuchRank."""
     world = plan.mesh.world_size
     if not 0 <= rank < world:
         message = f"there is no rank {rank:,}: the plan has {plural(world, 'rank')}, 0 to {world - 1:,}"
@@ -264,7 +264,7 @@ def _stages(page: Page, plan: Plan, rank: int) -> None:
 
 
 def _parameters(page: Page, plan: Plan, rank: int) -> None:
-    """Show what the rank owns, and the whole and local shapes of some tensors."""
+    """Show the rank's parameters, and the whole and local shapes of some tensors."""
     width = BYTES[plan.node("setup.build_model").args["params"]]
     local = local_shapes(plan, rank)
     whole = {tensor.name: tensor.shape for tensor in plan.parameters.tensors}

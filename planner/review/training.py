@@ -25,7 +25,7 @@ from xtrain.text.units import amount_in_epochs, amount_text, bytes_text, count_t
 
 
 def show_data(page: Page, plan: Plan, detail: Detail) -> None:
-    """Show sources, the collate chain with the output of each link, and what a resume depends on."""
+    """Show sources, the collate chain with the output of each link, and the data that a resume depends on."""
     loader = plan.node("setup.loader").args
     tokenizer = plan.node("setup.tokenizer").args["source"]
     page.heading(

@@ -99,7 +99,7 @@ def fullest(estimates: Estimates) -> int:
 
 
 def changes_of(run: Resolved) -> Iterator[Change]:
-    """Yield single changes that can save memory without changing what is computed."""
+    """Yield single changes that can save memory without changing the computation."""
     spec, parallel = run.spec, run.spec.parallel
     if spec.activation.mode == "none":
         yield Change.of(activation__mode="selective")

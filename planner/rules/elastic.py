@@ -1,8 +1,8 @@
 """`fault_tolerance.elastic`: the world sizes on which a run may continue, each with the same rows in every step.
 
 The axis that is `auto`, fsdp, takes the remaining ranks of a world; the other axes stay. With fewer data ranks, each
-takes more microbatches for the same rows, so the run learns the same. The rows of a step are those of the ranks that
-`launch` declares, otherwise of the largest world in the range that works with the spec as written: they do not depend
+takes more microbatches for the same rows, so the run learns the same. The rows of a step come from the ranks that
+`launch` declares, otherwise from the largest world in the range that works with the spec as written: they do not depend
 on the world that a plan is made for.
 """
 

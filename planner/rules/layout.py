@@ -284,7 +284,7 @@ def _check_support(spec: Spec, found: Findings) -> None:
     lacks = parallel.execution.unsupported
 
     def refuse(name: str, path: str, what: str, hint: str) -> None:
-        """Report an unsupported setting. name: of what is unsupported. what: the value in the spec, appended to the
+        """Report an unsupported setting. name: of the unsupported feature. what: the value in the spec, appended to the
         reason."""
         other = next((kind for kind, stack in STACKS.items() if name not in stack.unsupported), None)
         hint = hint if other is None else f"{hint}, or stack {other}"

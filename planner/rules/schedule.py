@@ -76,7 +76,7 @@ def resumed_batch(spec: Spec, batch: Arithmetic) -> Arithmetic:
 
 
 def check_beginning(spec: Spec, batch: Arithmetic, found: Findings) -> None:
-    """Check that a run starts from a checkpoint, and that its steps continue those of a full state."""
+    """Check that a run starts from a checkpoint, and that its steps continue the steps of a full state."""
     for setting, named in (("from", spec.checkpoint.from_), ("pretrained", pretrained(spec))):
         if named is not None:
             _check_place(spec, setting, named, found)
@@ -118,7 +118,7 @@ def _may_go_on(spec: Spec) -> bool:
 @checks("checkpoint.from", reads="checkpoint.from {steps}")
 @checks("checkpoint.from.stop_at", reads="checkpoint.from launch.stop_at {steps} {tokens}")
 def _check_step(spec: Spec, batch: Arithmetic, found: Findings) -> None:
-    """Check that steps are left after those of the state that a run starts from.
+    """Check that steps are left after the steps of the state that a run starts from.
 
     Only a warning: a run with checkpoints of its own resumes from these, however far the other run is by now.
     """
