@@ -35,10 +35,8 @@ def run(folder: Path, *arguments: str) -> Path:
 def begun(tmp_path_factory) -> Path:
     """The folder of the first steps, with all that follows the last one."""
     less = (
-        f"experiment.budget={SHORT} steps",
-        f"dataset.stdlib.holdout={HOLDOUT:.1%}",
-        "launch.ranks_per_node=1",
-    )
+        f"experiment.budget={SHORT} steps", f"dataset.stdlib.holdout={HOLDOUT:.1%}", "launch.ranks_per_node=1",
+    )  # fmt: skip
     return run(tmp_path_factory.mktemp("begun"), *(word for text in less for word in ("--set", text)))
 
 

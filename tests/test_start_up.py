@@ -52,16 +52,13 @@ hook loaded
 
 
 # The limits are what was loaded when they were written: they may only fall.
-@pytest.mark.parametrize(
-    ("command", "spec", "limits"),
-    [
-        ("check", "quickstart", {"modules": 189, "others": 222, "classes": 305}),
-        ("check", "moe_cpu", {"modules": 189, "others": 222, "classes": 305}),
-        ("plan", "quickstart", {"modules": 221, "others": 244, "classes": 344}),
-        ("plan", "llama_405b_16k", {"modules": 221, "others": 244, "classes": 344}),
-        ("plan", "moe_16k", {"modules": 222, "others": 244, "classes": 345}),
-    ],
-)
+@pytest.mark.parametrize(("command", "spec", "limits"), [
+    ("check", "quickstart", {"modules": 189, "others": 222, "classes": 305}),
+    ("check", "moe_cpu", {"modules": 189, "others": 222, "classes": 305}),
+    ("plan", "quickstart", {"modules": 221, "others": 244, "classes": 344}),
+    ("plan", "llama_405b_16k", {"modules": 221, "others": 244, "classes": 344}),
+    ("plan", "moe_16k", {"modules": 222, "others": 244, "classes": 345}),
+])  # fmt: skip
 def test_commands_load_what_the_spec_names(command, spec, limits):
     path = str(SPECS / f"{spec}.xtrain")
     done = subprocess.run([sys.executable, "-c", COMMAND, command, path], capture_output=True, text=True, check=False)

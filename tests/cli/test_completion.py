@@ -29,26 +29,23 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {shell: folder / shell for shell in SHELLS}
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("", set(VERBS)),
-        ("ch", {"check", "checkpoint"}),
-        ("check --", {"--fix", "--diff", "--json", "--set"}),
-        ("check specs/qui", {"specs/quickstart.xtrain"}),
-        ("run specs/qui", {"specs/quickstart.xtrain"}),
-        ("serve specs/ser", {"specs/serve_cpu.xtrain"}),
-        ("fit-law spe", {"specs"}),
-        ("plan --why optimizer.cl", {"optimizer.clip"}),
-        ("check --set optimizer.cl", {"optimizer.clip", "optimizer.clip_spikes", "optimizer.clip_value"}),
-        ("plan --format ", {"text", "json", "dot"}),
-        ("data ", {"build", "show", "stats", "teach"}),
-        ("data build --", {"--dataset", "--set"}),
-        ("explain X20", {code for code in CODES if code.startswith("X20")}),
-        ("docs parallel.", {"parallel.fsdp", "parallel.tp.sequence"}),
-        ("completion ", set(SHELLS)),
-    ],
-)
+@pytest.mark.parametrize(("words", "expected"), [
+    ("", set(VERBS)),
+    ("ch", {"check", "checkpoint"}),
+    ("check --", {"--fix", "--diff", "--json", "--set"}),
+    ("check specs/qui", {"specs/quickstart.xtrain"}),
+    ("run specs/qui", {"specs/quickstart.xtrain"}),
+    ("serve specs/ser", {"specs/serve_cpu.xtrain"}),
+    ("fit-law spe", {"specs"}),
+    ("plan --why optimizer.cl", {"optimizer.clip"}),
+    ("check --set optimizer.cl", {"optimizer.clip", "optimizer.clip_spikes", "optimizer.clip_value"}),
+    ("plan --format ", {"text", "json", "dot"}),
+    ("data ", {"build", "show", "stats", "teach"}),
+    ("data build --", {"--dataset", "--set"}),
+    ("explain X20", {code for code in CODES if code.startswith("X20")}),
+    ("docs parallel.", {"parallel.fsdp", "parallel.tp.sequence"}),
+    ("completion ", set(SHELLS)),
+])  # fmt: skip
 def test_bash_completes(scripts: dict[str, Path], words: str, expected: set[str]):
     command = ["bash", "-c", BASH, "bash", str(scripts["bash"]), "xtrain", *words.split(" ")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -111,43 +111,34 @@ CONFIGS: dict[str, Damage] = {
     "a list": Damage(file("config.json", b"[]"), "X520", ("not a JSON object",)),
     "cut off": Damage(file("config.json", b'{"model_type": "llama", '), "X520", ("not a JSON object",)),
     "a key twice": Damage(file("config.json", b'{"model_type": "llama", "model_type": "qwen3"}'), "X520", ("twice",)),
-    "a key twice inside": Damage(
-        file("config.json", b'{"rope_parameters": {"a": 1, "a": 2}}'), "X520", ("`a` is given twice",)
-    ),
+    "a key twice inside": Damage(file("config.json", b'{"rope_parameters": {"a": 1, "a": 2}}'), "X520",
+        ("`a` is given twice",)),
     "two objects": Damage(file("config.json", b'{"model_type": "llama"} {}'), "X520", ("something follows",)),
     "a comma too much": Damage(file("config.json", b'{"model_type": "llama",}'), "X520", ("not a JSON object",)),
     "NaN": Damage(file("config.json", b'{"rms_norm_eps": NaN}'), "X520", ("NaN",)),
     "infinity": Damage(file("config.json", b'{"rms_norm_eps": 1e999}'), "X520", ("1e999",)),
     "a huge whole number": Damage(file("config.json", b'{"id": 1' + b"0" * 400 + b"}"), "X520", ("too large",)),
-    "more digits than Python reads": Damage(
-        file("config.json", b'{"id": 1' + b"0" * 5000 + b"}"), "X520", ("too large",)
-    ),
+    "more digits than Python reads": Damage(file("config.json", b'{"id": 1' + b"0" * 5000 + b"}"), "X520",
+        ("too large",)),
     "no UTF-8": Damage(file("config.json", b'{"model_type": "\xff"}'), "X520", ("UTF-8",)),
     "deep": Damage(file("config.json", b'{"a":' + b"[" * 100_000), "X520", ("not a JSON object",)),
     "larger than any": Damage(sparse("config.json", 2**40), "X520", ("larger than 16 MiB",)),
     "absent": Damage(without("config.json"), "X520", ("No such file",)),
-    "a link to itself": Damage(
-        without("config.json", lambda model: (model / "config.json").symlink_to("config.json")),
-        *("X520", ("symbolic links",)),
-    ),
-    "a pipe": Damage(
-        without("config.json", lambda model: os.mkfifo(model / "config.json")), "X520", ("no regular file",)
-    ),
-    "a folder": Damage(
-        without("config.json", lambda model: (model / "config.json").mkdir()), "X520", ("Is a directory",)
-    ),
-    "a file in place of the folder": Damage(
-        lambda model: [shutil.rmtree(model), model.touch()], "X520", ("config.json", "Not a directory")
-    ),
+    "a link to itself": Damage(without("config.json", lambda model: (model / "config.json").symlink_to("config.json")),
+        *("X520", ("symbolic links",))),
+    "a pipe": Damage(without("config.json", lambda model: os.mkfifo(model / "config.json")), "X520",
+        ("no regular file",)),
+    "a folder": Damage(without("config.json", lambda model: (model / "config.json").mkdir()), "X520",
+        ("Is a directory",)),
+    "a file in place of the folder": Damage(lambda model: [shutil.rmtree(model), model.touch()], "X520",
+        ("config.json", "Not a directory")),
     "a link to itself in place of the folder": Damage(
-        lambda model: [shutil.rmtree(model), model.symlink_to(model.name)], "X520", ("config.json", "symbolic links")
-    ),
+        lambda model: [shutil.rmtree(model), model.symlink_to(model.name)], "X520", ("config.json", "symbolic links")),
     "no family": Damage(config(model_type="gpt2"), "X521", ('"gpt2"',)),
     "quantised by fp8": Damage(config(quantization_config={"quant_method": "fp8"}), "X522", ("quantization_config",)),
     "quantised and compressed": Damage(config(compression_config={"format": "int"}), "X522", ("compression_config",)),
-    "an unknown type of positions": Damage(
-        config(rope_scaling={"rope_type": "longrope", "factor": 8.0}), "X522", ("rope_type", "longrope")
-    ),
+    "an unknown type of positions": Damage(config(rope_scaling={"rope_type": "longrope", "factor": 8.0}), "X522",
+        ("rope_type", "longrope")),
     "a key that is not known": Damage(config(logit_scale=0.5), "X522", ("logit_scale",)),
     "a key that a terminal would obey": Damage(config(**{"\x1b[2J": 1}), "X522", ("[2J", "not known")),
     "of another width": Damage(config(intermediate_size=40), "X524", ("gate_proj", "48 × 32", "40 × 32", ONE)),
@@ -155,15 +146,13 @@ CONFIGS: dict[str, Damage] = {
     "of fewer layers": Damage(config(num_hidden_layers=1), "X524", ("layers.1.", "not of this model", ONE)),
     "of no heads": Damage(config(num_attention_heads=0), "X304", ("heads",)),
     "of a vocabulary beyond any memory": Damage(config(vocab_size=10**15), "X524", ("embed_tokens", ONE)),
-}
+}  # fmt: skip
 FILES: dict[str, Damage] = {
     "a tensor is missing": Damage(file(ONE, safetensors(OTHERS)), "X524", (QUERY, "missing")),
-    "a tensor too much": Damage(
-        file(ONE, safetensors({**LLAMA, "model.layers.2.x": [3]})), "X524", ("layers.2.x", ONE, "not of this model")
-    ),
-    "another shape": Damage(
-        file(ONE, safetensors({**LLAMA, QUERY: [16, 32]})), "X524", (QUERY, "16 × 32", "32 × 32", ONE)
-    ),
+    "a tensor too much": Damage(file(ONE, safetensors({**LLAMA, "model.layers.2.x": [3]})), "X524",
+        ("layers.2.x", ONE, "not of this model")),
+    "another shape": Damage(file(ONE, safetensors({**LLAMA, QUERY: [16, 32]})), "X524",
+        (QUERY, "16 × 32", "32 × 32", ONE)),
     "whole numbers": Damage(file(ONE, safetensors(LLAMA, {QUERY: "I8"})), "X524", (QUERY, "I8", ONE)),
     "quantised": Damage(file(ONE, safetensors(LLAMA, {QUERY: "F8_E4M3"})), "X524", (QUERY, "F8_E4M3", ONE)),
     "cut off": Damage(file(ONE, safetensors(LLAMA)[:-10]), "X524", ("cut off", ONE, "layers.1.mlp.down_proj")),
@@ -174,26 +163,21 @@ FILES: dict[str, Damage] = {
     "a pickle": Damage(file(ONE, pickle.dumps({"a": 1}, protocol=2)), "X524", (ONE, "pickle", "save_pretrained")),
     "a newer pickle": Damage(file(ONE, pickle.dumps({"a": 1}, protocol=5)), "X524", (ONE, "pickle")),
     "a page of the web": Damage(file(ONE, b"<!DOCTYPE html><html>Sign in</html>"), "X524", (ONE, "no safetensors")),
-    "a pointer of Git LFS": Damage(
-        file(ONE, b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"), "X524", (ONE, "Git LFS")
-    ),
+    "a pointer of Git LFS": Damage(file(ONE, b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
+        "X524", (ONE, "Git LFS")),
     "a length that is a lie": Damage(file(ONE, struct.pack("<Q", 2**62) + bytes(100)), "X524", (ONE, "header")),
-    "a length beyond the header": Damage(
-        file(ONE, struct.pack("<Q", 100) + b"{}" + bytes(98)), "X524", (ONE, "header cannot be read")
-    ),
+    "a length beyond the header": Damage(file(ONE, struct.pack("<Q", 100) + b"{}" + bytes(98)), "X524",
+        (ONE, "header cannot be read")),
     "a header of nonsense": Damage(header(lambda entries: b"nope"), "X524", (ONE, "no safetensors file")),
     "a header of a list": Damage(header(lambda entries: b"[]"), "X524", (ONE, "no safetensors file")),
     "a header that is no UTF-8": Damage(header(lambda entries: b'{"\xff": 1}'), "X524", (ONE, "header cannot be read")),
-    "a header that is deep": Damage(
-        header(lambda entries: b'{"a":' + b"[" * 100_000), "X524", (ONE, "header cannot be read")
-    ),
+    "a header that is deep": Damage(header(lambda entries: b'{"a":' + b"[" * 100_000), "X524",
+        (ONE, "header cannot be read")),
     "a tensor twice": Damage(
         header(lambda entries: (json.dumps(entries)[:-1] + f', "{QUERY}": {json.dumps(entries[QUERY])}}}').encode()),
-        *("X524", (ONE, f"`{QUERY}` is given twice")),
-    ),
-    "a hole": Damage(
-        header(lambda entries: entries[QUERY]["data_offsets"].__setitem__(0, 2)), "X524", (ONE, "damaged", QUERY)
-    ),
+        *("X524", (ONE, f"`{QUERY}` is given twice"))),
+    "a hole": Damage(header(lambda entries: entries[QUERY]["data_offsets"].__setitem__(0, 2)), "X524",
+        (ONE, "damaged", QUERY)),
     "tensors that overlap": Damage(entry(data_offsets=[0, 2048]), "X524", (ONE, "damaged")),
     "a tensor backwards": Damage(entry(data_offsets=[4096, 2048]), "X524", (ONE, "damaged")),
     "places before the file": Damage(entry(data_offsets=[-2048, 0]), "X524", (ONE, QUERY)),
@@ -202,61 +186,51 @@ FILES: dict[str, Damage] = {
     "a number that is too large": Damage(entry(shape=[10**41]), "X524", (ONE, "too large")),
     "a hundred thousand dimensions": Damage(entry(shape=[10**9] * 10**5), "X524", (ONE, QUERY)),
     "half a row": Damage(entry(shape=[32, 31.5]), "X524", (ONE, QUERY)),
-    "tensors without end": Damage(
-        header(lambda entries: b"{" + b'"data_offsets",' * 200_001), "X524", (ONE, "names 200,001 tensors")
-    ),
+    "tensors without end": Damage(header(lambda entries: b"{" + b'"data_offsets",' * 200_001), "X524",
+        (ONE, "names 200,001 tensors")),
     "an entry that is none": Damage(header(lambda entries: entries.update({QUERY: 3})), "X524", (ONE, QUERY)),
     "an unknown format": Damage(entry(dtype="BF99"), "X524", (ONE, QUERY, "BF99")),
     "a format that is none": Damage(entry(dtype=["BF16"]), "X524", (ONE, QUERY)),
-    "a name that a terminal would obey": Damage(
-        file(ONE, safetensors({**LLAMA, "\x1b[2J": [3]})), "X524", ("[2J", ONE, "not of this model")
-    ),
+    "a name that a terminal would obey": Damage(file(ONE, safetensors({**LLAMA, "\x1b[2J": [3]})), "X524",
+        ("[2J", ONE, "not of this model")),
     "no weights": Damage(without(ONE), "X524", ("has no weights", "weights = none")),
     "pickles": Damage(without(ONE, file("pytorch_model.bin", b"PK")), "X524", ("pytorch_model.bin", "save_pretrained")),
     "a link to itself": Damage(without(ONE, lambda model: (model / ONE).symlink_to(ONE)), "X524", ("symbolic links",)),
     "a link to nothing": Damage(without(ONE, lambda model: (model / ONE).symlink_to("no")), "X524", ("No such file",)),
-    "a link to what no disk gives": Damage(
-        without(ONE, lambda model: (model / ONE).symlink_to("/proc/self/mem")), "X524", (ONE, "cannot be read")
-    ),
+    "a link to what no disk gives": Damage(without(ONE, lambda model: (model / ONE).symlink_to("/proc/self/mem")),
+        "X524", (ONE, "cannot be read")),
     "a folder": Damage(without(ONE, lambda model: (model / ONE).mkdir()), "X524", (ONE, "directory")),
     "a pipe": Damage(without(ONE, lambda model: os.mkfifo(model / ONE)), "X524", (ONE, "no regular file")),
-    "a pipe for an index": Damage(
-        without(ONE, lambda model: os.mkfifo(model / INDEX)), "X524", (INDEX, "no regular file")
-    ),
+    "a pipe for an index": Damage(without(ONE, lambda model: os.mkfifo(model / INDEX)), "X524",
+        (INDEX, "no regular file")),
     "an index and one file": Damage(lambda model: (model / INDEX).touch(), "X524", (INDEX, "remove the one")),
-}
+}  # fmt: skip
 INDICES: dict[str, Damage] = {
     "no map": Damage(index(b'{"weight_map": []}'), "X524", (INDEX, "no `weight_map`")),
     "a list": Damage(index(b"[]"), "X524", (INDEX, "no `weight_map`")),
     "cut off": Damage(index(b'{"weight_map": {'), "X524", (INDEX, "no index")),
     "no UTF-8": Damage(index(b'{"weight_map": {"\xff": "a.safetensors"}}'), "X524", (INDEX, "no index")),
     "larger than any": Damage(sparse(INDEX, 2**40), "X524", (INDEX, "larger than")),
-    "a tensor twice": Damage(
-        index(b'{"weight_map": {"a": "a.safetensors", "a": "b.safetensors"}}'), "X524", (INDEX, "`a` is given twice")
-    ),
+    "a tensor twice": Damage(index(b'{"weight_map": {"a": "a.safetensors", "a": "b.safetensors"}}'), "X524",
+        (INDEX, "`a` is given twice")),
     "nothing": Damage(index({}), "X524", (INDEX, "names no tensor")),
-    "tensors without end": Damage(
-        index({str(number): "a.safetensors" for number in range(200_001)}), "X524", (INDEX, "names 200,001 tensors")
-    ),
+    "tensors without end": Damage(index({str(number): "a.safetensors" for number in range(200_001)}), "X524",
+        (INDEX, "names 200,001 tensors")),
     "another folder": Damage(index({"a": "../a.safetensors"}), "X524", ("../a.safetensors", "no file of the folder")),
     "an absolute path": Damage(index({"a": "/etc/passwd.safetensors"}), "X524", ("/etc/passwd", "no file of the")),
     "a name with NUL": Damage(index({"a": "a\0.safetensors"}), "X524", ("`a`", "no file of the folder")),
     "a name that is no text": Damage(index({"a": "\ud800.safetensors"}), "X524", ("`a`", "no file of the folder")),
     "no name": Damage(index({"a": 3}), "X524", ("`a`", "no file of the folder")),
-    "a file that is missing": Damage(
-        index({"a": "model-00001-of-00001.safetensors"}), "X524", ("model-00001-of-00001", "No such file")
-    ),
+    "a file that is missing": Damage(index({"a": "model-00001-of-00001.safetensors"}), "X524",
+        ("model-00001-of-00001", "No such file")),
     "a pickle": Damage(index({"a": "pytorch_model.bin"}), "X524", ("`a`", "pytorch_model.bin")),
-    "a tensor that is missing": Damage(
-        index({**IN_A, "b": "a.safetensors"}), "X524", ("`b`", "a.safetensors", "not there")
-    ),
-    "a tensor too little": Damage(
-        index(dict.fromkeys(OTHERS, "a.safetensors")), "X524", ("does not name", QUERY, "a.safetensors")
-    ),
-    "a tensor in two files": Damage(
-        index({**IN_A, QUERY: "b.safetensors"}), "X524", (QUERY, "a.safetensors", "b.safetensors")
-    ),
-}
+    "a tensor that is missing": Damage(index({**IN_A, "b": "a.safetensors"}), "X524",
+        ("`b`", "a.safetensors", "not there")),
+    "a tensor too little": Damage(index(dict.fromkeys(OTHERS, "a.safetensors")), "X524",
+        ("does not name", QUERY, "a.safetensors")),
+    "a tensor in two files": Damage(index({**IN_A, QUERY: "b.safetensors"}), "X524",
+        (QUERY, "a.safetensors", "b.safetensors")),
+}  # fmt: skip
 OWN = '"model"'
 VOCABULARIES: dict[str, Damage] = {
     "absent": Damage(lambda model: None, "X507", (VOCABULARY, "no such tokenizer"), OWN, 3),
@@ -264,19 +238,16 @@ VOCABULARIES: dict[str, Damage] = {
     "no vocabulary": Damage(file(VOCABULARY, b"{}"), "X505", (VOCABULARY, "no vocabulary"), OWN),
     "deep": Damage(file(VOCABULARY, b"[" * 100_000), "X505", (VOCABULARY, "not JSON"), OWN),
     "a folder": Damage(lambda model: (model / VOCABULARY).mkdir(), "X507", (VOCABULARY,), OWN, 3),
-    "a link to itself": Damage(
-        lambda model: (model / VOCABULARY).symlink_to(VOCABULARY), "X507", (VOCABULARY, "symbolic links"), OWN, 3
-    ),
+    "a link to itself": Damage(lambda model: (model / VOCABULARY).symlink_to(VOCABULARY), "X507",
+        (VOCABULARY, "symbolic links"), OWN, 3),
     "a pipe": Damage(lambda model: os.mkfifo(model / VOCABULARY), "X505", (VOCABULARY, "no regular file"), OWN),
     "no end of a text": Damage(tokens(added_tokens=[]), "X505", ("neither a bos nor an eos",), OWN),
-    "more ids than the model has": Damage(
-        tokens(model={"vocab": {f"t{number}": number for number in range(264)}}), "X506", ("265 ids", "264"), OWN
-    ),
+    "more ids than the model has": Damage(tokens(model={"vocab": {f"t{number}": number for number in range(264)}}),
+        "X506", ("265 ids", "264"), OWN),
     "a deep file beside it": Damage(
         lambda model: [each(model) for each in (tokens(), file("tokenizer_config.json", b"[" * 100_000))],
-        *("X505", ("tokenizer_config.json", "invalid JSON"), OWN),
-    ),
-}
+        *("X505", ("tokenizer_config.json", "invalid JSON"), OWN)),
+}  # fmt: skip
 DAMAGED = {
     f"{what}: {name}": damage
     for what, table in (("config", CONFIGS), ("weights", FILES), ("index", INDICES), ("tokenizer", VOCABULARIES))
@@ -340,14 +311,12 @@ def test_a_file_that_must_not_be_read_is_refused(
 SINCE: dict[str, tuple[Do, tuple[str, ...]]] = {
     "cut off": (file(ONE, safetensors(LLAMA)[:-10]), (ONE, "cut off")),
     "a zip": (file(ONE, b"PK\3\4" + bytes(100)), (ONE, "pickle")),
-    "cut off in a tensor whose name a terminal would obey": (
-        file(ONE, safetensors({"\x1b[2J": [3]})[:-1]),
-        (ONE, "[2J", "cut off"),
-    ),
+    "cut off in a tensor whose name a terminal would obey": (file(ONE, safetensors({"\x1b[2J": [3]})[:-1]),
+        (ONE, "[2J", "cut off")),
     "removed": (without(ONE), ("has no weights",)),
     "of another size": (file(ONE, safetensors({**LLAMA, QUERY: [16, 32]})), ("other files",)),
     "another config.json": (config(rope_theta=1e4), ("another config.json",)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SINCE)

@@ -126,12 +126,9 @@ def test_what_else_the_command_has_to_say(folder, diff):
     command = out.replace("\\\n", "").partition("    xtrain run")[2].partition("\n")[0].split("--set ")
     said = {word.strip() for word in command[1:]}
     assert said == {
-        "experiment.name=other",
-        "checkpoint.resume=true",
-        f"workspace.run={run.name}",
-        "workspace.lineage=quickstart",
+        "experiment.name=other", "checkpoint.resume=true", f"workspace.run={run.name}", "workspace.lineage=quickstart",
         "workspace.root=runs",
-    }
+    }  # fmt: skip
 
 
 def test_a_run_without_a_checkpoint(folder, diff):
@@ -164,17 +161,14 @@ def test_json_has_everything_under_its_names(folder, diff):
     assert content["go_on"]["run_b"].startswith("xtrain run quickstart.xtrain --world 2")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (("no.xtrain",), "X120"),
-        ((SPEC, "no.json"), "X704"),
-        ((SPEC, "empty"), "X704"),
-        ((SPEC, "--set", "optimizer.lrr=1"), "X217"),
-        (("plan.json", "plan2.json", "--world", "2"), "X704"),
-        (("plan.json", "--set", "batch.rows=7"), "X601"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code"), [
+    (("no.xtrain",), "X120"),
+    ((SPEC, "no.json"), "X704"),
+    ((SPEC, "empty"), "X704"),
+    ((SPEC, "--set", "optimizer.lrr=1"), "X217"),
+    (("plan.json", "plan2.json", "--world", "2"), "X704"),
+    (("plan.json", "--set", "batch.rows=7"), "X601"),
+])  # fmt: skip
 def test_what_cannot_be_read_is_exit_code_two(folder, diff, arguments, code):
     save(folder / "plan.json")
     (folder / "empty").mkdir()

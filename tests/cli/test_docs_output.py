@@ -60,24 +60,21 @@ def test_a_plan_begins_as_the_readme_shows():
     assert [line for line in words(block) if line not in (*page, "…")] == []
 
 
-@pytest.mark.parametrize(
-    ("said", "change"),
-    [
-        ("| rows of a step", "batch.rows=64"),
-        ("micro against accumulate", "batch.micro=2"),
-        ("learning rate, scheduler", "optimizer.lr=1e-4"),
-        ("`init_std`", "model.init_std=0.2"),
-        ("parameters to a wider format", "precision.params=fp64"),
-        ("parameters to a narrower format", "precision.params=bf16"),
-        ("`sequence`, `align`", "batch.sequence=128"),
-        (", seed |", "experiment.seed=9"),
-        ("shapes or names", "model.layers=5"),
-        ("what weights mean", "model.rope_theta=5000"),
-        ("sizes of axes", "parallel.fsdp=2"),
-        ("budget with a constant learning rate", "every.checkpoint=50 steps"),
-        ("files, field or hold-out", "dataset.stdlib.holdout=10%"),
-    ],
-)
+@pytest.mark.parametrize(("said", "change"), [
+    ("| rows of a step", "batch.rows=64"),
+    ("micro against accumulate", "batch.micro=2"),
+    ("learning rate, scheduler", "optimizer.lr=1e-4"),
+    ("`init_std`", "model.init_std=0.2"),
+    ("parameters to a wider format", "precision.params=fp64"),
+    ("parameters to a narrower format", "precision.params=bf16"),
+    ("`sequence`, `align`", "batch.sequence=128"),
+    (", seed |", "experiment.seed=9"),
+    ("shapes or names", "model.layers=5"),
+    ("what weights mean", "model.rope_theta=5000"),
+    ("sizes of axes", "parallel.fsdp=2"),
+    ("budget with a constant learning rate", "every.checkpoint=50 steps"),
+    ("files, field or hold-out", "dataset.stdlib.holdout=10%"),
+])  # fmt: skip
 def test_the_table_of_diff_says_what_the_verdict_is(said, change):
     (row,) = [line for line in DIFF.splitlines() if line.startswith("|") and said in line]
     promised = row.split("|")[2].strip()

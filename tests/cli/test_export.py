@@ -40,15 +40,12 @@ def test_a_run_that_saves_and_removes_meanwhile_leaves_what_is_exported(run: Pat
     assert [path.name for path in Publisher(folder).retain(1)] == ["ckpt-s000000000020"]
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--checkpoint", "best"], "error[X720]: {run} has no checkpoint best; there are latest, ckpt-s000000000020"),
-        (["--checkpoint", "21"], "error[X720]: {run} has no checkpoint 21; there are latest, ckpt-s000000000020"),
-        (["--ema"], "error[X723]: ckpt-s000000000020 has no averaged weights: its run has no `ema`"),
-        (["--to", "{run}"], "error[X723]: {run} is there already"),
-    ],
-)
+@pytest.mark.parametrize(("options", "said"), [
+    (["--checkpoint", "best"], "error[X720]: {run} has no checkpoint best; there are latest, ckpt-s000000000020"),
+    (["--checkpoint", "21"], "error[X720]: {run} has no checkpoint 21; there are latest, ckpt-s000000000020"),
+    (["--ema"], "error[X723]: ckpt-s000000000020 has no averaged weights: its run has no `ema`"),
+    (["--to", "{run}"], "error[X723]: {run} is there already"),
+])  # fmt: skip
 def test_what_cannot_be_exported(run: Path, tmp_path: Path, options: list[str], said: str, capsys):
     words = [word.format(run=run) for word in options]
     assert main(["export", str(run), "--to", str(tmp_path / "out"), *words]) == 3
@@ -75,18 +72,14 @@ def test_a_size_is_a_number_of_bytes(run: Path, tmp_path: Path, capsys):
 
 
 @pytest.mark.parametrize("named", ["runs", "runs/tiny", "tiny", "ab12", "runs/tiny/ab12cd34"])
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["export", "{}", "--to", "out"],
-        ["generate", "{}", "--prompt", "a", "--tokens", "1"],
-        ["merge", "{}", "--to", "out"],
-        ["diff", "{}", "{}"],
-        ["checkpoint", "ls", "{}"],
-        ["runs", "{}"],
-    ],
-    ids=lambda command: command[0],
-)
+@pytest.mark.parametrize("command", [
+    ["export", "{}", "--to", "out"],
+    ["generate", "{}", "--prompt", "a", "--tokens", "1"],
+    ["merge", "{}", "--to", "out"],
+    ["diff", "{}", "{}"],
+    ["checkpoint", "ls", "{}"],
+    ["runs", "{}"],
+], ids=lambda command: command[0])  # fmt: skip
 def test_every_verb_takes_a_run_as_watch_does(tmp_path: Path, monkeypatch, capsys, command, named):
     monkeypatch.chdir(tmp_path)
     plan = plan_of()

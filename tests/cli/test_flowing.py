@@ -41,16 +41,13 @@ def test_characters_take_the_columns_that_they_take():
     assert flowed(TextPart("e\u0301e\u0301e"), columns=2) == ["e\u0301e\u0301", "e"]
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("plain é 日 text", "plain é 日 text"),
-        ("a\nb\tc", "a⏎b⇥c"),
-        ("\x1b[31m\x00\x7f", "␛[31m␀␡"),
-        ("\x9b\u202eab\u200d", "⟨U+009B⟩⟨U+202E⟩ab⟨U+200D⟩"),
-        ("\u2028\ud800", "⟨U+2028⟩⟨U+D800⟩"),
-    ],
-)
+@pytest.mark.parametrize(("text", "shown"), [
+    ("plain é 日 text", "plain é 日 text"),
+    ("a\nb\tc", "a⏎b⇥c"),
+    ("\x1b[31m\x00\x7f", "␛[31m␀␡"),
+    ("\x9b\u202eab\u200d", "⟨U+009B⟩⟨U+202E⟩ab⟨U+200D⟩"),
+    ("\u2028\ud800", "⟨U+2028⟩⟨U+D800⟩"),
+])  # fmt: skip
 def test_nothing_in_a_document_acts_on_the_terminal(text: str, shown: str):
     assert plain(text) == shown
 

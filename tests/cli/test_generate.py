@@ -24,12 +24,10 @@ def run(tmp_path) -> Path:
 
 @pytest.mark.parametrize(
     ("which", "said"),
-    [
-        ("best", "has no checkpoint best; there are latest, ckpt-s000000000020"),
+    [("best", "has no checkpoint best; there are latest, ckpt-s000000000020"),
         ("ckpt-s000000000010", "has no checkpoint ckpt-s000000000010; there are latest, ckpt-s000000000020"),
-        ("no/such/run", "there is no checkpoint at no/such/run"),
-    ],
-)
+        ("no/such/run", "there is no checkpoint at no/such/run")],
+)  # fmt: skip
 def test_a_checkpoint_that_is_not_there(run, which, said, capsys):
     assert main(["generate", str(run), "--prompt", "a", "--checkpoint", which]) == 3
     assert said in capsys.readouterr().err
@@ -43,19 +41,16 @@ def test_no_run_and_no_checkpoint_yet(run, tmp_path, capsys):
     assert "has no checkpoint yet" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--tokens", "0"), "--tokens must be at least 1"),
-        (("--temperature", "-1"), "--temperature must be 0 or above"),
-        (("--temperature", "nan"), "--temperature must be 0 or above"),
-        (("--top-k", "0"), "--top-k must be at least 1"),
-        (("--top-p", "0"), "--top-p must lie above 0"),
-        (("--min-p", "1.5"), "--min-p must lie between 0 and 1"),
-        (("--stop", ""), "--stop needs a text that is not empty"),
-        (("--system", "Be kind."), "--system is of conversations: give --chat too"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "said"), [
+    (("--tokens", "0"), "--tokens must be at least 1"),
+    (("--temperature", "-1"), "--temperature must be 0 or above"),
+    (("--temperature", "nan"), "--temperature must be 0 or above"),
+    (("--top-k", "0"), "--top-k must be at least 1"),
+    (("--top-p", "0"), "--top-p must lie above 0"),
+    (("--min-p", "1.5"), "--min-p must lie between 0 and 1"),
+    (("--stop", ""), "--stop needs a text that is not empty"),
+    (("--system", "Be kind."), "--system is of conversations: give --chat too"),
+])  # fmt: skip
 def test_a_setting_out_of_range(run, arguments, said, capsys):
     assert main(["generate", str(run), "--prompt", "a", *arguments]) == 2
     assert said in capsys.readouterr().err

@@ -93,17 +93,14 @@ def test_a_queue_that_is_not_here_any_more(job, capsys, monkeypatch, tmp_path):
     assert "was given to slurm 17, and nobody says whether that goes on: the command squeue was not found" in said
 
 
-@pytest.mark.parametrize(
-    ("squeue", "state"),
-    [
-        ("echo hello", "gone"),  # of a site that has something to say
-        ("printf '\\xff\\xfe\\n17 RUNNING None\\n'", "RUNNING"),
-        ('printf "17 PENDING \\033[31mred\\n"', "PENDING (\\u{1b}[31mred)"),
-        ("printf 'down\\nfor good' >&2; exit 1", "`squeue …` failed with exit code 1: down for good"),
-        ("kill -9 $$", "`squeue …` was killed by SIGKILL: no output"),
-        ("sleep 5", "`squeue …` has not ended within 0.5 s"),
-    ],
-)
+@pytest.mark.parametrize(("squeue", "state"), [
+    ("echo hello", "gone"),  # of a site that has something to say
+    ("printf '\\xff\\xfe\\n17 RUNNING None\\n'", "RUNNING"),
+    ('printf "17 PENDING \\033[31mred\\n"', "PENDING (\\u{1b}[31mred)"),
+    ("printf 'down\\nfor good' >&2; exit 1", "`squeue …` failed with exit code 1: down for good"),
+    ("kill -9 $$", "`squeue …` was killed by SIGKILL: no output"),
+    ("sleep 5", "`squeue …` has not ended within 0.5 s"),
+])  # fmt: skip
 def test_what_a_queue_may_answer(job, capsys, monkeypatch, tmp_path, squeue, state):
     monkeypatch.setattr(outside_commands, "PATIENCE_SECONDS", 0.5)
     commands(tmp_path, monkeypatch, squeue=squeue)
@@ -228,12 +225,10 @@ def test_files_in_the_way(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("place", "says"),
-    [
-        ("slurm.xtrain", "slurm.xtrain is a file, and --cancel takes the directory of a run"),
+    [("slurm.xtrain", "slurm.xtrain is a file, and --cancel takes the directory of a run"),
         ("runs/none", "no run runs/none was given to a job"),
-        ("my sweep", "my sweep is a sweep; `xtrain sweep stop 'my sweep'` lets"),
-    ],
-)
+        ("my sweep", "my sweep is a sweep; `xtrain sweep stop 'my sweep'` lets")],
+)  # fmt: skip
 def test_what_is_no_run_cannot_be_cancelled(monkeypatch, tmp_path, capsys, place, says):
     taken_to(tmp_path, monkeypatch, "slurm.xtrain")
     Path("my sweep").mkdir()

@@ -206,16 +206,13 @@ def test_kubectl_is_called(monkeypatch, tmp_path, capsys):
     assert calls()[-1] == f"{deleted} --cascade=foreground --wait=false"
 
 
-@pytest.mark.parametrize(
-    ("conditions", "over", "says"),
-    [
-        ([{"type": "Completed", "status": "True", "reason": "AllJobsCompleted"}], True, "Completed (AllJobsCompleted)"),
-        ([{"type": "Failed", "status": "True", "reason": "FailedJobs"}], True, "Failed (FailedJobs)"),
-        ([{"type": "Failed", "status": "False", "reason": "x"}], False, "Active"),
-        ([{"type": "Suspended", "status": "True", "reason": "Queued"}], False, "Suspended (Queued)"),
-        (None, True, "gone"),
-    ],
-)
+@pytest.mark.parametrize(("conditions", "over", "says"), [
+    ([{"type": "Completed", "status": "True", "reason": "AllJobsCompleted"}], True, "Completed (AllJobsCompleted)"),
+    ([{"type": "Failed", "status": "True", "reason": "FailedJobs"}], True, "Failed (FailedJobs)"),
+    ([{"type": "Failed", "status": "False", "reason": "x"}], False, "Active"),
+    ([{"type": "Suspended", "status": "True", "reason": "Queued"}], False, "Suspended (Queued)"),
+    (None, True, "gone"),
+])  # fmt: skip
 def test_states_of_kubernetes(monkeypatch, tmp_path, conditions, over, says):
     from xtrain.components.launchers.kubernetes_run import LAUNCHER
 
@@ -347,13 +344,10 @@ def test_a_job_whose_time_is_over_is_requeued(monkeypatch, tmp_path, count, requ
     assert "--container-image=/images/x train.sqsh" in srun and "--wait=180" in srun
 
 
-@pytest.mark.parametrize(
-    ("srun", "code"),
-    [
-        ('trap "exit 75" USR1; kill -USR1 $PPID; while true; do sleep 0.05; done', 75),
-        ("kill -USR1 $PPID $$", 138),  # which the run has not begun to answer
-    ],
-)
+@pytest.mark.parametrize(("srun", "code"), [
+    ('trap "exit 75" USR1; kill -USR1 $PPID; while true; do sleep 0.05; done', 75),
+    ("kill -USR1 $PPID $$", 138),  # which the run has not begun to answer
+])  # fmt: skip
 def test_the_time_of_a_job_is_over_while_its_run_starts(monkeypatch, tmp_path, srun, code):
     taken_to(tmp_path, monkeypatch, "slurm_container.xtrain")
     monkeypatch.setenv("WANDB_API_KEY", "x")
@@ -362,17 +356,14 @@ def test_the_time_of_a_job_is_over_while_its_run_starts(monkeypatch, tmp_path, s
     assert "scontrol requeue 17" in calls()
 
 
-@pytest.mark.parametrize(
-    ("spec", "code", "starts"),
-    [
-        ("slurm_container.xtrain", 0, 1),
-        ("slurm_container.xtrain", 1, 4),  # of restarts, which xtrain leaves to the job on several machines
-        ("slurm_container.xtrain", 137, 4),
-        ("slurm_container.xtrain", 3, 1),
-        ("slurm_container.xtrain", 75, 1),  # stopped by `xtrain control`, or at a step
-        ("slurm.xtrain", 1, 1),
-    ],
-)
+@pytest.mark.parametrize(("spec", "code", "starts"), [
+    ("slurm_container.xtrain", 0, 1),
+    ("slurm_container.xtrain", 1, 4),  # of restarts, which xtrain leaves to the job on several machines
+    ("slurm_container.xtrain", 137, 4),
+    ("slurm_container.xtrain", 3, 1),
+    ("slurm_container.xtrain", 75, 1),  # stopped by `xtrain control`, or at a step
+    ("slurm.xtrain", 1, 1),
+])  # fmt: skip
 def test_how_a_job_ends_without_a_signal(monkeypatch, tmp_path, spec, code, starts):
     taken_to(tmp_path, monkeypatch, spec)
     monkeypatch.setenv("WANDB_API_KEY", "x")
@@ -399,16 +390,13 @@ def shown(plan) -> str:
     return render(plan)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("plain.xtrain",), "the spec has no `launcher`; say --on local, kubernetes, slurm"),
-        (("slurm.xtrain", "--on", "cloud"), "there is no launcher `cloud`"),
-        (("slurm.xtrain", "--on", "kubernetes"), "kubernetes needs settings; write `launcher kubernetes { image ="),
-        (("slurm.xtrain", "--on", "local"), "local is one machine, and the plan is for 2"),
-        (("local.xtrain", "--set", "optimizer.lr=-1"), "X3"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "says"), [
+    (("plain.xtrain",), "the spec has no `launcher`; say --on local, kubernetes, slurm"),
+    (("slurm.xtrain", "--on", "cloud"), "there is no launcher `cloud`"),
+    (("slurm.xtrain", "--on", "kubernetes"), "kubernetes needs settings; write `launcher kubernetes { image ="),
+    (("slurm.xtrain", "--on", "local"), "local is one machine, and the plan is for 2"),
+    (("local.xtrain", "--set", "optimizer.lr=-1"), "X3"),
+])  # fmt: skip
 def test_what_cannot_be_launched(monkeypatch, tmp_path, capsys, arguments, says):
     taken_to(tmp_path, monkeypatch, "slurm.xtrain", "local.xtrain")
     text = Path("slurm.xtrain").read_text()
@@ -420,52 +408,37 @@ def test_what_cannot_be_launched(monkeypatch, tmp_path, capsys, arguments, says)
 SLURM, POD = "launcher slurm { cpus = 2, ", 'launcher kubernetes { image = "x", '
 
 
-@pytest.mark.parametrize(
-    ("launcher", "says"),
-    [
-        (SLURM + "time = 0.5 s, warn = 0.1 s }", "asked to stop 1.00 s before the end of 500 ms"),
-        (SLURM + "warn = 20 h }", "launcher.warn: the run would be asked to stop 20.0 h before the end"),
-        (
-            SLURM + "}\nlaunch { stop_deadline = 1 d }",
-            "asked to stop 24.0 h before the end, and Slurm knows at most 18.2",
-        ),
-        (SLURM + 'partition = "a\\nb" }', "`partition` must be one line, and has U+000A"),
-        (SLURM + 'qos = " " }', "`qos` must not be empty"),
-        (SLURM + 'options = ["--comment=a\\nb"] }', "`options` must be one line"),
-        (SLURM + 'options = ["-"] }', "`-` is no option of sbatch"),
-        (SLURM + 'options = ["--array=0-3"] }', "`--array=0-3` does not go with the job of a run"),
-        (SLURM + 'options = ["-N3"] }', "`-N3` says again what launch.nodes says"),
-        (SLURM + 'secrets = ["A B"] }', "`secrets` must be the name of an environment variable"),
-        (SLURM + 'container = "x", mounts = ["/a"] }', "`/a` is no pair of folders"),
-        (SLURM + 'container = "x", mounts = ["/a:/b,/c:/d"] }', "`/a:/b,/c:/d` is no pair of folders"),
-        (
-            SLURM + "gpus = 4 }\nlaunch { device = cuda, ranks_per_node = 8 }",
-            "a node has 4 of them, and each of its 8 ",
-        ),
-        (
-            POD + 'volumes = ["a:/work"], gpus = 1 }\nlaunch { device = cuda, ranks_per_node = 2 }',
-            "use gpus 2, or launch",
-        ),
-        (SLURM + 'mounts = ["/a:/b"] }', "W401]: mounts changes nothing, as no `container` is given"),
-        (POD + 'volumes = ["Runs:/work"] }', "`Runs:/work` is no claim with a folder"),
-        (POD + 'volumes = ["a:/work", "b:/x/../y"] }', "`b:/x/../y` is no claim with a folder"),
-        (POD + 'volumes = ["a:/work", "a:/work/"] }', "`a:/work/` is where `a:/work` is"),
-        (POD + 'volumes = ["a:/work", "b:/dev/shm"] }', "`b:/dev/shm` is where shared memory is"),
-        (
-            POD + 'volumes = ["a:/work"], workdir = "/work/../etc" }',
-            "the working folder `/work/../etc` is on no volume",
-        ),
-        (POD + 'volumes = ["a:/work"] }\nworkspace { root = "/home/x" }', "of the runs, `/home/x`, is on no volume"),
-        (POD + 'volumes = ["a:/work"], namespace = "team_a" }', "`namespace` must be a name of small letters"),
-        (POD + 'volumes = ["a:/work"], queue = "Team" }', "`queue` must be a name of small letters"),
-        (POD + 'volumes = ["a:/work"], secrets = ["a b"] }', "`secrets` must be a name of small letters"),
-        (POD + 'volumes = ["a:/work"], nodes = ["a b=c"] }', "`a b=c` is no label"),
-        (POD + 'volumes = ["a:/work"], nodes = ["a=b", "a=c"] }', "`a` is given twice"),
-        (POD + 'volumes = ["a:/work"], restarts = 2147483648 }', "`restarts` must lie between 0 and 2147483647"),
-        (POD + 'volumes = ["a:/work"], manifest = job, restarts = 3 }', "W401]: restarts changes nothing, as a Job"),
-        ('launcher kubernetes { image = "a b", volumes = ["a:/work"] }', "`image` must be the name of an image"),
-    ],
-)
+@pytest.mark.parametrize(("launcher", "says"), [
+    (SLURM + "time = 0.5 s, warn = 0.1 s }", "asked to stop 1.00 s before the end of 500 ms"),
+    (SLURM + "warn = 20 h }", "launcher.warn: the run would be asked to stop 20.0 h before the end"),
+    (SLURM + "}\nlaunch { stop_deadline = 1 d }", "asked to stop 24.0 h before the end, and Slurm knows at most 18.2"),
+    (SLURM + 'partition = "a\\nb" }', "`partition` must be one line, and has U+000A"),
+    (SLURM + 'qos = " " }', "`qos` must not be empty"),
+    (SLURM + 'options = ["--comment=a\\nb"] }', "`options` must be one line"),
+    (SLURM + 'options = ["-"] }', "`-` is no option of sbatch"),
+    (SLURM + 'options = ["--array=0-3"] }', "`--array=0-3` does not go with the job of a run"),
+    (SLURM + 'options = ["-N3"] }', "`-N3` says again what launch.nodes says"),
+    (SLURM + 'secrets = ["A B"] }', "`secrets` must be the name of an environment variable"),
+    (SLURM + 'container = "x", mounts = ["/a"] }', "`/a` is no pair of folders"),
+    (SLURM + 'container = "x", mounts = ["/a:/b,/c:/d"] }', "`/a:/b,/c:/d` is no pair of folders"),
+    (SLURM + "gpus = 4 }\nlaunch { device = cuda, ranks_per_node = 8 }", "a node has 4 of them, and each of its 8 "),
+    (POD + 'volumes = ["a:/work"], gpus = 1 }\nlaunch { device = cuda, ranks_per_node = 2 }', "use gpus 2, or launch"),
+    (SLURM + 'mounts = ["/a:/b"] }', "W401]: mounts changes nothing, as no `container` is given"),
+    (POD + 'volumes = ["Runs:/work"] }', "`Runs:/work` is no claim with a folder"),
+    (POD + 'volumes = ["a:/work", "b:/x/../y"] }', "`b:/x/../y` is no claim with a folder"),
+    (POD + 'volumes = ["a:/work", "a:/work/"] }', "`a:/work/` is where `a:/work` is"),
+    (POD + 'volumes = ["a:/work", "b:/dev/shm"] }', "`b:/dev/shm` is where shared memory is"),
+    (POD + 'volumes = ["a:/work"], workdir = "/work/../etc" }', "the working folder `/work/../etc` is on no volume"),
+    (POD + 'volumes = ["a:/work"] }\nworkspace { root = "/home/x" }', "of the runs, `/home/x`, is on no volume"),
+    (POD + 'volumes = ["a:/work"], namespace = "team_a" }', "`namespace` must be a name of small letters"),
+    (POD + 'volumes = ["a:/work"], queue = "Team" }', "`queue` must be a name of small letters"),
+    (POD + 'volumes = ["a:/work"], secrets = ["a b"] }', "`secrets` must be a name of small letters"),
+    (POD + 'volumes = ["a:/work"], nodes = ["a b=c"] }', "`a b=c` is no label"),
+    (POD + 'volumes = ["a:/work"], nodes = ["a=b", "a=c"] }', "`a` is given twice"),
+    (POD + 'volumes = ["a:/work"], restarts = 2147483648 }', "`restarts` must lie between 0 and 2147483647"),
+    (POD + 'volumes = ["a:/work"], manifest = job, restarts = 3 }', "W401]: restarts changes nothing, as a Job"),
+    ('launcher kubernetes { image = "a b", volumes = ["a:/work"] }', "`image` must be the name of an image"),
+])  # fmt: skip
 def test_settings_that_no_job_can_have(monkeypatch, tmp_path, launcher, says):
     """They are told of before a queue or a cluster would, or would take them for something else."""
     taken_to(tmp_path, monkeypatch, "local.xtrain")
@@ -477,16 +450,13 @@ def test_settings_that_no_job_can_have(monkeypatch, tmp_path, launcher, says):
     assert (compiled.plan is None) is ("W401" not in says)
 
 
-@pytest.mark.parametrize(
-    ("launcher", "nodes", "hint"),
-    [
-        (SLURM + "}", 2, ""),
-        (POD + 'volumes = ["a:/work"] }', 1, ""),
-        (POD + 'volumes = ["a:/work"] }', 2, "set launcher.restarts, or remove it"),
-        (POD + 'volumes = ["a:/work"], manifest = job }', 2, "use launcher slurm, or remove it"),
-        ("", 2, "use launcher slurm, or remove it"),
-    ],
-)
+@pytest.mark.parametrize(("launcher", "nodes", "hint"), [
+    (SLURM + "}", 2, ""),
+    (POD + 'volumes = ["a:/work"] }', 1, ""),
+    (POD + 'volumes = ["a:/work"] }', 2, "set launcher.restarts, or remove it"),
+    (POD + 'volumes = ["a:/work"], manifest = job }', 2, "use launcher slurm, or remove it"),
+    ("", 2, "use launcher slurm, or remove it"),
+])  # fmt: skip
 def test_who_starts_several_machines_again(monkeypatch, tmp_path, launcher, nodes, hint):
     """A plan does not speak of restarts that nobody makes."""
     taken_to(tmp_path, monkeypatch, "local.xtrain")
@@ -534,21 +504,18 @@ STARTED = {"event": "run_start", "time": 5.0, "attempt": 1}
 ENDED = {"event": "run_end", "time": 9.0, "step": 7, "status": "stopped", "exit_code": 75}
 
 
-@pytest.mark.parametrize(
-    ("events", "queue", "status"),
-    [
-        ([], "PENDING Priority", "waiting"),
-        ([], "RUNNING None", "not begun"),
-        ([], "", "never begun"),
-        ([STARTED], "RUNNING None", "running"),
-        ([STARTED], "", "lost"),
-        ([STARTED], "PENDING BeginTime", "lost, waiting"),  # its machine was lost
-        ([STARTED, ENDED], "PENDING BeginTime", "stopped, waiting"),
-        ([STARTED, ENDED], "COMPLETING None", "stopped"),
-        ([STARTED, ENDED], "", "stopped"),
-        ([STARTED, ENDED, STARTED], "RUNNING None", "running"),
-    ],
-)
+@pytest.mark.parametrize(("events", "queue", "status"), [
+    ([], "PENDING Priority", "waiting"),
+    ([], "RUNNING None", "not begun"),
+    ([], "", "never begun"),
+    ([STARTED], "RUNNING None", "running"),
+    ([STARTED], "", "lost"),
+    ([STARTED], "PENDING BeginTime", "lost, waiting"),  # its machine was lost
+    ([STARTED, ENDED], "PENDING BeginTime", "stopped, waiting"),
+    ([STARTED, ENDED], "COMPLETING None", "stopped"),
+    ([STARTED, ENDED], "", "stopped"),
+    ([STARTED, ENDED, STARTED], "RUNNING None", "running"),
+])  # fmt: skip
 def test_what_a_run_and_its_job_say_together(monkeypatch, tmp_path, capsys, events, queue, status):
     taken_to(tmp_path, monkeypatch, "slurm.xtrain")
     commands(tmp_path, monkeypatch, sbatch="echo 17", squeue=f'echo "17 {queue}"' if queue else "true")
@@ -576,19 +543,16 @@ def test_a_run_without_a_job(tmp_path, monkeypatch, capsys):
     assert main(["runs"]) == 3
 
 
-@pytest.mark.parametrize(
-    ("last", "locked", "status"),
-    [
-        ({**ENDED, "status": "done"}, False, "finished"),
-        ({**ENDED, "status": "complete"}, False, "finished"),
-        ({**ENDED, "status": "environment"}, False, "failed"),
-        ({**ENDED, "status": "interrupted"}, False, "stopped"),
-        (STARTED, True, "running"),
-        (ENDED, True, "running"),  # started again
-        (STARTED, False, "lost"),
-        ({"event": "failure", "time": 9.0, "rank": 0, "error": "x", "exit_code": 1}, False, "failed"),
-    ],
-)
+@pytest.mark.parametrize(("last", "locked", "status"), [
+    ({**ENDED, "status": "done"}, False, "finished"),
+    ({**ENDED, "status": "complete"}, False, "finished"),
+    ({**ENDED, "status": "environment"}, False, "failed"),
+    ({**ENDED, "status": "interrupted"}, False, "stopped"),
+    (STARTED, True, "running"),
+    (ENDED, True, "running"),  # started again
+    (STARTED, False, "lost"),
+    ({"event": "failure", "time": 9.0, "rank": 0, "error": "x", "exit_code": 1}, False, "failed"),
+])  # fmt: skip
 def test_the_state_of_a_run_of_this_machine(tmp_path, monkeypatch, capsys, last, locked, status):
     monkeypatch.chdir(tmp_path)
     directory = tmp_path / "runs" / "tiny" / "ab12cd34"

@@ -29,17 +29,14 @@ def test_commands_are_named(capsys):
     assert warning.startswith("warning: theirs/plan.json runs code of its author: `echo ") and "\x1b" not in warning
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"config_id": "../../../OUT"},
-        {"config_id": "/OUT"},
-        {"config_id": ""},
-        {"name": "../OUT"},
-        {"workspace": {"root": "runs", "lineage": "..", "run": None}},
-        {"workspace": {"root": "runs", "lineage": None, "run": "../../OUT"}},
-    ],
-)
+@pytest.mark.parametrize("values", [
+    {"config_id": "../../../OUT"},
+    {"config_id": "/OUT"},
+    {"config_id": ""},
+    {"name": "../OUT"},
+    {"workspace": {"root": "runs", "lineage": "..", "run": None}},
+    {"workspace": {"root": "runs", "lineage": None, "run": "../../OUT"}},
+])  # fmt: skip
 def test_a_plan_names_no_folder_outside_its_workspace(values):
     plan = plan_from_text(SPEC, "small.xtrain").plan
     assert plan is not None and from_json(to_json(plan)).id == plan.id

@@ -9,22 +9,19 @@ from xtrain.cli.main import main
 from xtrain.text.printing import SafeOutput, drawn_on, harmless, safe_output
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("plain text\n\twith ends", "plain text\n\twith ends"),
-        ("ä 中文\u3000\u00a0 👩\u200d🔬", "ä 中文\u3000\u00a0 👩\u200d🔬"),
-        ("\x1b[2Jgone", "\\u001b[2Jgone"),
-        ("\x1b]0;title\x07", "\\u001b]0;title\\u0007"),
-        ("a\rb\x08c\x7f", "a\\u000db\\u0008c\\u007f"),
-        ("\x9b2J\x90", "\\u009b2J\\u0090"),
-        ("exe\u202etxt\u2066\u200f", "exe\\u202etxt\\u2066\\u200f"),
-        ("\x1b[1;31merror\x1b[0m", "\x1b[1;31merror\x1b[0m"),  # a color of our own
-        ("\x1b[8mhidden\x1b[38;5;0m", "\\u001b[8mhidden\\u001b[38;5;0m"),
-        ("\x1b[1A\x1b[2K", "\\u001b[1A\\u001b[2K"),
-        ("", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "shown"), [
+    ("plain text\n\twith ends", "plain text\n\twith ends"),
+    ("ä 中文\u3000\u00a0 👩\u200d🔬", "ä 中文\u3000\u00a0 👩\u200d🔬"),
+    ("\x1b[2Jgone", "\\u001b[2Jgone"),
+    ("\x1b]0;title\x07", "\\u001b]0;title\\u0007"),
+    ("a\rb\x08c\x7f", "a\\u000db\\u0008c\\u007f"),
+    ("\x9b2J\x90", "\\u009b2J\\u0090"),
+    ("exe\u202etxt\u2066\u200f", "exe\\u202etxt\\u2066\\u200f"),
+    ("\x1b[1;31merror\x1b[0m", "\x1b[1;31merror\x1b[0m"),  # a color of our own
+    ("\x1b[8mhidden\x1b[38;5;0m", "\\u001b[8mhidden\\u001b[38;5;0m"),
+    ("\x1b[1A\x1b[2K", "\\u001b[1A\\u001b[2K"),
+    ("", ""),
+])  # fmt: skip
 def test_what_a_terminal_would_obey_is_shown(text, shown):
     assert harmless(text) == shown
 

@@ -76,10 +76,8 @@ def test_a_finished_run_says_so_before_its_set_up(tmp_path, capsys, finished, sa
 
 @pytest.mark.parametrize(
     "command",
-    [
-        "check", "plan", "schema", "run", "launch --on slurm", "data show", "data build", "find-lr", "doctor",
-        "diff specs/quickstart.xtrain", "fmt --check", "serve",
-    ],
+    ["check", "plan", "schema", "run", "launch --on slurm", "data show", "data build", "find-lr", "doctor",
+        "diff specs/quickstart.xtrain", "fmt --check", "serve"],
 )  # fmt: skip
 def test_a_spec_with_a_mistake_is_refused_by_every_verb(command: str, tmp_path: Path):
     spec, served = tmp_path / "wrong.xtrain", command == "serve"

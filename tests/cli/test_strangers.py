@@ -222,26 +222,19 @@ FILES: dict[str, dict[str, Change]] = {
         "wrong kinds": line("run/events.jsonl", event="run_end", status=[ESCAPE], exit_code={}, seconds="x"),
         "huge numbers": line("run/events.jsonl", event="run_end", status="done", seconds=1e308, exit_code=10**30),
     },
-    "metrics.jsonl": {
-        "a pipe": pipe("run/metrics.jsonl"),
-        "zeros without end": sparse("run/metrics.jsonl"),
+    "metrics.jsonl": {"a pipe": pipe("run/metrics.jsonl"), "zeros without end": sparse("run/metrics.jsonl"),
         "deep": before("run/metrics.jsonl", DEEP + b"\n"),
         "no text": before("run/metrics.jsonl", bytes(range(256)) * 100 + b"\n"),
         "wrong kinds": line("run/metrics.jsonl", loss=ESCAPE, lr=[], tokens={}),
-        "many keys": line("run/metrics.jsonl", **{f"k{number}": number for number in range(20_000)}),
-    },
-    "locks and heartbeats": {
-        "a pipe for a lock": pipe("run/.launcher.lock"),
-        "a pipe for the lock of ranks": pipe("run/.worker.lock"),
-        "a pipe for a log of metrics": pipe("run/finished"),
-    },
+        "many keys": line("run/metrics.jsonl", **{f"k{number}": number for number in range(20_000)})},
+    "locks and heartbeats": {"a pipe for a lock": pipe("run/.launcher.lock"),
+        "a pipe for the lock of ranks": pipe("run/.worker.lock"), "a pipe for a log of metrics": pipe("run/finished")},
     "state.json": {
         "a pipe": pipe(f"{CHECKPOINT}/state.json"),
         "deep": put(f"{CHECKPOINT}/state.json", DEEP),
         "zeros without end": sparse(f"{CHECKPOINT}/state.json"),
-        "texts that are obeyed": says(
-            params=ESCAPE, plan_id=ESCAPE, made_by={"xtrain": ESCAPE}, model={ESCAPE: ESCAPE}
-        ),
+        "texts that are obeyed": says(params=ESCAPE, plan_id=ESCAPE, made_by={"xtrain": ESCAPE},
+            model={ESCAPE: ESCAPE}),
         "metrics of text": says(metrics={"loss": ESCAPE}),
         "tokens of text": says(tokens="many"),
         "a time of text": says(time=ESCAPE),
@@ -249,18 +242,13 @@ FILES: dict[str, dict[str, Change]] = {
         "an average of nothing": says(ema={"updates": "x"}),
         "a beginning of nothing": says(begun_from={"path": 3}),
         "no files": says(files=[]),
-        "files elsewhere": put(
-            f"{CHECKPOINT}/state.json",
-            json.dumps({"files": {".metadata": 0, "../../../../../dev/zero": {"bytes": 0, "checksum": "x"}}}),
-        ),
+        "files elsewhere": put(f"{CHECKPOINT}/state.json",
+            json.dumps({"files": {".metadata": 0, "../../../../../dev/zero": {"bytes": 0, "checksum": "x"}}})),
         "a list": put(f"{CHECKPOINT}/state.json", "[]"),
     },
-    "pointers": {
-        "another folder": put("run/checkpoints/latest", "../../../../etc"),
-        "a pipe": pipe("run/checkpoints/latest"),
-        "no text": put("run/checkpoints/latest", b"\xff\x1b[2J"),
-    },
-}
+    "pointers": {"another folder": put("run/checkpoints/latest", "../../../../etc"),
+        "a pipe": pipe("run/checkpoints/latest"), "no text": put("run/checkpoints/latest", b"\xff\x1b[2J")},
+}  # fmt: skip
 SHARD_FILES: dict[str, Change] = {
     "a command": put(f"{CHECKPOINT}/.metadata", EVIL),
     **{
@@ -317,15 +305,13 @@ SPECS: dict[str, bytes | str] = {
 MODELS: dict[str, dict[str, bytes]] = {
     "a config that is deep": {"config_DOT_json": DEEP},
     "layers without end": {
-        "config_DOT_json": json.dumps({"model_type": "llama", "num_hidden_layers": 10**12}).encode()
-    },
+        "config_DOT_json": json.dumps({"model_type": "llama", "num_hidden_layers": 10**12}).encode()},
     "a config that is obeyed": {"config_DOT_json": json.dumps({"model_type": ESCAPE, ESCAPE: 1}).encode()},
     "a header without end": {"model_DOT_safetensors": (2**62).to_bytes(8, "little") + b"{}"},
     "tensors without end": {
-        "model_DOT_safetensors": (2**25 - 8).to_bytes(8, "little") + (b'{"data_offsets":[],' * 2**21)[: 2**25 - 8]
-    },
+        "model_DOT_safetensors": (2**25 - 8).to_bytes(8, "little") + (b'{"data_offsets":[],' * 2**21)[: 2**25 - 8]},
     "a pickle": {"model_DOT_safetensors": EVIL},
-}
+}  # fmt: skip
 ZERO: dict[str, Change] = {
     "a command": put("zero/mp_rank_00_model_states.pt", EVIL),
     "nothing": put("zero/mp_rank_00_model_states.pt", b""),

@@ -77,15 +77,12 @@ def test_a_working_folder_that_is_gone(tmp_path, monkeypatch, capsys):
     os.chdir(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "hint"),
-    [
-        (["rnu"], "invalid choice: 'rnu'; did you mean `run`?"),
-        (["checkpoint", "shwo", "x"], "invalid choice: 'shwo'; did you mean `show`?"),
-        (["plan", "x", "--wrld=2"], "unrecognized arguments: --wrld=2; did you mean `--world`?"),
-        (["plan", "x", "--format", "svg"], "invalid choice: 'svg'; choose from text, json, mermaid, dot"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "hint"), [
+    (["rnu"], "invalid choice: 'rnu'; did you mean `run`?"),
+    (["checkpoint", "shwo", "x"], "invalid choice: 'shwo'; did you mean `show`?"),
+    (["plan", "x", "--wrld=2"], "unrecognized arguments: --wrld=2; did you mean `--world`?"),
+    (["plan", "x", "--format", "svg"], "invalid choice: 'svg'; choose from text, json, mermaid, dot"),
+])  # fmt: skip
 def test_a_word_that_is_wrong_is_answered_with_the_closest(arguments, hint, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(arguments)

@@ -301,20 +301,17 @@ def test_init_in_a_folder(call):
     assert status == 3 and "cannot be written" in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((), "NAME is missing"),
-        (("my-run",), "write `my_run`"),
-        (("4x",), "write `run_4x`"),
-        (("none",), "write `none_run`"),
-        (("",), "a name is made of"),
-        (("..",), "a name is made of"),
-        (("a\nb/x",), "is no path for a spec"),
-        (("x", "--template", "clustre"), "did you mean `cluster`?"),
-        (("x", "--template", "qqq"), "there are quickstart, curriculum, ddp, fsdp, moe, cluster"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "said"), [
+    ((), "NAME is missing"),
+    (("my-run",), "write `my_run`"),
+    (("4x",), "write `run_4x`"),
+    (("none",), "write `none_run`"),
+    (("",), "a name is made of"),
+    (("..",), "a name is made of"),
+    (("a\nb/x",), "is no path for a spec"),
+    (("x", "--template", "clustre"), "did you mean `cluster`?"),
+    (("x", "--template", "qqq"), "there are quickstart, curriculum, ddp, fsdp, moe, cluster"),
+])  # fmt: skip
 def test_init_refuses(call, arguments, said):
     status, out, err = call("init", *arguments)
     assert status == 2 and not out and said in err
@@ -324,13 +321,8 @@ def test_init_refuses(call, arguments, said):
 def test_init_lists(call):
     status, out, _ = call("init", "--list")
     assert status == 0 and [line.split()[0] for line in out.splitlines()] == [
-        "quickstart",
-        "curriculum",
-        "ddp",
-        "fsdp",
-        "moe",
-        "cluster",
-    ]
+        "quickstart", "curriculum", "ddp", "fsdp", "moe", "cluster",
+    ]  # fmt: skip
 
 
 # All of them ----------------------------------------------------------------------------------------------------------

@@ -29,11 +29,9 @@ def sample() -> Tensor:
 
 @pytest.mark.parametrize(
     ("signed", "numbers", "codes", "scales"),
-    [
-        (True, "e732639a65f497b4", "f36255a8ba399ab5", "7db009ca2fd18e71"),
-        (False, "305f002cc11278fb", "e0e467f733f8084a", "7db009ca2fd18e71"),
-    ],
-)
+    [(True, "e732639a65f497b4", "f36255a8ba399ab5", "7db009ca2fd18e71"),
+        (False, "305f002cc11278fb", "e0e467f733f8084a", "7db009ca2fd18e71")],
+)  # fmt: skip
 def test_codes_and_scales_are_those_of_torchao(signed: bool, numbers: str, codes: str, scales: str):
     """Digests of what torchao 0.18 makes of the same numbers, and of its maps, which bitsandbytes has as well."""
     map_, x_RC = numbers_of_codes(signed), sample() if signed else sample().abs()

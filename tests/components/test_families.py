@@ -233,11 +233,9 @@ def test_it_costs_what_its_plan_says(name: str, layout: str, tmp_path: Path, mon
 
 @pytest.mark.parametrize(
     ("layout", "chunk"),
-    [
-        ("one rank", "1GiB"),
-        *(pytest.param(each, "2MiB", marks=pytest.mark.matrix) for each in (*LAYOUTS, "tp 2, whole logits")),
-    ],
-)
+    [("one rank", "1GiB"),
+        *(pytest.param(each, "2MiB", marks=pytest.mark.matrix) for each in (*LAYOUTS, "tp 2, whole logits"))],
+)  # fmt: skip
 def test_capped_logits_and_scores_cost_what_their_plan_says(
     layout: str, chunk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -25,12 +25,9 @@ EACH = EXPERTS + r"|.*\.q_proj"
 ORDINARY = ("llama", "qwen3_moe")
 CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("llama", "odd heads, tied", "rank = 3, alpha = 12", {"r": 3, "lora_alpha": 12, "target_modules": LINEAR}),
-    (
-        "llama",
-        "biased, scaled by yarn",
+    ("llama", "biased, scaled by yarn",
         'rank = 4, alpha = 4, scaling = rslora, targets = ["q_proj", "layers.1.mlp.down_proj"]',
-        {"r": 4, "lora_alpha": 4, "use_rslora": True, "target_modules": r".*\.(q_proj|layers\.1\.mlp\.down_proj)"},
-    ),
+        {"r": 4, "lora_alpha": 4, "use_rslora": True, "target_modules": r".*\.(q_proj|layers\.1\.mlp\.down_proj)"}),
     (
         "qwen3",
         "plain",
@@ -45,55 +42,23 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
             "alpha_pattern": {"v_proj": 9, "gate_proj": 1},
         },
     ),
-    (
-        "llama",
-        "biased, scaled by yarn",
-        'rank = 3, alpha = 12, dora = true, targets = ["all_linear"]',
-        {"r": 3, "lora_alpha": 12, "use_dora": True, "target_modules": LINEAR},
-    ),
-    (
-        "llama",
-        "odd heads, tied",
-        'rank = 3, alpha = 12, targets = ["v_proj", "lm_head"]',
-        {"r": 3, "lora_alpha": 12, "target_modules": ["v_proj", "lm_head"]},
-    ),
-    (
-        "qwen3",
-        "plain",
-        'rank = 3, alpha = 12, scaling = rslora, targets = ["lm_head"], ranks = { lm_head: 5 }',
-        {"r": 5, "lora_alpha": 12, "use_rslora": True, "target_modules": ["lm_head"]},
-    ),
-    (
-        "gemma3",
-        "plain",
-        'rank = 2, alpha = 3, targets = ["all_linear", "lm_head"]',
-        {"r": 2, "lora_alpha": 3, "target_modules": [*LINEAR, "lm_head"]},
-    ),
+    ("llama", "biased, scaled by yarn", 'rank = 3, alpha = 12, dora = true, targets = ["all_linear"]',
+        {"r": 3, "lora_alpha": 12, "use_dora": True, "target_modules": LINEAR}),
+    ("llama", "odd heads, tied", 'rank = 3, alpha = 12, targets = ["v_proj", "lm_head"]',
+        {"r": 3, "lora_alpha": 12, "target_modules": ["v_proj", "lm_head"]}),
+    ("qwen3", "plain", 'rank = 3, alpha = 12, scaling = rslora, targets = ["lm_head"], ranks = { lm_head: 5 }',
+        {"r": 5, "lora_alpha": 12, "use_rslora": True, "target_modules": ["lm_head"]}),
+    ("gemma3", "plain", 'rank = 2, alpha = 3, targets = ["all_linear", "lm_head"]',
+        {"r": 2, "lora_alpha": 3, "target_modules": [*LINEAR, "lm_head"]}),
     ("gemma3", "plain", "rank = 2, alpha = 3", {"r": 2, "lora_alpha": 3, "target_modules": LINEAR}),
-    (
-        "deepseek_v3",
-        "plain",
-        'rank = 2, alpha = 8, targets = ["self_attn"]',
-        {"r": 2, "lora_alpha": 8, "target_modules": LATENT},
-    ),
-    (
-        "qwen2_moe",
-        "plain",
-        'rank = 2, alpha = 8, targets = ["self_attn", "shared_expert"]',
-        {"r": 2, "lora_alpha": 8, "target_modules": r".*\.(self_attn|shared_expert)\.[a-z]+_proj"},
-    ),
-    (
-        "qwen3_moe",
-        "plain",
-        'rank = 3, alpha = 6, targets = ["experts", "q_proj"]',
-        {"r": 3, "lora_alpha": 6, "target_modules": EACH},
-    ),
-    (
-        "qwen3_moe",
-        "plain",
-        'rank = 3, alpha = 6, dora = true, targets = ["experts", "q_proj"]',
-        {"r": 3, "lora_alpha": 6, "use_dora": True, "target_modules": EACH},
-    ),
+    ("deepseek_v3", "plain", 'rank = 2, alpha = 8, targets = ["self_attn"]',
+        {"r": 2, "lora_alpha": 8, "target_modules": LATENT}),
+    ("qwen2_moe", "plain", 'rank = 2, alpha = 8, targets = ["self_attn", "shared_expert"]',
+        {"r": 2, "lora_alpha": 8, "target_modules": r".*\.(self_attn|shared_expert)\.[a-z]+_proj"}),
+    ("qwen3_moe", "plain", 'rank = 3, alpha = 6, targets = ["experts", "q_proj"]',
+        {"r": 3, "lora_alpha": 6, "target_modules": EACH}),
+    ("qwen3_moe", "plain", 'rank = 3, alpha = 6, dora = true, targets = ["experts", "q_proj"]',
+        {"r": 3, "lora_alpha": 6, "use_dora": True, "target_modules": EACH}),
     (
         "mixtral",
         "plain",
@@ -108,20 +73,14 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
             "alpha_pattern": {"up_proj": 9},
         },
     ),
-]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("family", "name", "settings", "theirs"),
-    [
-        pytest.param(
-            *case,
-            id=f"{case[0]}, {case[1]}{', dora' * ('dora' in case[2])}{', head' * ('lm_head' in case[2])}",
-            marks=() if case[0] in ORDINARY else pytest.mark.matrix,
-        )
-        for case in CASES
-    ],
-)
+@pytest.mark.parametrize(("family", "name", "settings", "theirs"), [pytest.param(
+    *case,
+    id=f"{case[0]}, {case[1]}{', dora' * ('dora' in case[2])}{', head' * ('lm_head' in case[2])}",
+    marks=() if case[0] in ORDINARY else pytest.mark.matrix,
+) for case in CASES])  # fmt: skip
 def test_losses_gradients_and_steps_are_those_of_peft(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, name: str, settings: str, theirs: dict[str, Any]
 ):

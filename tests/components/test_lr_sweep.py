@@ -153,11 +153,9 @@ def test_groups_keep_the_ratio_of_rates(spec, kind):
 
 @pytest.mark.slow
 def test_the_command_trains_shows_and_shows_again(spec, tmp_path, capsys):
-    command = ForkedCommand(
-        ["find-lr", "tiny.xtrain", "--steps", "12", "--to", "100", "--json"],
-        tmp_path,
-        {**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    command = ForkedCommand([
+        "find-lr", "tiny.xtrain", "--steps", "12", "--to", "100", "--json",
+    ], tmp_path, {**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
     out, err = command.communicate(timeout=300)
     assert command.wait() == 0, out + err
     found = json.loads(out)

@@ -80,15 +80,12 @@ def test_a_spec_with_it_is_written_out_and_read_back(tmp_path, block):
     assert ("tally" in spec_json(loaded.require())["log"]) == bool(block)
 
 
-@pytest.mark.parametrize(
-    ("text", "code", "message"),
-    [
-        ("log { taly {} }", "X203", "did you mean `tally`?"),
-        ("log { tally = true }", "X210", "`tally` is a block"),
-        ("log { tally { fil = 1 } }", "X203", "did you mean `file`?"),
-        ("log { tally { file = 1 } }", "X301", "`file` must be a string"),
-    ],
-)
+@pytest.mark.parametrize(("text", "code", "message"), [
+    ("log { taly {} }", "X203", "did you mean `tally`?"),
+    ("log { tally = true }", "X210", "`tally` is a block"),
+    ("log { tally { fil = 1 } }", "X203", "did you mean `file`?"),
+    ("log { tally { file = 1 } }", "X301", "`file` must be a string"),
+])  # fmt: skip
 def test_its_settings_are_checked_as_those_of_any_block(tmp_path, text, code, message):
     found = load_spec(tmp_path / Project(tmp_path).spec(more=text)).diagnostics
     assert [each.code for each in found] == [code] and message in found.render()

@@ -102,13 +102,8 @@ WRONG = [
     ("@len\n@family\ndef own(arch): ...", "X223", "`own` has another decorator", "remove it", "@len"),
     ("@layer\n@torch.no_grad()\ndef mine(x): ...", "X223", "`mine` has another decorator", "remove it", "no_grad"),
     ("@family\ndef llama(arch): ...", "X224", "`llama` is already a word", "another name", "def llama"),
-    (
-        "@family\ndef own(arch, a: Annotated[int, at_least(2)] = 1): ...",
-        "X223",
-        "default of `a` must be at least 2",
-        "",
-        "a:",
-    ),
+    ("@family\ndef own(arch, a: Annotated[int, at_least(2)] = 1): ...", "X223", "default of `a` must be at least 2", "",
+        "a:"),
     ("@family\ndef own(arch, a: Annotated[int, len]): ...", "X223", "`len` bounds no number", "at_least(1)", "a:"),
     ("@family\ndef own(arch, a: Annotated[str, at_least(2)]): ...", "X223", "no number that could be", "", "a:"),
     ("@family\ndef own(arch, a: Annotated[int, between(2)]): ...", "X223", "bounds no number", "between(0, 1)", "a:"),
@@ -116,21 +111,11 @@ WRONG = [
     ("@layer\ndef mine(x, up=weight(1, 2, 3)): ...", "X223", "one or two extents", "weight(", "weight"),
     ("@layer\ndef mine(x, up=weight(0)): ...", "X223", "one or two extents", "weight(", "weight"),
     ("@layer\ndef mine(x, up=weight('dim', std=1)): ...", "X223", "`std` is no argument", "weight(", "weight"),
-    (
-        "@layer\ndef mine(x, up=weight('dim', cut='rows')): ...",
-        "X223",
-        "no `cut` called `rows`",
-        "column, row",
-        "weight",
-    ),
+    ("@layer\ndef mine(x, up=weight('dim', cut='rows')): ...", "X223", "no `cut` called `rows`", "column, row",
+        "weight"),
     ("@layer\ndef mine(x, up=weight('dim', cut='row')): ...", "X223", "a vector has none", "column", "weight"),
-    (
-        "@layer\ndef mine(x, up=weight('dim', initial='one')): ...",
-        "X223",
-        "no `initial` called `one`",
-        "ones",
-        "weight",
-    ),
+    ("@layer\ndef mine(x, up=weight('dim', initial='one')): ...", "X223", "no `initial` called `one`", "ones",
+        "weight"),
     # the block
     (body("return 3"), "X223", "`own` returns no piece", "return the decoder block", "def own"),
     (body("pass"), "X223", "returns nothing", "return pieces", "def own"),
@@ -146,32 +131,16 @@ WRONG = [
     (block('SwiGLULayer("attn")'), "X223", "two layers of the block are called `attn`", "", 'SwiGLULayer("attn")'),
     (block('SwiGLULayer("train")'), "X223", "cannot be called `train`", "another", "train"),
     (block('SwiGLULayer("_modules")'), "X223", "cannot be called `_modules`", "another", "_modules"),
-    (
-        block('Layer("mlp")') + "\nfrom xtrain.blocks.block import Layer",
-        "X223",
-        "`Layer` cannot be called",
-        "",
-        "mlp",
-    ),
+    (block('Layer("mlp")') + "\nfrom xtrain.blocks.block import Layer", "X223", "`Layer` cannot be called", "", "mlp"),
     (block("mine()") + "\n@layer\ndef mine(x, up=weight(0)): ...", "X223", "one or two extents", "weight(", "weight"),
     (block('_0("a")') + calling(10), "X223", "more than 1000 calls", "less often", "return _"),
     (block('_0("a")') + calling(400, 1), "X223", "too many functions call one another", "fewer", "return _"),
     (block(f"SwiGLULayer({'+'.join('1' * 400)})"), "X223", "nested too deeply", "several statements", "return"),
     (block('_0("a")') + f"\ndef _0(a):\n    return {'-' * 400}1", "X223", "too deeply", "several", "return -"),
-    (
-        "class x: pass\n" + body('return x.AttentionLayer("a")'),
-        "X223",
-        "`x` is a class that is defined in line 9, which",
-        "it replaces the import of `xtrain`",
-        "return x.",
-    ),
-    (
-        "N = 3\n" + body("return N"),
-        "X223",
-        "`N` is a value that is defined in line 9",
-        "numbers and settings",
-        "return N",
-    ),
+    ("class x: pass\n" + body('return x.AttentionLayer("a")'), "X223",
+        "`x` is a class that is defined in line 9, which", "it replaces the import of `xtrain`", "return x."),
+    ("N = 3\n" + body("return N"), "X223", "`N` is a value that is defined in line 9", "numbers and settings",
+        "return N"),
     (block("_same()") + "\n@len\ndef _same(): ...", "X223", "`_same` has a decorator", "remove it", "_same()"),
     (block("_same()") + "\ndef _same(): ...\n_same = len", "X223", "`_same` cannot be called here", "", "_same()"),
     (block("pre_norm()") + "\ndef pre_norm(a): ...", "X223", "`pre_norm` takes a", "", "pre_norm()"),
@@ -191,122 +160,46 @@ WRONG = [
     (block('_same("a")') + "\ndef _same(a):\n    return _same(a)", "X223", "`_same` calls itself", "", "return _same"),
     (block("_same()") + "\ndef _same(a):\n    return a", "X223", "`_same` takes a", "", "_same()"),
     # the call of a layer
-    (
-        TWO + "return F.linear(F.linear(x, up), down)\n" + block("mine()"),
-        "X223",
-        "takes its name",
-        'mine("mlp")',
-        "mine()",
-    ),
-    (
-        TWO + "return F.linear(F.linear(x, up), down)\n" + block("mine('a', b=1)"),
-        "X223",
-        "no setting `b`",
-        "none",
-        "b=1",
-    ),
-    (
-        "@layer\ndef mine(x, g=weight('dim'), *, a: int):\n    return x * g\n" + FAMILY,
-        "X223",
-        "`mine` needs `a`",
-        "a=",
-        "return pre_norm",
-    ),
-    (
-        "@layer\ndef mine(x, g=weight('dim'), a: int = 1):\n    return x * g\n" + block("mine('m', a=0.5)"),
-        "X223",
-        "whole number",
-        "",
-        "a=0.5",
-    ),
-    (
-        "@layer\ndef mine(x, g=weight('dim'), a: Annotated[int, at_least(1)] = 1):\n    return x * g\n"
-        + block("mine('m', a=0)"),
-        "X223",
-        "`a` must be at least 1",
-        "",
-        "a=0",
-    ),
+    (TWO + "return F.linear(F.linear(x, up), down)\n" + block("mine()"), "X223", "takes its name", 'mine("mlp")',
+        "mine()"),
+    (TWO + "return F.linear(F.linear(x, up), down)\n" + block("mine('a', b=1)"), "X223", "no setting `b`", "none",
+        "b=1"),
+    ("@layer\ndef mine(x, g=weight('dim'), *, a: int):\n    return x * g\n" + FAMILY, "X223", "`mine` needs `a`", "a=",
+        "return pre_norm"),
+    ("@layer\ndef mine(x, g=weight('dim'), a: int = 1):\n    return x * g\n" + block("mine('m', a=0.5)"), "X223",
+        "whole number", "", "a=0.5"),
+    ("@layer\ndef mine(x, g=weight('dim'), a: Annotated[int, at_least(1)] = 1):\n    return x * g\n" + block(
+            "mine('m', a=0)"), "X223", "`a` must be at least 1", "", "a=0"),
     # what a layer computes
     ("@layer\ndef mine(x):\n    return x * 2\n" + FAMILY, "X223", "`mine` has no weight", "weight(", "def mine"),
-    (
-        "@layer\ndef mine(x, g=weight('dmi')):\n    return x * g\n" + FAMILY,
-        "X223",
-        "`dmi` is not defined",
-        "`dim`",
-        "def mine",
-    ),
+    ("@layer\ndef mine(x, g=weight('dmi')):\n    return x * g\n" + FAMILY, "X223", "`dmi` is not defined", "`dim`",
+        "def mine"),
     ("@layer\ndef mine(x, g=weight('dim / 3')):\n    return x * g\n" + FAMILY, "X223", "is no size", "//", "def mine"),
-    (
-        "@layer\ndef mine(x, g=weight('dim +')):\n    return x * g\n" + FAMILY,
-        "X223",
-        "is no expression",
-        "",
-        "def mine",
-    ),
-    (
-        "@layer\ndef mine(x, train=weight('dim')):\n    return x * train\n" + FAMILY,
-        "X223",
-        "cannot be called `train`",
-        "",
-        "def mine",
-    ),
-    (
-        "@layer\ndef mine(x, g=weight('dim'), b=weight('dim')):\n    return x * g\n" + FAMILY,
-        "X223",
-        "weight `b` is not used",
-        "",
-        "def mine",
-    ),
+    ("@layer\ndef mine(x, g=weight('dim +')):\n    return x * g\n" + FAMILY, "X223", "is no expression", "",
+        "def mine"),
+    ("@layer\ndef mine(x, train=weight('dim')):\n    return x * train\n" + FAMILY, "X223", "cannot be called `train`",
+        "", "def mine"),
+    ("@layer\ndef mine(x, g=weight('dim'), b=weight('dim')):\n    return x * g\n" + FAMILY, "X223",
+        "weight `b` is not used", "", "def mine"),
     ("@layer\ndef mine(x, g=weight('ffn')):\n    return x * g\n" + FAMILY, "X223", "widths of", "", "x * g"),
-    (
-        "@layer\ndef mine(x, g=weight('dim')):\n    h = x * 2\n    return x * g\n" + FAMILY,
-        "X223",
-        "is not used",
-        "remove",
-        "x * 2",
-    ),
-    (
-        TWO + "h = F.linear(F.linear(x, up), down)\n    return F.linear(F.linear(h, up), down)\n" + FAMILY,
-        "X223",
-        "`up` is used twice",
-        "another weight",
-        "return",
-    ),
-    (
-        "@layer\ndef mine(x, g=weight('dim')):\n    return x\n" + FAMILY,
-        "X223",
-        "does not return what an operation",
-        "",
-        "def mine",
-    ),
+    ("@layer\ndef mine(x, g=weight('dim')):\n    h = x * 2\n    return x * g\n" + FAMILY, "X223", "is not used",
+        "remove", "x * 2"),
+    (TWO + "h = F.linear(F.linear(x, up), down)\n    return F.linear(F.linear(h, up), down)\n" + FAMILY, "X223",
+        "`up` is used twice", "another weight", "return"),
+    ("@layer\ndef mine(x, g=weight('dim')):\n    return x\n" + FAMILY, "X223", "does not return what an operation", "",
+        "def mine"),
     (TWO + "return F.linear(x, up)\n" + FAMILY, "X223", "returns 192 numbers for each position", "`dim`", "def mine"),
-    (
-        TWO + "return F.linear(x, down)\n" + FAMILY,
-        "X223",
-        "`down` takes 192 numbers",
-        "second extent",
-        "F.linear(x, down)",
-    ),
+    (TWO + "return F.linear(x, down)\n" + FAMILY, "X223", "`down` takes 192 numbers", "second extent",
+        "F.linear(x, down)"),
     (TWO + "return torch.cumsum(x, 1)\n" + FAMILY, "X223", "`torch.cumsum` cannot be called", "`linear`", "cumsum"),
     (TWO + "return x.view(-1)\n" + FAMILY, "X223", "`x.view` cannot be called", "", "x.view"),
     (TWO + "return x @ up\n" + FAMILY, "X223", "`x @ up` is not read", "activations, vectors and numbers", "x @ up"),
     (TWO + "return x.T\n" + FAMILY, "X223", "`.T` is known only in a run", "", "x.T"),
-    (
-        TWO + "h = F.linear(x, up)\n    return h if x > 0 else h\n" + FAMILY,
-        "X223",
-        "known only in a run",
-        "by settings",
-        "if x > 0",
-    ),
+    (TWO + "h = F.linear(x, up)\n    return h if x > 0 else h\n" + FAMILY, "X223", "known only in a run", "by settings",
+        "if x > 0"),
     (TWO + "return F.softmax(F.linear(x, up), 0)\n" + FAMILY, "X223", "all of the last dimension", "", "softmax"),
-    (
-        TWO + "return rms_norm(x, up, 1e-6)\n" + FAMILY,
-        "X223",
-        "`rms_norm` takes activations, a vector",
-        "",
-        "rms_norm(x",
-    ),
+    (TWO + "return rms_norm(x, up, 1e-6)\n" + FAMILY, "X223", "`rms_norm` takes activations, a vector", "",
+        "rms_norm(x"),
     *(
         (TWO + f"return F.linear({call}, down)\n" + FAMILY, "X223", message, "", call)
         for call, message in (
@@ -330,44 +223,18 @@ WRONG = [
     ),
     # tensor parallelism
     (CUT + "return F.linear(x, up) * 2\n" + FAMILY, "X223", "returns 192 numbers", "", "def mine"),
-    (
-        CUT + "return F.relu(F.linear(F.linear(x, up), down))\n" + FAMILY,
-        "X223",
-        "a summand on each rank",
-        "row",
-        "F.relu",
-    ),
-    (
-        CUT + "return x + F.linear(F.linear(x, up), down)\n" + FAMILY,
-        "X223",
-        "whole and what is summand",
-        "cut alike",
-        "x + F",
-    ),
-    (
-        CUT + "return F.linear(F.softmax(F.linear(x, up), -1), down)\n" + FAMILY,
-        "X223",
-        "all of the last dimension",
-        "",
-        "softmax",
-    ),
-    (
-        CUT.replace('down=weight("dim", "ffn", cut="row")', 'down=weight("dim", "ffn")')
-        + "return F.linear(F.linear(x, up), down)\n"
-        + FAMILY,
-        "X223",
-        "`down` (not cut) cannot take what is cut",
-        "follows",
-        "F.linear(F.linear",
-    ),
-    (
-        '@layer\ndef mine(x, up=weight("dim", "dim", cut="column")):\n    return F.linear(x, up)\n' + FAMILY,
-        "X223",
-        "would return what is cut",
-        'cut="row"',
-        "def mine",
-    ),
-]
+    (CUT + "return F.relu(F.linear(F.linear(x, up), down))\n" + FAMILY, "X223", "a summand on each rank", "row",
+        "F.relu"),
+    (CUT + "return x + F.linear(F.linear(x, up), down)\n" + FAMILY, "X223", "whole and what is summand", "cut alike",
+        "x + F"),
+    (CUT + "return F.linear(F.softmax(F.linear(x, up), -1), down)\n" + FAMILY, "X223", "all of the last dimension", "",
+        "softmax"),
+    (CUT.replace('down=weight("dim", "ffn", cut="row")',
+            'down=weight("dim", "ffn")') + "return F.linear(F.linear(x, up), down)\n" + FAMILY, "X223",
+        "`down` (not cut) cannot take what is cut", "follows", "F.linear(F.linear"),
+    ('@layer\ndef mine(x, up=weight("dim", "dim", cut="column")):\n    return F.linear(x, up)\n' + FAMILY, "X223",
+        "would return what is cut", 'cut="row"', "def mine"),
+]  # fmt: skip
 
 
 SPEC = """
@@ -421,22 +288,12 @@ CHOSEN = [
     ("squared { dim = 64, layers = 2, heads = 8, facto = 2 }", "", "X203", "unknown setting `facto`", "`factor`"),
     ("squared { dim = 64, layers = 2, heads = 8, experts = 4 }", "", "X203", "unknown setting `experts`", None),
     ("routed { dim = 64, layers = 2, heads = 8 }", "", "X204", "needs `experts`", None),
-    (
-        "gated { dim = 64, layers = 2, heads = 8, ffn = 66 }",
-        "parallel { tp 2 }",
-        "X420",
-        "the 33 outputs of mlp.up",
-        "multiple of 2",
-    ),
-    (
-        "gated { dim = 64, layers = 2, heads = 8 }",
-        "parallel { fsdp 2, ep 2 }",
-        "X409",
-        "a gated model has no",
-        "use ep 1",
-    ),
+    ("gated { dim = 64, layers = 2, heads = 8, ffn = 66 }", "parallel { tp 2 }", "X420", "the 33 outputs of mlp.up",
+        "multiple of 2"),
+    ("gated { dim = 64, layers = 2, heads = 8 }", "parallel { fsdp 2, ep 2 }", "X409", "a gated model has no",
+        "use ep 1"),
     ("squared { dim = 64, layers = 2, heads = 8, ffn = 8 }", "", "W401", "the block of squared does not read it", None),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("model", "more", "code", "message", "hint"), CHOSEN)
@@ -464,14 +321,9 @@ def test_no_text_of_a_body_brings_the_reader_down(tmp_path, monkeypatch):
                 assert found.code[0] in "XW" and found.message
 
 
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [
-        pytest.param(name, layout, marks=() if (name, layout) in BY_DEFAULT else pytest.mark.matrix)
-        for name in OWN_FAMILIES
-        for layout in LAYOUTS
-    ],
-)
+@pytest.mark.parametrize(("name", "layout"), [pytest.param(name, layout, marks=() if (
+    name, layout,
+) in BY_DEFAULT else pytest.mark.matrix) for name in OWN_FAMILIES for layout in LAYOUTS])  # fmt: skip
 def test_it_costs_what_its_plan_says(plan_of, name: str, layout: str):
     one_bucket = layout == "ddp" and name == "routed"  # as of registered families with experts
     hold_against_the_trace(plan_of(name, LAYOUTS[layout]), traffic=not one_bucket)

@@ -39,10 +39,8 @@ def test_it_is_called_with_its_settings_and_what_it_reads(build, params):
     loss_T, by, _ = term.by(dict(zip(("logprob_T", "entropy_T", "lse_T"), given, strict=True)))
     assert loss_T.tolist() == [5.0, 10.0]
     assert {name: slope_T.tolist() for name, slope_T in by.items()} == {
-        "logprob_T": [-3.0, -3.0],
-        "entropy_T": [4.0, 16.0],
-        "lse_T": [2.0, 2.0],
-    }
+        "logprob_T": [-3.0, -3.0], "entropy_T": [4.0, 16.0], "lse_T": [2.0, 2.0],
+    }  # fmt: skip
 
 
 # (the function behind its head, part of the message, line of the file)

@@ -127,16 +127,13 @@ def test_a_schedule_of_step_by_total_is_continuous_where_the_batch_changes(call)
     assert [rate(index) for index in (4, 5)] == [0.75, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("-0.5", "gave -0.5 for step 2 of 4, and a factor is finite and not negative"),
-        ("float('nan')", "gave nan for step 2"),
-        ("float('inf')", "gave inf for step 2"),
-        ("None", "gave None for step 2 of 4, and a factor is a number"),
-        ("1 / 0", "schedule `f`: ZeroDivisionError"),
-    ],
-)
+@pytest.mark.parametrize(("body", "message"), [
+    ("-0.5", "gave -0.5 for step 2 of 4, and a factor is finite and not negative"),
+    ("float('nan')", "gave nan for step 2"),
+    ("float('inf')", "gave inf for step 2"),
+    ("None", "gave None for step 2 of 4, and a factor is a number"),
+    ("1 / 0", "schedule `f`: ZeroDivisionError"),
+])  # fmt: skip
 def test_what_is_no_factor_is_refused(call, tmp_path, body, message):
     with pytest.raises(PartFailed) as caught:
         rates(call, f"def f(step, total): return {body}")(2)

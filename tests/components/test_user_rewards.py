@@ -47,30 +47,24 @@ def scored(result: str, folder: Path) -> list[float]:
 
 @pytest.mark.parametrize(
     ("result", "rewards"),
-    [
-        ("return completion == record['answer']", [1.0, 0.0]),
-        ("return np.float32(record['weight'])", [3.0, 3.0]),
-        ("return len(completion.encode())", [1.0, 2.0]),
-    ],
-)
+    [("return completion == record['answer']", [1.0, 0.0]), ("return np.float32(record['weight'])", [3.0, 3.0]),
+        ("return len(completion.encode())", [1.0, 2.0])],
+)  # fmt: skip
 def test_a_reward_is_a_number(result, rewards, tmp_path: Path):
     assert scored(result, tmp_path) == rewards
 
 
-@pytest.mark.parametrize(
-    ("result", "said"),
-    [
-        ("return 1 / 0", "ZeroDivisionError: division by zero"),
-        ("raise SystemExit(3)", "SystemExit: 3"),
-        ("return record['nothing']", "KeyError: 'nothing'"),
-        ("return None", "gave None for the completion '2' of '1+1=', and a reward is a number"),
-        ("return 'good'", "gave 'good' for"),
-        ("return float('nan')", "gave nan for"),
-        ("return 10 ** 400", "and a reward is a number"),
-        ("return 10 ** 5000", "gave a number that is too large for"),
-        ("return [1.0]", "gave [1.0] for"),
-    ],
-)
+@pytest.mark.parametrize(("result", "said"), [
+    ("return 1 / 0", "ZeroDivisionError: division by zero"),
+    ("raise SystemExit(3)", "SystemExit: 3"),
+    ("return record['nothing']", "KeyError: 'nothing'"),
+    ("return None", "gave None for the completion '2' of '1+1=', and a reward is a number"),
+    ("return 'good'", "gave 'good' for"),
+    ("return float('nan')", "gave nan for"),
+    ("return 10 ** 400", "and a reward is a number"),
+    ("return 10 ** 5000", "gave a number that is too large for"),
+    ("return [1.0]", "gave [1.0] for"),
+])  # fmt: skip
 def test_all_else_is_said_with_its_line(result, said, tmp_path: Path):
     with pytest.raises(PartFailed, match=r"mine\.py") as failed:
         scored(result, tmp_path)

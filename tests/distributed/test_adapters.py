@@ -75,10 +75,7 @@ MORE = [
     (Topology(tp=2, ep=2, note="dora", **MOE), DORA),
     (Topology(fsdp=4, ep=2, note="dora, experts", **MOE), DORA_EXPERTS),
     (Topology(pp=2, tp=2, ep=2, note="dora, experts", **MOE), DORA_EXPERTS),
-    (
-        Topology(fsdp=2, ep=2, sets=("activation.mode=selective",), note="dora, experts, selective", **MOE),
-        DORA_EXPERTS,
-    ),
+    (Topology(fsdp=2, ep=2, sets=("activation.mode=selective",), note="dora, experts, selective", **MOE), DORA_EXPERTS),
     (Topology(fsdp=2, note="dora, dropout"), DORA_DROPOUT),
     (Topology(pp=2, tp=2, note="dora, dropout"), DORA_DROPOUT),
     (Topology(tp=2, sets=("activation.mode=selective",), note="dora, dropout, selective"), DORA_DROPOUT),
@@ -98,15 +95,11 @@ MORE = [
     (Topology(fsdp=2, ep=2, note="dropout, experts", **MOE), DROPOUT_EXPERTS),
     (Topology(fsdp=4, ep=2, note="dropout, experts", **MOE), DROPOUT_EXPERTS),
     (Topology(tp=2, ep=2, note="dropout, experts", **MOE), DROPOUT_EXPERTS),
-    (
-        Topology(tp=2, sets=("parallel.tp.sequence=false",), note="dropout, experts, without sequence", **MOE),
-        DROPOUT_EXPERTS,
-    ),
+    (Topology(tp=2, sets=("parallel.tp.sequence=false",), note="dropout, experts, without sequence", **MOE),
+        DROPOUT_EXPERTS),
     (Topology(pp=2, tp=2, ep=2, note="dropout, experts", **MOE), DROPOUT_EXPERTS),
-    (
-        Topology(fsdp=2, ep=2, sets=("activation.mode=selective",), note="dropout, experts, selective", **MOE),
-        DROPOUT_EXPERTS,
-    ),
+    (Topology(fsdp=2, ep=2, sets=("activation.mode=selective",), note="dropout, experts, selective", **MOE),
+        DROPOUT_EXPERTS),
     (Topology(fsdp=4, note="pissa"), PISSA),
     (Topology(pp=2, note="pissa"), PISSA),
     (Topology(pp=2, sets=ZBV, note="pissa, zbv"), PISSA),
@@ -123,7 +116,7 @@ MORE = [
     (Topology(fsdp=4, ep=2, note="experts", **MOE), EXPERTS),
     (Topology(pp=2, tp=2, ep=2, note="experts", **MOE), EXPERTS),
     (Topology(fsdp=2, ep=2, sets=("activation.mode=full",), note="down, full recomputation", **MOE), DOWN),
-]
+]  # fmt: skip
 
 
 def cases(rows):
@@ -136,11 +129,8 @@ def trial_of(topology: Topology, adapter: str) -> Trial:
 
 @pytest.mark.parametrize(
     ("topology", "adapter"),
-    [
-        *cases(ORDINARY),
-        *(pytest.param(*each, id=each[0].name, marks=pytest.mark.matrix) for each in MORE),
-    ],
-)
+    [*cases(ORDINARY), *(pytest.param(*each, id=each[0].name, marks=pytest.mark.matrix) for each in MORE)],
+)  # fmt: skip
 def test_a_layout_trains_what_one_process_trains(lab: Laboratory, topology: Topology, adapter: str):
     lab.same_as_one_process(trial_of(topology, adapter), topology.layout)
 
@@ -228,11 +218,9 @@ def test_a_run_goes_on_with_its_adapter(lab: Laboratory, name: str):
 
 @pytest.mark.parametrize(
     "again",
-    [
-        pytest.param(Topology(tp=2, ep=2, **MOE), id="two ranks", marks=pytest.mark.matrix),
-        pytest.param(Topology(fsdp=2, tp=2, ep=2, **MOE), id="four ranks", marks=pytest.mark.matrix),
-    ],
-)
+    [pytest.param(Topology(tp=2, ep=2, **MOE), id="two ranks", marks=pytest.mark.matrix),
+        pytest.param(Topology(fsdp=2, tp=2, ep=2, **MOE), id="four ranks", marks=pytest.mark.matrix)],
+)  # fmt: skip
 def test_an_adapter_of_a_folder_is_read_and_written_by_ranks_as_it_was(lab: Laboratory, monkeypatch, again: Topology):
     """Experts on two ranks for PEFT, and read by others: steps that change nothing, and the same bytes."""
     monkeypatch.chdir(lab.folder)

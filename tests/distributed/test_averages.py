@@ -22,19 +22,10 @@ ema {{ decay = {decay}, every = {every} }}
 DECAY, EVERY, STEPS = 0.6, 2, 4
 BIAS = ("model.router.score=sigmoid", "model.router.bias_speed=1e-2")
 AT_LENGTH = (
-    "pp 2 · fsdp 2 · ep 2 (moe)",
-    "one rank, four microbatches (dense)",
-    "fsdp 2 (dense)",
-    "replicate 2, ddp (dense)",
-    "replicate 2 · fsdp 2 (dense)",
-    "tp 4, uneven vocabulary, tied (dense)",
-    "tp 2 (moe)",
-    "pp 2, tied (dense)",
-    "pp 2, zbv (dense)",
-    "fsdp 4 · ep 2 (moe)",
-    "ring 2 (dense)",
-    "pp 2 · fsdp 2 · tp 2 (dense)",
-)
+    "pp 2 · fsdp 2 · ep 2 (moe)", "one rank, four microbatches (dense)", "fsdp 2 (dense)", "replicate 2, ddp (dense)",
+    "replicate 2 · fsdp 2 (dense)", "tp 4, uneven vocabulary, tied (dense)", "tp 2 (moe)", "pp 2, tied (dense)",
+    "pp 2, zbv (dense)", "fsdp 4 · ep 2 (moe)", "ring 2 (dense)", "pp 2 · fsdp 2 · tp 2 (dense)",
+)  # fmt: skip
 TWO = BY_NAME["fsdp 2, one microbatch (dense)"]
 
 
@@ -67,11 +58,8 @@ def assert_close(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *ELSEWHERE["averages"],
-        *(pytest.param(name, marks=pytest.mark.slow) for name in AT_LENGTH),
-    ],
-)
+    [*ELSEWHERE["averages"], *(pytest.param(name, marks=pytest.mark.slow) for name in AT_LENGTH)],
+)  # fmt: skip
 def test_the_average_is_the_one_computed_by_hand_and_that_of_one_process(lab: Laboratory, name: str):
     layout = BY_NAME[name]
     trial = averaging(layout)

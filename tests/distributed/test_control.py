@@ -90,17 +90,13 @@ def test_what_cannot_be_done_is_refused_with_the_reason(lab, unbroken):
     )
     directory = outcome.directory
     assert outcome.curve == unbroken.curve and not list((directory / "control").iterdir())
-    assert sorted(detail for _, detail in answers(directory, "refused")) == sorted([
-        'the file holds no object with a "command"',
-        "the file is not a complete JSON object",
-        "the run is not paused",
-        "the run is paused already",
-        "profile takes a number of steps from 1 to 100, not 0",
-        "profile takes a number of steps from 1 to 100, not 1.5",
-        "save takes no argument, and 'now' was given",
-        "there is no command dance; commands: stop, save, eval, profile, pause, resume",
-        "dataset nowhere has no held-out part: choose lines",
-    ])  # fmt: skip
+    assert sorted(detail for _, detail in answers(directory, "refused")) == sorted(
+        ['the file holds no object with a "command"', "the file is not a complete JSON object", "the run is not paused",
+            "the run is paused already", "profile takes a number of steps from 1 to 100, not 0",
+            "profile takes a number of steps from 1 to 100, not 1.5", "save takes no argument, and 'now' was given",
+            "there is no command dance; commands: stop, save, eval, profile, pause, resume",
+            "dataset nowhere has no held-out part: choose lines"],
+    )  # fmt: skip
     assert [command for command, _ in answers(directory, "done")] == ["pause", "resume"]
 
 
@@ -123,12 +119,10 @@ def test_a_paused_run_saves_evaluates_and_goes_on(lab, unbroken):
 
 @pytest.mark.parametrize(
     "what, said, status, code",
-    [
-        pytest.param(["signal", "SIGTERM"], "signal", "stopped", 75, marks=SLOW),
+    [pytest.param(["signal", "SIGTERM"], "signal", "stopped", 75, marks=SLOW),
         pytest.param(["signal", "SIGINT"], "signal", "interrupted", 130, marks=SLOW),
-        pytest.param(["command", _content("stop")], "control", "stopped", 75, marks=SLOW),
-    ],
-)
+        pytest.param(["command", _content("stop")], "control", "stopped", 75, marks=SLOW)],
+)  # fmt: skip
 def test_a_paused_run_can_be_stopped(lab, unbroken, what, said, status, code):
     name, rank = f"paused-{what[0]}-{code}", 0 if what[0] == "command" else 1
     with pytest.raises(RanksFailed):

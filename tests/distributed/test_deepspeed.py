@@ -64,45 +64,40 @@ def trial_of(topology: Topology, more: str = "") -> Trial:
     return evolve(topology.trial("fp32"), steps=STEPS, more=f"{MORE}\n{more}")
 
 
-@pytest.mark.parametrize(
-    ("topology", "more"),
-    [
-        pytest.param(engine(0), "", id="stage 0"),
-        pytest.param(engine(1), "", id="stage 1"),
-        pytest.param(engine(2), "", id="stage 2"),
-        pytest.param(engine(3), "", id="stage 3"),
-        pytest.param(offloading(2), "", id="offloaded, 2"),
-        pytest.param(offloading(3, params="cpu"), "", id="offloaded with parameters, 3"),
-        pytest.param(offloading(1), "", id="offloaded, 1", marks=matrix),
-        pytest.param(offloading(3), "", id="offloaded, 3", marks=matrix),
-        pytest.param(
-            engine(3, 2, "parallel.deepspeed.offload_param=cpu"), "", id="parameters offloaded, 3", marks=matrix
-        ),
-        pytest.param(offloading(2, 4), "", id="offloaded, 2, 4 ranks", marks=matrix),
-        pytest.param(offloading(3, 3, params="cpu", rows=12), "", id="offloaded, 3, 3 ranks", marks=matrix),
-        pytest.param(offloading(2, 2, accumulate=1, clip="none"), "", id="offloaded, one microbatch", marks=matrix),
-        pytest.param(engine(3, 4), "", id="stage 3, 4 ranks", marks=matrix),
-        pytest.param(engine(3, 2, "activation.mode=full"), "", id="computed again, 3", marks=matrix),
-        pytest.param(engine(3, 2, model="gemma3"), "", id="gemma3, 3", marks=matrix),
-        pytest.param(engine(3), TEXT, id="text, 3", marks=matrix),
-        pytest.param(engine(3, 3, rows=12), "", id="3 ranks, 3", marks=matrix),
-        pytest.param(engine(1, 3, rows=12), "", id="3 ranks, 1", marks=matrix),
-        pytest.param(engine(2, 1), "", id="one rank, 2", marks=matrix),
-        pytest.param(engine(3, 1), "", id="one rank, 3", marks=matrix),
-        pytest.param(engine(2, 2, "checkpoint.mode=async"), "", id="saved beside", marks=matrix),
-        pytest.param(engine(3, 2, "checkpoint.mode=async"), "", id="saved beside, 3", marks=matrix),
-        pytest.param(engine(0, 4), "", id="stage 0, 4 ranks", marks=matrix),
-        pytest.param(engine(1, 4), "", id="stage 1, 4 ranks", marks=matrix),
-        pytest.param(engine(2, 4), "", id="stage 2, 4 ranks", marks=matrix),
-        pytest.param(engine(2, 2, clip="none", accumulate=1), "", id="no clipping", marks=matrix),
-        pytest.param(engine(1, 2, accumulate=4), "ema { decay = 0.9 }", id="averages", marks=matrix),
-        pytest.param(engine(2, 2, model="moe"), "", id="experts", marks=matrix),
-        pytest.param(engine(1, 2, "activation.mode=full"), "", id="computed again, 1", marks=matrix),
-        pytest.param(engine(2, 2, "activation.mode=full"), "", id="computed again, 2", marks=matrix),
-        pytest.param(engine(2), "adapter lora { rank = 3 }", id="adapter", marks=matrix),
-        pytest.param(engine(2), 'group "**.*norm*" { lr_scale = 0.5 }', id="groups", marks=matrix),
-    ],
-)
+@pytest.mark.parametrize(("topology", "more"), [
+    pytest.param(engine(0), "", id="stage 0"),
+    pytest.param(engine(1), "", id="stage 1"),
+    pytest.param(engine(2), "", id="stage 2"),
+    pytest.param(engine(3), "", id="stage 3"),
+    pytest.param(offloading(2), "", id="offloaded, 2"),
+    pytest.param(offloading(3, params="cpu"), "", id="offloaded with parameters, 3"),
+    pytest.param(offloading(1), "", id="offloaded, 1", marks=matrix),
+    pytest.param(offloading(3), "", id="offloaded, 3", marks=matrix),
+    pytest.param(engine(3, 2, "parallel.deepspeed.offload_param=cpu"), "", id="parameters offloaded, 3", marks=matrix),
+    pytest.param(offloading(2, 4), "", id="offloaded, 2, 4 ranks", marks=matrix),
+    pytest.param(offloading(3, 3, params="cpu", rows=12), "", id="offloaded, 3, 3 ranks", marks=matrix),
+    pytest.param(offloading(2, 2, accumulate=1, clip="none"), "", id="offloaded, one microbatch", marks=matrix),
+    pytest.param(engine(3, 4), "", id="stage 3, 4 ranks", marks=matrix),
+    pytest.param(engine(3, 2, "activation.mode=full"), "", id="computed again, 3", marks=matrix),
+    pytest.param(engine(3, 2, model="gemma3"), "", id="gemma3, 3", marks=matrix),
+    pytest.param(engine(3), TEXT, id="text, 3", marks=matrix),
+    pytest.param(engine(3, 3, rows=12), "", id="3 ranks, 3", marks=matrix),
+    pytest.param(engine(1, 3, rows=12), "", id="3 ranks, 1", marks=matrix),
+    pytest.param(engine(2, 1), "", id="one rank, 2", marks=matrix),
+    pytest.param(engine(3, 1), "", id="one rank, 3", marks=matrix),
+    pytest.param(engine(2, 2, "checkpoint.mode=async"), "", id="saved beside", marks=matrix),
+    pytest.param(engine(3, 2, "checkpoint.mode=async"), "", id="saved beside, 3", marks=matrix),
+    pytest.param(engine(0, 4), "", id="stage 0, 4 ranks", marks=matrix),
+    pytest.param(engine(1, 4), "", id="stage 1, 4 ranks", marks=matrix),
+    pytest.param(engine(2, 4), "", id="stage 2, 4 ranks", marks=matrix),
+    pytest.param(engine(2, 2, clip="none", accumulate=1), "", id="no clipping", marks=matrix),
+    pytest.param(engine(1, 2, accumulate=4), "ema { decay = 0.9 }", id="averages", marks=matrix),
+    pytest.param(engine(2, 2, model="moe"), "", id="experts", marks=matrix),
+    pytest.param(engine(1, 2, "activation.mode=full"), "", id="computed again, 1", marks=matrix),
+    pytest.param(engine(2, 2, "activation.mode=full"), "", id="computed again, 2", marks=matrix),
+    pytest.param(engine(2), "adapter lora { rank = 3 }", id="adapter", marks=matrix),
+    pytest.param(engine(2), 'group "**.*norm*" { lr_scale = 0.5 }', id="groups", marks=matrix),
+])  # fmt: skip
 def test_it_trains_as_one_process_does(lab: Laboratory, request, topology: Topology, more: str):
     alone = lab.run(trial := trial_of(topology, more), (), alone=True)
     hold_together(run(lab, trial, topology, name_of(request)), alone, LIMIT)
@@ -128,22 +123,19 @@ def test_it_goes_on_bit_for_bit(lab: Laboratory, request, topology: Topology):
     assert not [name for name, value in state(whole).items() if not np.array_equal(state(later)[name], value)]
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        pytest.param(Topology(fsdp=2), engine(2), id="fsdp to 2"),
-        pytest.param(engine(2), Topology(fsdp=2), id="2 to fsdp"),
-        pytest.param(engine(1), Topology(fsdp=4), id="1 to fsdp 4", marks=matrix),
-        pytest.param(engine(2, 4), engine(1), id="2 on 4 ranks to 1", marks=matrix),
-        pytest.param(Topology(tp=2), engine(1), id="tp to 1", marks=matrix),
-        pytest.param(engine(0), engine(2), id="0 to 2", marks=matrix),
-        pytest.param(engine(3), Topology(fsdp=2), id="3 to fsdp"),
-        pytest.param(offloading(3, params="cpu"), Topology(fsdp=2), id="3 offloaded to fsdp", marks=matrix),
-        pytest.param(Topology(fsdp=2), offloading(2), id="fsdp to 2 offloaded", marks=matrix),
-        pytest.param(Topology(fsdp=2), engine(3), id="fsdp to 3", marks=matrix),
-        pytest.param(engine(3, 4), engine(3), id="3 on 4 ranks to 3", marks=matrix),
-    ],
-)
+@pytest.mark.parametrize(("before", "after"), [
+    pytest.param(Topology(fsdp=2), engine(2), id="fsdp to 2"),
+    pytest.param(engine(2), Topology(fsdp=2), id="2 to fsdp"),
+    pytest.param(engine(1), Topology(fsdp=4), id="1 to fsdp 4", marks=matrix),
+    pytest.param(engine(2, 4), engine(1), id="2 on 4 ranks to 1", marks=matrix),
+    pytest.param(Topology(tp=2), engine(1), id="tp to 1", marks=matrix),
+    pytest.param(engine(0), engine(2), id="0 to 2", marks=matrix),
+    pytest.param(engine(3), Topology(fsdp=2), id="3 to fsdp"),
+    pytest.param(offloading(3, params="cpu"), Topology(fsdp=2), id="3 offloaded to fsdp", marks=matrix),
+    pytest.param(Topology(fsdp=2), offloading(2), id="fsdp to 2 offloaded", marks=matrix),
+    pytest.param(Topology(fsdp=2), engine(3), id="fsdp to 3", marks=matrix),
+    pytest.param(engine(3, 4), engine(3), id="3 on 4 ranks to 3", marks=matrix),
+])  # fmt: skip
 def test_a_checkpoint_moves(lab: Laboratory, request, before: Topology, after: Topology):
     trial, name = trial_of(before), name_of(request)
     there = run(lab, trial, before, f"{name}_stays")
@@ -179,12 +171,9 @@ TURNED = 1e-4
 
 @pytest.mark.parametrize(
     "topology",
-    [
-        pytest.param(engine(2), id="stage 2"),
-        pytest.param(engine(3), id="stage 3"),
-        pytest.param(engine(3, 4), id="stage 3, 4 ranks", marks=matrix),
-    ],
-)
+    [pytest.param(engine(2), id="stage 2"), pytest.param(engine(3), id="stage 3"),
+        pytest.param(engine(3, 4), id="stage 3, 4 ranks", marks=matrix)],
+)  # fmt: skip
 def test_in_bf16_it_trains_as_fsdp_does(lab: Laboratory, request, topology: Topology):
     trial, name = trial_of(topology, BF16), f"{name_of(request)}_bf16"
     native = Topology(fsdp=topology.replicate)
@@ -206,13 +195,10 @@ def test_in_bf16_it_trains_as_fsdp_does(lab: Laboratory, request, topology: Topo
 
 @pytest.mark.parametrize(
     "topology",
-    [
-        pytest.param(engine(2), id="2"),
-        pytest.param(engine(3), id="3", marks=matrix),
+    [pytest.param(engine(2), id="2"), pytest.param(engine(3), id="3", marks=matrix),
         pytest.param(offloading(2), id="2 offloaded", marks=matrix),
-        pytest.param(offloading(3, params="cpu"), id="3 offloaded", marks=matrix),
-    ],
-)
+        pytest.param(offloading(3, params="cpu"), id="3 offloaded", marks=matrix)],
+)  # fmt: skip
 def test_in_bf16_it_goes_on_bit_for_bit(lab: Laboratory, request, topology: Topology):
     trial = evolve(
         topology.trial("fp32"), steps=STEPS, more=f"checkpoint {{ mode = sync, keep = none, model = false }}\n{BF16}"
@@ -223,14 +209,10 @@ def test_in_bf16_it_goes_on_bit_for_bit(lab: Laboratory, request, topology: Topo
 
 @pytest.mark.parametrize(
     ("stage", "params", "more"),
-    [
-        pytest.param(2, "none", BF16, id="2, bf16"),
-        pytest.param(3, "cpu", BF16, id="3, bf16"),
-        pytest.param(1, "none", "", id="1", marks=matrix),
-        pytest.param(2, "none", "", id="2", marks=matrix),
-        pytest.param(3, "cpu", "", id="3", marks=matrix),
-    ],
-)
+    [pytest.param(2, "none", BF16, id="2, bf16"), pytest.param(3, "cpu", BF16, id="3, bf16"),
+        pytest.param(1, "none", "", id="1", marks=matrix), pytest.param(2, "none", "", id="2", marks=matrix),
+        pytest.param(3, "cpu", "", id="3", marks=matrix)],
+)  # fmt: skip
 def test_offloading_changes_no_bit(lab: Laboratory, request, stage: int, params: str, more: str):
     """Of weights and moments, where nothing is clipped: norms are taken of gradients in one tensor, and so are others
     in their last digits, which in bf16 turn the rounding of weights."""
@@ -245,14 +227,10 @@ def test_offloading_changes_no_bit(lab: Laboratory, request, stage: int, params:
 
 @pytest.mark.parametrize(
     ("stage", "params", "more"),
-    [
-        pytest.param(2, "none", "", id="2"),
-        pytest.param(3, "cpu", BF16, id="3, bf16"),
-        pytest.param(2, "none", BF16, id="2, bf16", marks=matrix),
-        pytest.param(1, "none", "", id="1", marks=matrix),
-        pytest.param(3, "none", "", id="3", marks=matrix),
-    ],
-)
+    [pytest.param(2, "none", "", id="2"), pytest.param(3, "cpu", BF16, id="3, bf16"),
+        pytest.param(2, "none", BF16, id="2, bf16", marks=matrix), pytest.param(1, "none", "", id="1", marks=matrix),
+        pytest.param(3, "none", "", id="3", marks=matrix)],
+)  # fmt: skip
 def test_host_memory_is_as_planned(lab: Laboratory, request, stage: int, params: str, more: str):
     """Of what a rank updates, as the plan for a GPU counts it: but for what pads groups of parameters, and whole sums
     of parameters, of which it counts the most that a rank can have."""
@@ -275,13 +253,11 @@ def in_files(params: str, **settings) -> Topology:
 
 @pytest.mark.parametrize(
     ("topology", "more"),
-    [
-        pytest.param(in_files("none", clip="none"), "", id="state"),
+    [pytest.param(in_files("none", clip="none"), "", id="state"),
         pytest.param(in_files("nvme"), "", id="state and parameters"),
         pytest.param(in_files("cpu", clip="none"), BF16, id="state, bf16", marks=matrix),
-        pytest.param(in_files("cpu"), BF16, id="state, bf16, clipped", marks=matrix),
-    ],
-)
+        pytest.param(in_files("cpu"), BF16, id="state, bf16, clipped", marks=matrix)],
+)  # fmt: skip
 def test_in_files_it_trains_as_in_memory(lab: Laboratory, request, topology: Topology, more: str):
     """To the last bit where nothing is clipped, as norms are taken of other tensors, whose last digits turn roundings
     of bf16: clipped it is held against host memory, where they are taken of the same; and it goes on bit for bit.

@@ -17,17 +17,14 @@ checkpoint {{ keep = 1, best = eval.lines.loss, best_is = highest{} }}"""
 BIASED = "model.router.bias_speed=0.001"
 
 
-@pytest.mark.parametrize(
-    ("topology", "settings", "more"),
-    [
-        (Topology(), ", backend = file, mode = async", ""),
-        pytest.param(Topology(fsdp=2), "", "ema { decay = 0.9, publish = true }", marks=SLOW),
-        pytest.param(Topology(model="moe", fsdp=2, ep=2, sets=(BIASED,)), "", "", marks=SLOW),
-        pytest.param(Topology(replicate=2), ", mode = async", "", marks=SLOW),
-        pytest.param(Topology(pp=2, tp=2), "", "", marks=SLOW),
-        pytest.param(Topology(fsdp=2, tp=2), ", model = false", "ema {}", marks=SLOW),
-    ],
-)
+@pytest.mark.parametrize(("topology", "settings", "more"), [
+    (Topology(), ", backend = file, mode = async", ""),
+    pytest.param(Topology(fsdp=2), "", "ema { decay = 0.9, publish = true }", marks=SLOW),
+    pytest.param(Topology(model="moe", fsdp=2, ep=2, sets=(BIASED,)), "", "", marks=SLOW),
+    pytest.param(Topology(replicate=2), ", mode = async", "", marks=SLOW),
+    pytest.param(Topology(pp=2, tp=2), "", "", marks=SLOW),
+    pytest.param(Topology(fsdp=2, tp=2), ", model = false", "ema {}", marks=SLOW),
+])  # fmt: skip
 def test_the_disk_figure_is_never_exceeded_and_nearly_reached(lab: Laboratory, topology, settings, more):
     trial = topology.trial("fp32", shallow=True)
     name = f"disk-{topology.name}-{settings}"

@@ -51,21 +51,11 @@ VARYING = ("scheduler=cosine", "scheduler.warmup=2 steps")
 ROWS, RAMP = 16, ("batch.ramp_from=4", "batch.ramp=4 steps")
 
 DENSE = (
-    "one rank, four microbatches (dense)",
-    "fsdp 2 (dense)",
-    "fsdp 4 (dense)",
-    "replicate 2, ddp (dense)",
-    "replicate 2 · fsdp 2 (dense)",
-    "tp 2 (dense)",
-    "tp 4, uneven vocabulary, tied (dense)",
-    "pp 2, 1f1b (dense)",
-    "pp 2, zbv (dense)",
-    "pp 4, interleaved_1f1b (dense)",
-    "ring 2 (dense)",
-    "ulysses 2 (dense)",
-    "ring 2 · ulysses 2, fold all (dense)",
-    "pp 2 · fsdp 2 · tp 2 (dense)",
-)
+    "one rank, four microbatches (dense)", "fsdp 2 (dense)", "fsdp 4 (dense)", "replicate 2, ddp (dense)",
+    "replicate 2 · fsdp 2 (dense)", "tp 2 (dense)", "tp 4, uneven vocabulary, tied (dense)", "pp 2, 1f1b (dense)",
+    "pp 2, zbv (dense)", "pp 4, interleaved_1f1b (dense)", "ring 2 (dense)", "ulysses 2 (dense)",
+    "ring 2 · ulysses 2, fold all (dense)", "pp 2 · fsdp 2 · tp 2 (dense)",
+)  # fmt: skip
 MOE = (
     "one rank, four microbatches (moe)",
     "replicate 2, ddp (moe)",

@@ -61,14 +61,10 @@ def test_a_layout_trains_what_one_process_trains(lab: Laboratory, topology: Topo
     lab.same_as_one_process(evolve(topology.trial("fp64"), steps=2), topology.layout)
 
 
-@pytest.mark.parametrize(
-    "topology",
-    [
-        Topology(tp=2, rows=4, shared=ROW, accumulate=4, note="scales of a rank"),
-        pytest.param(Topology(ring=2, shared=TENSOR, accumulate=8, note="scales of a rank"), marks=pytest.mark.matrix),
-    ],
-    ids=lambda topology: topology.name,
-)
+@pytest.mark.parametrize("topology", [
+    Topology(tp=2, rows=4, shared=ROW, accumulate=4, note="scales of a rank"),
+    pytest.param(Topology(ring=2, shared=TENSOR, accumulate=8, note="scales of a rank"), marks=pytest.mark.matrix),
+], ids=lambda topology: topology.name)  # fmt: skip
 def test_scales_of_a_rank_alone_are_seen(lab: Laboratory, topology: Topology):
     trial = evolve(topology.trial("fp64"), steps=2)
     outcome = lab.run(trial, topology.layout, mutation=Mutation("own_scales"), saves=False)

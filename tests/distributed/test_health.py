@@ -105,16 +105,12 @@ def test_a_rank_that_is_continued_in_time_costs_nothing_and_a_probe_says_who_com
     assert first["late_seconds"] > 1 > second["late_seconds"] and first["seconds"] < 1
 
 
-@pytest.mark.parametrize(
-    ("more", "mutation"),
-    [
-        pytest.param("on finish eval lines { batches = none }", Mutation("slow_evaluation", seconds=0.5), marks=SLOW),
-        pytest.param("every 4 steps checkpoint", Mutation("slow_disk", seconds=5.0), marks=SLOW),
-        pytest.param("every 4 steps checkpoint", Mutation("slow_publishing", seconds=5.0), marks=SLOW),
-        pytest.param("", Mutation("slow_setup", seconds=5.0), marks=SLOW),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("more", "mutation"), [
+    pytest.param("on finish eval lines { batches = none }", Mutation("slow_evaluation", seconds=0.5), marks=SLOW),
+    pytest.param("every 4 steps checkpoint", Mutation("slow_disk", seconds=5.0), marks=SLOW),
+    pytest.param("every 4 steps checkpoint", Mutation("slow_publishing", seconds=5.0), marks=SLOW),
+    pytest.param("", Mutation("slow_setup", seconds=5.0), marks=SLOW),
+], ids=str)  # fmt: skip
 def test_what_may_last_is_left_alone(lab, more, mutation):
     more = f"fault_tolerance {{ stuck = 2 s }}\n{more}"
     name = f"lasting-{mutation}".replace(" ", "-")

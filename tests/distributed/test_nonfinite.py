@@ -66,17 +66,10 @@ def steps_of(directory: Path, kind: str) -> list[int]:
 # What is skipped ------------------------------------------------------------------------------------------------------
 
 LAYOUTS = (
-    "fsdp 2 · ep 2 (moe)",
-    "pp 2, 1f1b (dense)",
-    "tp 2 (dense)",
-    "replicate 2, ddp (dense)",
-    "fsdp 4 · ep 2 (moe)",
-    "pp 2 · fsdp 2 · ep 2 (moe)",
-    "pp 2, zbv (dense)",
-    "ring 2 · ep 2 (moe)",
-    "replicate 2, ddp (moe)",
+    "fsdp 2 · ep 2 (moe)", "pp 2, 1f1b (dense)", "tp 2 (dense)", "replicate 2, ddp (dense)", "fsdp 4 · ep 2 (moe)",
+    "pp 2 · fsdp 2 · ep 2 (moe)", "pp 2, zbv (dense)", "ring 2 · ep 2 (moe)", "replicate 2, ddp (moe)",
     "pp 2 · fsdp 2 · tp 2 (dense)",
-)
+)  # fmt: skip
 
 
 def layouts(ordinary: int) -> list:

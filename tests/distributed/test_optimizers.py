@@ -45,17 +45,10 @@ group "layers.1.mlp" { lr_scale = 0.5, optimizer sgd { lr = 0.1, weight_decay = 
 # Settings of the model, where the small ones of the table would leave nothing to do.
 WIDER = {"adamw8bit": ("model.dim=64",)}
 LAYOUTS = (
-    "fsdp 2 (dense)",
-    "fsdp 4 (dense)",
-    "tp 2 (dense)",
-    "pp 2, gpipe (dense)",
-    "fsdp 2 · tp 2 (dense)",
-    "fsdp 2 · ep 2 (moe)",
-    "fsdp 4 · ep 2 (moe)",
-    "replicate 2 · fsdp 2 (dense)",
-    "pp 2 · fsdp 2 · tp 2 · ep 2 (moe)",
+    "fsdp 2 (dense)", "fsdp 4 (dense)", "tp 2 (dense)", "pp 2, gpipe (dense)", "fsdp 2 · tp 2 (dense)",
+    "fsdp 2 · ep 2 (moe)", "fsdp 4 · ep 2 (moe)", "replicate 2 · fsdp 2 (dense)", "pp 2 · fsdp 2 · tp 2 · ep 2 (moe)",
     "fsdp 2 · ring 2 · tp 2 · ep 2 (moe)",
-)
+)  # fmt: skip
 # Where a run begins and where it goes on: by default the first, of a state in blocks, in sums, and of groups.
 MOVES = {
     "schedule_free": (("fsdp 2 (dense)", "tp 2 (dense)"), ("fsdp 2 · tp 2 (dense)", "tp 2 (dense)")),
@@ -105,17 +98,14 @@ def test_a_layout_updates_as_one_process_does(lab: Laboratory, trained: Runs, na
     assert not stray_shapes(lab.plan(trial, topology.layout), outcome)
 
 
-@pytest.mark.parametrize(
-    ("name", "fault", "layout"),
-    [
-        pytest.param("muon", "own_pieces", "fsdp 2 (dense)", marks=pytest.mark.matrix),
-        pytest.param("muon", "own_pieces", "tp 2 (dense)", marks=pytest.mark.matrix),
-        ("adafactor", "own_means", "fsdp 2 (dense)"),
-        pytest.param("adafactor", "own_means", "fsdp 4 · ep 2 (moe)", marks=pytest.mark.matrix),
-        pytest.param("adam_mini", "own_means", "fsdp 4 (dense)", marks=pytest.mark.matrix),
-        pytest.param("adam_mini", "own_means", "tp 2 (dense)", marks=pytest.mark.matrix),
-    ],
-)
+@pytest.mark.parametrize(("name", "fault", "layout"), [
+    pytest.param("muon", "own_pieces", "fsdp 2 (dense)", marks=pytest.mark.matrix),
+    pytest.param("muon", "own_pieces", "tp 2 (dense)", marks=pytest.mark.matrix),
+    ("adafactor", "own_means", "fsdp 2 (dense)"),
+    pytest.param("adafactor", "own_means", "fsdp 4 · ep 2 (moe)", marks=pytest.mark.matrix),
+    pytest.param("adam_mini", "own_means", "fsdp 4 (dense)", marks=pytest.mark.matrix),
+    pytest.param("adam_mini", "own_means", "tp 2 (dense)", marks=pytest.mark.matrix),
+])  # fmt: skip
 def test_faults_of_optimizers_are_seen(lab: Laboratory, name: str, fault: str, layout: str):
     topology = BY_NAME[layout]
     trial = evolve(topology.trial("fp64", shallow=True), optimizer=OPTIMIZERS[name])
@@ -153,17 +143,11 @@ def test_a_run_goes_on_with_its_state(lab: Laboratory, name: str):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(
-    "layouts",
-    [
-        ("fsdp 2 (dense)", "tp 2 (dense)", "one rank, four microbatches (dense)"),
-        pytest.param(
-            ("one rank, four microbatches (dense)", "tp 2 (dense)", "fsdp 2 · tp 2 (dense)", "fsdp 2 (dense)"),
-            marks=pytest.mark.matrix,
-        ),
-    ],
-    ids=len,
-)
+@pytest.mark.parametrize("layouts", [
+    ("fsdp 2 (dense)", "tp 2 (dense)", "one rank, four microbatches (dense)"),
+    pytest.param(("one rank, four microbatches (dense)", "tp 2 (dense)", "fsdp 2 · tp 2 (dense)", "fsdp 2 (dense)"),
+        marks=pytest.mark.matrix),
+], ids=len)  # fmt: skip
 def test_what_muon_stores_moves_exactly(lab: Laboratory, layouts: tuple[str, ...]):
     """A step on each layout: every one begins with the momentum of the one before bit for bit, and all of them are as
     many steps on one process."""

@@ -103,13 +103,10 @@ def alone(train):
 
 # Of stages and of two data ranks other tests of this file see the same, of reading processes test_references.py.
 @pytest.mark.matrix
-@pytest.mark.parametrize(
-    "layout",
-    [
-        pytest.param(n, marks=pytest.mark.matrix if n in ("fsdp 2", "pp 2", "pp 3", "workers 1") else ())
-        for n in LAYOUTS
-    ],
-)
+@pytest.mark.parametrize("layout", [pytest.param(
+    n,
+    marks=pytest.mark.matrix if n in ("fsdp 2", "pp 2", "pp 3", "workers 1") else (),
+) for n in LAYOUTS])  # fmt: skip
 def test_every_layout_learns_the_same(train, alone, layout):
     found = train(layout.replace(" ", ""), *LAYOUTS[layout])
     assert len(found.curve) == 4

@@ -43,19 +43,12 @@ def test_a_layout_costs_what_its_plan_says(topology: Topology, tmp_path):
     hold_against_the_trace(plan_of(tmp_path, topology, params="fp32"))
 
 
-@pytest.mark.parametrize(
-    ("topology", "asked"),
-    [
-        (ORDINARY[0], ["layers.0", "layers.1"]),
-        (Topology(fsdp=2), []),
-        (
-            Topology(fsdp=4, ep=2, model="moe"),
-            ["layers.0", "layers.0.mlp.experts", "layers.1", "layers.1.mlp.experts"],
-        ),
-        (ORDINARY[1], ["layers.0", "layers.0.mlp.experts", "layers.1.mlp.experts"]),
-    ],
-    ids=["dense", "dense, late", "experts", "experts, recomputed"],
-)
+@pytest.mark.parametrize(("topology", "asked"), [
+    (ORDINARY[0], ["layers.0", "layers.1"]),
+    (Topology(fsdp=2), []),
+    (Topology(fsdp=4, ep=2, model="moe"), ["layers.0", "layers.0.mlp.experts", "layers.1", "layers.1.mlp.experts"]),
+    (ORDINARY[1], ["layers.0", "layers.0.mlp.experts", "layers.1.mlp.experts"]),
+], ids=["dense", "dense, late", "experts", "experts, recomputed"])  # fmt: skip
 def test_units_ask_for_the_next_one(topology, asked, tmp_path, monkeypatch):
     """In the order of a forward, and in no other: also where a backward computes blocks again; and what that costs."""
     plan, found = plan_of(tmp_path, topology, params="fp32"), []

@@ -35,10 +35,8 @@ RECOMPUTED = ("activation.mode=selective",)
 
 ADAPTED = ("model.ffn=64", "precision.base.kind=nf4", "precision.base.block=32")
 ADAPTED_EXPERTS = (
-    "model.expert_ffn=32",
-    "precision.base.kind=nf4",
-    "precision.base.block=32",
-)
+    "model.expert_ffn=32", "precision.base.kind=nf4", "precision.base.block=32",
+)  # fmt: skip
 ODD = ("model.ffn=48", "precision.base.kind=nf4", "precision.base.block=32")  # blocks across rows of down_proj
 ADAPTER = 'adapter lora { rank = 3, alpha = 12, train = ["norm"] }'
 PISSA = 'adapter lora { rank = 3, alpha = 12, init = pissa, train = ["norm"] }'
@@ -88,33 +86,21 @@ def test_a_layout_trains_what_one_process_trains(lab: Laboratory, topology: Topo
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(
-    ("topology", "adapter"),
-    [
-        pytest.param(Topology(fsdp=2, shared=ADAPTED), ADAPTER, id="fsdp 2"),
-        pytest.param(Topology(fsdp=2, tp=2, shared=ADAPTED), ADAPTER, id="fsdp 2 · tp 2", marks=pytest.mark.matrix),
-        pytest.param(Topology(fsdp=2, tp=2, shared=ADAPTED), DORA, id="fsdp 2 · tp 2, dora", marks=pytest.mark.matrix),
-        pytest.param(Topology(fsdp=2, shared=ODD), DORA, id="fsdp 2, dora, odd", marks=pytest.mark.matrix),
-        pytest.param(
-            Topology(fsdp=4, ep=2, shared=ADAPTED_EXPERTS, **MOE),
-            DORA_EXPERTS,
-            id="fsdp 4 · ep 2, dora of experts",
-            marks=pytest.mark.matrix,
-        ),
-        pytest.param(
-            Topology(fsdp=2, tp=2, shared=ADAPTED), PISSA, id="fsdp 2 · tp 2, pissa", marks=pytest.mark.matrix
-        ),
-        pytest.param(Topology(fsdp=2, shared=ODD), PISSA, id="fsdp 2, pissa, odd", marks=pytest.mark.matrix),
-        pytest.param(
-            Topology(fsdp=4, ep=2, shared=ADAPTED_EXPERTS, **MOE),
-            PISSA.replace("train", 'targets = ["experts"], train'),
-            id="fsdp 4 · ep 2, pissa of experts",
-            marks=pytest.mark.matrix,
-        ),
-        pytest.param(Topology(pp=2, shared=ADAPTED), PISSA, id="pp 2, pissa", marks=pytest.mark.matrix),
-        pytest.param(Topology(pp=2, tp=2, shared=ADAPTED), ADAPTER, id="pp 2 · tp 2", marks=pytest.mark.matrix),
-    ],
-)
+@pytest.mark.parametrize(("topology", "adapter"), [
+    pytest.param(Topology(fsdp=2, shared=ADAPTED), ADAPTER, id="fsdp 2"),
+    pytest.param(Topology(fsdp=2, tp=2, shared=ADAPTED), ADAPTER, id="fsdp 2 · tp 2", marks=pytest.mark.matrix),
+    pytest.param(Topology(fsdp=2, tp=2, shared=ADAPTED), DORA, id="fsdp 2 · tp 2, dora", marks=pytest.mark.matrix),
+    pytest.param(Topology(fsdp=2, shared=ODD), DORA, id="fsdp 2, dora, odd", marks=pytest.mark.matrix),
+    pytest.param(Topology(fsdp=4, ep=2, shared=ADAPTED_EXPERTS, **MOE), DORA_EXPERTS,
+        id="fsdp 4 · ep 2, dora of experts", marks=pytest.mark.matrix),
+    pytest.param(Topology(fsdp=2, tp=2, shared=ADAPTED), PISSA, id="fsdp 2 · tp 2, pissa", marks=pytest.mark.matrix),
+    pytest.param(Topology(fsdp=2, shared=ODD), PISSA, id="fsdp 2, pissa, odd", marks=pytest.mark.matrix),
+    pytest.param(Topology(fsdp=4, ep=2, shared=ADAPTED_EXPERTS, **MOE),
+        PISSA.replace("train", 'targets = ["experts"], train'), id="fsdp 4 · ep 2, pissa of experts",
+        marks=pytest.mark.matrix),
+    pytest.param(Topology(pp=2, shared=ADAPTED), PISSA, id="pp 2, pissa", marks=pytest.mark.matrix),
+    pytest.param(Topology(pp=2, tp=2, shared=ADAPTED), ADAPTER, id="pp 2 · tp 2", marks=pytest.mark.matrix),
+])  # fmt: skip
 def test_an_adapter_of_what_is_stored_trains_as_in_one_process(lab: Laboratory, topology: Topology, adapter: str):
     trial = evolve(topology.trial("fp64"), steps=2, more=f"{adapter}\nevery 1 step norms {{ of = [parameters] }}")
     alone = lab.alone(trial)
@@ -136,11 +122,9 @@ def test_an_adapter_of_what_is_stored_trains_as_in_one_process(lab: Laboratory, 
 
 @pytest.mark.parametrize(
     "first",
-    [
-        pytest.param(("parallel.tp=2",), id="tp 2"),
-        pytest.param(("parallel.fsdp=2", "parallel.tp=2"), id="fsdp 2 · tp 2", marks=pytest.mark.matrix),
-    ],
-)
+    [pytest.param(("parallel.tp=2",), id="tp 2"),
+        pytest.param(("parallel.fsdp=2", "parallel.tp=2"), id="fsdp 2 · tp 2", marks=pytest.mark.matrix)],
+)  # fmt: skip
 def test_a_run_goes_on_from_what_it_has_stored_on_another_layout(lab: Laboratory, first: tuple[str, ...]):
     trial = Trial(steps=4, settings=(*DENSE, "model.layers=3"))
 

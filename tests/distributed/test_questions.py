@@ -11,14 +11,11 @@ from trials import TOLERANCE, Laboratory
 pytestmark = pytest.mark.distributed
 
 # Some with their choices are longer than a row.
-QUESTIONS = [
-    {
-        "question": f"line {n} " + "abc def ghi " * (n % 8),
-        "choices": [f"{'ghi ' * (each % 3 + 1)}{n * each}" for each in range(2 + n % 3)],
-        "answer": n % 2,
-    }
-    for n in range(30)
-]
+QUESTIONS = [{
+    "question": f"line {n} " + "abc def ghi " * (n % 8),
+    "choices": [f"{'ghi ' * (each % 3 + 1)}{n * each}" for each in range(2 + n % 3)],
+    "answer": n % 2,
+} for n in range(30)]  # fmt: skip
 MORE = """
 dataset asked { source = jsonl("questions.jsonl"), choices = "choices", holdout = 100% }
 on finish eval asked

@@ -19,14 +19,9 @@ SETTINGS = (
     'dataset.lines.template="plain"',
 )
 LAYOUTS = (
-    "pp 2 · fsdp 2 · tp 2 (dense)",
-    "fsdp 2, three microbatches (dense)",
-    "tp 2, uneven vocabulary (dense)",
-    "ring 2 (dense)",
-    "ulysses 2 (dense)",
-    "pp 2, zbv (dense)",
-    "fsdp 2 · ep 2 (moe)",
-)
+    "pp 2 · fsdp 2 · tp 2 (dense)", "fsdp 2, three microbatches (dense)", "tp 2, uneven vocabulary (dense)",
+    "ring 2 (dense)", "ulysses 2 (dense)", "pp 2, zbv (dense)", "fsdp 2 · ep 2 (moe)",
+)  # fmt: skip
 ORDINARY = ("fsdp 2, three microbatches (dense)",)
 POINT = "rewards/reference_point"
 

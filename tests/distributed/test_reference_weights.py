@@ -215,11 +215,9 @@ def test_without_its_adapter_a_model_is_the_one_under_it(desk: Desk, name: str):
 
 @pytest.mark.parametrize(
     "layout",
-    [
-        pytest.param(("parallel.fsdp=2", "batch.micro=2"), id="fsdp"),
-        pytest.param(("parallel.tp=2",), id="tp", marks=pytest.mark.matrix),
-    ],
-)
+    [pytest.param(("parallel.fsdp=2", "batch.micro=2"), id="fsdp"),
+        pytest.param(("parallel.tp=2",), id="tp", marks=pytest.mark.matrix)],
+)  # fmt: skip
 def test_ranks_have_their_own_weights_again_behind_those_of_a_folder(desk: Desk, layout: tuple[str, ...]):
     found = []
     for name, sets in (("alone", ()), ("ranks", layout)):

@@ -20,16 +20,10 @@ PAIRS = (
 )
 DPO = "loss dpo { beta = 0.5, chunk = 8 KiB }"
 LAYOUTS = (
-    "pp 2 · fsdp 2 · tp 2 (dense)",
-    "fsdp 2, three microbatches (dense)",
-    "tp 2, uneven vocabulary (dense)",
-    "tp 2, without loss (dense)",
-    "ring 2 (dense)",
-    "ulysses 2 (dense)",
-    "pp 2, zbv (dense)",
-    "pp 2 · ring 2 (dense)",
+    "pp 2 · fsdp 2 · tp 2 (dense)", "fsdp 2, three microbatches (dense)", "tp 2, uneven vocabulary (dense)",
+    "tp 2, without loss (dense)", "ring 2 (dense)", "ulysses 2 (dense)", "pp 2, zbv (dense)", "pp 2 · ring 2 (dense)",
     "fsdp 2 · ep 2 (moe)",
-)
+)  # fmt: skip
 ORDINARY = ("pp 2 · ring 2 (dense)",)
 CASES = [pytest.param(name, marks=() if name in ORDINARY else pytest.mark.matrix) for name in LAYOUTS]
 

@@ -20,13 +20,9 @@ pytestmark = pytest.mark.distributed
 SHAPE = AdapterSettings(rank=4, seed=3)
 ADAM = Adam(rate=1e-2, beta1=0.9, beta2=0.95, eps=1e-3, weight_decay=0.0, clip=0.0)
 TOKENS = np.arange(40, dtype=np.int64) % 7
-EACH = Pass(
-    model="a",
-    data=[Datum(tokens=TOKENS[:-1], inputs={"target_tokens": TOKENS[1:], "weights": np.ones(39, np.float32)})] * 3,
-    loss="cross_entropy",
-    settings={},
-    forward_only=False,
-)
+EACH = Pass(model="a", data=[
+    Datum(tokens=TOKENS[:-1], inputs={"target_tokens": TOKENS[1:], "weights": np.ones(39, np.float32)}),
+] * 3, loss="cross_entropy", settings={}, forward_only=False)  # fmt: skip
 
 
 @pytest.fixture

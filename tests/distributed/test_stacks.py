@@ -15,13 +15,10 @@ COPIES = ("parallel.stack=summing", "parallel.fsdp.replicate=2", "batch.micro=2"
 
 @pytest.mark.parametrize(
     "layout",
-    [
-        COPIES,
-        pytest.param((*COPIES, "parallel.tp=2"), marks=pytest.mark.matrix),
-        pytest.param(("parallel.stack=sharding", "parallel.fsdp=2", "batch.micro=2"), marks=pytest.mark.matrix),
-    ],
+    [COPIES, pytest.param((*COPIES, "parallel.tp=2"), marks=pytest.mark.matrix),
+        pytest.param(("parallel.stack=sharding", "parallel.fsdp=2", "batch.micro=2"), marks=pytest.mark.matrix)],
     ids=["copies", "copies of tp 2", "shards"],
-)
+)  # fmt: skip
 def test_an_installed_stack_trains_as_one_process_does(
     layout: tuple[str, ...], lab: Laboratory, project: Project, monkeypatch: pytest.MonkeyPatch
 ):

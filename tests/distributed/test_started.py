@@ -73,16 +73,12 @@ def too_many_ranks(project: Project) -> tuple[str, ...]:
 
 @pytest.mark.parametrize(
     ("mistake", "said", "ranks"),
-    [
-        (wrong_setting, "error[X203]", 2),
-        pytest.param(wrong_setting, "error[X203]", 4, marks=SLOW),
-        pytest.param(bad_data, "error[X507]", 2, marks=SLOW),
-        pytest.param(bad_data, "error[X507]", 4, marks=SLOW),
+    [(wrong_setting, "error[X203]", 2), pytest.param(wrong_setting, "error[X203]", 4, marks=SLOW),
+        pytest.param(bad_data, "error[X507]", 2, marks=SLOW), pytest.param(bad_data, "error[X507]", 4, marks=SLOW),
         pytest.param(another_seed, "error[X705]", 4, marks=SLOW),
         pytest.param(too_many_ranks, "error[X703]", 2, marks=SLOW),
-        pytest.param(no_rank_1, "error: rank 1: this rank does not come up", 2, marks=SLOW),
-    ],
-)
+        pytest.param(no_rank_1, "error: rank 1: this rank does not come up", 2, marks=SLOW)],
+)  # fmt: skip
 def test_what_is_wrong_is_the_last_thing_on_the_screen(project, mistake, said, ranks):
     arguments = mistake(project)
     if "--world" not in arguments:

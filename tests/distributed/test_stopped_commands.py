@@ -67,15 +67,12 @@ def test_a_live_run_is_asked_from_another_process(project):
 
 
 @SLOW
-@pytest.mark.parametrize(
-    "numbers, code",
-    [
-        ([signal.SIGUSR1], 75),
-        ([signal.SIGHUP], 75),
-        ([signal.SIGUSR1, signal.SIGTERM], 75),
-        ([signal.SIGTERM, signal.SIGUSR1], 75),
-    ],
-)
+@pytest.mark.parametrize("numbers, code", [
+    ([signal.SIGUSR1], 75),
+    ([signal.SIGHUP], 75),
+    ([signal.SIGUSR1, signal.SIGTERM], 75),
+    ([signal.SIGTERM, signal.SIGUSR1], 75),
+])  # fmt: skip
 def test_signals_to_the_launcher_reach_all_ranks(project, numbers, code):
     spec = project.spec(steps=60)
     process = project.start(spec, "--world", "2", "--ui", "plain")

@@ -55,15 +55,12 @@ def assert_goes_on_exactly(lab: Laboratory, name: str, unbroken, more: str = "")
 
 @pytest.mark.parametrize(
     "sent, status, code",
-    [
-        ([["SIGTERM", 1]], "stopped", 75),
-        pytest.param([["SIGUSR1", 0]], "stopped", 75, marks=SLOW),
+    [([["SIGTERM", 1]], "stopped", 75), pytest.param([["SIGUSR1", 0]], "stopped", 75, marks=SLOW),
         pytest.param([["SIGINT", 1]], "interrupted", 130, marks=SLOW),
         pytest.param([["SIGHUP", 0]], "stopped", 75, marks=SLOW),
         pytest.param([["SIGTERM", 0], ["SIGTERM", 1]], "stopped", 75, marks=SLOW),
-        pytest.param([["SIGTERM", 0], ["SIGINT", 1]], "interrupted", 130, marks=SLOW),
-    ],
-)
+        pytest.param([["SIGTERM", 0], ["SIGINT", 1]], "interrupted", 130, marks=SLOW)],
+)  # fmt: skip
 def test_a_signal_to_any_rank_stops_all_at_one_step(lab, unbroken, sent, status, code):
     name = "signal-" + "-".join(f"{word}{rank}" for word, rank in sent)
     directory = stopped(lab, name, agree=[[2, rank, "signal", word] for word, rank in sent])

@@ -140,11 +140,9 @@ def gap(lab: Laboratory, topology: Topology, tasks: Tasks, *, shallow: bool, fau
 
 @pytest.mark.parametrize(
     ("topology", "tasks", "shallow"),
-    [
-        *(pytest.param(*each, True, id=each[0].name) for each in ORDINARY),
-        *(pytest.param(*each, False, id=each[0].name, marks=pytest.mark.matrix) for each in MORE),
-    ],
-)
+    [*(pytest.param(*each, True, id=each[0].name) for each in ORDINARY),
+        *(pytest.param(*each, False, id=each[0].name, marks=pytest.mark.matrix) for each in MORE)],
+)  # fmt: skip
 def test_each_task_trains_as_in_a_run_of_its_own(lab: Laboratory, topology: Topology, tasks: Tasks, shallow: bool):
     assert gap(lab, topology, tasks, shallow=shallow) < TOLERANCE["fp64"]
 

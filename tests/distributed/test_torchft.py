@@ -22,14 +22,11 @@ matrix = pytest.mark.matrix
 
 @pytest.mark.parametrize(
     ("replicas", "ranks", "data_ranks", "sets", "params"),
-    [
-        pytest.param(2, 1, 1, (), "fp64", id="2"),
-        pytest.param(2, 2, 2, (), "fp64", id="2 of fsdp 2"),
+    [pytest.param(2, 1, 1, (), "fp64", id="2"), pytest.param(2, 2, 2, (), "fp64", id="2 of fsdp 2"),
         pytest.param(2, 2, 1, ("parallel.tp=2",), "fp64", id="2 of tp 2", marks=matrix),
         pytest.param(4, 1, 1, (), "fp64", id="4", marks=matrix),
-        pytest.param(2, 1, 1, (), "fp32", id="2 in fp32", marks=matrix),
-    ],
-)
+        pytest.param(2, 1, 1, (), "fp32", id="2 in fp32", marks=matrix)],
+)  # fmt: skip
 def test_it_trains_as_one_process_does(lab: Laboratory, request, replicas, ranks, data_ranks, sets, params):
     trial, name = Trial(params=params, settings=SMALL), f"tft_{request.node.callspec.id.replace(' ', '_')}"
     ours = GroupRun.start(lab, trial, name, replicas=replicas, ranks=ranks, data_ranks=data_ranks, sets=sets)
@@ -64,10 +61,8 @@ def test_a_group_dies_and_comes_back(lab: Laboratory, seed: int):
 
 @pytest.mark.parametrize(
     "place",
-    [
-        "step.torchft.quorum", "step.agree", "step.forward_backward", "in_sums", "step.torchft.sum", "step.optimizer",
-        "step.measure", "tick.log",
-    ],
+    ["step.torchft.quorum", "step.agree", "step.forward_backward", "in_sums", "step.torchft.sum", "step.optimizer",
+        "step.measure", "tick.log"],
 )  # fmt: skip
 @pytest.mark.parametrize("group", [0, pytest.param(1, marks=matrix)])
 def test_it_dies_anywhere_in_a_step(lab: Laboratory, group: int, place: str):

@@ -16,12 +16,10 @@ pytest.importorskip("torchft")
 
 @pytest.mark.parametrize(
     ("replicas", "ranks", "nodes"),
-    [
-        pytest.param(2, 1, 2, id="a group a machine"),
+    [pytest.param(2, 1, 2, id="a group a machine"),
         pytest.param(4, 1, 2, id="two groups a machine", marks=pytest.mark.matrix),
-        pytest.param(2, 2, 4, id="two machines a group"),
-    ],
-)
+        pytest.param(2, 2, 4, id="two machines a group")],
+)  # fmt: skip
 def test_it_trains_as_one_process_does(lab: Laboratory, replicas: int, ranks: int, nodes: int):
     trial, name = Trial(settings=SMALL), f"tft_nodes_{replicas}_{ranks}_{nodes}"
     ours = GroupRun.start(lab, trial, name, replicas=replicas, ranks=ranks, nodes=nodes)

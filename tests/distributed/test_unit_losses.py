@@ -20,10 +20,8 @@ LOSSES = {
     "cpo": ("pairs", "loss cpo { chunk = 8 KiB }"),
     "simpo": ("pairs", "loss simpo { chunk = 8 KiB }"),
     "kto": ("sequences", "loss kto { beta = 0.5, undesirable = 1.5, reference = precomputed, chunk = 8 KiB }"),
-    "ppo": (
-        "sequences",
-        "loss ppo { dual_clip = 3.0, kl = k2, kl_weight = 0.1, reference = precomputed, chunk = 8 KiB }",
-    ),
+    "ppo": ("sequences",
+        "loss ppo { dual_clip = 3.0, kl = k2, kl_weight = 0.1, reference = precomputed, chunk = 8 KiB }"),
     "grpo": ("sequences", "loss grpo { kl = k3, kl_weight = 0.1, reference = precomputed, chunk = 8 KiB }"),
     "dr_grpo": ("sequences", "loss grpo { normalise = dr_grpo, max_tokens = 40, chunk = 8 KiB }"),
     "cispo": ("sequences", "loss cispo { normalise = sequence, chunk = 8 KiB }"),
@@ -36,11 +34,9 @@ LOSSES = {
     "bradley_terry": ("pairs", "loss bradley_terry { margin = true, centre = 0.1 }"),
     "regression": ("sequences", "loss regression"),
     "adapted": ("pairs", "loss bradley_terry\nadapter lora { rank = 2 }"),
-    "weighted": (
-        "sequences",
-        "loss cross_entropy { weighted = true, focal = 1.5, label_smoothing = 0.1, z_loss = 0.1, chunk = 8 KiB }",
-    ),
-}
+    "weighted": ("sequences",
+        "loss cross_entropy { weighted = true, focal = 1.5, label_smoothing = 0.1, z_loss = 0.1, chunk = 8 KiB }"),
+}  # fmt: skip
 OWN = '''
 import torch
 import torch.nn.functional as F
@@ -66,26 +62,17 @@ LOSSES |= {
     "own tokens": ("sequences", 'use "losses.py"\nloss own_tokens { chunk = 8 KiB, z_loss = 0.1 }'),
 }
 LAYOUTS = (
-    "pp 2 · fsdp 2 · tp 2 (dense)",
-    "fsdp 2, three microbatches (dense)",
-    "tp 2, uneven vocabulary (dense)",
-    "tp 2, without loss (dense)",
-    "ring 2 (dense)",
-    "ulysses 2 (dense)",
-    "pp 2, zbv (dense)",
-    "pp 2 · ring 2 (dense)",
-    "fsdp 2 · ep 2 (moe)",
-    "one rank, four microbatches (moe)",
-)
+    "pp 2 · fsdp 2 · tp 2 (dense)", "fsdp 2, three microbatches (dense)", "tp 2, uneven vocabulary (dense)",
+    "tp 2, without loss (dense)", "ring 2 (dense)", "ulysses 2 (dense)", "pp 2, zbv (dense)", "pp 2 · ring 2 (dense)",
+    "fsdp 2 · ep 2 (moe)", "one rank, four microbatches (moe)",
+)  # fmt: skip
 ORDINARY = {
     ("dpo", "tp 2, uneven vocabulary (dense)"),
     ("bradley_terry", "tp 2, uneven vocabulary (dense)"),
 }
-CASES = [
-    pytest.param(loss, layout, marks=() if (loss, layout) in ORDINARY else pytest.mark.matrix)
-    for loss in LOSSES
-    for layout in LAYOUTS
-]
+CASES = [pytest.param(loss, layout, marks=() if (
+    loss, layout,
+) in ORDINARY else pytest.mark.matrix) for loss in LOSSES for layout in LAYOUTS]  # fmt: skip
 
 
 def trial_of(lab: Laboratory, loss: str, layout: str) -> Trial:
@@ -145,16 +132,8 @@ def test_metrics_of_policies_are_means_over_tokens(lab: Laboratory):
 
 
 MEASURED = {
-    "kto": 2,
-    "regression": 2,
-    "weighted": 0,
-    "ppo": 5,
-    "grpo": 5,
-    "gspo": 5,
-    "dr_grpo": 4,
-    "cispo": 4,
-    "importance": 4,
-}
+    "kto": 2, "regression": 2, "weighted": 0, "ppo": 5, "grpo": 5, "gspo": 5, "dr_grpo": 4, "cispo": 4, "importance": 4,
+}  # fmt: skip
 MEASURED |= dict.fromkeys(("own pairs", "own sequences", "own tokens"), 0)
 MEASURED |= {name: 4 for name in LOSSES if name not in MEASURED}
 # By default one of each kind: of sums over tokens, of what two ranks share of a pair, of a rank's own numbers.

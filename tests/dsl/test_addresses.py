@@ -24,16 +24,13 @@ def test_every_tick_has_a_name_of_its_own(good):
     assert of_ticks(good("")).all() == ["log", "eval.stdlib", "generate", "checkpoint"]
 
 
-@pytest.mark.parametrize(
-    ("name", "changed"),
-    [
-        ("every.eval.web", ["eval.web"]),
-        ("every.eval.stdlib", ["eval.stdlib", "generate"]),  # one tick
-        ("every.generate", ["eval.stdlib", "generate"]),
-        ("every.checkpoint", ["checkpoint"]),
-        ("every.log.2", ["log.2"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "changed"), [
+    ("every.eval.web", ["eval.web"]),
+    ("every.eval.stdlib", ["eval.stdlib", "generate"]),  # one tick
+    ("every.generate", ["eval.stdlib", "generate"]),
+    ("every.checkpoint", ["checkpoint"]),
+    ("every.log.2", ["log.2"]),
+])  # fmt: skip
 def test_a_tick_is_given_another_period(good, name, changed):
     before, after = periods(good(MORE)), periods(good(MORE, f"{name}=7 steps"))
     assert after == before | dict.fromkeys(changed, Quantity(7, "steps"))
@@ -66,25 +63,22 @@ def test_a_param_may_stand_in_a_set(good):
     assert spec.origins["every.3.every"].kind == "set"
 
 
-@pytest.mark.parametrize(
-    ("text", "message", "hint"),
-    [
-        ("every.eval=3 steps", "is ambiguous: 2", "`every.eval.stdlib` or `every.eval.web`"),
-        ("every.log=3 steps", "is ambiguous: 2", "`every.log.1` or `every.log.2`"),
-        ("every.log.3=3 steps", "no tick called `every.log.3`", "`every.log.1`"),
-        ("every.eval.batches=3", "is ambiguous: 2", "`every.eval.stdlib.batches` or `every.eval.web.batches`"),
-        ("every.chekpoint=3 steps", "no tick", "did you mean `every.checkpoint`?"),
-        ("every.eval.wbe=3 steps", "no tick", "did you mean `every.eval.web`?"),
-        ("every.health=3 steps", "no tick", "every.eval.web"),
-        ("every=3 steps", "needs the name", "every.generate"),
-        ("every.generate.tokns=3", "no setting of `generate`", "`tokens`"),
-        ("on=3", "needs the name", ""),
-        ("on.finsh.generate.tokens=3", "no `on finsh`", "did you mean `finish`?"),
-        ("on.finish=3", "not a setting", "`on.finish.eval.stdlib.SETTING`"),
-        ("on.finish.generate=3", "not a setting", "`on.finish.generate.SETTING`"),
-        ("evry.log=3 steps", "no block", "did you mean `every`?"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message", "hint"), [
+    ("every.eval=3 steps", "is ambiguous: 2", "`every.eval.stdlib` or `every.eval.web`"),
+    ("every.log=3 steps", "is ambiguous: 2", "`every.log.1` or `every.log.2`"),
+    ("every.log.3=3 steps", "no tick called `every.log.3`", "`every.log.1`"),
+    ("every.eval.batches=3", "is ambiguous: 2", "`every.eval.stdlib.batches` or `every.eval.web.batches`"),
+    ("every.chekpoint=3 steps", "no tick", "did you mean `every.checkpoint`?"),
+    ("every.eval.wbe=3 steps", "no tick", "did you mean `every.eval.web`?"),
+    ("every.health=3 steps", "no tick", "every.eval.web"),
+    ("every=3 steps", "needs the name", "every.generate"),
+    ("every.generate.tokns=3", "no setting of `generate`", "`tokens`"),
+    ("on=3", "needs the name", ""),
+    ("on.finsh.generate.tokens=3", "no `on finsh`", "did you mean `finish`?"),
+    ("on.finish=3", "not a setting", "`on.finish.eval.stdlib.SETTING`"),
+    ("on.finish.generate=3", "not a setting", "`on.finish.generate.SETTING`"),
+    ("evry.log=3 steps", "no block", "did you mean `every`?"),
+])  # fmt: skip
 def test_a_name_that_means_none_or_several(load, text, message, hint):
     (diagnostic,) = load(MORE, text).diagnostics
     assert diagnostic.code == "X217" and message in diagnostic.message, diagnostic

@@ -39,119 +39,112 @@ def line(text):
     return fix_all(base + text, good=BASE)[0]["spec.xtrain"].removeprefix(base)
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        # names
-        ("batch { sequense = 512 }", "batch { sequence = 512 }"),
-        ("batch { Sequence = 512 }", "batch { sequence = 512 }"),
-        ("model qwen3 { hidden_size = 192 }", "model qwen3 { dim = 192 }"),
-        ("optimizer adamw { decay_weight = 0.1 }", "optimizer adamw { weight_decay = 0.1 }"),
-        ("optimzer adamw { lr = 1e-3 }", "optimizer adamw { lr = 1e-3 }"),
-        ("every 10 steps lgo", "every 10 steps log"),
-        ("on SIGTERM checkpoint then stop", "on sigterm checkpoint then stop"),
-        ("scheduler cosin", "scheduler cosine"),
-        ("scheduler cosine { shpe = sqrt }", "scheduler cosine { shpe = sqrt }"),  # wsd has it, cosine does not
-        ("parallel { cp 2 { fold = ring_olny } }", "parallel { cp 2 { fold = ring_only } }"),
-        ("collate = to_tensor -> flaten -> shift_tokens -> pack",
-         "collate = to_tensor -> flatten -> shift_tokens -> pack"),
-        ("collate = to_tensor -> flatten -> shift_tokens -> pack(algin = 2)",
-         "collate = to_tensor -> flatten -> shift_tokens -> pack(align = 2)"),
-        ("let width = 4\nbatch { micro = widht }", "let width = 4\nbatch { micro = width }"),
-        ("let width = 4\nbatch { micro = 2 * widht }", "let width = 4\nbatch { micro = 2 * width }"),
-        ("model qwen3 { tie_embeddings = Ture }", "model qwen3 { tie_embeddings = true }"),
-        # signs, commas, brackets
-        ("batch { sequence: 512, micro == 8, rows := 32 }", "batch { sequence = 512, micro = 8, rows = 32 }"),
-        ("let m = { a = 1, b: 2 }\nlet n = m", "let m = { a: 1, b: 2 }\nlet n = m"),
-        ("batch { sequence = 512; micro = 8 }", "batch { sequence = 512, micro = 8 }"),
-        ("batch { sequence = 512 micro = 8 }", "batch { sequence = 512, micro = 8 }"),
-        ("optimizer adamw { betas = [0.9 0.95] }", "optimizer adamw { betas = [0.9, 0.95] }"),
-        ("optimizer adamw { betas = [0.9, , 0.95] }", "optimizer adamw { betas = [0.9, 0.95] }"),
-        ("optimizer adamw { betas = [0.9, 0.95 }", "optimizer adamw { betas = [0.9, 0.95] }"),
-        ("optimizer adamw { betas = [0.9, 0.95]] }", "optimizer adamw { betas = [0.9, 0.95] }"),
-        ("batch { micro = 8", "batch { micro = 8 }"),
-        ("batch {\n  micro = 8  # rows\n", "batch {\n  micro = 8  # rows\n}\n"),
-        ("batch { micro = 8 } }", "batch { micro = 8 } "),
-        ("batch\n{\n  micro = 8\n}", "batch {\n  micro = 8\n}"),
-        ("model qwen3 = { dim = 192 }", "model qwen3 { dim = 192 }"),
-        ("model = qwen3 { dim = 192 }", "model qwen3 { dim = 192 }"),
-        ("optimizer adamw (lr = 1e-3, clip = none)", "optimizer adamw { lr = 1e-3, clip = none }"),
-        ("parallel { tp = 2, fsdp = auto }", "parallel { tp 2, fsdp auto }"),
-        ("tokenizer = bytes", "tokenizer bytes"),
-        ("optimizer adamw { lr 1e-3 }", "optimizer adamw { lr = 1e-3 }"),
-        ("optimizer { lr = 1e-3, kind = adamw }", "optimizer { lr = 1e-3, kind = adamw }"),
-        # strings and comments
-        ("tokenizer 'bytes'", 'tokenizer "bytes"'),
-        ("workspace { root = “runs” }", 'workspace { root = "runs" }'),
-        ("workspace { root = runs }", 'workspace { root = "runs" }'),
-        ('workspace { root = "runs }', 'workspace { root = "runs" }'),
-        ('tokenizer "bytes  # plain', 'tokenizer "bytes"  # plain'),
-        ("// a comment", "# a comment"),
-        ("batch { micro = 8 } // a comment", "batch { micro = 8 } # a comment"),
-        ("batch { micro = 8 // rows of a microbatch\n}", "batch { micro = 8 # rows of a microbatch\n}"),
-        ('launch { "threads" = 2 }', "launch { threads = 2 }"),
-        ('dataset a { source = text "a.txt" }', 'dataset a { source = text("a.txt") }'),
-        ('dataset a { source = "a.txt" }', 'dataset a { source = text("a.txt") }'),
-        ('dataset a { source = "a.jsonl" }', 'dataset a { source = jsonl("a.jsonl") }'),
-        ("dataset a { source = python_stdlib }", "dataset a { source = python_stdlib() }"),
-        # numbers and units
-        ("scheduler cosine { warmup = 5 Steps }", "scheduler cosine { warmup = 5 steps }"),
-        ("scheduler cosine { warmup = 10stpes }", "scheduler cosine { warmup = 10steps }"),
-        ("scheduler cosine { warmup = 10 percent }", "scheduler cosine { warmup = 10% }"),
-        ("every 30 minutes log", "every 30 min log"),
-        ("every 20 B tokens log", "every 20B tokens log"),
-        ("experiment x { budget = 20 billion tokens }", "experiment x { budget = 20B tokens }"),
-        ("experiment x { budget = 1,000,000 steps }", "experiment x { budget = 1_000_000 steps }"),
-        ("batch { sequence = 8 k }", "batch { sequence = 8k }"),
-        ("batch { sequence = 0x200 }", "batch { sequence = 512 }"),
-        ("optimizer adamw { eps = .5, clip = 5. }", "optimizer adamw { eps = 0.5, clip = 5.0 }"),
-        ("let n = 3\nexperiment x { budget = n steps }", "let n = 3\nexperiment x { budget = n * 1 steps }"),
-        ("loss cross_entropy { chunk = 512 mib }", "loss cross_entropy { chunk = 512 MiB }"),
-        # types
-        ('batch { sequence = "512", micro = 4.0 }', "batch { sequence = 512, micro = 4 }"),
-        ("model qwen3 { tie_embeddings = yes, qk_norm = 0 }", "model qwen3 { tie_embeddings = true, qk_norm = false }"),
-        ("batch { sequence = 512 tokens, micro = [8] }", "batch { sequence = 512, micro = 8 }"),
-        ("optimizer adamw { weight_decay = 10%, clip = null }", "optimizer adamw { weight_decay = 0.1, clip = none }"),
-        ("dataset stdlib { holdout = 0.05 }", "dataset stdlib { holdout = 5% }"),
-        ('every 10 steps generate { prompts = "def " }', 'every 10 steps generate { prompts = ["def "] }'),
-        # statements
-        ("every 10 steps: log", "every 10 steps log"),
-        ("every 10 steps log\n  then checkpoint", "every 10 steps log then checkpoint"),
-        ("every 10 steps log checkpoint", "every 10 steps log then checkpoint"),
-        ("collate = to_tensor\n  -> flatten -> shift_tokens -> pack",
-         "collate = to_tensor -> flatten -> shift_tokens -> pack"),
-        ("batch { micro = 8, micro = 8 }", "batch { micro = 8 }"),
-        ("batch {\n  micro = 8\n  micro = 8  # again\n}", "batch {\n  micro = 8\n    # again\n}"),
-        # one thing at a time: a name that is fixed shows what is wrong with its value
-        ('optimizer adamw { learning_rate == "1e-3" }', "optimizer adamw { lr = 1e-3 }"),
-        ("model qwen3_moe { experts = 8, router = { aux_loss = 1e-3 } }",
-         "model qwen3_moe { experts = 8, router { aux_loss = 1e-3 } }"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("before", "after"), [
+    # names
+    ("batch { sequense = 512 }", "batch { sequence = 512 }"),
+    ("batch { Sequence = 512 }", "batch { sequence = 512 }"),
+    ("model qwen3 { hidden_size = 192 }", "model qwen3 { dim = 192 }"),
+    ("optimizer adamw { decay_weight = 0.1 }", "optimizer adamw { weight_decay = 0.1 }"),
+    ("optimzer adamw { lr = 1e-3 }", "optimizer adamw { lr = 1e-3 }"),
+    ("every 10 steps lgo", "every 10 steps log"),
+    ("on SIGTERM checkpoint then stop", "on sigterm checkpoint then stop"),
+    ("scheduler cosin", "scheduler cosine"),
+    ("scheduler cosine { shpe = sqrt }", "scheduler cosine { shpe = sqrt }"),  # wsd has it, cosine does not
+    ("parallel { cp 2 { fold = ring_olny } }", "parallel { cp 2 { fold = ring_only } }"),
+    ("collate = to_tensor -> flaten -> shift_tokens -> pack", "collate = to_tensor -> flatten -> shift_tokens -> pack"),
+    ("collate = to_tensor -> flatten -> shift_tokens -> pack(algin = 2)",
+        "collate = to_tensor -> flatten -> shift_tokens -> pack(align = 2)"),
+    ("let width = 4\nbatch { micro = widht }", "let width = 4\nbatch { micro = width }"),
+    ("let width = 4\nbatch { micro = 2 * widht }", "let width = 4\nbatch { micro = 2 * width }"),
+    ("model qwen3 { tie_embeddings = Ture }", "model qwen3 { tie_embeddings = true }"),
+    # signs, commas, brackets
+    ("batch { sequence: 512, micro == 8, rows := 32 }", "batch { sequence = 512, micro = 8, rows = 32 }"),
+    ("let m = { a = 1, b: 2 }\nlet n = m", "let m = { a: 1, b: 2 }\nlet n = m"),
+    ("batch { sequence = 512; micro = 8 }", "batch { sequence = 512, micro = 8 }"),
+    ("batch { sequence = 512 micro = 8 }", "batch { sequence = 512, micro = 8 }"),
+    ("optimizer adamw { betas = [0.9 0.95] }", "optimizer adamw { betas = [0.9, 0.95] }"),
+    ("optimizer adamw { betas = [0.9, , 0.95] }", "optimizer adamw { betas = [0.9, 0.95] }"),
+    ("optimizer adamw { betas = [0.9, 0.95 }", "optimizer adamw { betas = [0.9, 0.95] }"),
+    ("optimizer adamw { betas = [0.9, 0.95]] }", "optimizer adamw { betas = [0.9, 0.95] }"),
+    ("batch { micro = 8", "batch { micro = 8 }"),
+    ("batch {\n  micro = 8  # rows\n", "batch {\n  micro = 8  # rows\n}\n"),
+    ("batch { micro = 8 } }", "batch { micro = 8 } "),
+    ("batch\n{\n  micro = 8\n}", "batch {\n  micro = 8\n}"),
+    ("model qwen3 = { dim = 192 }", "model qwen3 { dim = 192 }"),
+    ("model = qwen3 { dim = 192 }", "model qwen3 { dim = 192 }"),
+    ("optimizer adamw (lr = 1e-3, clip = none)", "optimizer adamw { lr = 1e-3, clip = none }"),
+    ("parallel { tp = 2, fsdp = auto }", "parallel { tp 2, fsdp auto }"),
+    ("tokenizer = bytes", "tokenizer bytes"),
+    ("optimizer adamw { lr 1e-3 }", "optimizer adamw { lr = 1e-3 }"),
+    ("optimizer { lr = 1e-3, kind = adamw }", "optimizer { lr = 1e-3, kind = adamw }"),
+    # strings and comments
+    ("tokenizer 'bytes'", 'tokenizer "bytes"'),
+    ("workspace { root = “runs” }", 'workspace { root = "runs" }'),
+    ("workspace { root = runs }", 'workspace { root = "runs" }'),
+    ('workspace { root = "runs }', 'workspace { root = "runs" }'),
+    ('tokenizer "bytes  # plain', 'tokenizer "bytes"  # plain'),
+    ("// a comment", "# a comment"),
+    ("batch { micro = 8 } // a comment", "batch { micro = 8 } # a comment"),
+    ("batch { micro = 8 // rows of a microbatch\n}", "batch { micro = 8 # rows of a microbatch\n}"),
+    ('launch { "threads" = 2 }', "launch { threads = 2 }"),
+    ('dataset a { source = text "a.txt" }', 'dataset a { source = text("a.txt") }'),
+    ('dataset a { source = "a.txt" }', 'dataset a { source = text("a.txt") }'),
+    ('dataset a { source = "a.jsonl" }', 'dataset a { source = jsonl("a.jsonl") }'),
+    ("dataset a { source = python_stdlib }", "dataset a { source = python_stdlib() }"),
+    # numbers and units
+    ("scheduler cosine { warmup = 5 Steps }", "scheduler cosine { warmup = 5 steps }"),
+    ("scheduler cosine { warmup = 10stpes }", "scheduler cosine { warmup = 10steps }"),
+    ("scheduler cosine { warmup = 10 percent }", "scheduler cosine { warmup = 10% }"),
+    ("every 30 minutes log", "every 30 min log"),
+    ("every 20 B tokens log", "every 20B tokens log"),
+    ("experiment x { budget = 20 billion tokens }", "experiment x { budget = 20B tokens }"),
+    ("experiment x { budget = 1,000,000 steps }", "experiment x { budget = 1_000_000 steps }"),
+    ("batch { sequence = 8 k }", "batch { sequence = 8k }"),
+    ("batch { sequence = 0x200 }", "batch { sequence = 512 }"),
+    ("optimizer adamw { eps = .5, clip = 5. }", "optimizer adamw { eps = 0.5, clip = 5.0 }"),
+    ("let n = 3\nexperiment x { budget = n steps }", "let n = 3\nexperiment x { budget = n * 1 steps }"),
+    ("loss cross_entropy { chunk = 512 mib }", "loss cross_entropy { chunk = 512 MiB }"),
+    # types
+    ('batch { sequence = "512", micro = 4.0 }', "batch { sequence = 512, micro = 4 }"),
+    ("model qwen3 { tie_embeddings = yes, qk_norm = 0 }", "model qwen3 { tie_embeddings = true, qk_norm = false }"),
+    ("batch { sequence = 512 tokens, micro = [8] }", "batch { sequence = 512, micro = 8 }"),
+    ("optimizer adamw { weight_decay = 10%, clip = null }", "optimizer adamw { weight_decay = 0.1, clip = none }"),
+    ("dataset stdlib { holdout = 0.05 }", "dataset stdlib { holdout = 5% }"),
+    ('every 10 steps generate { prompts = "def " }', 'every 10 steps generate { prompts = ["def "] }'),
+    # statements
+    ("every 10 steps: log", "every 10 steps log"),
+    ("every 10 steps log\n  then checkpoint", "every 10 steps log then checkpoint"),
+    ("every 10 steps log checkpoint", "every 10 steps log then checkpoint"),
+    ("collate = to_tensor\n  -> flatten -> shift_tokens -> pack",
+        "collate = to_tensor -> flatten -> shift_tokens -> pack"),
+    ("batch { micro = 8, micro = 8 }", "batch { micro = 8 }"),
+    ("batch {\n  micro = 8\n  micro = 8  # again\n}", "batch {\n  micro = 8\n    # again\n}"),
+    # one thing at a time: a name that is fixed shows what is wrong with its value
+    ('optimizer adamw { learning_rate == "1e-3" }', "optimizer adamw { lr = 1e-3 }"),
+    ("model qwen3_moe { experts = 8, router = { aux_loss = 1e-3 } }",
+        "model qwen3_moe { experts = 8, router { aux_loss = 1e-3 } }"),
+])  # fmt: skip
 def test_what_is_certain_is_written(before, after):
     assert line(before) == after
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "model qwen4",  # another digit is another family
-        "parallel { sp 2 }",  # tp, pp, ep, cp are as near
-        "batch { micro = 8, micr = 4 }",  # `micro` is there already
-        "batch { micro = 8, micro = 4 }",  # which of the two?
-        "batch { sequence = 8K }",  # 8,000 or 8,192
-        "loss cross_entropy { chunk = 512MB }",  # 10^6 or 2^20
-        "scheduler cosine { warmup = 50 }",  # steps or a share
-        "every 10 log",
-        "clip = 1.0",  # in which block, behind what
-        'workspace { root = "C:\\runs\\new" }',
-        "batch {\n  sequence = 512 }\n  micro = 8\n}",  # the first brace is wrong, not the last
-        "batch { sequence = 7 // 2 3 }",  # that divides
-        'dataset a { source = text(["a.txt", "b.txt"]) }',
-        "optimizer adamw { betas = 0.9 }",  # a list of one is no better
-        "let width = 4\nlet a = widht\nbatch { micro = 2 * a }",  # the mistake is in another line
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "model qwen4",  # another digit is another family
+    "parallel { sp 2 }",  # tp, pp, ep, cp are as near
+    "batch { micro = 8, micr = 4 }",  # `micro` is there already
+    "batch { micro = 8, micro = 4 }",  # which of the two?
+    "batch { sequence = 8K }",  # 8,000 or 8,192
+    "loss cross_entropy { chunk = 512MB }",  # 10^6 or 2^20
+    "scheduler cosine { warmup = 50 }",  # steps or a share
+    "every 10 log",
+    "clip = 1.0",  # in which block, behind what
+    'workspace { root = "C:\\runs\\new" }',
+    "batch {\n  sequence = 512 }\n  micro = 8\n}",  # the first brace is wrong, not the last
+    "batch { sequence = 7 // 2 3 }",  # that divides
+    'dataset a { source = text(["a.txt", "b.txt"]) }',
+    "optimizer adamw { betas = 0.9 }",  # a list of one is no better
+    "let width = 4\nlet a = widht\nbatch { micro = 2 * a }",  # the mistake is in another line
+])  # fmt: skip
 def test_what_is_only_likely_is_left(text):
     assert line(text) == text
     assert load_spec("s", (), {"s": BASE + text}).diagnostics.has_errors
@@ -247,18 +240,15 @@ def test_fixes_that_never_end_are_stopped():
     assert not apply_fixes(checker("a", ("X201", "a", "b"), ("X201", "b", "a"))).texts
 
 
-@pytest.mark.parametrize(
-    ("text", "item", "after"),
-    [
-        ("a = 1\nb = 2\nc = 3", "b = 2", "a = 1\nc = 3"),
-        ("  b = 2  ", "b = 2", ""),
-        ("{ a = 1, b = 2 }", "b = 2", "{ a = 1 }"),
-        ("{ b = 2, a = 1 }", "b = 2", "{ a = 1 }"),
-        ("{ b = 2 }", "b = 2", "{  }"),
-        ("{ a = 1\n  b = 2 }", "b = 2", "{ a = 1\n   }"),
-        ("{\n  a = 1, b = 2\n}", "b = 2", "{\n  a = 1\n}"),
-    ],
-)
+@pytest.mark.parametrize(("text", "item", "after"), [
+    ("a = 1\nb = 2\nc = 3", "b = 2", "a = 1\nc = 3"),
+    ("  b = 2  ", "b = 2", ""),
+    ("{ a = 1, b = 2 }", "b = 2", "{ a = 1 }"),
+    ("{ b = 2, a = 1 }", "b = 2", "{ a = 1 }"),
+    ("{ b = 2 }", "b = 2", "{  }"),
+    ("{ a = 1\n  b = 2 }", "b = 2", "{ a = 1\n   }"),
+    ("{\n  a = 1, b = 2\n}", "b = 2", "{\n  a = 1\n}"),
+])  # fmt: skip
 def test_without(text, item, after):
     source = SourceText("s", text)
     start = text.index(item)

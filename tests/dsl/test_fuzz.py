@@ -129,24 +129,21 @@ def test_any_set_loads_or_says_why(sets):
     loaded.diagnostics.render(color=True)
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        (f'tokenizer "{"a" * 5000}"', "X505"),
-        ('tokenizer "a\\u{0}b"', "X304"),
-        ('tokenizer ""', "X505"),
-        (f'dataset more {{ source = text("{"a" * 5000}/*") }}', "W501"),
-        ('dataset more { source = text("a\\u{0}/*") }', "X304"),
-        ('dataset more { source = text("[") }', "W501"),
-        (f'include "{"a" * 5000}"', "X120"),
-        ('include "a\\u{0}b"', "X120"),
-        ("a {" * 2000 + "}" * 2000, "X130"),
-        ("every 1 step log {" + "a {" * 2000 + "}" * 2001, "X130"),
-        ("\n".join(f"let a{n} = a{n + 1}" for n in range(2000)), "X307"),
-        ("\n".join(f"let a{n} = -[1 + (2 * f({{ x: a{n + 1} }}))]" for n in range(300)), "X307"),
-        ("a { {", "X101"),  # nothing above that it could be joined to
-    ],
-)
+@pytest.mark.parametrize(("text", "code"), [
+    (f'tokenizer "{"a" * 5000}"', "X505"),
+    ('tokenizer "a\\u{0}b"', "X304"),
+    ('tokenizer ""', "X505"),
+    (f'dataset more {{ source = text("{"a" * 5000}/*") }}', "W501"),
+    ('dataset more { source = text("a\\u{0}/*") }', "X304"),
+    ('dataset more { source = text("[") }', "W501"),
+    (f'include "{"a" * 5000}"', "X120"),
+    ('include "a\\u{0}b"', "X120"),
+    ("a {" * 2000 + "}" * 2000, "X130"),
+    ("every 1 step log {" + "a {" * 2000 + "}" * 2001, "X130"),
+    ("\n".join(f"let a{n} = a{n + 1}" for n in range(2000)), "X307"),
+    ("\n".join(f"let a{n} = -[1 + (2 * f({{ x: a{n + 1} }}))]" for n in range(300)), "X307"),
+    ("a { {", "X101"),  # nothing above that it could be joined to
+])  # fmt: skip
 def test_what_fuzzing_has_found(text, code):
     found = check_from_spec("spec.xtrain", (), {"spec.xtrain": TEXTS[0] + text})
     assert code in [d.code for d in found]

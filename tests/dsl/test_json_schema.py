@@ -141,54 +141,51 @@ def test_a_weight_is_a_number_or_epochs(path, weight, fits):
     assert VALIDATOR.is_valid(changed(GOOD, path, weight)) == fits
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("nonsense", {}),
-        ("model", ...),
-        ("dataset", {}),
-        ("optimizer/nonsense", 1),
-        ("optimizer/lr", ...),
-        ("optimizer/lr", 0),
-        ("optimizer/lr", "1e-3"),
-        ("optimizer/betas", [0.9]),
-        ("optimizer/betas", [0.9, 1]),
-        ("optimizer/kind", "adagrad"),
-        ("model/layers", 4.5),
-        ("model/layers", 0),
-        ("model/layers", True),
-        ("model/kv_heads", "four"),
-        ("model/kv_heads", None),
-        ("model/family", "llama"),  # which has no experts
-        ("model/experts", ...),  # which mixtral needs
-        ("scheduler/kind", "cosine"),  # which has no decay
-        ("scheduler/warmup", "10 s"),
-        ("scheduler/warmup", 10),
-        ("scheduler/warmup", "10"),
-        ("experiment/budget", "20%"),
-        ("loss/chunk", "1 GB"),
-        ("parallel/tp", 2),
-        ("parallel/tp/size", 0),
-        ("parallel/pp/schedule", "dual_pipe"),
-        ("dataset/web/source", "a.txt"),
-        ("dataset/web/source", {"parquet": {"pattern": ["a"]}}),
-        ("dataset/web/source", {"my_own": ["a"]}),
-        ("mixture", {"web": -1}),
-        ("mixture", {"web": "80%"}),
-        ("mixture", {"temperature": 0}),
-        ("phase", {"anneal": {}}),
-        ("phase", {"anneal": {"from": "90%", "mix": {"web": -1}}}),
-        ("dataset/web/source", {"text": {"patterns": ["a"]}, "jsonl": {"patterns": ["a"]}}),
-        ("collate", ["flatten"]),
-        ("every/0/every", "3 samples"),
-        ("every/0/actions", []),
-        ("every/0/actions", [{"export": {}}]),
-        ("every/1/actions", [{"eval": {}}]),
-        ("on/0/event", "sighup"),
-        ("on/0/count", 3),  # which only nan has
-        ("launch/nodes", "many"),
-    ],
-)
+@pytest.mark.parametrize(("path", "value"), [
+    ("nonsense", {}),
+    ("model", ...),
+    ("dataset", {}),
+    ("optimizer/nonsense", 1),
+    ("optimizer/lr", ...),
+    ("optimizer/lr", 0),
+    ("optimizer/lr", "1e-3"),
+    ("optimizer/betas", [0.9]),
+    ("optimizer/betas", [0.9, 1]),
+    ("optimizer/kind", "adagrad"),
+    ("model/layers", 4.5),
+    ("model/layers", 0),
+    ("model/layers", True),
+    ("model/kv_heads", "four"),
+    ("model/kv_heads", None),
+    ("model/family", "llama"),  # which has no experts
+    ("model/experts", ...),  # which mixtral needs
+    ("scheduler/kind", "cosine"),  # which has no decay
+    ("scheduler/warmup", "10 s"),
+    ("scheduler/warmup", 10),
+    ("scheduler/warmup", "10"),
+    ("experiment/budget", "20%"),
+    ("loss/chunk", "1 GB"),
+    ("parallel/tp", 2),
+    ("parallel/tp/size", 0),
+    ("parallel/pp/schedule", "dual_pipe"),
+    ("dataset/web/source", "a.txt"),
+    ("dataset/web/source", {"parquet": {"pattern": ["a"]}}),
+    ("dataset/web/source", {"my_own": ["a"]}),
+    ("mixture", {"web": -1}),
+    ("mixture", {"web": "80%"}),
+    ("mixture", {"temperature": 0}),
+    ("phase", {"anneal": {}}),
+    ("phase", {"anneal": {"from": "90%", "mix": {"web": -1}}}),
+    ("dataset/web/source", {"text": {"patterns": ["a"]}, "jsonl": {"patterns": ["a"]}}),
+    ("collate", ["flatten"]),
+    ("every/0/every", "3 samples"),
+    ("every/0/actions", []),
+    ("every/0/actions", [{"export": {}}]),
+    ("every/1/actions", [{"eval": {}}]),
+    ("on/0/event", "sighup"),
+    ("on/0/count", 3),  # which only nan has
+    ("launch/nodes", "many"),
+])  # fmt: skip
 def test_what_the_language_refuses_does_not_fit(path, value):
     assert VALIDATOR.is_valid(GOOD)
     assert not VALIDATOR.is_valid(changed(GOOD, path, value))

@@ -180,37 +180,34 @@ def test_labels_that_are_numbers_may_be_constants(good):
     assert list(good('let web = 3\ndataset web { source = text("a") }\nbatch { micro = web }').datasets)[1] == "web"
 
 
-@pytest.mark.parametrize(
-    ("override", "path", "value"),
-    [
-        ("optimizer.lr=1e-3", "optimizer.lr", 1e-3),
-        ("parallel.tp=2", "parallel.tp.size", 2),
-        ("parallel.tp.size=2", "parallel.tp.size", 2),
-        ("parallel.tp.sequence=false", "parallel.tp.sequence", False),
-        ("parallel.fsdp=auto", "parallel.fsdp.size", AUTO),
-        ("experiment.budget=20 steps", "experiment.budget", Quantity(20, "steps")),
-        ("experiment.name=other", "experiment.name", "other"),
-        ("dataset.stdlib.holdout=7%", "dataset.stdlib.holdout", Quantity(7, "%")),
-        ("workspace.root=/tmp/a b", "workspace.root", "/tmp/a b"),
-        ('workspace.root="quoted"', "workspace.root", "quoted"),
-        ("workspace.lineage=none", "workspace.lineage", None),
-        ("launch.device=cpu", "launch.device", "cpu"),
-        ("parallel.pp.schedule=1f1b", "parallel.pp.schedule", "1f1b"),
-        ("parallel.pp.layers=[3, 1]", "parallel.pp.layers", (3, 1)),
-        ("activation=full", "activation.mode", "full"),
-        ("activation=none", "activation.mode", "none"),
-        ("compile.mode=none", "compile.mode", "none"),
-        ("tokenizer=assets/tok", "tokenizer.source", "assets/tok"),
-        ("model.family=llama", "model.family", "llama"),
-        ("model=llama", "model.family", "llama"),
-        ("scheduler=linear", "scheduler.kind", "linear"),
-        ("batch.sequence = 4 * 128", "batch.sequence", 512),
-        ("optimizer.betas=[0.8, 0.9]", "optimizer.betas", (0.8, 0.9)),
-        ("checkpoint.keep=none", "checkpoint.keep", None),
-        ("batch.micro=2 * width", "batch.micro", 8),
-        ('dataset.stdlib.source=text("a","b")', "dataset.stdlib.source.patterns", ("a", "b")),
-    ],
-)
+@pytest.mark.parametrize(("override", "path", "value"), [
+    ("optimizer.lr=1e-3", "optimizer.lr", 1e-3),
+    ("parallel.tp=2", "parallel.tp.size", 2),
+    ("parallel.tp.size=2", "parallel.tp.size", 2),
+    ("parallel.tp.sequence=false", "parallel.tp.sequence", False),
+    ("parallel.fsdp=auto", "parallel.fsdp.size", AUTO),
+    ("experiment.budget=20 steps", "experiment.budget", Quantity(20, "steps")),
+    ("experiment.name=other", "experiment.name", "other"),
+    ("dataset.stdlib.holdout=7%", "dataset.stdlib.holdout", Quantity(7, "%")),
+    ("workspace.root=/tmp/a b", "workspace.root", "/tmp/a b"),
+    ('workspace.root="quoted"', "workspace.root", "quoted"),
+    ("workspace.lineage=none", "workspace.lineage", None),
+    ("launch.device=cpu", "launch.device", "cpu"),
+    ("parallel.pp.schedule=1f1b", "parallel.pp.schedule", "1f1b"),
+    ("parallel.pp.layers=[3, 1]", "parallel.pp.layers", (3, 1)),
+    ("activation=full", "activation.mode", "full"),
+    ("activation=none", "activation.mode", "none"),
+    ("compile.mode=none", "compile.mode", "none"),
+    ("tokenizer=assets/tok", "tokenizer.source", "assets/tok"),
+    ("model.family=llama", "model.family", "llama"),
+    ("model=llama", "model.family", "llama"),
+    ("scheduler=linear", "scheduler.kind", "linear"),
+    ("batch.sequence = 4 * 128", "batch.sequence", 512),
+    ("optimizer.betas=[0.8, 0.9]", "optimizer.betas", (0.8, 0.9)),
+    ("checkpoint.keep=none", "checkpoint.keep", None),
+    ("batch.micro=2 * width", "batch.micro", 8),
+    ('dataset.stdlib.source=text("a","b")', "dataset.stdlib.source.patterns", ("a", "b")),
+])  # fmt: skip
 def test_set(load, override, path, value):
     spec = load("param width = 4\nmodel qwen3 { ffn = width }", override).require()
     found = spec
@@ -244,32 +241,29 @@ def test_the_default_of_a_param_fixes_its_type(load, default, value, fits):
     assert [d.code for d in loaded.diagnostics if d.severity == "error"] == ([] if fits else ["X310"])
 
 
-@pytest.mark.parametrize(
-    ("override", "code", "marked", "hint"),
-    [
-        ("optimizer.lr=abc", "X202", "abc", None),
-        ("optimizer.lr=", "X218", "optimizer.lr=", None),
-        ("lr", "X218", "lr", None),
-        ("optimzer.lr=1", "X217", "optimzer", "did you mean `optimizer`?"),
-        ("lr=1", "X217", "lr", "did you mean `optimizer.lr`?"),
-        ("learning_rate=1", "X217", "learning_rate", "did you mean `optimizer.lr`?"),
-        ("holdout=1%", "X217", "holdout", "did you mean `dataset.stdlib.holdout`?"),
-        ("sequence=1", "X217", "sequence", "did you mean `batch.sequence` or `parallel.tp.sequence`?"),
-        ("optimizer.rl=1", "X217", "rl", "did you mean `lr`?"),
-        ("dataset.stdlb.holdout=1%", "X217", "stdlb", "did you mean `stdlib`?"),
-        ("dataset.holdout=1%", "X217", "holdout", None),
-        ("optimizer.lr.x=1", "X217", "x", None),
-        ("batch=4", "X217", "batch=4", None),
-        ("batch.micro=2.5", "X306", "2.5", None),
-        ("model.family=lama", "X305", "lama", "did you mean `llama`?"),
-        ("batch.micro=(2", "X103", "(", None),
-        ("batch.micro=2, 3", "X101", "3", None),
-        ("optimizer=sgd { lr = 1e-3 }", "X101", "{ lr = 1e-3 }", None),
-        ("precision.compute=fp8 { recipe = rowwise }", "X101", "{ recipe = rowwise }", None),
-        ("=3", "X218", "=3", None),
-        ("..=3", "X217", "", None),
-    ],
-)
+@pytest.mark.parametrize(("override", "code", "marked", "hint"), [
+    ("optimizer.lr=abc", "X202", "abc", None),
+    ("optimizer.lr=", "X218", "optimizer.lr=", None),
+    ("lr", "X218", "lr", None),
+    ("optimzer.lr=1", "X217", "optimzer", "did you mean `optimizer`?"),
+    ("lr=1", "X217", "lr", "did you mean `optimizer.lr`?"),
+    ("learning_rate=1", "X217", "learning_rate", "did you mean `optimizer.lr`?"),
+    ("holdout=1%", "X217", "holdout", "did you mean `dataset.stdlib.holdout`?"),
+    ("sequence=1", "X217", "sequence", "did you mean `batch.sequence` or `parallel.tp.sequence`?"),
+    ("optimizer.rl=1", "X217", "rl", "did you mean `lr`?"),
+    ("dataset.stdlb.holdout=1%", "X217", "stdlb", "did you mean `stdlib`?"),
+    ("dataset.holdout=1%", "X217", "holdout", None),
+    ("optimizer.lr.x=1", "X217", "x", None),
+    ("batch=4", "X217", "batch=4", None),
+    ("batch.micro=2.5", "X306", "2.5", None),
+    ("model.family=lama", "X305", "lama", "did you mean `llama`?"),
+    ("batch.micro=(2", "X103", "(", None),
+    ("batch.micro=2, 3", "X101", "3", None),
+    ("optimizer=sgd { lr = 1e-3 }", "X101", "{ lr = 1e-3 }", None),
+    ("precision.compute=fp8 { recipe = rowwise }", "X101", "{ recipe = rowwise }", None),
+    ("=3", "X218", "=3", None),
+    ("..=3", "X217", "", None),
+])  # fmt: skip
 def test_mistakes_of_set(load, override, code, marked, hint):
     loaded = load("", override)
     first = next(iter(loaded.diagnostics))

@@ -62,14 +62,11 @@ def test_a_later_phase_wins_setting_by_setting(load):
     assert place is not None and place.text == "code" and spec.origins["phase.late.from"].kind == "text"
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ("mixture.web=0.25", {"web": 0.25, "code": 1.0}),
-        ("mixture.other=2", {"web": 1.0, "code": 1.0, "other": 2.0}),  # whether it is a dataset, the planner knows
-        ("mixture.web=1 / 4", {"web": 0.25, "code": 1.0}),
-    ],
-)
+@pytest.mark.parametrize(("change", "expected"), [
+    ("mixture.web=0.25", {"web": 0.25, "code": 1.0}),
+    ("mixture.other=2", {"web": 1.0, "code": 1.0, "other": 2.0}),  # whether it is a dataset, the planner knows
+    ("mixture.web=1 / 4", {"web": 0.25, "code": 1.0}),
+])  # fmt: skip
 def test_weights_can_be_set(load, change, expected):
     spec = spec_of(load, f"{TWO}mixture {{ web = 1, code = 1 }}", change)
     assert spec.mixture.weights == expected
@@ -124,21 +121,18 @@ def test_fmt_writes_maps_and_mixtures_in_the_one_style():
     assert format_source(SourceText("s", ragged)) == neat == format_source(SourceText("s", neat))
 
 
-@pytest.mark.parametrize(
-    ("text", "code", "replacement"),
-    [
-        ("mixture { web 0.8 }", "X210", "web = 0.8"),
-        ("mixture { web = 80% }", "X302", "0.8"),
-        ("mixture { web = 2 steps }", "X302", "2"),
-        ('mixture { web = "0.8" }', "X301", "0.8"),
-        ("mixture = { web: 0.8 }", "X210", " { web = 0.8 }"),
-        ("phase late { from = 10%, mix = { web: 20% } }", "X302", "0.2"),
-        ("phase late { form = 10% }", "X203", "from"),
-        ("batch { prefech = 2 }", "X203", "prefetch"),
-        ('dataset other { source = "a.parquet" }', "X301", 'parquet("a.parquet")'),
-        ('dataset web { source = jsonl("a"), mesages = "m" }', "X203", "messages"),
-    ],
-)
+@pytest.mark.parametrize(("text", "code", "replacement"), [
+    ("mixture { web 0.8 }", "X210", "web = 0.8"),
+    ("mixture { web = 80% }", "X302", "0.8"),
+    ("mixture { web = 2 steps }", "X302", "2"),
+    ('mixture { web = "0.8" }', "X301", "0.8"),
+    ("mixture = { web: 0.8 }", "X210", " { web = 0.8 }"),
+    ("phase late { from = 10%, mix = { web: 20% } }", "X302", "0.2"),
+    ("phase late { form = 10% }", "X203", "from"),
+    ("batch { prefech = 2 }", "X203", "prefetch"),
+    ('dataset other { source = "a.parquet" }', "X301", 'parquet("a.parquet")'),
+    ('dataset web { source = jsonl("a"), mesages = "m" }', "X203", "messages"),
+])  # fmt: skip
 def test_what_can_be_fixed_for_certain(load, text, code, replacement):
     found = load(f"{TWO}{text}").diagnostics
     (fix,) = [each.fix for each in found if each.code == code]

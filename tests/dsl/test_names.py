@@ -45,17 +45,11 @@ def test_other_names_are_taken(load, name):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        'workspace { root = "a\\u{0}" }',
-        'launch { stop_file = "a\\u{0}" }',
-        'checkpoint { from = "a\\u{0}" }',
-        'checkpoint { pretrained = "a\\u{0}" }',
-        'dataset web { source = text("b", "a\\u{0}") }',
+    ['workspace { root = "a\\u{0}" }', 'launch { stop_file = "a\\u{0}" }', 'checkpoint { from = "a\\u{0}" }',
+        'checkpoint { pretrained = "a\\u{0}" }', 'dataset web { source = text("b", "a\\u{0}") }',
         'dataset web { source = huggingface("a\\u{0}") }',
-        'dataset web { source = text("b"), messages = "m", template = "a\\u{0}" }',
-        'tokenizer "a\\u{0}"',
-    ],
-)
+        'dataset web { source = text("b"), messages = "m", template = "a\\u{0}" }', 'tokenizer "a\\u{0}"'],
+)  # fmt: skip
 def test_no_path_has_a_zero_in_it(load, text):
     ((code, message, span),) = errors(load(text))
     assert code == "X304" and "U+0000" in message and span.text == '"a\\u{0}"'
@@ -63,21 +57,13 @@ def test_no_path_has_a_zero_in_it(load, text):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        'include "LONG.xtrain"',
-        'use "LONG"',
-        'use "LONG.py"',
-        'tokenizer "LONG"',
-        'loss distill { teacher = "LONG" }',
-        'loss distill { teacher = "LONG", live = true }',
-        'checkpoint { from = "LONG" }',
-        'checkpoint { pretrained = "LONG" }',
-        'dataset stdlib { source = text("LONG") }',
+    ['include "LONG.xtrain"', 'use "LONG"', 'use "LONG.py"', 'tokenizer "LONG"', 'loss distill { teacher = "LONG" }',
+        'loss distill { teacher = "LONG", live = true }', 'checkpoint { from = "LONG" }',
+        'checkpoint { pretrained = "LONG" }', 'dataset stdlib { source = text("LONG") }',
         'dataset stdlib { source = huggingface("./LONG") }',
         'dataset stdlib { source = jsonl("b"), messages = "m", template = "LONG" }',
-        'use "parts.py"\nloss grpo\nrollout { group = 2, max_tokens = 4 }\nreward model { folder = "LONG" }',
-    ],
-)
+        'use "parts.py"\nloss grpo\nrollout { group = 2, max_tokens = 4 }\nreward model { folder = "LONG" }'],
+)  # fmt: skip
 @pytest.mark.parametrize("long", ["x" * 300, "x/" * 3000])
 def test_a_name_that_no_file_can_have_is_a_name_of_no_file(load, text, long):
     result = load(text.replace("LONG", long))

@@ -9,15 +9,12 @@ from xtrain.dsl.load import load_spec
 from xtrain.dsl.spec_text import resolved_text, spec_json
 
 
-@pytest.mark.parametrize(
-    ("written", "command"),
-    [
-        ('notify("./page.sh \\"now\\"")', './page.sh "now"'),
-        ('notify(\n  "./page.sh",\n)', "./page.sh"),
-        ("notify(who)", "./page.sh me"),
-        ('notify(env("NO_SUCH_HOOK", "true"))', "true"),
-    ],
-)
+@pytest.mark.parametrize(("written", "command"), [
+    ('notify("./page.sh \\"now\\"")', './page.sh "now"'),
+    ('notify(\n  "./page.sh",\n)', "./page.sh"),
+    ("notify(who)", "./page.sh me"),
+    ('notify(env("NO_SUCH_HOOK", "true"))', "true"),
+])  # fmt: skip
 def test_a_command_is_a_text(good, written, command):
     let = 'let who = "./page.sh me"\n' if "who" in written else ""
     spec = good(f"{let}on loss_spike {written} then checkpoint")
@@ -37,22 +34,19 @@ def test_the_resolved_spec_says_the_same(good, tmp_path):
     assert {"event": "disk", "actions": [{"notify": {"command": 'say "x"\n'}}, {"stop": {}}]} in spec_json(spec)["on"]
 
 
-@pytest.mark.parametrize(
-    ("written", "code"),
-    [
-        ("on finish notify", "X226"),
-        ('on finish notify "./page.sh"', "X226"),
-        ("on finish notify()", "X226"),
-        ('on finish notify("a", "b")', "X226"),
-        ('on finish notify(command = "a")', "X226"),
-        ("on finish notify(3)", "X301"),
-        ("on finish notify([1])", "X301"),
-        ('on finish notify(" ")', "X304"),
-        ('on finish notify("a") { limit = 3 s }', "X203"),
-        ('on finish eval("library")', "X226"),
-        ('every 3 steps log("a")', "X226"),
-    ],
-)
+@pytest.mark.parametrize(("written", "code"), [
+    ("on finish notify", "X226"),
+    ('on finish notify "./page.sh"', "X226"),
+    ("on finish notify()", "X226"),
+    ('on finish notify("a", "b")', "X226"),
+    ('on finish notify(command = "a")', "X226"),
+    ("on finish notify(3)", "X301"),
+    ("on finish notify([1])", "X301"),
+    ('on finish notify(" ")', "X304"),
+    ('on finish notify("a") { limit = 3 s }', "X203"),
+    ('on finish eval("library")', "X226"),
+    ('every 3 steps log("a")', "X226"),
+])  # fmt: skip
 def test_what_is_wrong_is_said(codes, written, code):
     assert codes(written) == [code]
 

@@ -184,12 +184,9 @@ def test_an_uncertain_setting_has_a_hint_and_no_fix(block, body, words):
 def test_an_ambiguous_name_is_never_renamed(word):
     """In no block, and not to a name that is spelled nearly the same."""
     blocks = [*EMPTY, *HEADS, "parallel", "precision", "checkpoint", "rollout"]
-    assert all(
-        not each.fix or not each.fix.span.text.startswith(word)
-        for block in blocks
-        for each in found_in(spec(block, f"{word} = 1"))
-        if each.code in ("X201", "X203")
-    )
+    assert all(not each.fix or not each.fix.span.text.startswith(word) for block in blocks for each in found_in(
+        spec(block, f"{word} = 1"),
+    ) if each.code in ("X201", "X203"))  # fmt: skip
 
 
 def test_a_converted_value_follows_the_learning_rate_of_the_spec():
@@ -202,16 +199,13 @@ def test_a_value_through_a_name_is_not_converted():
     assert not apply_fixes(lambda texts: found_in(text, texts)).texts
 
 
-@pytest.mark.parametrize(
-    ("block", "body", "hint", "after"),
-    [
-        ("scheduler", "floor = 0.1", "write `10%`", "floor = 10%"),
-        ("scheduler", "floor = 2e-5", "write `0.002%` if this is a share", None),
-        ("scheduler", "floor = 1", "write `1%` or `100%`", None),
-        ("scheduler", "warmup = 0.03", "write `0.03 epochs` or `3%`", None),
-        ("launch", "stop_deadline = 30", "write `30 s` or `30 min`", None),
-    ],
-)
+@pytest.mark.parametrize(("block", "body", "hint", "after"), [
+    ("scheduler", "floor = 0.1", "write `10%`", "floor = 10%"),
+    ("scheduler", "floor = 2e-5", "write `0.002%` if this is a share", None),
+    ("scheduler", "floor = 1", "write `1%` or `100%`", None),
+    ("scheduler", "warmup = 0.03", "write `0.03 epochs` or `3%`", None),
+    ("launch", "stop_deadline = 30", "write `30 s` or `30 min`", None),
+])  # fmt: skip
 def test_a_unit_is_written_only_if_no_other_is_as_likely(block, body, hint, after):
     assert fixed(block, body) == (after or body)
     assert [each.hint for each in found_in(spec(block, body)) if each.code == "X302"] == [hint]

@@ -113,43 +113,40 @@ def is_a_set(field):
     assert wrong(family, filled(found[1].strip("'")), without=others) == expected
 
 
-@pytest.mark.parametrize(
-    ("topic", "leads_to"),
-    [
-        ("parallel", ["ReferencePage parallel", "Field sweep.parallel"]),
-        ("fsdp", ["ReferencePage parallel.fsdp"]),
-        ("parallel.fsdp", ["ReferencePage parallel.fsdp"]),
-        ("parallel.fsdp.reduce", ["Field parallel.fsdp.reduce"]),
-        ("reduce", ["Field parallel.fsdp.reduce"]),
-        ("fsdp.reduce", ["Field parallel.fsdp.reduce"]),
-        ("tp.size", ["Field parallel.tp.size"]),
-        ("sequence", ["Field batch.sequence", "Field parallel.tp.sequence", "choice loss.normalise"]),
-        ("dataset.web.holdout", ["Field dataset.holdout"]),
-        ("phase.anneal.from", ["Field phase.from"]),
-        ("mixture", ["ReferencePage mixture"]),
-        ("mixture.web", ["Field mixture.NAME"]),
-        ("mixture.temperature", ["Field mixture.temperature"]),
-        ("checkpoint", ["ReferencePage checkpoint", "ReferencePage checkpoint"]),
-        ("every", ["ReferencePage every", "Field ema.every", "Field activation.every"]),
-        ("pack", ["ReferencePage pack"]),
-        ("text", ["ReferencePage text", "Field dataset.text"]),
-        ("1f1b", ["choice parallel.pp.schedule"]),
-        ("adamw", ["choice optimizer.kind"]),
-        ("min", ["function min(a, b, …)", "unit 10 min", "Field parallel.torchft.min"]),
-        ("steps", ["unit 10 steps", "Field rollout.steps"]),
-        ("%", ["unit 10%"]),
-        ("Ki", ["multiplier 8Ki"]),
-        ("let", ["statement let name = expression"]),
-        ("sigterm", ["event on sigterm …"]),
-        ("ema", ["ReferencePage ema"]),
-        ("`batch`", ["ReferencePage batch"]),
-        ("nonsense", []),
-        ("parallel.nonsense", []),
-        ("", []),
-        (".", []),
-        ("..", []),
-    ],
-)
+@pytest.mark.parametrize(("topic", "leads_to"), [
+    ("parallel", ["ReferencePage parallel", "Field sweep.parallel"]),
+    ("fsdp", ["ReferencePage parallel.fsdp"]),
+    ("parallel.fsdp", ["ReferencePage parallel.fsdp"]),
+    ("parallel.fsdp.reduce", ["Field parallel.fsdp.reduce"]),
+    ("reduce", ["Field parallel.fsdp.reduce"]),
+    ("fsdp.reduce", ["Field parallel.fsdp.reduce"]),
+    ("tp.size", ["Field parallel.tp.size"]),
+    ("sequence", ["Field batch.sequence", "Field parallel.tp.sequence", "choice loss.normalise"]),
+    ("dataset.web.holdout", ["Field dataset.holdout"]),
+    ("phase.anneal.from", ["Field phase.from"]),
+    ("mixture", ["ReferencePage mixture"]),
+    ("mixture.web", ["Field mixture.NAME"]),
+    ("mixture.temperature", ["Field mixture.temperature"]),
+    ("checkpoint", ["ReferencePage checkpoint", "ReferencePage checkpoint"]),
+    ("every", ["ReferencePage every", "Field ema.every", "Field activation.every"]),
+    ("pack", ["ReferencePage pack"]),
+    ("text", ["ReferencePage text", "Field dataset.text"]),
+    ("1f1b", ["choice parallel.pp.schedule"]),
+    ("adamw", ["choice optimizer.kind"]),
+    ("min", ["function min(a, b, …)", "unit 10 min", "Field parallel.torchft.min"]),
+    ("steps", ["unit 10 steps", "Field rollout.steps"]),
+    ("%", ["unit 10%"]),
+    ("Ki", ["multiplier 8Ki"]),
+    ("let", ["statement let name = expression"]),
+    ("sigterm", ["event on sigterm …"]),
+    ("ema", ["ReferencePage ema"]),
+    ("`batch`", ["ReferencePage batch"]),
+    ("nonsense", []),
+    ("parallel.nonsense", []),
+    ("", []),
+    (".", []),
+    ("..", []),
+])  # fmt: skip
 def test_topics(topic, leads_to):
     found = []
     for place in find(topic):
@@ -204,19 +201,15 @@ def test_pages_and_fields_are_of_the_schema():
     assert len(FIELDS) > 90
 
 
-@pytest.mark.parametrize(
-    ("values", "inside", "outside", "said"),
-    [
-        (positive, (1, 0.1), (0, -1), "above 0"),
-        (not_negative, (0, 2), (-0.1,), "not negative"),
-        (at_least(2), (2, 9), (1,), "at least 2"),
-        (between(0.01, 1), (0.01, 1), (0, 1.1), "between 0.01 and 1"),
-        (share, (0, 100, 5000), (-1,), "0% to 100%"),
-        (proper_fraction, (0.5, 0.999), (0, 1), "above 0 and below 1"),
-        (momentum_pair, ((0, 0.9),), ((0.9,), (0.9, 1), (-0.1, 0.5), (0.1, 0.2, 0.3)), "two numbers from 0 up to, but"),
-    ],
-    ids=lambda x: x.words if isinstance(x, Range) else "",
-)
+@pytest.mark.parametrize(("values", "inside", "outside", "said"), [
+    (positive, (1, 0.1), (0, -1), "above 0"),
+    (not_negative, (0, 2), (-0.1,), "not negative"),
+    (at_least(2), (2, 9), (1,), "at least 2"),
+    (between(0.01, 1), (0.01, 1), (0, 1.1), "between 0.01 and 1"),
+    (share, (0, 100, 5000), (-1,), "0% to 100%"),
+    (proper_fraction, (0.5, 0.999), (0, 1), "above 0 and below 1"),
+    (momentum_pair, ((0, 0.9),), ((0.9,), (0.9, 1), (-0.1, 0.5), (0.1, 0.2, 0.3)), "two numbers from 0 up to, but"),
+], ids=lambda x: x.words if isinstance(x, Range) else "")  # fmt: skip
 def test_ranges(values, inside, outside, said):
     assert values.words.startswith(said)
     assert all(values(each) is None for each in inside)

@@ -119,15 +119,12 @@ def test_values_are_not_for_a_loss_of_tokens(own, tmp_path):
     assert error.code == "X439" and "`margin`" in error.message and 'unit="sequence"' in error.hint
 
 
-@pytest.mark.parametrize(
-    ("decorator", "message"),
-    [
-        ('@loss(unit="row")', "there is no unit called `row`"),
-        ("@loss(unit=KIND)", "read without running the code"),
-        ('@loss(columns="a b")', "lists names"),
-        ('@loss(unit="pair", reads=["x"])', "are `unit` and `columns` and `values`"),
-    ],
-)
+@pytest.mark.parametrize(("decorator", "message"), [
+    ('@loss(unit="row")', "there is no unit called `row`"),
+    ("@loss(unit=KIND)", "read without running the code"),
+    ('@loss(columns="a b")', "lists names"),
+    ('@loss(unit="pair", reads=["x"])', "are `unit` and `columns` and `values`"),
+])  # fmt: skip
 def test_a_decorator_that_cannot_be_read_is_reported(own, decorator, message):
     found = own("loss own", f"from xtrain import loss\n{decorator}\ndef own(x): ...\n").diagnostics
     assert any(each.code == "X223" and message in each.message for each in found)
@@ -137,18 +134,14 @@ def test_a_decorator_that_cannot_be_read_is_reported(own, decorator, message):
 CALLS = [
     ("loss foca {}", "X305", "no kind called `foca`", "`focal`"),
     ("loss focal { gama = 1 }", "X203", "unknown setting `gama`", "`gamma`"),
-    (
-        "loss focal { label_smoothing = 0.1 }",
-        "X203",
-        "unknown setting `label_smoothing`",
-        "z_loss, reference, chunk, gamma",
-    ),
+    ("loss focal { label_smoothing = 0.1 }", "X203", "unknown setting `label_smoothing`",
+        "z_loss, reference, chunk, gamma"),
     ('loss focal { gamma = "x" }', "X301", "`gamma` must be a number", None),
     ("loss sure", "X204", "needs `weight`", None),
     ("loss sure { weight = 1, entropy_T = 2 }", "X203", "unknown setting `entropy_T`", None),
     ("loss triangle", "X219", "`triangle` is a schedule", "scheduler NAME"),
     ("loss cross_entropy { gamma = 1 }", "X208", "`gamma`", None),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "code", "message", "hint"), CALLS)

@@ -107,11 +107,8 @@ DECLARED = [
     ("@tracker\ndef f(context): ...", "`f` is a function", "def f"),
     ("@optimizer()\nclass F: ...", "`F` is a class", "class F"),
     (f"@tracker\nclass F:\n{METRICS}", "`F` has no `open`", "class F"),
-    (
-        f"@tracker\nclass F(lib.Base):\n{METRICS}",
-        "`F` has no `open` in this file, and `lib.Base` is not read",
-        "class F",
-    ),
+    (f"@tracker\nclass F(lib.Base):\n{METRICS}", "`F` has no `open` in this file, and `lib.Base` is not read",
+        "class F"),
     (f"class B(F):\n{METRICS}\n@tracker\nclass F(B): ...", "`F` has no `open`", "class F"),
     (f"class B:\n    def open(self, c, *a): ...\n@tracker\nclass F(B):\n{METRICS}", "any argument", "def open"),
     (f"class B:\n{OPEN}\n@tracker\nclass F(B): ...", "`F` would get nothing", "class F"),
@@ -126,7 +123,7 @@ DECLARED = [
     (f"@tracker\nclass F:\n    def __init__(self, a): ...\n{OPEN}{METRICS}", "made without arguments", "__init__"),
     (f"@tracker(3)\nclass F:\n{OPEN}{METRICS}", "takes no arguments", "@tracker"),
     (f"def f():\n    @tracker\n    class F:\n    {OPEN}    {METRICS}", "inside something else", "class F"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("parts", "message", "line"), DECLARED)

@@ -37,88 +37,75 @@ def offered(text: str, rest: str = REST) -> list[Suggestion]:
     return complete(specs.analysis(PATH), PATH, offset)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("|", {*blocks.KINDS, "let", "param", "include", "use", "every", "on", "collate"}),
-        ("model |", {"qwen3", "llama", "deepseek_v3"}),
-        ("model qw|", {"qwen3"}),
-        ("parallel {\n  |", {"tp", "cp", "pp", "ep", "fsdp", "stack"}),
-        ("parallel {\n  fsdp auto { |", {"replicate", "reduce", "reshard", "sync", "offload"}),
-        ("parallel {\n  fsdp auto {\n    re|\n\nlog {}", {"replicate", "reduce", "reshard"}),
-        ("parallel { fsdp |", {"auto", "width", "steps"}),
-        ("parallel { pp 2 { schedule = |", {"gpipe", "1f1b", "interleaved_1f1b", "zero_bubble", "zbv"}),
-        ("parallel { tp 2 { sequence = |", {"true", "false"}),
-        ("optimizer adamw { lr = 1e-3, |", {"betas", "weight_decay", "clip", "eps"}),
-        ("experiment e { budget = 100 |", {"steps", "tokens", "epochs"}),
-        ("experiment e { budget = 100 st|", {"steps"}),
-        ("launch { time_limit = 3 |", {"s", "min", "h", "d"}),
-        ("every |", {"step", "width", "steps"}),
-        ("every 10 |", {"steps", "tokens", "epochs", "min", "%"}),
-        ("every 10 steps |", set(blocks.ACTIONS)),
-        ("every 10 steps ev|", {"eval"}),
-        ("every 10 steps eval |", {"web", "drills", "then"}),
-        ("every 10 steps log then |", {"eval", "checkpoint"}),
-        ("every steps eval web { |", {"batches", "answers"}),
-        ("every 10 steps log then eval web { |", {"batches", "answers"}),
-        ("on |", set(blocks.EVENTS)),
-        ("on sigterm |", set(blocks.ACTIONS)),
-        ("on nan(3) |", {"skip", "rollback"}),
-        ("phase late { from = 3 steps, mix = { |", {"web", "drills"}),
-        ("mixture { |", {"web", "drills", "temperature", "exact"}),
-        ("checkpoint { best = |", {"eval.web.loss", "none"}),
-        ("dataset x { source = |", {"jsonl", "text", "sums", "python_stdlib"}),
-        ("dataset x { source = sums(|", {"count", "seed"}),
-        ("dataset x { source = synthetic(|", {"documents", "length"}),
-        ("collate = |", {"to_tensor", "flatten", "pack"}),
-        ("collate = to_tensor -> |", {"flatten", "shift_tokens"}),
-        ("collate = pack(|", {"method", "group", "align"}),
-        ("scheduler |", {"cosine", "wsd"}),
-        ("loss |", {"cross_entropy"}),
-        ("precision { compute = |", {"auto", "bf16", "fp32"}),
-        ("precision { compute = fp8 { |", {"recipe", "rest", "skip"}),
-        ("precision { compute = fp8 { recipe = |", {"tensorwise", "rowwise", "rowwise_with_gw_hp"}),
-        ("let other = |", {"width", "steps", "min", "env"}),
-        ("cluster |", {"h100", "cpu", "other"}),
-        ('include "|', {"quickstart.xtrain", "chat.xtrain"}),
-        ('use "|', {"sums.py", "chain.py"}),
-        ('dataset x { source = jsonl("|', {"specs/", "README.md"}),
-        ('dataset x { source = jsonl("specs/su|', {"sums.py"}),
-        ('tokenizer "sp|', {"specs/"}),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    ("|", {*blocks.KINDS, "let", "param", "include", "use", "every", "on", "collate"}),
+    ("model |", {"qwen3", "llama", "deepseek_v3"}),
+    ("model qw|", {"qwen3"}),
+    ("parallel {\n  |", {"tp", "cp", "pp", "ep", "fsdp", "stack"}),
+    ("parallel {\n  fsdp auto { |", {"replicate", "reduce", "reshard", "sync", "offload"}),
+    ("parallel {\n  fsdp auto {\n    re|\n\nlog {}", {"replicate", "reduce", "reshard"}),
+    ("parallel { fsdp |", {"auto", "width", "steps"}),
+    ("parallel { pp 2 { schedule = |", {"gpipe", "1f1b", "interleaved_1f1b", "zero_bubble", "zbv"}),
+    ("parallel { tp 2 { sequence = |", {"true", "false"}),
+    ("optimizer adamw { lr = 1e-3, |", {"betas", "weight_decay", "clip", "eps"}),
+    ("experiment e { budget = 100 |", {"steps", "tokens", "epochs"}),
+    ("experiment e { budget = 100 st|", {"steps"}),
+    ("launch { time_limit = 3 |", {"s", "min", "h", "d"}),
+    ("every |", {"step", "width", "steps"}),
+    ("every 10 |", {"steps", "tokens", "epochs", "min", "%"}),
+    ("every 10 steps |", set(blocks.ACTIONS)),
+    ("every 10 steps ev|", {"eval"}),
+    ("every 10 steps eval |", {"web", "drills", "then"}),
+    ("every 10 steps log then |", {"eval", "checkpoint"}),
+    ("every steps eval web { |", {"batches", "answers"}),
+    ("every 10 steps log then eval web { |", {"batches", "answers"}),
+    ("on |", set(blocks.EVENTS)),
+    ("on sigterm |", set(blocks.ACTIONS)),
+    ("on nan(3) |", {"skip", "rollback"}),
+    ("phase late { from = 3 steps, mix = { |", {"web", "drills"}),
+    ("mixture { |", {"web", "drills", "temperature", "exact"}),
+    ("checkpoint { best = |", {"eval.web.loss", "none"}),
+    ("dataset x { source = |", {"jsonl", "text", "sums", "python_stdlib"}),
+    ("dataset x { source = sums(|", {"count", "seed"}),
+    ("dataset x { source = synthetic(|", {"documents", "length"}),
+    ("collate = |", {"to_tensor", "flatten", "pack"}),
+    ("collate = to_tensor -> |", {"flatten", "shift_tokens"}),
+    ("collate = pack(|", {"method", "group", "align"}),
+    ("scheduler |", {"cosine", "wsd"}),
+    ("loss |", {"cross_entropy"}),
+    ("precision { compute = |", {"auto", "bf16", "fp32"}),
+    ("precision { compute = fp8 { |", {"recipe", "rest", "skip"}),
+    ("precision { compute = fp8 { recipe = |", {"tensorwise", "rowwise", "rowwise_with_gw_hp"}),
+    ("let other = |", {"width", "steps", "min", "env"}),
+    ("cluster |", {"h100", "cpu", "other"}),
+    ('include "|', {"quickstart.xtrain", "chat.xtrain"}),
+    ('use "|', {"sums.py", "chain.py"}),
+    ('dataset x { source = jsonl("|', {"specs/", "README.md"}),
+    ('dataset x { source = jsonl("specs/su|', {"sums.py"}),
+    ('tokenizer "sp|', {"specs/"}),
+])  # fmt: skip
 def test_what_may_follow(text: str, expected: set[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(ROOT)
     assert expected <= {each.label for each in offered(text)}
 
 
-@pytest.mark.parametrize(
-    ("text", "unexpected"),
-    [
-        ("parallel {\n  |", {"model", "let", "dim"}),
-        ("model qwen3 {\n  |", {"experts", "model"}),  # of families with experts
-        ("batch { rows = 2, |", {"rows"}),  # is given
-        ("every 10 steps |", {"web"}),
-        ('use "|', {"quickstart.xtrain"}),
-        ("launch { time_limit = 3 |", {"steps", "GiB"}),
-        ("dataset x { holdout = 3 |", {"steps"}),
-    ],
-)
+@pytest.mark.parametrize(("text", "unexpected"), [
+    ("parallel {\n  |", {"model", "let", "dim"}),
+    ("model qwen3 {\n  |", {"experts", "model"}),  # of families with experts
+    ("batch { rows = 2, |", {"rows"}),  # is given
+    ("every 10 steps |", {"web"}),
+    ('use "|', {"quickstart.xtrain"}),
+    ("launch { time_limit = 3 |", {"steps", "GiB"}),
+    ("dataset x { holdout = 3 |", {"steps"}),
+])  # fmt: skip
 def test_what_may_not_follow(text: str, unexpected: set[str]):
     found = {each.label for each in offered(text)}
     assert found and not unexpected & found
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        'include |"base.xtrain"',
-        'include "base.xtrain"|',
-        "# a comm|ent",
-        "batch { rows = 5|",
-        'experiment "a na|me" {}',
-    ],
-)
+@pytest.mark.parametrize("text", [
+    'include |"base.xtrain"', 'include "base.xtrain"|', "# a comm|ent", "batch { rows = 5|", 'experiment "a na|me" {}',
+])  # fmt: skip
 def test_nothing_is_offered_in_comments_numbers_and_names(text: str):
     assert offered(text) == []
 

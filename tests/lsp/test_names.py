@@ -56,23 +56,20 @@ def at(text: str, word: str) -> int:
     return text.index(word) + 1
 
 
-@pytest.mark.parametrize(
-    ("word", "expected"),
-    [
-        ("width * 1 step }", "main.xtrain:3:5 width"),
-        ("ranks }\nopt", "base.xtrain:2:7 ranks"),
-        ("ranks }\nevery", "base.xtrain:2:7 ranks"),  # the label of a block
-        ("web = 0.5", "base.xtrain:4:9 web"),
-        ("web: 0.1", "base.xtrain:4:9 web"),
-        ("web then", "base.xtrain:4:9 web"),
-        ("web.loss", "base.xtrain:4:9 web"),
-        ('"old data"', 'base.xtrain:5:9 "old data"'),
-        ('"drills"', "main.xtrain:6:9 drills"),
-        ("sums(count", "sums.py:16:5 sums"),
-        ('"base.xtrain"', "base.xtrain:1:1 "),
-        ('"sums.py"', "sums.py:1:1 "),
-    ],
-)
+@pytest.mark.parametrize(("word", "expected"), [
+    ("width * 1 step }", "main.xtrain:3:5 width"),
+    ("ranks }\nopt", "base.xtrain:2:7 ranks"),
+    ("ranks }\nevery", "base.xtrain:2:7 ranks"),  # the label of a block
+    ("web = 0.5", "base.xtrain:4:9 web"),
+    ("web: 0.1", "base.xtrain:4:9 web"),
+    ("web then", "base.xtrain:4:9 web"),
+    ("web.loss", "base.xtrain:4:9 web"),
+    ('"old data"', 'base.xtrain:5:9 "old data"'),
+    ('"drills"', "main.xtrain:6:9 drills"),
+    ("sums(count", "sums.py:16:5 sums"),
+    ('"base.xtrain"', "base.xtrain:1:1 "),
+    ('"sums.py"', "sums.py:1:1 "),
+])  # fmt: skip
 def test_a_name_leads_to_its_definition(analysis: Analysis, folder: Path, word: str, expected: str):
     found = definitions(analysis, analysis.root, at(MAIN, word))
     assert places(found, folder) == [expected]
@@ -121,20 +118,17 @@ def test_a_rename_changes_nothing_else(analysis: Analysis, word: str):
     assert undone.spec == analysis.spec
 
 
-@pytest.mark.parametrize(
-    ("word", "name", "why"),
-    [
-        ("width", "ranks", "`ranks` is defined twice"),
-        ("width", "a name", "is not a name"),
-        ("width", "none", "is not a name"),
-        ("web", "drills", "there is a `drills` already"),
-        ("web", "my web", "cannot stand in"),  # of the metric
-        ("old data", "a/b", "must not contain"),
-        ("drills", "my drills", "an item begins with its name"),  # of the mixture
-        ("sums(", "other", "only the names of"),
-        ("adamw", "other", "only the names of"),
-    ],
-)
+@pytest.mark.parametrize(("word", "name", "why"), [
+    ("width", "ranks", "`ranks` is defined twice"),
+    ("width", "a name", "is not a name"),
+    ("width", "none", "is not a name"),
+    ("web", "drills", "there is a `drills` already"),
+    ("web", "my web", "cannot stand in"),  # of the metric
+    ("old data", "a/b", "must not contain"),
+    ("drills", "my drills", "an item begins with its name"),  # of the mixture
+    ("sums(", "other", "only the names of"),
+    ("adamw", "other", "only the names of"),
+])  # fmt: skip
 def test_a_rename_that_would_break_something_is_refused(analysis: Analysis, word: str, name: str, why: str):
     with pytest.raises(RenameRefused, match=why):
         rename(analysis, analysis.root, at(MAIN, word), name)

@@ -43,28 +43,25 @@ def shown(text: str, word: str) -> str:
     return over.text if over is not None else ""
 
 
-@pytest.mark.parametrize(
-    ("word", "expected"),
-    [
-        ("budget", "**experiment.budget: 40 steps** → 40 steps, 20.5k tokens"),
-        ("rows", "**batch.rows: 8** → 512 tokens a step · "),
-        ("rows", "global batch size"),
-        ("8 }", "**batch.rows: 8**"),
-        ("batch {", "Settings: `sequence`"),
-        ("qwen3", "`model qwen3 { … }`"),
-        ("width,", "`let width = 2 * 32` = **64**"),
-        ("width,", "**model.dim: 64** → "),
-        ("rate }", "`let rate = 1e-3`"),
-        ("web {", "dataset **web**: synthetic · share of rows"),
-        ("eval", "`eval DATASET { … }`"),
-        ("sigterm", EVENTS["sigterm"][0]),
-        ("auto", "**parallel.fsdp.size: 1** (the only rank)"),
-        ("every", "actions that run periodically"),
-        ("let", "a constant of this file"),
-        ("synthetic", "`synthetic("),
-        ("batches", "batches to evaluate"),
-    ],
-)
+@pytest.mark.parametrize(("word", "expected"), [
+    ("budget", "**experiment.budget: 40 steps** → 40 steps, 20.5k tokens"),
+    ("rows", "**batch.rows: 8** → 512 tokens a step · "),
+    ("rows", "global batch size"),
+    ("8 }", "**batch.rows: 8**"),
+    ("batch {", "Settings: `sequence`"),
+    ("qwen3", "`model qwen3 { … }`"),
+    ("width,", "`let width = 2 * 32` = **64**"),
+    ("width,", "**model.dim: 64** → "),
+    ("rate }", "`let rate = 1e-3`"),
+    ("web {", "dataset **web**: synthetic · share of rows"),
+    ("eval", "`eval DATASET { … }`"),
+    ("sigterm", EVENTS["sigterm"][0]),
+    ("auto", "**parallel.fsdp.size: 1** (the only rank)"),
+    ("every", "actions that run periodically"),
+    ("let", "a constant of this file"),
+    ("synthetic", "`synthetic("),
+    ("batches", "batches to evaluate"),
+])  # fmt: skip
 def test_a_word_is_explained_and_has_its_value(word: str, expected: str):
     assert expected in shown(SPEC, word)
 
@@ -87,22 +84,19 @@ def test_costs_are_of_blocks_that_there_are_and_none_is_empty():
 
 # 8.03B parameters on 64 ranks: two moments 8.03B · 8 / 64, a checkpoint 8.03B · 12; a step 512 · 8,192 tokens; the
 # largest rank and the time of a step as `xtrain plan` gives them, and 23,842 · 7.68 s.
-@pytest.mark.parametrize(
-    ("block", "figures"),
-    [
-        ("experiment", "23,842 steps, 100B tokens · 2.12 d"),
-        ("launch", "64 ranks · 7.68 s a step"),
-        ("cluster", "52.1 GiB a rank · 7.68 s a step"),
-        ("model", "8.03B parameters · 57.9 GF a token · 52.1 GiB a rank · 7.68 s a step"),
-        ("batch", "4.19M tokens a step · 52.1 GiB a rank · 7.68 s a step"),
-        ("optimizer", "957 MiB of optimizer state a rank · 52.1 GiB a rank"),
-        ("parallel", "64 ranks · 52.1 GiB a rank · 463 GiB sent a step and rank · 7.68 s a step"),
-        ("activation", "52.1 GiB a rank · 57.9 GF a token · 7.68 s a step"),
-        ("scheduler", "23,842 steps, 100B tokens"),
-        ("checkpoint", "89.7 GiB a checkpoint"),
-        ("tokenizer", ""),
-    ],
-)
+@pytest.mark.parametrize(("block", "figures"), [
+    ("experiment", "23,842 steps, 100B tokens · 2.12 d"),
+    ("launch", "64 ranks · 7.68 s a step"),
+    ("cluster", "52.1 GiB a rank · 7.68 s a step"),
+    ("model", "8.03B parameters · 57.9 GF a token · 52.1 GiB a rank · 7.68 s a step"),
+    ("batch", "4.19M tokens a step · 52.1 GiB a rank · 7.68 s a step"),
+    ("optimizer", "957 MiB of optimizer state a rank · 52.1 GiB a rank"),
+    ("parallel", "64 ranks · 52.1 GiB a rank · 463 GiB sent a step and rank · 7.68 s a step"),
+    ("activation", "52.1 GiB a rank · 57.9 GF a token · 7.68 s a step"),
+    ("scheduler", "23,842 steps, 100B tokens"),
+    ("checkpoint", "89.7 GiB a checkpoint"),
+    ("tokenizer", ""),
+])  # fmt: skip
 def test_figures_of_a_block_are_those_of_the_plan(block: str, figures: str):
     plan = analysis_of(LLAMA.read_text(), str(LLAMA)).plan()
     assert plan is not None and cost(plan, block) == figures

@@ -45,12 +45,8 @@ def test_without_an_adapter_the_plan_says_nothing_of_any(make_plan):
 
 @pytest.mark.parametrize(
     ("settings", "scale"),
-    [
-        ("rank = 8", 1.0),
-        ("rank = 8, alpha = 32", 4.0),
-        ("rank = 16, alpha = 8, scaling = rslora", 2.0),
-    ],
-)
+    [("rank = 8", 1.0), ("rank = 8, alpha = 32", 4.0), ("rank = 16, alpha = 8, scaling = rslora", 2.0)],
+)  # fmt: skip
 def test_the_scale_follows_from_rank_and_alpha(make_plan, settings, scale):
     plan = make_plan(model=SHAPE, adapter=adapted(settings))
     assert {each.matrices[0].scale for each in (kind.block for kind in plan.architecture.kinds)} == {scale}
@@ -74,31 +70,28 @@ def test_only_an_adapter_has_states(make_plan):
     assert plan.estimates.work.position == 2 * (4 * matrices + head + trained) + backward
 
 
-@pytest.mark.parametrize(
-    ("settings", "message", "hint"),
-    [
-        ('targets = ["q_prj"]', "no matrix of the model is meant by `q_prj`", "did you mean `q_proj`?"),
-        ('targets = ["layers.4.mlp"]', "is meant by `layers.4.mlp`", "the blocks are 0 to 3"),
-        ('targets = ["self_attn.gate_proj"]', "is meant by `self_attn.gate_proj`", "q_proj, k_proj, v_proj"),
-        ('targets = ["embed_tokens"]', "is meant by `embed_tokens`", 'the embedding can have no adapter; `train = ["e'),
-        ('targets = ["lm_*"]', "is meant by `lm_*`", "the head is named by itself: write `lm_head`"),
-        ('targets = ["lm_head"], dora = true', "an adapter of the head has no dora", "the head out of targets"),
-        ('targets = ["lm_head"], dropout = 0.1', "an adapter of the head has no dropout", "the head out of targets"),
-        ('targets = ["lm_head"], init = pissa', "an adapter of the head has no pissa", "the head out of targets"),
-        ('targets = ["norm"]', "is meant by `norm`", '`train = ["norm"]`'),
-        ('targets = ["input_layernorm"]', "is meant by", '`train = ["layers.*.input_layernorm"]`'),
-        ('layers = ["4-5"]', "the model has no block `4-5`", "name blocks that there are"),
-        ('layers = ["0"], targets = ["layers.1"]', "no matrix that targets name is in these blocks", "name others"),
-        ("ranks = { mlp: 3, norm: 2 }", "no matrix with an adapter is meant by `norm`", "as targets do"),
-        ('targets = ["mlp"], alphas = { q_proj: 2 }', "is meant by `q_proj`", "as targets do"),
-        ('targets = ["mlp", "layers.9"]', "is meant by `layers.9`", "the blocks are 0 to 3"),
-        ("rank = 3, init = orthogonal", "rank 3 is odd", "use rank 4, or another init"),
-        ("rank = 40, init = pissa", "k_proj of 32 × 64 has 32 singular values, and rank 40 takes more", "use rank 32"),
-        ("targets = []", "no matrix has an adapter", "leave targets out"),
-        ('train = ["layers.4"]', "is in `layers.4`", "the blocks are 0 to 3"),
-        ('train = ["norms"]', "no parameter of the model is in `norms`", "did you mean `norm`?"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message", "hint"), [
+    ('targets = ["q_prj"]', "no matrix of the model is meant by `q_prj`", "did you mean `q_proj`?"),
+    ('targets = ["layers.4.mlp"]', "is meant by `layers.4.mlp`", "the blocks are 0 to 3"),
+    ('targets = ["self_attn.gate_proj"]', "is meant by `self_attn.gate_proj`", "q_proj, k_proj, v_proj"),
+    ('targets = ["embed_tokens"]', "is meant by `embed_tokens`", 'the embedding can have no adapter; `train = ["e'),
+    ('targets = ["lm_*"]', "is meant by `lm_*`", "the head is named by itself: write `lm_head`"),
+    ('targets = ["lm_head"], dora = true', "an adapter of the head has no dora", "the head out of targets"),
+    ('targets = ["lm_head"], dropout = 0.1', "an adapter of the head has no dropout", "the head out of targets"),
+    ('targets = ["lm_head"], init = pissa', "an adapter of the head has no pissa", "the head out of targets"),
+    ('targets = ["norm"]', "is meant by `norm`", '`train = ["norm"]`'),
+    ('targets = ["input_layernorm"]', "is meant by", '`train = ["layers.*.input_layernorm"]`'),
+    ('layers = ["4-5"]', "the model has no block `4-5`", "name blocks that there are"),
+    ('layers = ["0"], targets = ["layers.1"]', "no matrix that targets name is in these blocks", "name others"),
+    ("ranks = { mlp: 3, norm: 2 }", "no matrix with an adapter is meant by `norm`", "as targets do"),
+    ('targets = ["mlp"], alphas = { q_proj: 2 }', "is meant by `q_proj`", "as targets do"),
+    ('targets = ["mlp", "layers.9"]', "is meant by `layers.9`", "the blocks are 0 to 3"),
+    ("rank = 3, init = orthogonal", "rank 3 is odd", "use rank 4, or another init"),
+    ("rank = 40, init = pissa", "k_proj of 32 × 64 has 32 singular values, and rank 40 takes more", "use rank 32"),
+    ("targets = []", "no matrix has an adapter", "leave targets out"),
+    ('train = ["layers.4"]', "is in `layers.4`", "the blocks are 0 to 3"),
+    ('train = ["norms"]', "no parameter of the model is in `norms`", "did you mean `norm`?"),
+])  # fmt: skip
 def test_names_that_do_not_fit(compiled, settings, message, hint):
     (wrong,) = compiled(model=SHAPE, adapter=adapted(settings)).diagnostics.errors
     assert wrong.code == "X435" and message in wrong.message and wrong.hint is not None and hint in wrong.hint
@@ -139,11 +132,9 @@ def test_what_is_dropped_is_in_the_plan(make_plan):
 
 @pytest.mark.parametrize(
     ("target", "hint"),
-    [
-        ("gate_proj", "write `experts.gate_proj`"),
-        ("mlp.gate", 'the router can have no adapter; `train = ["layers.*.mlp.gate"]` trains it in full'),
-    ],
-)
+    [("gate_proj", "write `experts.gate_proj`"),
+        ("mlp.gate", 'the router can have no adapter; `train = ["layers.*.mlp.gate"]` trains it in full')],
+)  # fmt: skip
 def test_experts_and_routers_are_told_apart(compiled, target, hint):
     model = "model qwen3_moe { dim = 64, layers = 2, heads = 8, experts = 8, expert_ffn = 32 }"
     (wrong,) = compiled(model=model, adapter=adapted(f'targets = ["{target}"]')).diagnostics.errors
@@ -159,17 +150,14 @@ def test_other_settings_that_do_not_fit(compiled):
     assert wrong.code == "X435" and wrong.hint == "use bias_speed 0"
 
 
-@pytest.mark.parametrize(
-    ("settings", "message", "hint"),
-    [
-        ('targets = ["mlp", "up_proj"]', "`up_proj` means nothing", "remove `up_proj`"),
-        ('layers = ["1-9"]', "`1-9` goes beyond the model, whose blocks are 0 to 3", "write `1-3`"),
-        ('targets = ["layers.2-4.mlp"]', "`layers.2-4.mlp` goes beyond the model", "write `2-3`"),
-        ('targets = ["mlp"], train = ["layers.0-9.self_attn"]', "`layers.0-9.self_attn` goes beyond", "write `0-3`"),
-        ("rank = 33", "rank 33 is more than layers.0.self_attn.k_proj of 32 × 64 can have", "use rank 32 or less"),
-        ("rank = 4, ranks = { mlp: 65 }", "rank 65 is more than layers.0.mlp.gate_proj of 192 × 64", "use rank 64"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message", "hint"), [
+    ('targets = ["mlp", "up_proj"]', "`up_proj` means nothing", "remove `up_proj`"),
+    ('layers = ["1-9"]', "`1-9` goes beyond the model, whose blocks are 0 to 3", "write `1-3`"),
+    ('targets = ["layers.2-4.mlp"]', "`layers.2-4.mlp` goes beyond the model", "write `2-3`"),
+    ('targets = ["mlp"], train = ["layers.0-9.self_attn"]', "`layers.0-9.self_attn` goes beyond", "write `0-3`"),
+    ("rank = 33", "rank 33 is more than layers.0.self_attn.k_proj of 32 × 64 can have", "use rank 32 or less"),
+    ("rank = 4, ranks = { mlp: 65 }", "rank 65 is more than layers.0.mlp.gate_proj of 192 × 64", "use rank 64"),
+])  # fmt: skip
 def test_what_an_adapter_says_in_vain(compiled, settings, message, hint):
     (idle,) = compiled(model=SHAPE, adapter=adapted(settings)).diagnostics.warnings
     assert idle.code == "W401" and message in idle.message and hint in idle.hint
@@ -210,14 +198,9 @@ def test_a_matrix_is_trained_in_full_or_has_an_adapter(compiled, make_plan):
 def test_every_setting_makes_another_experiment(make_plan):
     settings = ("rank = 4, alpha = 8", "alpha = 2", "scaling = rslora", "init = gaussian", 'targets = ["mlp"]')
     more = (
-        'targets = ["mlp", "q_proj"]',
-        'train = ["norm"]',
-        "ranks = { mlp: 4 }",
-        "alphas = { mlp: 4 }",
-        'layers = ["0"]',
-        "dora = true",
-        "dropout = 0.1",
-    )
+        'targets = ["mlp", "q_proj"]', 'train = ["norm"]', "ranks = { mlp: 4 }", "alphas = { mlp: 4 }",
+        'layers = ["0"]', "dora = true", "dropout = 0.1",
+    )  # fmt: skip
     plans = [make_plan(model=SHAPE, adapter=adapted(each)) for each in ("rank = 16", *settings, *more)]
     assert len({plan.config_id for plan in plans}) == len({plan.id for plan in plans}) == len(plans)
     assert make_plan(model=SHAPE, adapter=adapted("rank = 16, alpha = 16")).config_id == plans[0].config_id
@@ -298,10 +281,8 @@ MORE = [
     (Topology(tp=2, ep=2, model="moe", note="dora"), DORA),
     (Topology(fsdp=2, ep=2, model="moe", note="dora, experts"), DORA_EXPERTS),
     (Topology(tp=2, ep=2, model="moe", note="dora, experts"), DORA_EXPERTS),
-    (
-        Topology(tp=2, ep=2, model="moe", sets=("activation.mode=selective",), note="dora, experts, selective"),
-        DORA_EXPERTS,
-    ),
+    (Topology(tp=2, ep=2, model="moe", sets=("activation.mode=selective",), note="dora, experts, selective"),
+        DORA_EXPERTS),
     (Topology(fsdp=2, ep=2, model="moe", note="dora, dropout, experts"), DORA_DROPOUT_EXPERTS),
     (Topology(tp=2, sets=("activation.mode=selective",), note="dora, dropout, selective"), DORA_DROPOUT),
     (Topology(ring=2, note="dropout"), DROPOUT),
@@ -310,10 +291,8 @@ MORE = [
     (Topology(tp=2, ep=2, model="moe", note="dropout"), DROPOUT),
     (Topology(fsdp=2, ep=2, model="moe", note="dropout, experts"), DROPOUT_EXPERTS),
     (Topology(tp=2, ep=2, model="moe", note="dropout, experts"), DROPOUT_EXPERTS),
-    (
-        Topology(fsdp=2, ep=2, model="moe", sets=("activation.mode=selective",), note="dropout, experts, selective"),
-        DROPOUT_EXPERTS,
-    ),
+    (Topology(fsdp=2, ep=2, model="moe", sets=("activation.mode=selective",), note="dropout, experts, selective"),
+        DROPOUT_EXPERTS),
     (Topology(tp=2, fsdp=2, note="high"), HIGH),
     (Topology(tp=2, note="head"), HEAD),
     (Topology(fsdp=2, note="head"), HEAD),
@@ -339,17 +318,15 @@ MORE = [
     (Topology(fsdp=2, ep=2, model="moe", note="all"), LORA),
     (Topology(fsdp=4, ep=2, model="moe", note="experts"), EXPERTS),
     (Topology(tp=2, ep=2, model="moe", note="experts"), EXPERTS),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("topology", "adapter", "shallow"),
-    [
-        *(pytest.param(*each, True, id=each[0].name) for each in FEW),
+    [*(pytest.param(*each, True, id=each[0].name) for each in FEW),
         *(pytest.param(*each, False, id=f"{each[0].name}, deep", marks=pytest.mark.matrix) for each in FEW),
-        *(pytest.param(*each, False, id=each[0].name, marks=pytest.mark.matrix) for each in MORE),
-    ],
-)
+        *(pytest.param(*each, False, id=each[0].name, marks=pytest.mark.matrix) for each in MORE)],
+)  # fmt: skip
 def test_an_adapter_costs_what_the_plan_says(topology, adapter, shallow, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hold_against_the_trace(plan_of(tmp_path, topology, params="fp32", more=adapter, shallow=shallow))

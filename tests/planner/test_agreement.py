@@ -103,12 +103,9 @@ mixture { lines = 1, others = 2 }
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param("one rank, four microbatches (moe)", marks=pytest.mark.matrix),
-        "tp 2, without loss (dense)",
-        pytest.param("pp 2, zbv (dense)", marks=pytest.mark.matrix),
-    ],
-)
+    [pytest.param("one rank, four microbatches (moe)", marks=pytest.mark.matrix), "tp 2, without loss (dense)",
+        pytest.param("pp 2, zbv (dense)", marks=pytest.mark.matrix)],
+)  # fmt: skip
 def test_losses_of_several_datasets_cost_what_the_plan_says(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hold_against_the_trace(plan_of(BY_NAME[name], tmp_path, more=MIXED))
@@ -131,12 +128,9 @@ OWN = "from xtrain import loss\n@loss\ndef own(x, mean_logprob_T, entropy_T): re
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     "name",
-    [
-        "tp 2, z loss (dense)",
-        pytest.param("tp 2, without loss (dense)", marks=pytest.mark.matrix),
-        pytest.param("fsdp 2, three microbatches (dense)", marks=pytest.mark.matrix),
-    ],
-)
+    ["tp 2, z loss (dense)", pytest.param("tp 2, without loss (dense)", marks=pytest.mark.matrix),
+        pytest.param("fsdp 2, three microbatches (dense)", marks=pytest.mark.matrix)],
+)  # fmt: skip
 def test_a_loss_that_reads_entropies_costs_what_the_plan_says(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "losses.py").write_text(OWN)
@@ -152,25 +146,22 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("loss", "name"),
-    [
-        ("dpo", "tp 2, z loss (dense)"),
-        pytest.param("gspo", "ring 2 (dense)", marks=pytest.mark.matrix),
-        ("bradley_terry", "tp 2, without loss (dense)"),
-        pytest.param("dpo", "pp 2 · ring 2 (dense)", marks=pytest.mark.matrix),
-        ("gspo", "tp 2, without loss (dense)"),
-        pytest.param("grpo", "fsdp 2, three microbatches (dense)", marks=pytest.mark.matrix),
-        pytest.param("weighted", "tp 2, z loss (dense)", marks=pytest.mark.matrix),
-        pytest.param("bradley_terry", "pp 2 · fsdp 2 · tp 2 (dense)", marks=pytest.mark.matrix),
-        pytest.param("bradley_terry", "ring 2 · tp 2 · ep 2 (moe)", marks=pytest.mark.matrix),
-        pytest.param("bradley_terry", "pp 2, zbv (dense)", marks=pytest.mark.matrix),
-        pytest.param("bradley_terry", "fsdp 2, three microbatches (dense)", marks=pytest.mark.matrix),
-        pytest.param("dpo", "fsdp 2, three microbatches (dense)", marks=pytest.mark.matrix),
-        pytest.param("dpo", "pp 2, zbv (dense)", marks=pytest.mark.matrix),
-        pytest.param("gspo", "ring 2 · tp 2 · ep 2 (moe)", marks=pytest.mark.matrix),
-    ],
-)
+@pytest.mark.parametrize(("loss", "name"), [
+    ("dpo", "tp 2, z loss (dense)"),
+    pytest.param("gspo", "ring 2 (dense)", marks=pytest.mark.matrix),
+    ("bradley_terry", "tp 2, without loss (dense)"),
+    pytest.param("dpo", "pp 2 · ring 2 (dense)", marks=pytest.mark.matrix),
+    ("gspo", "tp 2, without loss (dense)"),
+    pytest.param("grpo", "fsdp 2, three microbatches (dense)", marks=pytest.mark.matrix),
+    pytest.param("weighted", "tp 2, z loss (dense)", marks=pytest.mark.matrix),
+    pytest.param("bradley_terry", "pp 2 · fsdp 2 · tp 2 (dense)", marks=pytest.mark.matrix),
+    pytest.param("bradley_terry", "ring 2 · tp 2 · ep 2 (moe)", marks=pytest.mark.matrix),
+    pytest.param("bradley_terry", "pp 2, zbv (dense)", marks=pytest.mark.matrix),
+    pytest.param("bradley_terry", "fsdp 2, three microbatches (dense)", marks=pytest.mark.matrix),
+    pytest.param("dpo", "fsdp 2, three microbatches (dense)", marks=pytest.mark.matrix),
+    pytest.param("dpo", "pp 2, zbv (dense)", marks=pytest.mark.matrix),
+    pytest.param("gspo", "ring 2 · tp 2 · ep 2 (moe)", marks=pytest.mark.matrix),
+])  # fmt: skip
 def test_losses_of_sequences_and_tokens_cost_what_the_plan_says(loss, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     topology = evolve(BY_NAME[name], shared=tuple(s for s in BY_NAME[name].shared if not s.startswith("loss")))
@@ -189,12 +180,9 @@ loss kto { reference_point = estimated, chunk = 8 KiB }
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     "name",
-    [
-        "fsdp 2, three microbatches (dense)",
-        pytest.param("tp 2, z loss (dense)", marks=pytest.mark.matrix),
-        pytest.param("pp 2, zbv (dense)", marks=pytest.mark.matrix),
-    ],
-)
+    ["fsdp 2, three microbatches (dense)", pytest.param("tp 2, z loss (dense)", marks=pytest.mark.matrix),
+        pytest.param("pp 2, zbv (dense)", marks=pytest.mark.matrix)],
+)  # fmt: skip
 def test_a_trace_leaves_out_the_forward_that_estimates_a_point(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     topology = evolve(BY_NAME[name], shared=tuple(s for s in BY_NAME[name].shared if not s.startswith("loss")))
@@ -224,16 +212,13 @@ DISTILLED = 'loss distill {{ teacher = "teacher", chunk = 8 KiB, {} }}'
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        ("form = jsd, temperature = 2, mix = 0.3, top = 20", "tp 2, z loss (dense)"),
-        pytest.param("form = reverse_kl, top = 4", "tp 2, without loss (dense)", marks=pytest.mark.matrix),
-        pytest.param("top = 16", "pp 2, zbv (dense)", marks=pytest.mark.matrix),
-        pytest.param("top = 16, mix = 0.1", "fsdp 2, three microbatches (dense)", marks=pytest.mark.matrix),
-        pytest.param("top = 16", "ring 2 · tp 2 · ep 2 (moe)", marks=pytest.mark.matrix),
-    ],
-)
+@pytest.mark.parametrize(("settings", "name"), [
+    ("form = jsd, temperature = 2, mix = 0.3, top = 20", "tp 2, z loss (dense)"),
+    pytest.param("form = reverse_kl, top = 4", "tp 2, without loss (dense)", marks=pytest.mark.matrix),
+    pytest.param("top = 16", "pp 2, zbv (dense)", marks=pytest.mark.matrix),
+    pytest.param("top = 16, mix = 0.1", "fsdp 2, three microbatches (dense)", marks=pytest.mark.matrix),
+    pytest.param("top = 16", "ring 2 · tp 2 · ep 2 (moe)", marks=pytest.mark.matrix),
+])  # fmt: skip
 def test_learning_from_a_teacher_costs_what_the_plan_says(settings, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     topology = evolve(BY_NAME[name], shared=tuple(s for s in BY_NAME[name].shared if not s.startswith("loss")))
@@ -246,20 +231,17 @@ THREE_HEADS = {"hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(
-    ("teacher", "settings", "name"),
-    [
-        ("small", "form = jsd, temperature = 2, mix = 0.3", "tp 2, z loss (dense)"),
-        ("small", "form = reverse_kl", "fsdp 2, three microbatches (dense)"),
-        ("odd", "mix = 0.1", "tp 2, without loss (dense)"),
-        pytest.param("small", "mix = 0.1", "pp 2, zbv (dense)", marks=pytest.mark.matrix),
-        pytest.param("small", "form = reverse_kl", "ring 2 · tp 2 · ep 2 (moe)", marks=pytest.mark.matrix),
-        pytest.param("small", "form = jsd", "pp 2 · fsdp 2 · tp 2 (dense)", marks=pytest.mark.matrix),
-        pytest.param("small", "mix = 0.1", "replicate 2, ddp (dense)", marks=pytest.mark.matrix),
-        pytest.param("sparse", "form = jsd", "ring 2 · tp 2 · ep 2 (moe)", marks=pytest.mark.matrix),
-        pytest.param("sparse", "mix = 0.1", "fsdp 2 · ep 2, balance bias (moe)", marks=pytest.mark.matrix),
-    ],
-)
+@pytest.mark.parametrize(("teacher", "settings", "name"), [
+    ("small", "form = jsd, temperature = 2, mix = 0.3", "tp 2, z loss (dense)"),
+    ("small", "form = reverse_kl", "fsdp 2, three microbatches (dense)"),
+    ("odd", "mix = 0.1", "tp 2, without loss (dense)"),
+    pytest.param("small", "mix = 0.1", "pp 2, zbv (dense)", marks=pytest.mark.matrix),
+    pytest.param("small", "form = reverse_kl", "ring 2 · tp 2 · ep 2 (moe)", marks=pytest.mark.matrix),
+    pytest.param("small", "form = jsd", "pp 2 · fsdp 2 · tp 2 (dense)", marks=pytest.mark.matrix),
+    pytest.param("small", "mix = 0.1", "replicate 2, ddp (dense)", marks=pytest.mark.matrix),
+    pytest.param("sparse", "form = jsd", "ring 2 · tp 2 · ep 2 (moe)", marks=pytest.mark.matrix),
+    pytest.param("sparse", "mix = 0.1", "fsdp 2 · ep 2, balance bias (moe)", marks=pytest.mark.matrix),
+])  # fmt: skip
 def test_a_teacher_beside_the_model_costs_what_the_plan_says(teacher, settings, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     topology = evolve(BY_NAME[name], shared=tuple(s for s in BY_NAME[name].shared if not s.startswith("loss")))
@@ -346,13 +328,10 @@ def test_whole_matrices_on_64_ranks_cost_what_the_plan_says(monkeypatch):
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     "optimizer",
-    [
-        "adamw8bit { lr = 0.01, block = 8",
-        pytest.param("adamw { lr = 0.01, states = bf16", marks=pytest.mark.matrix),
+    ["adamw8bit { lr = 0.01, block = 8", pytest.param("adamw { lr = 0.01, states = bf16", marks=pytest.mark.matrix),
         pytest.param("schedule_free { lr = 0.01", marks=pytest.mark.matrix),
-        pytest.param("muon { lr = 0.01, states = bf16", marks=pytest.mark.matrix),
-    ],
-)
+        pytest.param("muon { lr = 0.01, states = bf16", marks=pytest.mark.matrix)],
+)  # fmt: skip
 def test_moments_in_other_formats_cost_what_the_plan_says(optimizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hold_against_the_trace(plan_of(BY_NAME["fsdp 2 · tp 2 (dense)"], tmp_path, optimizer=optimizer))

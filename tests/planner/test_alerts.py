@@ -39,19 +39,16 @@ def test_each_can_be_left_out(make_plan):
     assert plan.node("setup.alerts").does == "raise an alert about a loss or norm that is no number"
 
 
-@pytest.mark.parametrize(
-    ("written", "name", "value"),
-    [
-        ("loss_spike = 8", "loss_spike", 8.0),
-        ("slow = 3", "slow", 3.0),
-        ("starvation = 50%", "starvation", 0.5),
-        ("memory = 90%", "memory", 0.9),
-        ("disk = 10%", "disk_share", 0.1),
-        ("disk = 10 GiB", "disk_most_bytes", None),
-        ("disk = 10 GiB", "disk_bytes", 10 * 2**30),
-        ("stalled = 2 min", "stalled_seconds", 120.0),
-    ],
-)
+@pytest.mark.parametrize(("written", "name", "value"), [
+    ("loss_spike = 8", "loss_spike", 8.0),
+    ("slow = 3", "slow", 3.0),
+    ("starvation = 50%", "starvation", 0.5),
+    ("memory = 90%", "memory", 0.9),
+    ("disk = 10%", "disk_share", 0.1),
+    ("disk = 10 GiB", "disk_most_bytes", None),
+    ("disk = 10 GiB", "disk_bytes", 10 * 2**30),
+    ("stalled = 2 min", "stalled_seconds", 120.0),
+])  # fmt: skip
 def test_thresholds_are_those_of_the_spec(make_plan, written, name, value):
     assert thresholds(make_plan(more=f"alerts {{ {written} }}"))[name] == value
 
@@ -117,36 +114,30 @@ def test_at_the_end_a_notification_comes_after_the_save(make_plan):
     assert found.nodes[:2] == ("event.finish.checkpoint", "event.finish.notify")
 
 
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [
-        ('on nan notify("a")', [(1, ("event.nan.notify",), True)]),
-        ('on nan(3) skip\non nan notify("a")', [(3, (), True), (1, ("event.nan.notify",), False)]),
-        ('on nan(3) skip then notify("a")', [(3, ("event.nan.notify",), True)]),
-        ('on nan skip then notify("a")', [(10, ("event.nan.notify",), True)]),
-        ('on nan(2) notify("a")\non nan(2) rollback', [(2, ("event.nan.notify", "event.nan.rollback"), False)]),
-        ('on nan(2) notify("a")\non nan(4) stop', [(4, (), True), (2, ("event.nan.notify",), False)]),
-    ],
-)
+@pytest.mark.parametrize(("written", "expected"), [
+    ('on nan notify("a")', [(1, ("event.nan.notify",), True)]),
+    ('on nan(3) skip\non nan notify("a")', [(3, (), True), (1, ("event.nan.notify",), False)]),
+    ('on nan(3) skip then notify("a")', [(3, ("event.nan.notify",), True)]),
+    ('on nan skip then notify("a")', [(10, ("event.nan.notify",), True)]),
+    ('on nan(2) notify("a")\non nan(2) rollback', [(2, ("event.nan.notify", "event.nan.rollback"), False)]),
+    ('on nan(2) notify("a")\non nan(4) stop', [(4, (), True), (2, ("event.nan.notify",), False)]),
+])  # fmt: skip
 def test_notifications_after_a_number_of_bad_steps(make_plan, written, expected):
     plan = make_plan(more=written, every="every 10 steps checkpoint")
     assert [(each.count, each.nodes, each.stop) for each in triggers(plan, "nan")] == expected
     assert plan.node("step.check_finite").args["limit"] == expected[0][0]
 
 
-@pytest.mark.parametrize(
-    ("written", "code"),
-    [
-        ("on stalled checkpoint", "X617"),
-        ('on stalled notify("a") then stop', "X617"),
-        ('alerts { disk = none }\non disk notify("a")', "X610"),
-        ('launch { device = cpu }\non memory notify("a")', "X610"),
-        ("on disk checkpoint then requeue then stop", "X611"),
-        ("on loss_spike rollback", "X612"),
-        ('on nan(3) notify("a")', "X612"),
-        ('on nan(5) notify("a")\non nan(4) skip', "X612"),
-    ],
-)
+@pytest.mark.parametrize(("written", "code"), [
+    ("on stalled checkpoint", "X617"),
+    ('on stalled notify("a") then stop', "X617"),
+    ('alerts { disk = none }\non disk notify("a")', "X610"),
+    ('launch { device = cpu }\non memory notify("a")', "X610"),
+    ("on disk checkpoint then requeue then stop", "X611"),
+    ("on loss_spike rollback", "X612"),
+    ('on nan(3) notify("a")', "X612"),
+    ('on nan(5) notify("a")\non nan(4) skip', "X612"),
+])  # fmt: skip
 def test_what_cannot_be(compiled, written, code):
     result = compiled(more=written)
     assert [each.code for each in result.diagnostics if each.severity == "error"] == [code]

@@ -33,16 +33,13 @@ def write(tmp_path):
     return build
 
 
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ("tp=2", ["tp=2"]),
-        ("tp=2, pp=4", ["tp=2", "pp=4"]),
-        ("parallel.pp.layers=[1, 3],tp=2", ["parallel.pp.layers=[1, 3]", "tp=2"]),
-        ('workspace.root="a,b",tp=2', ['workspace.root="a,b"', "tp=2"]),
-        (",tp=2,", ["tp=2"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "parts"), [
+    ("tp=2", ["tp=2"]),
+    ("tp=2, pp=4", ["tp=2", "pp=4"]),
+    ("parallel.pp.layers=[1, 3],tp=2", ["parallel.pp.layers=[1, 3]", "tp=2"]),
+    ('workspace.root="a,b",tp=2', ['workspace.root="a,b"', "tp=2"]),
+    (",tp=2,", ["tp=2"]),
+])  # fmt: skip
 def test_texts_are_split_outside_of_brackets_and_strings(text, parts):
     assert split(text) == parts
 

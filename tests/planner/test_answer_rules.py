@@ -116,16 +116,13 @@ CHAIN = "collate = to_tensor -> flatten -> shift_tokens -> pack"
 TURNS = 'messages = "m", template = "plain"'
 
 
-@pytest.mark.parametrize(
-    ("settings", "method"),
-    [
-        ('text = "text"', None),
-        ('tokens = "t"', None),
-        (TURNS, "multipack"),
-        ('prompt = "p", response = "r", template = "plain"', "multipack"),
-        (PAIRS, "multipack"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "method"), [
+    ('text = "text"', None),
+    ('tokens = "t"', None),
+    (TURNS, "multipack"),
+    ('prompt = "p", response = "r", template = "plain"', "multipack"),
+    (PAIRS, "multipack"),
+])  # fmt: skip
 def test_conversations_and_answers_are_packed_to_fill_rows(settings, method, make_plan):
     plan = make_plan(**blocks(settings))
     assert plan.node("collate.pack").args["method"] == ("auto" if method else "sequential")

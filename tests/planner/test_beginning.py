@@ -20,21 +20,18 @@ def run(tmp_path) -> Path:
     return tmp_path / "a"
 
 
-@pytest.mark.parametrize(
-    ("path", "step"),
-    [
-        ("", 34),
-        ("checkpoints", 34),
-        ("checkpoints/latest", 34),
-        ("checkpoints/latest.pt", 34),
-        ("checkpoints/best", 20),
-        ("checkpoints/ckpt-s000000000020", 20),
-        ("checkpoints/ckpt-s000000000020/state.pt", 20),
-        ("checkpoints/ckpt-s000000000099", None),
-        ("nothing", None),
-        ("x" * 5000, None),
-    ],
-)
+@pytest.mark.parametrize(("path", "step"), [
+    ("", 34),
+    ("checkpoints", 34),
+    ("checkpoints/latest", 34),
+    ("checkpoints/latest.pt", 34),
+    ("checkpoints/best", 20),
+    ("checkpoints/ckpt-s000000000020", 20),
+    ("checkpoints/ckpt-s000000000020/state.pt", 20),
+    ("checkpoints/ckpt-s000000000099", None),
+    ("nothing", None),
+    ("x" * 5000, None),
+])  # fmt: skip
 def test_the_step_of_a_state_by_its_name(run, path, step):
     beginning = begins_at(run / path)
     assert (beginning and beginning.step) == step
@@ -45,16 +42,13 @@ def test_a_damaged_pointer_says_nothing(run):
     assert begins_at(run) is None
 
 
-@pytest.mark.parametrize(
-    ("experiment", "launch", "words"),
-    [
-        ("budget = 5 steps", "", "is a checkpoint of step 34 and the budget ends with step 5"),
-        ("budget = 34 steps", "", "nothing is left to train"),
-        ("budget = 35 steps", "", ""),
-        ("budget = 50 steps", "launch { stop_at = 34 steps }", "stop_at is step 34"),
-        ("budget = 1 epochs", "", ""),
-    ],
-)
+@pytest.mark.parametrize(("experiment", "launch", "words"), [
+    ("budget = 5 steps", "", "is a checkpoint of step 34 and the budget ends with step 5"),
+    ("budget = 34 steps", "", "nothing is left to train"),
+    ("budget = 35 steps", "", ""),
+    ("budget = 50 steps", "launch { stop_at = 34 steps }", "stop_at is step 34"),
+    ("budget = 1 epochs", "", ""),
+])  # fmt: skip
 def test_a_run_that_begins_where_it_is_to_end_is_warned_of(compiled, run, experiment, launch, words):
     found = compiled(
         experiment=f"experiment tiny {{ {experiment} }}",

@@ -13,12 +13,8 @@ CASES = [
     ("X404", "8", {"parallel": "parallel { pp 8 }", "batch": "batch { sequence = 256, accumulate = 8 }"}, "use pp 4"),
     ("X404", "2", {"parallel": "parallel { pp 2 { stages_per_rank = 2 } }"}, "interleaved_1f1b"),
     ("X405", "250", {"parallel": "parallel { tp 4 }", "batch": "batch { sequence = 250 }"}, "sequence 248 or 252"),
-    (
-        "X405",
-        "250",
-        {"parallel": "parallel { cp 2 { ring = 2 } }", "batch": "batch { sequence = 250 }"},
-        "sequence 248 or 252",
-    ),
+    ("X405", "250", {"parallel": "parallel { cp 2 { ring = 2 } }", "batch": "batch { sequence = 250 }"},
+        "sequence 248 or 252"),
     ("X406", "16", {"parallel": "parallel { ep 16, fsdp 16 }", "model": MOE}, "use ep 8"),
     ("X407", "4", {"parallel": "parallel { ep 4, fsdp 6 }", "model": MOE}, "ep 2"),
     ("X408", "8", {"model": "model llama { dim = 100, layers = 4, heads = 8 }"}, "heads 5 or 10"),
@@ -34,28 +30,20 @@ CASES = [
     ("X502", "100%", {"dataset": "dataset code { source = python_stdlib(), holdout = 100% }"}, "lower its holdout"),
     ("X502", "", {"dataset": ""}, "dataset web"),
     ("X503", "dataset", {"more": "dataset more { source = python_stdlib() }"}, "100%"),
-    (
-        "X504",
-        "code",
-        {"dataset": "dataset code { source = python_stdlib() }", "every": "every 10 steps eval code"},
-        "holdout = 1%",
-    ),
+    ("X504", "code", {"dataset": "dataset code { source = python_stdlib() }", "every": "every 10 steps eval code"},
+        "holdout = 1%"),
     ("X505", "no/where", {"tokenizer": 'tokenizer "no/where"'}, "tokenizer bytes"),
     ("X506", "100", {"model": "model llama { dim = 64, layers = 4, heads = 8, vocab = 100 }"}, "vocab 258"),
     ("X508", "flatten", {"collate": "collate = flatten -> to_tensor -> shift_tokens -> pack"}, "to_tensor -> flatten"),
     ("X508", "to_tensor", {"collate": "collate = to_tensor -> flatten -> pack"}, "shift_tokens"),
     ("X508", "to_tensor", {"collate": "collate = to_tensor -> flatten"}, "pack"),
-    (
-        "X509",
-        "to_tensor",
-        {"collate": "collate = to_tensor -> flatten -> shift_tokens -> pack(group = 9)"},
-        "pack(multipack, group = 9)",
-    ),
+    ("X509", "to_tensor", {"collate": "collate = to_tensor -> flatten -> shift_tokens -> pack(group = 9)"},
+        "pack(multipack, group = 9)"),
     ("X601", "6", {"batch": "batch { sequence = 256, rows = 6 }", "parallel": "parallel { fsdp 4 }"}, "rows 4 or 8"),
     ("X601", "6", {"batch": "batch { sequence = 256, rows = 6, micro = 2, accumulate = 2 }"}, "rows 4"),
     ("X602", "200", {"scheduler": "scheduler cosine { warmup = 200 steps }"}, "50 steps or fewer"),
     ("X602", "60", {"scheduler": "scheduler wsd { warmup = 60%, decay = 50% }"}, "steps"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("code", "shown", "blocks", "hint"), CASES, ids=[f"{c[0]}-{i}" for i, c in enumerate(CASES)])
@@ -121,12 +109,10 @@ def test_warnings_stand_beside_a_plan(compiled):
 
 @pytest.mark.parametrize(
     ("blocks", "why"),
-    [
-        ({}, "one data rank takes all rows"),
+    [({}, "one data rank takes all rows"),
         ({"parallel": "parallel { fsdp 2 }", "batch": "batch { sequence = 64, rows = 2 }"}, "takes one row a step"),
-        ({"parallel": "parallel { fsdp 2 }", "batch": "batch { sequence = 64, rows = 4 }"}, None),
-    ],
-)
+        ({"parallel": "parallel { fsdp 2 }", "batch": "batch { sequence = 64, rows = 4 }"}, None)],
+)  # fmt: skip
 def test_rows_that_cannot_be_dealt_by_cost_are_said(compiled, blocks, why):
     result = compiled(collate="collate = to_tensor -> flatten -> shift_tokens -> pack(best_fit)", **blocks)
     assert result.plan is not None

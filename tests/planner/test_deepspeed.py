@@ -76,15 +76,12 @@ def test_each_stage_leaves_a_rank_less(tmp_path: Path):
     assert memory[0].total_bytes > memory[1].total_bytes > memory[3].total_bytes
 
 
-@pytest.mark.parametrize(
-    ("stage", "calls"),
-    [
-        (0, {"all_reduce": 1}),
-        (1, {"all_reduce": 1, "all_gather": 1}),
-        (2, {"all_reduce": 3, "all_gather": 1}),
-        (3, {"reduce_scatter": 3, "all_gather": 6}),
-    ],
-)
+@pytest.mark.parametrize(("stage", "calls"), [
+    (0, {"all_reduce": 1}),
+    (1, {"all_reduce": 1, "all_gather": 1}),
+    (2, {"all_reduce": 3, "all_gather": 1}),
+    (3, {"reduce_scatter": 3, "all_gather": 6}),
+])  # fmt: skip
 def test_what_a_step_sends(tmp_path: Path, stage: int, calls: dict[str, int]):
     """How often all parameters, or their gradients, pass in a step of three microbatches."""
     plan = plan_of(tmp_path, stage)
@@ -93,34 +90,27 @@ def test_what_a_step_sends(tmp_path: Path, stage: int, calls: dict[str, int]):
     assert traffic == {op: times * whole for op, times in calls.items()}
 
 
-@pytest.mark.parametrize(
-    ("stage", "more", "says"),
-    [
-        (0, "parallel { tp 2 }", "spreads a model over data ranks alone, and tp is 2"),
-        (0, "parallel { pp 2 }", "spreads a model over data ranks alone, and pp is 2"),
-        (0, "precision { params = fp64 }", "keeps weights and sums in fp32, not in fp64"),
-        (0, "precision { compute = bf16 }", "stage 0 of stack deepspeed has an optimizer of its own for bf16"),
-        (1, "precision { compute = bf16 }", "stage 1 of stack deepspeed has an optimizer of its own for bf16"),
-        (2, "precision { compute = fp64 }", "computes in fp32 or in bf16, not in fp64"),
-        (2, "precision { compute = fp8 { recipe = rowwise } }", "computes in fp32 or in bf16, not in fp8"),
-        (
-            2,
-            "precision { compute = bf16 }\nema { decay = 0.9 }",
-            "ema reads parameters, which stack deepspeed has in bf16",
-        ),
-        (0, "activation full { tile_mlp = 2 }", "with tile_mlp it comes in pieces"),
-        (0, "optimizer schedule_free { lr = 1e-3 }", "moves weights before the forward"),
-        (2, f"precision {{ compute = bf16 }}\n{EXPERTS}", "computed in fp32 alone"),
-        (1, "optimizer muon { lr = 1e-3 }", "muon needs more of a parameter than the element that it updates"),
-        (1, "optimizer { clip_value = 1.0 }", "knows the norm of all gradients, not each of its elements"),
-        (1, 'group "norm*" { optimizer sgd { lr = 1.0 } }', "has one optimizer for all parameters"),
-        (2, "every 10 steps norms", "norms reads gradients of parameters"),
-        (3, "ema { decay = 0.9 }", "ema reads parameters"),
-        (3, "adapter lora { rank = 2 }", "an adapter reads parameters"),
-        (3, EXPERTS, "a router gives more"),
-        (3, "compile { mode = default }", "compile reads parameters"),
-    ],
-)
+@pytest.mark.parametrize(("stage", "more", "says"), [
+    (0, "parallel { tp 2 }", "spreads a model over data ranks alone, and tp is 2"),
+    (0, "parallel { pp 2 }", "spreads a model over data ranks alone, and pp is 2"),
+    (0, "precision { params = fp64 }", "keeps weights and sums in fp32, not in fp64"),
+    (0, "precision { compute = bf16 }", "stage 0 of stack deepspeed has an optimizer of its own for bf16"),
+    (1, "precision { compute = bf16 }", "stage 1 of stack deepspeed has an optimizer of its own for bf16"),
+    (2, "precision { compute = fp64 }", "computes in fp32 or in bf16, not in fp64"),
+    (2, "precision { compute = fp8 { recipe = rowwise } }", "computes in fp32 or in bf16, not in fp8"),
+    (2, "precision { compute = bf16 }\nema { decay = 0.9 }", "ema reads parameters, which stack deepspeed has in bf16"),
+    (0, "activation full { tile_mlp = 2 }", "with tile_mlp it comes in pieces"),
+    (0, "optimizer schedule_free { lr = 1e-3 }", "moves weights before the forward"),
+    (2, f"precision {{ compute = bf16 }}\n{EXPERTS}", "computed in fp32 alone"),
+    (1, "optimizer muon { lr = 1e-3 }", "muon needs more of a parameter than the element that it updates"),
+    (1, "optimizer { clip_value = 1.0 }", "knows the norm of all gradients, not each of its elements"),
+    (1, 'group "norm*" { optimizer sgd { lr = 1.0 } }', "has one optimizer for all parameters"),
+    (2, "every 10 steps norms", "norms reads gradients of parameters"),
+    (3, "ema { decay = 0.9 }", "ema reads parameters"),
+    (3, "adapter lora { rank = 2 }", "an adapter reads parameters"),
+    (3, EXPERTS, "a router gives more"),
+    (3, "compile { mode = default }", "compile reads parameters"),
+])  # fmt: skip
 def test_what_does_not_work_with_it_is_refused(tmp_path: Path, stage: int, more: str, says: str):
     (tmp_path / "spec.xtrain").write_text(SPEC.format(stage=stage, more=more, stack="deepspeed"))
     errors = check_spec(load_spec(tmp_path / "spec.xtrain").require(), 4).errors

@@ -121,17 +121,14 @@ def test_in_bf16_sums_stay_on_the_device(tmp_path: Path):
     assert (own.parameters, own.gradients, own.optimizer) == (2 * 4 * piece, 4 * piece + 2 * largest, 0)
 
 
-@pytest.mark.parametrize(
-    ("own", "more", "parameters", "gradients", "host"),
-    [
-        (CPU, "", 4, 0, 4 + 2 * 4 + 8),
-        (CPU, BF16, 2, 0, 4 + 2 * 4 + 8),
-        (f"{CPU}, offload_param = cpu", "", 0, 0, 4 + 4 + 2 * 4 + 8),
-        (f"{CPU}, offload_param = cpu", BF16, 0, 0, 2 + 4 + 2 * 4 + 8),
-        ("offload_param = cpu", BF16, 4, 4, 2),
-        (f'{CPU}, offload_param = nvme, nvme_path = "/nvme"', BF16, 0, 0, 4 + 2 * 4 + 8),
-    ],
-)
+@pytest.mark.parametrize(("own", "more", "parameters", "gradients", "host"), [
+    (CPU, "", 4, 0, 4 + 2 * 4 + 8),
+    (CPU, BF16, 2, 0, 4 + 2 * 4 + 8),
+    (f"{CPU}, offload_param = cpu", "", 0, 0, 4 + 4 + 2 * 4 + 8),
+    (f"{CPU}, offload_param = cpu", BF16, 0, 0, 2 + 4 + 2 * 4 + 8),
+    ("offload_param = cpu", BF16, 4, 4, 2),
+    (f'{CPU}, offload_param = nvme, nvme_path = "/nvme"', BF16, 0, 0, 4 + 2 * 4 + 8),
+])  # fmt: skip
 def test_in_stage_3_hardly_anything_is_left(tmp_path: Path, own, more, parameters, gradients, host):
     """Bytes for each number of a rank's piece."""
     plan = plan_of(tmp_path, f"stage = 3, {own}", more)
@@ -182,16 +179,13 @@ def test_the_node_says_where_what_is(tmp_path: Path):
     assert "offload_param" not in plan_of(tmp_path, f"stage = 3, {CPU}").node("setup.parallel.deepspeed").args
 
 
-@pytest.mark.parametrize(
-    ("own", "more", "path", "says"),
-    [
-        (f"stage = 0, {CPU}", "", "offload_optimizer", "stage 0 of stack deepspeed cuts no state of the optimizer"),
-        ("stage = 2, offload_param = cpu", "", "offload_param", "stage 2 of stack deepspeed cuts no parameters"),
-        (f"stage = 2, {NVME}", "", "offload_optimizer", "stage 2 of stack deepspeed offloads to host memory alone"),
-        ("stage = 3, offload_optimizer = nvme", "", "nvme_path", "is nvme, and stack deepspeed has no folder for it"),
-        (f"stage = 3, {NVME}", "optimizer { states = bf16 }", "states", "moments to files as fp32 alone"),
-    ],
-)
+@pytest.mark.parametrize(("own", "more", "path", "says"), [
+    (f"stage = 0, {CPU}", "", "offload_optimizer", "stage 0 of stack deepspeed cuts no state of the optimizer"),
+    ("stage = 2, offload_param = cpu", "", "offload_param", "stage 2 of stack deepspeed cuts no parameters"),
+    (f"stage = 2, {NVME}", "", "offload_optimizer", "stage 2 of stack deepspeed offloads to host memory alone"),
+    ("stage = 3, offload_optimizer = nvme", "", "nvme_path", "is nvme, and stack deepspeed has no folder for it"),
+    (f"stage = 3, {NVME}", "optimizer { states = bf16 }", "states", "moments to files as fp32 alone"),
+])  # fmt: skip
 def test_what_cannot_be_offloaded_is_refused(tmp_path: Path, own: str, more: str, path: str, says: str):
     (tmp_path / "spec.xtrain").write_text(SPEC.format(own=own, more=more))
     (error,) = check_spec(load_spec(tmp_path / "spec.xtrain").require(), 4).errors
@@ -201,11 +195,9 @@ def test_what_cannot_be_offloaded_is_refused(tmp_path: Path, own: str, more: str
 
 @pytest.mark.parametrize(
     ("own", "says"),
-    [
-        ("stage = 2, pin_memory = false", "pin_memory changes nothing, as nothing is offloaded"),
-        (f'stage = 2, {CPU}, nvme_path = "/x"', "nvme_path changes nothing, as nothing is offloaded to nvme"),
-    ],
-)
+    [("stage = 2, pin_memory = false", "pin_memory changes nothing, as nothing is offloaded"),
+        (f'stage = 2, {CPU}, nvme_path = "/x"', "nvme_path changes nothing, as nothing is offloaded to nvme")],
+)  # fmt: skip
 def test_a_setting_without_effect_is_said(tmp_path: Path, own: str, says: str):
     assert [each.message for each in compiled(tmp_path, own).diagnostics if each.code == "W401"] == [says]
 

@@ -77,14 +77,9 @@ MOVES = (
     Move(name="held out", after=("dataset.lines.holdout=30%",), kind="incompatible", taken=False),
     # Only the content of rows decides, and it is the same.
     Move(name="held out alike", after=("dataset.lines.holdout=10.001%",), kind="incompatible", taken=True, slow=True),
-    Move(
-        name="files alike",
-        after=('dataset.lines.source=jsonl("da*.jsonl")',),
-        kind="incompatible",
-        taken=True,
-        slow=True,
-    ),
-)
+    Move(name="files alike", after=('dataset.lines.source=jsonl("da*.jsonl")',), kind="incompatible", taken=True,
+        slow=True),
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

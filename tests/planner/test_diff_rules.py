@@ -100,33 +100,30 @@ def test_every_value_belongs_to_a_group(path):
     assert {group_of(entry.path) for entry in plan.provenance} == set(GROUPS) - absent
 
 
-@pytest.mark.parametrize(
-    ("path", "group"),
-    [
-        ("optimizer.lr", "experiment"),
-        ("model.router.aux_loss", "experiment"),
-        ("dataset.web.holdout", "experiment"),
-        ("mixture.web", "experiment"),
-        ("mixture.temperature", "experiment"),
-        ("phase.late.from", "experiment"),
-        ("phase.late.mix", "experiment"),
-        ("batch.prefetch", "execution"),
-        ("batch.workers", "execution"),
-        ("tokenizer", "experiment"),
-        ("collate.pack.align", "experiment"),
-        ("experiment.budget", "budget"),
-        ("steps", "budget"),
-        ("checkpoint.keep", "cadence"),
-        ("every eval code", "cadence"),
-        ("parallel.fsdp.size", "mesh"),
-        ("batch.micro", "mesh"),
-        ("world_size", "mesh"),
-        ("activation.mode", "execution"),
-        ("loss.chunk", "execution"),
-        ("workspace.root", "paths"),
-        ("cluster.memory", "cluster"),
-    ],
-)
+@pytest.mark.parametrize(("path", "group"), [
+    ("optimizer.lr", "experiment"),
+    ("model.router.aux_loss", "experiment"),
+    ("dataset.web.holdout", "experiment"),
+    ("mixture.web", "experiment"),
+    ("mixture.temperature", "experiment"),
+    ("phase.late.from", "experiment"),
+    ("phase.late.mix", "experiment"),
+    ("batch.prefetch", "execution"),
+    ("batch.workers", "execution"),
+    ("tokenizer", "experiment"),
+    ("collate.pack.align", "experiment"),
+    ("experiment.budget", "budget"),
+    ("steps", "budget"),
+    ("checkpoint.keep", "cadence"),
+    ("every eval code", "cadence"),
+    ("parallel.fsdp.size", "mesh"),
+    ("batch.micro", "mesh"),
+    ("world_size", "mesh"),
+    ("activation.mode", "execution"),
+    ("loss.chunk", "execution"),
+    ("workspace.root", "paths"),
+    ("cluster.memory", "cluster"),
+])  # fmt: skip
 def test_groups(path, group):
     assert group_of(path) == group
 

@@ -114,24 +114,20 @@ def test_the_page_says_which_worlds_there_are_and_why_others_are_not(make_plan):
     assert "not 3, 5, 7: not a multiple of tp 2" in part and "not 6: 8 rows" in part
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "words"),
-    [
-        ({"parallel": "fsdp 4"}, "X428", "no axis is `auto`"),
-        ({"world": 8}, "X429", "--world says 8 ranks, and elastic is 1..4"),
-        ({"sets": ("launch.nodes=2", "launch.ranks_per_node=4")}, "X429", "launch says 8 ranks"),
-        ({"elastic": "5..7"}, "X430", "none of 5..7 ranks works"),
-        ({"elastic": "3..5"}, "X430", "only one number of ranks works, 4"),
-        ({"elastic": "4..2"}, "X304", "goes down from 4 to 2"),
-        ({"elastic": "0..2"}, "X304", "each end of `elastic` must be at least 1"),
-        ({"elastic": "1.5..2"}, "X306", "whole number"),
-        ({"elastic": "1 h..2 h"}, "X302", "plain number"),
-        ({"elastic": "4"}, "X301", "must be a range or `none`, not the number 4"),
-        ({"elastic": "[2, 4]"}, "X301", "must be a range or `none`, not a list"),
-        ({"elastic": "n..4"}, "X202", "`n` is not defined"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
+@pytest.mark.parametrize(("options", "code", "words"), [
+    ({"parallel": "fsdp 4"}, "X428", "no axis is `auto`"),
+    ({"world": 8}, "X429", "--world says 8 ranks, and elastic is 1..4"),
+    ({"sets": ("launch.nodes=2", "launch.ranks_per_node=4")}, "X429", "launch says 8 ranks"),
+    ({"elastic": "5..7"}, "X430", "none of 5..7 ranks works"),
+    ({"elastic": "3..5"}, "X430", "only one number of ranks works, 4"),
+    ({"elastic": "4..2"}, "X304", "goes down from 4 to 2"),
+    ({"elastic": "0..2"}, "X304", "each end of `elastic` must be at least 1"),
+    ({"elastic": "1.5..2"}, "X306", "whole number"),
+    ({"elastic": "1 h..2 h"}, "X302", "plain number"),
+    ({"elastic": "4"}, "X301", "must be a range or `none`, not the number 4"),
+    ({"elastic": "[2, 4]"}, "X301", "must be a range or `none`, not a list"),
+    ({"elastic": "n..4"}, "X202", "`n` is not defined"),
+], ids=lambda value: str(value)[:40])  # fmt: skip
 def test_what_is_wrong_is_said_with_what_to_write(compiled, options, code, words):
     found = compiled(**options)
     assert found.plan is None

@@ -14,47 +14,17 @@ from xtrain.plan.pipeline import balance, balance_unequal, pipeline_of, stages_o
 
 COMMON = {"rope_theta": 1e4, "norm_eps": 1e-6, "init_std": 0.02}
 LLAMA_8B = Architecture(
-    family="llama",
-    dim=4096,
-    layers=32,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    ffn=14336,
-    vocab=128256,
-    tie_embeddings=False,
-    qk_norm=False,
-    **COMMON,
-)
+    family="llama", dim=4096, layers=32, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256,
+    tie_embeddings=False, qk_norm=False, **COMMON,
+)  # fmt: skip
 QWEN3_06B = Architecture(
-    family="qwen3",
-    dim=1024,
-    layers=28,
-    heads=16,
-    kv_heads=8,
-    head_dim=128,
-    ffn=3072,
-    vocab=151936,
-    tie_embeddings=True,
-    qk_norm=True,
-    **COMMON,
-)
+    family="qwen3", dim=1024, layers=28, heads=16, kv_heads=8, head_dim=128, ffn=3072, vocab=151936,
+    tie_embeddings=True, qk_norm=True, **COMMON,
+)  # fmt: skip
 QWEN3_30B = Architecture(
-    family="qwen3_moe",
-    dim=2048,
-    layers=48,
-    heads=32,
-    kv_heads=4,
-    head_dim=128,
-    ffn=6144,
-    vocab=151936,
-    tie_embeddings=False,
-    qk_norm=True,
-    experts=128,
-    experts_per_token=8,
-    expert_ffn=768,
-    **COMMON,
-)
+    family="qwen3_moe", dim=2048, layers=48, heads=32, kv_heads=4, head_dim=128, ffn=6144, vocab=151936,
+    tie_embeddings=False, qk_norm=True, experts=128, experts_per_token=8, expert_ffn=768, **COMMON,
+)  # fmt: skip
 
 
 def test_llama_3_8b_has_the_published_size():

@@ -106,10 +106,8 @@ EXEMPT = {
     **dict.fromkeys(("loss.kind", "loss.weighted"), "of data that a loss reads: tests/planner/test_losses.py"),
     "optimizer.stochastic_rounding": "of weights in bf16 alone: tests/planner/test_stored_states.py",
     "activation.tile_mlp": "of blocks without experts: tests/planner/test_graph.py",
-    **dict.fromkeys(
-        ("precision.fp8.recipe", "precision.fp8.rest", "precision.fp8.skip"),
-        "of compute fp8: tests/planner/test_fp8.py",
-    ),
+    **dict.fromkeys(("precision.fp8.recipe", "precision.fp8.rest", "precision.fp8.skip"),
+        "of compute fp8: tests/planner/test_fp8.py"),
     "adapter": "in which nothing of the model is frozen: tests/planner/test_adapters.py",
     "parallel.deepspeed.stage": "of its stack alone: tests/planner/test_deepspeed.py",
     **dict.fromkeys(
@@ -118,27 +116,23 @@ EXEMPT = {
         ),
         "of its stack alone: tests/planner/test_deepspeed_offload.py",
     ),
-    **dict.fromkeys(
-        ("parallel.torchft.replicas", "parallel.torchft.min", "parallel.torchft.heartbeat"),
-        "of its stack alone: tests/planner/test_torchft.py",
-    ),
+    **dict.fromkeys(("parallel.torchft.replicas", "parallel.torchft.min", "parallel.torchft.heartbeat"),
+        "of its stack alone: tests/planner/test_torchft.py"),
     "launcher.options": "a word that is no option is refused: tests/cli/test_launch.py",
     "launcher.mounts": "a word that is no pair of folders is refused: tests/cli/test_launch.py",
     "path": "where the spec lies is not part of the experiment",
     "origins": "nor is how it is written",
     "uses": "which files are read shows in the parts that are used",
     **dict.fromkeys(("model.folder", "model.weights"), "of a folder: tests/planner/test_model_folder.py"),
-    **dict.fromkeys(
-        ("model.mtp", "model.mtp_weight", "phases.early.mtp_weight"),
-        "of one stage alone: tests/planner/test_further_tokens.py",
-    ),
+    **dict.fromkeys(("model.mtp", "model.mtp_weight", "phases.early.mtp_weight"),
+        "of one stage alone: tests/planner/test_further_tokens.py"),
     **dict.fromkeys(("model.rope.low", "model.rope.high"), "of llama3: tests/planner/test_model_folder.py"),
     **dict.fromkeys(("rollout", "reward"), "of data that is sampled: tests/planner/test_rollout.py"),
     **dict.fromkeys(("step", "evaluation_step"), "a function of a module: tests/dsl/test_user_components.py"),
     "sweep": "of other runs: tests/planner/test_sweep.py",
     "serve": "in place of training: tests/planner/test_server.py",
     **{f"datasets.{name}.name": "the name is the key" for name in DATASETS},
-}
+}  # fmt: skip
 OF_RECORDS = (
     "text", "messages", "prompt", "response", "train_on", "template", "choices", "question", "answer", "chosen",
     "rejected", "label", "tokens", "mask", "columns", "values", "input", "tools", "system",
@@ -146,23 +140,14 @@ OF_RECORDS = (
 )  # fmt: skip
 OF_FORM = {
     "code": ("text",),
-    "chat": (
-        "messages",
-        "train_on",
-        "template",
-        "tools",
-        "system",
-        "message_train",
-        "message_weight",
-        "template_arguments",
-        "lost",
-    ),
+    "chat": ("messages", "train_on", "template", "tools", "system", "message_train", "message_weight",
+        "template_arguments", "lost"),
     "qa": ("prompt", "response", "train_on", "template"),
     "asked": ("choices", "question", "answer"),
     "liked": ("prompt", "chosen", "rejected", "template", "values"),
     "rated": ("prompt", "response", "input", "label"),
     "drawn": ("tokens", "mask", "columns"),
-}
+}  # fmt: skip
 EXEMPT |= {
     f"datasets.{name}.{field}": "another form of records has it, or a source with fields"
     for name in DATASETS
@@ -185,11 +170,9 @@ EXEMPT |= dict.fromkeys(
 )
 EXEMPT["events.2.event"] = "what stands under nan stands nowhere else"
 EXEMPT |= {f"events.{number}.count": "of nan alone, which is the last of them" for number in (0, 1)}
-EXEMPT |= {
-    f"datasets.{name}.{field}": "what is the same for all datasets is changed in two of them"
-    for name in ("chat", "qa", "ready", "fake", "asked", "liked", "rated", "drawn")
-    for field in ("holdout", "oversized", "bad_records")
-}
+EXEMPT |= {f"datasets.{name}.{field}": "what is the same for all datasets is changed in two of them" for name in (
+    "chat", "qa", "ready", "fake", "asked", "liked", "rated", "drawn",
+) for field in ("holdout", "oversized", "bad_records")}  # fmt: skip
 
 
 def compiled_variants(spec: Spec, path: str, attribute: attrs.Attribute) -> Iterator[Plan]:

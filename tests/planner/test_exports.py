@@ -22,18 +22,15 @@ def test_its_node_says_what_is_written_and_where(make_plan):
 MOE = "model qwen3_moe {{ dim = 64, layers = 4, heads = 8, kv_heads = 4, experts = 4, router {{ {0} }} }}"
 
 
-@pytest.mark.parametrize(
-    ("code", "shown", "blocks", "said"),
-    [
-        ("X304", '"models/end"', {"every": ENDS.replace("on finish", "every 9 steps")}, 'to = "models/end-{step}"'),
-        ("X525", "export", {"every": ENDS, "model": MOE.format("score = sigmoid")}, '`router.score` is "sigmoid"'),
-        ("X525", "export", {"every": ENDS, "model": MOE.format("bias_speed = 0.1")}, "of `router.bias_speed`"),
-        ("X525", "export", {"every": ENDS, "model": "model llama { dim = 64, layers = 4, heads = 8, qk_norm = true }"},
-         "`qk_norm` is true, and in a llama of transformers it is false"),
-        ("X525", "export", {"every": ENDS, "model": "model llama { dim = 64, layers = 4, heads = 5, head_dim = 8 }"},
-         "dim 64 is no multiple of heads 5"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("code", "shown", "blocks", "said"), [
+    ("X304", '"models/end"', {"every": ENDS.replace("on finish", "every 9 steps")}, 'to = "models/end-{step}"'),
+    ("X525", "export", {"every": ENDS, "model": MOE.format("score = sigmoid")}, '`router.score` is "sigmoid"'),
+    ("X525", "export", {"every": ENDS, "model": MOE.format("bias_speed = 0.1")}, "of `router.bias_speed`"),
+    ("X525", "export", {"every": ENDS, "model": "model llama { dim = 64, layers = 4, heads = 8, qk_norm = true }"},
+        "`qk_norm` is true, and in a llama of transformers it is false"),
+    ("X525", "export", {"every": ENDS, "model": "model llama { dim = 64, layers = 4, heads = 5, head_dim = 8 }"},
+        "dim 64 is no multiple of heads 5"),
+])  # fmt: skip
 def test_where_it_cannot_stand(compiled, code: str, shown: str, blocks: dict[str, str], said: str):
     (error,) = compiled(**blocks).diagnostics.errors
     assert error.code == code and said in f"{error.message}; {error.hint}"

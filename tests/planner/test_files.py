@@ -49,27 +49,20 @@ MISTAKES = {
     "a tokenizer with several": (dataset(TALKS, '"broken"'), "X507", "its chat templates have no `default`"),
     "a folder as a template": (dataset(f'{TALKS}, template = "texts"'), "X507", "template texts is not a file"),
     "an argument of a built-in template": (
-        dataset(f'{TALKS}, template = "chatml", template_arguments = {{ enable_thinking: false }}'),
-        "X507",
-        "chatml does not read `enable_thinking`",
-    ),
+        dataset(f'{TALKS}, template = "chatml", template_arguments = {{ enable_thinking: false }}'), "X507",
+        "chatml does not read `enable_thinking`"),
     "an argument that a template does not read": (
-        dataset(f"{TALKS}, template_arguments = {{ enable_thinkin: false }}", '"chatty"'),
-        "X507",
-        "the template of tokenizer chatty does not read `enable_thinkin`",
-    ),
+        dataset(f"{TALKS}, template_arguments = {{ enable_thinkin: false }}", '"chatty"'), "X507",
+        "the template of tokenizer chatty does not read `enable_thinkin`"),
     "a folder of texts": (dataset('source = text("texts")'), "X507", 'folders match "texts"'),
     "a file of the hub": (dataset('source = huggingface("./qa.jsonl")'), "X507", "is a file, not a folder"),
-    "a separator": (
-        dataset('source = tokens("a.npy", separator = 258)'),
-        "X507",
-        "separator 258 is not one of the 258 token ids",
-    ),
+    "a separator": (dataset('source = tokens("a.npy", separator = 258)'), "X507",
+        "separator 258 is not one of the 258 token ids"),
     "no begin and no end": (dataset('source = text("texts/*")', '"no ends"'), "X505", "neither a bos nor an eos"),
     "another folder": (begins('pretrained = "texts"'), "X720", "texts is neither a checkpoint nor a run"),
     "a file": (begins('from = "qa.jsonl"'), "X720", "qa.jsonl is neither a checkpoint nor a run"),
     "weights alone": (begins('from = "ended"'), "X720", "ended holds weights alone"),
-}
+}  # fmt: skip
 LATER = {
     "a tokenizer that is missing": (dataset(TALKS, '"nowhere"') | {"model": ""}, "W505"),
     "a template that is missing": (dataset(f'{TALKS}, template = "nowhere"'), "W501"),

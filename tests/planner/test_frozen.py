@@ -21,23 +21,20 @@ def shape(*patterns: str, more: str = "") -> str:
     return SHAPE.format(frozen=f", frozen = [{names}]{more}")
 
 
-@pytest.mark.parametrize(
-    ("pattern", "means"),
-    [
-        ("layers", True),
-        ("layers.2", True),
-        ("layers.0-3", True),
-        ("layers.2-2.mlp", True),
-        ("layers.*.mlp.up_proj.weight", True),
-        ("layers.*.mlp.u*", True),
-        ("*", True),
-        ("layers.3-9", False),
-        ("layer", False),
-        ("mlp", False),
-        ("layers.2.mlp.up", False),
-        ("layers.2.mlp.up_proj.weight.x", False),
-    ],
-)
+@pytest.mark.parametrize(("pattern", "means"), [
+    ("layers", True),
+    ("layers.2", True),
+    ("layers.0-3", True),
+    ("layers.2-2.mlp", True),
+    ("layers.*.mlp.up_proj.weight", True),
+    ("layers.*.mlp.u*", True),
+    ("*", True),
+    ("layers.3-9", False),
+    ("layer", False),
+    ("mlp", False),
+    ("layers.2.mlp.up", False),
+    ("layers.2.mlp.up_proj.weight.x", False),
+])  # fmt: skip
 def test_what_a_pattern_means(pattern, means):
     assert covers(pattern, "layers.2.mlp.up_proj.weight") == means
 
@@ -118,22 +115,16 @@ def test_operations_are_those_that_gradients_need(make_plan):
     assert whole.estimates.work.position == 6 * (4 * matrices + head) and whole.estimates.work.pair == 64 * 12 * 4
 
 
-@pytest.mark.parametrize(
-    ("patterns", "message", "hint"),
-    [
-        (("embed_token",), "no parameter of the model is in `embed_token`", "did you mean `embed_tokens`?"),
-        (("layers.0", "layers.7"), "no parameter of the model is in `layers.7`", "the blocks are 0 to 3"),
-        (("layers.4-7.mlp",), "no parameter of the model is in `layers.4-7.mlp`", "the blocks are 0 to 3"),
-        (
-            ("layers.0.mlp.gate",),
-            "no parameter of the model is in `layers.0.mlp.gate`",
-            "in `layers.0.mlp` there are gate_proj, up_proj, down_proj",
-        ),
-        (("layers.*.experts",), "no parameter of the model is in `layers.*.experts`", "in `layers.*` there are"),
-        (("norm.weight.x",), "no parameter of the model is in `norm.weight.x`", "`norm.weight` is a parameter"),
-        (("*",), "every parameter is frozen, so there is nothing to train", "leave a part of the model out"),
-    ],
-)
+@pytest.mark.parametrize(("patterns", "message", "hint"), [
+    (("embed_token",), "no parameter of the model is in `embed_token`", "did you mean `embed_tokens`?"),
+    (("layers.0", "layers.7"), "no parameter of the model is in `layers.7`", "the blocks are 0 to 3"),
+    (("layers.4-7.mlp",), "no parameter of the model is in `layers.4-7.mlp`", "the blocks are 0 to 3"),
+    (("layers.0.mlp.gate",), "no parameter of the model is in `layers.0.mlp.gate`",
+        "in `layers.0.mlp` there are gate_proj, up_proj, down_proj"),
+    (("layers.*.experts",), "no parameter of the model is in `layers.*.experts`", "in `layers.*` there are"),
+    (("norm.weight.x",), "no parameter of the model is in `norm.weight.x`", "`norm.weight` is a parameter"),
+    (("*",), "every parameter is frozen, so there is nothing to train", "leave a part of the model out"),
+])  # fmt: skip
 def test_patterns_that_do_not_fit(compiled, patterns, message, hint):
     (wrong,) = compiled(model=shape(*patterns)).diagnostics.errors
     assert wrong.code == "X434" and wrong.message == message and wrong.hint is not None and hint in wrong.hint

@@ -14,17 +14,14 @@ def node_of(plan):
     return found
 
 
-@pytest.mark.parametrize(
-    ("parallel", "world", "layers", "kv_heads"),
-    [
-        ("", 1, 5, 4),
-        ("parallel { tp 2 }", 2, 5, 2),
-        ("parallel { pp 2 { layers = [2, 3] } }", 2, 3, 4),
-        ("parallel { pp 2 { schedule = interleaved_1f1b, layers = [2, 1, 1, 1] } }", 2, 3, 4),
-        ("parallel { cp 2 { ring = 2 } }", 2, 5, 4),
-        ("parallel { fsdp 2 }", 2, 5, 4),
-    ],
-)
+@pytest.mark.parametrize(("parallel", "world", "layers", "kv_heads"), [
+    ("", 1, 5, 4),
+    ("parallel { tp 2 }", 2, 5, 2),
+    ("parallel { pp 2 { layers = [2, 3] } }", 2, 3, 4),
+    ("parallel { pp 2 { schedule = interleaved_1f1b, layers = [2, 1, 1, 1] } }", 2, 3, 4),
+    ("parallel { cp 2 { ring = 2 } }", 2, 5, 4),
+    ("parallel { fsdp 2 }", 2, 5, 4),
+])  # fmt: skip
 def test_the_bytes_of_the_cache(make_plan, parallel, world, layers, kv_heads):
     more = f"on finish generate {{ prompts = {PROMPTS}, tokens = 20 }}"
     plan = make_plan(
@@ -51,23 +48,15 @@ def test_layers_with_a_window_keep_its_positions(make_plan):
 KEYS_AND_VALUES, VECTORS = 2 * 4 * 32, 40 + 8
 
 
-@pytest.mark.parametrize(
-    ("blocks", "numbers"),
-    [
-        ({}, VECTORS),
-        ({"parallel": "parallel { tp 2 }"}, VECTORS),  # of which every rank has all
-        ({"adapter": 'adapter lora { targets = ["o_proj"] }'}, VECTORS),
-        ({"adapter": 'adapter lora { targets = ["kv_b_proj"] }'}, KEYS_AND_VALUES),
-        (
-            {"adapter": 'adapter lora { targets = ["kv_b_proj"] }', "parallel": "parallel { tp 2 }"},
-            KEYS_AND_VALUES // 2,
-        ),
-        (
-            {"adapter": 'adapter lora { targets = ["o_proj"] }', "precision": "precision { base int8 { block = 32 } }"},
-            KEYS_AND_VALUES,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("blocks", "numbers"), [
+    ({}, VECTORS),
+    ({"parallel": "parallel { tp 2 }"}, VECTORS),  # of which every rank has all
+    ({"adapter": 'adapter lora { targets = ["o_proj"] }'}, VECTORS),
+    ({"adapter": 'adapter lora { targets = ["kv_b_proj"] }'}, KEYS_AND_VALUES),
+    ({"adapter": 'adapter lora { targets = ["kv_b_proj"] }', "parallel": "parallel { tp 2 }"}, KEYS_AND_VALUES // 2),
+    ({"adapter": 'adapter lora { targets = ["o_proj"] }', "precision": "precision { base int8 { block = 32 } }"},
+        KEYS_AND_VALUES),
+])  # fmt: skip
 def test_latent_attention_keeps_narrow_vectors_where_it_can(make_plan, blocks, numbers):
     """Where the matrix to keys and values is as it is: `LatentAttention` multiplies others with it."""
     sizes = "dim = 64, layers = 3, heads = 4, kv_rank = 40, nope_dim = 24, rope_dim = 8, value_dim = 16"

@@ -45,17 +45,14 @@ def test_nothing_of_this_machine_is_in_them(tmp_path, monkeypatch):
     assert str(golden.ROOT) not in "".join(texts(spec).values())
 
 
-@pytest.mark.parametrize(
-    ("now", "shown"),
-    [
-        ('{"nodes": [{"id": "a", "n": 2}, {"id": "b"}]}', [".nodes[a].n: 1 → 2"]),
-        ('{"nodes": [{"id": "a", "n": 1.0}, {"id": "b"}]}', [".nodes[a].n: 1 → 1.0"]),
-        ('{"nodes": [{"id": "a", "n": 1}]}', ['- .nodes[b]: {"id": "b"}']),
-        ('{"nodes": [{"id": "b"}, {"id": "a", "n": 1}]}', [".nodes: the same entries in another order"]),
-        ('{"nodes": [{"id": "a", "n": 1}, {"id": "b"}], "x": "y"}', ['+ .x: "y"']),
-        ('{"nodes": [{"id": "a", "n": 1},\n{"id": "b"}]}', ["the same content in other lines"]),
-    ],
-)
+@pytest.mark.parametrize(("now", "shown"), [
+    ('{"nodes": [{"id": "a", "n": 2}, {"id": "b"}]}', [".nodes[a].n: 1 → 2"]),
+    ('{"nodes": [{"id": "a", "n": 1.0}, {"id": "b"}]}', [".nodes[a].n: 1 → 1.0"]),
+    ('{"nodes": [{"id": "a", "n": 1}]}', ['- .nodes[b]: {"id": "b"}']),
+    ('{"nodes": [{"id": "b"}, {"id": "a", "n": 1}]}', [".nodes: the same entries in another order"]),
+    ('{"nodes": [{"id": "a", "n": 1}, {"id": "b"}], "x": "y"}', ['+ .x: "y"']),
+    ('{"nodes": [{"id": "a", "n": 1},\n{"id": "b"}]}', ["the same content in other lines"]),
+])  # fmt: skip
 def test_a_difference_of_plans_is_shown_by_node(monkeypatch, tmp_path, now, shown):
     monkeypatch.setattr(golden, "GOLDEN", tmp_path)
     (tmp_path / "a.json").write_text('{"nodes": [{"id": "a", "n": 1}, {"id": "b"}]}')

@@ -98,14 +98,11 @@ def test_a_plan_shows_failures_goodput_and_the_best_interval():
     assert "best to save unknown set cluster.storage: without it saves count as free" in free
 
 
-@pytest.mark.parametrize(
-    ("more", "better"),
-    [
-        (", mtbf = 1 s", "fewer devices"),  # nothing is left in fp64
-        (", mtbf = 50000 h, restart = 10000 h", "fewer devices"),
-        (", mtbf = 300 h, storage = 200 GiB, restart = 3 min", "save every"),
-    ],
-)
+@pytest.mark.parametrize(("more", "better"), [
+    (", mtbf = 1 s", "fewer devices"),  # nothing is left in fp64
+    (", mtbf = 50000 h, restart = 10000 h", "fewer devices"),
+    (", mtbf = 300 h, storage = 200 GiB, restart = 3 min", "save every"),
+])  # fmt: skip
 def test_a_run_that_does_not_get_on_is_told_of(more, better):
     found = plan_from_text(SPEC.format(more=more, rest="every 5k steps checkpoint"), "failing.xtrain")
     (warning,) = [each for each in found.diagnostics if each.code == "W432"]

@@ -26,35 +26,27 @@ def test_one_rank_in_one_format_has_nothing_parallel(make_plan):
     assert parallel_nodes(make_plan()) == []
 
 
-@pytest.mark.parametrize(
-    ("blocks", "expected"),
-    [
-        ({"parallel": "parallel { fsdp 2 }"}, ["fsdp", "root_fsdp"]),
-        ({"parallel": "parallel { fsdp 2 { prefetch = true } }"}, ["fsdp", "root_fsdp", "prefetch"]),
-        (
-            {"model": MOE, "parallel": "parallel { fsdp 2 { prefetch = false } }"},
-            ["expert_fsdp", "fsdp", "root_fsdp"],
-        ),
-        ({"parallel": "parallel { fsdp 1 { replicate = 2 } }"}, ["fsdp", "root_fsdp"]),
-        ({"precision": "precision { compute = bf16 }"}, ["fsdp", "root_fsdp"]),
-        ({"precision": "precision { params = bf16 }"}, []),
-        ({"parallel": "parallel { tp 2 }"}, ["tp"]),
-        ({"parallel": "parallel { cp 2 }"}, ["cp", "fsdp", "root_fsdp"]),
-        ({"parallel": "parallel { cp 2 { fold = none } }"}, ["cp"]),
-        ({"parallel": "parallel { pp 2 }"}, ["pp"]),
-        ({"parallel": "parallel { stack = ddp, fsdp auto { replicate = 2 } }"}, ["ddp"]),
-        ({"parallel": "parallel { fsdp 1 { offload = true } }"}, ["fsdp", "root_fsdp"]),
-        # Experts are not cut by tp, so its ranks share their state; what is around them are units as well.
-        ({"model": MOE, "parallel": "parallel { tp 2 }"}, ["tp", "expert_fsdp", "fsdp", "root_fsdp", "prefetch"]),
-        ({"model": MOE}, []),
-        ({"model": MOE, "parallel": "parallel { fsdp 2 }"}, ["expert_fsdp", "fsdp", "root_fsdp", "prefetch"]),
-        ({"model": MOE, "parallel": "parallel { fsdp 2, ep 2 }"}, ["ep", "fsdp", "root_fsdp", "prefetch"]),
-        (
-            {"model": MOE, "parallel": "parallel { fsdp 2, ep 2, tp 2, pp 2 }"},
-            ["tp", "ep", "expert_fsdp", "fsdp", "root_fsdp", "prefetch", "pp"],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("blocks", "expected"), [
+    ({"parallel": "parallel { fsdp 2 }"}, ["fsdp", "root_fsdp"]),
+    ({"parallel": "parallel { fsdp 2 { prefetch = true } }"}, ["fsdp", "root_fsdp", "prefetch"]),
+    ({"model": MOE, "parallel": "parallel { fsdp 2 { prefetch = false } }"}, ["expert_fsdp", "fsdp", "root_fsdp"]),
+    ({"parallel": "parallel { fsdp 1 { replicate = 2 } }"}, ["fsdp", "root_fsdp"]),
+    ({"precision": "precision { compute = bf16 }"}, ["fsdp", "root_fsdp"]),
+    ({"precision": "precision { params = bf16 }"}, []),
+    ({"parallel": "parallel { tp 2 }"}, ["tp"]),
+    ({"parallel": "parallel { cp 2 }"}, ["cp", "fsdp", "root_fsdp"]),
+    ({"parallel": "parallel { cp 2 { fold = none } }"}, ["cp"]),
+    ({"parallel": "parallel { pp 2 }"}, ["pp"]),
+    ({"parallel": "parallel { stack = ddp, fsdp auto { replicate = 2 } }"}, ["ddp"]),
+    ({"parallel": "parallel { fsdp 1 { offload = true } }"}, ["fsdp", "root_fsdp"]),
+    # Experts are not cut by tp, so its ranks share their state; what is around them are units as well.
+    ({"model": MOE, "parallel": "parallel { tp 2 }"}, ["tp", "expert_fsdp", "fsdp", "root_fsdp", "prefetch"]),
+    ({"model": MOE}, []),
+    ({"model": MOE, "parallel": "parallel { fsdp 2 }"}, ["expert_fsdp", "fsdp", "root_fsdp", "prefetch"]),
+    ({"model": MOE, "parallel": "parallel { fsdp 2, ep 2 }"}, ["ep", "fsdp", "root_fsdp", "prefetch"]),
+    ({"model": MOE, "parallel": "parallel { fsdp 2, ep 2, tp 2, pp 2 }"},
+        ["tp", "ep", "expert_fsdp", "fsdp", "root_fsdp", "prefetch", "pp"]),
+])  # fmt: skip
 def test_only_what_is_used_has_a_node(make_plan, blocks, expected):
     assert parallel_nodes(make_plan(**blocks)) == expected
 
@@ -62,21 +54,10 @@ def test_only_what_is_used_has_a_node(make_plan, blocks, expected):
 def test_setup_follows_the_architecture(make_plan):
     plan = make_plan(model=MOE, parallel="parallel { fsdp 2, ep 2, tp 2, pp 2 }")
     order = [
-        "setup.bootstrap",
-        "setup.mesh",
-        "setup.build_model",
-        "setup.parallel.tp",
-        "setup.parallel.ep",
-        "setup.parallel.expert_fsdp",
-        "setup.parallel.fsdp",
-        "setup.parallel.root_fsdp",
-        "setup.parallel.pp",
-        "setup.weights",
-        "setup.optimizer",
-        "setup.scheduler",
-        "setup.resume",
-        "step.fetch",
-    ]
+        "setup.bootstrap", "setup.mesh", "setup.build_model", "setup.parallel.tp", "setup.parallel.ep",
+        "setup.parallel.expert_fsdp", "setup.parallel.fsdp", "setup.parallel.root_fsdp", "setup.parallel.pp",
+        "setup.weights", "setup.optimizer", "setup.scheduler", "setup.resume", "step.fetch",
+    ]  # fmt: skip
     graph = networkx.DiGraph([(edge.before, edge.after) for edge in plan.edges])
     for before, after in pairwise(order):
         assert networkx.has_path(graph, before, after), (before, after)
@@ -87,16 +68,9 @@ def test_setup_follows_the_architecture(make_plan):
 
 def test_the_step_in_its_order(make_plan):
     expected = [
-        "step.fetch",
-        "step.agree",
-        "step.zero_gradients",
-        "step.forward_backward",
-        "step.clip",
-        "step.check_finite",
-        "step.schedule",
-        "step.optimizer",
-        "step.measure",
-    ]
+        "step.fetch", "step.agree", "step.zero_gradients", "step.forward_backward", "step.clip", "step.check_finite",
+        "step.schedule", "step.optimizer", "step.measure",
+    ]  # fmt: skip
     assert ids(make_plan(), "step") == expected
     unclipped = ids(make_plan(optimizer="optimizer adamw { lr = 1e-3, clip = none }"), "step")
     assert "step.gradient_norm" in unclipped and "step.clip" not in unclipped
@@ -262,10 +236,8 @@ def test_feed_forward_layers_in_pieces(make_plan):
 
 def test_compilation(make_plan):
     assert make_plan(compile="compile").node("setup.compile").args == {
-        "mode": "default",
-        "pattern": "layers.*",
-        "matches": [4],
-    }
+        "mode": "default", "pattern": "layers.*", "matches": [4],
+    }  # fmt: skip
     tuned = make_plan(compile="compile { mode = max_autotune }").node("setup.compile").args["mode"]
     assert tuned == "max-autotune-no-cudagraphs"
     assert "setup.compile" not in ids(make_plan(), "setup")
@@ -309,13 +281,9 @@ def test_pipelines_in_the_step(make_plan):
     assert plan.node("step.fetch").args == {"readers": [0, 3]}
     assert plan.node("step.forward_backward").op == "step.pipeline"
     assert ids(plan, "step")[:6] == [
-        "step.fetch",
-        "step.share_outline",
-        "step.agree",
-        "step.zero_gradients",
-        "step.forward_backward",
+        "step.fetch", "step.share_outline", "step.agree", "step.zero_gradients", "step.forward_backward",
         "step.tied_grad_sync",
-    ]
+    ]  # fmt: skip
     # 3 / (4 + 3) = 43 % where all ranks cost the same; the busiest one, which has the head, waits less.
     assert "bubble 38%" in plan.node("step.forward_backward").does
     both = make_plan(parallel="parallel { pp 2 }")
@@ -373,25 +341,22 @@ NARROW = {"model": "model llama { dim = 64, layers = 2, heads = 4, ffn = 252 }"}
 EXPERTS = "model mixtral {{ dim = 64, layers = 2, heads = 4, experts = 4, experts_per_token = {} }}"
 
 
-@pytest.mark.parametrize(
-    ("blocks", "positions", "small"),
-    [
-        (WIDE, 256, False),
-        (WIDE, 255, True),
-        (NARROW, 256, True),
-        (NARROW, 512, False),
-        ({**WIDE, "launch": "launch { device = cpu }"}, 255, True),
-        ({**WIDE, "launch": "launch { device = cuda }"}, 255, False),
-        ({**WIDE, "precision": "precision { matmul = medium }"}, 255, False),
-        ({**WIDE, "precision": "precision { compute = bf16 }"}, 255, False),
-        ({**WIDE, "parallel": "parallel { tp 2 }"}, 510, True),  # each rank has half of the matrix
-        ({**WIDE, "parallel": "parallel { tp 2 }"}, 512, False),
-        ({**WIDE, "parallel": "parallel { cp 2 { ulysses = 2 } }"}, 510, True),  # each rank has half of the positions
-        ({"model": EXPERTS.format("2, expert_ffn = 256")}, 511, True),  # each expert gets half of them
-        ({"model": EXPERTS.format("2, expert_ffn = 256")}, 512, False),
-        ({"model": EXPERTS.format("1, expert_ffn = 256")}, 1023, True),
-    ],
-)
+@pytest.mark.parametrize(("blocks", "positions", "small"), [
+    (WIDE, 256, False),
+    (WIDE, 255, True),
+    (NARROW, 256, True),
+    (NARROW, 512, False),
+    ({**WIDE, "launch": "launch { device = cpu }"}, 255, True),
+    ({**WIDE, "launch": "launch { device = cuda }"}, 255, False),
+    ({**WIDE, "precision": "precision { matmul = medium }"}, 255, False),
+    ({**WIDE, "precision": "precision { compute = bf16 }"}, 255, False),
+    ({**WIDE, "parallel": "parallel { tp 2 }"}, 510, True),  # each rank has half of the matrix
+    ({**WIDE, "parallel": "parallel { tp 2 }"}, 512, False),
+    ({**WIDE, "parallel": "parallel { cp 2 { ulysses = 2 } }"}, 510, True),  # each rank has half of the positions
+    ({"model": EXPERTS.format("2, expert_ffn = 256")}, 511, True),  # each expert gets half of them
+    ({"model": EXPERTS.format("2, expert_ffn = 256")}, 512, False),
+    ({"model": EXPERTS.format("1, expert_ffn = 256")}, 1023, True),
+])  # fmt: skip
 def test_small_fp32_products_keep_their_highest_precision(make_plan, blocks, positions, small):
     plan = make_plan(**blocks, batch=f"batch {{ sequence = {positions}, micro = 1 }}")
     node = plan.node("setup.bootstrap")
@@ -403,33 +368,28 @@ def test_small_fp32_products_keep_their_highest_precision(make_plan, blocks, pos
 
 @pytest.mark.parametrize(
     ("kernel", "expected"),
-    [
-        ("auto", {"cpu": "blocks", "cpu, highest": "documents", "cuda": "flex"}),
-        ("mask", {"cpu": "mask", "cuda": "mask"}),
-    ],
-)
+    [("auto", {"cpu": "blocks", "cpu, highest": "documents", "cuda": "flex"}),
+        ("mask", {"cpu": "mask", "cuda": "mask"})],
+)  # fmt: skip
 def test_attention_kernel_by_device(make_plan, kernel, expected):
     model = f"model llama {{ dim = 64, layers = 2, heads = 4, attention = {kernel} }}"
     plan = make_plan(model=model, batch="batch { sequence = 256, micro = 2 }")
     assert plan.node("setup.build_model").args["attention"] == expected
 
 
-@pytest.mark.parametrize(
-    ("more", "kernel"),
-    [
-        ({"batch": "batch { sequence = 128, micro = 4 }"}, "blocks"),
-        ({"batch": "batch { sequence = 512, micro = 2 }"}, "blocks"),
-        ({"batch": "batch { sequence = 127, micro = 4 }"}, "documents"),
-        ({"batch": "batch { sequence = 256, micro = 1 }"}, "documents"),  # products are small
-        ({"batch": "batch { sequence = 513, micro = 2 }"}, "documents"),
-        ({"batch": "batch { sequence = 256, micro = 2 }", "precision": "precision { compute = bf16 }"}, "documents"),
-        ({"batch": "batch { sequence = 256, micro = 2 }", "parallel": "parallel { cp 2 { ring = 2 } }"}, "documents"),
-        ({"batch": "batch { sequence = 256, micro = 4 }", "parallel": "parallel { cp 2 { ulysses = 2 } }"}, "blocks"),
-        ({"batch": "batch { sequence = 256, micro = 2 }", "compile": "compile { mode = default }"}, "documents"),
-        ({"batch": "batch { sequence = 256, micro = 2 }", "precision": "precision { matmul = highest }"}, "documents"),
-        ({"batch": "batch { sequence = 256, micro = 2 }", "precision": "precision { matmul = high }"}, "blocks"),
-    ],
-)
+@pytest.mark.parametrize(("more", "kernel"), [
+    ({"batch": "batch { sequence = 128, micro = 4 }"}, "blocks"),
+    ({"batch": "batch { sequence = 512, micro = 2 }"}, "blocks"),
+    ({"batch": "batch { sequence = 127, micro = 4 }"}, "documents"),
+    ({"batch": "batch { sequence = 256, micro = 1 }"}, "documents"),  # products are small
+    ({"batch": "batch { sequence = 513, micro = 2 }"}, "documents"),
+    ({"batch": "batch { sequence = 256, micro = 2 }", "precision": "precision { compute = bf16 }"}, "documents"),
+    ({"batch": "batch { sequence = 256, micro = 2 }", "parallel": "parallel { cp 2 { ring = 2 } }"}, "documents"),
+    ({"batch": "batch { sequence = 256, micro = 4 }", "parallel": "parallel { cp 2 { ulysses = 2 } }"}, "blocks"),
+    ({"batch": "batch { sequence = 256, micro = 2 }", "compile": "compile { mode = default }"}, "documents"),
+    ({"batch": "batch { sequence = 256, micro = 2 }", "precision": "precision { matmul = highest }"}, "documents"),
+    ({"batch": "batch { sequence = 256, micro = 2 }", "precision": "precision { matmul = high }"}, "blocks"),
+])  # fmt: skip
 def test_short_rows_in_exact_formats_are_attended_to_in_blocks_on_a_cpu(make_plan, more, kernel):
     kernels = make_plan(**more).node("setup.build_model").args["attention"]
     assert kernels["cpu"] == kernel
@@ -457,15 +417,12 @@ def edge(before, after):
     return Edge(before=before, after=after)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "edges", "message"),
-    [
-        (("a", "a"), (), "same id"),
-        (("a", "b"), (("a", "c"), ("a", "b")), "not there"),
-        (("a", "b", "c"), (("a", "b"), ("b", "c"), ("c", "b")), "circle"),
-        (("a", "b", "c"), (("a", "b"),), "nothing leads from a to c"),
-    ],
-)
+@pytest.mark.parametrize(("nodes", "edges", "message"), [
+    (("a", "a"), (), "same id"),
+    (("a", "b"), (("a", "c"), ("a", "b")), "not there"),
+    (("a", "b", "c"), (("a", "b"), ("b", "c"), ("c", "b")), "circle"),
+    (("a", "b", "c"), (("a", "b"),), "nothing leads from a to c"),
+])  # fmt: skip
 def test_a_graph_that_cannot_be_executed_is_refused(nodes, edges, message):
     with pytest.raises(GraphError, match=message):
         check_graph(tuple(map(node, nodes)), tuple(edge(*pair) for pair in edges), "a")

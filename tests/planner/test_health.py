@@ -49,16 +49,13 @@ def test_a_probe_is_a_node_of_its_tick(make_plan):
     assert "every 20 steps health then log" in text_of(plan)
 
 
-@pytest.mark.parametrize(
-    ("text", "code", "says"),
-    [
-        ("fault_tolerance { stuck = 0 s }", "X304", "must be above 0"),
-        ("fault_tolerance { stuck = 5 steps }", "X302", "time"),
-        ("fault_tolerance { stick = 5 s }", "X203", "stuck"),
-        ("every 5 steps health { limit = 0 s }", "X304", "must be above 0"),
-        ("every 5 steps health { limit = none }", "X301", "time"),
-    ],
-)
+@pytest.mark.parametrize(("text", "code", "says"), [
+    ("fault_tolerance { stuck = 0 s }", "X304", "must be above 0"),
+    ("fault_tolerance { stuck = 5 steps }", "X302", "time"),
+    ("fault_tolerance { stick = 5 s }", "X203", "stuck"),
+    ("every 5 steps health { limit = 0 s }", "X304", "must be above 0"),
+    ("every 5 steps health { limit = none }", "X301", "time"),
+])  # fmt: skip
 def test_what_cannot_be_is_reported_with_its_place(tmp_path, text, code, says):
     path = tmp_path / "spec.xtrain"
     path.write_text(spec_text(more=text))

@@ -50,52 +50,41 @@ def test_defaults_written_out_change_nothing(make_plan, base):
     assert (other.id, other.config_id) == (base.id, base.config_id)
 
 
-@pytest.mark.parametrize(
-    "blocks",
-    [
-        {"experiment": "experiment tiny { seed = 1, budget = 500 steps }"},
-        {"experiment": "experiment tiny { seed = 1, budget = 1M tokens }"},
-        {"every": "every 7 steps eval code then log"},
-        {"workspace": 'workspace { root = "elsewhere", lineage = "family" }'},
-        {"checkpoint": "checkpoint { keep = 1, resume = false }"},
-        {"parallel": "parallel { fsdp 4 }"},
-        {"parallel": "parallel { tp 2, fsdp 2 { replicate = 2 } }"},
-        {"batch": "batch { sequence = 256, micro = 2, accumulate = 4 }"},
-        {"launch": "launch { device = cpu, threads = 2 }"},
-        {"loss": "loss cross_entropy { chunk = 1 MiB }"},
-        {"activation": "activation full"},
-        {"compile": "compile"},
-        {"parallel": "parallel { cp 2 { ulysses = 2 }, fsdp 2 }"},
-        {"parallel": "parallel { pp 2 { schedule = zbv }, tp 2 }"},
-        {"parallel": "parallel { stack = ddp, fsdp auto { replicate = 2 } }"},
-        {"cluster": "cluster other { memory = 64 GiB, price = 2.5 }"},
-        {
-            "experiment": "experiment tiny { seed = 1, budget = 200 steps }",
-            "every": "every 3 steps checkpoint",
-            "workspace": 'workspace { root = "there", run = "mine" }',
-        },
-    ],
-    ids=lambda blocks: next(iter(blocks)),
-)
+@pytest.mark.parametrize("blocks", [
+    {"experiment": "experiment tiny { seed = 1, budget = 500 steps }"},
+    {"experiment": "experiment tiny { seed = 1, budget = 1M tokens }"},
+    {"every": "every 7 steps eval code then log"},
+    {"workspace": 'workspace { root = "elsewhere", lineage = "family" }'},
+    {"checkpoint": "checkpoint { keep = 1, resume = false }"},
+    {"parallel": "parallel { fsdp 4 }"},
+    {"parallel": "parallel { tp 2, fsdp 2 { replicate = 2 } }"},
+    {"batch": "batch { sequence = 256, micro = 2, accumulate = 4 }"},
+    {"launch": "launch { device = cpu, threads = 2 }"},
+    {"loss": "loss cross_entropy { chunk = 1 MiB }"},
+    {"activation": "activation full"},
+    {"compile": "compile"},
+    {"parallel": "parallel { cp 2 { ulysses = 2 }, fsdp 2 }"},
+    {"parallel": "parallel { pp 2 { schedule = zbv }, tp 2 }"},
+    {"parallel": "parallel { stack = ddp, fsdp auto { replicate = 2 } }"},
+    {"cluster": "cluster other { memory = 64 GiB, price = 2.5 }"},
+    {"experiment": "experiment tiny { seed = 1, budget = 200 steps }", "every": "every 3 steps checkpoint",
+        "workspace": 'workspace { root = "there", run = "mine" }'},
+], ids=lambda blocks: next(iter(blocks)))  # fmt: skip
 def test_the_same_experiment_in_another_way(make_plan, base, blocks):
     assert same_experiment(base, make_plan(**(BASE | blocks)))
 
 
-@pytest.mark.parametrize(
-    "blocks",
-    [
-        {"experiment": "experiment tiny { seed = 2, budget = 100 steps }"},
-        {"experiment": "experiment other { seed = 1, budget = 100 steps }"},
-        {"optimizer": "optimizer adamw { lr = 2e-3 }"},
-        {"model": "model llama { dim = 64, layers = 4, heads = 8, kv_heads = 8 }"},
-        {"batch": "batch { sequence = 256, rows = 16 }"},
-        {"batch": "batch { sequence = 128, rows = 16 }"},
-        {"dataset": "dataset code { source = python_stdlib(), holdout = 2% }"},
-        {"precision": "precision { compute = bf16 }"},
-        {"scheduler": "scheduler cosine { warmup = 10 steps }"},
-    ],
-    ids=lambda blocks: next(iter(blocks)),
-)
+@pytest.mark.parametrize("blocks", [
+    {"experiment": "experiment tiny { seed = 2, budget = 100 steps }"},
+    {"experiment": "experiment other { seed = 1, budget = 100 steps }"},
+    {"optimizer": "optimizer adamw { lr = 2e-3 }"},
+    {"model": "model llama { dim = 64, layers = 4, heads = 8, kv_heads = 8 }"},
+    {"batch": "batch { sequence = 256, rows = 16 }"},
+    {"batch": "batch { sequence = 128, rows = 16 }"},
+    {"dataset": "dataset code { source = python_stdlib(), holdout = 2% }"},
+    {"precision": "precision { compute = bf16 }"},
+    {"scheduler": "scheduler cosine { warmup = 10 steps }"},
+], ids=lambda blocks: next(iter(blocks)))  # fmt: skip
 def test_another_experiment(make_plan, base, blocks):
     other = make_plan(**(BASE | blocks))
     assert other.id != base.id and other.config_id != base.config_id

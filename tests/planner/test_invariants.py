@@ -92,43 +92,24 @@ def topologies(draw):
     params = draw(st.sampled_from(("fp32", "bf16", "fp64")))
     world = tp * ulysses * ring * pp * fsdp * replicate
     return {
-        "model": {
-            "family": family,
-            "dim": draw(st.integers(8, 96)),
-            "layers": pp * each + draw(st.integers(0, 5)),
-            "heads": heads,
-            "kv_heads": kv_heads,
-            "head_dim": 2 * draw(st.integers(1, 4)),
-            "ffn": tp * draw(st.integers(1, 30)),
-            "vocab": -(-draw(st.integers(258, 400)) // tp) * tp,
-            "tie_embeddings": schedule != "zbv" and draw(st.booleans()),
-            **(_experts(draw, ep) if moe else {}),
-        },
-        "batch": {
-            "sequence": 2 * ring * ulysses * tp * draw(st.integers(1, 8)),
-            "micro": draw(st.integers(1, 3)),
-            "accumulate": accumulate,
-        },
+        "model": {"family": family, "dim": draw(st.integers(8, 96)), "layers": pp * each + draw(st.integers(0, 5)),
+            "heads": heads, "kv_heads": kv_heads, "head_dim": 2 * draw(st.integers(1, 4)),
+            "ffn": tp * draw(st.integers(1, 30)), "vocab": -(-draw(st.integers(258, 400)) // tp) * tp,
+            "tie_embeddings": schedule != "zbv" and draw(st.booleans()), **(_experts(draw, ep) if moe else {})},
+        "batch": {"sequence": 2 * ring * ulysses * tp * draw(st.integers(1, 8)), "micro": draw(st.integers(1, 3)),
+            "accumulate": accumulate},
         "parallel": Parallel(
             tp=Tp(size=tp, sequence=draw(st.booleans()), loss=draw(st.booleans())),
             ep=Ep(size=ep),
-            fsdp=Fsdp(
-                size=fsdp,
-                replicate=replicate,
-                reduce=draw(st.sampled_from(("auto", "fp32"))),
-                **({} if split else {"reshard": draw(st.booleans())}),
-            ),
+            fsdp=Fsdp(size=fsdp, replicate=replicate, reduce=draw(st.sampled_from(("auto", "fp32"))),
+                **({} if split else {"reshard": draw(st.booleans())})),
             pp=Pp(size=pp, schedule=schedule, **({"stages_per_rank": each} if pp > 1 else {})),
-            cp=Cp(
-                size=ring * ulysses,
-                ring=ring,
-                ulysses=ulysses,
-                fold=draw(st.sampled_from(("all", "ring_only", "ulysses_only", "none"))),
-            ),
+            cp=Cp(size=ring * ulysses, ring=ring, ulysses=ulysses,
+                fold=draw(st.sampled_from(("all", "ring_only", "ulysses_only", "none")))),
         ),
         "precision": {"params": params, "compute": draw(st.sampled_from(("auto", "bf16")))},
         **_common(draw, world, compiles=not split),
-    }
+    }  # fmt: skip
 
 
 def _experts(draw, ep):

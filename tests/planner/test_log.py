@@ -30,17 +30,14 @@ def test_the_page_says_who_takes_the_records(make_plan):
     assert "also to" not in render(make_plan())
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ('project = "team/llama"', "project has a `/`"),
-        ('project = " "', "project is empty"),
-        (f'project = "{"x" * 129}"', "project has 129 characters, more than 128"),
-        (f'project = "p", group = "{"x" * 129}"', "group has 129 characters"),
-        (f'project = "p", tags = ["{"x" * 65}"]', "a tag has 65 characters"),
-        ('project = "p", tags = ["a", ""]', "a tag has 0 characters"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "words"), [
+    ('project = "team/llama"', "project has a `/`"),
+    ('project = " "', "project is empty"),
+    (f'project = "{"x" * 129}"', "project has 129 characters, more than 128"),
+    (f'project = "p", group = "{"x" * 129}"', "group has 129 characters"),
+    (f'project = "p", tags = ["{"x" * 65}"]', "a tag has 65 characters"),
+    ('project = "p", tags = ["a", ""]', "a tag has 0 characters"),
+])  # fmt: skip
 def test_a_name_that_wandb_does_not_take_is_a_mistake(compiled, settings: str, words: str):
     found = compiled(log=f"log {{ wandb {{ {settings} }} }}")
     assert found.plan is None and [d.code for d in found.diagnostics] == ["X622"]

@@ -121,15 +121,12 @@ def test_an_estimated_point_is_a_forward_in_each_step_and_numbers_of_a_reference
     assert costs[1].hardware_flops == costs[0].hardware_flops + fixed.estimates.flops_per_step // 3
 
 
-@pytest.mark.parametrize(
-    ("setting", "more", "code", "message"),
-    [
-        ("reference_point = estimated, reference = precomputed", "", "X439", "no dataset has that"),
-        ("reference_point = estimated", "to_tensor -> flatten -> shift_tokens -> pack(single)", "X527", "it holds one"),
-        ("reference_point = guessed", "", "X202", "guessed"),
-        ("reference_point = -1", "", "X304", "must not be negative"),
-    ],
-)
+@pytest.mark.parametrize(("setting", "more", "code", "message"), [
+    ("reference_point = estimated, reference = precomputed", "", "X439", "no dataset has that"),
+    ("reference_point = estimated", "to_tensor -> flatten -> shift_tokens -> pack(single)", "X527", "it holds one"),
+    ("reference_point = guessed", "", "X202", "guessed"),
+    ("reference_point = -1", "", "X304", "must not be negative"),
+])  # fmt: skip
 def test_where_a_point_cannot_be_estimated(setting, more, code, message, tmp_path):
     chain = f"collate = {more}" if more else ""
     text = spec_text(dataset=LABELLED, loss=f"loss kto {{ {setting} }}", collate=chain)

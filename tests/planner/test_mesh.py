@@ -77,19 +77,16 @@ def test_vector_of_sixteen_ranks():
     assert mesh.data_ranks == 2 and mesh.data_rank(13) == 1
 
 
-@pytest.mark.parametrize(
-    ("cp", "heads", "kv_heads", "ulysses"),
-    [
-        (4, 32, 8, 4),
-        (16, 32, 8, 8),
-        (6, 32, 8, 2),
-        (4, 16, 1, 4),
-        (3, 16, 4, 1),
-        (3, 12, 4, 1),
-        (1, 8, 8, 1),
-        (8, 4, 1, 4),
-    ],
-)
+@pytest.mark.parametrize(("cp", "heads", "kv_heads", "ulysses"), [
+    (4, 32, 8, 4),
+    (16, 32, 8, 8),
+    (6, 32, 8, 2),
+    (4, 16, 1, 4),
+    (3, 16, 4, 1),
+    (3, 12, 4, 1),
+    (1, 8, 8, 1),
+    (8, 4, 1, 4),
+])  # fmt: skip
 def test_ulysses_takes_what_heads_allow(cp, heads, kv_heads, ulysses):
     chosen, why = choose_ulysses(cp, heads, kv_heads)
     assert chosen == ulysses

@@ -186,50 +186,30 @@ def test_the_learning_rate_is_that_of_the_schedule_times_the_scale(make_plan):
 EPOCHS = "experiment tiny { budget = 2 epochs }"
 # Blocks → code, what its span shows, words of the message, words of the hint, a `--set` that fixes it ("" for none).
 WRONG = {
-    "no weights": (
-        {"dataset": TWO},
-        "X503", "dataset code", "web, code", "mixture { web = 1, code = 1 }", "mixture.web=1",
-    ),
+    "no weights": ({"dataset": TWO}, "X503", "dataset code", "web, code", "mixture { web = 1, code = 1 }",
+        "mixture.web=1"),
     "a name to be quoted": (
-        {"dataset": 'dataset "c++" { source = python_stdlib() }\ndataset web { source = synthetic() }'},
-        "X503", "dataset web", "c++, web", "call `c++` by a name", "dataset.c++.holdout=100%",
-    ),
-    "unknown": (
-        mixture_of("mixture { web = 1, cod = 1 }"),
-        "X513", "cod", "unknown dataset `cod`", "did you mean `code`?", "",
-    ),
-    "setting": (
-        mixture_of("mixture { web = 1, temprature = 2 }"),
-        "X513", "temprature", "`temprature`", "`temperature`", "",
-    ),
+        {"dataset": 'dataset "c++" { source = python_stdlib() }\ndataset web { source = synthetic() }'}, "X503",
+        "dataset web", "c++, web", "call `c++` by a name", "dataset.c++.holdout=100%"),
+    "unknown": (mixture_of("mixture { web = 1, cod = 1 }"), "X513", "cod", "unknown dataset `cod`",
+        "did you mean `code`?", ""),
+    "setting": (mixture_of("mixture { web = 1, temprature = 2 }"), "X513", "temprature", "`temprature`",
+        "`temperature`", ""),
     "nothing near": (mixture_of("mixture { web = 1, zebra = 2 }"), "X513", "zebra", "`zebra`", "web, code", ""),
-    "unknown in a phase": (
-        mixture_of(f"{MIXED}\nphase late {{ from = 50%, mix = {{ wbe: 1 }} }}"), "X513", "wbe", "`wbe`", "`web`",
-        "phase.late.mix={ web: 1 }",
-    ),
+    "unknown in a phase": (mixture_of(f"{MIXED}\nphase late {{ from = 50%, mix = {{ wbe: 1 }} }}"), "X513", "wbe",
+        "`wbe`", "`web`", "phase.late.mix={ web: 1 }"),
     "a dataset called temperature": (
-        {"dataset": f"{TWO}\ndataset temperature {{ source = synthetic() }}", "mixture": MIXED},
-        "X513", "dataset temperature", "cannot have a weight", "rename", "",
-    ),
-    "empty": (
-        mixture_of("mixture { temperature = 2 }"),
-        "X502", "mixture", "no dataset", "web = 1, code = 1", "mixture.web=1",
-    ),
-    "all zero": (
-        mixture_of("mixture { web = 0, code = 0 }"),
-        "X514", "mixture", "every weight is 0", "above 0", "mixture.web=1",
-    ),
-    "all zero in a phase": (
-        mixture_of(f"{MIXED}\nphase late {{ from = 50%, mix = {{ web: 0, code: 0 }} }}"),
-        "X514", "{ web: 0, code: 0 }", "in phase late every weight is 0", "above 0", "phase.late.mix={ web: 0 }",
-    ),
-    "held out whole": (
-        {
-            "dataset": f"{TWO}\ndataset test {{ source = synthetic(), holdout = 100% }}",
-            "mixture": "mixture { web = 1, test = 2 }",
-        },
-        "X515", "test", "a weight of 2, and `holdout = 100%`", "lower the holdout", "mixture.test=0",
-    ),
+        {"dataset": f"{TWO}\ndataset temperature {{ source = synthetic() }}", "mixture": MIXED}, "X513",
+        "dataset temperature", "cannot have a weight", "rename", ""),
+    "empty": (mixture_of("mixture { temperature = 2 }"), "X502", "mixture", "no dataset", "web = 1, code = 1",
+        "mixture.web=1"),
+    "all zero": (mixture_of("mixture { web = 0, code = 0 }"), "X514", "mixture", "every weight is 0", "above 0",
+        "mixture.web=1"),
+    "all zero in a phase": (mixture_of(f"{MIXED}\nphase late {{ from = 50%, mix = {{ web: 0, code: 0 }} }}"), "X514",
+        "{ web: 0, code: 0 }", "in phase late every weight is 0", "above 0", "phase.late.mix={ web: 0 }"),
+    "held out whole": ({"dataset": f"{TWO}\ndataset test {{ source = synthetic(), holdout = 100% }}",
+            "mixture": "mixture { web = 1, test = 2 }"}, "X515", "test", "a weight of 2, and `holdout = 100%`",
+        "lower the holdout", "mixture.test=0"),
     "chat and pairs": (
         {
             "dataset": 'dataset c { source = jsonl("a"), messages = "m", prompt = "p", response = "r", '
@@ -237,96 +217,57 @@ WRONG = {
         },
         "X516", '"p"', "not both", "keep the one", "dataset.c.messages=none",
     ),
-    "half a pair": (
-        {"dataset": 'dataset c { source = jsonl("a"), template = "plain", prompt = "p" }'},
-        "X516", '"p"', "`prompt` without `response`", "name the field of the response", 'dataset.c.response="r"',
-    ),
-    "the other half": (
-        {"dataset": 'dataset c { source = jsonl("a"), template = "plain", response = "p" }'},
-        "X516", '"p"', "`response` without `prompt`", "name the field of the prompt", 'dataset.c.prompt="r"',
-    ),
+    "half a pair": ({"dataset": 'dataset c { source = jsonl("a"), template = "plain", prompt = "p" }'}, "X516", '"p"',
+        "`prompt` without `response`", "name the field of the response", 'dataset.c.response="r"'),
+    "the other half": ({"dataset": 'dataset c { source = jsonl("a"), template = "plain", response = "p" }'}, "X516",
+        '"p"', "`response` without `prompt`", "name the field of the prompt", 'dataset.c.prompt="r"'),
     "text of a conversation": (
-        {"dataset": 'dataset c { source = jsonl("a"), template = "plain", messages = "m", text = "t" }'},
-        "X516", '"t"', "`text` is for plain text", "leave out `text` or `messages`", 'dataset.c.text="text"',
-    ),
-    "half of plain text": (
-        {"dataset": 'dataset c { source = jsonl("a"), train_on = last }'},
-        "X516", "last", "these records are plain text", 'messages = "messages"', "dataset.c.train_on=auto",
-    ),
-    "template of plain text": (
-        {"dataset": 'dataset c { source = jsonl("a"), template = "chatml" }'},
-        "X516", '"chatml"', "`template` is for conversations", "remove it", "dataset.c.template=auto",
-    ),
-    "questions that are trained on": (
-        {"dataset": 'dataset c { source = jsonl("a"), choices = "c", holdout = 10% }'},
-        "X516", "10%", "never trained on", "`holdout = 100%`", "dataset.c.choices=none",
-    ),
+        {"dataset": 'dataset c { source = jsonl("a"), template = "plain", messages = "m", text = "t" }'}, "X516", '"t"',
+        "`text` is for plain text", "leave out `text` or `messages`", 'dataset.c.text="text"'),
+    "half of plain text": ({"dataset": 'dataset c { source = jsonl("a"), train_on = last }'}, "X516", "last",
+        "these records are plain text", 'messages = "messages"', "dataset.c.train_on=auto"),
+    "template of plain text": ({"dataset": 'dataset c { source = jsonl("a"), template = "chatml" }'}, "X516",
+        '"chatml"', "`template` is for conversations", "remove it", "dataset.c.template=auto"),
+    "questions that are trained on": ({"dataset": 'dataset c { source = jsonl("a"), choices = "c", holdout = 10% }'},
+        "X516", "10%", "never trained on", "`holdout = 100%`", "dataset.c.choices=none"),
     "questions and pairs": (
-        {"dataset": f'{ONE}\ndataset c {{ source = jsonl("a"), choices = "c", prompt = "p", holdout = 100% }}'},
-        "X516", '"p"', "`prompt` is not for these", "leave out `prompt`", "dataset.c.prompt=none",
-    ),
+        {"dataset": f'{ONE}\ndataset c {{ source = jsonl("a"), choices = "c", prompt = "p", holdout = 100% }}'}, "X516",
+        '"p"', "`prompt` is not for these", "leave out `prompt`", "dataset.c.prompt=none"),
     "long questions": (
         {"dataset": f'{ONE}\ndataset c {{ source = jsonl("a"), choices = "c", oversized = skip, holdout = 100% }}'},
-        "X516", "skip", "`oversized` is not for these", "leave out `oversized`", "dataset.c.oversized=split",
-    ),
-    "an answer without choices": (
-        {"dataset": 'dataset c { source = jsonl("a"), answer = "b" }'},
-        "X516", '"b"', "`answer` is for questions", 'choices = "choices"', 'dataset.c.answer="answer"',
-    ),
+        "X516", "skip", "`oversized` is not for these", "leave out `oversized`", "dataset.c.oversized=split"),
+    "an answer without choices": ({"dataset": 'dataset c { source = jsonl("a"), answer = "b" }'}, "X516", '"b"',
+        "`answer` is for questions", 'choices = "choices"', 'dataset.c.answer="answer"'),
     "questions in columns": (
-        {"dataset": f'{ONE}\ndataset c {{ source = parquet("a"), choices = "c", holdout = 100% }}'},
-        "X517", '"c"', "`choices` is a list", "by jsonl", 'dataset.c.source=jsonl("a")',
-    ),
-    "field of a text file": (
-        {"dataset": 'dataset c { source = text("a"), text = "body" }'},
-        "X517", '"body"', "no field `text`", "leave `text` out", 'dataset.c.text="text"',
-    ),
-    "conversations of token ids": (
-        {"dataset": 'dataset c { source = tokens("a.npy"), messages = "m" }'},
-        "X517", '"m"', "tokens gives token ids", "leave `messages` out", "dataset.c.messages=none",
-    ),
-    "pairs that are made": (
-        {"dataset": 'dataset c { source = synthetic(), prompt = "p", response = "r" }'},
-        "X517", '"p"', "no field `prompt`", "leave `prompt` out", "",
-    ),
+        {"dataset": f'{ONE}\ndataset c {{ source = parquet("a"), choices = "c", holdout = 100% }}'}, "X517", '"c"',
+        "`choices` is a list", "by jsonl", 'dataset.c.source=jsonl("a")'),
+    "field of a text file": ({"dataset": 'dataset c { source = text("a"), text = "body" }'}, "X517", '"body"',
+        "no field `text`", "leave `text` out", 'dataset.c.text="text"'),
+    "conversations of token ids": ({"dataset": 'dataset c { source = tokens("a.npy"), messages = "m" }'}, "X517", '"m"',
+        "tokens gives token ids", "leave `messages` out", "dataset.c.messages=none"),
+    "pairs that are made": ({"dataset": 'dataset c { source = synthetic(), prompt = "p", response = "r" }'}, "X517",
+        '"p"', "no field `prompt`", "leave `prompt` out", ""),
     "the same start": (
         mixture_of(f"{MIXED}\nphase a {{ from = 50 steps, lr_scale = 2 }}\nphase b {{ from = 50%, lr_scale = 3 }}"),
-        "X606", "50%", "phases a and b both begin with step 51", "later", "phase.b.from=60%",
-    ),
-    "behind the end": (
-        mixture_of(f"{MIXED}\nphase a {{ from = 100 steps, lr_scale = 2 }}"),
-        "X607", "100 steps", "the run has 100 steps", "from = 90%", "phase.a.from=90%",
-    ),
-    "behind the tokens": (
-        mixture_of(f"{MIXED}\nphase a {{ from = 1M tokens, lr_scale = 2 }}"),
-        "X607", "1M tokens", "before step 978", "from = 90%", "phase.a.from=90%",
-    ),
-    "no whole rows of a step": (
-        mixture_of("mixture { web = 2, code = 1, exact = true }"),
-        "X526", "true", "0.6667 of 4 rows a step, the share of web, is 2.667 rows", "`batch { rows }`",
-        "mixture.web=3",
-    ),
-    "exact shares in epochs": (
-        mixture_of("mixture { web = 2 epochs, code = 1 epoch, exact = true }"),
-        "X526", "true", "these are in epochs", "without `epochs`", "mixture.exact=false",
-    ),
-    "exact shares of a ramp": (
-        {**mixture_of(MIXED.replace(" }", ", exact = true }")),
-         "batch": "batch { sequence = 256, accumulate = 4, ramp_from = 1 }"},
-        "X526", "true", "those of a ramp grow", "`ramp_from`", "mixture.exact=false",
-    ),
-    "at the end": (
-        {"experiment": EPOCHS, "phase": "phase a { from = 100%, lr_scale = 2 }"},
-        "X607", "100%", "when the run is over", "from = 90%", "phase.a.from=90%",
-    ),
-    "behind the epochs": (
-        {"experiment": EPOCHS, "phase": "phase a { from = 2 epochs, lr_scale = 2 }"},
-        "X607", "2 epochs", "the run has 2 epochs", "from = 90%", "experiment.budget=3 epochs",
-    ),
+        "X606", "50%", "phases a and b both begin with step 51", "later", "phase.b.from=60%"),
+    "behind the end": (mixture_of(f"{MIXED}\nphase a {{ from = 100 steps, lr_scale = 2 }}"), "X607", "100 steps",
+        "the run has 100 steps", "from = 90%", "phase.a.from=90%"),
+    "behind the tokens": (mixture_of(f"{MIXED}\nphase a {{ from = 1M tokens, lr_scale = 2 }}"), "X607", "1M tokens",
+        "before step 978", "from = 90%", "phase.a.from=90%"),
+    "no whole rows of a step": (mixture_of("mixture { web = 2, code = 1, exact = true }"), "X526", "true",
+        "0.6667 of 4 rows a step, the share of web, is 2.667 rows", "`batch { rows }`", "mixture.web=3"),
+    "exact shares in epochs": (mixture_of("mixture { web = 2 epochs, code = 1 epoch, exact = true }"), "X526", "true",
+        "these are in epochs", "without `epochs`", "mixture.exact=false"),
+    "exact shares of a ramp": ({**mixture_of(MIXED.replace(" }", ", exact = true }")),
+            "batch": "batch { sequence = 256, accumulate = 4, ramp_from = 1 }"}, "X526", "true", "those of a ramp grow",
+        "`ramp_from`", "mixture.exact=false"),
+    "at the end": ({"experiment": EPOCHS, "phase": "phase a { from = 100%, lr_scale = 2 }"}, "X607", "100%",
+        "when the run is over", "from = 90%", "phase.a.from=90%"),
+    "behind the epochs": ({"experiment": EPOCHS, "phase": "phase a { from = 2 epochs, lr_scale = 2 }"}, "X607",
+        "2 epochs", "the run has 2 epochs", "from = 90%", "experiment.budget=3 epochs"),
     "the same epoch": (
-        {"experiment": EPOCHS, "phase": "phase a { from = 1 epoch, lr_scale = 2 }\nphase b { from = 1 epoch }"},
-        "X606", "1 epoch", "both begin with 1 epoch", "let one of them begin later", "phase.b.from=1.5 epochs",
-    ),
+        {"experiment": EPOCHS, "phase": "phase a { from = 1 epoch, lr_scale = 2 }\nphase b { from = 1 epoch }"}, "X606",
+        "1 epoch", "both begin with 1 epoch", "let one of them begin later", "phase.b.from=1.5 epochs"),
 }  # fmt: skip
 
 
@@ -352,85 +293,53 @@ def test_what_is_wrong_is_named_with_a_value_that_works(case, tmp_path):
 
 BOTH = "mixture { web = 1 epoch, code = 3 epochs }"
 WRONG |= {
-    "epochs beside a share": (
-        mixture_of("mixture { web = 1 epoch, code = 3 }"),
-        "X518", "3", "`code` is 3, a share of rows, `web` is 1 epoch", "as `code = 3 epochs`", "mixture.code=3 epochs",
-    ),
-    "a share beside epochs": (
-        {"dataset": THREE, "mixture": "mixture { web = 1, code = 3, chat = 2 epochs }"},
-        "X518", "2 epochs", "`chat` is 2 epochs, `web` is 1, a share", "as `chat = 2`, or in epochs", "mixture.chat=2",
-    ),
-    "a share in a phase of epochs": (
-        mixture_of(f"{BOTH}\nphase a {{ from = 50%, mix = {{ web: 0.5 }} }}"),
-        "X518", "0.5", "in phase a: `web` is 0.5, a share of rows, `code` is 3 epochs of `mixture`",
-        "`mix = { web: …, code: … }`", "phase.a.mix={ web: 0.5, code: 0.5 }",
-    ),
-    "epochs in a phase of shares": (
-        mixture_of(f"{MIXED}\nphase a {{ from = 50%, mix = {{ web: 2 epochs }} }}"),
-        "X518", "2 epochs", "in phase a: `web` is 2 epochs, `code` is 1, a share of rows of `mixture`",
-        "every dataset a weight in epochs", "phase.a.mix={ web: 2 }",
-    ),
-    "two kinds in a phase": (
-        mixture_of(f"{BOTH}\nphase a {{ from = 50%, mix = {{ web: 2 epochs, code: 1 }} }}"),
-        "X518", "1", "`code` is 1, a share of rows, `web` is 2 epochs", "as in `mixture`", "phase.a.mix={ web: 0 }",
-    ),
-    "a temperature of epochs": (
-        mixture_of("mixture { web = 1 epoch, code = 3 epochs, temperature = 2 }"),
-        "X519", "2", "a temperature of 2", "leave it out", "mixture.temperature=1",
-    ),
-    "no epochs": (
-        mixture_of("mixture { web = 0 epochs, code = 0 }"),
-        "X514", "mixture", "every weight is 0", "above 0", "mixture.web=1 epoch",
-    ),
-    "epochs of what is held out": (
-        {
-            "dataset": f"{TWO}\ndataset test {{ source = synthetic(), holdout = 100% }}",
-            "mixture": "mixture { web = 1 epoch, test = 2 epochs }",
-        },
-        "X515", "test", "a weight of 2 epochs, and `holdout = 100%`", "lower the holdout", "mixture.test=0",
-    ),
+    "epochs beside a share": (mixture_of("mixture { web = 1 epoch, code = 3 }"), "X518", "3",
+        "`code` is 3, a share of rows, `web` is 1 epoch", "as `code = 3 epochs`", "mixture.code=3 epochs"),
+    "a share beside epochs": ({"dataset": THREE, "mixture": "mixture { web = 1, code = 3, chat = 2 epochs }"}, "X518",
+        "2 epochs", "`chat` is 2 epochs, `web` is 1, a share", "as `chat = 2`, or in epochs", "mixture.chat=2"),
+    "a share in a phase of epochs": (mixture_of(f"{BOTH}\nphase a {{ from = 50%, mix = {{ web: 0.5 }} }}"), "X518",
+        "0.5", "in phase a: `web` is 0.5, a share of rows, `code` is 3 epochs of `mixture`",
+        "`mix = { web: …, code: … }`", "phase.a.mix={ web: 0.5, code: 0.5 }"),
+    "epochs in a phase of shares": (mixture_of(f"{MIXED}\nphase a {{ from = 50%, mix = {{ web: 2 epochs }} }}"), "X518",
+        "2 epochs", "in phase a: `web` is 2 epochs, `code` is 1, a share of rows of `mixture`",
+        "every dataset a weight in epochs", "phase.a.mix={ web: 2 }"),
+    "two kinds in a phase": (mixture_of(f"{BOTH}\nphase a {{ from = 50%, mix = {{ web: 2 epochs, code: 1 }} }}"),
+        "X518", "1", "`code` is 1, a share of rows, `web` is 2 epochs", "as in `mixture`", "phase.a.mix={ web: 0 }"),
+    "a temperature of epochs": (mixture_of("mixture { web = 1 epoch, code = 3 epochs, temperature = 2 }"), "X519", "2",
+        "a temperature of 2", "leave it out", "mixture.temperature=1"),
+    "no epochs": (mixture_of("mixture { web = 0 epochs, code = 0 }"), "X514", "mixture", "every weight is 0", "above 0",
+        "mixture.web=1 epoch"),
+    "epochs of what is held out": ({"dataset": f"{TWO}\ndataset test {{ source = synthetic(), holdout = 100% }}",
+            "mixture": "mixture { web = 1 epoch, test = 2 epochs }"}, "X515", "test",
+        "a weight of 2 epochs, and `holdout = 100%`", "lower the holdout", "mixture.test=0"),
 }  # fmt: skip
 
 
 WARNED = {
     "a mixture of one": ({"mixture": "mixture { code = 1 }"}, "W401", "code is its only dataset"),
     "an epoch of one": ({"mixture": "mixture { code = 1 epoch }"}, "W401", "code is its only dataset"),
-    "a phase of the same epochs": (
-        mixture_of(f"{BOTH}\nphase a {{ from = 5%, mix = {{ web: 1 epoch }} }}"), "W401", "those of train",
-    ),
-    "no epoch of one": (
-        mixture_of("mixture { web = 1 epoch }"), "W506", "nothing uses the dataset `code`",
-    ),
-    "a phase without effect": (
-        mixture_of(f"{MIXED}\nphase a {{ from = 5%, mix = {{ web: 3 }} }}"), "W401", "those of train",
-    ),
-    "a phase like the one before": (
-        mixture_of(
-            f"{MIXED}\nphase a {{ from = 5%, mix = {{ web: 1 }} }}\nphase b {{ from = 9%, mix = {{ web: 1 }} }}"
-        ),
-        "W401", "those of a",
-    ),
+    "a phase of the same epochs": (mixture_of(f"{BOTH}\nphase a {{ from = 5%, mix = {{ web: 1 epoch }} }}"), "W401",
+        "those of train"),
+    "no epoch of one": (mixture_of("mixture { web = 1 epoch }"), "W506", "nothing uses the dataset `code`"),
+    "a phase without effect": (mixture_of(f"{MIXED}\nphase a {{ from = 5%, mix = {{ web: 3 }} }}"), "W401",
+        "those of train"),
+    "a phase like the one before": (mixture_of(
+            f"{MIXED}\nphase a {{ from = 5%, mix = {{ web: 1 }} }}\nphase b {{ from = 9%, mix = {{ web: 1 }} }}"),
+        "W401", "those of a"),
     "unused": (mixture_of("mixture { web = 1 }"), "W506", "nothing uses the dataset `code`"),
-    "too cold for one": (
-        mixture_of("mixture { web = 3, code = 1, temperature = 1e-3 }"), "W506", "nothing uses the dataset `code`",
-    ),
+    "too cold for one": (mixture_of("mixture { web = 3, code = 1, temperature = 1e-3 }"), "W506",
+        "nothing uses the dataset `code`"),
     "held out and not looked at": (
-        {"dataset": "dataset a { source = synthetic() }\ndataset b { source = synthetic(), holdout = 100% }"},
-        "W506", "nothing uses the dataset `b`",
-    ),
-    "readers of nothing": (
-        {"batch": "batch { sequence = 256, prefetch = 0, workers = 2 }"}, "W401", "as nothing is read ahead",
-    ),
-    "a folder that is missing": (
-        {"dataset": 'dataset a { source = huggingface("./no/such/folder") }'}, "W501", "there is no folder",
-    ),
+        {"dataset": "dataset a { source = synthetic() }\ndataset b { source = synthetic(), holdout = 100% }"}, "W506",
+        "nothing uses the dataset `b`"),
+    "readers of nothing": ({"batch": "batch { sequence = 256, prefetch = 0, workers = 2 }"}, "W401",
+        "as nothing is read ahead"),
+    "a folder that is missing": ({"dataset": 'dataset a { source = huggingface("./no/such/folder") }'}, "W501",
+        "there is no folder"),
     "a template that is missing": (
-        {"dataset": 'dataset a { source = huggingface("o/n"), messages = "m", template = "chatlm" }'},
-        "W501", "there is no template chatlm",
-    ),
-    "token ids that are missing": (
-        {"dataset": 'dataset a { source = tokens("no/*.npy") }'}, "W501", "no file matches",
-    ),
+        {"dataset": 'dataset a { source = huggingface("o/n"), messages = "m", template = "chatlm" }'}, "W501",
+        "there is no template chatlm"),
+    "token ids that are missing": ({"dataset": 'dataset a { source = tokens("no/*.npy") }'}, "W501", "no file matches"),
 }  # fmt: skip
 
 
@@ -442,25 +351,22 @@ def test_what_is_odd_is_said(blocks, code, says, compiled):
     assert warning.code == code and says in warning.message and warning.span is not None
 
 
-@pytest.mark.parametrize(
-    "blocks",
-    [
-        mixture_of(MIXED),
-        mixture_of("mixture { web = 1, code = 0 }"),  # switched off, and said so
-        mixture_of("mixture { web = 1 }\nphase late { from = 90%, mix = { code: 1 } }"),
-        {**mixture_of("mixture { code = 1 }"), "every": "every 10 steps eval web"},
-        {"dataset": 'dataset hub { source = huggingface("org/name", config = "en") }'},
-        {"phase": "phase late { from = 90%, lr_scale = 0.1 }"},
-        {"experiment": EPOCHS, **mixture_of(MIXED)},
-        {"experiment": EPOCHS, **mixture_of(BOTH)},
-        {"mixture": "mixture { code = 2 epochs }"},  # an epoch of the run has both passes
-        mixture_of("mixture { web = 1 epoch, code = 0 }"),
-        mixture_of(f"{BOTH}\nphase a {{ from = 5%, mix = {{ web: 0 }} }}"),
-        mixture_of(f"{BOTH}\nphase a {{ from = 5%, mix = {{ web: 0.5, code: 0.5 }} }}"),
-        mixture_of(f"{BOTH}\nphase a {{ from = 5%, mix = {{ web: 4 epochs }} }}"),
-        {"experiment": EPOCHS, **mixture_of("mixture { web = 1 }\nphase a { from = 5%, mix = { code: 1 } }")},
-    ],
-)
+@pytest.mark.parametrize("blocks", [
+    mixture_of(MIXED),
+    mixture_of("mixture { web = 1, code = 0 }"),  # switched off, and said so
+    mixture_of("mixture { web = 1 }\nphase late { from = 90%, mix = { code: 1 } }"),
+    {**mixture_of("mixture { code = 1 }"), "every": "every 10 steps eval web"},
+    {"dataset": 'dataset hub { source = huggingface("org/name", config = "en") }'},
+    {"phase": "phase late { from = 90%, lr_scale = 0.1 }"},
+    {"experiment": EPOCHS, **mixture_of(MIXED)},
+    {"experiment": EPOCHS, **mixture_of(BOTH)},
+    {"mixture": "mixture { code = 2 epochs }"},  # an epoch of the run has both passes
+    mixture_of("mixture { web = 1 epoch, code = 0 }"),
+    mixture_of(f"{BOTH}\nphase a {{ from = 5%, mix = {{ web: 0 }} }}"),
+    mixture_of(f"{BOTH}\nphase a {{ from = 5%, mix = {{ web: 0.5, code: 0.5 }} }}"),
+    mixture_of(f"{BOTH}\nphase a {{ from = 5%, mix = {{ web: 4 epochs }} }}"),
+    {"experiment": EPOCHS, **mixture_of("mixture { web = 1 }\nphase a { from = 5%, mix = { code: 1 } }")},
+])  # fmt: skip
 def test_what_is_well_is_not_spoken_of(blocks, compiled):
     result = compiled(**blocks)
     assert result.plan is not None and not list(result.diagnostics), result.diagnostics.render()
@@ -533,20 +439,17 @@ def test_rows_are_drawn_by_the_name_of_a_phase(make_plan, step, effect):
 LATE = "phase late { from = 50%, lr_scale = 2 }"
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "step", "effect"),
-    [
-        # A phase with the same weights goes on with the epoch under way, whatever it is called.
-        (f"{BOTH}\n{LATE}", f"{BOTH}\n{LATE.replace('late', 'end')}", 70, "none"),
-        (BOTH, f"{BOTH}\nphase late {{ from = 50% }}", 70, "none"),
-        (BOTH, f"{BOTH}\n{LATE}", 50, "none"),
-        (BOTH, f"{BOTH}\n{LATE}", 51, "learning"),
-        (BOTH, BOTH.replace("3 epochs", "4 epochs"), 10, "learning"),
-        (BOTH, "mixture { web = 1, code = 3 }", 10, "learning"),
-        (f"{BOTH}\n{LATE.replace('lr_scale = 2', 'mix = { web: 0 }')}", f"{BOTH}\n{LATE}", 50, "none"),
-        (f"{BOTH}\n{LATE.replace('lr_scale = 2', 'mix = { web: 0 }')}", f"{BOTH}\n{LATE}", 51, "learning"),
-    ],
-)
+@pytest.mark.parametrize(("before", "after", "step", "effect"), [
+    # A phase with the same weights goes on with the epoch under way, whatever it is called.
+    (f"{BOTH}\n{LATE}", f"{BOTH}\n{LATE.replace('late', 'end')}", 70, "none"),
+    (BOTH, f"{BOTH}\nphase late {{ from = 50% }}", 70, "none"),
+    (BOTH, f"{BOTH}\n{LATE}", 50, "none"),
+    (BOTH, f"{BOTH}\n{LATE}", 51, "learning"),
+    (BOTH, BOTH.replace("3 epochs", "4 epochs"), 10, "learning"),
+    (BOTH, "mixture { web = 1, code = 3 }", 10, "learning"),
+    (f"{BOTH}\n{LATE.replace('lr_scale = 2', 'mix = { web: 0 }')}", f"{BOTH}\n{LATE}", 50, "none"),
+    (f"{BOTH}\n{LATE.replace('lr_scale = 2', 'mix = { web: 0 }')}", f"{BOTH}\n{LATE}", 51, "learning"),
+])  # fmt: skip
 def test_what_other_epochs_mean_for_a_run_that_goes_on(make_plan, before, after, step, effect):
     verdict = resumable(make_plan(**mixture_of(before)), make_plan(**mixture_of(after)), step)
     assert (verdict.kind, verdict.effect) == ("safe", effect), verdict

@@ -288,35 +288,34 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "another head": ("X521", "ForTokenClassification", {"architectures": ["LlamaForTokenClassification"]}),
     "quantised": ("X522", "quantization_config", {"quantization_config": {"quant_method": "fp8"}}),
     "positions scaled otherwise": ("X522", "longrope", {"rope_scaling": {"type": "longrope", "factor": 8.0}}),
-    "scaled in two ways": ("X522", "two ways", {"rope_scaling": {"type": "linear", "factor": 8.0},
-                                                "rope_parameters": {"rope_type": "linear", "factor": 4.0}}),
+    "scaled in two ways": ("X522", "two ways",
+        {"rope_scaling": {"type": "linear", "factor": 8.0}, "rope_parameters": {"rope_type": "linear", "factor": 4.0}}),
     "two types": ("X522", "rope_type", {"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 8.0}}),
     "a type that is none": ("X522", "rope_type", {"rope_scaling": {"type": ["linear"], "factor": 8.0}}),
-    "half a scaling": ("X522", "low_freq_factor", {"rope_scaling": {
-        "rope_type": "llama3", "factor": 8.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}}),
+    "half a scaling": ("X522", "low_freq_factor", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}}),
     "no factor": ("X522", "`factor`", {"rope_scaling": {"type": "linear"}}),
     "no context": ("X522", "max_position_embeddings", {"rope_scaling": {"type": "yarn", "factor": 2.0}}),
-    "a key of another scaling": ("X522", "beta_fast", {"rope_scaling": {
-        "type": "linear", "factor": 2.0, "beta_fast": 32}}),
-    "longer before scaling": ("X522", "only 4096", {"max_position_embeddings": 4096, "rope_scaling": {
-        "type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8192}}),
+    "a key of another scaling": ("X522", "beta_fast",
+        {"rope_scaling": {"type": "linear", "factor": 2.0, "beta_fast": 32}}),
+    "longer before scaling": ("X522", "only 4096", {"max_position_embeddings": 4096,
+            "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8192}}),
     "a factor that is none": ("X301", "factor", {"rope_scaling": {"type": "linear", "factor": "2"}}),
     "a factor below 1": ("X304", "factor", {"rope_scaling": {"type": "linear", "factor": 0.5}}),
-    "dynamic, and longer rows": ("X432", "rows have 64", {"max_position_embeddings": 32, "rope_scaling": {
-        "type": "dynamic", "factor": 2.0}}),
-    "bounds the wrong way": ("X432", "below", {"rope_scaling": {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0,
-        "original_max_position_embeddings": 16}}),
+    "dynamic, and longer rows": ("X432", "rows have 64",
+        {"max_position_embeddings": 32, "rope_scaling": {"type": "dynamic", "factor": 2.0}}),
+    "bounds the wrong way": ("X432", "below", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0,
+                "low_freq_factor": 4.0, "high_freq_factor": 1.0, "original_max_position_embeddings": 16}}),
     "partial positions": ("X522", "partial_rotary_factor", {"rope_parameters": {"partial_rotary_factor": 0.5}}),
     "two bases": ("X522", "rope_theta", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}),
     "two bases, old": ("X522", "keep the one", {"rope_theta": None, "rope_parameters": {"rope_theta": 1e4},
-                                               "rope_scaling": {"type": "default", "rope_theta": 1e6}}),
-    "a base that transformers does not read": ("X522", "computes with 10000", {
-        "rope_theta": None, "rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {"rope_type": "default"}}),
+            "rope_scaling": {"type": "default", "rope_theta": 1e6}}),
+    "a base that transformers does not read": ("X522", "computes with 10000",
+        {"rope_theta": None, "rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {"rope_type": "default"}}),
     "positions that are none": ("X522", "rope_scaling", {"rope_scaling": "linear"}),
     "biases that are none": ("X301", "attention_bias", {"attention_bias": 1}),
-    "biases of a family without": ("X522", "attention_bias", {
-        "model_type": "mixtral", "architectures": "null", "attention_bias": True}),
+    "biases of a family without": ("X522", "attention_bias",
+        {"model_type": "mixtral", "architectures": "null", "attention_bias": True}),
     "another function": ("X522", "gelu", {"hidden_act": "gelu"}),
     "dropout": ("X522", "attention_dropout", {"attention_dropout": 0.1}),
     "a window": ("X522", "sliding_window", {"sliding_window": 4096}),
@@ -334,12 +333,11 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "two numbers of experts": ("X522", "num_local_experts", {**EXPERTS, "num_local_experts": 8}),
     "a function of experts": ("X522", "scoring_func", {**EXPERTS, "scoring_func": "sigmoid"}),
     "jitter": ("X522", "router_jitter_noise", {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"],
-                                               "router_jitter_noise": 0.1, "attention_bias": None}),
-    "windows that are neither on nor off": ("X522", "use_sliding_window", {
-        **KEYS, "model_type": "qwen2", "use_sliding_window": "false"}),
-    "windows up to a layer that is no number": ("X522", "max_window_layers", {
-        **KEYS, **EXPERTS, "architectures": "null", "model_type": "qwen2_moe", "use_sliding_window": True,
-        "max_window_layers": 1.5}),
+            "router_jitter_noise": 0.1, "attention_bias": None}),
+    "windows that are neither on nor off": ("X522", "use_sliding_window",
+        {**KEYS, "model_type": "qwen2", "use_sliding_window": "false"}),
+    "windows up to a layer that is no number": ("X522", "max_window_layers", {**KEYS, **EXPERTS,
+            "architectures": "null", "model_type": "qwen2_moe", "use_sliding_window": True, "max_window_layers": 1.5}),
     "positions of three parts": ("X522", "use_mrope", {**KEYS, "model_type": "qwen2", "use_mrope": True}),
     "clipped activations": ("X522", "clip_qkv", {**KEYS, "model_type": "olmo2", "clip_qkv": 8.0}),
     "flags of layers that are none": ("X522", "0 or 1", {**KEYS, "model_type": "smollm3", "no_rope_layers": [1, 2]}),
@@ -350,35 +348,34 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "softmax of groups": ("X522", "scoring_func", {**KEYS, **LATENT, "scoring_func": "softmax"}),
     "groups of one": ("X433", "groups of two or more", {**KEYS, **LATENT, "n_group": 4}),
     "more groups than there are": ("X433", "exceeds expert_groups 2", {**KEYS, **LATENT, "topk_group": 3}),
-    "too few experts in the groups": ("X433", "2 experts", {
-        **KEYS, **LATENT, "topk_group": 1, "num_experts_per_tok": 3}),
+    "too few experts in the groups": ("X433", "2 experts",
+        {**KEYS, **LATENT, "topk_group": 1, "num_experts_per_tok": 3}),
     "an odd width of positions": ("X433", "is odd", {**KEYS, **LATENT, "qk_rope_head_dim": 3}),
     "a SwiGLU in all blocks": ("X433", "none has experts", {**KEYS, **LATENT, "first_k_dense_replace": 2}),
     "no shared expert": ("X304", "shared_experts", {**KEYS, **LATENT, "n_shared_experts": 0}),
     "no interval": ("X522", "no_rope_layer_interval", {**KEYS, "model_type": "smollm3", "no_rope_layer_interval": 0}),
-    "a gate of another kind": ("X522", "moe_gate", {
-        **KEYS, **EXPERTS, "architectures": "null", "model_type": "qwen2_moe", "moe_gate": "sigmoid"}),
-    "no width of the shared expert": ("X304", "shared_ffn", {
-        **KEYS, **EXPERTS, "architectures": "null", "model_type": "qwen2_moe", "shared_expert_intermediate_size": 0}),
-    "windows of layers that are no number": ("X522", "max_window_layers", {
-        "model_type": "qwen3", "architectures": "null", "use_sliding_window": True, "max_window_layers": "1"}),
-    "types of more layers": ("X522", "layer_types", {"model_type": "qwen3", "architectures": "null",
-                                                     "layer_types": ["full_attention"] * 3}),
-    "windows that are none": ("X522", "layer_types", {"model_type": "qwen3", "architectures": "null",
-                                                      "layer_types": ["sliding_attention"] * 2}),
-    "a window of no position": ("X304", "window", {"model_type": "mistral", "architectures": "null",
-                                                   "attention_bias": None, "sliding_window": 0}),
-    "more layers than any model": ("X304", "layers", {
-        **KEYS, "model_type": "smollm3", "num_hidden_layers": 10**12}),
+    "a gate of another kind": ("X522", "moe_gate",
+        {**KEYS, **EXPERTS, "architectures": "null", "model_type": "qwen2_moe", "moe_gate": "sigmoid"}),
+    "no width of the shared expert": ("X304", "shared_ffn",
+        {**KEYS, **EXPERTS, "architectures": "null", "model_type": "qwen2_moe", "shared_expert_intermediate_size": 0}),
+    "windows of layers that are no number": ("X522", "max_window_layers",
+        {"model_type": "qwen3", "architectures": "null", "use_sliding_window": True, "max_window_layers": "1"}),
+    "types of more layers": ("X522", "layer_types",
+        {"model_type": "qwen3", "architectures": "null", "layer_types": ["full_attention"] * 3}),
+    "windows that are none": ("X522", "layer_types",
+        {"model_type": "qwen3", "architectures": "null", "layer_types": ["sliding_attention"] * 2}),
+    "a window of no position": ("X304", "window",
+        {"model_type": "mistral", "architectures": "null", "attention_bias": None, "sliding_window": 0}),
+    "more layers than any model": ("X304", "layers", {**KEYS, "model_type": "smollm3", "num_hidden_layers": 10**12}),
     "more experts than any model": ("X304", "experts", {**OSS, "num_local_experts": 10**12}),
-    "windows of more layers than any model": ("X304", "layers", {
-        "model_type": "qwen3", "architectures": "null", "use_sliding_window": True, "num_hidden_layers": 10**12}),
-    "numbers of experts that share scales": ("X522", "quantization_config", {
-        **OSS, "quantization_config": {"quant_method": "mxfp4"}}),
+    "windows of more layers than any model": ("X304", "layers",
+        {"model_type": "qwen3", "architectures": "null", "use_sliding_window": True, "num_hidden_layers": 10**12}),
+    "numbers of experts that share scales": ("X522", "quantization_config",
+        {**OSS, "quantization_config": {"quant_method": "mxfp4"}}),
     "a window of no length": ("X522", "sliding_window", {**OSS, "sliding_window": "null"}),
     "no bound": ("X304", "swiglu_limit", {**OSS, "swiglu_limit": 0}),
-    "windows that are turned off": ("X522", "layer_types", {"model_type": "qwen3", "architectures": "null",
-                                                       "layer_types": ["full_attention", "sliding_attention"]}),
+    "windows that are turned off": ("X522", "layer_types",
+        {"model_type": "qwen3", "architectures": "null", "layer_types": ["full_attention", "sliding_attention"]}),
 }  # fmt: skip
 
 
@@ -712,25 +709,22 @@ def test_a_snapshot_of_the_hub(folder: Folder, monkeypatch: pytest.MonkeyPatch):
 NEXT = "model.layers.2."
 
 
-@pytest.mark.parametrize(
-    ("family", "name", "further", "ignored"),
-    [
-        ("llama", "model.layers.0.self_attn.rotary_emb.inv_freq", (), True),
-        ("llama", "model.layers.0.self_attn.q_proj.bias", (), False),
-        ("llama", f"{NEXT}mlp.up_proj.weight", (), False),
-        ("llama", "vision_tower.patch.weight", (), False),
-        ("gemma3", "vision_tower.patch.weight", (), True),
-        ("gemma3", "model.multi_modal_projector.weight", (), True),
-        ("gemma3", "model.vision_tower", (), False),
-        # Modules behind the two layers that predict further tokens; where the model has them, copies alone are left.
-        ("deepseek_v3", f"{NEXT}mlp.up_proj.weight", (), True),
-        ("deepseek_v3", "model.layers.1.mlp.up_proj.weight", (), False),
-        ("deepseek_v3", "model.layers.3.mlp.up_proj.weight", (), False),
-        ("deepseek_v3", f"{NEXT}mlp.up_proj.weight", (2,), False),
-        ("deepseek_v3", f"{NEXT}embed_tokens.weight", (2,), True),
-        ("deepseek_v3", f"{NEXT}shared_head.head.weight", (2,), True),
-    ],
-)
+@pytest.mark.parametrize(("family", "name", "further", "ignored"), [
+    ("llama", "model.layers.0.self_attn.rotary_emb.inv_freq", (), True),
+    ("llama", "model.layers.0.self_attn.q_proj.bias", (), False),
+    ("llama", f"{NEXT}mlp.up_proj.weight", (), False),
+    ("llama", "vision_tower.patch.weight", (), False),
+    ("gemma3", "vision_tower.patch.weight", (), True),
+    ("gemma3", "model.multi_modal_projector.weight", (), True),
+    ("gemma3", "model.vision_tower", (), False),
+    # Modules behind the two layers that predict further tokens; where the model has them, copies alone are left.
+    ("deepseek_v3", f"{NEXT}mlp.up_proj.weight", (), True),
+    ("deepseek_v3", "model.layers.1.mlp.up_proj.weight", (), False),
+    ("deepseek_v3", "model.layers.3.mlp.up_proj.weight", (), False),
+    ("deepseek_v3", f"{NEXT}mlp.up_proj.weight", (2,), False),
+    ("deepseek_v3", f"{NEXT}embed_tokens.weight", (2,), True),
+    ("deepseek_v3", f"{NEXT}shared_head.head.weight", (2,), True),
+])  # fmt: skip
 def test_what_files_have_beside_a_model(family: str, name: str, further: tuple[int, ...], ignored: bool):
     arch: Any = SimpleNamespace(layers=2, further_layers=further)
     stored = FAMILIES[family].stored

@@ -13,13 +13,10 @@ MUON = "optimizer muon {{ lr = 1e-3{more} }}"
 def test_matrices_of_blocks_are_its_own(make_plan):
     plan = make_plan(model=DENSE, optimizer=MUON.format(more=""))
     args = plan.node("setup.optimizer").args
-    assert [name.removeprefix("layers.*.") for name in args["matrices"]] == [
-        f"{owner}.weight"
-        for owner in (
-            "mlp.down_proj", "mlp.gate_proj", "mlp.up_proj", "self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj",
-            "self_attn.v_proj",
-        )
-    ]  # fmt: skip
+    assert [name.removeprefix("layers.*.") for name in args["matrices"]] == [f"{owner}.weight" for owner in (
+        "mlp.down_proj", "mlp.gate_proj", "mlp.up_proj", "self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj",
+        "self_attn.v_proj",
+    )]  # fmt: skip
     blocks = sum(t.size for t in plan.parameters.tensors if t.name.startswith("layers.") and len(t.shape) > 1)
     others = plan.parameters.total - blocks
     assert plan.estimates.checkpoint_bytes == 4 * (2 * blocks + 3 * others)

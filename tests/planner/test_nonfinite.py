@@ -16,18 +16,15 @@ def limit(plan: Plan) -> int:
     return plan.node("step.check_finite").args["limit"]
 
 
-@pytest.mark.parametrize(
-    ("written", "count", "nodes", "stop"),
-    [
-        ("", 1, (), True),
-        ("on nan stop", 1, (), True),
-        ("on nan(4) stop", 4, (), True),
-        ("on nan skip", 10, (), True),
-        ("on nan(3) skip", 3, (), True),
-        ("on nan rollback", 1, ("event.nan.rollback",), False),
-        ("let n = 2\non nan(n + 1) rollback", 3, ("event.nan.rollback",), False),
-    ],
-)
+@pytest.mark.parametrize(("written", "count", "nodes", "stop"), [
+    ("", 1, (), True),
+    ("on nan stop", 1, (), True),
+    ("on nan(4) stop", 4, (), True),
+    ("on nan skip", 10, (), True),
+    ("on nan(3) skip", 3, (), True),
+    ("on nan rollback", 1, ("event.nan.rollback",), False),
+    ("let n = 2\non nan(n + 1) rollback", 3, ("event.nan.rollback",), False),
+])  # fmt: skip
 def test_so_many_in_a_row(make_plan, written, count, nodes, stop):
     plan = make_plan(every=SAVED, more=written)
     found = trigger(plan)
@@ -52,19 +49,16 @@ def test_it_shows_on_the_page(make_plan):
     assert any(line.split() == ["on", "nan", "stop", "default"] for line in page.splitlines())
 
 
-@pytest.mark.parametrize(
-    ("written", "part"),
-    [
-        ("on nan checkpoint then stop", "`latest` would name them"),
-        ("on nan log", "lacks skip, rollback or stop"),
-        ("on nan log then stop", "on nan has `log`, which does nothing about a bad step"),
-        ("on nan skip then stop", "exactly one of"),
-        ("on nan skip\non nan(3) rollback", "exactly one of"),
-        ("on nan(1) skip", "no step would be skipped"),
-        ("on sigterm skip then stop", "only allowed after `on nan`"),
-        ("every 5 steps rollback", "only allowed after `on nan`"),
-    ],
-)
+@pytest.mark.parametrize(("written", "part"), [
+    ("on nan checkpoint then stop", "`latest` would name them"),
+    ("on nan log", "lacks skip, rollback or stop"),
+    ("on nan log then stop", "on nan has `log`, which does nothing about a bad step"),
+    ("on nan skip then stop", "exactly one of"),
+    ("on nan skip\non nan(3) rollback", "exactly one of"),
+    ("on nan(1) skip", "no step would be skipped"),
+    ("on sigterm skip then stop", "only allowed after `on nan`"),
+    ("every 5 steps rollback", "only allowed after `on nan`"),
+])  # fmt: skip
 def test_what_makes_no_sense_is_refused(compiled, written, part):
     found = [error for error in compiled(every=SAVED, more=written).diagnostics.errors if error.code == "X612"]
     assert len(found) == 1 and part in found[0].message and found[0].hint

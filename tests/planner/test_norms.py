@@ -8,12 +8,10 @@ from xtrain.components.actions.norms import Norms, group_of
 
 @pytest.mark.parametrize(
     ("name", "groups"),
-    [
-        ("layers.3.self_attn.q_proj.weight", ("layers.3", "layers.3.self_attn")),
+    [("layers.3.self_attn.q_proj.weight", ("layers.3", "layers.3.self_attn")),
         ("layers.0.mlp.experts.gate_proj", ("layers.0", "layers.0.mlp")),
-        ("embed_tokens.weight", ("embed_tokens", "embed_tokens")),
-    ],
-)
+        ("embed_tokens.weight", ("embed_tokens", "embed_tokens"))],
+)  # fmt: skip
 def test_the_groups_of_a_parameter(name: str, groups: tuple[str, str]):
     assert (group_of(name, "layer"), group_of(name, "module")) == groups
     assert group_of(name, "parameter") == name and group_of(name, "model") == "model"

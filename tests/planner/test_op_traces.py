@@ -126,18 +126,9 @@ def test_a_second_run_ends_where_nothing_more_is_kept():
 
 def test_a_unit_is_gathered_exchanged_and_let_go():
     unit = FsdpUnit(
-        whole=11,
-        gradients=11,
-        summed=11,
-        buffer=12,
-        output=6,
-        shard=6,
-        largest=6,
-        shards=2,
-        copies=1,
-        moved=False,
+        whole=11, gradients=11, summed=11, buffer=12, output=6, shard=6, largest=6, shards=2, copies=1, moved=False,
         reshards=True,
-    )
+    )  # fmt: skip
     now = backward(chain(), unit, None, Handling(sums="exchange", again=False), behind=unit, ahead=unit)
     assert now.net == -50 + 6  # a shard in the place of 11
     later = backward(chain(), unit, None, Handling(sums="keep", again=False), behind=unit, ahead=unit)

@@ -19,22 +19,19 @@ LOOPED = {
 def theirs(schedule: str, ranks: int, turns: int, count: int) -> dict:
     """torch's schedule of every rank, lowered: what it computes, gathers and lets go."""
     own = stages_of_rank(0, ranks, turns, schedule)
-    stages = [
-        SimpleNamespace(
-            stage_index=index,
-            num_stages=ranks * turns,
-            group_size=ranks,
-            group_rank=0,
-            is_first=index == 0,
-            is_last=index == ranks * turns - 1,
-            submod=torch.nn.Identity(),
-            has_backward=True,
-            device=torch.device("cpu"),
-            stage_index_to_group_rank={},
-            group=None,
-        )
-        for index in own
-    ]
+    stages = [SimpleNamespace(
+        stage_index=index,
+        num_stages=ranks * turns,
+        group_size=ranks,
+        group_rank=0,
+        is_first=index == 0,
+        is_last=index == ranks * turns - 1,
+        submod=torch.nn.Identity(),
+        has_backward=True,
+        device=torch.device("cpu"),
+        stage_index_to_group_rank={},
+        group=None,
+    ) for index in own]  # fmt: skip
     torch_schedule = LOOPED[schedule](stages, count)  # type: ignore[arg-type]
     return {rank: [a for a in actions if a is not None] for rank, actions in torch_schedule.pipeline_order.items()}
 
@@ -55,12 +52,10 @@ def test_the_order_is_torchs(schedule, ranks, turns, count):
         found = [(a.computation_type.value, a.stage_index, a.microbatch_index) for a in actions]
         assert [(a.kind, a.stage, a.microbatch) for a in mine] == found
         lowered = schedules._add_unshard_reshard(actions)
-        events = [
-            (event.kind, event.stage)
-            if isinstance(event, PipelineAction)
-            else ("UNSHARD" if event[1] else "RESHARD", event[0])
-            for event in gathered_stages(mine)
-        ]
+        events = [(event.kind, event.stage) if isinstance(event, PipelineAction) else (
+            "UNSHARD" if event[1] else "RESHARD",
+            event[0],
+        ) for event in gathered_stages(mine)]  # fmt: skip
         last = max(place for place, a in enumerate(lowered) if a.computation_type.value in "FBIW")
         assert sorted(events) == sorted((a.computation_type.value, a.stage_index) for a in lowered[: last + 1])
 

@@ -78,16 +78,13 @@ def test_thousands_of_ranks_are_not_all_recorded(make_plan):
     assert plan.node("event.control.profile").args["ranks"] == list(range(0, 64, 8))
 
 
-@pytest.mark.parametrize(
-    ("device", "written", "history"),
-    [
-        ("cpu", "memory_snapshot", 0),
-        ("cuda", "memory_snapshot", 1),
-        ("auto", "memory_snapshot", 1),
-        ("cuda", "memory_snapshot { history = 4 }", 4),
-        ("cuda", "memory_snapshot { history = 0 }", 0),
-    ],
-)
+@pytest.mark.parametrize(("device", "written", "history"), [
+    ("cpu", "memory_snapshot", 0),
+    ("cuda", "memory_snapshot", 1),
+    ("auto", "memory_snapshot", 1),
+    ("cuda", "memory_snapshot { history = 4 }", 4),
+    ("cuda", "memory_snapshot { history = 0 }", 0),
+])  # fmt: skip
 def test_how_long_an_allocator_is_watched(make_plan, device, written, history):
     plan = make_plan(
         launch=f"launch {{ device = {device} }}", more=f"every 50 steps {written}\non finish memory_snapshot"
@@ -97,22 +94,19 @@ def test_how_long_an_allocator_is_watched(make_plan, device, written, history):
     assert ("of what a GPU's allocator does" in plan.node("tick.memory_snapshot").does) == bool(history)
 
 
-@pytest.mark.parametrize(
-    ("written", "code", "part"),
-    [
-        ("on finish profile", "X614", "on finish has a profile of the next steps"),
-        ("on sigterm profile then checkpoint then stop", "X614", "on sigterm has a profile"),
-        ("every 50 steps profile then stop", "X614", "a tick has a profile"),
-        (f"{CUDA}\non finish memory_snapshot {{ history = 2 }}", "X614", "on finish has a history"),
-        ("every 4 steps profile", "X615", "it takes 5 steps, and the next one is due after 4"),
-        ("every 2% profile { active = 10 }", "X615", "it takes 12 steps"),
-        (f"{CUDA}\nevery 2 steps memory_snapshot {{ history = 3 }}", "X615", "it takes 3 steps"),
-        ("every 20 steps profile\nevery 30 steps profile { active = 1 }", "X615", "after step 60 for the first time"),
-        ("every 20 steps profile\nevery 13 steps profile", "X615", "after step 40 for the first time"),
-        ("every 20 steps profile then profile { active = 1 }", "X615", "after step 20 for the first time"),
-        ("on nan(3) profile", "X612", "on nan"),
-    ],
-)
+@pytest.mark.parametrize(("written", "code", "part"), [
+    ("on finish profile", "X614", "on finish has a profile of the next steps"),
+    ("on sigterm profile then checkpoint then stop", "X614", "on sigterm has a profile"),
+    ("every 50 steps profile then stop", "X614", "a tick has a profile"),
+    (f"{CUDA}\non finish memory_snapshot {{ history = 2 }}", "X614", "on finish has a history"),
+    ("every 4 steps profile", "X615", "it takes 5 steps, and the next one is due after 4"),
+    ("every 2% profile { active = 10 }", "X615", "it takes 12 steps"),
+    (f"{CUDA}\nevery 2 steps memory_snapshot {{ history = 3 }}", "X615", "it takes 3 steps"),
+    ("every 20 steps profile\nevery 30 steps profile { active = 1 }", "X615", "after step 60 for the first time"),
+    ("every 20 steps profile\nevery 13 steps profile", "X615", "after step 40 for the first time"),
+    ("every 20 steps profile then profile { active = 1 }", "X615", "after step 20 for the first time"),
+    ("on nan(3) profile", "X612", "on nan"),
+])  # fmt: skip
 def test_what_is_refused(said, written, code, part):
     found = said(more=written)
     messages = [(each.code, each.message) for each in found]
@@ -121,15 +115,11 @@ def test_what_is_refused(said, written, code, part):
 
 @pytest.mark.parametrize(
     "written",
-    [
-        "every 5 steps profile",
-        "every 20 steps profile\nevery 1 h profile",
-        "every 70 steps profile\nevery 69 steps memory_snapshot",
-        "on finish memory_snapshot",
+    ["every 5 steps profile", "every 20 steps profile\nevery 1 h profile",
+        "every 70 steps profile\nevery 69 steps memory_snapshot", "on finish memory_snapshot",
         "on loss_spike profile then memory_snapshot",
-        f"{CUDA}\nevery 50 steps profile then memory_snapshot {{ history = 20 }}",
-    ],
-)
+        f"{CUDA}\nevery 50 steps profile then memory_snapshot {{ history = 20 }}"],
+)  # fmt: skip
 def test_what_is_not(make_plan, written):
     assert make_plan(more=written).timeline.ticks
 

@@ -72,22 +72,19 @@ def test_a_checkpoint_is_of_one_base(make_plan):
     assert [each.path for each in weight_mismatches(nf4, less)] == ["model.frozen"]
 
 
-@pytest.mark.parametrize(
-    ("blocks", "message", "hint"),
-    [
-        ({"model": SHAPE % ""}, "base nf4 has nothing to store: no matrix of a block is frozen", "freeze some"),
-        ({"model": SHAPE % '"embed_tokens", "norm"'}, "base nf4 has nothing to store", "freeze some"),
-        ({"model": PART, "parallel": "parallel { tp 4 }"}, "tp 4 cuts blocks of 64: of self_attn.o_proj.weight (128 × ",
-         "write `base nf4 { block = 32 }`"),
-        ({"model": PART.replace("256", "200"), "parallel": "parallel { tp 2 }"}, "tp 2 cuts blocks of 64: of mlp.down_",
-         "use a smaller tp, or leave `base` out"),
-        ({"model": EXPERTS % 96}, "rows of mlp.experts.gate_proj (4 × 128 × 96) are 96 wide",
-         "write `base nf4 { block = 32 }`"),
-        ({"model": EXPERTS % 100}, "rows of mlp.experts.gate_proj (4 × 128 × 100) are 100 wide", "leave `base` out"),
-        ({"model": PART, "precision": "precision { base nf4 { block = 80 } }"}, "block 80 is no power of two",
-         "use block 64"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("blocks", "message", "hint"), [
+    ({"model": SHAPE % ""}, "base nf4 has nothing to store: no matrix of a block is frozen", "freeze some"),
+    ({"model": SHAPE % '"embed_tokens", "norm"'}, "base nf4 has nothing to store", "freeze some"),
+    ({"model": PART, "parallel": "parallel { tp 4 }"}, "tp 4 cuts blocks of 64: of self_attn.o_proj.weight (128 × ",
+        "write `base nf4 { block = 32 }`"),
+    ({"model": PART.replace("256", "200"), "parallel": "parallel { tp 2 }"}, "tp 2 cuts blocks of 64: of mlp.down_",
+        "use a smaller tp, or leave `base` out"),
+    ({"model": EXPERTS % 96}, "rows of mlp.experts.gate_proj (4 × 128 × 96) are 96 wide",
+        "write `base nf4 { block = 32 }`"),
+    ({"model": EXPERTS % 100}, "rows of mlp.experts.gate_proj (4 × 128 × 100) are 100 wide", "leave `base` out"),
+    ({"model": PART, "precision": "precision { base nf4 { block = 80 } }"}, "block 80 is no power of two",
+        "use block 64"),
+])  # fmt: skip
 def test_what_cannot_be_stored(compiled, blocks, message, hint):
     found = compiled(**{"precision": NF4, **blocks}, world=4 if "tp 4" in str(blocks) else None).diagnostics.errors
     assert [wrong.code for wrong in found] == ["X438"]

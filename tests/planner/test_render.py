@@ -279,14 +279,12 @@ def test_of_many_kinds_of_ranks_the_worst_is_shown(make_plan):
 
 
 SENT = (
-    Traffic(
-        axis="fsdp", op="all_gather", node="setup.parallel.fsdp", count=64, bytes=8 * GIB, exposed=False, seconds=0.2
-    ),
-    Traffic(
-        axis="fsdp", op="all_gather", node="setup.parallel.root_fsdp", count=1, bytes=GIB, exposed=False, seconds=0.03
-    ),
+    Traffic(axis="fsdp", op="all_gather", node="setup.parallel.fsdp", count=64, bytes=8 * GIB, exposed=False,
+        seconds=0.2),
+    Traffic(axis="fsdp", op="all_gather", node="setup.parallel.root_fsdp", count=1, bytes=GIB, exposed=False,
+        seconds=0.03),
     Traffic(axis="tp", op="all_reduce", node="setup.parallel.tp", count=128, bytes=2 * GIB, exposed=True, seconds=0.01),
-)
+)  # fmt: skip
 
 
 def test_communication_by_axis_and_collective(make_plan):
@@ -325,14 +323,11 @@ def test_compute_says_what_it_rests_on(make_plan):
 
 def test_the_arithmetic_of_a_run(make_plan):
     plan = with_times(
-        make_plan(
-            experiment="experiment tiny { budget = 1M tokens }",
-            parallel="parallel { fsdp 2 }",
-            cluster=H100,
-            every="every 100 steps checkpoint",
-            checkpoint="checkpoint { keep = 2 }",
-        ),
-        step=3600.0, fast=1800.0, slow=7200.0,
+        make_plan(experiment="experiment tiny { budget = 1M tokens }", parallel="parallel { fsdp 2 }", cluster=H100,
+            every="every 100 steps checkpoint", checkpoint="checkpoint { keep = 2 }"),
+        step=3600.0,
+        fast=1800.0,
+        slow=7200.0,
     )  # fmt: skip
     shown = part(plan, "training")
     assert "tokens a step 2,048 8 rows of 256; 256 a microbatch · 4 · 2 data ranks" in shown
@@ -351,19 +346,14 @@ def test_the_arithmetic_of_a_run(make_plan):
     assert "cost unknown: no cluster.price" in part(free, "training")
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "expected"),
-    [
-        ("cosine { warmup = 10 steps, floor = 10% }", "warm-up over 10 steps, cosine to 0.0001 at step 100"),
-        ("linear", "linear to 0 at step 100"),
-        ("constant", "constant"),
-        ("constant { warmup = 1% }", "warm-up over 1 step, then constant"),
-        (
-            "wsd { warmup = 10%, decay = 20%, shape = sqrt }",
-            "warm-up over 10 steps, constant to step 80, sqrt to 0 at step 100",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("scheduler", "expected"), [
+    ("cosine { warmup = 10 steps, floor = 10% }", "warm-up over 10 steps, cosine to 0.0001 at step 100"),
+    ("linear", "linear to 0 at step 100"),
+    ("constant", "constant"),
+    ("constant { warmup = 1% }", "warm-up over 1 step, then constant"),
+    ("wsd { warmup = 10%, decay = 20%, shape = sqrt }",
+        "warm-up over 10 steps, constant to step 80, sqrt to 0 at step 100"),
+])  # fmt: skip
 def test_break_points_of_the_learning_rate(make_plan, scheduler, expected):
     args = make_plan(scheduler=f"scheduler {scheduler}").node("setup.scheduler").args
     assert ", ".join(breakpoints(args)) == expected
@@ -468,31 +458,28 @@ def test_texts_are_cut_at_a_word():
     assert shorten("onetwothree", 5) == "onet…"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (bytes_text(0), "0 B"),
-        (bytes_text(1536), "1.50 KiB"),
-        (bytes_text(130 * 2**20), "130 MiB"),
-        (bytes_text(2**40 - 2**28), "1.00 TiB"),
-        (count_text(8_030_261_248), "8.03B"),
-        (count_text(999), "999"),
-        (count_text(999_700), "1.00M"),
-        (flops_text(51.47e9), "51.5 GF"),
-        (plural(1, "batch"), "1 batch"),
-        (plural(2000, "matrix"), "2,000 matrices"),
-        (seconds_text(0), "0 s"),
-        (seconds_text(2.5e-5), "25.0 µs"),
-        (seconds_text(0.0734), "73.4 ms"),
-        (seconds_text(119), "119 s"),
-        (seconds_text(121), "2.02 min"),
-        (seconds_text(86_400), "24.0 h"),
-        (seconds_text(1e6), "11.6 d"),
-        (rate_text(989e12, "FLOP/s"), "989 TFLOP/s"),
-        (rate_text(2.25e15, "FLOP/s"), "2.25 PFLOP/s"),
-        (rate_text(450e9, "B/s"), "450 GB/s"),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    (bytes_text(0), "0 B"),
+    (bytes_text(1536), "1.50 KiB"),
+    (bytes_text(130 * 2**20), "130 MiB"),
+    (bytes_text(2**40 - 2**28), "1.00 TiB"),
+    (count_text(8_030_261_248), "8.03B"),
+    (count_text(999), "999"),
+    (count_text(999_700), "1.00M"),
+    (flops_text(51.47e9), "51.5 GF"),
+    (plural(1, "batch"), "1 batch"),
+    (plural(2000, "matrix"), "2,000 matrices"),
+    (seconds_text(0), "0 s"),
+    (seconds_text(2.5e-5), "25.0 µs"),
+    (seconds_text(0.0734), "73.4 ms"),
+    (seconds_text(119), "119 s"),
+    (seconds_text(121), "2.02 min"),
+    (seconds_text(86_400), "24.0 h"),
+    (seconds_text(1e6), "11.6 d"),
+    (rate_text(989e12, "FLOP/s"), "989 TFLOP/s"),
+    (rate_text(2.25e15, "FLOP/s"), "2.25 PFLOP/s"),
+    (rate_text(450e9, "B/s"), "450 GB/s"),
+])  # fmt: skip
 def test_numbers_as_people_read_them(text, expected):
     assert text == expected
 
@@ -536,23 +523,16 @@ def test_many_datasets_give_way(make_plan):
     assert part(make_plan(**blocks), "phases").count("2.5%") == 40
 
 
-@pytest.mark.parametrize(
-    ("dataset", "expected"),
-    [
-        ('source = text("a/*.txt")', "text a/*.txt"),
-        ('source = huggingface("o/n", config = "en", split = "train[:1%]")', "huggingface o/n · en · train[:1%]"),
-        ("source = synthetic(documents = 20k, length = 64)", "20,000 synthetic documents of about 64 tokens"),
-        ('source = tokens("a.npy", dtype = uint16)', "tokens a.npy"),
-        (
-            'source = parquet("a"), messages = "m", template = "plain", train_on = last',
-            "parquet a; conversations in `m` by template plain, trained on the assistant's last turn",
-        ),
-        (
-            'source = jsonl("a"), prompt = "q", response = "r", template = "chatml", train_on = all',
-            "jsonl a; pairs of `q` and `r` by template chatml, trained on everything",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("dataset", "expected"), [
+    ('source = text("a/*.txt")', "text a/*.txt"),
+    ('source = huggingface("o/n", config = "en", split = "train[:1%]")', "huggingface o/n · en · train[:1%]"),
+    ("source = synthetic(documents = 20k, length = 64)", "20,000 synthetic documents of about 64 tokens"),
+    ('source = tokens("a.npy", dtype = uint16)', "tokens a.npy"),
+    ('source = parquet("a"), messages = "m", template = "plain", train_on = last',
+        "parquet a; conversations in `m` by template plain, trained on the assistant's last turn"),
+    ('source = jsonl("a"), prompt = "q", response = "r", template = "chatml", train_on = all',
+        "jsonl a; pairs of `q` and `r` by template chatml, trained on everything"),
+])  # fmt: skip
 def test_where_documents_come_from(make_plan, dataset, expected):
     plan = make_plan(dataset=f"dataset code {{ {dataset} }}")
     assert f"code trained on: {expected}" in part(plan, "data")
@@ -560,12 +540,10 @@ def test_where_documents_come_from(make_plan, dataset, expected):
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
-    [
-        ("prefetch = 2", "by a thread of each rank, 2 steps ahead"),
+    [("prefetch = 2", "by a thread of each rank, 2 steps ahead"),
         ("prefetch = 1, workers = 4", "by 4 processes of each rank, 1 step ahead"),
-        ("prefetch = 0", "by a thread of each rank when a step asks for them: nothing is read ahead"),
-    ],
-)
+        ("prefetch = 0", "by a thread of each rank when a step asks for them: nothing is read ahead")],
+)  # fmt: skip
 def test_how_rows_are_read(make_plan, settings, expected):
     plan = make_plan(batch=f"batch {{ sequence = 256, accumulate = 4, {settings} }}")
     assert f"reading {expected}" in part(plan, "data")
@@ -582,38 +560,26 @@ def test_a_long_reason_why_memory_does_not_fit_takes_two_lines(make_plan, monkey
     assert max(map(len, lines)) <= WIDTH
 
 
-@pytest.mark.parametrize(
-    ("launcher", "says"),
-    [
-        ("", "none"),
-        ("launcher slurm {}", "launcher slurm: the usual partition, up to 100 requeues"),
-        (
-            'launcher slurm { partition = "gpu", time = 4 h, requeues = 1 }',
-            "launcher slurm: partition gpu, 4.00 h, up to 1 requeue",
-        ),
-        ("launcher slurm { requeues = 0 }", "launcher slurm: the usual partition, not put back into the queue"),
-        (
-            'launcher kubernetes { image = "i", volumes = ["v:/work"], manifest = job }',
-            "launcher kubernetes: job, image i, not started again",
-        ),
-        (
-            'launcher kubernetes { image = "i", volumes = ["v:/work"], restarts = 2, queue = "q" }',
-            "launcher kubernetes: jobset, image i, queue q, up to 2 restarts",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("launcher", "says"), [
+    ("", "none"),
+    ("launcher slurm {}", "launcher slurm: the usual partition, up to 100 requeues"),
+    ('launcher slurm { partition = "gpu", time = 4 h, requeues = 1 }',
+        "launcher slurm: partition gpu, 4.00 h, up to 1 requeue"),
+    ("launcher slurm { requeues = 0 }", "launcher slurm: the usual partition, not put back into the queue"),
+    ('launcher kubernetes { image = "i", volumes = ["v:/work"], manifest = job }',
+        "launcher kubernetes: job, image i, not started again"),
+    ('launcher kubernetes { image = "i", volumes = ["v:/work"], restarts = 2, queue = "q" }',
+        "launcher kubernetes: jobset, image i, queue q, up to 2 restarts"),
+])  # fmt: skip
 def test_where_the_machines_come_from(make_plan, launcher, says):
     assert render_head.launcher_text(make_plan(more=launcher)) == says
 
 
-@pytest.mark.parametrize(
-    ("every", "says"),
-    [
-        # Of 12 steps checkpoints in 2, 3, 4, 6, 8, 9, 10 and 12.
-        ("every 2 steps checkpoint\nevery 3 steps checkpoint", "in all checkpoint 8"),
-        ("every 2 steps checkpoint\nevery 4 steps eval code", ""),
-    ],
-)
+@pytest.mark.parametrize(("every", "says"), [
+    # Of 12 steps checkpoints in 2, 3, 4, 6, 8, 9, 10 and 12.
+    ("every 2 steps checkpoint\nevery 3 steps checkpoint", "in all checkpoint 8"),
+    ("every 2 steps checkpoint\nevery 4 steps eval code", ""),
+])  # fmt: skip
 def test_what_two_ticks_do_in_all(make_plan, every, says):
     plan = make_plan(every=every, experiment="experiment tiny { budget = 12 steps }")
     found = [line for line in render(plan, full=True).splitlines() if "in all" in line]

@@ -74,19 +74,16 @@ def test_of_two_beginnings_one_changes_nothing(compiled):
     assert "pretrained changes nothing" in said.render()
 
 
-@pytest.mark.parametrize(
-    ("every", "block", "code", "words"),
-    [
-        (EVERY, "best = eval.coed.loss", "X620", ("there is no such dataset", "did you mean `code`?")),
-        ("", "best = eval.code.loss", "X620", ("no tick evaluates it", "every 500 steps eval code")),
-        ("every 9 steps eval code\nevery 20 steps checkpoint", "best = eval.code.loss", "W602", ("never evaluated",)),
-        (EVERY, "best = eval.code.acc", "X620", ("measure loss, bits_per_byte", "write `best = eval.code.loss`")),
-        (EVERY, "best = eval.code.lss, best_is = lowest", "X620", ("did you mean `loss`?",)),
-        (EVERY, "best = hook.quality.score, best_is = highest", "X620", ("there is no such hook", "hooks: none")),
-        ("", "overlap = latest", "W401", ("overlap changes nothing",)),
-        ("", "enabled = false, keep = 1", "W401", ("keep changes nothing",)),
-    ],
-)
+@pytest.mark.parametrize(("every", "block", "code", "words"), [
+    (EVERY, "best = eval.coed.loss", "X620", ("there is no such dataset", "did you mean `code`?")),
+    ("", "best = eval.code.loss", "X620", ("no tick evaluates it", "every 500 steps eval code")),
+    ("every 9 steps eval code\nevery 20 steps checkpoint", "best = eval.code.loss", "W602", ("never evaluated",)),
+    (EVERY, "best = eval.code.acc", "X620", ("measure loss, bits_per_byte", "write `best = eval.code.loss`")),
+    (EVERY, "best = eval.code.lss, best_is = lowest", "X620", ("did you mean `loss`?",)),
+    (EVERY, "best = hook.quality.score, best_is = highest", "X620", ("there is no such hook", "hooks: none")),
+    ("", "overlap = latest", "W401", ("overlap changes nothing",)),
+    ("", "enabled = false, keep = 1", "W401", ("keep changes nothing",)),
+])  # fmt: skip
 def test_what_is_said(compiled, every, block, code, words):
     said = compiled(every=every, checkpoint=f"checkpoint {{ {block} }}").diagnostics
     assert [d.code for d in said] == [code]
@@ -94,17 +91,14 @@ def test_what_is_said(compiled, every, block, code, words):
     assert all(word in text for word in words), text
 
 
-@pytest.mark.parametrize(
-    "every",
-    [
-        EVERY,
-        "every 9 steps eval code\nevery 5 min checkpoint",
-        "every 10% eval code",
-        "every 9 steps eval code then checkpoint",
-        "every 25 steps eval code\nevery 30 steps checkpoint",  # at the end of the run
-        "every 9 steps eval code\nevery 30 steps checkpoint\non finish eval code",
-    ],
-)
+@pytest.mark.parametrize("every", [
+    EVERY,
+    "every 9 steps eval code\nevery 5 min checkpoint",
+    "every 10% eval code",
+    "every 9 steps eval code then checkpoint",
+    "every 25 steps eval code\nevery 30 steps checkpoint",  # at the end of the run
+    "every 9 steps eval code\nevery 30 steps checkpoint\non finish eval code",
+])  # fmt: skip
 def test_nothing_is_said_where_they_meet(compiled, every):
     found = compiled(every=every, checkpoint="checkpoint { best = eval.code.loss }")
     assert not list(found.diagnostics), found.diagnostics.render()
@@ -113,30 +107,25 @@ def test_nothing_is_said_where_they_meet(compiled, every):
 
 @pytest.mark.parametrize(
     ("settings", "key", "highest"),
-    [
-        ("best = eval.code.loss", "eval/code/loss", False),
+    [("best = eval.code.loss", "eval/code/loss", False),
         ("best = eval.code.bits_per_byte", "eval/code/bits_per_byte", False),
-        ("best = eval.code.loss, best_is = highest", "eval/code/loss", True),
-    ],
-)
+        ("best = eval.code.loss, best_is = highest", "eval/code/loss", True)],
+)  # fmt: skip
 def test_the_better_value_is_known_by_the_metric_or_said(make_plan, settings, key, highest):
     node = make_plan(every=EVERY, checkpoint=f"checkpoint {{ {settings} }}").node("setup.checkpoint")
     assert (node.args["best"], node.args.get("highest", False)) == (key, highest)
     assert f"the one with the {'highest' if highest else 'least'} eval.code" in node.does
 
 
-@pytest.mark.parametrize(
-    ("text", "parts", "better"),
-    [
-        ("eval.arc.acc", ("arc", None, "acc"), "highest"),
-        ("eval.a.b.loss", ("a.b", None, "loss"), "lowest"),
-        ("eval.prefs.rewards.accuracy", ("prefs", None, "rewards/accuracy"), "highest"),
-        ("eval.prefs.rewards/margin", ("prefs", None, "rewards/margin"), "highest"),
-        ("eval.prompts.reward", ("prompts", None, "reward"), "highest"),
-        ("eval.prompts.policy/kl", ("prompts", None, "policy/kl"), None),
-        ("hook.quality.reward", (None, "quality", "reward"), None),
-    ],
-)
+@pytest.mark.parametrize(("text", "parts", "better"), [
+    ("eval.arc.acc", ("arc", None, "acc"), "highest"),
+    ("eval.a.b.loss", ("a.b", None, "loss"), "lowest"),
+    ("eval.prefs.rewards.accuracy", ("prefs", None, "rewards/accuracy"), "highest"),
+    ("eval.prefs.rewards/margin", ("prefs", None, "rewards/margin"), "highest"),
+    ("eval.prompts.reward", ("prompts", None, "reward"), "highest"),
+    ("eval.prompts.policy/kl", ("prompts", None, "policy/kl"), None),
+    ("hook.quality.reward", (None, "quality", "reward"), None),
+])  # fmt: skip
 def test_a_metric_says_what_it_is_of_and_which_value_is_better(text, parts, better):
     found = MeasuredNumber.read(text)
     assert found is not None and (found.dataset, found.hook, found.what) == parts and found.better == better
@@ -149,44 +138,32 @@ def done_in(plan, step: int) -> list[str]:
     return [node.removeprefix("tick.") for tick in due for node in tick.nodes]
 
 
-@pytest.mark.parametrize(
-    ("every", "order"),
-    [
-        ("every 2 steps checkpoint then eval code", "log eval.code checkpoint"),
-        ("every 2 steps checkpoint then log then eval code", "log eval.code checkpoint"),
-        ('every 2 steps checkpoint then notify("x") then eval code', "log eval.code checkpoint notify"),
-        ("every 4 steps checkpoint\nevery 2 steps eval code", "eval.code log checkpoint"),
-        # Of several that save in one step the first save is the one that counts.
-        (
-            "every 2 steps log then checkpoint\nevery 4 steps eval code then checkpoint",
-            "eval.code log checkpoint checkpoint",
-        ),
-        (
-            "every 2 steps checkpoint\nevery 4 steps stop then checkpoint then eval code",
-            "eval.code log checkpoint checkpoint.2",
-        ),
-        (
-            'every 2 steps checkpoint\nevery 4 steps notify("x") then checkpoint then notify("x")',
-            "notify log checkpoint checkpoint notify",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("every", "order"), [
+    ("every 2 steps checkpoint then eval code", "log eval.code checkpoint"),
+    ("every 2 steps checkpoint then log then eval code", "log eval.code checkpoint"),
+    ('every 2 steps checkpoint then notify("x") then eval code', "log eval.code checkpoint notify"),
+    ("every 4 steps checkpoint\nevery 2 steps eval code", "eval.code log checkpoint"),
+    # Of several that save in one step the first save is the one that counts.
+    ("every 2 steps log then checkpoint\nevery 4 steps eval code then checkpoint",
+        "eval.code log checkpoint checkpoint"),
+    ("every 2 steps checkpoint\nevery 4 steps stop then checkpoint then eval code",
+        "eval.code log checkpoint checkpoint.2"),
+    ('every 2 steps checkpoint\nevery 4 steps notify("x") then checkpoint then notify("x")',
+        "notify log checkpoint checkpoint notify"),
+])  # fmt: skip
 def test_in_a_step_a_state_is_measured_before_it_is_saved(make_plan, every, order):
     plan = make_plan(every=every)
     assert done_in(plan, 4) == order.split()
     assert any(tick.stop for tick in plan.timeline.ticks) == ("stop" in every)
 
 
-@pytest.mark.parametrize(
-    ("settings", "copies"),
-    [
-        ("", 0),
-        ("mode = async", 1),
-        ("mode = async, backend = file", 3),
-        ("mode = async, backend = file, overlap = latest", 2),
-        ("mode = async, backend = file, overlap = latest, best = eval.code.loss", 4),
-    ],
-)
+@pytest.mark.parametrize(("settings", "copies"), [
+    ("", 0),
+    ("mode = async", 1),
+    ("mode = async, backend = file", 3),
+    ("mode = async, backend = file, overlap = latest", 2),
+    ("mode = async, backend = file, overlap = latest, best = eval.code.loss", 4),
+])  # fmt: skip
 def test_a_plan_says_how_many_copies_of_the_state_there_can_be(make_plan, settings, copies):
     plan = make_plan(every=EVERY, checkpoint=f"checkpoint {{ {settings} }}")
     node = plan.node("setup.checkpoint")
@@ -211,16 +188,13 @@ def test_a_best_of_a_dataset_whose_name_is_unknown_is_not_judged(load):
     assert not list(check_spec(spec, unknown_settings=frozenset({"dataset.code.name"})))
 
 
-@pytest.mark.parametrize(
-    ("settings", "saves", "rest", "most"),
-    [
-        ("keep = 3", None, 3, 4),
-        ("keep = 1", 20, 1, 2),
-        ("keep = 1, best = eval.code.loss", 20, 2, 3),
-        ("keep = 3, best = eval.code.loss", 2, 2, 2),
-        ("keep = none", 20, 20, 20),
-    ],
-)
+@pytest.mark.parametrize(("settings", "saves", "rest", "most"), [
+    ("keep = 3", None, 3, 4),
+    ("keep = 1", 20, 1, 2),
+    ("keep = 1, best = eval.code.loss", 20, 2, 3),
+    ("keep = 3, best = eval.code.loss", 2, 2, 2),
+    ("keep = none", 20, 20, 20),
+])  # fmt: skip
 def test_how_many_checkpoints_lie_on_the_disk_at_once(make_plan, settings, saves, rest, most):
     """The newest, the best and the one that is being written, beside the weights alone."""
     plan = make_plan(every=EVERY, checkpoint=f"checkpoint {{ {settings} }}")

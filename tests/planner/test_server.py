@@ -94,24 +94,21 @@ def test_what_is_listened_on_is_no_other_experiment():
         assert plan(changed).config_id != usual.config_id
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("model", '"other"'),
-        ("adapters", "3"),
-        ("max_tokens", "99"),
-        ("rows", "2"),
-        ("host", "localhost"),
-        ("port", "99"),
-        ("key", '"KEY"'),
-        ("certificate", '"a.pem"'),
-        ("private_key", '"a.key"'),
-        ("hosts", '["gpu1"]'),
-        ("origins", '["https://lab"]'),
-        ("queue", "9"),
-        ("idle", "9 s"),
-    ],
-)
+@pytest.mark.parametrize(("setting", "value"), [
+    ("model", '"other"'),
+    ("adapters", "3"),
+    ("max_tokens", "99"),
+    ("rows", "2"),
+    ("host", "localhost"),
+    ("port", "99"),
+    ("key", '"KEY"'),
+    ("certificate", '"a.pem"'),
+    ("private_key", '"a.key"'),
+    ("hosts", '["gpu1"]'),
+    ("origins", '["https://lab"]'),
+    ("queue", "9"),
+    ("idle", "9 s"),
+])  # fmt: skip
 def test_every_setting_is_in_the_plan(setting: str, value: str):
     assert set(settings_of(Serve)) == {*SETTINGS, "mode"}
     tls = ('serve.certificate="tls.pem"', 'serve.private_key="tls.key"')
@@ -178,35 +175,29 @@ def test_the_resolved_text_is_the_same_server(tmp_path: Path):
     assert "optimizer" not in text and "dataset" not in text and "budget" not in text
 
 
-@pytest.mark.parametrize(
-    "sets",
-    [
-        ("serve.host=0.0.0.0",),
-        ("parallel.cp=2", "parallel.cp.fold=none"),
-        ("parallel.pp=2", "serve.mode=full", "model.tie_embeddings=true"),
-        ("parallel.stack=ddp",),
-        ('serve.certificate="tls.pem"',),
-        ('serve.private_key="tls.key"',),
-        ("adapter.dora=true",),
-    ],
-)
+@pytest.mark.parametrize("sets", [
+    ("serve.host=0.0.0.0",),
+    ("parallel.cp=2", "parallel.cp.fold=none"),
+    ("parallel.pp=2", "serve.mode=full", "model.tie_embeddings=true"),
+    ("parallel.stack=ddp",),
+    ('serve.certificate="tls.pem"',),
+    ('serve.private_key="tls.key"',),
+    ("adapter.dora=true",),
+])  # fmt: skip
 def test_what_a_server_cannot_be(sets: tuple[str, ...]):
     assert "X447" in codes(*sets)
 
 
-@pytest.mark.parametrize(
-    ("sets", "code"),
-    [
-        (("parallel.tp=3",), "X402"),
-        (("parallel.pp=9",), "X404"),
-        (("precision.base=nf4", "precision.base.block=48"), "X438"),
-        (("precision.compute=fp8",), "X443"),
-        (("parallel.stack=torchft",), "X415"),
-        (("parallel.tp=2", "parallel.tp.overlap=true"), "X446"),
-        (("model.mtp=1",), "X445"),
-        (("activation.every=99",), "W401"),
-    ],
-)
+@pytest.mark.parametrize(("sets", "code"), [
+    (("parallel.tp=3",), "X402"),
+    (("parallel.pp=9",), "X404"),
+    (("precision.base=nf4", "precision.base.block=48"), "X438"),
+    (("precision.compute=fp8",), "X443"),
+    (("parallel.stack=torchft",), "X415"),
+    (("parallel.tp=2", "parallel.tp.overlap=true"), "X446"),
+    (("model.mtp=1",), "X445"),
+    (("activation.every=99",), "W401"),
+])  # fmt: skip
 def test_the_rules_of_training_hold_for_a_server(sets: tuple[str, ...], code: str):
     assert code in codes(*sets)
 

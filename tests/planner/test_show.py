@@ -137,19 +137,16 @@ def test_a_node_says_when_it_runs_and_what_it_costs(make_plan):
     assert "memory 20 B of gradients (20%), 40 B of activations (40%), on every rank" in step
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("setup.mesh", ["setup.mesh"]),
-        ("mesh", ["setup.mesh"]),
-        ("fsdp", ["setup.parallel.fsdp"]),
-        ("parallel", ["setup.parallel.fsdp", "setup.parallel.root_fsdp"]),
-        ("setup.parallel.*fsdp", ["setup.parallel.fsdp", "setup.parallel.root_fsdp"]),
-        ("parallel.r*", ["setup.parallel.root_fsdp"]),
-        ("checkpoint", ["setup.checkpoint", "tick.checkpoint"]),
-        ("data", ["setup.data.code"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "expected"), [
+    ("setup.mesh", ["setup.mesh"]),
+    ("mesh", ["setup.mesh"]),
+    ("fsdp", ["setup.parallel.fsdp"]),
+    ("parallel", ["setup.parallel.fsdp", "setup.parallel.root_fsdp"]),
+    ("setup.parallel.*fsdp", ["setup.parallel.fsdp", "setup.parallel.root_fsdp"]),
+    ("parallel.r*", ["setup.parallel.root_fsdp"]),
+    ("checkpoint", ["setup.checkpoint", "tick.checkpoint"]),
+    ("data", ["setup.data.code"]),
+])  # fmt: skip
 def test_ways_to_name_a_node(make_plan, name, expected):
     plan = make_plan(parallel="parallel { fsdp 2 }")
     assert [node.id for node in find_nodes(plan, name)] == expected
@@ -160,16 +157,13 @@ def test_many_nodes_are_listed(make_plan):
     assert len(text.splitlines()) < 40 and "setup.weights" in text and "after" not in text.split()
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("fspd", "did you mean `setup.parallel.fsdp`?"),
-        ("setup.paralel.fsdp", "did you mean `setup.parallel.fsdp`?"),
-        ("step.optimiser", "did you mean `step.optimizer`?"),
-        ("setup.parallel.fs", "did you mean `setup.parallel.fsdp`?"),
-        ("zzz*", "--full` lists them"),
-    ],
-)
+@pytest.mark.parametrize(("name", "hint"), [
+    ("fspd", "did you mean `setup.parallel.fsdp`?"),
+    ("setup.paralel.fsdp", "did you mean `setup.parallel.fsdp`?"),
+    ("step.optimiser", "did you mean `step.optimizer`?"),
+    ("setup.parallel.fs", "did you mean `setup.parallel.fsdp`?"),
+    ("zzz*", "--full` lists them"),
+])  # fmt: skip
 def test_a_node_that_is_not_there(make_plan, name, hint):
     with pytest.raises(NoSuchNode) as caught:
         find_nodes(make_plan(parallel="parallel { fsdp 2 }"), name)
@@ -266,16 +260,13 @@ def test_prefixes_are_listed(why):
     assert "parallel.cp.fold all default" in why("parallel")
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("lr", "optimizer.lr"),
-        ("tp", "parallel.tp"),
-        ("modl.dim", "model.dim"),
-        ("optimizer.learning_rate", "optimizer.lr"),
-        ("holdout", "dataset.code.holdout"),
-    ],
-)
+@pytest.mark.parametrize(("name", "meant"), [
+    ("lr", "optimizer.lr"),
+    ("tp", "parallel.tp"),
+    ("modl.dim", "model.dim"),
+    ("optimizer.learning_rate", "optimizer.lr"),
+    ("holdout", "dataset.code.holdout"),
+])  # fmt: skip
 def test_a_value_that_is_not_there(why, name, meant):
     with pytest.raises(NoSuchValue, match=re.escape(f"did you mean `{meant}`?")):
         why(name)
@@ -296,16 +287,9 @@ def test_every_value_can_be_asked_for(load, make_plan):
     assert len(asked) > 90
     missing = {path for path in asked if find_slot(spec, path) is None}
     assert missing == {
-        "world_size",
-        "steps",
-        "tokens_per_step",
-        "every.log",
-        "on.finish",
-        "on.sigterm",
-        "on.sigint",
-        "on.sigusr1",
+        "world_size", "steps", "tokens_per_step", "every.log", "on.finish", "on.sigterm", "on.sigint", "on.sigusr1",
         "on.nan",
-    } - ({"steps"} - set(asked))
+    } - ({"steps"} - set(asked))  # fmt: skip
     for path in asked:
         slot = find_slot(spec, path)
         if slot is None:
@@ -330,18 +314,15 @@ MIXED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("mixture.web", ("mixture.web = 3", "phase train web 75%, code 25% from step 1 → web 85.7%, code 14.3%")),
-        ("mixture.temperature", ("pass data.weights web 75.0%, code 25.0%", "→ web 63.4%, code 36.6% from step 1")),
-        ("phase.late.from", ("from = 80%", "late begins at 80%, with step 81 of 100", "experiment different")),
-        ("phase.late.mix", ("phase.late.mix = { web: 0.0 }", "→ web 50%, code 50%, learning rate × 0.5 from step 81")),
-        ("phase.late.lr_scale", ("learning rate × 0.5 from step 81 → code 100% from step 81",)),
-        ("batch.prefetch", ("steps to read ahead", "setup.loader prefetch 2 → 4", "experiment the same")),
-        ("dataset.web.source", ("where the documents come from", "synthetic")),
-    ],
-)
+@pytest.mark.parametrize(("name", "expected"), [
+    ("mixture.web", ("mixture.web = 3", "phase train web 75%, code 25% from step 1 → web 85.7%, code 14.3%")),
+    ("mixture.temperature", ("pass data.weights web 75.0%, code 25.0%", "→ web 63.4%, code 36.6% from step 1")),
+    ("phase.late.from", ("from = 80%", "late begins at 80%, with step 81 of 100", "experiment different")),
+    ("phase.late.mix", ("phase.late.mix = { web: 0.0 }", "→ web 50%, code 50%, learning rate × 0.5 from step 81")),
+    ("phase.late.lr_scale", ("learning rate × 0.5 from step 81 → code 100% from step 81",)),
+    ("batch.prefetch", ("steps to read ahead", "setup.loader prefetch 2 → 4", "experiment the same")),
+    ("dataset.web.source", ("where the documents come from", "synthetic")),
+])  # fmt: skip
 def test_shares_and_phases_have_reasons_too(why, name, expected):
     text = why(name, **MIXED)
     for each in expected:

@@ -140,11 +140,8 @@ TRACED = sorted(path.stem for path in SPECS.glob("*.xtrain") if path.stem not in
 
 @pytest.mark.parametrize(
     ("spec", "ranks"),
-    [
-        *(pytest.param(name, None, marks=pytest.mark.slow if name in WIDE else ()) for name in TRACED),
-        ("moe_cpu", 4),
-    ],
-)
+    [*(pytest.param(name, None, marks=pytest.mark.slow if name in WIDE else ()) for name in TRACED), ("moe_cpu", 4)],
+)  # fmt: skip
 def test_a_shipped_spec_agrees_with_its_trace(spec, ranks, monkeypatch):
     monkeypatch.chdir(SPECS.parent)
     plan = plan_from_spec(SPECS / f"{spec}.xtrain", world=ranks).plan
@@ -153,16 +150,13 @@ def test_a_shipped_spec_agrees_with_its_trace(spec, ranks, monkeypatch):
     assert [check for check in plan.checks if check.id.startswith("trace.") and check.status != "pass"] == []
 
 
-@pytest.mark.parametrize(
-    ("spec", "sets"),
-    [
-        ("two_ranks_cpu", ()),  # a tied table, of which autograd adds both gradients first
-        ("two_ranks_cpu", ("parallel.fsdp.sync=step", "batch.rows=8")),
-        ("pipeline_cpu", ()),  # the gradient of what a stage sends is in a buffer
-        ("pipeline_cpu", ("parallel.fsdp=1", "parallel.pp.schedule=gpipe")),
-        ("pipeline_cpu", ("parallel.pp.schedule=interleaved_1f1b",)),
-    ],
-)
+@pytest.mark.parametrize(("spec", "sets"), [
+    ("two_ranks_cpu", ()),  # a tied table, of which autograd adds both gradients first
+    ("two_ranks_cpu", ("parallel.fsdp.sync=step", "batch.rows=8")),
+    ("pipeline_cpu", ()),  # the gradient of what a stage sends is in a buffer
+    ("pipeline_cpu", ("parallel.fsdp=1", "parallel.pp.schedule=gpipe")),
+    ("pipeline_cpu", ("parallel.pp.schedule=interleaved_1f1b",)),
+])  # fmt: skip
 def test_working_memory_of_small_models_is_as_traced(spec, sets):
     """All that differs are single numbers and what torch rounds up: a few KiB."""
     plan = plan_from_spec(SPECS / f"{spec}.xtrain", sets).plan

@@ -73,24 +73,21 @@ def test_views(plan):
     assert len(full.splitlines()) > 300 and "layers.93.mlp.experts.down_proj" in full
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--rank", "16384"), "error: there is no rank 16,384: the plan has 16,384 ranks, 0 to 16,383"),
-        (("--rank", "-1"), "error: there is no rank -1: the plan has 16,384 ranks"),
-        (("--rank", "two"), "invalid int value"),
-        (("--show", "setup.parallel.tpp"), "error: the plan has no node `setup.parallel.tpp`; did you mean"),
-        (("--why", "paralel.tp"), "error: the plan has no value `paralel.tp`; did you mean `parallel.tp`?"),
-        (("--part", "memry"), "error: the page has no part `memry`; did you mean `memory`?"),
-        (("--part", "memory,"), "error: the page has no part ``; there are"),
-        (("--part", "zzz"), "there are model, values, mesh, stages"),
-        (("--rank", "0", "--json"), "error: --rank is text; leave out --format json"),
-        (("--full", "--format", "dot"), "error: --full is text; leave out --format dot"),
-        (("--rank", "0", "--show", "mesh"), "not allowed with argument"),
-        (("--json", "--format", "dot"), "not allowed with argument"),
-        (("--format", "svg"), "invalid choice: 'svg'"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("--rank", "16384"), "error: there is no rank 16,384: the plan has 16,384 ranks, 0 to 16,383"),
+    (("--rank", "-1"), "error: there is no rank -1: the plan has 16,384 ranks"),
+    (("--rank", "two"), "invalid int value"),
+    (("--show", "setup.parallel.tpp"), "error: the plan has no node `setup.parallel.tpp`; did you mean"),
+    (("--why", "paralel.tp"), "error: the plan has no value `paralel.tp`; did you mean `parallel.tp`?"),
+    (("--part", "memry"), "error: the page has no part `memry`; did you mean `memory`?"),
+    (("--part", "memory,"), "error: the page has no part ``; there are"),
+    (("--part", "zzz"), "there are model, values, mesh, stages"),
+    (("--rank", "0", "--json"), "error: --rank is text; leave out --format json"),
+    (("--full", "--format", "dot"), "error: --full is text; leave out --format dot"),
+    (("--rank", "0", "--show", "mesh"), "not allowed with argument"),
+    (("--json", "--format", "dot"), "not allowed with argument"),
+    (("--format", "svg"), "invalid choice: 'svg'"),
+])  # fmt: skip
 def test_mistakes(plan, arguments, message):
     status, out, err = plan(LARGE, *arguments)
     assert status == 2 and out == "" and message in err

@@ -101,24 +101,18 @@ def test_which_sweep_it_is_depends_on_what_is_sought_not_on_how_much(tmp_path: P
     assert [each.point for each in planned(path, "sweep.trials=3").trials[:2]] == [each.point for each in first.trials]
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        ("model.heads in [2, 3], trials = 6", "X641"),
-        ("optimizer.beta in [0.1, 0.2]", "did you mean `betas`"),
-        ("optimizer.eps in [1e-8, true]", "must be a number, not `true`"),
-        ("method grid, model.layers in 1..1000000000", "2,000,000,000 trials are too many"),
-        (
-            "method grid { }, model.layers in 1..200, optimizer.eps in log(1e-9, 1e-8, 100)",
-            "40,000 trials are too many",
-        ),
-        ("trials = 10001", "10,001 trials are too many"),
-        ("launch.stop_at in [1 steps, 2 steps]", "trials cannot differ in `launch.stop_at`"),
-        ("method grid", "a grid needs to know how many values it tries"),
-        ("method asha { first = 18 steps }", "is not before the end"),
-        ("method asha { first = 4 steps }", "comes before the first eval.lines"),
-    ],
-)
+@pytest.mark.parametrize(("more", "says"), [
+    ("model.heads in [2, 3], trials = 6", "X641"),
+    ("optimizer.beta in [0.1, 0.2]", "did you mean `betas`"),
+    ("optimizer.eps in [1e-8, true]", "must be a number, not `true`"),
+    ("method grid, model.layers in 1..1000000000", "2,000,000,000 trials are too many"),
+    ("method grid { }, model.layers in 1..200, optimizer.eps in log(1e-9, 1e-8, 100)", "40,000 trials are too many"),
+    ("trials = 10001", "10,001 trials are too many"),
+    ("launch.stop_at in [1 steps, 2 steps]", "trials cannot differ in `launch.stop_at`"),
+    ("method grid", "a grid needs to know how many values it tries"),
+    ("method asha { first = 18 steps }", "is not before the end"),
+    ("method asha { first = 4 steps }", "comes before the first eval.lines"),
+])  # fmt: skip
 def test_what_cannot_be_is_said_before_anything_runs(tmp_path: Path, more: str, says: str):
     path = write_spec(tmp_path, more)
     Path(path).write_text(Path(path).read_text().replace("every 1 step eval", "every 5 steps eval"))

@@ -83,56 +83,35 @@ WRONG = {
     "one alone": ({"chat": ""}, "task.sql", "`sql` is the only task", "`adapter` of the spec"),
     "no adapter": ({"chat": "task chat { optimizer sgd { lr = 0.1 } }"}, "task.chat", "has no adapter", "adapter lora"),
     "an adapter beside": ({"adapter": "adapter lora {\n rank = 4 }"}, "adapter", "beside those of tasks", "remove the"),
-    "an unknown dataset": (
-        {"chat": CHAT.replace("task chat {", 'task chat { datasets = ["chats"],')},
-        "task.chat.datasets", "reads the unknown dataset `chats`", "did you mean `chat`?",
-    ),
-    "a dataset of two": (
-        {"chat": CHAT.replace("task chat {", 'task chat { datasets = ["chat", "sql"],')},
-        "task.chat.datasets", "`sql` is read by task sql and by task chat", "of one task",
-    ),
-    "a dataset of none": (
-        {"sql": "", "more": SQL.replace("task sql {", 'task other { datasets = ["chat"],'),
-         "chat": CHAT.replace("task chat", 'task late').replace("adapter", 'datasets = ["web"], adapter', 1),
-         "dataset": "dataset web { source = synthetic() }\n" + DATA.replace("sql = 3", "sql = 2, web = 1")},
-        "dataset.sql", "no task reads them", "name it in the `datasets` of a task",
-    ),
-    "a dataset held out": (
-        {"dataset": DATA.replace("mixture { sql = 3, chat = 1", "mixture { sql = 3, chat = 0")},
-        "task.chat", "is not trained on", "a weight in `mixture`",
-    ),
-    "trained in full": (
-        {"sql": SQL.replace("rank = 8", 'rank = 8, train = ["norm"]')},
-        "task.sql.adapter.train", "that of all tasks", "leave it out",
-    ),
-    "a part of the model": (
-        {"sql": SQL.replace("rank = 8", "rank = 8, init = pissa")},
-        "task.sql.adapter.init", "several decompositions", "use another init",
-    ),
-    "what is dropped": (
-        {"sql": SQL.replace("rank = 8", "rank = 8, dropout = 0.1")},
-        "task.sql.adapter.dropout", "numbers of rows in the run", "leave it out",
-    ),
+    "an unknown dataset": ({"chat": CHAT.replace("task chat {", 'task chat { datasets = ["chats"],')},
+        "task.chat.datasets", "reads the unknown dataset `chats`", "did you mean `chat`?"),
+    "a dataset of two": ({"chat": CHAT.replace("task chat {", 'task chat { datasets = ["chat", "sql"],')},
+        "task.chat.datasets", "`sql` is read by task sql and by task chat", "of one task"),
+    "a dataset of none": ({"sql": "", "more": SQL.replace("task sql {", 'task other { datasets = ["chat"],'),
+            "chat": CHAT.replace("task chat", 'task late').replace("adapter", 'datasets = ["web"], adapter', 1),
+            "dataset": "dataset web { source = synthetic() }\n" + DATA.replace("sql = 3", "sql = 2, web = 1")},
+        "dataset.sql", "no task reads them", "name it in the `datasets` of a task"),
+    "a dataset held out": ({"dataset": DATA.replace("mixture { sql = 3, chat = 1", "mixture { sql = 3, chat = 0")},
+        "task.chat", "is not trained on", "a weight in `mixture`"),
+    "trained in full": ({"sql": SQL.replace("rank = 8", 'rank = 8, train = ["norm"]')}, "task.sql.adapter.train",
+        "that of all tasks", "leave it out"),
+    "a part of the model": ({"sql": SQL.replace("rank = 8", "rank = 8, init = pissa")}, "task.sql.adapter.init",
+        "several decompositions", "use another init"),
+    "what is dropped": ({"sql": SQL.replace("rank = 8", "rank = 8, dropout = 0.1")}, "task.sql.adapter.dropout",
+        "numbers of rows in the run", "leave it out"),
     "pieces": ({"activation": "activation none { tile_mlp = 4 }"}, "activation.tile_mlp", "which rows", "tile_mlp 1"),
     "groups": ({"group": "group layers { lr_scale = 0.5 }"}, "group.layers", "by their tasks", "remove the group"),
-    "spikes": (
-        {"optimizer": "optimizer adamw { lr = 1e-3, clip_spikes = 2.5 }"},
-        "optimizer.clip_spikes", "each task has its own", "use clip alone",
-    ),
+    "spikes": ({"optimizer": "optimizer adamw { lr = 1e-3, clip_spikes = 2.5 }"}, "optimizer.clip_spikes",
+        "each task has its own", "use clip alone"),
     "averages": ({"ema": "ema { decay = 0.9 }"}, "ema", "leaves a step out", "remove it"),
     "compiled": ({"compile": "compile { mode = default }"}, "compile.mode", "rows of fixed tasks", "mode none"),
     "a router's loss": ({"model": MOE}, "model.router.aux_loss", "routers are not trained", "use aux_loss 0"),
-    "another mixture later": (
-        {"phase": "phase late { from = 50%, mix = { chat: 3 } }"}, "phase.late.mix", "from the first step", "leave it",
-    ),
-    "texts of none": (
-        {"every": 'on finish generate { prompts = ["a"] }'},
-        "on.0.actions.0", "of several tasks", "name one: chat, sql",
-    ),
-    "texts of another": (
-        {"every": 'on finish generate { prompts = ["a"], task = "sqll" }'},
-        "on.0.actions.0.task", "no task `sqll`", "did you mean `sql`?",
-    ),
+    "another mixture later": ({"phase": "phase late { from = 50%, mix = { chat: 3 } }"}, "phase.late.mix",
+        "from the first step", "leave it"),
+    "texts of none": ({"every": 'on finish generate { prompts = ["a"] }'}, "on.0.actions.0", "of several tasks",
+        "name one: chat, sql"),
+    "texts of another": ({"every": 'on finish generate { prompts = ["a"], task = "sqll" }'}, "on.0.actions.0.task",
+        "no task `sqll`", "did you mean `sql`?"),
 }  # fmt: skip
 
 
@@ -236,12 +215,10 @@ MORE = [
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     ("topology", "tasks", "shallow"),
-    [
-        *(pytest.param(*each, True, id=each[0].name) for each in FEW),
+    [*(pytest.param(*each, True, id=each[0].name) for each in FEW),
         *(pytest.param(*each, False, id=f"{each[0].name}, deep", marks=pytest.mark.matrix) for each in FEW),
-        *(pytest.param(*each, False, id=each[0].name, marks=pytest.mark.matrix) for each in MORE),
-    ],
-)
+        *(pytest.param(*each, False, id=each[0].name, marks=pytest.mark.matrix) for each in MORE)],
+)  # fmt: skip
 def test_tasks_cost_what_the_plan_says(topology, tasks, shallow, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hold_against_the_trace(plan_of(tmp_path, topology, params="fp32", more=tasks, shallow=shallow))

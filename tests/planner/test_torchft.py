@@ -108,23 +108,16 @@ def test_a_group_is_cut_as_so_many_ranks_alone(tmp_path: Path):
     assert not [node for node in single.nodes if "fsdp" in node.op]  # a rank by itself is not cut
 
 
-@pytest.mark.parametrize(
-    ("more", "path", "says"),
-    [
-        ("parallel { pp 2 }", "parallel.pp.size", "spreads a replica group over fsdp and tp alone, and pp is 2"),
-        ("parallel { cp 2 }", "parallel.cp.size", "spreads a replica group over fsdp and tp alone, and cp is 2"),
-        ("parallel { fsdp auto { replicate = 2 } }", "parallel.fsdp.replicate", "are its replica groups"),
-        ("parallel { torchft { min = 3 } }", "parallel.torchft.min", "would need 3 replica groups, and there are 2"),
-        (
-            "fault_tolerance { elastic = 2..4 }",
-            "fault_tolerance.elastic",
-            "goes on with the replica groups that are left",
-        ),
-        ("model qwen3_moe { dim = 64, layers = 2, heads = 8, experts = 4, expert_ffn = 32 }", "model.experts", "loads"),
-        ("on nan(2) rollback", "on.0.actions.0", "rollback goes back in all replica groups"),
-        ('every 10 steps export { to = "a/{step}" }', "every.0.actions.0", "the files of export over each other"),
-    ],
-)
+@pytest.mark.parametrize(("more", "path", "says"), [
+    ("parallel { pp 2 }", "parallel.pp.size", "spreads a replica group over fsdp and tp alone, and pp is 2"),
+    ("parallel { cp 2 }", "parallel.cp.size", "spreads a replica group over fsdp and tp alone, and cp is 2"),
+    ("parallel { fsdp auto { replicate = 2 } }", "parallel.fsdp.replicate", "are its replica groups"),
+    ("parallel { torchft { min = 3 } }", "parallel.torchft.min", "would need 3 replica groups, and there are 2"),
+    ("fault_tolerance { elastic = 2..4 }", "fault_tolerance.elastic", "goes on with the replica groups that are left"),
+    ("model qwen3_moe { dim = 64, layers = 2, heads = 8, experts = 4, expert_ffn = 32 }", "model.experts", "loads"),
+    ("on nan(2) rollback", "on.0.actions.0", "rollback goes back in all replica groups"),
+    ('every 10 steps export { to = "a/{step}" }', "every.0.actions.0", "the files of export over each other"),
+])  # fmt: skip
 def test_what_does_not_work_with_it_is_refused(tmp_path: Path, more: str, path: str, says: str):
     (tmp_path / "spec.xtrain").write_text(SPEC.format(more=more, stack="torchft"))
     errors = check_spec(load_spec(tmp_path / "spec.xtrain").require(), 4).errors

@@ -65,26 +65,16 @@ def test_epochs_leave_the_steps_open(make_plan):
 
 
 def test_lengths_of_the_learning_rate(make_plan):
-    args = (
-        make_plan(scheduler="scheduler wsd { warmup = 5%, decay = 20 steps, shape = sqrt, floor = 1% }")
-        .node("setup.scheduler")
-        .args
-    )
+    args = (make_plan(
+        scheduler="scheduler wsd { warmup = 5%, decay = 20 steps, shape = sqrt, floor = 1% }",
+    ) .node("setup.scheduler") .args)  # fmt: skip
     assert args == {
-        "kind": "wsd",
-        "lr": 1e-3,
-        "steps": 100,
-        "warmup": {"steps": 5},
-        "floor": 0.01,
-        "decay": {"steps": 20},
+        "kind": "wsd", "lr": 1e-3, "steps": 100, "warmup": {"steps": 5}, "floor": 0.01, "decay": {"steps": 20},
         "shape": "sqrt",
-    }
+    }  # fmt: skip
     assert make_plan().node("setup.scheduler").args == {
-        "kind": "constant",
-        "lr": 1e-3,
-        "steps": 100,
-        "warmup": {"steps": 0},
-    }
+        "kind": "constant", "lr": 1e-3, "steps": 100, "warmup": {"steps": 0},
+    }  # fmt: skip
     assert "decay" not in make_plan(scheduler="scheduler cosine { floor = 10% }").node("setup.scheduler").args
 
 
@@ -163,15 +153,12 @@ def test_in_a_step_evaluations_come_before_the_log_and_checkpoints_after_it(make
     assert [tick.nodes for tick in plan.timeline.ticks] == [("tick.eval.code",), ("tick.log",), ("tick.checkpoint",)]
 
 
-@pytest.mark.parametrize(
-    ("quantity", "expected"),
-    [
-        ((10240, "tokens"), {"tokens": 10240, "count": 10}),
-        ((100, "tokens"), {"tokens": 100, "count": 100}),
-        ((60, "seconds"), {"seconds": 60.0, "count": None}),
-        ((10, "%"), {"steps": 10, "count": 10}),
-    ],
-)
+@pytest.mark.parametrize(("quantity", "expected"), [
+    ((10240, "tokens"), {"tokens": 10240, "count": 10}),
+    ((100, "tokens"), {"tokens": 100, "count": 100}),
+    ((60, "seconds"), {"seconds": 60.0, "count": None}),
+    ((10, "%"), {"steps": 10, "count": 10}),
+])  # fmt: skip
 def test_ticks_in_other_units(load, quantity, expected):
     """The planner lays out every unit, whichever the language offers."""
     from attrs import evolve

@@ -93,16 +93,13 @@ def test_dense_blocks_too(how, arch):
     assert same(gradients(model_parts(arch, HOW[how])), gradients(model_parts(arch, None)))
 
 
-@pytest.mark.parametrize(
-    ("how", "again"),
-    [
-        (None, {"matmul": 0, "attention": 0}),
-        ("full", {"matmul": 1, "attention": 1}),
-        ("selective, matmul", {"matmul": 0, "attention": 1}),
-        ("selective, attention", {"matmul": 1, "attention": 0}),
-        ("selective, all", {"matmul": 0, "attention": 0}),
-    ],
-)
+@pytest.mark.parametrize(("how", "again"), [
+    (None, {"matmul": 0, "attention": 0}),
+    ("full", {"matmul": 1, "attention": 1}),
+    ("selective, matmul", {"matmul": 0, "attention": 1}),
+    ("selective, attention", {"matmul": 1, "attention": 0}),
+    ("selective, all", {"matmul": 0, "attention": 0}),
+])  # fmt: skip
 @pytest.mark.parametrize("arch", [DENSE, MOE, WINDOWED], ids=["dense", "experts", "windows"])
 def test_what_is_kept_is_not_computed_again(how, again, arch):
     def calls(how: dict[str, Any] | None) -> tuple[Calls, Calls]:

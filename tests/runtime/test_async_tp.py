@@ -72,12 +72,10 @@ def compiled_of(folder, *settings: str):
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        (("parallel.tp.overlap=true", "compile.mode=default", "cluster.preset=cpu"), "the device is cpu"),
+    [(("parallel.tp.overlap=true", "compile.mode=default", "cluster.preset=cpu"), "the device is cpu"),
         (("parallel.tp.overlap=true", "launch.device=cuda"), "nothing is compiled"),
-        ((*ASYNC, "parallel.tp.sequence=false"), "tp.sequence is false"),
-    ],
-)
+        ((*ASYNC, "parallel.tp.sequence=false"), "tp.sequence is false")],
+)  # fmt: skip
 def test_what_it_is_not_made_for_is_refused(tmp_path, settings, message):
     found = compiled_of(tmp_path, *settings)
     assert found.plan is None

@@ -43,18 +43,15 @@ def test_spikes_are_scaled_down_as_published():
 
 
 # Four norms of mean 2 and deviation 1, then 9: 7 deviations above, so that 2.5 / (7 / 2.5) of one are left.
-@pytest.mark.parametrize(
-    ("max_norm", "deviations", "left"),
-    [
-        (None, None, 9.0),
-        (5.0, None, 5.0),
-        (20.0, None, 9.0),
-        (None, 2.5, 2 + 2.5 / 2.8),
-        (20.0, 2.5, 2 + 2.5 / 2.8),
-        (2.5, 2.5, 2.5),
-        (2.5, 10.0, 2.5),
-    ],
-)
+@pytest.mark.parametrize(("max_norm", "deviations", "left"), [
+    (None, None, 9.0),
+    (5.0, None, 5.0),
+    (20.0, None, 9.0),
+    (None, 2.5, 2 + 2.5 / 2.8),
+    (20.0, 2.5, 2 + 2.5 / 2.8),
+    (2.5, 2.5, 2.5),
+    (2.5, 10.0, 2.5),
+])  # fmt: skip
 def test_of_a_fixed_and_a_moving_limit_the_smaller_one_holds(monkeypatch, max_norm, deviations, left):
     class Norm:
         def __init__(self, *of: object) -> None:

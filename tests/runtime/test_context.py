@@ -52,12 +52,9 @@ class Groups:
 
 @pytest.mark.parametrize(
     ("ring", "ulysses", "expected"),
-    [
-        (2, 1, ("group of ring", None)),
-        (1, 2, (None, "group of ulysses")),
-        (2, 4, ("group of ring", "group of ulysses")),
-    ],
-)
+    [(2, 1, ("group of ring", None)), (1, 2, (None, "group of ulysses")),
+        (2, 4, ("group of ring", "group of ulysses"))],
+)  # fmt: skip
 def test_every_attention_layer_gets_the_groups(ring: int, ulysses: int, expected: tuple):
     model = TwoLayers()
     spread_attention(model, rank_at(pp=1), Groups(), ring, ulysses, [3, 2])  # pyright: ignore[reportArgumentType]

@@ -101,17 +101,13 @@ def feed(store: TokenStore, rows_per_step: int, epochs: float, shares: dict[str,
     batch = batch.counted(Fraction(sum(ROWS[name] for name in shares)))
     timeline = counted_timeline(planned, batch, {name: ROWS[name] for name in shares})
     chain = compose([to_tensor(), flatten(), shift_tokens(), pack(capacity=8)])
-    loader = RowLoader(
-        datasets=tuple(rows_of(store, name) for name in shares),
-        curriculum=Curriculum(
-            datasets=tuple(shares), phases=timeline.phases, steps=batch.steps, rows_per_step=rows_per_step, seed=0
-        ),
-        collate=chain,
-        micro=rows_per_step,
-        accumulate=1,
-        data_rank=0,
-        data_ranks=1,
-    )
+    loader = RowLoader(datasets=tuple(rows_of(store, name) for name in shares), curriculum=Curriculum(
+        datasets=tuple(shares),
+        phases=timeline.phases,
+        steps=batch.steps,
+        rows_per_step=rows_per_step,
+        seed=0,
+    ), collate=chain, micro=rows_per_step, accumulate=1, data_rank=0, data_ranks=1)  # fmt: skip
     return Feed(
         loader=loader, collate=chain, micro=rows_per_step, steps=batch.steps, datasets={}, phases=timeline.phases,
         planned=planned, batch=batch,

@@ -50,14 +50,11 @@ def grown(author) -> Prompts:
     return rows
 
 
-@pytest.mark.parametrize(
-    ("family", "attention"),
-    [
-        pytest.param(family, attention, marks=pytest.mark.slow if attention == "mask" and family != "gemma3" else ())
-        for family in FAMILIES
-        for attention in ("documents", "mask")
-    ],
-)
+@pytest.mark.parametrize(("family", "attention"), [pytest.param(
+    family,
+    attention,
+    marks=pytest.mark.slow if attention == "mask" and family != "gemma3" else (),
+) for family in FAMILIES for attention in ("documents", "mask")])  # fmt: skip
 def test_logits_of_the_cache_are_those_of_the_whole_text(family, attention):
     author = generator_of(plan_of(model_text(family).replace(" }", f", attention = {attention} }}")))
     rows, arch = grown(author), author.model.whole.arch
@@ -120,20 +117,17 @@ def test_a_prompt_is_continued_as_if_it_were_alone():
     assert other != together
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"top_k": 5},
-        {"top_p": 0.7},
-        {"min_p": 0.05},
-        {"temperature": 0.6, "top_k": 40, "top_p": 0.8},
-        {"temperature": 2.5, "top_k": 30, "top_p": 0.9, "min_p": 0.03},
-        {"top_p": 0.01},
-        {"top_k": 1},
-        {"top_k": 500},
-        {"temperature": 1.7},
-    ],
-)
+@pytest.mark.parametrize("settings", [
+    {"top_k": 5},
+    {"top_p": 0.7},
+    {"min_p": 0.05},
+    {"temperature": 0.6, "top_k": 40, "top_p": 0.8},
+    {"temperature": 2.5, "top_k": 30, "top_p": 0.9, "min_p": 0.03},
+    {"top_p": 0.01},
+    {"top_k": 1},
+    {"top_k": 500},
+    {"temperature": 1.7},
+])  # fmt: skip
 def test_candidates_are_those_that_transformers_leaves(settings):
     import transformers
 

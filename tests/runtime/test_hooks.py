@@ -134,12 +134,10 @@ def test_a_run_restarts_after_an_exception_of_a_hook(tmp_path):
 
 @pytest.mark.parametrize(
     ("code", "message"),
-    [
-        ("pass", "has called `context.forward` of 0 of 1 microbatches, and a step takes all"),
+    [("pass", "has called `context.forward` of 0 of 1 microbatches, and a step takes all"),
         ("return [context.forward(b).backward() for b in context.batches]", "returned list, and metrics are a dict"),
-        ("next(context.batches).missing", "step `f`: AttributeError"),
-    ],
-)
+        ("next(context.batches).missing", "step `f`: AttributeError")],
+)  # fmt: skip
 def test_a_body_takes_all_microbatches(tmp_path, code, message):
     (tmp_path / "parts.py").write_text(f"from xtrain import step\n@step\ndef f(context):\n    {code}\n")
     weight = nn.Parameter(torch.ones(1))

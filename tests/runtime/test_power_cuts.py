@@ -112,68 +112,36 @@ def kept_steps(root: Path) -> int:
 
 
 PUBLICATIONS = (
-    Publication(
-        "a file",
-        lambda root: (root / "a").write_text("old"),
-        lambda root: durable.write(root / "a", "new"),
-        lambda root: text(root / "a"),
-    ),
-    Publication(
-        "a file of a cache",
-        lambda root: (root / "a").write_text("old"),
-        lambda root: replace_file(root / "a", b"new"),
-        lambda root: text(root / "a"),
-    ),
-    Publication(
-        "a second name",
-        lambda root: ((root / "one").write_text("one"), (root / "two").write_text("two")),
-        lambda root: durable.name_also(root / "two", root / "one"),
-        lambda root: text(root / "one"),
-    ),
-    Publication(
-        "a spec that is rewritten",
-        lambda root: (root / "a.xtrain").write_text("old"),
-        lambda root: rewrite.write(root / "a.xtrain", b"new"),
-        lambda root: text(root / "a.xtrain"),
-    ),
+    Publication("a file", lambda root: (root / "a").write_text("old"), lambda root: durable.write(root / "a", "new"),
+        lambda root: text(root / "a")),
+    Publication("a file of a cache", lambda root: (root / "a").write_text("old"),
+        lambda root: replace_file(root / "a", b"new"), lambda root: text(root / "a")),
+    Publication("a second name", lambda root: ((root / "one").write_text("one"), (root / "two").write_text("two")),
+        lambda root: durable.name_also(root / "two", root / "one"), lambda root: text(root / "one")),
+    Publication("a spec that is rewritten", lambda root: (root / "a.xtrain").write_text("old"),
+        lambda root: rewrite.write(root / "a.xtrain", b"new"), lambda root: text(root / "a.xtrain")),
     Publication("the first checkpoint", lambda root: None, saved(1, "dcp"), checkpoint),
     Publication("a checkpoint of many files", saved(1, "dcp"), saved(2, "dcp"), checkpoint),
     Publication("a checkpoint of one file", saved(1, "file"), saved(2, "file"), checkpoint),
-    Publication(
-        "a step that is saved again",
-        lambda root: (saved(1, "dcp")(root), saved(2, "dcp")(root)),
+    Publication("a step that is saved again", lambda root: (saved(1, "dcp")(root), saved(2, "dcp")(root)),
         saved(2, "dcp", b"again"),
-        lambda root: found if (found := checkpoint(root)) != (1, b"tensors") else (2, b"tensors"),
-    ),
-    Publication(
-        "what is too old",
-        lambda root: [saved(step, "dcp")(root) for step in (1, 2, 3)],
+        lambda root: found if (found := checkpoint(root)) != (1, b"tensors") else (2, b"tensors")),
+    Publication("what is too old", lambda root: [saved(step, "dcp")(root) for step in (1, 2, 3)],
         lambda root: Publisher(CheckpointFolder(root)).retain(1),
-        lambda root: (checkpoint(root), len(CheckpointFolder(root).published()) < 3),
-    ),
+        lambda root: (checkpoint(root), len(CheckpointFolder(root).published()) < 3)),
     Publication("an export", lambda root: None, exported, model),
     Publication("what a run goes back to", rolled_back(1), rolled_back(2), read_rollback),
     Publication("log-probabilities", lambda root: None, log_probabilities, column),
-    Publication(
-        "packed rows",
-        lambda root: None,
+    Publication("packed rows", lambda root: None,
         lambda root: cached_rows(root / "rows", lambda: pack(np.array([3, 9, 4]), 16, "split")),
-        lambda root: None if (rows := open_rows(root / "rows")) is None else rows.fingerprint(),
-    ),
+        lambda root: None if (rows := open_rows(root / "rows")) is None else rows.fingerprint()),
     Publication("documents that are held out", lambda root: None, hold_out, held_out),
-    Publication(
-        "records without later steps",
-        records(1, 2, 3),
-        lambda root: trim_after(root / "metrics.jsonl", 2, root / "superseded/metrics.jsonl"),
-        kept_steps,
-    ),
-    Publication(
-        "a record with later metrics",
-        records(1, 2),
+    Publication("records without later steps", records(1, 2, 3),
+        lambda root: trim_after(root / "metrics.jsonl", 2, root / "superseded/metrics.jsonl"), kept_steps),
+    Publication("a record with later metrics", records(1, 2),
         lambda root: add_to_last(root / "metrics.jsonl", made_records.metrics(2, loss=3.0)),
-        lambda root: [found["loss"] for found in metrics(root)],
-    ),
-)
+        lambda root: [found["loss"] for found in metrics(root)]),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("publication", PUBLICATIONS, ids=lambda publication: publication.name)

@@ -196,16 +196,13 @@ def group(texts: list[str], answer: str = "7") -> SampledGroup:
     return SampledGroup(prompt, completions)
 
 
-@pytest.mark.parametrize(
-    ("text", "pattern", "found"),
-    [
-        (" 7 ", None, "7"),
-        ("7 or 8", r"\d", "8"),
-        ("#### 1,000", r"#### (.+)", "1,000"),
-        ("no", r"\d", None),
-        ("ab", r"a(x)?", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "pattern", "found"), [
+    (" 7 ", None, "7"),
+    ("7 or 8", r"\d", "8"),
+    ("#### 1,000", r"#### (.+)", "1,000"),
+    ("no", r"\d", None),
+    ("ab", r"a(x)?", None),
+])  # fmt: skip
 def test_the_answer_in_a_text(text, pattern, found):
     assert answer_in(text, None if pattern is None else re.compile(pattern)) == found
 

@@ -14,20 +14,12 @@ SCALED: dict[str, tuple[Rope, dict[str, Any]]] = {
     "none": (Rope(), {"rope_type": "default"}),
     "linear": (Rope(scaling="linear", factor=3.0), {"rope_type": "linear", "factor": 3.0}),
     "dynamic": (Rope(scaling="dynamic", factor=2.0, original=512), {"rope_type": "dynamic", "factor": 2.0}),
-    "llama3": (
-        Rope(scaling="llama3", factor=8.0, original=64, low=1.5, high=3.0),
-        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.5, "high_freq_factor": 3.0, **ORIGINAL},
-    ),
+    "llama3": (Rope(scaling="llama3", factor=8.0, original=64, low=1.5, high=3.0),
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.5, "high_freq_factor": 3.0, **ORIGINAL}),
     "yarn": (Rope(scaling="yarn", factor=8.0, original=64), {"rope_type": "yarn", "factor": 8.0, **ORIGINAL}),
-    "yarn, with all settings": (
-        Rope(
-            scaling="yarn", factor=4.0, original=64, beta_fast=8.0, beta_slow=2.0, truncate=False, attention_factor=1.3
-        ),
-        {
-            "rope_type": "yarn", "factor": 4.0, "beta_fast": 8.0, "beta_slow": 2.0, "truncate": False,
-            "attention_factor": 1.3, **ORIGINAL,
-        },
-    ),
+    "yarn, with all settings": (Rope(scaling="yarn", factor=4.0, original=64, beta_fast=8.0, beta_slow=2.0,
+            truncate=False, attention_factor=1.3), {"rope_type": "yarn", "factor": 4.0, "beta_fast": 8.0,
+            "beta_slow": 2.0, "truncate": False, "attention_factor": 1.3, **ORIGINAL}),
 }  # fmt: skip
 
 

@@ -21,17 +21,14 @@ class WithoutBos(ByteTokenizer):
     has_bos = False
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "prompt", "tokens"),
-    [
-        (ByteTokenizer(), "ab", [256, 97, 98]),
-        (ByteTokenizer(), "", [256]),
-        (ByteTokenizer(), "⟨bos⟩a", [256, 97]),
-        (ByteTokenizer(), "a⟨eos⟩b", [256, 97, 257, 98]),
-        (WithoutBos(), "a", [257, 97]),
-        (WithoutBos(), "⟨bos⟩a", [256, 97]),
-    ],
-)
+@pytest.mark.parametrize(("tokenizer", "prompt", "tokens"), [
+    (ByteTokenizer(), "ab", [256, 97, 98]),
+    (ByteTokenizer(), "", [256]),
+    (ByteTokenizer(), "⟨bos⟩a", [256, 97]),
+    (ByteTokenizer(), "a⟨eos⟩b", [256, 97, 257, 98]),
+    (WithoutBos(), "a", [257, 97]),
+    (WithoutBos(), "⟨bos⟩a", [256, 97]),
+])  # fmt: skip
 def test_a_prompt_is_begun_once(tokenizer, prompt, tokens):
     assert prompt_tokens(tokenizer, prompt) == tokens
 
@@ -68,17 +65,14 @@ def test_a_blank_in_front_is_part_of_what_follows():
     assert "".join(shown) == text.text == " cat dog"
 
 
-@pytest.mark.parametrize(
-    ("stops", "expected"),
-    [
-        ((), (["a", "b", "a", "b", "c", "d"], "ababcd", False)),
-        (("abc",), (["", "", "ab", "", "", ""], "ab", True)),
-        (("bc", "c"), (["a", "", "ba", "", "", ""], "aba", True)),
-        (("d",), (["a", "b", "a", "b", "c", ""], "ababc", True)),
-        (("abx",), (["", "", "ab", "", "abc", "d"], "ababcd", False)),
-        (("⟨bos⟩",), (["a", "b", "a", "b", "c", "d"], "ababcd", False)),
-    ],
-)
+@pytest.mark.parametrize(("stops", "expected"), [
+    ((), (["a", "b", "a", "b", "c", "d"], "ababcd", False)),
+    (("abc",), (["", "", "ab", "", "", ""], "ab", True)),
+    (("bc", "c"), (["a", "", "ba", "", "", ""], "aba", True)),
+    (("d",), (["a", "b", "a", "b", "c", ""], "ababc", True)),
+    (("abx",), (["", "", "ab", "", "abc", "d"], "ababcd", False)),
+    (("⟨bos⟩",), (["a", "b", "a", "b", "c", "d"], "ababcd", False)),
+])  # fmt: skip
 def test_a_text_ends_before_what_ends_it(stops, expected):
     shown, text = grown(b"ababcd", stops)
     assert (shown, text.text, text.done) == expected
@@ -101,15 +95,9 @@ CHATML = ChatTemplate(text=TEMPLATES["chatml"], origin="chatml", bos_token="⟨b
 
 @pytest.mark.parametrize(
     ("name", "written", "closing"),
-    [
-        (
-            "chatml",
-            "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n",
-            "<|im_end|>",
-        ),
-        ("plain", "System: Be kind.\n\nUser: 1 + 1?\n\nAssistant:", "⟨eos⟩"),
-    ],
-)
+    [("chatml", "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n",
+            "<|im_end|>"), ("plain", "System: Be kind.\n\nUser: 1 + 1?\n\nAssistant:", "⟨eos⟩")],
+)  # fmt: skip
 def test_a_question_is_written_as_in_the_data(name, written, closing):
     tokenizer = ByteTokenizer()
     chat = Chat(template=load_template(name, tokenizer, Path()), tokenizer=tokenizer, system="Be kind.")

@@ -40,12 +40,10 @@ def test_linear():
 
 @pytest.mark.parametrize(
     ("shape", "rates"),
-    [
-        ("cosine", [0.9657, 0.8682, 0.7222, 0.55, 0.3778, 0.2318, 0.1343, 0.1]),
+    [("cosine", [0.9657, 0.8682, 0.7222, 0.55, 0.3778, 0.2318, 0.1343, 0.1]),
         ("sqrt", [0.9419, 0.8794, 0.8115, 0.7364, 0.6511, 0.55, 0.4182, 0.1]),
-        ("linear", [0.8875, 0.775, 0.6625, 0.55, 0.4375, 0.325, 0.2125, 0.1]),
-    ],
-)
+        ("linear", [0.8875, 0.775, 0.6625, 0.55, 0.4375, 0.325, 0.2125, 0.1])],
+)  # fmt: skip
 def test_wsd_stays_then_falls(shape, rates):
     rate = schedule(kind="wsd", decay={"steps": 8}, shape=shape)
     assert [rate(i) for i in range(3, 12)] == [1.0] * 9

@@ -33,11 +33,9 @@ SIZES = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "nu
          "num_key_value_heads": 2, "head_dim": 8, "num_labels": 1, "vocab_size": 258}  # fmt: skip
 KINDS = {
     "llama": ("LlamaConfig", {}),
-    "qwen3_moe": (
-        "Qwen3MoeConfig",
-        {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_topk_prob": True},
-    ),
-}
+    "qwen3_moe": ("Qwen3MoeConfig",
+        {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_topk_prob": True}),
+}  # fmt: skip
 
 
 def saved(folder: Path, kind: str = "llama", *, head: str = "SequenceClassification", **more: Any) -> Any:

@@ -39,15 +39,9 @@ def test_what_a_day_on_a_gpu_runs_is_on_its_device(tmp_path):
     # nothing compiles for this device
     names = ["recomputed", "recomputed in part", "muon", "8-bit states", "bf16 parameters", "adapter on NF4"]
     names += [
-        "texts",
-        "experts, bf16",
-        "saved beside training",
-        "averages",
-        "profiled",
-        "fp8",
-        "beside the CPU",
+        "texts", "experts, bf16", "saved beside training", "averages", "profiled", "fp8", "beside the CPU",
         "interrupted",
-    ]
+    ]  # fmt: skip
     same_on_both(tmp_path, *names)
 
 

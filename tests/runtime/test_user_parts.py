@@ -46,20 +46,17 @@ def test_documents_come_in_their_order(tmp_path):
     assert list(user_source(options(tmp_path, "more.py"), tmp_path)) == ["x", "y"]
 
 
-@pytest.mark.parametrize(
-    ("body", "message", "line"),
-    [
-        ("    return 'one'\n", "source `f` returns one str, and it must yield documents", 2),
-        ("    return {'text': 'x'}\n", "returns one dict", 2),
-        ("    return 3\n", "returns one int", 2),
-        ("    yield 'x'\n    yield None\n", "gave None as document 2", 2),
-        ("    yield 'x'\n    yield b'y'\n", "gave bytes as document 2", 2),
-        ("    yield 'x'\n    open('/nowhere/at/all')\n", "source `f`: FileNotFoundError: ", 5),
-        ("    raise OSError\n", "source `f`: OSError", 4),
-        ("    yield 'x'\n    raise SystemExit(0)\n", "source `f`: SystemExit: 0", 5),
-        ("    import json\n    yield json.loads('{')\n", "source `f`: JSONDecodeError: ", 5),
-    ],
-)
+@pytest.mark.parametrize(("body", "message", "line"), [
+    ("    return 'one'\n", "source `f` returns one str, and it must yield documents", 2),
+    ("    return {'text': 'x'}\n", "returns one dict", 2),
+    ("    return 3\n", "returns one int", 2),
+    ("    yield 'x'\n    yield None\n", "gave None as document 2", 2),
+    ("    yield 'x'\n    yield b'y'\n", "gave bytes as document 2", 2),
+    ("    yield 'x'\n    open('/nowhere/at/all')\n", "source `f`: FileNotFoundError: ", 5),
+    ("    raise OSError\n", "source `f`: OSError", 4),
+    ("    yield 'x'\n    raise SystemExit(0)\n", "source `f`: SystemExit: 0", 5),
+    ("    import json\n    yield json.loads('{')\n", "source `f`: JSONDecodeError: ", 5),
+])  # fmt: skip
 def test_what_a_source_does_wrong_is_reported_with_its_line(tmp_path, body, message, line):
     write(tmp_path, f"@source\ndef f():\n{body}")
     with pytest.raises(PartFailed) as caught:

@@ -134,16 +134,13 @@ def test_weights_are_loaded_into_a_model_that_has_done_nothing(served: Served) -
     assert "another adapter" in wrong.result(wrong.send("load_weights", path=path, optimizer=True))["error"]
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"base_model": "no/such"}, "no/such"),
-        ({"lora_config": {"rank": 0}}, "outside 1..32"),
-        ({"lora_config": None}, "lora_config is missing"),
-        ({"lora_config": {"rank": 4} | dict.fromkeys(("train_mlp", "train_attn", "train_unembed"), False)}, "nothing"),
-        ({"optimizer_config": {"type": "dimuon"}}, "dimuon"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "words"), [
+    ({"base_model": "no/such"}, "no/such"),
+    ({"lora_config": {"rank": 0}}, "outside 1..32"),
+    ({"lora_config": None}, "lora_config is missing"),
+    ({"lora_config": {"rank": 4} | dict.fromkeys(("train_mlp", "train_attn", "train_unembed"), False)}, "nothing"),
+    ({"optimizer_config": {"type": "dimuon"}}, "dimuon"),
+])  # fmt: skip
 def test_models_that_cannot_be_made(served: Served, change: dict[str, object], words: str) -> None:
     body = {"session_id": served.session(), "model_seq_id": 0, "base_model": MODEL, "lora_config": {"rank": 8}}
     assert words in served.result(served.post("create_model", **(body | change)))["error"]

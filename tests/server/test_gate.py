@@ -22,33 +22,29 @@ def served(tmp_path: Path) -> Iterator[Served]:
         yield one
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({}, 200),
-        ({"host": "localhost:8000"}, 200),
-        ({"host": "LOCALHOST"}, 200),
-        ({"host": "[::1]:8000"}, 200),
-        ({"host": "gpu1.lab:80"}, 200),
-        ({"host": "evil.example"}, 421),
-        ({"host": "evil.example:8000"}, 421),
-        ({"host": "localhost.evil.example"}, 421),
-        ({"host": "evil.example@127.0.0.1"}, 421),
-        ({"host": "127.0.0.1, evil.example"}, 421),
-        ({"host": "10.0.0.5"}, 421),
-        ({"host": ""}, 421),
-        ({"origin": "https://evil.example"}, 403),
-        ({"origin": "null"}, 403),
-        ({"origin": "http://127.0.0.1:9000"}, 403),
-        ({"origin": PAGE}, 200),
-        ({"origin": PAGE, "sec-fetch-site": "cross-site"}, 200),
-        ({"origin": PAGE + ".evil.example"}, 403),
-        ({"sec-fetch-site": "cross-site"}, 403),
-        ({"sec-fetch-site": "same-site"}, 403),
-        ({"sec-fetch-site": "none"}, 200),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("headers", "status"), [
+    ({}, 200),
+    ({"host": "localhost:8000"}, 200),
+    ({"host": "LOCALHOST"}, 200),
+    ({"host": "[::1]:8000"}, 200),
+    ({"host": "gpu1.lab:80"}, 200),
+    ({"host": "evil.example"}, 421),
+    ({"host": "evil.example:8000"}, 421),
+    ({"host": "localhost.evil.example"}, 421),
+    ({"host": "evil.example@127.0.0.1"}, 421),
+    ({"host": "127.0.0.1, evil.example"}, 421),
+    ({"host": "10.0.0.5"}, 421),
+    ({"host": ""}, 421),
+    ({"origin": "https://evil.example"}, 403),
+    ({"origin": "null"}, 403),
+    ({"origin": "http://127.0.0.1:9000"}, 403),
+    ({"origin": PAGE}, 200),
+    ({"origin": PAGE, "sec-fetch-site": "cross-site"}, 200),
+    ({"origin": PAGE + ".evil.example"}, 403),
+    ({"sec-fetch-site": "cross-site"}, 403),
+    ({"sec-fetch-site": "same-site"}, 403),
+    ({"sec-fetch-site": "none"}, 200),
+], ids=str)  # fmt: skip
 def test_requests_that_a_page_makes_are_refused(served: Served, headers: dict[str, str], status: int) -> None:
     """Also without a key, and on the one path that needs none: a page learns nothing of a server."""
     found = [served.call("POST", "create_session", headers=headers, json={})]
@@ -116,16 +112,12 @@ def test_a_bomb_is_refused_before_it_is_large() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [
-        b'{"user_metadata": {"a": [%s[]]}}' % (b"[]," * 2**24),
-        b'{"unknown": [%s[]]}' % (b"[]," * 2**18),
-        b'{"user_metadata": {"a": %s}}' % (b"[" * 2**19 + b"]" * 2**19),
-        b'{"display_name": [%s{}]}' % (b"{}," * 2**18),
+    [b'{"user_metadata": {"a": [%s[]]}}' % (b"[]," * 2**24), b'{"unknown": [%s[]]}' % (b"[]," * 2**18),
+        b'{"user_metadata": {"a": %s}}' % (b"[" * 2**19 + b"]" * 2**19), b'{"display_name": [%s{}]}' % (b"{}," * 2**18),
         b'{"project_id": "x", "user_metadata": {"a": "%s"}}' % (b"x" * 2**17),
-        b'{"project_id": "x", "user_metadata": {%s"b": 1}}' % (b'"a": 1,' * 2**18),
-    ],
+        b'{"project_id": "x", "user_metadata": {%s"b": 1}}' % (b'"a": 1,' * 2**18)],
     ids=["lists", "of no field", "deep", "objects", "long", "wide"],
-)
+)  # fmt: skip
 def test_values_of_any_shape_are_counted_before_they_are_read(body: bytes) -> None:
     began = time.process_time()
     with pytest.raises(Refusal) as refused:

@@ -104,24 +104,21 @@ def test_stops_prompts_and_candidates(served: Served) -> None:
     assert scored["samples"][0]["top"]["k"] == 2
 
 
-@pytest.mark.parametrize(
-    ("tokens", "more", "params", "words"),
-    [
-        ([], {}, {}, "0 tokens"),
-        ([64], {}, {}, "0..63"),
-        ([1], {}, {"max_tokens": 256}, "context is 256"),
-        ([1], {}, {"stop": "END"}, "no tokenizer"),
-        ([1], {}, {"stop": ["END", ""]}, "an empty text"),
-        ([1], {}, {"top_k": 0}, "top_k"),
-        ([1], {"num_samples": 10_000}, {}, "num_samples"),
-        ([1], {"topk_prompt_logprobs": 50}, {}, "there may be 20"),
-        ([1], {"record_stability_info": True}, {}, "record_stability_info is not offered"),
-        ([1], {"prompt_alt_tokens_k": 2}, {}, "prompt_alt_tokens_k is not offered"),
-        ([1], {"prompt_logprobs_last_n": 1}, {}, "prompt_logprobs_last_n is not offered"),
-        ([1], {"target_prompt_logprobs": {"data": [1]}}, {}, "target_prompt_logprobs is not offered"),
-        ([1], {"prompt": {"chunks": [{"type": "image"}]}}, {}, "no text"),
-    ],
-)
+@pytest.mark.parametrize(("tokens", "more", "params", "words"), [
+    ([], {}, {}, "0 tokens"),
+    ([64], {}, {}, "0..63"),
+    ([1], {}, {"max_tokens": 256}, "context is 256"),
+    ([1], {}, {"stop": "END"}, "no tokenizer"),
+    ([1], {}, {"stop": ["END", ""]}, "an empty text"),
+    ([1], {}, {"top_k": 0}, "top_k"),
+    ([1], {"num_samples": 10_000}, {}, "num_samples"),
+    ([1], {"topk_prompt_logprobs": 50}, {}, "there may be 20"),
+    ([1], {"record_stability_info": True}, {}, "record_stability_info is not offered"),
+    ([1], {"prompt_alt_tokens_k": 2}, {}, "prompt_alt_tokens_k is not offered"),
+    ([1], {"prompt_logprobs_last_n": 1}, {}, "prompt_logprobs_last_n is not offered"),
+    ([1], {"target_prompt_logprobs": {"data": [1]}}, {}, "target_prompt_logprobs is not offered"),
+    ([1], {"prompt": {"chunks": [{"type": "image"}]}}, {}, "no text"),
+])  # fmt: skip
 def test_mistakes_are_named(
     served: Served, tokens: list[int], more: dict[str, Any], params: dict[str, Any], words: str
 ) -> None:

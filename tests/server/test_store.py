@@ -350,19 +350,15 @@ def test_a_row_that_has_changed_on_the_disk_ends_the_server(tmp_path: Path) -> N
     store.close()
 
 
-@pytest.mark.parametrize(
-    "thing",
-    [
-        SavedEntry("tinker://m/weights/n", "../..", "m", "me", "weights", 0.0, "base", None, 0),
-        SavedEntry("tinker://m/weights/../n", "a", "m", "me", "weights", 0.0, "base", None, 0),
-        SavedEntry("/etc/passwd", "a", "m", "me", "weights", 0.0, "base", None, 0),
-        ModelEntry("m", "s", "me", "base", None, 0.0, snapshot="/etc"),
-        ModelEntry("m\n", "s", "me", "base", None, 0.0),
-        Session("../s", "me", 0.0, metadata={"a": 1}),  # pyright: ignore[reportArgumentType]
-        FolderEntry("a/b", {}),
-    ],
-    ids=lambda thing: type(thing).__name__,
-)
+@pytest.mark.parametrize("thing", [
+    SavedEntry("tinker://m/weights/n", "../..", "m", "me", "weights", 0.0, "base", None, 0),
+    SavedEntry("tinker://m/weights/../n", "a", "m", "me", "weights", 0.0, "base", None, 0),
+    SavedEntry("/etc/passwd", "a", "m", "me", "weights", 0.0, "base", None, 0),
+    ModelEntry("m", "s", "me", "base", None, 0.0, snapshot="/etc"),
+    ModelEntry("m\n", "s", "me", "base", None, 0.0),
+    Session("../s", "me", 0.0, metadata={"a": 1}),  # pyright: ignore[reportArgumentType]
+    FolderEntry("a/b", {}),
+], ids=lambda thing: type(thing).__name__)  # fmt: skip
 def test_names_that_cannot_be_are_damage(tmp_path: Path, thing: SavedEntry) -> None:
     """Whoever can write a row can write its checksum."""
     (tmp_path / "weights").mkdir()

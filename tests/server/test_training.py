@@ -183,23 +183,20 @@ class Held(NumpyEngine):
         return super().forward_backward(passes)
 
 
-@pytest.mark.parametrize(
-    ("rows", "loss", "words"),
-    [
-        ([row(1), datum(np.arange(1, 5), {"target_tokens": np.arange(1, 3)})], "cross_entropy", ("data[1]", "2 rows")),
-        ([row(1)], "no_such_loss", ("no_such_loss", "cross_entropy")),
-        ([row(1, weights=None)], "importance_sampling", ("logprobs",)),
-        ([row(1, mask=np.ones(9, "<f4"))], "cross_entropy", ("mask", "does not read")),
-        ([row(1, weights=np.full(9, np.nan, "<f4"))], "cross_entropy", ("weights", "not finite")),
-        ([row(1, target_tokens=np.full(9, 64))], "cross_entropy", ("target_tokens", "0..63")),
-        ([row(1, target_tokens=np.full(9, -1))], "cross_entropy", ("target_tokens", "0..63")),
-        ([row(1, target_tokens=np.ones(9, "<f4"))], "cross_entropy", ("int64",)),
-        ([row(1), row(2, target_tokens=np.ones((9, 0), "<i8"))], "cross_entropy", ("data[1]", "target_tokens", "no n")),
-        ([row(1, 300)], "cross_entropy", ("data[0]", "300 tokens", "256")),
-        ([datum(np.array([99]), {"target_tokens": np.array([1])})], "cross_entropy", ("model_input", "0..63")),
-        ([], "cross_entropy", ("empty",)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("rows", "loss", "words"), [
+    ([row(1), datum(np.arange(1, 5), {"target_tokens": np.arange(1, 3)})], "cross_entropy", ("data[1]", "2 rows")),
+    ([row(1)], "no_such_loss", ("no_such_loss", "cross_entropy")),
+    ([row(1, weights=None)], "importance_sampling", ("logprobs",)),
+    ([row(1, mask=np.ones(9, "<f4"))], "cross_entropy", ("mask", "does not read")),
+    ([row(1, weights=np.full(9, np.nan, "<f4"))], "cross_entropy", ("weights", "not finite")),
+    ([row(1, target_tokens=np.full(9, 64))], "cross_entropy", ("target_tokens", "0..63")),
+    ([row(1, target_tokens=np.full(9, -1))], "cross_entropy", ("target_tokens", "0..63")),
+    ([row(1, target_tokens=np.ones(9, "<f4"))], "cross_entropy", ("int64",)),
+    ([row(1), row(2, target_tokens=np.ones((9, 0), "<i8"))], "cross_entropy", ("data[1]", "target_tokens", "no n")),
+    ([row(1, 300)], "cross_entropy", ("data[0]", "300 tokens", "256")),
+    ([datum(np.array([99]), {"target_tokens": np.array([1])})], "cross_entropy", ("model_input", "0..63")),
+    ([], "cross_entropy", ("empty",)),
+])  # fmt: skip
 def test_a_mistake_is_a_result_and_changes_nothing(
     served: Served, rows: list[bytes], loss: str, words: tuple[str, ...]
 ) -> None:

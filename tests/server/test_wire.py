@@ -113,24 +113,21 @@ def test_tensors_are_dense_sparse_or_of_16_bits() -> None:
     assert read_tensor({"dense": halves.astype("<u2").tobytes(), "dtype": 4}).tolist() == [1.5, -2.0]
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        {"dense": b"123", "dtype": 1},
-        {"dense": b"1234", "dtype": 7},
-        {"dense": b"1234", "dtype": 1, "shape": [2]},
-        {"dense": b"", "dtype": 1, "shape": [0, 2**62]},
-        {"dense": b"", "dtype": 1, "shape": [2**40, 2**40]},
-        {"dense": b"", "dtype": 1, "shape": [1, 1, 1]},
-        csr([2, 3], [0, 1], [2, 0], 2),
-        csr([2, 3], [0, 2, 1], [2, 0], 2),
-        csr([2, 3], [0, 1, 2], [3, 0], 2),
-        csr([2, 3], [0, 1, 2], [-1, 0], 2),
-        csr([2, 3], [0, 1, 2], [1], 2),
-        csr([2**20, 2**20], [0, 1, 2], [1, 1], 2),
-        csr([6], [0, 1, 2], [1, 1], 2),
-    ],
-)
+@pytest.mark.parametrize("tensor", [
+    {"dense": b"123", "dtype": 1},
+    {"dense": b"1234", "dtype": 7},
+    {"dense": b"1234", "dtype": 1, "shape": [2]},
+    {"dense": b"", "dtype": 1, "shape": [0, 2**62]},
+    {"dense": b"", "dtype": 1, "shape": [2**40, 2**40]},
+    {"dense": b"", "dtype": 1, "shape": [1, 1, 1]},
+    csr([2, 3], [0, 1], [2, 0], 2),
+    csr([2, 3], [0, 2, 1], [2, 0], 2),
+    csr([2, 3], [0, 1, 2], [3, 0], 2),
+    csr([2, 3], [0, 1, 2], [-1, 0], 2),
+    csr([2, 3], [0, 1, 2], [1], 2),
+    csr([2**20, 2**20], [0, 1, 2], [1, 1], 2),
+    csr([6], [0, 1, 2], [1, 1], 2),
+])  # fmt: skip
 def test_tensors_that_do_not_fit_are_malformed(tensor: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
         read_tensor(tensor)
@@ -217,35 +214,32 @@ def test_what_is_someone_elses_is_not_there(tmp_path: Path) -> None:
         assert thief.key == "tml-b"
 
 
-@pytest.mark.parametrize(
-    ("path", "headers", "content", "status"),
-    [
-        ("optim_step", {"content-type": "text/plain"}, b"{}", 415),
-        ("forward_backward", {"content-type": "text/plain"}, b"{}", 415),
-        ("forward_backward", {"content-type": "application/json"}, b"{}", 422),
-        ("forward_backward", {"content-type": "application/json"}, b"[]", 422),
-        ("forward_backward", {"content-type": "application/json"}, JSON_PASS % b'"tokens": [1], "mask": [1]', 422),
-        ("forward_backward", {"content-type": "application/json"}, JSON_PASS % b'"tokens": [4294967296]', 422),
-        ("forward_backward", {"content-type": PROTOBUF, "content-encoding": "gzip"}, b"", 415),
-        ("forward_backward", {"content-type": PROTOBUF}, b"\x0a\xff", 422),
-        ("optim_step", {"content-type": "application/json"}, b"{", 422),
-        ("optim_step", {"content-type": "application/json"}, b"[" * 100_000, 422),
-        ("optim_step", {"content-type": "application/json"}, b'{"a":' * 100_000, 422),
-        ("optim_step", {"content-type": "application/json"}, b'{"model_id": "\xff"}', 422),
-        ("optim_step", {"content-type": "application/json"}, b'{"model_id": 1, "seq_id": NaN}', 422),
-        ("asample", {"content-type": "application/json"}, b" " * 2**21, 413),
-        ("forward_backward", {"content-type": PROTOBUF, "content-encoding": "zstd"}, b"no frame", 422),
-        ("no/such/path", {}, b"", 404),
-        ("create_session", {}, b"", 415),
-        ("client/config", {}, b"", 415),
-        ("telemetry", {"content-type": "text/plain"}, b"{}", 415),
-        ("sessions/x/finish", {"content-type": "application/x-www-form-urlencoded"}, b"", 415),
-        ("create_session", JSON_ZSTD, zstandard.compress(b"{}")[:-1], 422),
-        ("create_session", JSON_ZSTD, zstandard.compress(b"{}") * 2, 422),
-        ("create_session", JSON_ZSTD, b"", 422),
-        ("create_session", JSON_ZSTD, zstandard.compress(b'{"user_metadata": {"a": "%s"}}' % (b"x" * 2**20)), 413),
-    ],
-)
+@pytest.mark.parametrize(("path", "headers", "content", "status"), [
+    ("optim_step", {"content-type": "text/plain"}, b"{}", 415),
+    ("forward_backward", {"content-type": "text/plain"}, b"{}", 415),
+    ("forward_backward", {"content-type": "application/json"}, b"{}", 422),
+    ("forward_backward", {"content-type": "application/json"}, b"[]", 422),
+    ("forward_backward", {"content-type": "application/json"}, JSON_PASS % b'"tokens": [1], "mask": [1]', 422),
+    ("forward_backward", {"content-type": "application/json"}, JSON_PASS % b'"tokens": [4294967296]', 422),
+    ("forward_backward", {"content-type": PROTOBUF, "content-encoding": "gzip"}, b"", 415),
+    ("forward_backward", {"content-type": PROTOBUF}, b"\x0a\xff", 422),
+    ("optim_step", {"content-type": "application/json"}, b"{", 422),
+    ("optim_step", {"content-type": "application/json"}, b"[" * 100_000, 422),
+    ("optim_step", {"content-type": "application/json"}, b'{"a":' * 100_000, 422),
+    ("optim_step", {"content-type": "application/json"}, b'{"model_id": "\xff"}', 422),
+    ("optim_step", {"content-type": "application/json"}, b'{"model_id": 1, "seq_id": NaN}', 422),
+    ("asample", {"content-type": "application/json"}, b" " * 2**21, 413),
+    ("forward_backward", {"content-type": PROTOBUF, "content-encoding": "zstd"}, b"no frame", 422),
+    ("no/such/path", {}, b"", 404),
+    ("create_session", {}, b"", 415),
+    ("client/config", {}, b"", 415),
+    ("telemetry", {"content-type": "text/plain"}, b"{}", 415),
+    ("sessions/x/finish", {"content-type": "application/x-www-form-urlencoded"}, b"", 415),
+    ("create_session", JSON_ZSTD, zstandard.compress(b"{}")[:-1], 422),
+    ("create_session", JSON_ZSTD, zstandard.compress(b"{}") * 2, 422),
+    ("create_session", JSON_ZSTD, b"", 422),
+    ("create_session", JSON_ZSTD, zstandard.compress(b'{"user_metadata": {"a": "%s"}}' % (b"x" * 2**20)), 413),
+])  # fmt: skip
 def test_bodies_that_cannot_be_taken(
     served: Served, path: str, headers: dict[str, str], content: bytes, status: int
 ) -> None:

@@ -56,54 +56,25 @@ SHAPES = {
     "the assistant first": Shape([_ANSWER, _ASK, _LAST]),
     "two answers": Shape([_ASK, _ANSWER, _LAST, _MORE, _said("assistant", "answerthree")]),
     "white space": Shape([_said("user", " askone\n"), _said("assistant", "\n answerone "), _MORE, _LAST]),
-    "parts": Shape(
-        [
-            _said("user", [{"type": "text", "text": "askone "}, {"type": "text", "text": "askmore"}]),
-            _said("assistant", [{"type": "text", "text": "answerone"}]),
-        ]
-    ),
+    "parts": Shape([_said("user", [{"type": "text", "text": "askone "}, {"type": "text", "text": "askmore"}]),
+            _said("assistant", [{"type": "text", "text": "answerone"}])]),
     "reasoning": Shape(
-        [_ASK, {**_ANSWER, "reasoning_content": "thoughtone"}, _MORE, {**_LAST, "reasoning_content": "thoughttwo"}]
-    ),
+        [_ASK, {**_ANSWER, "reasoning_content": "thoughtone"}, _MORE, {**_LAST, "reasoning_content": "thoughttwo"}]),
     "reasoning as thinking": Shape([_ASK, {**_ANSWER, "thinking": "thoughtone"}]),
-    "reasoning in the content": Shape(
-        [
-            _ASK,
-            _said("assistant", "<think>\nthoughtone\n</think>\n\nanswerone"),
-            _MORE,
-            _said("assistant", "<think>\nthoughttwo\n</think>\n\nanswertwo"),
-        ]
-    ),
+    "reasoning in the content": Shape([_ASK, _said("assistant", "<think>\nthoughtone\n</think>\n\nanswerone"), _MORE,
+            _said("assistant", "<think>\nthoughttwo\n</think>\n\nanswertwo")]),
     "a call": Shape([_ASK, _said("assistant", tool_calls=[_CALL]), _RESULT, _ANSWER], _TOOLS),
     "a call last": Shape([_ASK, _said("assistant", tool_calls=[_CALL])], _TOOLS),
     "text and a call": Shape(
-        [_ASK, {**_ANSWER, "tool_calls": [_CALL]}, _RESULT, _LAST, _MORE, _said("assistant", "answerthree")], _TOOLS
-    ),
-    "reasoning and a call": Shape(
-        [
-            _ASK,
-            _said("assistant", reasoning_content="thoughtone", tool_calls=[_CALL]),
-            _RESULT,
-            {**_ANSWER, "reasoning_content": "thoughttwo"},
-        ],
-        _TOOLS,
-    ),
+        [_ASK, {**_ANSWER, "tool_calls": [_CALL]}, _RESULT, _LAST, _MORE, _said("assistant", "answerthree")], _TOOLS),
+    "reasoning and a call": Shape([_ASK, _said("assistant", reasoning_content="thoughtone", tool_calls=[_CALL]),
+            _RESULT, {**_ANSWER, "reasoning_content": "thoughttwo"}], _TOOLS),
     "two calls at once": Shape(
-        [_ASK, _said("assistant", tool_calls=[_CALL, _SECOND]), _RESULT, _SECOND_RESULT, _ANSWER], _TOOLS
-    ),
-    "two calls in a row": Shape(
-        [
-            _ASK,
-            _said("assistant", tool_calls=[_CALL]),
-            _RESULT,
-            _said("assistant", tool_calls=[_SECOND]),
-            _SECOND_RESULT,
-            _ANSWER,
-        ],
-        _TOOLS,
-    ),
+        [_ASK, _said("assistant", tool_calls=[_CALL, _SECOND]), _RESULT, _SECOND_RESULT, _ANSWER], _TOOLS),
+    "two calls in a row": Shape([_ASK, _said("assistant", tool_calls=[_CALL]), _RESULT,
+            _said("assistant", tool_calls=[_SECOND]), _SECOND_RESULT, _ANSWER], _TOOLS),
     "arguments of all types": Shape([_ASK, _said("assistant", tool_calls=[_ALL_TYPES]), _RESULT, _ANSWER], _TOOLS),
-}
+}  # fmt: skip
 
 
 def words(shape: Shape) -> Iterator[tuple[str, str]]:

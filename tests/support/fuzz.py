@@ -27,15 +27,9 @@ ROOT = Path(__file__).parents[2]
 ROOMS = ("blocks", "dsl", "plan", "planner")
 # What reads Python files of users and folders of models, to which texts alone do not come.
 OF_FILES = (
-    "blocks.layer_reader",
-    "blocks.user_layer",
-    "dsl.checking.config_json",
-    "dsl.checking.model_folder",
-    "dsl.user_parts",
-    "plan.data",
-    "plan.weight_files",
-    "plan.weight_layout",
-)
+    "blocks.layer_reader", "blocks.user_layer", "dsl.checking.config_json", "dsl.checking.model_folder",
+    "dsl.user_parts", "plan.data", "plan.weight_files", "plan.weight_layout",
+)  # fmt: skip
 SLOWEST = 20  # seconds that one text may take
 FRAGMENTS = (
     "{", "}", "(", ")", "[", "]", ",", "=", "==", ":", "->", '"', '"""', "'", "#", "\n", " ", "\t", "then", "every",
@@ -62,11 +56,8 @@ class Timeout(BaseException):
 def seeds() -> list[Text]:
     """The corpus to begin with: every spec, starter and broken example there is."""
     folders = [
-        ROOT / "specs",
-        ROOT / "dsl" / "starters",
-        ROOT / "tests" / "dsl" / "data",
-        ROOT / "tests" / "dsl" / "gallery",
-    ]
+        ROOT / "specs", ROOT / "dsl" / "starters", ROOT / "tests" / "dsl" / "data", ROOT / "tests" / "dsl" / "gallery",
+    ]  # fmt: skip
     return ["", *(path.read_text(encoding="utf-8") for folder in folders for path in sorted(folder.rglob("*.xtrain")))]
 
 

@@ -87,13 +87,11 @@ def rules() -> dict[str, Rule]:
         "use": seq(text("use"), choice(symbol("string"), symbol("reference"))),
         "every": seq(text("every"), reaction),
         "on": seq(text("on"), field("event", symbol("identifier")), reaction),
-        "assignment": seq(
-            field("name", choice(symbol("identifier"), *statements)), text("="), field("value", symbol("value"))
-        ),
+        "assignment": seq(field("name", choice(symbol("identifier"), *statements)), text("="),
+            field("value", symbol("value"))),
         "vary": seq(field("name", symbol("reference")), text("in"), field("value", symbol("value"))),
-        "block": seq(
-            field("kind", symbol("identifier")), repeat(field("label", symbol("_label"))), optional(symbol("body"))
-        ),
+        "block": seq(field("kind", symbol("identifier")), repeat(field("label", symbol("_label"))),
+            optional(symbol("body"))),
         "_label": choice(*map(symbol, ("identifier", "string", "number", "constant", "call"))),
         "body": seq(text("{"), optional(separators), optional(symbol("_items")), text("}")),
         "value": repeat1(choice(atoms, symbol("map"), symbol("operator"))),
@@ -110,7 +108,7 @@ def rules() -> dict[str, Rule]:
         "string": choice(pattern(r'"([^"\\\n]|\\.)*"'), pattern(r'"""([^"\\]|\\(.|\n)|"[^"]|""[^"])*"""')),
         "identifier": pattern(r"[A-Za-z_][A-Za-z0-9_]*|1f1b"),
         "comment": pattern(r"#[^\n]*"),
-    }
+    }  # fmt: skip
 
 
 def seq(*members: Rule) -> Rule:

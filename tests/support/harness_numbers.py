@@ -133,26 +133,17 @@ def numbers_of(folder: Path) -> dict[str, Any]:
 
     items = [{**item, "answer": right(item)} for item in ITEMS]
     results, samples = found(
-        {
-            "custom_dataset": given(items),
-            "output_type": "multiple_choice",
-            "doc_to_text": lambda doc: doc["question"],
-            "doc_to_choice": lambda doc: doc["choices"],
-            "doc_to_target": lambda doc: doc["answer"],
+        {"custom_dataset": given(items), "output_type": "multiple_choice", "doc_to_text": lambda doc: doc["question"],
+            "doc_to_choice": lambda doc: doc["choices"], "doc_to_target": lambda doc: doc["answer"],
             "target_delimiter": " ",
-            "metric_list": [{"metric": name, "aggregation": "mean"} for name in ("acc", "acc_norm", "acc_bytes")],
-        }
-    )
+            "metric_list": [{"metric": name, "aggregation": "mean"} for name in ("acc", "acc_norm", "acc_bytes")]},
+    )  # fmt: skip
     texts, _ = found(
-        {
-            "custom_dataset": given([{"text": text} for text in TEXTS]),
-            "output_type": "loglikelihood_rolling",
-            "doc_to_text": lambda doc: "",
-            "doc_to_target": lambda doc: doc["text"],
-            "metric_list": [{"metric": "bits_per_byte"}],
-        },
+        {"custom_dataset": given([{"text": text} for text in TEXTS]), "output_type": "loglikelihood_rolling",
+            "doc_to_text": lambda doc: "", "doc_to_target": lambda doc: doc["text"],
+            "metric_list": [{"metric": "bits_per_byte"}]},
         add_bos_token=False,  # which the harness puts before texts by itself
-    )
+    )  # fmt: skip
     return {
         "lm_eval": lm_eval.__version__,
         "log_likelihoods": [[round(each[0], 5) for each in sample["filtered_resps"]] for sample in samples],

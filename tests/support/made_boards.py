@@ -54,32 +54,21 @@ def small_plan(
     ]  # fmt: skip
     tick = {"steps": None, "tokens": None, "seconds": None, "count": None, "stop": False}
     plan = planned(
-        {
-            "id": "p",
-            "name": "small",
-            "mesh": {
-                "world_size": world, "ranks_per_node": 8, "axes": axes, "expert_axes": expert_axes,
-                "strides": _strides(axes) | _strides(expert_axes), "crosses_nodes": [],
-            },
+        {"id": "p", "name": "small", "mesh": {"world_size": world, "ranks_per_node": 8, "axes": axes,
+                "expert_axes": expert_axes, "strides": _strides(axes) | _strides(expert_axes), "crosses_nodes": []},
             "timeline": {
                 "steps": 100,
-                "ticks": [
-                    tick | {"nodes": ["tick.log"], "steps": 5, "count": 20},
+                "ticks": [tick | {"nodes": ["tick.log"], "steps": 5, "count": 20},
                     tick | {"nodes": ["tick.eval.web", "tick.checkpoint"], "steps": 40, "count": 2},
-                    tick | {"nodes": ["tick.checkpoint"], "seconds": 600.0},
-                ],
-                "reactions": [
-                    {"event": "sigterm", "nodes": ["event.sigterm.checkpoint"], "stop": True, "count": None},
-                ],
+                    tick | {"nodes": ["tick.checkpoint"], "seconds": 600.0}],
+                "reactions": [{"event": "sigterm", "nodes": ["event.sigterm.checkpoint"], "stop": True, "count": None}],
                 "commands": [
                     {"name": name, "nodes": ["event.control.checkpoint"], "stop": name == "stop", "counts": ""}
                     for name in ("stop", "save")
                 ],
-            },
-            "estimates": {"tokens_per_step": 1000, "classes": [], "times": None},
+            }, "estimates": {"tokens_per_step": 1000, "classes": [], "times": None},
             "graph": {"nodes": nodes, "edges": [dict(zip(("before", "after", "data"), e, strict=True)) for e in chain]},
-            **content,
-        }
+            **content},
     )  # fmt: skip
     assert plan is not None
     return plan

@@ -13,13 +13,9 @@ from xtrain.runtime.nn.moe import MoE
 ROUTERS: dict[str, dict[str, Any]] = {
     "softmax": {},
     "softmax, weights as they are": {"router_normalise": False},
-    "sigmoid, biased, with shared experts": {
-        "router_score": "sigmoid",
-        "router_bias_speed": 0.01,
-        "shared_experts": 2,
-    },
+    "sigmoid, biased, with shared experts": {"router_score": "sigmoid", "router_bias_speed": 0.01, "shared_experts": 2},
     "sigmoid, weights as they are": {"router_score": "sigmoid", "router_normalise": False},
-}
+}  # fmt: skip
 
 
 def architecture(**changes: Any) -> Architecture:

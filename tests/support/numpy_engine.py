@@ -76,15 +76,9 @@ class NumpyEngine:
         self.models.clear()
         self.read.clear()
         return Capabilities(
-            names=self.names,
-            architecture="bigram",
-            tokenizer=None,
-            vocabulary=VOCABULARY,
-            context=CONTEXT,
-            rank=32,
-            models=self.num_models,
-            losses=OFFERS,
-        )
+            names=self.names, architecture="bigram", tokenizer=None, vocabulary=VOCABULARY, context=CONTEXT, rank=32,
+            models=self.num_models, losses=OFFERS,
+        )  # fmt: skip
 
     def close(self) -> None:
         self.models.clear()

@@ -51,13 +51,8 @@ class Project:
             ranks = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(torchrun), "-m", "xtrain")
             command[2:3] = ranks
         return subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+            command, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
 
     def run(self, *arguments: str, root: str = "", expect: int = 0) -> Path:
         """Run to the end and return the run directory."""

@@ -27,40 +27,27 @@ LATENT = {
 CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "llama": {
         "plain": DENSE,
-        "odd heads, tied": {
-            **DENSE, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10, "tied": True
-        },
+        "odd heads, tied": {**DENSE, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1,
+            "head_dim": 10, "tied": True},
         "every head its own": {**DENSE, "num_key_value_heads": 4, "rope_theta": 500.0, "rms_norm_eps": 1e-3},
-        "biased, scaled by yarn": {
-            **DENSE, "attention_bias": True, "mlp_bias": True, "max_position_embeddings": 64, "rope": {
-                "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
+        "biased, scaled by yarn": {**DENSE, "attention_bias": True, "mlp_bias": True, "max_position_embeddings": 64,
+            "rope": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}},
         "scaled as llama3": {**DENSE, "max_position_embeddings": 64, "rope_theta": 500.0, "rope": {
-            "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 16}},
+                "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16}},
     },
-    "qwen3": {
-        "plain": {**DENSE, "head_dim": 8},
+    "qwen3": {"plain": {**DENSE, "head_dim": 8},
         "wide heads, tied": {**DENSE, "head_dim": 20, "tied": True, "rope_theta": 1e6},
         "odd heads": {**DENSE, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 6},
         "biased": {**DENSE, "head_dim": 8, "attention_bias": True},
-        "windows": {**DENSE, "head_dim": 8, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
-    },
-    "qwen2": {
-        "plain": DENSE,
-        "odd heads, tied": {
-            **DENSE, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "tied": True
-        },
-        "every head its own": {**DENSE, "num_key_value_heads": 4, "max_position_embeddings": 64, "rope": {
-            "rope_type": "linear", "factor": 3.0}},
-        "windows": {**DENSE, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
-    },
-    "olmo2": {
-        "plain": DENSE,
-        "odd heads, tied": {
-            **DENSE, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "tied": True
-        },
-        "every head its own": {**DENSE, "num_key_value_heads": 4, "attention_bias": True, "rms_norm_eps": 1e-3},
-    },
+        "windows": {**DENSE, "head_dim": 8, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}},
+    "qwen2": {"plain": DENSE, "odd heads, tied": {**DENSE, "hidden_size": 36, "num_attention_heads": 3,
+            "num_key_value_heads": 1, "tied": True}, "every head its own": {**DENSE, "num_key_value_heads": 4,
+            "max_position_embeddings": 64, "rope": {"rope_type": "linear", "factor": 3.0}},
+        "windows": {**DENSE, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}},
+    "olmo2": {"plain": DENSE, "odd heads, tied": {**DENSE, "hidden_size": 36, "num_attention_heads": 3,
+            "num_key_value_heads": 1, "tied": True},
+        "every head its own": {**DENSE, "num_key_value_heads": 4, "attention_bias": True, "rms_norm_eps": 1e-3}},
     "smollm3": {
         "plain": {**DENSE, **IDS, "num_hidden_layers": 4},
         "odd heads": {
@@ -79,97 +66,64 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "qwen2_moe": {
         "plain": {**DENSE, **GATED, "norm_topk_prob": True},
-        "odd heads": {
-            **DENSE, **GATED, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "num_experts": 5,
-        },
-        "dense between, tied": {
-            **DENSE, **GATED, "num_hidden_layers": 3, "decoder_sparse_step": 2, "qkv_bias": False, "tied": True
-        },
-        "windows": {
-            **DENSE, **GATED, "num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 6,
-            "max_window_layers": 2,
-        },
+        "odd heads": {**DENSE, **GATED, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1,
+            "num_experts": 5},
+        "dense between, tied": {**DENSE, **GATED, "num_hidden_layers": 3, "decoder_sparse_step": 2, "qkv_bias": False,
+            "tied": True},
+        "windows": {**DENSE, **GATED, "num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 6,
+            "max_window_layers": 2},
     },
     "deepseek_v3": {
         "plain": LATENT,
-        "odd heads, tied": {
-            **LATENT, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 3, "q_lora_rank": None,
-            "v_head_dim": 18, "n_routed_experts": 5, "n_shared_experts": 2, "n_group": 1, "topk_group": 1,
-            "num_experts_per_tok": 2, "first_k_dense_replace": 0, "norm_topk_prob": False, "rope_interleave": False,
-            "tied": True,
-        },
-        "biased, scaled by yarn": {
-            **LATENT, "v_head_dim": 12, "attention_bias": True, "routed_scaling_factor": 1.0, "rms_norm_eps": 1e-3,
-            "rope": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 1.0,
-                     "mscale_all_dim": 0.7},
-        },
-        "one group": {
-            **LATENT, "num_hidden_layers": 2, "q_lora_rank": None, "v_head_dim": 5, "n_group": 1, "topk_group": 1,
-            "rope": {"rope_type": "linear", "factor": 3.0},
-        },
+        "odd heads, tied": {**LATENT, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 3,
+            "q_lora_rank": None, "v_head_dim": 18, "n_routed_experts": 5, "n_shared_experts": 2, "n_group": 1,
+            "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 0, "norm_topk_prob": False,
+            "rope_interleave": False, "tied": True},
+        "biased, scaled by yarn": {**LATENT, "v_head_dim": 12, "attention_bias": True, "routed_scaling_factor": 1.0,
+            "rms_norm_eps": 1e-3, "rope": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16,
+                "mscale": 1.0, "mscale_all_dim": 0.7}},
+        "one group": {**LATENT, "num_hidden_layers": 2, "q_lora_rank": None, "v_head_dim": 5, "n_group": 1,
+            "topk_group": 1, "rope": {"rope_type": "linear", "factor": 3.0}},
     },
-    "mistral": {
-        "plain": {**DENSE, "sliding_window": 7},
-        "odd heads, tied": {
-            **DENSE, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10, "tied": True,
-            "sliding_window": 16,
-        },
+    "mistral": {"plain": {**DENSE, "sliding_window": 7}, "odd heads, tied": {**DENSE, "num_attention_heads": 3,
+            "num_key_value_heads": 1, "head_dim": 10, "tied": True, "sliding_window": 16},
         "windows of two, wide heads": {**DENSE, "head_dim": 20, "sliding_window": 2, "rope_theta": 500.0},
-        "no window": {**DENSE, "sliding_window": None},
-    },
-    "mixtral": {
-        "plain": {**DENSE, **EXPERTS},
-        "windows": {**DENSE, **EXPERTS, "sliding_window": 5},
+        "no window": {**DENSE, "sliding_window": None}},
+    "mixtral": {"plain": {**DENSE, **EXPERTS}, "windows": {**DENSE, **EXPERTS, "sliding_window": 5},
         "odd heads": {**DENSE, **EXPERTS, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 12},
-        "all experts a token, tied": {**DENSE, "num_local_experts": 3, "num_experts_per_tok": 3, "tied": True},
-    },
+        "all experts a token, tied": {**DENSE, "num_local_experts": 3, "num_experts_per_tok": 3, "tied": True}},
     "qwen3_moe": {
         "plain": {**DENSE, **EXPERTS, "moe_intermediate_size": 24, "norm_topk_prob": True},
-        "dense between": {
-            **DENSE, **EXPERTS, "num_hidden_layers": 3, "moe_intermediate_size": 24, "norm_topk_prob": True,
-            "mlp_only_layers": [1], "attention_bias": True,
-        },
+        "dense between": {**DENSE, **EXPERTS, "num_hidden_layers": 3, "moe_intermediate_size": 24,
+            "norm_topk_prob": True, "mlp_only_layers": [1], "attention_bias": True},
         "windows": {**DENSE, **EXPERTS, "moe_intermediate_size": 16, "use_sliding_window": True, "sliding_window": 6},
         "scores as they are, tied": {**DENSE, **EXPERTS, "moe_intermediate_size": 12, "head_dim": 14, "tied": True},
-        "odd heads": {
-            **DENSE, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 6, "num_local_experts": 6,
-            "num_experts_per_tok": 3, "moe_intermediate_size": 16, "norm_topk_prob": True,
-        },
+        "odd heads": {**DENSE, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 6,
+            "num_local_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "norm_topk_prob": True},
     },
     "gemma3": {
-        "plain": {
-            **DENSE, **IDS, "head_dim": 8, "sliding_window": 7, "query_pre_attn_scalar": 8, "rope_theta": 500.0,
-            "layer_types": ["sliding_attention", "full_attention"], "tied": True,
-        },
-        "wide heads, capped logits": {
-            **DENSE, **IDS, "head_dim": 12, "sliding_window": 5,
-            "query_pre_attn_scalar": 20, "num_hidden_layers": 3, "layer_types": None, "sliding_window_pattern": 3,
-            "final_logit_softcapping": 2.0, "attention_bias": True, "rms_norm_eps": 1e-3, "tied": True,
-        },
-        "odd heads, scaled positions": {
-            **DENSE, **IDS, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10,
-            "sliding_window": 16, "query_pre_attn_scalar": 7, "rope_theta": 5e4, "local_theta": 100.0,
-            "layer_types": ["full_attention", "sliding_attention"],
-            "rope": {"rope_type": "linear", "factor": 8.0},
-        },
-        "no window": {
-            **DENSE, **IDS, "head_dim": 8, "query_pre_attn_scalar": 8, "layer_types": ["full_attention"] * 2,
-            "final_logit_softcapping": 30.0, "tied": True,
-        },
+        "plain": {**DENSE, **IDS, "head_dim": 8, "sliding_window": 7, "query_pre_attn_scalar": 8, "rope_theta": 500.0,
+            "layer_types": ["sliding_attention", "full_attention"], "tied": True},
+        "wide heads, capped logits": {**DENSE, **IDS, "head_dim": 12, "sliding_window": 5, "query_pre_attn_scalar": 20,
+            "num_hidden_layers": 3, "layer_types": None, "sliding_window_pattern": 3, "final_logit_softcapping": 2.0,
+            "attention_bias": True, "rms_norm_eps": 1e-3, "tied": True},
+        "odd heads, scaled positions": {**DENSE, **IDS, "hidden_size": 36, "num_attention_heads": 3,
+            "num_key_value_heads": 1, "head_dim": 10, "sliding_window": 16, "query_pre_attn_scalar": 7,
+            "rope_theta": 5e4, "local_theta": 100.0, "layer_types": ["full_attention", "sliding_attention"],
+            "rope": {"rope_type": "linear", "factor": 8.0}},
+        "no window": {**DENSE, **IDS, "head_dim": 8, "query_pre_attn_scalar": 8, "layer_types": ["full_attention"] * 2,
+            "final_logit_softcapping": 30.0, "tied": True},
     },
     "gpt_oss": {
         "plain": {**OSS, "head_dim": 8, "sliding_window": 7},
-        "odd heads": {
-            **OSS, "num_hidden_layers": 3, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1,
-            "head_dim": 10, "sliding_window": 2, "num_local_experts": 5, "num_experts_per_tok": 3,
-        },
-        "no bias, tied": {
-            **OSS, "head_dim": 20, "attention_bias": False, "layer_types": ["full_attention", "sliding_attention"],
-            "sliding_window": 16, "swiglu_limit": 0.5, "swiglu_alpha": 1.3, "tied": True,
-        },
-        "no window, not scaled": {
-            **OSS, "head_dim": 8, "layer_types": ["full_attention"] * 2, "num_key_value_heads": 4, "rope": {},
-        },
+        "odd heads": {**OSS, "num_hidden_layers": 3, "hidden_size": 36, "num_attention_heads": 3,
+            "num_key_value_heads": 1, "head_dim": 10, "sliding_window": 2, "num_local_experts": 5,
+            "num_experts_per_tok": 3},
+        "no bias, tied": {**OSS, "head_dim": 20, "attention_bias": False,
+            "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 16, "swiglu_limit": 0.5,
+            "swiglu_alpha": 1.3, "tied": True},
+        "no window, not scaled": {**OSS, "head_dim": 8, "layer_types": ["full_attention"] * 2, "num_key_value_heads": 4,
+            "rope": {}},
     },
 }  # fmt: skip
 # Family → its `model_type`, where that is another name.

@@ -22,50 +22,32 @@ MODEL = "tiny/numpy"
 # What comes back, by the numbers of the protocol.
 _TENSOR = ProtoMessage(
     "BatchedTensor",
-    {
-        1: ProtoField("data", "bytes"),
-        2: ProtoField("offsets", "bytes"),
-        3: ProtoField("dtype", "int"),
-        4: ProtoField("shape", "ints"),
-    },
-)
+    {1: ProtoField("data", "bytes"), 2: ProtoField("offsets", "bytes"), 3: ProtoField("dtype", "int"),
+        4: ProtoField("shape", "ints")},
+)  # fmt: skip
 _FIELD = ProtoMessage("FieldsEntry", {1: ProtoField("key", "text"), 2: ProtoField("value", _TENSOR)})
 _RECORD = ProtoMessage("ArrayRecord", {2: ProtoField("fields", _FIELD, repeated=True), 3: ProtoField("rows", "int")})
 _METRIC = ProtoMessage("MetricsEntry", {1: ProtoField("key", "text"), 2: ProtoField("value", "double")})
 _OUTPUT = ProtoMessage(
     "ForwardBackwardOutput",
-    {
-        1: ProtoField("type", "text"),
-        2: ProtoField("records", _RECORD, repeated=True),
-        3: ProtoField("metrics", _METRIC, repeated=True),
-    },
-)
+    {1: ProtoField("type", "text"), 2: ProtoField("records", _RECORD, repeated=True),
+        3: ProtoField("metrics", _METRIC, repeated=True)},
+)  # fmt: skip
 _TOP = ProtoMessage(
     "TopkLogprobs",
-    {
-        1: ProtoField("ids", "bytes"),
-        2: ProtoField("logprobs", "bytes"),
-        3: ProtoField("k", "int"),
-        4: ProtoField("n", "int"),
-    },
-)
+    {1: ProtoField("ids", "bytes"), 2: ProtoField("logprobs", "bytes"), 3: ProtoField("k", "int"),
+        4: ProtoField("n", "int")},
+)  # fmt: skip
 _SEQUENCE = ProtoMessage(
     "SampledSequence",
-    {
-        1: ProtoField("stop", "int"),
-        2: ProtoField("tokens", "bytes"),
-        3: ProtoField("logprobs", "bytes"),
-        4: ProtoField("top", _TOP),
-    },
-)
+    {1: ProtoField("stop", "int"), 2: ProtoField("tokens", "bytes"), 3: ProtoField("logprobs", "bytes"),
+        4: ProtoField("top", _TOP)},
+)  # fmt: skip
 _SAMPLES = ProtoMessage(
     "SampleResponse",
-    {
-        1: ProtoField("samples", _SEQUENCE, repeated=True),
-        2: ProtoField("prompt", "bytes"),
-        3: ProtoField("prompt_top", _TOP),
-    },
-)
+    {1: ProtoField("samples", _SEQUENCE, repeated=True), 2: ProtoField("prompt", "bytes"),
+        3: ProtoField("prompt_top", _TOP)},
+)  # fmt: skip
 
 
 class Served:

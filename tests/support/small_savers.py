@@ -81,14 +81,10 @@ class Makes:
             "begun_from": None,
             "written_by": {"code_id": "1a2b3c4d"},
             "records": Records.open(self.directory, 0),
-            "transaction": Transaction(
-                publisher=Publisher(folder, options.get("best"), options.get("highest", False)),
-                collective=CollectiveErrors(0, 1, None),
-                keep=keep,
-                backend=self.backend,
-            ),
+            "transaction": Transaction(publisher=Publisher(folder, options.get("best"), options.get("highest", False)),
+                collective=CollectiveErrors(0, 1, None), keep=keep, backend=self.backend),
             **options,
-        }
+        }  # fmt: skip
         if mode != "sync" and self.backend == "file":
             return FileSaver(**common, snapshots=Snapshots(most=copies, pinned=False))
         staging = None if mode == "sync" else HostCopy(pinned=mode == "async_pinned", device=torch.device("cpu"))

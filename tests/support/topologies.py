@@ -240,15 +240,10 @@ def _pipelines() -> list[Topology]:
         # Experts are sharded over ranks that share dense parameters: the stage must be a unit around them.
         Topology(pp=2, tp=2, model="moe", sets=ZBV, note="zbv"),
         Topology(pp=2, tp=2, ep=2, model="moe", sets=ZBV, note="zbv"),
-        Topology(
-            pp=2,
-            ulysses=2,
-            model="moe",
-            sets=(*SCHEDULES["zero_bubble"], "parallel.cp.fold=none"),
-            note="zero_bubble, fold none",
-        ),
+        Topology(pp=2, ulysses=2, model="moe", sets=(*SCHEDULES["zero_bubble"], "parallel.cp.fold=none"),
+            note="zero_bubble, fold none"),
         Topology(tp=2, model="moe", accumulate=4, note="four microbatches", formats=BOTH),
-    ]
+    ]  # fmt: skip
 
 
 def _pairs() -> list[Topology]:
@@ -302,20 +297,18 @@ def _triples() -> list[Topology]:
         Topology(pp=2, ring=2, fsdp=2, formats=BOTH),
         Topology(pp=2, tp=2, ep=2, fsdp=2, sets=ZBV, note="zbv", formats=BOTH, **moe),
         Topology(pp=2, ulysses=2, ep=2, fsdp=2, formats=BOTH, **moe),
-        Topology(
-            pp=2, ring=2, ep=4, fsdp=2, sets=SCHEDULES["interleaved_1f1b"], note="interleaved_1f1b", formats=BOTH, **moe
-        ),
+        Topology(pp=2, ring=2, ep=4, fsdp=2, sets=SCHEDULES["interleaved_1f1b"], note="interleaved_1f1b", formats=BOTH,
+            **moe),
         Topology(replicate=2, pp=2, tp=2, formats=BOTH),
-        Topology(
-            replicate=2, ring=2, ulysses=2, sets=("parallel.cp.fold=ring_only",), note="fold ring_only", formats=BOTH
-        ),
+        Topology(replicate=2, ring=2, ulysses=2, sets=("parallel.cp.fold=ring_only",), note="fold ring_only",
+            formats=BOTH),
         Topology(replicate=2, fsdp=2, ulysses=2, formats=BOTH),
         Topology(replicate=2, fsdp=2, pp=2, formats=BOTH),
         Topology(replicate=2, fsdp=2, tp=2, ep=4, formats=BOTH, **moe),
         Topology(tp=2, ring=2, fsdp=2, sets=("parallel.cp.fold=none",), note="fold none", formats=BOTH),
         Topology(tp=2, ulysses=2, fsdp=2, formats=BOTH),
         Topology(tp=2, ulysses=2, pp=2, shared=TIED, note="tied", formats=BOTH),
-    ]
+    ]  # fmt: skip
 
 
 def _recomputing() -> list[Topology]:
@@ -411,44 +404,19 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
 # every axis with every model and with one microbatch and several, every schedule; and the rows in which
 # test_mutations.py puts a fault.
 ORDINARY: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        (
-            "one rank, four microbatches (dense)",
-            "one rank, four microbatches (moe)",
-            "fsdp 2 (dense)",
-            "fsdp 2, no clipping (qwen3)",
-            "fsdp 2, gathered parameters kept (dense)",
-            "fsdp 2, summed after every microbatch (dense)",
-            "replicate 2 · fsdp 2 (dense)",
-            "replicate 2, ddp (dense)",
-            "tp 2, without sequence (dense)",
-            "tp 2, no clipping (qwen3)",
-            "tp 2 (moe)",
-            "ulysses 2, fewer key/value heads than ranks (dense)",
-            "ring 2 · ulysses 2, fold ring_only (dense)",
-            "fsdp 2 · ep 2 (moe)",
-            "fsdp 2 · ep 2, balance bias (moe)",
-            "pp 2, gpipe (dense)",
-            "pp 2, interleaved_1f1b (dense)",
-            "pp 2, zero_bubble (dense)",
-            "pp 2, tied (dense)",
-            "pp 2 · ulysses 2, no clipping (qwen3)",
-            "replicate 2 · ring 2, one microbatch, no clipping (qwen3)",
-            "replicate 2 · ulysses 2 (dense)",
-            "fsdp 2 · ring 2, fold none (dense)",
-            "fsdp 2 · ulysses 2, one microbatch (dense)",
-            "pp 2 · tp 2 · ep 2, zbv (moe)",
-            "ring 2 · tp 2 · ep 2 (moe)",
-            "ulysses 2 · tp 2 · ep 2 (moe)",
-            "pp 2 · ring 2 (dense)",
-            "fsdp 2 · ep 2, full recomputation (moe)",
-            "fsdp 2, selective recomputation (dense)",
-            "pp 2 · fsdp 2, ramp (moe)",
-            "tp 2, tiled (dense)",
-        ),
-        ("fp64",),
-    ),
-}
+    **dict.fromkeys(("one rank, four microbatches (dense)", "one rank, four microbatches (moe)", "fsdp 2 (dense)",
+            "fsdp 2, no clipping (qwen3)", "fsdp 2, gathered parameters kept (dense)",
+            "fsdp 2, summed after every microbatch (dense)", "replicate 2 · fsdp 2 (dense)", "replicate 2, ddp (dense)",
+            "tp 2, without sequence (dense)", "tp 2, no clipping (qwen3)", "tp 2 (moe)",
+            "ulysses 2, fewer key/value heads than ranks (dense)", "ring 2 · ulysses 2, fold ring_only (dense)",
+            "fsdp 2 · ep 2 (moe)", "fsdp 2 · ep 2, balance bias (moe)", "pp 2, gpipe (dense)",
+            "pp 2, interleaved_1f1b (dense)", "pp 2, zero_bubble (dense)", "pp 2, tied (dense)",
+            "pp 2 · ulysses 2, no clipping (qwen3)", "replicate 2 · ring 2, one microbatch, no clipping (qwen3)",
+            "replicate 2 · ulysses 2 (dense)", "fsdp 2 · ring 2, fold none (dense)",
+            "fsdp 2 · ulysses 2, one microbatch (dense)", "pp 2 · tp 2 · ep 2, zbv (moe)", "ring 2 · tp 2 · ep 2 (moe)",
+            "ulysses 2 · tp 2 · ep 2 (moe)", "pp 2 · ring 2 (dense)", "fsdp 2 · ep 2, full recomputation (moe)",
+            "fsdp 2, selective recomputation (dense)", "pp 2 · fsdp 2, ramp (moe)", "tp 2, tiled (dense)"), ("fp64",)),
+}  # fmt: skip
 CASES = tuple((topology, params) for topology in TOPOLOGIES for params in topology.formats)
 BY_NAME = {topology.name: topology for topology in TOPOLOGIES}
 assert len(BY_NAME) == len(TOPOLOGIES), "names of topologies are unique"

@@ -35,44 +35,26 @@ def metrics(step: int, at: float, **fields: Any) -> Record:
 def recorded() -> list[Record]:
     """Start-up, 600 steps logged every 60, an evaluation, samples, a checkpoint, trouble, and the end."""
     records = [
-        event(
-            "run_start",
-            0,
-            run_id="a1b2c3d-e4f5",
-            plan_id="e4f5a6",
-            name="shakespeare",
-            world_size=4,
-            device="cpu",
-            steps=600,
-            attempt=1,
-            directory="runs/x",
-            resumed_step=None,
-        ),
+        event("run_start", 0, run_id="a1b2c3d-e4f5", plan_id="e4f5a6", name="shakespeare", world_size=4, device="cpu",
+            steps=600, attempt=1, directory="runs/x", resumed_step=None),
         event("setup_begin", 0.1, node="setup.bootstrap"),
         event("setup", 0.4, node="setup.bootstrap", seconds=0.31, detail="gloo, 4 ranks"),
         event("setup_begin", 0.5, node="setup.weights"),
         event("setup", 12.8, node="setup.weights", seconds=12.3, detail="initialised from seed 42"),
         event("setup_done", 13, seconds=13.0),
-    ]
+    ]  # fmt: skip
     records += [metrics(step, 13 + 0.85 * step) for step in range(60, 601, 60)]
     records += [
-        event(
-            "eval", 116, 120, node="tick.eval", dataset="held[bold]out", loss=2.0, tokens=65536, batches=16, seconds=1
-        ),
-        event(
-            "generate",
-            116.5,
-            120,
-            node="tick.generate",
-            samples=[{"prompt": "ROMEO:", "text": "\nWhat \x1b[31mlight\x07 猫\nis this?"}],
-            seconds=0.2,
-        ),
+        event("eval", 116, 120, node="tick.eval", dataset="held[bold]out", loss=2.0, tokens=65536, batches=16,
+            seconds=1),
+        event("generate", 116.5, 120, node="tick.generate",
+            samples=[{"prompt": "ROMEO:", "text": "\nWhat \x1b[31mlight\x07 猫\nis this?"}], seconds=0.2),
         event("checkpoint", 117, 120, node="tick.save", path="checkpoints/step-120", bytes=150_000_000, seconds=0.41),
         event("warning", 118, 120, message="the loader is slow\nraise data.workers"),
         event("nonfinite", 170, 180, loss=float("nan"), grad_norm=float("inf")),
         event("skipped", 170, 180, reason="the gradient was not finite"),
         event("run_end", 530, 600, status="done", seconds=530.0, loss=1.0),
-    ]
+    ]  # fmt: skip
     return sorted(records, key=lambda record: record["time"])
 
 

@@ -39,13 +39,10 @@ def test_it_is_kept_among_what_happened_between_steps():
 
 @pytest.mark.parametrize(
     "record",
-    [
-        {"event": "alert"},
-        alert("disk", value="nan", limit=None, ranks=None, step="x", time=[]),
+    [{"event": "alert"}, alert("disk", value="nan", limit=None, ranks=None, step="x", time=[]),
         alert("stalled", ranks=[1, "two", float("inf"), 3.0]),
-        {"event": "alert", "kind": 3, "state": 7, "message": None},
-    ],
-)
+        {"event": "alert", "kind": 3, "state": 7, "message": None}],
+)  # fmt: skip
 def test_a_record_of_another_version_is_no_failure(record):
     (found,) = reduce(RunState(), record).raised
     assert found.kind in ("", "disk", "stalled") and all(isinstance(rank, int) for rank in found.ranks)

@@ -21,16 +21,13 @@ def modules(room: str) -> list[str]:
     return [f"xtrain.tui.{room}.{path.stem}" for path in sorted((TUI / room).glob("*.py")) if path.stem != "__init__"]
 
 
-@pytest.mark.parametrize(
-    ("room", "unknown"),
-    [
-        ("model", {"textual", "torch", "numba", "xtrain.runtime", "xtrain.planner", "xtrain.dsl", "xtrain.cli"}),
-        ("curves", {"textual", "torch", "numba", "xtrain.runtime", "xtrain.planner", "xtrain.dsl", "xtrain.cli"}),
-        ("pages", {"textual", "torch", "numba", "xtrain.runtime", "xtrain.planner", "xtrain.dsl", "xtrain.cli"}),
-        ("board", {"torch", "numba", "xtrain.runtime", "xtrain.planner", "xtrain.dsl", "xtrain.cli"}),
-        ("lines", {"textual", "torch", "numpy", "xtrain.runtime", "xtrain.planner", "xtrain.dsl", "xtrain.cli"}),
-    ],
-)
+@pytest.mark.parametrize(("room", "unknown"), [
+    ("model", {"textual", "torch", "numba", "xtrain.runtime", "xtrain.planner", "xtrain.dsl", "xtrain.cli"}),
+    ("curves", {"textual", "torch", "numba", "xtrain.runtime", "xtrain.planner", "xtrain.dsl", "xtrain.cli"}),
+    ("pages", {"textual", "torch", "numba", "xtrain.runtime", "xtrain.planner", "xtrain.dsl", "xtrain.cli"}),
+    ("board", {"torch", "numba", "xtrain.runtime", "xtrain.planner", "xtrain.dsl", "xtrain.cli"}),
+    ("lines", {"textual", "torch", "numpy", "xtrain.runtime", "xtrain.planner", "xtrain.dsl", "xtrain.cli"}),
+])  # fmt: skip
 def test_what_a_room_loads(room, unknown):
     command = [sys.executable, "-c", PROBE, *modules(room)]
     loaded = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())

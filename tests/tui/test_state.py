@@ -88,20 +88,17 @@ def test_unknown_number_of_steps(metrics, event) -> None:
 
 
 def test_a_resumed_attempt_forgets_what_came_after_its_checkpoint(metrics, event) -> None:
-    state = reduce_all(
-        RunState(),
-        [
-            event("run_start", 0, steps=100, attempt=1),
-            *(metrics(step, step) for step in range(1, 51)),
-            event("eval", 40, 40, dataset="old", loss=1.0),
-            event("checkpoint", 40, 40, path="a"),
-            event("eval", 50, 50, dataset="new", loss=1.0),
-            event("checkpoint", 50, 50, path="b"),
-            event("failure", 51, 50, rank=1, error="x", traceback=""),
-            event("run_end", 52, 50, status="failed"),
-            event("run_start", 100, 40, steps=100, attempt=2, resumed_step=40),
-        ],
-    )
+    state = reduce_all(RunState(), [
+        event("run_start", 0, steps=100, attempt=1),
+        *(metrics(step, step) for step in range(1, 51)),
+        event("eval", 40, 40, dataset="old", loss=1.0),
+        event("checkpoint", 40, 40, path="a"),
+        event("eval", 50, 50, dataset="new", loss=1.0),
+        event("checkpoint", 50, 50, path="b"),
+        event("failure", 51, 50, rank=1, error="x", traceback=""),
+        event("run_end", 52, 50, status="failed"),
+        event("run_start", 100, 40, steps=100, attempt=2, resumed_step=40),
+    ])  # fmt: skip
     assert state.status == "starting" and not state.failures and state.end is None
     assert state.step == 40
     assert list(state.evaluations) == ["old"]

@@ -59,16 +59,10 @@ def state_with(calls: list[str], **given: Any) -> FullState:
         "model": None,
         "ema": SimpleNamespace(tensors=lambda: {"ema.w": torch.zeros(1)}, updates=0, described=lambda: {"updates": 7}),
         "optimizer": None,
-        "feed": SimpleNamespace(
-            steps=9,
-            batch=None,
-            datasets={},
-            epoch=lambda step: None,
-            loader=loader,
-            resume=lambda state, past: calls.append("loader"),
-        ),
+        "feed": SimpleNamespace(steps=9, batch=None, datasets={}, epoch=lambda step: None, loader=loader,
+            resume=lambda state, past: calls.append("loader")),
         "progress": Noted(calls),
-    }
+    }  # fmt: skip
     return FullState(plan=plan, **options | given)
 
 

@@ -170,18 +170,15 @@ def test_a_save_that_was_cut_off_before_its_pointers_costs_no_older_one(folder):
     assert steps(folder) == [19, 20] and folder.named("best") == "ckpt-s000000000020"
 
 
-@pytest.mark.parametrize(
-    ("steps", "best", "latest", "begun", "keep", "removed"),
-    [
-        ((1, 2, 3, 4), None, 4, None, 2, [1, 2]),
-        ((1, 2, 3, 4), None, 4, None, 4, []),
-        ((1, 2, 3, 4), 1, 4, None, 2, [2]),
-        ((1, 2, 3, 4), None, 3, 3, 2, [1]),  # what it goes on from counts, later ones do not
-        ((1, 2, 3, 4), None, 3, 3, 1, [1, 2]),
-        ((1, 2, 3, 4), 2, 3, 3, 1, [1]),
-        ((1, 2, 3, 4), None, 4, 1, 1, []),
-    ],
-)
+@pytest.mark.parametrize(("steps", "best", "latest", "begun", "keep", "removed"), [
+    ((1, 2, 3, 4), None, 4, None, 2, [1, 2]),
+    ((1, 2, 3, 4), None, 4, None, 4, []),
+    ((1, 2, 3, 4), 1, 4, None, 2, [2]),
+    ((1, 2, 3, 4), None, 3, 3, 2, [1]),  # what it goes on from counts, later ones do not
+    ((1, 2, 3, 4), None, 3, 3, 1, [1, 2]),
+    ((1, 2, 3, 4), 2, 3, 3, 1, [1]),
+    ((1, 2, 3, 4), None, 4, 1, 1, []),
+])  # fmt: skip
 def test_what_is_too_old(folder, steps, best, latest, begun, keep, removed):
     for step in steps:
         save(folder, step, *(["best"] if step == best else []))
@@ -277,17 +274,14 @@ def number_of_changes(tmp_path, monkeypatch, backend: Backend, links: bool) -> i
     return disk.count
 
 
-@pytest.mark.parametrize(
-    ("backend", "links", "error"),
-    [
-        pytest.param("dcp", True, None, id="dcp, death", marks=pytest.mark.slow),
-        pytest.param("dcp", True, FULL, id="dcp, disk full", marks=pytest.mark.slow),
-        pytest.param("file", True, None, id="file, death", marks=pytest.mark.slow),
-        pytest.param("file", True, FULL, id="file, disk full"),
-        pytest.param("file", False, None, id="file without links, death", marks=pytest.mark.slow),
-        pytest.param("file", False, FULL, id="file without links, disk full", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("backend", "links", "error"), [
+    pytest.param("dcp", True, None, id="dcp, death", marks=pytest.mark.slow),
+    pytest.param("dcp", True, FULL, id="dcp, disk full", marks=pytest.mark.slow),
+    pytest.param("file", True, None, id="file, death", marks=pytest.mark.slow),
+    pytest.param("file", True, FULL, id="file, disk full"),
+    pytest.param("file", False, None, id="file without links, death", marks=pytest.mark.slow),
+    pytest.param("file", False, FULL, id="file without links, disk full", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_whatever_fails_at_whatever_moment_leaves_a_folder_that_works(tmp_path, monkeypatch, error, backend, links):
     count = number_of_changes(tmp_path, monkeypatch, backend, links)
     assert count > 40

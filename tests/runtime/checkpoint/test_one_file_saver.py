@@ -47,16 +47,13 @@ def put(queue: SaveQueue[str], job: str) -> str | None:
     return dropped
 
 
-@pytest.mark.parametrize(
-    ("put_in", "carried_out"),
-    [
-        ("L1 H1 L2 H2 L3", "L1 H1 H2 L3"),
-        ("L1 L2 L3 L4", "L1 L4"),
-        ("L1 H1 L2", "L1 H1 L2"),
-        ("H1 H2 H3", "H1 H2 H3"),
-        ("L1 L2 H1", "L1 H1"),
-    ],
-)
+@pytest.mark.parametrize(("put_in", "carried_out"), [
+    ("L1 H1 L2 H2 L3", "L1 H1 H2 L3"),
+    ("L1 L2 L3 L4", "L1 L4"),
+    ("L1 H1 L2", "L1 H1 L2"),
+    ("H1 H2 H3", "H1 H2 H3"),
+    ("L1 L2 H1", "L1 H1"),
+])  # fmt: skip
 def test_what_must_be_kept_is_done_in_order_and_of_the_rest_the_newest(put_in, carried_out):
     slow = Slow()
     queue = SaveQueue(slow, limit=3)

@@ -123,18 +123,15 @@ def test_a_checkpoint_that_is_saved_anew_is_another_one(folder, tmp_path):
     assert onward(folder.latest())["loader"] == {"step": 2, "rows": 100}
 
 
-@pytest.mark.parametrize(
-    ("progress", "went_back", "last_good", "target"),
-    [
-        (7, [], 7, 6),
-        (5, [], 5, 4),
-        (6, [], 6, 6),
-        (7, [(8, 4)], 6, 6),  # it came further than the last time
-        (4, [(8, 4)], 4, 2),  # nothing good since: the fault lies in that checkpoint, or before it
-        (4, [(8, 6), (7, 4)], 4, 2),
-        (2, [(8, 2)], 2, None),
-    ],
-)
+@pytest.mark.parametrize(("progress", "went_back", "last_good", "target"), [
+    (7, [], 7, 6),
+    (5, [], 5, 4),
+    (6, [], 6, 6),
+    (7, [(8, 4)], 6, 6),  # it came further than the last time
+    (4, [(8, 4)], 4, 2),  # nothing good since: the fault lies in that checkpoint, or before it
+    (4, [(8, 6), (7, 4)], 4, 2),
+    (2, [(8, 2)], 2, None),
+])  # fmt: skip
 def test_what_it_goes_back_to(folder, progress, went_back, last_good, target):
     collective = SimpleNamespace(first=lambda call: call(), all=lambda call: [call()], rank=0, size=1)
     saver = SimpleNamespace(folder=folder, transaction=SimpleNamespace(collective=collective))

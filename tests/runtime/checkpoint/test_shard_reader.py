@@ -180,12 +180,9 @@ def test_a_file_that_is_missing_or_no_regular_file(folder):
 
 @pytest.mark.parametrize(
     ("tensors", "said"),
-    [
-        ({"x": torch.empty(1)}, "Missing key"),
-        ({"a": torch.empty(3, 3)}, "ize mismatch"),
-        ({"b": torch.empty(2)}, "ize"),
-    ],
-)
+    [({"x": torch.empty(1)}, "Missing key"), ({"a": torch.empty(3, 3)}, "ize mismatch"),
+        ({"b": torch.empty(2)}, "ize")],
+)  # fmt: skip
 def test_names_and_shapes_that_the_checkpoint_does_not_have(sound, tensors, said):
     with pytest.raises(StorageFailed, match=said):
         read_tensors(dict(tensors), sound)

@@ -175,12 +175,10 @@ def test_the_same_experiment_in_other_words_is_reported(tmp_path, other, monkeyp
     assert first.other is None and opened("./other")[0].directory == first.directory
     again, _ = opened(str(other))
     assert again.directory != first.directory and again.other is None, "there is no checkpoint"
-    save(
-        CheckpointFolder(first.directory / "checkpoints"),
-        210,
-        **checkpoint_contents(run_plan),
-        begun_from=begun_from(run_plan, starting_point(run_plan, first.directory)),
-    )
+    save(CheckpointFolder(first.directory / "checkpoints"), 210, **checkpoint_contents(run_plan), begun_from=begun_from(
+        run_plan,
+        starting_point(run_plan, first.directory),
+    ))  # fmt: skip
     assert opened(str(other))[0].other.directory == first.directory
     assert opened(str(tmp_path / "link"))[0].other.directory == first.directory
     assert opened(str(other / "checkpoints/latest"))[0].other is None
@@ -344,18 +342,15 @@ def test_a_run_of_the_same_spec_with_other_derived_values_is_named_with_both_way
 FROM = 'checkpoint.from="{}"'
 
 
-@pytest.mark.parametrize(
-    ("own", "named", "finished", "left"),
-    [
-        (0, 200, None, "a state of step 200, and the budget ends with step 150: nothing is left to train"),
-        (0, 100, None, ""),
-        (150, 0, None, ""),  # cut off behind its last step: its end is left
-        (160, 0, None, "the run is at step 160, and the budget ends with step 150: nothing is left to train"),
-        (160, 0, 160, ""),  # it has ended there, and says so when it is started again
-        (160, 0, 100, "or '160 steps' to end the run there"),
-        (120, 0, None, ""),
-    ],
-)
+@pytest.mark.parametrize(("own", "named", "finished", "left"), [
+    (0, 200, None, "a state of step 200, and the budget ends with step 150: nothing is left to train"),
+    (0, 100, None, ""),
+    (150, 0, None, ""),  # cut off behind its last step: its end is left
+    (160, 0, None, "the run is at step 160, and the budget ends with step 150: nothing is left to train"),
+    (160, 0, 160, ""),  # it has ended there, and says so when it is started again
+    (160, 0, 100, "or '160 steps' to end the run there"),
+    (120, 0, None, ""),
+])  # fmt: skip
 def test_a_run_that_would_train_nothing_is_refused(tmp_path, other, own, named, finished, left):
     sets = ["experiment.budget=150 steps", "workspace.run=mine"]
     if named:
@@ -382,18 +377,15 @@ def test_steps_of_a_budget_in_epochs_are_compared_as_well(tmp_path, other):
         check_left(run_plan, start, tmp_path / "new", 200)
 
 
-@pytest.mark.parametrize(
-    ("setting", "saved", "finished", "ends_at_once"),
-    [
-        ("experiment.budget=150 steps", 150, 150, True),
-        ("experiment.budget=120 steps", 150, 150, True),
-        ("experiment.budget=151 steps", 150, 150, False),
-        ("experiment.budget=150 steps", 150, None, False),  # stopped before the actions at its end
-        ("experiment.budget=150 steps", 150, 140, False),
-        ("experiment.budget=150 steps", None, 150, False),  # its checkpoints were removed
-        ("experiment.budget=1 epochs", 150, 150, False),  # steps are known once the data is counted
-    ],
-)
+@pytest.mark.parametrize(("setting", "saved", "finished", "ends_at_once"), [
+    ("experiment.budget=150 steps", 150, 150, True),
+    ("experiment.budget=120 steps", 150, 150, True),
+    ("experiment.budget=151 steps", 150, 150, False),
+    ("experiment.budget=150 steps", 150, None, False),  # stopped before the actions at its end
+    ("experiment.budget=150 steps", 150, 140, False),
+    ("experiment.budget=150 steps", None, 150, False),  # its checkpoints were removed
+    ("experiment.budget=1 epochs", 150, 150, False),  # steps are known once the data is counted
+])  # fmt: skip
 def test_a_run_has_finished_where_the_checkpoint_and_the_plan_say_so(tmp_path, setting, saved, finished, ends_at_once):
     run_plan = plan(tmp_path, setting, "workspace.run=mine", "scheduler.warmup=5 steps")
     directory = run_of(run_plan, *([saved] if saved else []))

@@ -28,15 +28,10 @@ STORED = {
 PARTS = {
     "vector": (STORED["vector"], (StoredPart("vector", (29,)),)),
     "matrix": (STORED["matrix"], (StoredPart("matrix", (13, 37)),)),
-    "up": (
-        STORED["stacked"][:, 6:].transpose(1, 2),
-        (StoredPart("stacked", (3, 10, 7), transposed=True, first=6),),
-    ),
-    "experts": (
-        torch.stack([STORED["expert.0"].t(), STORED["expert.1"].t()]),
-        tuple(StoredPart(f"expert.{e}", (5, 6), expert=e, transposed=True) for e in range(2)),
-    ),
-}
+    "up": (STORED["stacked"][:, 6:].transpose(1, 2), (StoredPart("stacked", (3, 10, 7), transposed=True, first=6),)),
+    "experts": (torch.stack([STORED["expert.0"].t(), STORED["expert.1"].t()]),
+        tuple(StoredPart(f"expert.{e}", (5, 6), expert=e, transposed=True) for e in range(2))),
+}  # fmt: skip
 # Parameters that lie in turns in one tensor, and are read together.
 IN_TURNS = {
     name: (STORED[stored][..., first::2], (StoredPart(stored, tuple(STORED[stored].shape), first=first, step=2),))

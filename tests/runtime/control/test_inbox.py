@@ -98,20 +98,17 @@ def test_a_file_that_is_half_written_is_given_time(run):
     assert run.said()[-1] == ("b", "", "refused", "the file is not a complete JSON object") and run.left() == []
 
 
-@pytest.mark.parametrize(
-    "content, reason",
-    [
-        ({"command": "eval"}, "which dataset: choose web or code"),
-        ({"command": "eval", "arg": ["web"]}, "dataset ['web'] has no held-out part: choose web or code"),
-        ({"command": "profile", "arg": True}, "profile takes a number of steps from 1 to 100, not True"),
-        ({"command": "profile", "arg": 101}, "profile takes a number of steps from 1 to 100, not 101"),
-        ({"command": "profile"}, "profile takes a number of steps from 1 to 100, not nothing"),
-        ({"command": "eval web"}, "there is no command eval web"),
-        ({"command": 3}, 'the file holds no object with a "command"'),
-        ([], 'the file holds no object with a "command"'),
-        ({"command": "resume"}, "the run is not paused"),
-    ],
-)
+@pytest.mark.parametrize("content, reason", [
+    ({"command": "eval"}, "which dataset: choose web or code"),
+    ({"command": "eval", "arg": ["web"]}, "dataset ['web'] has no held-out part: choose web or code"),
+    ({"command": "profile", "arg": True}, "profile takes a number of steps from 1 to 100, not True"),
+    ({"command": "profile", "arg": 101}, "profile takes a number of steps from 1 to 100, not 101"),
+    ({"command": "profile"}, "profile takes a number of steps from 1 to 100, not nothing"),
+    ({"command": "eval web"}, "there is no command eval web"),
+    ({"command": 3}, 'the file holds no object with a "command"'),
+    ([], 'the file holds no object with a "command"'),
+    ({"command": "resume"}, "the run is not paused"),
+])  # fmt: skip
 def test_what_makes_no_sense_is_refused(run, content, reason):
     run.put("x", content)
     run.inbox.look()
@@ -291,12 +288,9 @@ def test_ranks_that_are_about_to_start_are_waited_for(run, monkeypatch):
 
 @pytest.mark.parametrize(
     "arguments, says",
-    [
-        (["profile"], "profile takes a number of steps"),
-        (["profile", "many"], "profile takes a number of steps"),
-        (["stop", "now"], "stop takes no argument"),
-    ],
-)
+    [(["profile"], "profile takes a number of steps"), (["profile", "many"], "profile takes a number of steps"),
+        (["stop", "now"], "stop takes no argument")],
+)  # fmt: skip
 def test_the_command_line_is_checked_before_anything_is_asked(run, capsys, arguments, says):
     assert main(["control", str(run.folder), *arguments]) == 2
     assert says in capsys.readouterr().err and run.left() == []
@@ -304,16 +298,13 @@ def test_the_command_line_is_checked_before_anything_is_asked(run, capsys, argum
         main(["control", str(run.folder), "save", "--wait", "never"])
 
 
-@pytest.mark.parametrize(
-    ("content", "nodes", "stops"),
-    [
-        ({"command": "eval", "arg": "web"}, ["event.control.eval.web"], False),
-        ({"command": "eval", "arg": "code"}, ["event.control.eval.code"], False),
-        ({"command": "save"}, ["event.control.checkpoint"], False),
-        ({"command": "stop"}, ["event.control.checkpoint"], True),
-        ({"command": "resume"}, [], False),
-    ],
-)
+@pytest.mark.parametrize(("content", "nodes", "stops"), [
+    ({"command": "eval", "arg": "web"}, ["event.control.eval.web"], False),
+    ({"command": "eval", "arg": "code"}, ["event.control.eval.code"], False),
+    ({"command": "save"}, ["event.control.checkpoint"], False),
+    ({"command": "stop"}, ["event.control.checkpoint"], True),
+    ({"command": "resume"}, [], False),
+])  # fmt: skip
 def test_every_rank_carries_out_the_command_that_the_first_one_took(run, content, nodes, stops):
     ranks = []
     for first in (True, False):

@@ -81,51 +81,27 @@ def talk(question: str, answer: str) -> list[dict[str, str]]:
 PROMPT = [said("system", "be kind"), said("user", "and?")]
 
 
-@pytest.mark.parametrize(
-    ("reads", "line", "answers"),
-    [
-        (PAIRS, {"prompt": "q", "chosen": "good", "rejected": "bad"}, ["good<|im_end|>", "bad<|im_end|>"]),
-        (
-            PAIRS,
-            {"prompt": PROMPT, "chosen": [said("assistant", "good")], "rejected": "bad"},
-            ["good<|im_end|>", "bad<|im_end|>"],
-        ),
-        # The prompt by itself, and once more in both sides, as UltraFeedback has it.
-        (
-            PAIRS,
-            {"prompt": "q", "chosen": [said("user", "q"), said("assistant", "good")], "rejected": "bad"},
-            ["good<|im_end|>", "bad<|im_end|>"],
-        ),
-        (
-            PAIRS,
-            {
-                "prompt": "q",
-                "chosen": [said("system", "s"), *talk("q", "good")],
-                "rejected": [said("system", "s"), *talk("q", "bad")],
-            },
-            ["good<|im_end|>", "bad<|im_end|>"],
-        ),
-        (
-            INSIDE,
-            {"chosen": [*PROMPT, said("assistant", "good")], "rejected": [*PROMPT, said("assistant", "bad")]},
-            ["good<|im_end|>", "bad<|im_end|>"],
-        ),
-        # Of the messages in common the assistant's are part of the prompt.
-        (
-            INSIDE,
-            {
-                "chosen": [said("user", "q"), said("assistant", "a"), said("user", "r"), said("assistant", "good")],
-                "rejected": [said("user", "q"), said("assistant", "a"), said("user", "r"), said("assistant", "bad")],
-            },
-            ["good<|im_end|>", "bad<|im_end|>"],
-        ),
-        # Of texts the tokens in common are the prompt; eos ends both.
-        (TEXTS, {"chosen": "1+1=2", "rejected": "1+1=11"}, ["2", "11"]),
-        (TEXTS, {"chosen": "1+1=2", "rejected": "1+1=2!"}, ["", "!"]),
-        (RATED, {"prompt": "q", "answer": "good", "label": True}, ["good<|im_end|>"]),
-        (RATED, {"prompt": PROMPT, "answer": [said("assistant", "good")], "label": False}, ["good<|im_end|>"]),
-    ],
-)
+@pytest.mark.parametrize(("reads", "line", "answers"), [
+    (PAIRS, {"prompt": "q", "chosen": "good", "rejected": "bad"}, ["good<|im_end|>", "bad<|im_end|>"]),
+    (PAIRS, {"prompt": PROMPT, "chosen": [said("assistant", "good")], "rejected": "bad"},
+        ["good<|im_end|>", "bad<|im_end|>"]),
+    # The prompt by itself, and once more in both sides, as UltraFeedback has it.
+    (PAIRS, {"prompt": "q", "chosen": [said("user", "q"), said("assistant", "good")], "rejected": "bad"},
+        ["good<|im_end|>", "bad<|im_end|>"]),
+    (PAIRS, {"prompt": "q", "chosen": [said("system", "s"), *talk("q", "good")],
+            "rejected": [said("system", "s"), *talk("q", "bad")]}, ["good<|im_end|>", "bad<|im_end|>"]),
+    (INSIDE, {"chosen": [*PROMPT, said("assistant", "good")], "rejected": [*PROMPT, said("assistant", "bad")]},
+        ["good<|im_end|>", "bad<|im_end|>"]),
+    # Of the messages in common the assistant's are part of the prompt.
+    (INSIDE, {"chosen": [said("user", "q"), said("assistant", "a"), said("user", "r"), said("assistant", "good")],
+            "rejected": [said("user", "q"), said("assistant", "a"), said("user", "r"), said("assistant", "bad")]},
+        ["good<|im_end|>", "bad<|im_end|>"]),
+    # Of texts the tokens in common are the prompt; eos ends both.
+    (TEXTS, {"chosen": "1+1=2", "rejected": "1+1=11"}, ["2", "11"]),
+    (TEXTS, {"chosen": "1+1=2", "rejected": "1+1=2!"}, ["", "!"]),
+    (RATED, {"prompt": "q", "answer": "good", "label": True}, ["good<|im_end|>"]),
+    (RATED, {"prompt": PROMPT, "answer": [said("assistant", "good")], "label": False}, ["good<|im_end|>"]),
+])  # fmt: skip
 def test_what_is_predicted_of_answers(reads, line, answers, tmp_path: Path, tokenizer: TextTokenizer):
     (document,) = read([line], reads, tmp_path, tokenizer)
     assert predicted(document, tokenizer) == answers
@@ -158,18 +134,12 @@ MALFORMED = [
     (PAIRS, line(rejected=[]), "field `rejected` has no messages"),
     (PAIRS, line(rejected=[said("assistant", "")]), "field `rejected`, message 1: the assistant says nothing"),
     (PAIRS, line(rejected=[said("user", "hm")]), "`rejected`: message 2, with which the answer begins, is of user"),
-    (
-        PAIRS,
-        line(chosen=[said("system", "s"), *talk("q", "a")], rejected=[said("system", "t"), *talk("q", "b")]),
-        "`chosen`: message 2, with which the answer begins, is of system",
-    ),
+    (PAIRS, line(chosen=[said("system", "s"), *talk("q", "a")], rejected=[said("system", "t"), *talk("q", "b")]),
+        "`chosen`: message 2, with which the answer begins, is of system"),
     (PAIRS, line(chosen="a<|im_end|>"), "field `chosen`: message 2 contains the special token <|im_end|>"),
     (PAIRS, line(chosen="\ud800"), "field `chosen` has an unpaired surrogate"),
-    (
-        INSIDE,
-        {"chosen": talk("q", "a"), "rejected": talk("r", "a")},
-        "answers to different prompts: message 1 is of user",
-    ),
+    (INSIDE, {"chosen": talk("q", "a"), "rejected": talk("r", "a")},
+        "answers to different prompts: message 1 is of user"),
     (INSIDE, {"chosen": "text", "rejected": talk("q", "a")}, "field `chosen` is a text, and `rejected` is not"),
     (TEXTS, {"chosen": talk("q", "a"), "rejected": "b"}, "field `rejected` is a text, and `chosen` is not"),
     (INSIDE | {"tools": "t"}, {"chosen": "a", "rejected": "b", "t": []}, "is a text, and field `t` is for conv"),
@@ -450,15 +420,12 @@ def test_tables_have_them_too(kind: str, tmp_path: Path, tokenizer: TextTokenize
     assert bad.reason == "field `rejected` is null, not a string"
 
 
-@pytest.mark.parametrize(
-    ("mask", "trained"),
-    [
-        ([-100, 2, -100], [False, True, False]),
-        ([-100, -100, 3], [False, False, True]),
-        ([1, 2, 3], [True, True, True]),
-        ([0, 1, 1], [False, True, True]),
-    ],
-)
+@pytest.mark.parametrize(("mask", "trained"), [
+    ([-100, 2, -100], [False, True, False]),
+    ([-100, -100, 3], [False, False, True]),
+    ([1, 2, 3], [True, True, True]),
+    ([0, 1, 1], [False, True, True]),
+])  # fmt: skip
 def test_labels_are_a_mask(mask: list[int], trained: list[bool]):
     found = token_ids([1, 2, 3], mask, Reads.of({"form": "tokens", "mask": "labels"}))
     assert isinstance(found, TokenIds) and found.trained is not None

@@ -20,32 +20,12 @@ from xtrain.runtime.feed.documents import DocumentEncoder, TokenDocument
 from xtrain.runtime.feed.records import BadRecord, SourceRecord
 
 SPECIAL = [
-    "<|begin_of_text|>",
-    "<|end_of_text|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
+    "<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>",
     "<|eot_id|>",
-]
+]  # fmt: skip
 WORDS = [
-    "system",
-    "user",
-    "assistant",
-    "\n",
-    "\n\n",
-    "Be",
-    " kind",
-    ".",
-    "Hi",
-    " there",
-    "?",
-    "Yes",
-    "Bye",
-    "!",
-    " ",
-    "@",
-]
+    "system", "user", "assistant", "\n", "\n\n", "Be", " kind", ".", "Hi", " there", "?", "Yes", "Bye", "!", " ", "@",
+]  # fmt: skip
 TALK = [
     {"role": "system", "content": "Be kind."},
     {"role": "user", "content": "Hi there?"},

@@ -167,10 +167,7 @@ def test_template_arguments_are_given_and_have_to_be_read(tmp_path: Path):
     assert isinstance(found, TokenDocument) and ByteTokenizer().decode(found.ids).endswith("7")
     with pytest.raises(DataError, match=r"does not read the argument `budget`"):
         encoded([Q, A], text, tmp_path, template_arguments={"budget": 7})
-    covers = [
-        json.dumps(
-            DocumentEncoder(ByteTokenizer(), {"form": "chat", "template": str(tmp_path / "t.jinja"), **more}).covers
-        )
-        for more in ({}, {"template_arguments": {"thinking_budget": 7}}, {"lost": "error"})
-    ]
+    covers = [json.dumps(
+        DocumentEncoder(ByteTokenizer(), {"form": "chat", "template": str(tmp_path / "t.jinja"), **more}).covers,
+    ) for more in ({}, {"template_arguments": {"thinking_budget": 7}}, {"lost": "error"})]  # fmt: skip
     assert len(set(covers)) == 3

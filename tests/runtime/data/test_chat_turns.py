@@ -141,44 +141,28 @@ Q = "{{- '<|u|>' + m.content -}}"
 FOUR = talk("a", "b", "c", "d")
 CASES += [
     # An end in the piece of the answer that is no token, and another one in the last turn.
-    (
-        written("", Q, "{{- '<|a|>' + m.content + (' fin' if loop.last else ' more') -}}", "", "{{- '<|a|>' -}}"),
-        FOUR, "<|u|>a<|a|>«b more»<|u|>c<|a|>«d fin»",
-    ),
+    (written("", Q, "{{- '<|a|>' + m.content + (' fin' if loop.last else ' more') -}}", "", "{{- '<|a|>' -}}"), FOUR,
+        "<|u|>a<|a|>«b more»<|u|>c<|a|>«d fin»"),
     # An end whose first piece all turns have.
-    (
-        written("", Q, "{{- '<|a|>' + m.content + ' (so)' -}}", "{{- ' (1)' if loop.last else ' (2)' -}}",
-                "{{- '<|a|>' -}}"),
-        FOUR, "<|u|>a (2)<|a|>«b (so)» (2)<|u|>c (2)<|a|>«d (so) (1)»",
-    ),
+    (written("", Q, "{{- '<|a|>' + m.content + ' (so)' -}}", "{{- ' (1)' if loop.last else ' (2)' -}}",
+            "{{- '<|a|>' -}}"), FOUR, "<|u|>a (2)<|a|>«b (so)» (2)<|u|>c (2)<|a|>«d (so) (1)»"),
     # Nothing ends an answer, and the next turn begins with bos.
-    (
-        written("", "{{- bos_token + 'Q: ' + m.content -}}", "{{- ' A: ' + m.content -}}", "", "{{- ' A: ' -}}"),
-        FOUR, "<s>Q: a A: «b»<s>Q: c A: «d»",
-    ),
+    (written("", "{{- bos_token + 'Q: ' + m.content -}}", "{{- ' A: ' + m.content -}}", "", "{{- ' A: ' -}}"), FOUR,
+        "<s>Q: a A: «b»<s>Q: c A: «d»"),
     # The prompt begins a thought, which the template closes at once.
-    (
-        written("", Q, "{{- '<|a|>\n<think></think>' + m.content + '<|e|>' -}}", "", "{{- '<|a|>\n<think>\n' -}}"),
-        FOUR, "<|u|>a<|a|>\n<think>«</think>b<|e|>»<|u|>c<|a|>\n<think>«</think>d<|e|>»",
-    ),
+    (written("", Q, "{{- '<|a|>\n<think></think>' + m.content + '<|e|>' -}}", "", "{{- '<|a|>\n<think>\n' -}}"), FOUR,
+        "<|u|>a<|a|>\n<think>«</think>b<|e|>»<|u|>c<|a|>\n<think>«</think>d<|e|>»"),
     # The prompt begins a thought that the template leaves out.
-    (
-        written("", Q, "{{- '<|a|>\n' + m.content + '<|e|>' -}}", "", "{{- '<|a|>\nSo:\n' -}}"),
-        FOUR, "<|u|>a<|a|>\n«b<|e|>»<|u|>c<|a|>\n«d<|e|>»",
-    ),
+    (written("", Q, "{{- '<|a|>\n' + m.content + '<|e|>' -}}", "", "{{- '<|a|>\nSo:\n' -}}"), FOUR,
+        "<|u|>a<|a|>\n«b<|e|>»<|u|>c<|a|>\n«d<|e|>»"),
     # A system by default, which the prompt of no message does not have.
-    (
-        written("{{- '<|o|>s\nkind<|e|>' if messages and messages[0].role != 'system' -}}", Q,
-                "{{- '<|o|>a\n' + m.content -}}", "{{- '<|e|>' -}}", "{{- '<|o|>a\n' -}}"),
-        talk("assistant:b", "user:c"), "<|o|>s\nkind<|e|><|o|>a\n«b<|e|>»<|u|>c<|e|>",
-    ),
+    (written("{{- '<|o|>s\nkind<|e|>' if messages and messages[0].role != 'system' -}}", Q,
+            "{{- '<|o|>a\n' + m.content -}}", "{{- '<|e|>' -}}", "{{- '<|o|>a\n' -}}"), talk("assistant:b", "user:c"),
+        "<|o|>s\nkind<|e|><|o|>a\n«b<|e|>»<|u|>c<|e|>"),
     # Headers with names.
-    (
-        written("", Q, "{{- '<|a|>' + (' ' + m.name if m.name else '') + '\n' + m.content -}}", "{{- '<|e|>' -}}",
-                "{{- '<|a|>\n' -}}"),
-        [*talk("a"), {"role": "assistant", "name": "bob", "content": "b"}, *talk("c", "d")],
-        "<|u|>a<|e|><|a|> bob\n«b<|e|>»<|u|>c<|e|><|a|>\n«d<|e|>»",
-    ),
+    (written("", Q, "{{- '<|a|>' + (' ' + m.name if m.name else '') + '\n' + m.content -}}", "{{- '<|e|>' -}}",
+            "{{- '<|a|>\n' -}}"), [*talk("a"), {"role": "assistant", "name": "bob", "content": "b"}, *talk("c", "d")],
+        "<|u|>a<|e|><|a|> bob\n«b<|e|>»<|u|>c<|e|><|a|>\n«d<|e|>»"),
     # Answers of functions in the message of the assistant.
     (
         written("", Q, "{{- '<|a|><|c|>' + m.tool_calls[0].name -}}"
@@ -238,12 +222,10 @@ def test_what_a_marked_block_sets_is_not_seen_outside():
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        ("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", "aa«bb»"),
+    [("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", "aa«bb»"),
         ("{% for m in messages %}{{ m.role }}: {{ m.content | length }}\n{% endfor %}", "user: 1\nassistant: 1\n"),
-        ("{% for m in messages %}{{ m.content | reverse }}{% if 'b' != m.content %}!{% endif %}{% endfor %}", "a!«b»"),
-    ],
-)
+        ("{% for m in messages %}{{ m.content | reverse }}{% if 'b' != m.content %}!{% endif %}{% endfor %}", "a!«b»")],
+)  # fmt: skip
 def test_a_turn_is_what_a_template_makes_of_a_message(text: str, expected: str):
     assert marked(text, talk("a", "b")) == expected
 
@@ -314,21 +296,15 @@ def test_of_rewritten_turns_everything_but_headers_is_found(contents: list[str])
 USER = {"role": "user", "content": "a"}
 CONVERSATIONS = [
     ([USER], [USER]),
-    (
-        [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}, {"from": "system", "value": "c"}],
-        [USER, {"role": "assistant", "content": "b"}, {"role": "system", "content": "c"}],
-    ),
-    (
-        [{"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b"}]}],
-        [{**USER, "content": [{"type": "text", "text": "a"}, {"text": "b"}]}],
-    ),
-    (
-        [{"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}],
-        [{"role": "assistant", "tool_calls": [{"name": "f"}]}],
-    ),
+    ([{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}, {"from": "system", "value": "c"}],
+        [USER, {"role": "assistant", "content": "b"}, {"role": "system", "content": "c"}]),
+    ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b"}]}],
+        [{**USER, "content": [{"type": "text", "text": "a"}, {"text": "b"}]}]),
+    ([{"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}],
+        [{"role": "assistant", "tool_calls": [{"name": "f"}]}]),
     ([{**USER, "name": None, "at": 3}], [{**USER, "at": 3}]),
     ([{"role": "system", "content": ""}], [{"role": "system", "content": ""}]),
-]
+]  # fmt: skip
 NONE = [
     ("a", "it is a string, not a list of messages"),
     (None, "it is null, not a list of messages"),

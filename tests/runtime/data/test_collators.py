@@ -185,18 +185,12 @@ def test_the_tokens_are_copied_so_that_a_store_cannot_be_changed():
     assert tokens[0] == 1
 
 
-@pytest.mark.parametrize(
-    ("stages", "message"),
-    [
-        ([flatten()], "`flatten` takes rows of token tensors, but the loader gives rows of token arrays"),
-        (
-            [to_tensor(), flatten(), pack(capacity=4)],
-            "`pack` takes labelled samples, but `flatten` gives token samples",
-        ),
-        ([to_tensor(), flatten()], "end with token samples from `flatten`, but a step takes a microbatch"),
-        ([], "end with rows of token arrays from the loader"),
-    ],
-)
+@pytest.mark.parametrize(("stages", "message"), [
+    ([flatten()], "`flatten` takes rows of token tensors, but the loader gives rows of token arrays"),
+    ([to_tensor(), flatten(), pack(capacity=4)], "`pack` takes labelled samples, but `flatten` gives token samples"),
+    ([to_tensor(), flatten()], "end with token samples from `flatten`, but a step takes a microbatch"),
+    ([], "end with rows of token arrays from the loader"),
+])  # fmt: skip
 def test_a_chain_that_does_not_fit_together(stages: list, message: str):
     with pytest.raises(DataError, match=message):
         compose(stages)

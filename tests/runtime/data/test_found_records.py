@@ -65,158 +65,63 @@ def text_part(text: str) -> dict[str, str]:
 
 # Name → record, settings, and the messages and tools that it means.
 FOUND: dict[str, tuple[dict[str, Any], dict[str, str], list[dict[str, Any]], Any]] = {
-    "ultrachat 200k": (
-        {"prompt": QUESTION, "prompt_id": "f0e3", "messages": [USER, ASSISTANT, USER, ASSISTANT]},
-        {"messages": "messages"},
-        [USER, ASSISTANT, USER, ASSISTANT],
-        None,
-    ),
-    "alpaca": (
-        {"instruction": "Sort.", "input": "3, 1", "output": "1, 3", "text": "Below is an instruction …"},
+    "ultrachat 200k": ({"prompt": QUESTION, "prompt_id": "f0e3", "messages": [USER, ASSISTANT, USER, ASSISTANT]},
+        {"messages": "messages"}, [USER, ASSISTANT, USER, ASSISTANT], None),
+    "alpaca": ({"instruction": "Sort.", "input": "3, 1", "output": "1, 3", "text": "Below is an instruction …"},
         {"prompt": "instruction", "response": "output", "input": "input"},
-        [{"role": "user", "content": "Sort.\n\n3, 1"}, {"role": "assistant", "content": "1, 3"}],
-        None,
-    ),
-    "alpaca without input": (
-        {"instruction": QUESTION, "input": "", "output": ANSWER},
-        {"prompt": "instruction", "response": "output", "input": "input"},
-        [USER, ASSISTANT],
-        None,
-    ),
-    "sharegpt": (
-        {
-            "id": "QWJhYvA_0",
-            "conversations": [
+        [{"role": "user", "content": "Sort.\n\n3, 1"}, {"role": "assistant", "content": "1, 3"}], None),
+    "alpaca without input": ({"instruction": QUESTION, "input": "", "output": ANSWER},
+        {"prompt": "instruction", "response": "output", "input": "input"}, [USER, ASSISTANT], None),
+    "sharegpt": ({"id": "QWJhYvA_0", "conversations": [
                 {"from": "human", "value": QUESTION, "markdown": None, "text": None},
-                {"from": "gpt", "value": ANSWER, "markdown": None, "text": None},
-            ],
-        },
-        {"messages": "conversations"},
-        [USER, ASSISTANT],
-        None,
-    ),
-    "slimorca": (
-        {
-            "conversations": [
-                {"from": "system", "value": "You are helpful.", "weight": None},
-                {"from": "human", "value": QUESTION, "weight": 0.0},
-                {"from": "gpt", "value": ANSWER, "weight": 1.0},
-            ]
-        },
+                {"from": "gpt", "value": ANSWER, "markdown": None, "text": None}]}, {"messages": "conversations"},
+        [USER, ASSISTANT], None),
+    "slimorca": ({"conversations": [{"from": "system", "value": "You are helpful.", "weight": None},
+                {"from": "human", "value": QUESTION, "weight": 0.0}, {"from": "gpt", "value": ANSWER, "weight": 1.0}]},
         {"messages": "conversations", "message_weight": "weight"},
-        [{"role": "system", "content": "You are helpful."}, USER, ASSISTANT],
-        None,
-    ),
+        [{"role": "system", "content": "You are helpful."}, USER, ASSISTANT], None),
     "hermes function calling": (
-        {
-            "id": "8f3a",
-            "conversations": [
+        {"id": "8f3a", "conversations": [
                 {"from": "system", "value": SYSTEM["content"]},
                 {"from": "human", "value": QUESTION},
                 {"from": "gpt", "value": HERMES_CALL},
                 {"from": "tool", "value": RESULT["content"]},
                 {"from": "gpt", "value": ANSWER},
-            ],
-            "tools": json.dumps(TOOLS),
-            "category": "Weather",
-            "task": "Forecast",
-        },
+            ], "tools": json.dumps(TOOLS), "category": "Weather", "task": "Forecast"},
         {"messages": "conversations", "tools": "tools"},
         [SYSTEM, USER, {"role": "assistant", "content": HERMES_CALL}, RESULT, ASSISTANT],
         TOOLS,
     ),
-    "llama factory": (
-        {
-            "conversations": [
+    "llama factory": ({"conversations": [
                 {"from": "human", "value": QUESTION},
                 {"from": "function_call", "value": json.dumps(CALL)},
                 {"from": "observation", "value": RESULT["content"]},
                 {"from": "gpt", "value": ANSWER},
-            ],
-            "tools": json.dumps(TOOLS),
-        },
-        {"messages": "conversations", "tools": "tools"},
-        CALLS,
-        TOOLS,
-    ),
-    "openai": (
-        {
-            "messages": [
-                USER,
+            ], "tools": json.dumps(TOOLS)}, {"messages": "conversations", "tools": "tools"}, CALLS, TOOLS),
+    "openai": ({"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [openai_call()]},
+                {**RESULT, "tool_call_id": "call_1"}, ASSISTANT], "tools": TOOLS},
+        {"messages": "messages", "tools": "tools"}, CALLS, TOOLS),
+    "openai without definitions": ({"messages": [USER,
                 {"role": "assistant", "content": None, "tool_calls": [openai_call()]},
-                {**RESULT, "tool_call_id": "call_1"},
-                ASSISTANT,
-            ],
-            "tools": TOOLS,
-        },
-        {"messages": "messages", "tools": "tools"},
-        CALLS,
-        TOOLS,
-    ),
-    "openai without definitions": (
-        {
-            "messages": [
-                USER,
-                {"role": "assistant", "content": None, "tool_calls": [openai_call()]},
-                {**RESULT, "tool_call_id": "call_1"},
-                ASSISTANT,
-            ]
-        },
-        {"messages": "messages"},
-        CALLS,
-        None,
-    ),
-    "llama factory with a system": (
-        {
-            "conversations": [
+                {**RESULT, "tool_call_id": "call_1"}, ASSISTANT]}, {"messages": "messages"}, CALLS, None),
+    "llama factory with a system": ({"conversations": [
                 {"from": "human", "value": QUESTION},
                 {"from": "function_call", "value": json.dumps(CALL)},
                 {"from": "observation", "value": RESULT["content"]},
                 {"from": "gpt", "value": ANSWER},
-            ],
-            "system": SYSTEM["content"],
-            "tools": json.dumps(TOOLS),
-        },
-        {"messages": "conversations", "tools": "tools", "system": "system"},
-        [SYSTEM, *CALLS],
-        TOOLS,
-    ),
-    "openorca": (
-        {"id": "flan.1", "system_prompt": SYSTEM["content"], "question": QUESTION, "response": ANSWER},
-        {"prompt": "question", "response": "response", "system": "system_prompt"},
-        [SYSTEM, USER, ASSISTANT],
-        None,
-    ),
-    "openai before tools": (
-        {
-            "messages": [
-                USER,
+            ], "system": SYSTEM["content"], "tools": json.dumps(TOOLS)},
+        {"messages": "conversations", "tools": "tools", "system": "system"}, [SYSTEM, *CALLS], TOOLS),
+    "openorca": ({"id": "flan.1", "system_prompt": SYSTEM["content"], "question": QUESTION, "response": ANSWER},
+        {"prompt": "question", "response": "response", "system": "system_prompt"}, [SYSTEM, USER, ASSISTANT], None),
+    "openai before tools": ({"messages": [USER,
                 {"role": "assistant", "content": None, "function_call": openai_call()["function"]},
-                {"role": "function", "name": "weather", "content": RESULT["content"]},
-                ASSISTANT,
-            ]
-        },
-        {"messages": "messages"},
-        CALLS,
-        None,
-    ),
-    "texts in parts": (
-        {
-            "messages": [
-                {"role": "user", "content": [text_part(QUESTION[:9]), text_part(QUESTION[9:])]},
-                {"role": "assistant", "content": [text_part(ANSWER)]},
-            ]
-        },
-        {"messages": "messages"},
-        [USER, ASSISTANT],
-        None,
-    ),
-    "messages on both sides": (
-        {"prompt": [SYSTEM, USER], "completion": [ASSISTANT]},
-        {"prompt": "prompt", "response": "completion"},
-        [SYSTEM, USER, ASSISTANT],
-        None,
-    ),
+                {"role": "function", "name": "weather", "content": RESULT["content"]}, ASSISTANT]},
+        {"messages": "messages"}, CALLS, None),
+    "texts in parts": ({"messages": [{"role": "user", "content": [text_part(QUESTION[:9]), text_part(QUESTION[9:])]},
+                {"role": "assistant", "content": [text_part(ANSWER)]}]}, {"messages": "messages"}, [USER, ASSISTANT],
+        None),
+    "messages on both sides": ({"prompt": [SYSTEM, USER], "completion": [ASSISTANT]},
+        {"prompt": "prompt", "response": "completion"}, [SYSTEM, USER, ASSISTANT], None),
 }  # fmt: skip
 
 

@@ -55,25 +55,18 @@ def test_elements_that_are_no_records_are_bad_and_their_neighbours_are_not(tmp_p
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "message"),
-    [
-        ('[{"text": "a"},\n{"text": "b"}', 2, "invalid JSON: the file ends in the middle of an array"),
-        ('[{"text": "a"},\n{"text": "b"', 2, "invalid JSON: "),
-        ("[ {", 1, "invalid JSON: "),
-        ('[{"text": "a"},\n]', 2, "invalid JSON: a comma before the end of the array"),
-        (
-            '[{"text": "a"}\n{"text": "b"}]',
-            2,
-            "invalid JSON: neither a comma nor the end of the array after an element",
-        ),
-        ('[{"text": "a"}, x]', 1, "invalid JSON: Expecting value"),
-        ('[{"text":\n"a"}]\n[{"text": "b"}]', 3, "invalid JSON: more after the array"),
-        ('[{"text": ' + "[" * 100_000, 1, "invalid JSON: nested too deep"),
-        ('{\n "text": "a"\n}\n', 1, "an object over several lines"),
-        ('{"text":\n"a"}\n{"text":\n"b"}\n', 1, "an object over several lines"),
-    ],
-)
+@pytest.mark.parametrize(("text", "line", "message"), [
+    ('[{"text": "a"},\n{"text": "b"}', 2, "invalid JSON: the file ends in the middle of an array"),
+    ('[{"text": "a"},\n{"text": "b"', 2, "invalid JSON: "),
+    ("[ {", 1, "invalid JSON: "),
+    ('[{"text": "a"},\n]', 2, "invalid JSON: a comma before the end of the array"),
+    ('[{"text": "a"}\n{"text": "b"}]', 2, "invalid JSON: neither a comma nor the end of the array after an element"),
+    ('[{"text": "a"}, x]', 1, "invalid JSON: Expecting value"),
+    ('[{"text":\n"a"}]\n[{"text": "b"}]', 3, "invalid JSON: more after the array"),
+    ('[{"text": ' + "[" * 100_000, 1, "invalid JSON: nested too deep"),
+    ('{\n "text": "a"\n}\n', 1, "an object over several lines"),
+    ('{"text":\n"a"}\n{"text":\n"b"}\n', 1, "an object over several lines"),
+])  # fmt: skip
 def test_what_is_no_array_says_where(text: str, line: int, message: str, tmp_path: Path):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(DataError) as caught:

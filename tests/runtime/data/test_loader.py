@@ -89,21 +89,17 @@ def over(
     """A loader over several datasets, by default with equal shares."""
     return RowLoader(
         datasets=tuple(TrainingRows.of(name, reader, seed) for name, reader in readers.items()),
-        curriculum=Curriculum(
-            datasets=tuple(readers),
+        curriculum=Curriculum(datasets=tuple(readers),
             phases=phases or (PlanPhase(name="train", first=0, fraction=None, shares=dict.fromkeys(readers, 1.0)),),
-            steps=steps,
-            rows_per_step=micro * accumulate * data_ranks,
-            seed=seed,
-            num_rows={name: reader.rows.num_rows for name, reader in readers.items()},
-        ),
+            steps=steps, rows_per_step=micro * accumulate * data_ranks, seed=seed,
+            num_rows={name: reader.rows.num_rows for name, reader in readers.items()}),
         collate=chain(align=align),
         micro=micro,
         accumulate=accumulate,
         data_rank=data_rank,
         data_ranks=data_ranks,
         balance=balance,
-    )
+    )  # fmt: skip
 
 
 def rows_in(one: RowLoader) -> int:
@@ -243,17 +239,14 @@ def test_a_state_holds_on_another_layout(store: TokenStore):
     assert moved.rows_taken(3) == {"one": 12} and moved.rows_taken(5) == {"one": 18}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"seed": 1}, r"seed of the row order: 0 in the checkpoint, 1 now"),
-        ({"capacity": 7}, r"positions in a row: 8 in the checkpoint, 7 now(.|\n)*dataset one, number of packed rows: "),
-        ({"align": 2}, r"multiple of positions that documents are padded to: 1 in the checkpoint, 2 now"),
-        ({"documents": DOCUMENTS - 1}, r"dataset one, content of the rows"),
-        ({"documents": DOCUMENTS[:-3]}, r"dataset one, number of packed rows"),
-        ({"method": "multipack", "group": 20}, r"content of the rows"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"seed": 1}, r"seed of the row order: 0 in the checkpoint, 1 now"),
+    ({"capacity": 7}, r"positions in a row: 8 in the checkpoint, 7 now(.|\n)*dataset one, number of packed rows: "),
+    ({"align": 2}, r"multiple of positions that documents are padded to: 1 in the checkpoint, 2 now"),
+    ({"documents": DOCUMENTS - 1}, r"dataset one, content of the rows"),
+    ({"documents": DOCUMENTS[:-3]}, r"dataset one, number of packed rows"),
+    ({"method": "multipack", "group": 20}, r"content of the rows"),
+])  # fmt: skip
 def test_a_state_of_other_data_is_refused_with_the_difference(change: dict, message: str, store: TokenStore):
     other = loader(store, **change)
     before = other.curriculum
@@ -328,13 +321,9 @@ MIX = (
 @pytest.mark.parametrize(("micro", "accumulate", "data_ranks"), LAYOUTS[::3])
 def test_rows_of_a_mixture_are_those_of_the_step_in_every_layout(micro, accumulate, data_ranks, balance, readers):
     reference = over(readers, phases=MIX, micro=12, accumulate=1)
-    ranks = [
-        over(
-            readers, phases=MIX, micro=micro, accumulate=accumulate, data_rank=rank, data_ranks=data_ranks,
-            balance=balance,
-        )
-        for rank in range(data_ranks)
-    ]  # fmt: skip
+    ranks = [over(
+        readers, phases=MIX, micro=micro, accumulate=accumulate, data_rank=rank, data_ranks=data_ranks, balance=balance,
+    ) for rank in range(data_ranks)]  # fmt: skip
 
     def entries(batches) -> list:
         return sorted(
@@ -442,19 +431,16 @@ def test_a_dataset_of_the_same_name_with_other_rows_is_refused(readers):
 
 def eval_ranks(store: TokenStore, data_ranks: int, micro: int, max_rows: int | None = None) -> list[EvalLoader]:
     rows = pack_sequential(store.lengths()[DOCUMENTS], CAPACITY, "split")
-    return [
-        EvalLoader(
-            store=store,
-            documents=DOCUMENTS,
-            rows=rows,
-            collate=chain(),
-            micro=micro,
-            data_rank=rank,
-            data_ranks=data_ranks,
-            max_rows=max_rows,
-        )
-        for rank in range(data_ranks)
-    ]
+    return [EvalLoader(
+        store=store,
+        documents=DOCUMENTS,
+        rows=rows,
+        collate=chain(),
+        micro=micro,
+        data_rank=rank,
+        data_ranks=data_ranks,
+        max_rows=max_rows,
+    ) for rank in range(data_ranks)]  # fmt: skip
 
 
 @pytest.mark.parametrize("micro", [1, 2, 5])

@@ -17,22 +17,9 @@ from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
 from xtrain.runtime.feed.tokenizers import Placed, joined
 
 WORDS = [
-    "the",
-    "tokens",
-    "of",
-    "a",
-    "text",
-    "are",
-    "those",
-    "wholes",
-    "  ",
-    "\n\n\n",
-    "é",
-    "\t",
-    "12345",
-    "don't",
+    "the", "tokens", "of", "a", "text", "are", "those", "wholes", "  ", "\n\n\n", "é", "\t", "12345", "don't",
     "aaaaaaaa",
-]
+]  # fmt: skip
 
 
 def text_of(characters: int, seed: int = 0, between: str = " ") -> str:

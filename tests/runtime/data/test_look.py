@@ -112,16 +112,13 @@ def test_what_a_decoder_does_at_the_beginning_of_a_text_is_undone():
     assert pieces(Words(), [1, 2, 0, 1, 3]) == ["one", " two", "<eos>", "one", "??"]
 
 
-@pytest.mark.parametrize(
-    ("parts", "expected"),
-    [
-        (["a⟨eos⟩b", BYTES.eos], r"a\⟨eos⟩b⟨eos⟩"),
-        (["⟨bos⟩⟨eos⟩"], r"\⟨bos⟩\⟨eos⟩"),
-        (["\\⟨eos⟩"], r"\\\⟨eos⟩"),
-        (["a\\", BYTES.eos, "\\b"], r"a\\⟨eos⟩\b"),
-        (["c:\\d"], r"c:\d"),
-    ],
-)
+@pytest.mark.parametrize(("parts", "expected"), [
+    (["a⟨eos⟩b", BYTES.eos], r"a\⟨eos⟩b⟨eos⟩"),
+    (["⟨bos⟩⟨eos⟩"], r"\⟨bos⟩\⟨eos⟩"),
+    (["\\⟨eos⟩"], r"\\\⟨eos⟩"),
+    (["a\\", BYTES.eos, "\\b"], r"a\\⟨eos⟩\b"),
+    (["c:\\d"], r"c:\d"),
+])  # fmt: skip
 def test_characters_that_spell_a_special_token_look_otherwise(parts: list[str | int], expected: str):
     ids = [token for part in parts for token in ([part] if isinstance(part, int) else BYTES.encode(part).tolist())]
     assert written(BYTES, ids) == expected

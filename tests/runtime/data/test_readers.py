@@ -57,15 +57,12 @@ def test_small_text_files_are_read_together_and_large_ones_alone(suffix: str, tm
     assert [record.content for unit in units for record in reader.read(unit)] == texts  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "empty text"),
-        (b"\xff\xfea\x00", "invalid UTF-8 at byte 0"),
-        (b"ab\xc3", "invalid UTF-8 at byte 2"),
-        (b"ab\x00c", "a NUL at character 2: this is not a text file"),
-    ],
-)
+@pytest.mark.parametrize(("content", "reason"), [
+    (b"", "empty text"),
+    (b"\xff\xfea\x00", "invalid UTF-8 at byte 0"),
+    (b"ab\xc3", "invalid UTF-8 at byte 2"),
+    (b"ab\x00c", "a NUL at character 2: this is not a text file"),
+])  # fmt: skip
 def test_an_unusable_text_file_is_a_bad_record(content: bytes, reason: str, tmp_path: Path):
     path = tmp_path / "x.txt"
     path.write_bytes(content)

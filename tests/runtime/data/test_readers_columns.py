@@ -156,16 +156,13 @@ def test_only_the_columns_that_are_read_are_loaded(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize(
-    ("reads", "message"),
-    [
-        ({"text": "txt"}, "no column `txt`\n.*Its columns are `id`, `text`, `tags`"),
-        ({"text": "id"}, "column `id` is int64, not text"),
-        ({"text": "text.x"}, "no column `text.x`"),
-        ({"form": "chat", "messages": "text"}, "column `text` is string, not a list of messages"),
-        ({"form": "chat", "messages": "tags"}, "column `tags` is list<.*string>, not a list of messages"),
-    ],
-)
+@pytest.mark.parametrize(("reads", "message"), [
+    ({"text": "txt"}, "no column `txt`\n.*Its columns are `id`, `text`, `tags`"),
+    ({"text": "id"}, "column `id` is int64, not text"),
+    ({"text": "text.x"}, "no column `text.x`"),
+    ({"form": "chat", "messages": "text"}, "column `text` is string, not a list of messages"),
+    ({"form": "chat", "messages": "tags"}, "column `tags` is list<.*string>, not a list of messages"),
+])  # fmt: skip
 def test_a_column_that_is_not_there_or_no_text(name: str, reads: dict, message: str, tmp_path: Path):
     path = write(pa.table({"id": [1], "text": ["a"], "tags": [["t"]]}), tmp_path / name)
     with pytest.raises(DataError, match=message) as caught:

@@ -53,29 +53,22 @@ def test_messages_of_json_are_what_it_says(way: Any, name: str, tmp_path: Path):
     assert [row.content for row in rows_of(path, form="chat")] == [TALK, OTHER]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    ("reads", "columns", "expected"),
-    [
-        ({"text": "a"}, {"a": as_json(["x"])}, "x"),
-        ({"text": "a.b.c"}, {"a": as_json([{"b": {"c": "x"}}])}, "x"),
-        ({"text": "a.b.c"}, {"a": pa.StructArray.from_arrays([as_json([{"c": "x"}])], ["b"])}, "x"),
-        (CHOSEN, {"a": as_lists([PARTS]), "b": as_json([OTHER])}, PAIR),
-        (CHOSEN, {"a": as_json(["yes"]), "b": as_json(["no"])}, PreferencePair(chosen="yes", rejected="no")),
-        (
-            {**CHOSEN, "prompt": "p"},
-            {"p": as_json([PARTS[:1]]), "a": as_lists([PARTS[1:]]), "b": as_structs([OTHER[1:]])},
-            PAIR,
-        ),
-        (TOOLS, {"a": as_lists([PARTS]), "b": as_lists([[TOOL]])}, Conversation(messages=TALK, tools=[TOOL])),
-        (TOOLS, {"a": as_lists([PARTS]), "b": as_json([[TOOL]])}, Conversation(messages=TALK, tools=[TOOL])),
-        (SYSTEM, {"a": as_lists([PARTS]), "b": as_json(["s"])}, Conversation(messages=SAID)),
-        (SYSTEM, {"a": as_lists([PARTS]), "b": as_json([None])}, Conversation(messages=TALK)),
-        (INPUT, {"a": ["q"], "b": as_json(["x"]), "c": as_json(["i"])}, [
-            {"role": "user", "content": "q\n\ni"}, {"role": "assistant", "content": "x"},
-        ]),
-        (INPUT | {"input": None}, {"a": as_structs([PARTS[:1]]), "b": ["b"]}, Conversation(messages=TALK, prompt=1)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("reads", "columns", "expected"), [
+    ({"text": "a"}, {"a": as_json(["x"])}, "x"),
+    ({"text": "a.b.c"}, {"a": as_json([{"b": {"c": "x"}}])}, "x"),
+    ({"text": "a.b.c"}, {"a": pa.StructArray.from_arrays([as_json([{"c": "x"}])], ["b"])}, "x"),
+    (CHOSEN, {"a": as_lists([PARTS]), "b": as_json([OTHER])}, PAIR),
+    (CHOSEN, {"a": as_json(["yes"]), "b": as_json(["no"])}, PreferencePair(chosen="yes", rejected="no")),
+    ({**CHOSEN, "prompt": "p"}, {"p": as_json([PARTS[:1]]), "a": as_lists([PARTS[1:]]), "b": as_structs([OTHER[1:]])},
+        PAIR),
+    (TOOLS, {"a": as_lists([PARTS]), "b": as_lists([[TOOL]])}, Conversation(messages=TALK, tools=[TOOL])),
+    (TOOLS, {"a": as_lists([PARTS]), "b": as_json([[TOOL]])}, Conversation(messages=TALK, tools=[TOOL])),
+    (SYSTEM, {"a": as_lists([PARTS]), "b": as_json(["s"])}, Conversation(messages=SAID)),
+    (SYSTEM, {"a": as_lists([PARTS]), "b": as_json([None])}, Conversation(messages=TALK)),
+    (INPUT, {"a": ["q"], "b": as_json(["x"]), "c": as_json(["i"])},
+        [{"role": "user", "content": "q\n\ni"}, {"role": "assistant", "content": "x"}]),
+    (INPUT | {"input": None}, {"a": as_structs([PARTS[:1]]), "b": ["b"]}, Conversation(messages=TALK, prompt=1)),
+])  # fmt: skip
 def test_every_field_may_be_json(reads: dict[str, Any], columns: dict[str, Any], expected: Any, tmp_path: Path):
     path = write(pa.table(columns), tmp_path / "x.parquet")
     (row,) = rows_of(path, **reads)
@@ -90,15 +83,12 @@ def test_kto_of_json(tmp_path: Path):
     assert row.content.content == Conversation(messages=TALK, prompt=1)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("{", "field `messages`: invalid JSON in it: Expecting property name"),
-        ('{"a": 1, "a": 2}', "field `messages`: invalid JSON in it: key `a` appears twice"),
-        ("[" * 20_000, "field `messages`: invalid JSON in it: nested too deep"),
-        ('"hi"', "field `messages` is a string, not a list of messages"),
-    ],
-)
+@pytest.mark.parametrize(("text", "reason"), [
+    ("{", "field `messages`: invalid JSON in it: Expecting property name"),
+    ('{"a": 1, "a": 2}', "field `messages`: invalid JSON in it: key `a` appears twice"),
+    ("[" * 20_000, "field `messages`: invalid JSON in it: nested too deep"),
+    ('"hi"', "field `messages` is a string, not a list of messages"),
+])  # fmt: skip
 def test_json_that_is_none_is_a_bad_record(text: str, reason: str, tmp_path: Path):
     table = pa.table({"messages": pa.array([text, json.dumps(TALK)], pa.json_())})
     bad, good = rows_of(write(table, tmp_path / "x.parquet"), form="chat")
@@ -116,11 +106,9 @@ def test_keys_that_a_row_does_not_have_are_absent_at_every_level(tmp_path: Path)
 
     records = [
         (talk("weather", {"city": "Rome"}), tool("weather", {"city": {"type": "string"}})),
-        (
-            talk("sum", {"of": [{"a": 1}, {"b": 2}]}),
-            tool("sum", {"of": {"type": "array", "items": {"type": "number"}}}),
-        ),
-    ]
+        (talk("sum", {"of": [{"a": 1}, {"b": 2}]}),
+            tool("sum", {"of": {"type": "array", "items": {"type": "number"}}})),
+    ]  # fmt: skip
     table = pa.table({"messages": [record[0] for record in records], "tools": [record[1] for record in records]})
     path = write(table, tmp_path / "x.parquet")
     rows = rows_of(path, form="chat", tools="tools")

@@ -210,19 +210,16 @@ def save(array: np.ndarray) -> Any:
     return lambda path: np.save(path.with_suffix(".npy"), array, allow_pickle=True)
 
 
-@pytest.mark.parametrize(
-    ("write", "dtype", "message"),
-    [
-        (save(np.zeros((2, 3), np.uint16)), None, "2 × 3 uint16, not a list of integers"),
-        (save(np.zeros(3, np.float32)), None, "3 float32, not a list of integers"),
-        (save(np.array(3)), None, "a single int64, not a list of integers"),
-        (save(np.zeros(3, np.int32)), "uint16", "holds int32, and `dtype` says uint16"),
-        (save(np.array([{"a": 1}])), None, "cannot be read: .*objects"),
-        (lambda path: path.with_suffix(".npy").write_bytes(b"[1, 2, 3]"), None, "cannot be read: "),
-        (lambda path: path.write_bytes(b"abc"), None, "3 bytes are not a multiple of uint16\n.*`dtype`"),
-        (lambda path: path.write_bytes(b"abcdef"), "uint32", "6 bytes are not a multiple of uint32"),
-    ],
-)
+@pytest.mark.parametrize(("write", "dtype", "message"), [
+    (save(np.zeros((2, 3), np.uint16)), None, "2 × 3 uint16, not a list of integers"),
+    (save(np.zeros(3, np.float32)), None, "3 float32, not a list of integers"),
+    (save(np.array(3)), None, "a single int64, not a list of integers"),
+    (save(np.zeros(3, np.int32)), "uint16", "holds int32, and `dtype` says uint16"),
+    (save(np.array([{"a": 1}])), None, "cannot be read: .*objects"),
+    (lambda path: path.with_suffix(".npy").write_bytes(b"[1, 2, 3]"), None, "cannot be read: "),
+    (lambda path: path.write_bytes(b"abc"), None, "3 bytes are not a multiple of uint16\n.*`dtype`"),
+    (lambda path: path.write_bytes(b"abcdef"), "uint32", "6 bytes are not a multiple of uint32"),
+])  # fmt: skip
 def test_files_that_hold_something_else(write: Any, dtype: str | None, message: str, tmp_path: Path):
     write(tmp_path / "x.bin")
     with pytest.raises(DataError, match=message):

@@ -106,14 +106,8 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path):
 
 def test_the_key_follows_everything_rows_depend_on():
     base = {
-        "store": "a",
-        "holdout": 0.1,
-        "seed": 1,
-        "part": "training",
-        "capacity": 8,
-        "align": 1,
-        "oversized": "split",
-    }
+        "store": "a", "holdout": 0.1, "seed": 1, "part": "training", "capacity": 8, "align": 1, "oversized": "split",
+    }  # fmt: skip
     others = [{**base, name: "else"} for name in base] + [{**base, "group": 5}, {**base, "group": 6}]
     assert rows_key(**base) == "f992ee41da4ebd75e31be155b7157104", "packed rows of earlier versions are not found"
     assert len({rows_key(**one) for one in [base, *others]}) == 1 + len(others)

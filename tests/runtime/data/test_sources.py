@@ -79,16 +79,13 @@ def test_a_folder_is_no_file_and_a_link_to_nothing_is_not_passed_over(tmp_path: 
         open_source("text", patterns=("data/*",), base=tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("kind", "patterns", "message"),
-    [
-        ("csv", ("x",), "unknown source kind `csv`"),
-        ("text", (), "needs a pattern"),
-        ("parquet", (), "needs a pattern"),
-        ("python_stdlib", ("*.py",), "takes no patterns"),
-        ("synthetic", ("*.py",), "takes no patterns"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "patterns", "message"), [
+    ("csv", ("x",), "unknown source kind `csv`"),
+    ("text", (), "needs a pattern"),
+    ("parquet", (), "needs a pattern"),
+    ("python_stdlib", ("*.py",), "takes no patterns"),
+    ("synthetic", ("*.py",), "takes no patterns"),
+])  # fmt: skip
 def test_what_cannot_be_a_source(kind: str, patterns: tuple[str, ...], message: str, tmp_path: Path):
     with pytest.raises(DataError, match=message):
         open_source(kind, patterns=patterns, base=tmp_path)

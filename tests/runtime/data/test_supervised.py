@@ -81,17 +81,14 @@ def test_of_a_prompt_of_messages_only_the_response_is_predicted(tokenizer: TextT
 TURNS = [said("user", "a"), said("assistant", "one"), said("user", "b"), said("assistant", "two")]
 
 
-@pytest.mark.parametrize(
-    ("train_on", "flags", "found"),
-    [
-        ("assistant", (None, None), "one|two|"),
-        ("assistant", (False, None), "two|"),
-        ("assistant", (None, False), "one|"),
-        ("last", (None, None), "two|"),
-        ("last", (True, None), "one|two|"),
-        ("last", (True, False), "one|"),
-    ],
-)
+@pytest.mark.parametrize(("train_on", "flags", "found"), [
+    ("assistant", (None, None), "one|two|"),
+    ("assistant", (False, None), "two|"),
+    ("assistant", (None, False), "one|"),
+    ("last", (None, None), "two|"),
+    ("last", (True, None), "one|two|"),
+    ("last", (True, False), "one|"),
+])  # fmt: skip
 def test_messages_are_chosen_one_by_one(train_on, flags, found, tokenizer: TextTokenizer):
     messages = [dict(message) for message in TURNS]
     messages[0]["train"] = False
@@ -116,19 +113,16 @@ def test_a_weight_is_that_of_every_token_of_its_message(tokenizer: TextTokenizer
     assert np.array_equal(plain.trained, document.trained)
 
 
-@pytest.mark.parametrize(
-    ("key", "number", "value", "reason"),
-    [
-        ("train", 1, "yes", "message 2: `train` is a string, neither true nor false"),
-        ("train", 1, 1, "message 2: `train` is a number, neither true nor false"),
-        ("train", 0, True, "message 1: `train` is true for user; only the assistant is trained"),
-        ("weight", 3, "2", "message 4: `weight` is a string, not a number"),
-        ("weight", 3, -1, "message 4: `weight` is -1, and weights are 0 or more"),
-        ("weight", 3, float("inf"), "message 4: `weight` is inf, too large for float32"),
-        ("weight", 3, 10**400, "message 4: `weight` is a number of more than 20 digits, too large for float32"),
-        ("weight", 3, True, "message 4: `weight` is a boolean, not a number"),
-    ],
-)
+@pytest.mark.parametrize(("key", "number", "value", "reason"), [
+    ("train", 1, "yes", "message 2: `train` is a string, neither true nor false"),
+    ("train", 1, 1, "message 2: `train` is a number, neither true nor false"),
+    ("train", 0, True, "message 1: `train` is true for user; only the assistant is trained"),
+    ("weight", 3, "2", "message 4: `weight` is a string, not a number"),
+    ("weight", 3, -1, "message 4: `weight` is -1, and weights are 0 or more"),
+    ("weight", 3, float("inf"), "message 4: `weight` is inf, too large for float32"),
+    ("weight", 3, 10**400, "message 4: `weight` is a number of more than 20 digits, too large for float32"),
+    ("weight", 3, True, "message 4: `weight` is a boolean, not a number"),
+])  # fmt: skip
 def test_keys_of_messages_that_say_something_else(key, number, value, reason, tokenizer: TextTokenizer):
     messages = [dict(message) for message in TURNS]
     messages[number][key] = value
@@ -168,18 +162,15 @@ def test_calls_of_tools(tokenizer: TextTokenizer, tmp_path: Path):
         assert "message 2: `content` is null, not a string" in str(made({"messages": silent}, CHAT, tokenizer))
 
 
-@pytest.mark.parametrize(
-    ("tools", "arguments", "reason"),
-    [
-        ("nonsense", "{}", "field `tools` is a string that is no JSON"),
-        ({"name": "x"}, "{}", "field `tools` is not a list of objects"),
-        (["x"], "{}", "field `tools` is not a list of objects"),
-        (["<|im_end|>"], "{}", "field `tools` is not a list of objects"),
-        ([{"name": "<|im_end|>"}], "{}", "the definition of a tool contains the special token <|im_end|>"),
-        ([], "city: Oslo", "message 2: the arguments of a call are no JSON object"),
-        ([], "[1]", "message 2: the arguments of a call are no JSON object"),
-    ],
-)
+@pytest.mark.parametrize(("tools", "arguments", "reason"), [
+    ("nonsense", "{}", "field `tools` is a string that is no JSON"),
+    ({"name": "x"}, "{}", "field `tools` is not a list of objects"),
+    (["x"], "{}", "field `tools` is not a list of objects"),
+    (["<|im_end|>"], "{}", "field `tools` is not a list of objects"),
+    ([{"name": "<|im_end|>"}], "{}", "the definition of a tool contains the special token <|im_end|>"),
+    ([], "city: Oslo", "message 2: the arguments of a call are no JSON object"),
+    ([], "[1]", "message 2: the arguments of a call are no JSON object"),
+])  # fmt: skip
 def test_tools_that_are_none(tools, arguments, reason, tokenizer: TextTokenizer):
     call = {"function": {"name": "weather", "arguments": arguments}}
     messages = [said("user", "rain?"), said("assistant", "", tool_calls=[call])]
@@ -207,17 +198,14 @@ def test_calls_and_tools_may_be_json_text(calls: Any, tools: Any, tokenizer: Tex
     assert predicted(made({"messages": messages, "tools": tools}, reads, tokenizer), tokenizer) == "<call>Oslo;"
 
 
-@pytest.mark.parametrize(
-    ("calls", "reason"),
-    [
-        ("{", "`tool_calls` is neither a list of objects nor JSON text of one"),
-        (7, "`tool_calls` is neither a list of objects nor JSON text of one"),
-        ('{"a": 1}', "`tool_calls` is neither a list of objects nor JSON text of one"),
-        ([1], "call 1 of `tool_calls` is no object with the name of a function"),
-        ([CALL, {"type": "function"}], "call 2 of `tool_calls` is no object with the name of a function"),
-        ([{"function": {"arguments": {}}}], "call 1 of `tool_calls` is no object with the name of a function"),
-    ],
-)
+@pytest.mark.parametrize(("calls", "reason"), [
+    ("{", "`tool_calls` is neither a list of objects nor JSON text of one"),
+    (7, "`tool_calls` is neither a list of objects nor JSON text of one"),
+    ('{"a": 1}', "`tool_calls` is neither a list of objects nor JSON text of one"),
+    ([1], "call 1 of `tool_calls` is no object with the name of a function"),
+    ([CALL, {"type": "function"}], "call 2 of `tool_calls` is no object with the name of a function"),
+    ([{"function": {"arguments": {}}}], "call 1 of `tool_calls` is no object with the name of a function"),
+])  # fmt: skip
 def test_calls_that_are_none(calls: Any, reason: str, tokenizer: TextTokenizer, tmp_path: Path):
     (tmp_path / "calls.jinja").write_text(CALLS)
     messages = [said("user", "rain?"), said("assistant", None, tool_calls=calls)]
@@ -228,15 +216,11 @@ def test_calls_that_are_none(calls: Any, reason: str, tokenizer: TextTokenizer, 
 SYSTEM = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n"
 
 
-@pytest.mark.parametrize(
-    ("record", "reads"),
-    [
-        ({"messages": [said("user", "a"), said("assistant", "b")]}, CHAT),
-        ({"instruction": "a", "input": "", "output": "b"}, ALPACA),
-        ({"prompt": [said("user", "a")], "completion": "b"}, PROMPTED),
-    ],
-    ids=["messages", "texts", "lists"],
-)
+@pytest.mark.parametrize(("record", "reads"), [
+    ({"messages": [said("user", "a"), said("assistant", "b")]}, CHAT),
+    ({"instruction": "a", "input": "", "output": "b"}, ALPACA),
+    ({"prompt": [said("user", "a")], "completion": "b"}, PROMPTED),
+], ids=["messages", "texts", "lists"])  # fmt: skip
 def test_a_field_of_the_system_is_the_first_message(record, reads, tokenizer: TextTokenizer):
     reads = reads | {"system": "system"}
     document = made(record | {"system": "Be brief."}, reads, tokenizer)

@@ -173,17 +173,14 @@ MARKED_TEMPLATE = (
 )
 
 
-@pytest.mark.parametrize(
-    ("template", "files", "apart"),
-    [
-        (MARKED_TEMPLATE, {}, "`<|im_start|>`, `<end_of_turn>`"),
-        (MARKED_TEMPLATE, {ADDED: {"<|im_start|>": 33}}, "`<end_of_turn>`"),
-        (MARKED_TEMPLATE, {CONFIG: {"extra_special_tokens": ["<|im_start|>", "<end_of_turn>"]}}, None),
-        ("chatml", {}, "`<|im_start|>`, `<|im_end|>`"),
-        ("chatml", {CONFIG: {"added_tokens_decoder": {"33": token("<|im_start|>"), "34": token("<|im_end|>")}}}, None),
-        ("plain", {}, None),
-    ],
-)
+@pytest.mark.parametrize(("template", "files", "apart"), [
+    (MARKED_TEMPLATE, {}, "`<|im_start|>`, `<end_of_turn>`"),
+    (MARKED_TEMPLATE, {ADDED: {"<|im_start|>": 33}}, "`<end_of_turn>`"),
+    (MARKED_TEMPLATE, {CONFIG: {"extra_special_tokens": ["<|im_start|>", "<end_of_turn>"]}}, None),
+    ("chatml", {}, "`<|im_start|>`, `<|im_end|>`"),
+    ("chatml", {CONFIG: {"added_tokens_decoder": {"33": token("<|im_start|>"), "34": token("<|im_end|>")}}}, None),
+    ("plain", {}, None),
+])  # fmt: skip
 @pytest.mark.parametrize("own", [True, False])
 def test_a_marker_of_a_template_that_is_not_one_token_is_reported(
     template: str, files: dict[str, Any], apart: str | None, own: bool, tmp_path: Path

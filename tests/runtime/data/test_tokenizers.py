@@ -50,21 +50,15 @@ def test_decoding_leaves_special_and_unknown_ids_out(tiny_tokenizer: Path):
     assert HuggingFaceTokenizer(tiny_tokenizer).decode([7, 0, 2, 8, 500, 9]) == "one three"
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, (7, 9)),
-        ({"tokenizer_config.json": {"bos_token": "one", "eos_token": {"content": "two"}}}, (0, 1)),
-        ({"special_tokens_map.json": {"bos_token": {"content": "two"}, "eos_token": "one"}}, (1, 0)),
-        (
-            {"tokenizer_config.json": {"eos_token": "two"}, "special_tokens_map.json": {"eos_token": "one"}},
-            (7, 0),
-        ),
-        ({"tokenizer_config.json": {"bos_token": "<new>"}}, (10, 9)),
-        ({"tokenizer_config.json": {"bos_token": None}}, (9, 9)),
-        ({"tokenizer_config.json": {"eos_token": None}}, (7, 7)),
-    ],
-)
+@pytest.mark.parametrize(("files", "expected"), [
+    ({}, (7, 9)),
+    ({"tokenizer_config.json": {"bos_token": "one", "eos_token": {"content": "two"}}}, (0, 1)),
+    ({"special_tokens_map.json": {"bos_token": {"content": "two"}, "eos_token": "one"}}, (1, 0)),
+    ({"tokenizer_config.json": {"eos_token": "two"}, "special_tokens_map.json": {"eos_token": "one"}}, (7, 0)),
+    ({"tokenizer_config.json": {"bos_token": "<new>"}}, (10, 9)),
+    ({"tokenizer_config.json": {"bos_token": None}}, (9, 9)),
+    ({"tokenizer_config.json": {"eos_token": None}}, (7, 7)),
+])  # fmt: skip
 def test_where_the_special_tokens_come_from(files: dict, expected: tuple[int, int], tiny_tokenizer: Path):
     for name, content in files.items():
         (tiny_tokenizer / name).write_text(json.dumps(content))
@@ -72,21 +66,15 @@ def test_where_the_special_tokens_come_from(files: dict, expected: tuple[int, in
     assert (tokenizer.bos, tokenizer.eos) == expected
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"bos_token": null, "eos_token": null}', r"neither a bos nor an eos[^\n]*\n.*tokenizer_config\.json"),
-        ('{"bos_token": 7}', "special tokens cannot be read: 7 is no token"),
-        ('{"added_tokens_decoder": {"x": "<a>"}}', "special tokens cannot be read: invalid literal"),
-        (
-            '{"added_tokens_decoder": {"1": {"content": "<a>", "special": 1}}}',
-            'flag of token "<a>" is neither true nor',
-        ),
-        ('{"extra_special_tokens": [[]]}', r"special tokens cannot be read: \[\] is no token"),
-        ("{", "invalid JSON"),
-        ("[]", "not a JSON object"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    ('{"bos_token": null, "eos_token": null}', r"neither a bos nor an eos[^\n]*\n.*tokenizer_config\.json"),
+    ('{"bos_token": 7}', "special tokens cannot be read: 7 is no token"),
+    ('{"added_tokens_decoder": {"x": "<a>"}}', "special tokens cannot be read: invalid literal"),
+    ('{"added_tokens_decoder": {"1": {"content": "<a>", "special": 1}}}', 'flag of token "<a>" is neither true nor'),
+    ('{"extra_special_tokens": [[]]}', r"special tokens cannot be read: \[\] is no token"),
+    ("{", "invalid JSON"),
+    ("[]", "not a JSON object"),
+])  # fmt: skip
 def test_side_files_that_cannot_be_followed(content: str, message: str, tiny_tokenizer: Path):
     (tiny_tokenizer / "tokenizer_config.json").write_text(content)
     with pytest.raises(DataError, match=message):

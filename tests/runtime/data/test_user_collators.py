@@ -98,11 +98,9 @@ def some_rows(count: int = 4, start: int = 100) -> list[RawRow]:
     for number in range(count):
         lengths = [] if number == 1 else [5, 4] if number % 2 else [3, 4, 4]
         rows.append(
-            RawRow(
-                segments=[generator.integers(0, 250, n + 1).astype(np.uint16) for n in lengths],
-                position=start + number,
-            )
-        )
+            RawRow(segments=[generator.integers(0, 250, n + 1).astype(np.uint16) for n in lengths],
+                position=start + number),
+        )  # fmt: skip
     return rows
 
 
@@ -287,19 +285,13 @@ WRONG = [
     (links.MICROBATCH, "evolve(value, input_ids_BS=value.input_ids_BS - 1)", "-1 among its `input_ids_BS`"),
     (links.MICROBATCH, "evolve(value, labels_BS=value.labels_BS.clamp(min=0))", "labels for padding"),
     (links.MICROBATCH, "evolve(value, positions_BS=value.positions_BS + 1)", "do not follow from the lengths"),
-    (
-        links.MICROBATCH,
-        "evolve(value, cumulative_lengths=value.cumulative_lengths[1:])",
-        "of shape [3], where [4] belongs",
-    ),
-    (
-        links.MICROBATCH,
-        "evolve(value, cumulative_lengths=value.cumulative_lengths * 2)",
-        "do not rise from 0 to the 12",
-    ),
+    (links.MICROBATCH, "evolve(value, cumulative_lengths=value.cumulative_lengths[1:])",
+        "of shape [3], where [4] belongs"),
+    (links.MICROBATCH, "evolve(value, cumulative_lengths=value.cumulative_lengths * 2)",
+        "do not rise from 0 to the 12"),
     (links.MICROBATCH, "evolve(value, real_lengths=value.real_lengths + 1)", "longer than their segments"),
     (links.LOCAL_MICROBATCH, "evolve(value, positions_BS=value.positions_BS + 1)", "behind `shard` other ranks"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "given", "message"), WRONG)

@@ -29,31 +29,21 @@ FORMS: list[tuple[dict[str, Any], str]] = [
     ({"messages": TALK, "tools": None}, 'messages = "messages", tools = "tools"'),
     ({"conversations": SHAREGPT}, 'messages = "conversations"'),
     ({"prompt": "q", "chosen": "a", "rejected": "b"}, 'chosen = "chosen", rejected = "rejected", prompt = "prompt"'),
-    (
-        {"chosen": TALK, "rejected": [TALK[0], {"from": "gpt", "value": "b"}]},
-        'chosen = "chosen", rejected = "rejected"',
-    ),
+    ({"chosen": TALK, "rejected": [TALK[0], {"from": "gpt", "value": "b"}]},
+        'chosen = "chosen", rejected = "rejected"'),
     ({"prompt": "q", "completion": "a"}, 'prompt = "prompt", response = "completion"'),
     ({"prompt": TALK[:1], "completion": TALK[1:]}, 'prompt = "prompt", response = "completion"'),
-    (
-        {"prompt": "q", "completion": "a", "label": True},
-        'prompt = "prompt", response = "completion", label = "label"',
-    ),
-    (
-        {"instruction": "i", "input": "", "output": "a"},
-        'prompt = "instruction", response = "output", input = "input"',
-    ),
-    (
-        {"instruction": "i", "context": "c", "response": "a"},
-        'prompt = "instruction", response = "response", input = "context"',
-    ),
+    ({"prompt": "q", "completion": "a", "label": True}, 'prompt = "prompt", response = "completion", label = "label"'),
+    ({"instruction": "i", "input": "", "output": "a"}, 'prompt = "instruction", response = "output", input = "input"'),
+    ({"instruction": "i", "context": "c", "response": "a"},
+        'prompt = "instruction", response = "response", input = "context"'),
     ({"question": "q", "answer": "a"}, 'prompt = "question", response = "answer"'),
     ({"problem": "q", "solution": "a", "answer": "1"}, 'prompt = "problem", response = "solution"'),
     ({"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}, 'tokens = "input_ids", mask = "labels"'),
     ({"input_ids": [1, 2, 3], "attention_mask": [1, 1, 1]}, 'tokens = "input_ids"'),
     ({"tokens": [1, 2, 3], "mask": [0, 1, 1]}, 'tokens = "tokens", mask = "mask"'),
     ({"content": "a"}, 'text = "content"'),
-]
+]  # fmt: skip
 
 
 def read(record: dict[str, Any], settings: str, folder: Path) -> Any:

@@ -23,21 +23,13 @@ def span(first: int, last: int) -> list[int]:
     return list(range(first, last + 1))
 
 
-@pytest.mark.parametrize(
-    ("lengths", "ranks"),
-    [
-        ([40], [span(0, 9) + span(30, 39), span(10, 19) + span(20, 29)]),
-        (
-            [20, 20],
-            [
-                span(0, 4) + span(15, 19) + span(20, 24) + span(35, 39),
-                span(5, 9) + span(10, 14) + span(25, 29) + span(30, 34),
-            ],
-        ),
-        ([6, 12], [[0, 5, 6, 7, 16, 17], [1, 4, 8, 9, 14, 15], [2, 3, 10, 11, 12, 13]]),
-        ([2, 4], [[0, 1, 2, 3, 4, 5]]),
-    ],
-)
+@pytest.mark.parametrize(("lengths", "ranks"), [
+    ([40], [span(0, 9) + span(30, 39), span(10, 19) + span(20, 29)]),
+    ([20, 20], [span(0, 4) + span(15, 19) + span(20, 24) + span(35, 39),
+            span(5, 9) + span(10, 14) + span(25, 29) + span(30, 34)]),
+    ([6, 12], [[0, 5, 6, 7, 16, 17], [1, 4, 8, 9, 14, 15], [2, 3, 10, 11, 12, 13]]),
+    ([2, 4], [[0, 1, 2, 3, 4, 5]]),
+])  # fmt: skip
 def test_the_vectors_of_the_reference(lengths: list[int], ranks: list[list[int]]):
     found = [zigzag(torch.tensor(lengths), len(ranks), rank) for rank in range(len(ranks))]
     assert [indices.tolist() for indices in found] == ranks

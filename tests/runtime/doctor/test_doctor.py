@@ -193,15 +193,12 @@ def test_locks_that_work_are_seen_to():
     assert disk.fcntl is fcntl and disk.lock_fault(Path("/tmp")) == ""
 
 
-@pytest.mark.parametrize(
-    ("limits", "says"),
-    [
-        ({"files": 50}, "may have 50 files open"),
-        ({"tasks": 20}, "may start 20 more processes and threads"),
-        ({"files": 1024, "tasks": 4096}, None),
-        ({}, None),
-    ],
-)
+@pytest.mark.parametrize(("limits", "says"), [
+    ({"files": 50}, "may have 50 files open"),
+    ({"tasks": 20}, "may start 20 more processes and threads"),
+    ({"files": 1024, "tasks": 4096}, None),
+    ({}, None),
+])  # fmt: skip
 def test_limits_on_files_and_processes(folder, limits, says):
     found = list(checks.of_limits(made(), evolve(HERE, **limits), "cpu"))
     assert codes(found) == (["X738"] if says else [])
@@ -288,16 +285,13 @@ NVME = """launch { device = cpu }
 parallel { stack = deepspeed, deepspeed { stage = 3, offload_optimizer = nvme, nvme_path = "nvme" } }"""
 
 
-@pytest.mark.parametrize(
-    ("lacks", "what", "do"),
-    [
-        ("", "", ""),
-        ("libaio", "there is no libaio that a C compiler finds here", "install libaio-dev (or libaio-devel) and gcc"),
-        ("programs", "no C++ compiler (c++) and no ninja in PATH here", "install g++ and `pip install ninja`"),
-        ("folder", "DeepSpeed has nowhere to compile async_io", "set TORCH_EXTENSIONS_DIR"),
-        ("end", "async_io/lock, which a build of async_io has left that did not end", "remove it"),
-    ],
-)
+@pytest.mark.parametrize(("lacks", "what", "do"), [
+    ("", "", ""),
+    ("libaio", "there is no libaio that a C compiler finds here", "install libaio-dev (or libaio-devel) and gcc"),
+    ("programs", "no C++ compiler (c++) and no ninja in PATH here", "install g++ and `pip install ninja`"),
+    ("folder", "DeepSpeed has nowhere to compile async_io", "set TORCH_EXTENSIONS_DIR"),
+    ("end", "async_io/lock, which a build of async_io has left that did not end", "remove it"),
+])  # fmt: skip
 def test_what_a_stack_needs_of_the_machine_beside_its_package(folder, capsys, monkeypatch, lacks, what, do):
     """Here what DeepSpeed compiles to offload to files; nothing is compiled to find that out."""
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
@@ -498,16 +492,13 @@ def place_to_meet() -> str:
         return f"127.0.0.1:{server.getsockname()[1]}"
 
 
-@pytest.mark.parametrize(
-    ("node", "meet", "what", "do"),
-    [
-        ("5", "", "--node 5 of a plan for 2 nodes", "number them from 0"),  # also where another one has the last word
-        ("1", "", "the first machine is not reached at 127.0.0.1:", "whether each reaches the first one"),
-        ("1", "no.invalid:29500", "the first machine is not reached at no.invalid:29500: ", "start it once on every"),
-        ("0", "no.invalid:", "this machine, which is the first one, is not at no.invalid:", "start it once on every"),
-        ("0", "taken", "cannot be opened on this machine, which is the first one: Address already in use", "--meet"),
-    ],
-)
+@pytest.mark.parametrize(("node", "meet", "what", "do"), [
+    ("5", "", "--node 5 of a plan for 2 nodes", "number them from 0"),  # also where another one has the last word
+    ("1", "", "the first machine is not reached at 127.0.0.1:", "whether each reaches the first one"),
+    ("1", "no.invalid:29500", "the first machine is not reached at no.invalid:29500: ", "start it once on every"),
+    ("0", "no.invalid:", "this machine, which is the first one, is not at no.invalid:", "start it once on every"),
+    ("0", "taken", "cannot be opened on this machine, which is the first one: Address already in use", "--meet"),
+])  # fmt: skip
 def test_a_first_machine_that_is_not_there(folder, capfd, monkeypatch, node, meet, what, do):
     """Each says why by itself, in its own words alone: nobody else would."""
     made("launch { device = cpu, nodes = 2, ranks_per_node = 1 }")

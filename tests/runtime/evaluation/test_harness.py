@@ -52,11 +52,9 @@ def test_the_numbers_of_the_harness(tmp_path):
     tokenizer = HuggingFaceTokenizer(tmp_path / "model")
     for event, chosen in ((asked, right), (last, lambda item: -1)):
         total = -sum(each[chosen(item)] for each, item in zip(LIKELIHOODS, ITEMS, strict=True))
-        tokens = sum(
-            len(tokenizer.encode(f"{item['question']} {item['choices'][chosen(item)]}"))
-            - len(tokenizer.encode(item["question"].rstrip()))
-            for item in ITEMS
-        )
+        tokens = sum(len(
+            tokenizer.encode(f"{item['question']} {item['choices'][chosen(item)]}"),
+        ) - len(tokenizer.encode(item["question"].rstrip())) for item in ITEMS)  # fmt: skip
         assert event["loss"] == pytest.approx(total / tokens, rel=1e-5)
     assert texts["bits_per_byte"] == pytest.approx(HARNESS["bits_per_byte"], rel=1e-5)
     assert texts["bytes"] == sum(len(text.encode()) for text in TEXTS)
@@ -78,20 +76,17 @@ def test_accuracies_follow_from_log_likelihoods():
     assert math.isnan(accuracies(np.array([0, 0, math.nan, 0]), equal)["acc"])
 
 
-@pytest.mark.parametrize(
-    ("record", "reason"),
-    [
-        ({"choices": ["a", "b"], "answer": 0}, "no field `question`"),
-        ({"question": " \n", "choices": ["a", "b"], "answer": 0}, "`question` is blank"),
-        ({"question": "q", "choices": "ab", "answer": 0}, "`choices` is a string, not a list"),
-        ({"question": "q", "choices": ["a"], "answer": 0}, "`choices` has 1; a question has two"),
-        ({"question": "q", "choices": ["a", ""], "answer": 0}, "choice 1 of field `choices` is empty"),
-        ({"question": "q", "choices": ["a", 3], "answer": 0}, "choice 1 of field `choices` is a number"),
-        ({"question": "q", "choices": ["a", "b"], "answer": 2}, "neither the number of a choice, 0 to 1, nor"),
-        ({"question": "q", "choices": ["a", "b"], "answer": "c"}, "nor the text of one"),
-        ({"question": "q", "choices": ["a", "b"], "answer": True}, "neither the number"),
-    ],
-)
+@pytest.mark.parametrize(("record", "reason"), [
+    ({"choices": ["a", "b"], "answer": 0}, "no field `question`"),
+    ({"question": " \n", "choices": ["a", "b"], "answer": 0}, "`question` is blank"),
+    ({"question": "q", "choices": "ab", "answer": 0}, "`choices` is a string, not a list"),
+    ({"question": "q", "choices": ["a"], "answer": 0}, "`choices` has 1; a question has two"),
+    ({"question": "q", "choices": ["a", ""], "answer": 0}, "choice 1 of field `choices` is empty"),
+    ({"question": "q", "choices": ["a", 3], "answer": 0}, "choice 1 of field `choices` is a number"),
+    ({"question": "q", "choices": ["a", "b"], "answer": 2}, "neither the number of a choice, 0 to 1, nor"),
+    ({"question": "q", "choices": ["a", "b"], "answer": "c"}, "nor the text of one"),
+    ({"question": "q", "choices": ["a", "b"], "answer": True}, "neither the number"),
+])  # fmt: skip
 def test_records_that_are_no_questions(record: dict, reason: str):
     found = taker(Reads(form="choices"))(record)
     assert isinstance(found, Unusable) and reason in found.reason

@@ -189,12 +189,10 @@ def test_there_may_be_no_averages_to_export(run: tuple[Path, Plan], tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("value", "dtype", "why"),
-    [
-        (float("nan"), None, "has NaN in the checkpoint"),
+    [(float("nan"), None, "has NaN in the checkpoint"),
         (float("-inf"), "bf16", "has an infinite value in the checkpoint"),
-        (1e5, "fp16", "has values above 65504, the largest of this format"),
-    ],
-)
+        (1e5, "fp16", "has values above 65504, the largest of this format")],
+)  # fmt: skip
 def test_a_value_that_is_no_weight_is_named(run: tuple[Path, Plan], tmp_path: Path, value: float, dtype: Any, why: str):
     directory, plan = run
     tensors = drawn(plan)
@@ -222,12 +220,9 @@ def test_a_damaged_checkpoint_is_named_by_its_file(run: tuple[Path, Plan], tmp_p
 
 @pytest.mark.parametrize(
     ("kind", "number", "which"),
-    [
-        (memoryview, 3, r"`model\.layers\.0.*` in model\.safetensors"),
-        (bytes, 3, r"config\.json"),
-        (bytes, 5, "README.md"),
-    ],
-)
+    [(memoryview, 3, r"`model\.layers\.0.*` in model\.safetensors"), (bytes, 3, r"config\.json"),
+        (bytes, 5, "README.md")],
+)  # fmt: skip
 def test_what_the_disk_has_changed_is_found(
     run: tuple[Path, Plan], tmp_path: Path, monkeypatch, kind: type, number: int, which: str
 ):
@@ -314,15 +309,12 @@ def test_nothing_is_overwritten(run: tuple[Path, Plan], tmp_path: Path):
     assert not partial.exists() and not (to / "mine.txt").exists() and not (to / ".export.lock").exists()
 
 
-@pytest.mark.parametrize(
-    ("model", "why"),
-    [
-        (MIXTRAL.replace(" }", ", router { score = sigmoid } }"), '`router.score` is "sigmoid"'),
-        (MIXTRAL.replace(" }", ", router { bias_speed = 0.1 } }"), "of `router.bias_speed`"),
-        (MIXTRAL.replace(" }", ", shared_experts = 1 }"), "`shared_experts` is 1"),
-        (LLAMA.replace(" }", ", qk_norm = true }"), "`qk_norm` is true"),
-    ],
-)
+@pytest.mark.parametrize(("model", "why"), [
+    (MIXTRAL.replace(" }", ", router { score = sigmoid } }"), '`router.score` is "sigmoid"'),
+    (MIXTRAL.replace(" }", ", router { bias_speed = 0.1 } }"), "of `router.bias_speed`"),
+    (MIXTRAL.replace(" }", ", shared_experts = 1 }"), "`shared_experts` is 1"),
+    (LLAMA.replace(" }", ", qk_norm = true }"), "`qk_norm` is true"),
+])  # fmt: skip
 def test_a_model_that_no_config_describes_is_not_exported(tmp_path: Path, model: str, why: str):
     plan = plan_of(model)
     problem = not_written(plan.architecture)
@@ -397,17 +389,14 @@ def test_a_tokenizer_without_a_config_gets_one_and_the_template_of_the_run(tmp_p
     assert (generation["bos_token_id"], generation["eos_token_id"]) == (0, [1, 5])
 
 
-@pytest.mark.parametrize(
-    ("given", "begin", "ends", "found"),
-    [
-        ({}, 1, [2], (1, 2)),
-        ({"bos_token_id": 1, "eos_token_id": [9, 2]}, 1, [2], (1, [9, 2])),
-        ({"bos_token_id": 1, "eos_token_id": 2}, 1, [2, 5], (1, [2, 5])),
-        ({"bos_token_id": 7, "eos_token_id": 8}, 1, [2], (1, 2)),  # of another tokenizer
-        ({"bos_token_id": 7, "eos_token_id": 2}, 2, [2], (7, 2)),  # the tokenizer itself has no bos
-        ({"bos_token_id": None, "eos_token_id": None}, 2, [2], (2, 2)),
-    ],
-)
+@pytest.mark.parametrize(("given", "begin", "ends", "found"), [
+    ({}, 1, [2], (1, 2)),
+    ({"bos_token_id": 1, "eos_token_id": [9, 2]}, 1, [2], (1, [9, 2])),
+    ({"bos_token_id": 1, "eos_token_id": 2}, 1, [2, 5], (1, [2, 5])),
+    ({"bos_token_id": 7, "eos_token_id": 8}, 1, [2], (1, 2)),  # of another tokenizer
+    ({"bos_token_id": 7, "eos_token_id": 2}, 2, [2], (7, 2)),  # the tokenizer itself has no bos
+    ({"bos_token_id": None, "eos_token_id": None}, 2, [2], (2, 2)),
+])  # fmt: skip
 def test_ids_that_begin_and_end_a_text(given: dict, begin: int, ends: list[int], found: tuple):
     config = with_tokens({"other": 1, **given}, begin, ends)
     assert (config["bos_token_id"], config["eos_token_id"], config["other"]) == (*found, 1)
@@ -425,22 +414,19 @@ ROPES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        LLAMA,
-        LLAMA.replace("llama", "qwen3"),
-        LLAMA.replace("llama", "mistral").replace(" }", ", window = 7 }"),
-        LLAMA.replace("llama", "qwen3").replace(" }", ", window = 7, full_layers = [1] }"),
-        LLAMA.replace("llama", "qwen2").replace(" }", ", rope { scaling = linear, factor = 2 } }"),
-        LLAMA.replace("llama", "olmo2").replace(" }", ", attention_bias = true }"),
-        LLAMA.replace("llama", "smollm3").replace(" }", ", no_rope = [0], mlp_bias = true }"),
-        MIXTRAL,
-        MIXTRAL.replace("mixtral", "qwen2_moe").replace(" }", ", shared_ffn = 20, qkv_bias = false }"),
-        MIXTRAL.replace("mixtral", "qwen3_moe").replace(" }", ", expert_every = 2 }"),
-        QWEN_MOE.replace(" }", ", dense_layers = [1] }"),
-    ],
-)
+@pytest.mark.parametrize("model", [
+    LLAMA,
+    LLAMA.replace("llama", "qwen3"),
+    LLAMA.replace("llama", "mistral").replace(" }", ", window = 7 }"),
+    LLAMA.replace("llama", "qwen3").replace(" }", ", window = 7, full_layers = [1] }"),
+    LLAMA.replace("llama", "qwen2").replace(" }", ", rope { scaling = linear, factor = 2 } }"),
+    LLAMA.replace("llama", "olmo2").replace(" }", ", attention_bias = true }"),
+    LLAMA.replace("llama", "smollm3").replace(" }", ", no_rope = [0], mlp_bias = true }"),
+    MIXTRAL,
+    MIXTRAL.replace("mixtral", "qwen2_moe").replace(" }", ", shared_ffn = 20, qkv_bias = false }"),
+    MIXTRAL.replace("mixtral", "qwen3_moe").replace(" }", ", expert_every = 2 }"),
+    QWEN_MOE.replace(" }", ", dense_layers = [1] }"),
+])  # fmt: skip
 def test_a_new_config_is_read_as_the_same_model(tmp_path: Path, model: str):
     more = "rope_theta = 5e5, norm_eps = 1e-4, head_dim = 10, tie_embeddings = true"
     model = f"{model.removesuffix('}')}, {more} }}"

@@ -27,45 +27,21 @@ from xtrain.runtime.store.stored_weights import WeightReader
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "odd heads, tied", {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}),
     "rslora": ("qwen3", "plain", {"r": 3, "lora_alpha": 5, "use_rslora": True, "target_modules": ["q_proj", "v_proj"]}),
-    "dora": (
-        "llama",
-        "biased, scaled by yarn",
-        {"r": 3, "lora_alpha": 5, "use_dora": True, "target_modules": ["q_proj", "o_proj", "down_proj"]},
-    ),
-    "some layers": (
-        "llama",
-        "odd heads, tied",
-        {"r": 2, "lora_dropout": 0.05, "target_modules": ["up_proj", "o_proj"], "layers_to_transform": [1]},
-    ),
-    "patterns": (
-        "llama",
-        "odd heads, tied",
-        {
-            "r": 2,
-            "lora_alpha": 5,
-            "target_modules": ["q_proj", "v_proj", "up_proj"],
-            "rank_pattern": {"v_proj": 3},
-            "alpha_pattern": {"v_proj": 9, "layers.1.mlp.up_proj": 1},
-        },
-    ),
-    "ranks": (
-        "llama",
-        "odd heads, tied",
-        {
-            "r": 2,
-            "target_modules": ["v_proj", "o_proj", "up_proj"],
+    "dora": ("llama", "biased, scaled by yarn",
+        {"r": 3, "lora_alpha": 5, "use_dora": True, "target_modules": ["q_proj", "o_proj", "down_proj"]}),
+    "some layers": ("llama", "odd heads, tied",
+        {"r": 2, "lora_dropout": 0.05, "target_modules": ["up_proj", "o_proj"], "layers_to_transform": [1]}),
+    "patterns": ("llama", "odd heads, tied", {"r": 2, "lora_alpha": 5,
+            "target_modules": ["q_proj", "v_proj", "up_proj"], "rank_pattern": {"v_proj": 3},
+            "alpha_pattern": {"v_proj": 9, "layers.1.mlp.up_proj": 1}}),
+    "ranks": ("llama", "odd heads, tied", {"r": 2, "target_modules": ["v_proj", "o_proj", "up_proj"],
             "rank_pattern": {"v_proj": 3, "layers.0.mlp.up_proj": 5},
-            "alpha_pattern": {"layers.1.self_attn.o_proj": 7},
-        },
-    ),
-    "beside an embedding that is the head": (
-        "llama",
-        "odd heads, tied",
-        {"r": 2, "target_modules": ["v_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
-    ),
+            "alpha_pattern": {"layers.1.self_attn.o_proj": 7}}),
+    "beside an embedding that is the head": ("llama", "odd heads, tied",
+        {"r": 2, "target_modules": ["v_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}),
     "of the head": ("qwen3", "plain", {"r": 3, "lora_alpha": 5, "target_modules": ["k_proj", "lm_head"]}),
     "beside a head": ("qwen3", "plain", {"r": 2, "target_modules": ["k_proj"], "modules_to_save": ["lm_head"]}),
-}
+}  # fmt: skip
 
 
 def made(family: str, name: str, asked: dict[str, Any], folder: Path, *, with_head: bool = False) -> Any:
@@ -341,22 +317,13 @@ WRONG: dict[str, tuple[Change, str, str]] = {
     "a broken pattern": (config(alpha_pattern={"v_proj(": 3}), "X522", "`v_proj(` is no pattern"),
     "another rank": (config(r=3), "X522", "lora_A of model.layers.0.self_attn.v_proj has 2 rows, and `r` in"),
     "another rank of some": (config(rank_pattern={"v_proj": 4}), "X522", "has 2 rows, and `rank_pattern` in"),
-    "no rank": (
-        weights(lambda found: found.update({name: each.flatten()[:0, None] for name, each in found.items()})),
-        "X522",
-        "has 0 rows",
-    ),
+    "no rank": (weights(lambda found: found.update({name: each.flatten()[:0, None] for name, each in found.items()})),
+        "X522", "has 0 rows"),
     "no weights": (lambda folder: (folder / PEFT_WEIGHTS).unlink(), "X524", "cannot be read"),
-    "a pickle": (
-        lambda folder: (folder / PEFT_WEIGHTS).rename(folder / "adapter_model.bin"),
-        "X524",
-        "has its adapter as a pickle",
-    ),
-    "cut off": (
-        lambda folder: (folder / PEFT_WEIGHTS).write_bytes((folder / PEFT_WEIGHTS).read_bytes()[:-8]),
-        "X524",
-        "is cut off",
-    ),
+    "a pickle": (lambda folder: (folder / PEFT_WEIGHTS).rename(folder / "adapter_model.bin"), "X524",
+        "has its adapter as a pickle"),
+    "cut off": (lambda folder: (folder / PEFT_WEIGHTS).write_bytes((folder / PEFT_WEIGHTS).read_bytes()[:-8]), "X524",
+        "is cut off"),
     "no B": (weights(lambda found: found.pop(A.replace("lora_A", "lora_B"))), "X524", "is missing"),
     "no A": (weights(lambda found: found.pop(A)), "X524", "is not of this model"),
     "no magnitudes": (config(use_dora=True), "X524", "lora_magnitude_vector` are missing"),
@@ -364,10 +331,8 @@ WRONG: dict[str, tuple[Change, str, str]] = {
     "whole numbers": (weights(lambda found: found.update({A: found[A].int()})), "X524", "is stored as I32"),
     "another model": (
         weights(lambda found: [found.update({name.replace("v_proj", "c_attn"): found.pop(name)}) for name in [*found]]),
-        "X524",
-        "has A and B of no matrix of this model",
-    ),
-}
+        "X524", "has A and B of no matrix of this model"),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

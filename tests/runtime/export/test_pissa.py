@@ -23,25 +23,14 @@ from xtrain.runtime.store.base_weights import BaseWeights, take_out
 EXPERTS = r".*\.(experts\.\d+\.(gate|up|down)_proj|o_proj)"
 # Family, its model, settings of the adapter, and PEFT's.
 CASES: list[tuple[str, str, str, dict[str, Any]]] = [
-    (
-        "llama",
-        "odd heads, tied",
+    ("llama", "odd heads, tied",
         'rank = 4, alpha = 3, targets = ["q_proj", "o_proj", "down_proj"], ranks = { q_proj: 2 }',
-        {"r": 4, "lora_alpha": 3, "target_modules": ["q_proj", "o_proj", "down_proj"], "rank_pattern": {"q_proj": 2}},
-    ),
-    (
-        "qwen3",
-        "plain",
-        "rank = 3, alpha = 5, scaling = rslora",
-        {"r": 3, "lora_alpha": 5, "use_rslora": True, "target_modules": "all-linear"},
-    ),
-    (
-        "qwen3_moe",
-        "plain",
-        'rank = 2, alpha = 6, targets = ["experts", "o_proj"]',
-        {"r": 2, "lora_alpha": 6, "target_modules": EXPERTS},
-    ),
-]
+        {"r": 4, "lora_alpha": 3, "target_modules": ["q_proj", "o_proj", "down_proj"], "rank_pattern": {"q_proj": 2}}),
+    ("qwen3", "plain", "rank = 3, alpha = 5, scaling = rslora",
+        {"r": 3, "lora_alpha": 5, "use_rslora": True, "target_modules": "all-linear"}),
+    ("qwen3_moe", "plain", 'rank = 2, alpha = 6, targets = ["experts", "o_proj"]',
+        {"r": 2, "lora_alpha": 6, "target_modules": EXPERTS}),
+]  # fmt: skip
 
 
 def adapted(folder: Path, settings: str, more: str = "") -> Plan:

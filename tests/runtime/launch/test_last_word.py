@@ -56,14 +56,10 @@ def test_a_rank_that_finds_no_other_says_so(left, tmp_path, monkeypatch, capsys,
 
 
 @pytest.mark.parametrize("who", ["_stop", "_give_up"])
-@pytest.mark.parametrize(
-    ("fault", "code", "says"),
-    [
-        (EnvironmentFault("X706", "events.jsonl cannot be written: No space left on device"), 3, "error[X706]: events"),
-        (ZeroDivisionError("a mistake of ours"), 1, "a mistake of ours"),
-    ],
-    ids=["a full disk", "a mistake"],
-)
+@pytest.mark.parametrize(("fault", "code", "says"), [
+    (EnvironmentFault("X706", "events.jsonl cannot be written: No space left on device"), 3, "error[X706]: events"),
+    (ZeroDivisionError("a mistake of ours"), 1, "a mistake of ours"),
+], ids=["a full disk", "a mistake"])  # fmt: skip
 def test_a_run_whose_end_cannot_be_written_ends(left, tmp_path, monkeypatch, capsys, who, fault, code, says):
     """The thread that hears signals, and the one that gives a run up, do not end alone."""
 
@@ -164,15 +160,12 @@ def test_a_rank_that_fails_leaves_the_cause_to_the_first_one(first, left, tmp_pa
     assert (tmp_path / "error.json").exists() == bool(code)
 
 
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"rank": 1, "code": "X507"}, "error[X507]: rank 1: it is broken"),
-        ({"rank": 0, "code": "X507"}, "error[X507]: it is broken"),
-        ({"rank": 1, "code": "X705", "agreed": True}, "error[X705]: it is broken"),
-        ({"rank": None}, "error: it is broken"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "says"), [
+    ({"rank": 1, "code": "X507"}, "error[X507]: rank 1: it is broken"),
+    ({"rank": 0, "code": "X507"}, "error[X507]: it is broken"),
+    ({"rank": 1, "code": "X705", "agreed": True}, "error[X705]: it is broken"),
+    ({"rank": None}, "error: it is broken"),
+])  # fmt: skip
 def test_what_a_run_failed_of_is_left_where_the_launcher_looks(left, tmp_path, fields, says):
     plan: Any = SimpleNamespace(id="plan")
     workspace: Any = SimpleNamespace(directory=tmp_path, attempt="start-1")

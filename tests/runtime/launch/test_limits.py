@@ -30,17 +30,14 @@ def plan(tmp_path_factory) -> Plan:
     return found
 
 
-@pytest.mark.parametrize(
-    ("files", "left", "raised", "says"),
-    [
-        ((28, 28), None, None, "a process may have 28 files open, and a rank of this plan needs"),
-        ((28, 1 << 20), None, "needed", None),
-        ((28, EVER), None, "needed", None),
-        ((1024, 4096), 100_000, None, None),
-        ((EVER, EVER), None, None, None),
-        ((1024, 1024), 10, None, "may start 10 more processes and threads, and the ranks of this machine need"),
-    ],
-)
+@pytest.mark.parametrize(("files", "left", "raised", "says"), [
+    ((28, 28), None, None, "a process may have 28 files open, and a rank of this plan needs"),
+    ((28, 1 << 20), None, "needed", None),
+    ((28, EVER), None, "needed", None),
+    ((1024, 4096), 100_000, None, None),
+    ((EVER, EVER), None, None, None),
+    ((1024, 1024), 10, None, "may start 10 more processes and threads, and the ranks of this machine need"),
+])  # fmt: skip
 def test_limits_are_raised_or_reported_before_ranks_start(monkeypatch, plan, files, left, raised, says):
     now = [files]
     monkeypatch.setattr(resource, "getrlimit", lambda kind: now[-1])
@@ -88,18 +85,15 @@ def test_the_limit_of_a_user_counts_threads_and_is_none_for_root(monkeypatch, tm
     assert tasks_left(tmp_path) == left
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "says"),
-    [
-        (OSError(errno.EMFILE, "Too many open files"), "X738", "files may be open in a process"),
-        (RuntimeError("[enforce fail at socket.cc] Too many open files\nframe #0"), "X738", "open files"),
-        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "X738", "processes and threads"),
-        (RuntimeError("can't start new thread"), "X738", "processes and threads"),
-        (RuntimeError("NCCL: Error while creating shared memory segment /dev/shm/nccl-x\n"), "X736", "/dev/shm/nccl-x"),
-        (OSError(errno.ENOSPC, "No space left on device"), None, ""),
-        (EnvironmentFault("X706", "x cannot be written: Too many open files"), None, ""),
-    ],
-)
+@pytest.mark.parametrize(("error", "code", "says"), [
+    (OSError(errno.EMFILE, "Too many open files"), "X738", "files may be open in a process"),
+    (RuntimeError("[enforce fail at socket.cc] Too many open files\nframe #0"), "X738", "open files"),
+    (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "X738", "processes and threads"),
+    (RuntimeError("can't start new thread"), "X738", "processes and threads"),
+    (RuntimeError("NCCL: Error while creating shared memory segment /dev/shm/nccl-x\n"), "X736", "/dev/shm/nccl-x"),
+    (OSError(errno.ENOSPC, "No space left on device"), None, ""),
+    (EnvironmentFault("X706", "x cannot be written: Too many open files"), None, ""),
+])  # fmt: skip
 def test_a_limit_that_is_met_is_named(error, code, says):
     found = limit_fault(error)
     assert (found and found.code) == code and says in str(found)

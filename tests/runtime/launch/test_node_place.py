@@ -26,18 +26,15 @@ def no_slurm(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize(
-    ("hosts", "first"),
-    [
-        ("n1", "n1"),
-        ("n[1-4]", "n1"),
-        ("gpu-[007,009-012],m3", "gpu-007"),
-        ("a,b", "a"),
-        ("127.0.0.[1-2]", "127.0.0.1"),
-        ("rack[2-3]-ib", "rack2-ib"),
-        ("n01.cluster.example", "n01.cluster.example"),
-    ],
-)
+@pytest.mark.parametrize(("hosts", "first"), [
+    ("n1", "n1"),
+    ("n[1-4]", "n1"),
+    ("gpu-[007,009-012],m3", "gpu-007"),
+    ("a,b", "a"),
+    ("127.0.0.[1-2]", "127.0.0.1"),
+    ("rack[2-3]-ib", "rack2-ib"),
+    ("n01.cluster.example", "n01.cluster.example"),
+])  # fmt: skip
 def test_the_first_host_of_a_list_of_slurm(hosts, first):
     assert first_host(hosts) == first
 
@@ -76,30 +73,24 @@ def test_a_shell_that_srun_has_opened_is_no_start(monkeypatch):
     assert node_place(plan(1), None, None) is None
 
 
-@pytest.mark.parametrize(
-    ("nodes", "index", "meet", "says"),
-    [
-        (2, 0, None, "--node and --meet belong together"),
-        (2, None, "n01:1", "--node and --meet belong together"),
-        (2, 2, "n01:29500", "--node 2 of a plan for 2 nodes"),
-        (2, 0, "n01", "`n01` is no place to meet"),
-        (2, 0, "n01:99999", "is no place to meet"),
-    ],
-)
+@pytest.mark.parametrize(("nodes", "index", "meet", "says"), [
+    (2, 0, None, "--node and --meet belong together"),
+    (2, None, "n01:1", "--node and --meet belong together"),
+    (2, 2, "n01:29500", "--node 2 of a plan for 2 nodes"),
+    (2, 0, "n01", "`n01` is no place to meet"),
+    (2, 0, "n01:99999", "is no place to meet"),
+])  # fmt: skip
 def test_places_that_cannot_be(nodes, index, meet, says):
     with pytest.raises(EnvironmentFault, match=says) as refused:
         node_place(plan(nodes), index, meet)
     assert refused.value.code == "X703"
 
 
-@pytest.mark.parametrize(
-    ("nodes", "changes", "says"),
-    [
-        (2, {"STEP_NUM_TASKS": "16"}, "16 tasks on 2 nodes"),
-        (1, {"STEP_NUM_TASKS": "8", "STEP_NUM_NODES": "1"}, "8 tasks on 1 node, and"),  # each would be a whole run
-        (4, {}, "the plan is for 4 nodes, and this step of Slurm has 2"),
-    ],
-)
+@pytest.mark.parametrize(("nodes", "changes", "says"), [
+    (2, {"STEP_NUM_TASKS": "16"}, "16 tasks on 2 nodes"),
+    (1, {"STEP_NUM_TASKS": "8", "STEP_NUM_NODES": "1"}, "8 tasks on 1 node, and"),  # each would be a whole run
+    (4, {}, "the plan is for 4 nodes, and this step of Slurm has 2"),
+])  # fmt: skip
 def test_steps_of_slurm_that_do_not_fit(monkeypatch, nodes, changes, says):
     for name, value in {**STEP, **changes}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
@@ -107,21 +98,18 @@ def test_steps_of_slurm_that_do_not_fit(monkeypatch, nodes, changes, says):
         node_place(plan(nodes), None, None)
 
 
-@pytest.mark.parametrize(
-    ("codes", "asked", "code"),
-    [
-        ([0, 0], [], 0),
-        ([75, 75], [], 75),
-        ([0, 75], [], 75),
-        ([75, 1], [], 1),
-        ([-9, 3], [], 3),
-        ([0, -9], [], 1),
-        ([-signal.SIGUSR1, -signal.SIGUSR1], [signal.SIGUSR1], 75),  # they were only starting
-        ([-signal.SIGINT, 0], [signal.SIGINT], 130),
-        ([-signal.SIGUSR1], [], 1),
-        ([-signal.SIGUSR1, 2], [signal.SIGUSR1], 2),
-    ],
-)
+@pytest.mark.parametrize(("codes", "asked", "code"), [
+    ([0, 0], [], 0),
+    ([75, 75], [], 75),
+    ([0, 75], [], 75),
+    ([75, 1], [], 1),
+    ([-9, 3], [], 3),
+    ([0, -9], [], 1),
+    ([-signal.SIGUSR1, -signal.SIGUSR1], [signal.SIGUSR1], 75),  # they were only starting
+    ([-signal.SIGINT, 0], [signal.SIGINT], 130),
+    ([-signal.SIGUSR1], [], 1),
+    ([-signal.SIGUSR1, 2], [signal.SIGUSR1], 2),
+])  # fmt: skip
 def test_one_exit_code_for_a_machine(codes, asked, code):
     assert exit_code_of_all(codes, asked) == code
 

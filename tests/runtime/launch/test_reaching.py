@@ -45,16 +45,13 @@ def names(monkeypatch) -> dict[str, str]:
     return known
 
 
-@pytest.mark.parametrize(
-    ("address", "meet", "says"),
-    [
-        (None, "10.0.0.1", "`me`: the name does not resolve: Temporary failure"),
-        ("127.0.1.1", "first", "`me`: the name leads to 127.0.1.1, which is only known on this machine"),
-        ("192.0.2.7", "first", "`me`: the name leads to 192.0.2.7, which is not an address of this machine"),
-        (None, "127.0.0.1", None),  # a single machine
-        (None, "localhost", None),
-    ],
-)
+@pytest.mark.parametrize(("address", "meet", "says"), [
+    (None, "10.0.0.1", "`me`: the name does not resolve: Temporary failure"),
+    ("127.0.1.1", "first", "`me`: the name leads to 127.0.1.1, which is only known on this machine"),
+    ("192.0.2.7", "first", "`me`: the name leads to 192.0.2.7, which is not an address of this machine"),
+    (None, "127.0.0.1", None),  # a single machine
+    (None, "localhost", None),
+])  # fmt: skip
 def test_an_own_name_by_which_no_other_machine_comes(names, address, meet, says):
     if address:
         names["me"] = address

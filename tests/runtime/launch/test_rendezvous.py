@@ -135,15 +135,12 @@ def test_ranks_notice_that_the_first_one_has_ended(place, monkeypatch, when):
     assert "rank 1 of 3: the first rank is not there at localhost:" in str(fault) and "\n" not in str(fault)
 
 
-@pytest.mark.parametrize(
-    ("rank", "name", "value", "says"),
-    [
-        ("0", "MASTER_PORT", None, r"rank 0 of 3: the ranks cannot meet at localhost:\(no MASTER_PORT\)"),
-        ("2", "MASTER_PORT", None, "rank 2 of 3: the first rank is not there"),
-        ("0", "MASTER_PORT", "many", "rank 0 of 3: the ranks cannot meet at localhost:many"),
-        ("2", "MASTER_PORT", "1", "rank 2 of 3: the first rank is not there at localhost:1"),
-    ],
-)
+@pytest.mark.parametrize(("rank", "name", "value", "says"), [
+    ("0", "MASTER_PORT", None, r"rank 0 of 3: the ranks cannot meet at localhost:\(no MASTER_PORT\)"),
+    ("2", "MASTER_PORT", None, "rank 2 of 3: the first rank is not there"),
+    ("0", "MASTER_PORT", "many", "rank 0 of 3: the ranks cannot meet at localhost:many"),
+    ("2", "MASTER_PORT", "1", "rank 2 of 3: the first rank is not there at localhost:1"),
+])  # fmt: skip
 def test_a_place_where_nobody_can_meet_is_reported(place, monkeypatch, rank, name, value, says):
     monkeypatch.setattr(meeting, "PATIENCE", 0.5)
     monkeypatch.setenv("RANK", rank)

@@ -143,20 +143,9 @@ def test_without_restarts_a_failure_ends_the_run(run):
         ([], Ended(signal=signal.SIGINT), 130),
         ([{"event": "run_end", "step": 9, "status": "stopped", "exit_code": 75}], Ended(signal=signal.SIGTERM), 75),
     ],
-    ids=[
-        "environment",
-        "environment that took no word",
-        "agreed",
-        "not stopped",
-        "signal",
-        "deadline",
-        "limit",
-        "command",
-        "sigterm",
-        "sigint",
-        "stopped",
-    ],
-)
+    ids=["environment", "environment that took no word", "agreed", "not stopped", "signal", "deadline", "limit",
+        "command", "sigterm", "sigint", "stopped"],
+)  # fmt: skip
 def test_what_would_happen_again_and_what_was_asked_for_is_not_started_again(run, said, ended, code):
     found, events = run("restarts = 5", [(said, ended)])
     assert found == code and not of(events, "restart") and len(of(events, "run_end")) == 1
@@ -165,18 +154,15 @@ def test_what_would_happen_again_and_what_was_asked_for_is_not_started_again(run
 LOST = {"event": "failure", "step": 0, "rank": 0, "error": "lost contact", "exit_code": 1, "lost": True}
 
 
-@pytest.mark.parametrize(
-    ("said", "ended", "name", "reason"),
-    [
-        ([], Ended(signal=signal.SIGHUP), "sigterm", "xtrain run received SIGHUP before the first step"),
-        ([], Ended(signal=signal.SIGUSR1), "sigusr1", "xtrain run received SIGUSR1 before the first step"),
-        ([], Ended(signal=signal.SIGTERM, who="the first rank"), "sigterm", "the first rank received SIGTERM before"),
-        ([], Ended(failures={1: -signal.SIGTERM}), "sigterm", "rank 1 was killed by SIGTERM before the first step"),
-        ([], Ended(failures={0: -signal.SIGTERM, 1: -signal.SIGINT}), "sigint", "rank 1 was killed by SIGINT before"),
-        ([LOST], Ended(failures={0: 1, 1: -signal.SIGINT}), "sigint", "rank 1 was killed by SIGINT before the first"),
-        (BEGUN, Ended(signal=signal.SIGINT, at_once=True), "sigint", "Ctrl-C was pressed a second time"),
-    ],
-)
+@pytest.mark.parametrize(("said", "ended", "name", "reason"), [
+    ([], Ended(signal=signal.SIGHUP), "sigterm", "xtrain run received SIGHUP before the first step"),
+    ([], Ended(signal=signal.SIGUSR1), "sigusr1", "xtrain run received SIGUSR1 before the first step"),
+    ([], Ended(signal=signal.SIGTERM, who="the first rank"), "sigterm", "the first rank received SIGTERM before"),
+    ([], Ended(failures={1: -signal.SIGTERM}), "sigterm", "rank 1 was killed by SIGTERM before the first step"),
+    ([], Ended(failures={0: -signal.SIGTERM, 1: -signal.SIGINT}), "sigint", "rank 1 was killed by SIGINT before"),
+    ([LOST], Ended(failures={0: 1, 1: -signal.SIGINT}), "sigint", "rank 1 was killed by SIGINT before the first"),
+    (BEGUN, Ended(signal=signal.SIGINT, at_once=True), "sigint", "Ctrl-C was pressed a second time"),
+])  # fmt: skip
 def test_a_stop_that_no_rank_could_answer_names_its_cause(run, said, ended, name, reason):
     _, events = run("restarts = 5", [(said, ended)])
     (stop,), (end,) = of(events, "signal"), of(events, "run_end")
@@ -289,25 +275,18 @@ def test_another_plan_than_the_recorded_one_is_not_run(run, monkeypatch):
 # Why a worker group has failed ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("said", "ended", "reason", "ranks"),
-    [
-        ([], Ended(failures={2: -9, 0: 1}), "rank 2 was killed by SIGKILL", (2,)),
-        ([], Ended(failures={1: -9, 3: -9}), "ranks 1, 3 were killed by SIGKILL", (1, 3)),
-        ([failure(0, "gone", lost=True), failure(1, "bad\nline")], Ended(), "rank 1 failed: bad", (1,)),
-        ([failure(0, "gone", lost=True)], Ended(failures={0: 1, 1: 1}), "rank 1 exited with code 1", (1,)),
-        (
-            [{"event": "stuck", "ranks": [1], "node": "step.forward", "seconds": 12.0}, failure(1)],
-            Ended(failures={1: -9, 0: 1}),
-            "rank 1 made no progress in step.forward for 12.0 s",
-            (1,),
-        ),
-        ([failure(0, "bad")], Ended(failures={0: 1, 1: -signal.SIGTERM}), "rank 0 failed: bad", (0,)),
-        ([], Ended(failures={0: 7, 1: -signal.SIGTERM}), "rank 0 exited with code 7", (0,)),
-        ([], Ended(failures={1: -signal.SIGTERM}), "rank 1 was killed by SIGTERM", (1,)),
-        ([], Ended(), "the ranks exited without reporting a reason", ()),
-    ],
-)
+@pytest.mark.parametrize(("said", "ended", "reason", "ranks"), [
+    ([], Ended(failures={2: -9, 0: 1}), "rank 2 was killed by SIGKILL", (2,)),
+    ([], Ended(failures={1: -9, 3: -9}), "ranks 1, 3 were killed by SIGKILL", (1, 3)),
+    ([failure(0, "gone", lost=True), failure(1, "bad\nline")], Ended(), "rank 1 failed: bad", (1,)),
+    ([failure(0, "gone", lost=True)], Ended(failures={0: 1, 1: 1}), "rank 1 exited with code 1", (1,)),
+    ([{"event": "stuck", "ranks": [1], "node": "step.forward", "seconds": 12.0}, failure(1)],
+        Ended(failures={1: -9, 0: 1}), "rank 1 made no progress in step.forward for 12.0 s", (1,)),
+    ([failure(0, "bad")], Ended(failures={0: 1, 1: -signal.SIGTERM}), "rank 0 failed: bad", (0,)),
+    ([], Ended(failures={0: 7, 1: -signal.SIGTERM}), "rank 0 exited with code 7", (0,)),
+    ([], Ended(failures={1: -signal.SIGTERM}), "rank 1 was killed by SIGTERM", (1,)),
+    ([], Ended(), "the ranks exited without reporting a reason", ()),
+])  # fmt: skip
 def test_the_first_cause_is_named(said, ended, reason, ranks):
     cause = find_failure_cause(events_of(said), ended)
     assert cause is not None and (cause.reason, cause.ranks) == (reason, ranks)

@@ -113,15 +113,12 @@ def test_steps_that_take_much_longer_are_reported_once_and_their_end_too():
     assert (last, cleared.state) == (84, "cleared")
 
 
-@pytest.mark.parametrize(
-    "seconds",
-    [
-        [1.0] * 60 + [9.0, 9.0, 9.0, 9.0, 1.0] * 5,  # never five in a row
-        [9.0] * 40 + [30.0] * 9,  # nobody knows yet what is usual
-        [0.01] * 60 + [0.03] * 30,  # together not a second
-        [1.0] * 60 + [1.9] * 60,
-    ],
-)
+@pytest.mark.parametrize("seconds", [
+    [1.0] * 60 + [9.0, 9.0, 9.0, 9.0, 1.0] * 5,  # never five in a row
+    [9.0] * 40 + [30.0] * 9,  # nobody knows yet what is usual
+    [0.01] * 60 + [0.03] * 30,  # together not a second
+    [1.0] * 60 + [1.9] * 60,
+])  # fmt: skip
 def test_what_is_not_slow(seconds):
     assert numbered(map(SlowDetector(2.0, 100).take, seconds)) == []
 
@@ -160,17 +157,14 @@ def test_a_disk_that_fills_and_is_tidied():
     assert cleared is not None and cleared.state == "cleared"
 
 
-@pytest.mark.parametrize(
-    ("detector", "limit", "words"),
-    [
-        (DiskDetector(None, 10 * GIB, None), 10, "are free"),
-        (DiskDetector(0.01, None, 20 * GIB), 20, "checkpoint, 20.0 GiB, does not fit"),
-        (DiskDetector(0.5, None, 20 * GIB), 50, "does not fit"),
-        (DiskDetector(0.5, None, None, 30 * GIB), 30, "are free"),
-        (DiskDetector(0.2, None, None, 30 * GIB), 20, "are free"),
-        (DiskDetector(0.5, None, 20 * GIB, 10 * GIB), 20, "does not fit"),
-    ],
-)
+@pytest.mark.parametrize(("detector", "limit", "words"), [
+    (DiskDetector(None, 10 * GIB, None), 10, "are free"),
+    (DiskDetector(0.01, None, 20 * GIB), 20, "checkpoint, 20.0 GiB, does not fit"),
+    (DiskDetector(0.5, None, 20 * GIB), 50, "does not fit"),
+    (DiskDetector(0.5, None, None, 30 * GIB), 30, "are free"),
+    (DiskDetector(0.2, None, None, 30 * GIB), 20, "are free"),
+    (DiskDetector(0.5, None, 20 * GIB, 10 * GIB), 20, "does not fit"),
+])  # fmt: skip
 def test_what_has_to_be_free(detector, limit, words):
     found = detector.take(5 * GIB, 100 * GIB)
     assert found is not None and found.limit == limit * GIB and words in found.message

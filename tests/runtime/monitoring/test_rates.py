@@ -27,12 +27,8 @@ def rates(work: Work = LLAMA_8B, devices: int = 1, peak: float | None = 989e12) 
 
 @pytest.mark.parametrize(
     "lengths, model, hardware",
-    [
-        ((4096,), 210.82, 281.10),
-        ((1024,) * 4, 191.03, 254.71),
-        ((2048, 1024, 512, 512), 193.51, 258.01),
-    ],
-)
+    [((4096,), 210.82, 281.10), ((1024,) * 4, 191.03, 254.71), ((2048, 1024, 512, 512), 193.51, 258.01)],
+)  # fmt: skip
 def test_operations_of_packed_rows(lengths, model, hardware):
     """Published for rows of 4,096 positions, in TFLOP; the second with all of the forward done again."""
     assert round(rates().model_flops(counted(*lengths)) / 1e12, 2) == model

@@ -53,13 +53,9 @@ def test_every_storage_once_by_what_it_is_for():
     weights = FLOAT * (100 + 10 + 10)
     states = {name: before.device[name] for name in CATEGORIES[:-1]}
     assert states == {
-        "parameters": weights,
-        "gradients": weights,
-        "optimizer": 2 * weights,
-        "averages": weights,
-        "unsharded": 0,
+        "parameters": weights, "gradients": weights, "optimizer": 2 * weights, "averages": weights, "unsharded": 0,
         "buffers": 7 * FLOAT,
-    }
+    }  # fmt: skip
     views = [model.first.weight[2:], model.counts.view(7, 1), averages[0].t()]
     tensor = torch.zeros(10_000_000)
     parts = [tensor[:10], tensor[10:], tensor.view(torch.int32)]

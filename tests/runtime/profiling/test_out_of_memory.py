@@ -26,21 +26,18 @@ def of_torch() -> BaseException:
     return caught.value
 
 
-@pytest.mark.parametrize(
-    ("error", "yes"),
-    [
-        (MemoryError(), True),
-        (of_torch(), True),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
-        (RuntimeError("std::bad_alloc"), True),
-        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
-        (OSError(12, "Cannot allocate memory"), True),
-        (raised_from(MemoryError()), True),
-        (RuntimeError("shapes do not fit"), False),
-        (ValueError("out of memory lane"), False),
-        (raised_from(KeyError("memory")), False),
-    ],
-)
+@pytest.mark.parametrize(("error", "yes"), [
+    (MemoryError(), True),
+    (of_torch(), True),
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+    (RuntimeError("std::bad_alloc"), True),
+    (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
+    (OSError(12, "Cannot allocate memory"), True),
+    (raised_from(MemoryError()), True),
+    (RuntimeError("shapes do not fit"), False),
+    (ValueError("out of memory lane"), False),
+    (raised_from(KeyError("memory")), False),
+])  # fmt: skip
 def test_what_counts_as_out_of_memory(error, yes):
     assert ran_out(error) is yes
 

@@ -42,51 +42,45 @@ def test_sets_of_instants(one, other):
     assert union(np.concatenate(both)).shape[1] == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("aten::mm", "matmul"),
-        ("aten::addmm", "matmul"),
-        ("aten::_grouped_mm", "matmul"),
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "matmul"),
-        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT", "matmul"),
-        ("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm>", "matmul"),
-        ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "attention"),
-        ("void flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>", "attention"),
-        ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80", "attention"),
-        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", "attention"),
-        ("triton_tem_fused_flex_attention_0", "attention"),
-        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "communication"),
-        ("gloo:all_reduce", "communication"),
-        ("c10d::_allgather_base_", "communication"),
-        ("_c10d_functional::wait_tensor", "communication"),
-        ("Memcpy HtoD (Pinned -> Device)", "copies"),
-        ("Memset (Device)", "copies"),
-        ("aten::copy_", "copies"),
-        ("fsdp::all_gather_copy_in", "copies"),
-        ("aten::mul", "other"),
-        ("aten::embedding", "other"),
-        ("aten::_fused_adamw_", "other"),
-        ("aten::sum", "other"),
-        ("triton_poi_fused_add_mul_0", "other"),
-    ],
-)
+@pytest.mark.parametrize(("name", "kind"), [
+    ("aten::mm", "matmul"),
+    ("aten::addmm", "matmul"),
+    ("aten::_grouped_mm", "matmul"),
+    ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "matmul"),
+    ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT", "matmul"),
+    ("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm>", "matmul"),
+    ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "attention"),
+    ("void flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>", "attention"),
+    ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80", "attention"),
+    ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", "attention"),
+    ("triton_tem_fused_flex_attention_0", "attention"),
+    ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "communication"),
+    ("gloo:all_reduce", "communication"),
+    ("c10d::_allgather_base_", "communication"),
+    ("_c10d_functional::wait_tensor", "communication"),
+    ("Memcpy HtoD (Pinned -> Device)", "copies"),
+    ("Memset (Device)", "copies"),
+    ("aten::copy_", "copies"),
+    ("fsdp::all_gather_copy_in", "copies"),
+    ("aten::mul", "other"),
+    ("aten::embedding", "other"),
+    ("aten::_fused_adamw_", "other"),
+    ("aten::sum", "other"),
+    ("triton_poi_fused_add_mul_0", "other"),
+])  # fmt: skip
 def test_kinds(name, kind):
     assert kind_of(name) == kind
 
 
-@pytest.mark.parametrize(
-    ("name", "calls"),
-    [
-        ("autograd::engine::evaluate_function: MmBackward0", True),
-        ("torch::autograd::AccumulateGrad", True),
-        ("AddmmBackward0", True),
-        ("ChunkedCrossEntropy", True),
-        ("aten::mm", False),
-        ("CompiledFunctionBackward", False),
-        ("Torch-Compiled Region: 0/0", False),
-    ],
-)
+@pytest.mark.parametrize(("name", "calls"), [
+    ("autograd::engine::evaluate_function: MmBackward0", True),
+    ("torch::autograd::AccumulateGrad", True),
+    ("AddmmBackward0", True),
+    ("ChunkedCrossEntropy", True),
+    ("aten::mm", False),
+    ("CompiledFunctionBackward", False),
+    ("Torch-Compiled Region: 0/0", False),
+])  # fmt: skip
 def test_what_only_calls_others_is_no_work(name, calls):
     assert only_calls(name) == calls
 

@@ -104,15 +104,12 @@ def test_steps_that_come_again_are_moved_aside(tmp_path):
     assert trim_after(tmp_path / "none.jsonl", 0, aside) == 0
 
 
-@pytest.mark.parametrize(
-    ("left", "kept"),
-    [
-        (b'{"step":1}\n{"step":2,"ev', b'{"step":1}\n{"step":2,"ev\n'),
-        (b'{"step":1}\n' + bytes(100), b'{"step":1}\n'),  # after a power cut
-        (b'{"step":1}\n{"st' + bytes(2_000_000), b'{"step":1}\n{"st\n'),
-        (bytes(3), b""),
-    ],
-)
+@pytest.mark.parametrize(("left", "kept"), [
+    (b'{"step":1}\n{"step":2,"ev', b'{"step":1}\n{"step":2,"ev\n'),
+    (b'{"step":1}\n' + bytes(100), b'{"step":1}\n'),  # after a power cut
+    (b'{"step":1}\n{"st' + bytes(2_000_000), b'{"step":1}\n{"st\n'),
+    (bytes(3), b""),
+])  # fmt: skip
 def test_what_a_crash_has_left_is_ended_and_the_next_line_is_whole(tmp_path, left, kept):
     path = tmp_path / "events.jsonl"
     path.write_bytes(left)

@@ -17,14 +17,8 @@ from xtrain.runtime.observe.heartbeat import WAITS
 from xtrain.runtime.observe.records import Records
 
 TIMES = {
-    "tokens_per_second",
-    "step_seconds",
-    "data_seconds",
-    "tflops",
-    "mfu",
-    "comm_seconds",
-    "valid_tokens_per_second",
-}
+    "tokens_per_second", "step_seconds", "data_seconds", "tflops", "mfu", "comm_seconds", "valid_tokens_per_second",
+}  # fmt: skip
 
 
 @pytest.fixture

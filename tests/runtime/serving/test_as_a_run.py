@@ -45,17 +45,13 @@ def test_the_trial_has_answers_that_are_learned_and_steps_that_clip(lab: Laborat
         assert all(norm > ADAM["grad_clip_norm"] for _, _, norm in local(lab, trial).curve)
 
 
-@pytest.mark.parametrize(
-    ("layout", "calls"),
-    [
-        (("parallel.tp=2",), 3),
-        ((), 1),
-        (("parallel.fsdp=2", "parallel.tp=2"), 3),
-        (("parallel.fsdp=2", "parallel.tp=2"), 1),
-        (("parallel.fsdp=2", "parallel.tp=2"), 7),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("layout", "calls"), [
+    (("parallel.tp=2",), 3),
+    ((), 1),
+    (("parallel.fsdp=2", "parallel.tp=2"), 3),
+    (("parallel.fsdp=2", "parallel.tp=2"), 1),
+    (("parallel.fsdp=2", "parallel.tp=2"), 7),
+], ids=str)  # fmt: skip
 def test_a_client_with_the_texts_of_a_run_trains_as_the_run(
     lab: Laboratory, tmp_path: Path, layout: tuple[str, ...], calls: int
 ) -> None:
@@ -64,18 +60,14 @@ def test_a_client_with_the_texts_of_a_run_trains_as_the_run(
     compare(found, tmp_path / "run", lab, ADAPTER)
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        ("parallel.fsdp=2",),
-        (),
-        ("parallel.tp=2",),
-        ("parallel.fsdp=2", "parallel.tp=2"),
-        ("parallel.pp=2",),
-        ("parallel.cp=2", "parallel.cp.ring=2"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("layout", [
+    ("parallel.fsdp=2",),
+    (),
+    ("parallel.tp=2",),
+    ("parallel.fsdp=2", "parallel.tp=2"),
+    ("parallel.pp=2",),
+    ("parallel.cp=2", "parallel.cp.ring=2"),
+], ids=str)  # fmt: skip
 def test_all_of_a_model_is_trained_as_a_run_trains_it(lab: Laboratory, tmp_path: Path, layout: tuple[str, ...]) -> None:
     """Samples, forwards, saves and another model that was there before change nothing of it."""
     plan = server_plan(tmp_path, "model.layers=2", *layout, model=MODELS["dense"], rows=4, rank=0)

@@ -91,19 +91,16 @@ def test_samples_of_a_prompt_have_its_pages_together():
     assert len(full.free) == 12, "what cannot begin has nothing"
 
 
-@pytest.mark.parametrize(
-    ("written", "stops", "most", "length"),
-    [
-        (b"abcabd", {}, 6, 6),
-        (b"abcabd", {}, 4, 4),
-        (b"abcabd", {"stop_texts": ("abd",)}, 9, 6),  # over three tokens
-        (b"abcabd", {"stop_texts": ("x", "ca")}, 9, 4),
-        (b"abcabd", {"stop_tokens": {ord("c")}}, 9, 3),
-        (b"abcabd", {"stop_tokens": {ord("b")}, "stop_texts": ("abc",)}, 9, 2),
-        ([97, 257, 98], {"stop_at_end": True}, 9, 2),
-        ([97, 257, 98], {}, 9, None),
-    ],
-)
+@pytest.mark.parametrize(("written", "stops", "most", "length"), [
+    (b"abcabd", {}, 6, 6),
+    (b"abcabd", {}, 4, 4),
+    (b"abcabd", {"stop_texts": ("abd",)}, 9, 6),  # over three tokens
+    (b"abcabd", {"stop_texts": ("x", "ca")}, 9, 4),
+    (b"abcabd", {"stop_tokens": {ord("c")}}, 9, 3),
+    (b"abcabd", {"stop_tokens": {ord("b")}, "stop_texts": ("abc",)}, 9, 2),
+    ([97, 257, 98], {"stop_at_end": True}, 9, 2),
+    ([97, 257, 98], {}, 9, None),
+])  # fmt: skip
 def test_a_sample_ends_with_what_ends_it(written, stops, most, length):
     values = {"seed": 1, "most": most, "stop_tokens": (), "stop_texts": (), "stop_at_end": False, **stops}
     row = DrawnRow(request="a", number=0, values=values, prompt=np.array([256]))

@@ -88,16 +88,10 @@ ULYSSES = pytest.param(("parallel.cp=2", "parallel.cp.ulysses=2"), marks=pytest.
 
 @pytest.mark.parametrize(
     "sets",
-    [
-        (),
-        pytest.param(("parallel.fsdp=2",), marks=pytest.mark.matrix),
-        ("parallel.tp=2",),
-        PP,
-        pytest.param(RING, marks=pytest.mark.matrix),
-        ULYSSES,
-    ],
+    [(), pytest.param(("parallel.fsdp=2",), marks=pytest.mark.matrix), ("parallel.tp=2",), PP,
+        pytest.param(RING, marks=pytest.mark.matrix), ULYSSES],
     ids=["one", "fsdp", "tp", "pp", "ring", "ulysses"],
-)
+)  # fmt: skip
 def test_samples_have_the_probabilities_of_training(sets: tuple[str, ...], tmp_path: Path):
     found = served(server_plan(tmp_path, *sets), sampled, tmp_path / "run")
     adapted, base = found["first"]
@@ -178,15 +172,11 @@ def joined(engine: Any, folder: Path) -> dict[str, Any]:
     return {"alone": alone, "found": found, "order": order, "messages": messages}
 
 
-@pytest.mark.parametrize(
-    ("model", "sets"),
-    [
-        pytest.param("", (), marks=pytest.mark.matrix),  # one block of the other is without a window
-        (WINDOWED, ()),
-        *(pytest.param("", sets, marks=pytest.mark.slow) for sets in (("parallel.tp=2",), PP, RING)),
-    ],
-    ids=["llama", "window", "tp", "pp", "ring"],
-)
+@pytest.mark.parametrize(("model", "sets"), [
+    pytest.param("", (), marks=pytest.mark.matrix),  # one block of the other is without a window
+    (WINDOWED, ()),
+    *(pytest.param("", sets, marks=pytest.mark.slow) for sets in (("parallel.tp=2",), PP, RING)),
+], ids=["llama", "window", "tp", "pp", "ring"])  # fmt: skip
 def test_samples_that_join_others_are_those_that_they_are_alone(model: str, sets: tuple[str, ...], tmp_path: Path):
     plan = server_plan(tmp_path, *sets, **({"model": model} if model else {}))
     found = served(plan, joined, tmp_path / "run")
@@ -266,15 +256,12 @@ EXPERTS = 'adapter.targets=["self_attn", "experts"]'
 
 @pytest.mark.parametrize(
     ("model", "sets"),
-    [
-        ("", ()),
-        pytest.param("", PP, marks=pytest.mark.slow),
+    [("", ()), pytest.param("", PP, marks=pytest.mark.slow),
         pytest.param("", ("parallel.fsdp=2",), marks=pytest.mark.slow),
         pytest.param(MIXTURE, (EXPERTS,), marks=pytest.mark.slow),
-        pytest.param(MIXTURE, (EXPERTS, "parallel.fsdp=2", "parallel.ep=2"), marks=pytest.mark.slow),
-    ],
+        pytest.param(MIXTURE, (EXPERTS, "parallel.fsdp=2", "parallel.ep=2"), marks=pytest.mark.slow)],
     ids=["one", "pp", "fsdp", "experts", "spread experts"],
-)
+)  # fmt: skip
 def test_samples_of_several_adapters_are_written_in_one_forward(model: str, sets: tuple[str, ...], tmp_path: Path):
     plan = server_plan(tmp_path, *sets, **({"model": model} if model else {}))
     found = served(plan, of_many_weights, tmp_path / "run")

@@ -69,19 +69,11 @@ def adam(**changed: float) -> Adam:
 CLIENTS = {
     "plain": Client(rank=8, seed=1, loss="cross_entropy", settings={}, adam=adam()),
     "narrow": Client(rank=3, seed=2, loss="ppo", settings={}, adam=adam(weight_decay=0.1, clip=0.5), mlp=False),
-    "wide": Client(
-        rank=5, seed=5, loss="cross_entropy", settings={}, adam=adam(rate=3e-3, beta2=0.99), wide=(3, 0, 1, 2)
-    ),
-    "weights": Client(
-        rank=4,
-        seed=4,
-        loss="cispo",
-        settings={"clip_high_threshold": 1.5},
-        adam=adam(clip=0.1),
-        attn=False,
-        unembed=False,
-    ),
-}
+    "wide": Client(rank=5, seed=5, loss="cross_entropy", settings={}, adam=adam(rate=3e-3, beta2=0.99),
+        wide=(3, 0, 1, 2)),
+    "weights": Client(rank=4, seed=4, loss="cispo", settings={"clip_high_threshold": 1.5}, adam=adam(clip=0.1),
+        attn=False, unembed=False),
+}  # fmt: skip
 
 
 def train(engine: Any, folder: Path, calls: int, steps: int) -> dict[str, Any]:
@@ -196,16 +188,13 @@ MIXTURE = """qwen3_moe {
 }"""
 
 
-@pytest.mark.parametrize(
-    ("sets", "model", "kinds"),
-    [
-        ((), LLAMA, {"attn", "mlp", "unembed"}),
-        (('adapter.targets=["self_attn"]',), LLAMA, {"attn"}),
-        (('adapter.targets=["mlp"]',), LLAMA, {"mlp"}),
-        ((), MIXTURE, {"attn", "unembed"}),
-        (('adapter.targets=["experts"]',), MIXTURE, {"mlp"}),
-    ],
-)
+@pytest.mark.parametrize(("sets", "model", "kinds"), [
+    ((), LLAMA, {"attn", "mlp", "unembed"}),
+    (('adapter.targets=["self_attn"]',), LLAMA, {"attn"}),
+    (('adapter.targets=["mlp"]',), LLAMA, {"mlp"}),
+    ((), MIXTURE, {"attn", "unembed"}),
+    (('adapter.targets=["experts"]',), MIXTURE, {"mlp"}),
+])  # fmt: skip
 def test_clients_may_choose_among_matrices_that_have_an_adapter(
     sets: tuple[str, ...], model: str, kinds: set[str], tmp_path: Path
 ):

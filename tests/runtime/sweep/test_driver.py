@@ -81,12 +81,10 @@ def test_halving_stops_those_that_fall_behind_at_the_same_budgets(tmp_path: Path
 
 @pytest.mark.parametrize(
     "method",
-    [
-        pytest.param("asha { first = 2 steps, startup = 4 }", id="asha"),
+    [pytest.param("asha { first = 2 steps, startup = 4 }", id="asha"),
         pytest.param("tpe { startup = 4 }", id="tpe", marks=pytest.mark.slow),
-        pytest.param("random", id="random", marks=pytest.mark.slow),
-    ],
-)
+        pytest.param("random", id="random", marks=pytest.mark.slow)],
+)  # fmt: skip
 def test_a_killed_driver_changes_nothing(tmp_path: Path, method: str):
     """Each driver is killed behind some of its events, and trials die too; the order in which they end differs."""
     pytest.importorskip("optuna")

@@ -135,12 +135,10 @@ def test_phases_stand_in_their_order_with_the_one_it_is_in(tmp_path):
 
 @pytest.mark.parametrize(
     ("end", "says"),
-    [
-        ("done", ["DONE after 60 steps", "xtrain generate"]),
+    [("done", ["DONE after 60 steps", "xtrain generate"]),
         ("stopped", ["STOPPED after 60 steps", "to resume from step 30"]),
-        ("failed", ["FAILED after 60 steps", "rank 1: RuntimeError: boom", "logs: "]),
-    ],
-)
+        ("failed", ["FAILED after 60 steps", "rank 1: RuntimeError: boom", "logs: "])],
+)  # fmt: skip
 def test_an_ended_run_says_how_and_what_to_do(tmp_path, monkeypatch, end, says):
     monkeypatch.chdir(tmp_path)
     run = made_run(Path("run"), end=end, logged=60)

@@ -157,18 +157,15 @@ def test_signs_follow_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert terminal_glyphs() is ASCII
 
 
-@pytest.mark.parametrize(
-    ("settings", "glyphs"),
-    [
-        ({"LC_ALL": "C"}, ASCII),
-        ({"LC_ALL": "POSIX", "PYTHONUTF8": "1"}, ASCII),
-        ({"LC_ALL": "de_DE.ISO-8859-1", "PYTHONUTF8": "1"}, ASCII),
-        ({"LC_ALL": "C.UTF-8"}, UNICODE),
-        ({"LC_ALL": "xx_XX.utf8"}, UNICODE),  # not installed
-        ({"LC_ALL": "", "LC_CTYPE": "C.UTF-8", "LANG": "C"}, UNICODE),
-        ({"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "latin-1"}, ASCII),
-    ],
-)
+@pytest.mark.parametrize(("settings", "glyphs"), [
+    ({"LC_ALL": "C"}, ASCII),
+    ({"LC_ALL": "POSIX", "PYTHONUTF8": "1"}, ASCII),
+    ({"LC_ALL": "de_DE.ISO-8859-1", "PYTHONUTF8": "1"}, ASCII),
+    ({"LC_ALL": "C.UTF-8"}, UNICODE),
+    ({"LC_ALL": "xx_XX.utf8"}, UNICODE),  # not installed
+    ({"LC_ALL": "", "LC_CTYPE": "C.UTF-8", "LANG": "C"}, UNICODE),
+    ({"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "latin-1"}, ASCII),
+])  # fmt: skip
 def test_signs_follow_the_locale_whatever_python_writes(
     settings: dict[str, str], glyphs: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,23 +33,9 @@ def rank(pane: RanksPane) -> int:
 
 
 KEYS = {
-    "right": 1,
-    "l l": 2,
-    "down": 4,
-    "j right right": 6,
-    "end": 7,
-    "end left": 6,
-    "end h h": 5,
-    "end up": 3,
-    "end k": 3,
-    "end home": 0,
-    "pagedown": 4,
-    "pagedown pageup": 0,
-    "w": 5,
-    "g": 3,
-    "g g": 5,
-    "g g g": 3,
-}
+    "right": 1, "l l": 2, "down": 4, "j right right": 6, "end": 7, "end left": 6, "end h h": 5, "end up": 3, "end k": 3,
+    "end home": 0, "pagedown": 4, "pagedown pageup": 0, "w": 5, "g": 3, "g g": 5, "g g g": 3,
+}  # fmt: skip
 
 
 @piloted

@@ -10,16 +10,13 @@ from hypothesis import strategies as st
 from xtrain.tui.curves.drawing import labels, log_ticks, one_label, own_labels, short_label, ticks
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "most", "expected"),
-    [
-        (0, 10, 5, [0, 2, 4, 6, 8, 10]),
-        (2.31, 2.39, 4, [2.32, 2.34, 2.36, 2.38]),
-        (-1, 1, 4, [-1, -0.5, 0, 0.5, 1]),
-        (0, 1_000_000, 5, [0, 200_000, 400_000, 600_000, 800_000, 1_000_000]),
-        (5, 5, 3, [5]),
-    ],
-)
+@pytest.mark.parametrize(("low", "high", "most", "expected"), [
+    (0, 10, 5, [0, 2, 4, 6, 8, 10]),
+    (2.31, 2.39, 4, [2.32, 2.34, 2.36, 2.38]),
+    (-1, 1, 4, [-1, -0.5, 0, 0.5, 1]),
+    (0, 1_000_000, 5, [0, 200_000, 400_000, 600_000, 800_000, 1_000_000]),
+    (5, 5, 3, [5]),
+])  # fmt: skip
 def test_ticks_are_round(low: float, high: float, most: int, expected: list[float]) -> None:
     assert ticks(low, high, most) == pytest.approx(expected)
 
@@ -54,20 +51,17 @@ def test_powers_of_ten_where_there_are_two_of_them() -> None:
     assert log_ticks(2.1, 2.4, 4) == pytest.approx([2.1, 2.2, 2.3, 2.4])
 
 
-@pytest.mark.parametrize(
-    ("values", "unit", "expected"),
-    [
-        ([2.0, 2.5, 3.0], "number", ["2.0", "2.5", "3.0"]),
-        ([1e-4, 2e-4], "number", ["1e-4", "2e-4"]),
-        ([0, 0.5e-4, 1e-4], "number", ["0.0", "0.5e-4", "1.0e-4"]),
-        ([10_000, 12_000], "number", ["10k", "12k"]),
-        ([0, 0.5, 1], "share", ["0", "50%", "100%"]),
-        ([0, 2**30, 2 * 2**30], "bytes", ["0", "1 GiB", "2 GiB"]),
-        ([0.001, 0.002], "seconds", ["1 ms", "2 ms"]),
-        ([60, 120], "seconds", ["60 s", "120 s"]),
-        ([7200, 14400], "seconds", ["2 h", "4 h"]),
-    ],
-)
+@pytest.mark.parametrize(("values", "unit", "expected"), [
+    ([2.0, 2.5, 3.0], "number", ["2.0", "2.5", "3.0"]),
+    ([1e-4, 2e-4], "number", ["1e-4", "2e-4"]),
+    ([0, 0.5e-4, 1e-4], "number", ["0.0", "0.5e-4", "1.0e-4"]),
+    ([10_000, 12_000], "number", ["10k", "12k"]),
+    ([0, 0.5, 1], "share", ["0", "50%", "100%"]),
+    ([0, 2**30, 2 * 2**30], "bytes", ["0", "1 GiB", "2 GiB"]),
+    ([0.001, 0.002], "seconds", ["1 ms", "2 ms"]),
+    ([60, 120], "seconds", ["60 s", "120 s"]),
+    ([7200, 14400], "seconds", ["2 h", "4 h"]),
+])  # fmt: skip
 def test_labels_of_one_axis(values: list[float], unit: str, expected: list[str]) -> None:
     assert labels(values, unit) == expected  # type: ignore[arg-type]
 

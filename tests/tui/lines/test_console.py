@@ -156,16 +156,13 @@ def test_summary_of_a_failure(failed) -> None:
     assert " next  run the same command again to resume from step 120\n" in text
 
 
-@pytest.mark.parametrize(
-    ("records", "expected"),
-    [
-        ([("signal", {"name": "SIGTERM"}), ("run_end", {"status": "stopped"})], "stopped · by SIGTERM"),
-        ([("run_end", {"status": "interrupted"})], "interrupted"),
-        ([("run_end", {"status": "complete"})], "complete · nothing was left to do"),
-        ([("setup_begin", {"node": "setup.weights"})], "starting · the run ended without reporting a reason"),
-        ([("run_end", {"status": "done [/]"})], "done [/]"),
-    ],
-)
+@pytest.mark.parametrize(("records", "expected"), [
+    ([("signal", {"name": "SIGTERM"}), ("run_end", {"status": "stopped"})], "stopped · by SIGTERM"),
+    ([("run_end", {"status": "interrupted"})], "interrupted"),
+    ([("run_end", {"status": "complete"})], "complete · nothing was left to do"),
+    ([("setup_begin", {"node": "setup.weights"})], "starting · the run ended without reporting a reason"),
+    ([("run_end", {"status": "done [/]"})], "done [/]"),
+])  # fmt: skip
 def test_other_ends(event, records, expected: str) -> None:
     played = [event(kind, at, 5, **fields) for at, (kind, fields) in enumerate(records)]
     assert f"╭─ {expected} ─" in "\n".join(Screen(80).play(played, close=True).lines)

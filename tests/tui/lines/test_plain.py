@@ -88,12 +88,10 @@ def test_a_step_without_an_end_or_with_little_to_say() -> None:
 
 @pytest.mark.parametrize(
     ("status", "last"),
-    [
-        ("stopped", "next  run the same command again to resume from step 40"),
+    [("stopped", "next  run the same command again to resume from step 40"),
         ("interrupted", "next  run the same command again to resume from step 40"),
-        ("complete", 'next  xtrain generate runs/x --prompt "…"'),
-    ],
-)
+        ("complete", 'next  xtrain generate runs/x --prompt "…"')],
+)  # fmt: skip
 def test_other_ends(event, status: str, last: str) -> None:
     saved = event("checkpoint", 1, 40, path="p")
     assert plain([saved, event("run_end", 2, 41, status=status)]).splitlines()[-1] == last
@@ -171,12 +169,9 @@ def test_phases_and_long_builds() -> None:
 
 @pytest.mark.parametrize(
     ("groups", "said"),
-    [
-        ({"model": "read", "ema": "begun", "rng": "anew"}, "  ema begun, rng anew"),
-        ({"model": "read", "rng": "own"}, ""),
-        (None, ""),
-    ],
-)
+    [({"model": "read", "ema": "begun", "rng": "anew"}, "  ema begun, rng anew"), ({"model": "read", "rng": "own"}, ""),
+        (None, "")],
+)  # fmt: skip
 def test_a_run_that_goes_on_says_what_does_not_go_on_as_before(event, groups, said) -> None:
     record = event("resumed", 1, 40, path="checkpoints/ckpt", source="run", groups=groups)
     assert plain([record], close=False) == f"resumed  step 40  checkpoints/ckpt{said}\n"

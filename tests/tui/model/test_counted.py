@@ -10,17 +10,11 @@ from xtrain.tui.state import RunState
 
 CONTENT = {
     "graph": {},
-    "timeline": {
-        "steps": None,
-        "epochs": 2.0,
+    "timeline": {"steps": None, "epochs": 2.0,
         "phases": [{"name": "train", "first": 0}, {"name": "late", "first": None, "epochs": 1.5}],
-        "ticks": [
-            {"nodes": ["tick.log"], "epochs": 0.5},
-            {"nodes": ["tick.eval"], "fraction": 0.25},
-            {"nodes": ["tick.health"], "steps": 7},
-        ],
-    },
-}
+        "ticks": [{"nodes": ["tick.log"], "epochs": 0.5}, {"nodes": ["tick.eval"], "fraction": 0.25},
+            {"nodes": ["tick.health"], "steps": 7}]},
+}  # fmt: skip
 HORIZON = {
     "event": "horizon",
     "step": 0,

@@ -14,12 +14,9 @@ from xtrain.tui.model.reader import RunReader
 
 def test_events_by_kind_and_text(tmp_path: Path) -> None:
     log = EventReader(tmp_path)
-    log.take(events(
-        {"time": 1.0, "step": 2, "event": "warning", "message": "The loader is SLOW"},
-        {"time": 2.0, "step": 3, "event": "checkpoint", "path": "checkpoints/a", "bytes": 5, "seconds": 1.0},
-        {"event": "warning"},
-        {},
-    ))  # fmt: skip
+    log.take(events({"time": 1.0, "step": 2, "event": "warning", "message": "The loader is SLOW"}, {
+        "time": 2.0, "step": 3, "event": "checkpoint", "path": "checkpoints/a", "bytes": 5, "seconds": 1.0,
+    }, {"event": "warning"}, {}))  # fmt: skip
     found = log.log()
     assert [entry.number for entry in found.entries] == [0, 1, 2, 3]
     assert found.kinds == {"warning": 2, "checkpoint": 1, "": 1}

@@ -23,19 +23,16 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        (None, "quick/abd-2"),
-        ("runs", "quick/abd-2"),
-        ("runs/large", "large/xyz-3"),
-        ("runs/quick/abc-1", "quick/abc-1"),
-        ("abc", "quick/abc-1"),
-        ("ab", "quick/abd-2"),
-        ("large", "large/xyz-3"),
-        ("xyz-3", "large/xyz-3"),
-    ],
-)
+@pytest.mark.parametrize(("text", "name"), [
+    (None, "quick/abd-2"),
+    ("runs", "quick/abd-2"),
+    ("runs/large", "large/xyz-3"),
+    ("runs/quick/abc-1", "quick/abc-1"),
+    ("abc", "quick/abc-1"),
+    ("ab", "quick/abd-2"),
+    ("large", "large/xyz-3"),
+    ("xyz-3", "large/xyz-3"),
+])  # fmt: skip
 def test_the_run_that_is_meant(runs: dict[str, Path], text: str | None, name: str) -> None:
     assert run_at(text).resolve() == runs[name]
 

@@ -15,31 +15,26 @@ from xtrain.tui.model.reader import RunReader
 
 
 def _ranks(*busy: float | None, pp: tuple[int, ...] = ()) -> Ranks:
-    return Ranks(
-        world_size=len(busy),
-        all=tuple(
-            OneRank(rank=rank, busy_seconds=seconds, coordinates={"pp": pp[rank]} if pp else {})
-            for rank, seconds in enumerate(busy)
-        ),
-    )
+    return Ranks(world_size=len(busy), all=tuple(OneRank(
+        rank=rank,
+        busy_seconds=seconds,
+        coordinates={"pp": pp[rank]} if pp else {},
+    ) for rank, seconds in enumerate(busy)))  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("busy", "slow"),
-    [
-        ((1.0, 1.0), []),
-        ((1.0, 1.3), [1]),
-        ((1.0, 1.05), []),
-        ((1.0, 1.01, 0.99, 1.5), [3]),
-        ((1.0, 2.0, 1.0, 3.0), [3, 1]),
-        ((1.0, 1.1, 0.9, 1.2, 0.8, 1.3), []),  # they all vary
-        ((1.0, 1.0, 1.0, 0.2), []),  # to be fast is no fault
-        ((None, 1.0), []),
-        ((0.0, 0.0), []),
-        ((1.0,), []),
-        ((), []),
-    ],
-)
+@pytest.mark.parametrize(("busy", "slow"), [
+    ((1.0, 1.0), []),
+    ((1.0, 1.3), [1]),
+    ((1.0, 1.05), []),
+    ((1.0, 1.01, 0.99, 1.5), [3]),
+    ((1.0, 2.0, 1.0, 3.0), [3, 1]),
+    ((1.0, 1.1, 0.9, 1.2, 0.8, 1.3), []),  # they all vary
+    ((1.0, 1.0, 1.0, 0.2), []),  # to be fast is no fault
+    ((None, 1.0), []),
+    ((0.0, 0.0), []),
+    ((1.0,), []),
+    ((), []),
+])  # fmt: skip
 def test_stragglers(busy, slow) -> None:
     assert [each.rank for each in _ranks(*busy).stragglers()] == slow
 

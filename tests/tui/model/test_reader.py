@@ -298,11 +298,9 @@ def test_a_column_that_was_let_go_is_read_again(tmp_path: Path, monkeypatch: pyt
 
 def test_events_and_steps_are_taken_in_as_they_happened(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run", "datasets", logged=80)
-    records = [
-        json.loads(line)
-        for name in ("metrics.jsonl", "events.jsonl")
-        for line in (run.directory / name).read_text().splitlines()
-    ]
+    records = [json.loads(line) for name in (
+        "metrics.jsonl", "events.jsonl",
+    ) for line in (run.directory / name).read_text().splitlines()]  # fmt: skip
     records.sort(key=lambda record: record["time"])
     assert read(RunReader(run.directory)).run == reduce_all(RunState(), records)
 

@@ -107,14 +107,9 @@ def test_what_is_only_evaluated_comes_last() -> None:
 
 
 def test_in_words() -> None:
-    near = MixtureTable(
-        datasets=(DatasetFacts(name="code", share=0.51, target=0.5, rows=500.0, of=200),),
-        phase=PHASES[1],
-        until=200,
-        num_phases=2,
-        wait_seconds=0.2,
-        wait_share=0.25,
-    )
+    near = MixtureTable(datasets=(
+        DatasetFacts(name="code", share=0.51, target=0.5, rows=500.0, of=200),
+    ), phase=PHASES[1], until=200, num_phases=2, wait_seconds=0.2, wait_share=0.25)  # fmt: skip
     assert in_words(near) == [
         ("Phase late since step 100, until step 200, learning rate × 0.5.", ""),
         ("Rows come as planned, within 1.0 points.", "good"),
@@ -131,22 +126,18 @@ def text(found: ListPage) -> list[str]:
 
 
 def facts(count: int) -> MixtureTable:
-    datasets = [
-        DatasetFacts(
-            name=f"dataset-{number}",
-            loss=2.5,
-            evaluation=EvalEvent(
-                step=1, node="", dataset="", weights="trained", loss=2.25, tokens=None, batches=None, seconds=None
-            ),
-            rows=1200.0,
-            tokens=307_200.0,
-            of=600,
-            share=1 / count,
-            run_share=1 / count,
-            target=1 / count,
-        )
-        for number in range(count)
-    ]
+    datasets = [DatasetFacts(
+        name=f"dataset-{number}",
+        loss=2.5,
+        evaluation=EvalEvent(step=1, node="", dataset="", weights="trained", loss=2.25, tokens=None, batches=None,
+            seconds=None),
+        rows=1200.0,
+        tokens=307_200.0,
+        of=600,
+        share=1 / count,
+        run_share=1 / count,
+        target=1 / count,
+    ) for number in range(count)]  # fmt: skip
     return MixtureTable(datasets=tuple(datasets), phase=PHASES[0], until=100, following=PHASES[1], num_phases=2)
 
 

@@ -155,11 +155,9 @@ def test_a_failure_in_full_has_its_traceback_as_it_was() -> None:
     lines = rows(found)
     assert lines[0].startswith("failure · step 58 · 2026-11-18 11:18:40 ──")
     assert lines[1:5] == [
-        "rank 1 RuntimeError: boom",
-        "Traceback (most recent call last):",
-        '  File "x.py", line 3, in go',
+        "rank 1 RuntimeError: boom", "Traceback (most recent call last):", '  File "x.py", line 3, in go',
         '    raise RuntimeError("boom")',
-    ]
+    ]  # fmt: skip
     assert "rank       1" in lines and "exit_code  1" in lines
     assert entered(found).shows == "list" and back(found).shows == "list"
 

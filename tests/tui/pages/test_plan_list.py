@@ -87,16 +87,13 @@ def ids(query: str = "", folded: frozenset[str] = frozenset()) -> list[str]:
     return [line.id for line in found if isinstance(line, PlannedNode)]
 
 
-@pytest.mark.parametrize(
-    ("query", "found"),
-    [
-        ("EVAL", ["tick.eval.web"]),
-        ("save ends", ["event.sigterm.checkpoint"]),
-        ("asked: stop", ["event.control.checkpoint"]),
-        ("fsdp", ["setup.bootstrap", "step.forward_backward"]),
-        ("nothing like it", []),
-    ],
-)
+@pytest.mark.parametrize(("query", "found"), [
+    ("EVAL", ["tick.eval.web"]),
+    ("save ends", ["event.sigterm.checkpoint"]),
+    ("asked: stop", ["event.control.checkpoint"]),
+    ("fsdp", ["setup.bootstrap", "step.forward_backward"]),
+    ("nothing like it", []),
+])  # fmt: skip
 def test_a_search_looks_at_all_that_a_node_says(query: str, found: list[str]) -> None:
     assert ids(query) == found
 

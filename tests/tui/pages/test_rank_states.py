@@ -37,14 +37,10 @@ def test_lines_that_take_long_to_read_are_said_to_be_old() -> None:
 
 @pytest.mark.parametrize(
     ("pulse", "state", "words"),
-    [
-        ("gone", GONE, "rank 2 is gone, last seen in step.forward_backward (fsdp 2, host host0)"),
+    [("gone", GONE, "rank 2 is gone, last seen in step.forward_backward (fsdp 2, host host0)"),
         ("idle", STUCK, "rank 2 makes no progress for 40 s in step.forward_backward (fsdp 2, host host0)"),
-        (
-            "silent", SILENT,
-            "rank 2 has sent no heartbeat for 39 s, last seen in step.forward_backward (fsdp 2, host host0)",
-        ),
-    ],
+        ("silent", SILENT,
+            "rank 2 has sent no heartbeat for 39 s, last seen in step.forward_backward (fsdp 2, host host0)")],
 )  # fmt: skip
 def test_a_rank_that_something_is_wrong_with_is_named(pulse: str, state: int, words: str) -> None:
     found = board(pulse={2: pulse}, beat={2: a_beat(2, host="host0", idle=1.0)}, seconds_silent={2: 39.0})

@@ -344,15 +344,12 @@ def test_of_few_ranks_cells_are_wide_and_name_them(width: int) -> None:
     assert "███ rank 1    900 ms" in shown and "··· rank 0    500 ms" in shown
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        (None, []),
-        ({}, []),
-        ({"resident_bytes": 2**20}, ["1.0 MiB resident"]),
-        ({"allocated_bytes": 2**31, "reserved_bytes": 2**32}, ["2.0 GiB allocated", "4.0 GiB reserved"]),
-        ({"resident_bytes": 2**20, "retries": 1200}, ["1.0 MiB resident", "1,200 allocation retries"]),
-    ],
-)
+@pytest.mark.parametrize(("line", "says"), [
+    (None, []),
+    ({}, []),
+    ({"resident_bytes": 2**20}, ["1.0 MiB resident"]),
+    ({"allocated_bytes": 2**31, "reserved_bytes": 2**32}, ["2.0 GiB allocated", "4.0 GiB reserved"]),
+    ({"resident_bytes": 2**20, "retries": 1200}, ["1.0 MiB resident", "1,200 allocation retries"]),
+])  # fmt: skip
 def test_the_memory_of_a_rank_is_what_its_newest_line_says(line: dict[str, int] | None, says: list[str]) -> None:
     assert memory_now(None if line is None else read(RankMetrics, {"step": 1, **line})) == says

@@ -45,18 +45,8 @@ def test_what_a_server_does() -> None:
     first, second, third = (next(line for line in lines if line.startswith(name)) for name in
                             ("43f48699:train:0", "43f48699:train:1", "b0:train:0"))  # fmt: skip
     assert first.split() == [
-        "43f48699:train:0",
-        "in",
-        "memory",
-        "40",
-        "1.2500",
-        "12.3k",
-        "–",
-        "16",
-        "now",
-        "sql",
-        "tuning",
-    ]
+        "43f48699:train:0", "in", "memory", "40", "1.2500", "12.3k", "–", "16", "now", "sql", "tuning",
+    ]  # fmt: skip
     assert second.split()[1:3] == ["on", "disk"] and "3" in second.split() and second.endswith("1m01s")
     assert "damaged" in third and "full" in third
 
