@@ -1,12 +1,10 @@
 """Data in a plan: links of the collate chain, files of sources, arguments of a dataset's node, and chat templates."""
 
 import json
-import os
 import re
-from collections.abc import Callable, Mapping
-from glob import iglob
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from attrs import frozen
 
@@ -19,11 +17,10 @@ from xtrain.dsl.schema.data_components import (
     MICROBATCH,
     RAW_ROWS,
     Link,
-    Source,
     usual_chain,
 )
 from xtrain.dsl.schema.losses import Loss
-from xtrain.dsl.schema.setting import AUTO, file_path, label
+from xtrain.dsl.schema.setting import AUTO
 from xtrain.dsl.spec import Spec
 from xtrain.plan.canonical import portable
 from xtrain.plan.findings import Findings, checks
@@ -107,74 +104,6 @@ def _hint(spec: Spec, link: Link | None, given: str) -> str:
         return f"leave `{link.name}` out: that is done already"
     needed = next(name for name, each in LINKS.items() if each.takes == given and not each.changes)
     return f"`{needed}` takes {given}: write it next"
-
-
-@frozen
-class FileSource(Source):
-    """Source of files; relative patterns start at the working folder."""
-
-    patterns: tuple[str, ...] = label(check=file_path)
-
-    takes_folders: ClassVar[bool] = False
-    """True if a pattern may match a folder."""
-    flat: ClassVar[bool] = False
-    """True if its identity has the form of earlier versions, which stored the patterns alone, without a list of their
-    own."""
-
-    def patterns_read(self) -> list[str]:
-        return [portable(pattern) for pattern in self.patterns]
-
-    def does(self) -> str:
-        return ", ".join(self.patterns_read())
-
-    @classmethod
-    def shown(cls, args: Mapping[str, Any]) -> str:
-        return f"{args['kind']} {', '.join(args['patterns'])}"
-
-    def identity(self, seed: int) -> Any:
-        name, (_, *rest) = super().identity(seed)
-        return [name, self.patterns_read() if self.flat else [self.patterns_read(), *rest]]
-
-    @classmethod
-    def placed(cls, given: Any, place: Callable[[str], str]) -> Any:
-        patterns, *rest = [given] if cls.flat else given
-        found = [place(pattern) for pattern in patterns]
-        return found if cls.flat else [found, *rest]
-
-    @checks("data.files.*", reads="dataset.{}.source")
-    def check(self, dataset: str, vocabulary: Callable[[], int | None], found: "Findings") -> None:
-        """Check that files exist. Missing files are a warning: they may appear later, or exist on the machines that
-        run. A folder is an error."""
-        rule, path = f"data.files.{dataset}", f"dataset.{dataset}.source"
-        missing = [pattern for pattern in self.patterns if not _matches(pattern)]
-        folders = [p for p in self.patterns if p not in missing and not (self.takes_folders or _has_file(p))]
-        if folders:
-            shown = ", ".join(f'"{pattern}"' for pattern in folders)
-            hint = f'name the files in it: "{folders[0].rstrip("/")}/*"'
-            found.fail(rule, "X507", path, f"dataset {dataset}: only folders match {shown}, no file", hint)
-        elif missing:
-            shown = ", ".join(f'"{pattern}"' for pattern in missing)
-            hint = "patterns are relative to the working folder; the run looks again"
-            found.warn(rule, "W501", path, f"dataset {dataset}: no file matches {shown}", hint)
-        else:
-            found.passed(rule, f"files match {', '.join(self.patterns)}")
-
-
-def _matches(pattern: str) -> bool:
-    try:
-        # Path.glob refuses absolute patterns.
-        return next(iglob(pattern, recursive=True), None) is not None or _is_file(pattern)  # noqa: PTH207
-    except ValueError:  # a zero byte, which no path contains
-        return False
-
-
-def _is_file(name: str) -> bool:
-    """Return True if a file has this name, pattern characters included; Path.is_file raises for long names."""
-    return os.path.isfile(name)  # noqa: PTH113
-
-
-def _has_file(pattern: str) -> bool:
-    return _is_file(pattern) or any(not Path(name).is_dir() for name in iglob(pattern, recursive=True))  # noqa: PTH207
 
 
 # Files with chat templates; the first one with a template is used.

@@ -14,7 +14,6 @@ from xtrain.dsl.schema.run import OP
 from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, setting, settings_of
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
-from xtrain.plan.findings import Findings, checks
 from xtrain.plan.plan import Edge, Node, NodeKind, Plan
 
 if TYPE_CHECKING:
@@ -285,13 +284,6 @@ def add_trackers(graph: Builder, spec: Spec, last: str) -> str:
         does = f"the first rank {tracker.does()}, beside training"
         last = graph.add("setup", op, does, id=f"{OP}{tracker.kind}", args=tracker.args(), after=(last,))
     return last
-
-
-@checks("log.*", reads="log.{}")
-def check_trackers(spec: Spec, found: Findings) -> None:
-    """Run each tracker's own check of its settings."""
-    for tracker in spec.log.written():
-        tracker.check(found)
 
 
 def window_pages(window: int) -> int:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
 
+from xtrain.contracts.component import planned
+from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.data_components import row_link
 from xtrain.dsl.schema.optimizers import ParameterGroup, StateTensor
 from xtrain.dsl.schema.parallel import Activation, Parallel, Stack
@@ -189,7 +191,7 @@ class Resolved:
     @cached_property
     def groups(self) -> ParameterGroups:
         """Assignment of parameters to optimizers."""
-        return ParameterGroups(self.spec.optimizer.arguments(self), all_group_args(self))
+        return ParameterGroups(planned(self.spec.optimizer, PlannedOptimizer).arguments(self), all_group_args(self))
 
     def moments(self, parameter: ParameterSpec) -> tuple[StateTensor, ...]:
         """Return the tensors that the optimizer keeps for a parameter."""
@@ -472,7 +474,7 @@ def all_group_args(run: "Resolved") -> tuple[dict[str, Any], ...]:
 
 def task_args(run: "Resolved", task: str) -> dict[str, Any]:
     """Return the JSON arguments of the node of a task's parameters."""
-    own = optimizer_of(run.spec, task)
+    own = planned(optimizer_of(run.spec, task), PlannedOptimizer)
     scale = own.lr / run.spec.optimizer.lr
     return {"task": task, **({"lr_scale": scale} if scale != 1.0 else {}), "own": own.arguments(run)}
 
@@ -488,4 +490,4 @@ def group_args(run: "Resolved", group: ParameterGroup) -> dict[str, Any]:
     args: dict[str, Any] = {"pattern": group.name, **({"lr_scale": scale} if scale != 1.0 else {})}
     if group.weight_decay is not None:
         args["weight_decay"] = group.weight_decay
-    return args if own is None else {**args, "own": own.arguments(run)}
+    return args if own is None else {**args, "own": planned(own, PlannedOptimizer).arguments(run)}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from attrs import frozen
 
+from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS, TURN_OF_SAVE, Action
 from xtrain.dsl.spec import Spec
 from xtrain.plan.graph import ActionNode, ActionPlace
@@ -19,7 +20,7 @@ STATES: Final = {0: "no state of the optimizer", 1: "the moment", 2: "both momen
 
 @ACTIONS.register()
 @frozen
-class CheckpointAction(Action):
+class CheckpointAction(PlannedAction):
     """`checkpoint`: save the full state."""
 
     kind: ClassVar[str] = "checkpoint"

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from attrs import frozen
 
+from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS, Action
 from xtrain.dsl.schema.setting import AUTO, Auto, Role, at_least, setting
 from xtrain.dsl.spec import Spec
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @ACTIONS.register()
 @frozen
-class Eval(Action):
+class Eval(PlannedAction):
     """`eval DATASET { … }`: loss on the held-out part of a dataset; accuracy on a dataset of questions."""
 
     kind: ClassVar[str] = "eval"

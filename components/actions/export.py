@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
-from xtrain.dsl.schema.actions import ACTIONS, TURN_OF_SAVE, Action
+from xtrain.contracts.actions import PlannedAction
+from xtrain.dsl.schema.actions import ACTIONS, TURN_OF_SAVE
 from xtrain.dsl.schema.precision import Base
 from xtrain.dsl.schema.setting import Role, at_least, file_path, setting
 from xtrain.dsl.values import Quantity
@@ -24,7 +25,7 @@ STEP: Final = "{step}"  # in the name of the folder
 
 @ACTIONS.register()
 @frozen
-class ExportAction(Action):
+class ExportAction(PlannedAction):
     """`export { to = "…" }`: write the model as a folder that transformers reads."""
 
     kind: ClassVar[str] = "export"

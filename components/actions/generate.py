@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from attrs import frozen
 
-from xtrain.dsl.schema.actions import ACTIONS, Action
+from xtrain.contracts.actions import PlannedAction
+from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.precision import Base
 from xtrain.dsl.schema.setting import (
     AUTO,
@@ -34,7 +35,7 @@ WRITTEN_BY_TEMPLATE: Final = 256
 
 @ACTIONS.register()
 @frozen
-class Generate(Action):
+class Generate(PlannedAction):
     """`generate { prompts = […] }`: continue prompts to show the progress of training."""
 
     kind: ClassVar[str] = "generate"

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
 
-from xtrain.dsl.schema.actions import ACTIONS, Action
+from xtrain.contracts.actions import PlannedAction
+from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.setting import Role, positive, setting
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @ACTIONS.register()
 @frozen
-class Health(Action):
+class Health(PlannedAction):
     """`health { limit = 60 s }`: a timed all-reduce that reports which rank came last, and which did not respond."""
 
     kind: ClassVar[str] = "health"

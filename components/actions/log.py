@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
 
-from xtrain.dsl.schema.actions import ACTIONS, TURN_OF_LOG, Action
+from xtrain.contracts.actions import PlannedAction
+from xtrain.dsl.schema.actions import ACTIONS, TURN_OF_LOG
 from xtrain.plan.graph import ActionNode, ActionPlace
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 @ACTIONS.register()
 @frozen
-class LogAction(Action):
+class LogAction(PlannedAction):
     """`log`: write the metrics of the step."""
 
     kind: ClassVar[str] = "log"

@@ -13,7 +13,8 @@ from attrs import evolve, frozen
 
 from xtrain.components.actions.skip import Skip
 from xtrain.components.schedules.exponential import Exponential
-from xtrain.dsl.schema.actions import ACTIONS, TURN_OF_LOG, Action, OnEvent, Tick
+from xtrain.contracts.actions import PlannedAction
+from xtrain.dsl.schema.actions import ACTIONS, TURN_OF_LOG, OnEvent, Tick
 from xtrain.dsl.schema.optimizers import ParameterGroup
 from xtrain.dsl.schema.setting import at_least, proper_fraction, setting
 from xtrain.dsl.spec import Origin, Spec
@@ -38,7 +39,7 @@ SET = (
 
 @ACTIONS.register()
 @frozen
-class LrSweep(Action):
+class LrSweep(PlannedAction):
     """`lr_sweep { times = 4 }`: the tick of `xtrain find-lr` after every step: record loss and learning rate, stop the
     run when the loss diverges, and write `lr_sweep.json` with the suggested rates."""
 

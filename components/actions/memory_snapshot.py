@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from attrs import frozen
 
-from xtrain.dsl.schema.actions import ACTIONS, Action
+from xtrain.contracts.actions import PlannedAction
+from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.setting import AUTO, Auto, Role, between, setting
 from xtrain.dsl.spec import Spec
 from xtrain.plan.graph import ActionNode, ActionPlace, RecordedRanks, ranks_setting
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 @ACTIONS.register()
 @frozen
-class MemorySnapshot(Action):
+class MemorySnapshot(PlannedAction):
     """`memory_snapshot`: memory of a rank by category, compared with the plan."""
 
     kind: ClassVar[str] = "memory_snapshot"

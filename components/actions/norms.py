@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
+from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS, Action
 from xtrain.dsl.schema.setting import Role, setting
 from xtrain.dsl.spec import Spec
@@ -26,7 +27,7 @@ MEANING: Final = (
 
 @ACTIONS.register()
 @frozen
-class Norms(Action):
+class Norms(PlannedAction):
     """`norms { by = layer }`: L2 norms of parameters, gradients and updates by layer, as metrics.
 
     Gradients are summed over microbatches and ranks, before clipping: the squares of all groups add up to that of

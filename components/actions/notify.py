@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from attrs import frozen
 
-from xtrain.dsl.schema.actions import ACTIONS, Action
+from xtrain.contracts.actions import PlannedAction
+from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.plan.graph import ActionNode, ActionPlace
 from xtrain.text.units import seconds_text
 
@@ -17,7 +18,7 @@ LIMIT: Final = 30.0
 
 @ACTIONS.register()
 @frozen
-class Notify(Action):
+class Notify(PlannedAction):
     """`notify("COMMAND")`: a shell command that rank 0 runs in the background; training does not wait for it.
 
     Environment variables describe the event: `XTRAIN_ALERT`, `XTRAIN_MESSAGE`, `XTRAIN_RUN`, `XTRAIN_STEP` and more.

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from attrs import frozen
 
+from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS, Action
 from xtrain.dsl.schema.setting import Auto, Role, between, not_negative, setting
 from xtrain.dsl.spec import Spec
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @ACTIONS.register()
 @frozen
-class ProfileAction(Action):
+class ProfileAction(PlannedAction):
     """`profile { active = 3 }`: time every operation of some steps, into a trace and a summary of each rank."""
 
     kind: ClassVar[str] = "profile"

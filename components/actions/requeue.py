@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from attrs import frozen
 
+from xtrain.contracts.actions import PlannedAction
 from xtrain.dsl.schema.actions import ACTIONS, ENDINGS, Action
 from xtrain.plan.graph import ActionNode, ActionPlace
 
@@ -16,7 +17,7 @@ USUAL: Final = "on sigusr1 checkpoint then requeue then stop"
 
 @ACTIONS.register()
 @frozen
-class Requeue(Action):
+class Requeue(PlannedAction):
     """`requeue`: ask Slurm to requeue the job; the run then resumes from its last checkpoint."""
 
     kind: ClassVar[str] = "requeue"

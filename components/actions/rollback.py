@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attrs import frozen
 
-from xtrain.dsl.schema.actions import ACTIONS, Action
+from xtrain.contracts.actions import PlannedAction
+from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.setting import Role, at_least, setting
 from xtrain.plan.graph import ActionNode, ActionPlace
 from xtrain.text.units import plural
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 @ACTIONS.register()
 @frozen
-class Rollback(Action):
+class Rollback(PlannedAction):
     """`rollback { times = 3 }`: go back to the last good checkpoint, and continue with the data after the failure."""
 
     kind: ClassVar[str] = "rollback"

@@ -4,12 +4,13 @@ from typing import ClassVar
 
 from attrs import frozen
 
-from xtrain.dsl.schema.actions import ACTIONS, Action
+from xtrain.contracts.actions import PlannedAction
+from xtrain.dsl.schema.actions import ACTIONS
 
 
 @ACTIONS.register()
 @frozen
-class Skip(Action):
+class Skip(PlannedAction):
     """`skip`: skip steps with a non-finite loss or gradient norm, and fail at the n-th in a row."""
 
     kind: ClassVar[str] = "skip"

@@ -4,12 +4,13 @@ from typing import ClassVar
 
 from attrs import frozen
 
-from xtrain.dsl.schema.actions import ACTIONS, Action
+from xtrain.contracts.actions import PlannedAction
+from xtrain.dsl.schema.actions import ACTIONS
 
 
 @ACTIONS.register()
 @frozen
-class Stop(Action):
+class Stop(PlannedAction):
     """`stop`: end the run after this step; it can be resumed."""
 
     kind: ClassVar[str] = "stop"

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attrs import frozen
 
-from xtrain.dsl.schema.actions import ACTIONS, OF_USERS, Action
+from xtrain.contracts.actions import PlannedAction
+from xtrain.dsl.schema.actions import ACTIONS, OF_USERS
 from xtrain.dsl.schema.component import UserComponent
 from xtrain.plan.graph import ActionNode, ActionPlace
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 @ACTIONS.user
 @frozen
-class UserAction(UserComponent, Action):
+class UserAction(UserComponent, PlannedAction):
     """`every … NAME { … }`, `on … NAME`: a function of your own, called between steps on all ranks."""
 
     kind: ClassVar[str] = ""  # type: ignore[misc]

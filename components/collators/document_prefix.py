@@ -1,17 +1,21 @@
 """`document_prefix`: loss mask without the beginnings of documents."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from xtrain.dsl.schema.data_components import LINKS, TOKEN_SAMPLES, Link
+from xtrain.contracts.data import PlannedLink
+from xtrain.dsl.schema.data_components import LINKS, TOKEN_SAMPLES
 from xtrain.dsl.schema.setting import setting, share
 from xtrain.dsl.values import Quantity
+
+if TYPE_CHECKING:
+    from xtrain.planner.resolved import Resolved
 
 
 @LINKS.register()
 @frozen
-class DocumentPrefix(Link):
+class DocumentPrefix(PlannedLink):
     """`document_prefix(most = 50%)`: the beginning of each document is context only; the rest is predicted.
 
     The length of the beginning is drawn uniformly from 0 to `most` with the seed: prefix language modeling (Raffel et
@@ -27,10 +31,10 @@ class DocumentPrefix(Link):
     gives = TOKEN_SAMPLES
     changes = True
 
-    def args(self, run: Any) -> dict[str, Any]:
+    def args(self, run: "Resolved") -> dict[str, Any]:
         return {"most": self.most.fraction}
 
-    def does(self, run: Any) -> str:
+    def does(self, run: "Resolved") -> str:
         return f"a beginning of each document, drawn from the seed and {self.most} of it at most, is only read"
 
     def identity(self, align: int) -> list[Any]:

@@ -1,19 +1,24 @@
 """`fill_in_middle`: fill-in-the-middle training documents."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from xtrain.dsl.schema.data_components import LINKS, TOKEN_SAMPLES, Link
+from xtrain.contracts.data import PlannedLink
+from xtrain.dsl.schema.data_components import LINKS, TOKEN_SAMPLES
 from xtrain.dsl.schema.setting import setting, share
 from xtrain.dsl.values import Quantity
+
+if TYPE_CHECKING:
+    from xtrain.planner.resolved import Resolved
+
 
 NAMES = ("prefix", "suffix", "middle")
 
 
 @LINKS.register()
 @frozen
-class FillInMiddle(Link):
+class FillInMiddle(PlannedLink):
     """`fill_in_middle(rate = 50%)`: documents become beginning, end, then the missing middle.
 
     Bavarian et al. 2022, on tokens: two positions of a document are drawn with the seed, and a special token precedes
@@ -35,14 +40,14 @@ class FillInMiddle(Link):
     gives = TOKEN_SAMPLES
     changes = True
 
-    def args(self, run: Any) -> dict[str, Any]:
+    def args(self, run: "Resolved") -> dict[str, Any]:
         return {
             "rate": self.rate.fraction,
             "suffix_first": self.suffix_first.fraction,
             "tokens": [getattr(self, name) for name in NAMES],
         }
 
-    def does(self, run: Any) -> str:
+    def does(self, run: "Resolved") -> str:
         order = f"{self.prefix}, {self.suffix}, {self.middle}"
         return f"{self.rate} of the plain documents cut at two places drawn from the seed, and reordered behind {order}"
 

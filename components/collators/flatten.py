@@ -1,15 +1,19 @@
 """`flatten`: rows as one list of samples."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from xtrain.dsl.schema.data_components import LINKS, TENSOR_ROWS, TOKEN_SAMPLES, Link
+from xtrain.contracts.data import PlannedLink
+from xtrain.dsl.schema.data_components import LINKS, TENSOR_ROWS, TOKEN_SAMPLES
+
+if TYPE_CHECKING:
+    from xtrain.planner.resolved import Resolved
 
 
 @LINKS.register()
 @frozen
-class Flatten(Link):
+class Flatten(PlannedLink):
     """`flatten`: rows of samples into one list of samples."""
 
     kind = "flatten"
@@ -17,5 +21,5 @@ class Flatten(Link):
     gives = TOKEN_SAMPLES
     usual = True
 
-    def does(self, run: Any) -> str:
+    def does(self, run: "Resolved") -> str:
         return "rows become one list of samples"

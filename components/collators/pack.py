@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from attrs import asdict, evolve, frozen
 
+from xtrain.contracts.data import PlannedLink
 from xtrain.dsl.schema.data_components import LABELLED_SAMPLES, LINKS, MICROBATCH, PACKINGS, Packing, RowLink
 from xtrain.dsl.schema.losses import WideColumn
 from xtrain.dsl.schema.policy import EXPERTS
@@ -23,7 +24,7 @@ GROUP = 100_000
 
 @LINKS.register()
 @frozen
-class Pack(RowLink):
+class Pack(RowLink, PlannedLink):
     """`pack(sequential)`: documents packed into rows of equal length."""
 
     method: Method | Auto = setting(

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from xtrain.dsl.schema.data_components import LINKS, LOCAL_MICROBATCH, MICROBATCH, Link
+from xtrain.contracts.data import PlannedLink
+from xtrain.dsl.schema.data_components import LINKS, LOCAL_MICROBATCH, MICROBATCH
 
 if TYPE_CHECKING:
     from xtrain.planner.resolved import Resolved
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 @LINKS.register()
 @frozen
-class Shard(Link):
+class Shard(PlannedLink):
     """`shard`: the part of each row that a context-parallel rank holds; added automatically if cp is above 1."""
 
     kind = "shard"

@@ -1,15 +1,19 @@
 """`shift_tokens`: inputs and next-token labels."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from xtrain.dsl.schema.data_components import LABELLED_SAMPLES, LINKS, TOKEN_SAMPLES, Link
+from xtrain.contracts.data import PlannedLink
+from xtrain.dsl.schema.data_components import LABELLED_SAMPLES, LINKS, TOKEN_SAMPLES
+
+if TYPE_CHECKING:
+    from xtrain.planner.resolved import Resolved
 
 
 @LINKS.register()
 @frozen
-class ShiftTokens(Link):
+class ShiftTokens(PlannedLink):
     """`shift_tokens`: labels are the inputs shifted by one, inside each document."""
 
     kind = "shift_tokens"
@@ -17,5 +21,5 @@ class ShiftTokens(Link):
     gives = LABELLED_SAMPLES
     usual = True
 
-    def does(self, run: Any) -> str:
+    def does(self, run: "Resolved") -> str:
         return "each label is the next token of the same document"

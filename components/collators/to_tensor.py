@@ -1,15 +1,19 @@
 """`to_tensor`: the first link of a chain."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from xtrain.dsl.schema.data_components import LINKS, RAW_ROWS, TENSOR_ROWS, Link
+from xtrain.contracts.data import PlannedLink
+from xtrain.dsl.schema.data_components import LINKS, RAW_ROWS, TENSOR_ROWS
+
+if TYPE_CHECKING:
+    from xtrain.planner.resolved import Resolved
 
 
 @LINKS.register()
 @frozen
-class ToTensor(Link):
+class ToTensor(PlannedLink):
     """`to_tensor`: token arrays to tensors."""
 
     kind = "to_tensor"
@@ -17,5 +21,5 @@ class ToTensor(Link):
     gives = TENSOR_ROWS
     usual = True
 
-    def does(self, run: Any) -> str:
+    def does(self, run: "Resolved") -> str:
         return "token arrays become int64 tensors"

@@ -1,16 +1,20 @@
 """A link that is a user-defined function."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from xtrain.contracts.data import PlannedLink
 from xtrain.dsl.schema.component import UserComponent
-from xtrain.dsl.schema.data_components import LINKS, Link
+from xtrain.dsl.schema.data_components import LINKS
+
+if TYPE_CHECKING:
+    from xtrain.planner.resolved import Resolved
 
 
 @LINKS.user
 @frozen
-class UserCollator(UserComponent, Link):
+class UserCollator(UserComponent, PlannedLink):
     """`NAME`: a function of your own, called row by row."""
 
     kind = "user"
@@ -27,10 +31,10 @@ class UserCollator(UserComponent, Link):
     def name(self) -> str:
         return self.function
 
-    def args(self, run: Any) -> dict[str, Any]:
+    def args(self, run: "Resolved") -> dict[str, Any]:
         return {**self.call(), "takes": self.takes, "gives": self.gives}
 
-    def does(self, run: Any) -> str:
+    def does(self, run: "Resolved") -> str:
         return self.purpose.removesuffix(".") or f"{self.function} of {self.module}, row by row"
 
     def identity(self, align: int) -> list[Any]:

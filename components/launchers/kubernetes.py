@@ -3,11 +3,12 @@
 import re
 from collections.abc import Iterator
 from posixpath import join, normpath
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from attrs import frozen
 
-from xtrain.dsl.schema.cluster import LAUNCHERS, Launcher
+from xtrain.contracts.run import PlannedLauncher
+from xtrain.dsl.schema.cluster import LAUNCHERS
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.setting import (
     AUTO,
@@ -23,6 +24,10 @@ from xtrain.dsl.schema.setting import (
 )
 from xtrain.dsl.values import Quantity
 from xtrain.text.units import plural
+
+if TYPE_CHECKING:
+    from xtrain.dsl.spec import Spec
+
 
 # Mount points of shared memory and of the plan in a pod.
 SHARED_MOUNT: Final = "/dev/shm"
@@ -54,7 +59,7 @@ _image: Final = TextCheck("the name of an image", None, r"^[^\s-]\S*$", _problem
 
 @LAUNCHERS.register()
 @frozen
-class Kubernetes(Launcher):
+class Kubernetes(PlannedLauncher):
     """`launcher kubernetes { … }`: Kubernetes pods, one per node, which restart together."""
 
     kind: str = named("kubernetes")
@@ -142,7 +147,7 @@ class Kubernetes(Launcher):
         again = f", up to {plural(self.restarts, 'restart')}" if self.manifest == "jobset" else ", not started again"
         return f"{self.manifest}, image {self.image}{queue}{again}"
 
-    def mistakes(self, spec: Any) -> Iterator[tuple[str, str, str]]:
+    def mistakes(self, spec: "Spec") -> Iterator[tuple[str, str, str]]:
         wrong = [text for text in self.volumes if not _is_volume(text)]
         for text in wrong:
             yield "volumes", f"`{text}` is no claim with a folder", "write it as `claim:/path`"
@@ -167,7 +172,7 @@ class Kubernetes(Launcher):
         if self.shared_memory.value >= self.memory.value:
             yield "shared_memory", "it is counted in `memory`, and takes all of it", "give more memory"
 
-    def _lost(self, spec: Any) -> Iterator[tuple[str, str, str]]:
+    def _lost(self, spec: "Spec") -> Iterator[tuple[str, str, str]]:
         """Yield the problems of folders that are not on a volume. All volumes are valid already."""
         runs = normpath(join(self.workdir, spec.workspace.root))
         lost = "is on no volume, and what is written there is lost with the pods"

@@ -2,13 +2,14 @@
 
 from attrs import frozen
 
-from xtrain.dsl.schema.cluster import LAUNCHERS, Launcher
+from xtrain.contracts.run import PlannedLauncher
+from xtrain.dsl.schema.cluster import LAUNCHERS
 from xtrain.dsl.schema.component import named
 
 
 @LAUNCHERS.register()
 @frozen
-class LocalLauncher(Launcher):
+class LocalLauncher(PlannedLauncher):
     """`launcher local { }`: this machine, in the background: the run continues when the terminal is closed."""
 
     kind: str = named("local")

@@ -3,11 +3,12 @@
 import re
 from collections.abc import Iterator, Mapping
 from math import ceil
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
-from xtrain.dsl.schema.cluster import LAUNCHERS, Launcher
+from xtrain.contracts.run import PlannedLauncher
+from xtrain.dsl.schema.cluster import LAUNCHERS
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.setting import (
     AUTO,
@@ -22,6 +23,10 @@ from xtrain.dsl.schema.setting import (
 )
 from xtrain.dsl.values import Quantity
 from xtrain.text.units import plural, seconds_text
+
+if TYPE_CHECKING:
+    from xtrain.dsl.spec import Spec
+
 
 # Slurm checks time limits once a minute, and may send a signal this many seconds early.
 EARLY: Final = 60
@@ -43,7 +48,7 @@ _OPTION: Final = re.compile(r"-(?:-(?P<long>[a-z][a-z-]*)|(?P<short>[A-Za-z]))")
 
 @LAUNCHERS.register()
 @frozen
-class Slurm(Launcher):
+class Slurm(PlannedLauncher):
     """`launcher slurm { … }`: a Slurm job, requeued when its time is over."""
 
     obeys_restarts = True
@@ -139,7 +144,7 @@ class Slurm(Launcher):
         said.append(f"up to {plural(self.requeues, 'requeue')}" if self.requeues else "not put back into the queue")
         return ", ".join(said)
 
-    def mistakes(self, spec: Any) -> Iterator[tuple[str, str, str]]:
+    def mistakes(self, spec: "Spec") -> Iterator[tuple[str, str, str]]:
         yield from self.few_gpus(spec)
         lead = self.lead(spec.launch.stop_deadline.value)
         if isinstance(self.time, Quantity) and self.time.value <= lead:

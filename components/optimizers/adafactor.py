@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from attrs import frozen
 
 from xtrain.components.optimizers.adamw8bit import pattern_of
+from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
-    Optimizer,
     StateTensor,
     clip_norm,
     clip_spikes,
@@ -34,7 +34,7 @@ NODE: Final = "step.optimizer"
 
 @OPTIMIZERS.register()
 @frozen
-class Adafactor(Optimizer):
+class Adafactor(PlannedOptimizer):
     """`optimizer adafactor { … }`: row and column averages of a matrix's squared gradients; updates proportional to the
     size of the weights. Communicates sums over whole matrices."""
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 from attrs import frozen
 
 from xtrain.components.optimizers.adamw8bit import pattern_of
+from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
-    Optimizer,
     States,
     StateTensor,
     clip_norm,
@@ -42,7 +42,7 @@ stack; the whole parameter, or each expert's; single elements."""
 
 @OPTIMIZERS.register()
 @frozen
-class AdamMini(Optimizer):
+class AdamMini(PlannedOptimizer):
     """`optimizer adam_mini { … }`: AdamW with shared averages of squared gradients: one for each head of queries and
     keys, each output of other matrices, each token of embedding and head, and each vector. Communicates sums over
     sharded blocks."""

@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
+from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
-    Optimizer,
     States,
     StateTensor,
     cautious_decay,
@@ -26,7 +26,7 @@ from xtrain.dsl.schema.setting import momentum_pair, positive, setting
 
 @OPTIMIZERS.register()
 @frozen
-class AdamW(Optimizer):
+class AdamW(PlannedOptimizer):
     """`optimizer adamw { … }`: Adam with decoupled weight decay; none for norms, biases and embeddings."""
 
     kind: str = named("adamw")

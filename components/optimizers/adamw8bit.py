@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from attrs import evolve, frozen
 
+from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
-    Optimizer,
     StateTensor,
     cautious_decay,
     clip_norm,
@@ -35,7 +35,7 @@ NAMES: Final = ("exp_avg", "exp_avg_sq")
 
 @OPTIMIZERS.register()
 @frozen
-class AdamW8bit(Optimizer):
+class AdamW8bit(PlannedOptimizer):
     """`optimizer adamw8bit { … }`: AdamW with 8-bit moments in blocks along the rows of matrices; moments of vectors
     and small matrices are in the format of the parameters."""
 

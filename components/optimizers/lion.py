@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
+from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
-    Optimizer,
     States,
     StateTensor,
     cautious_decay,
@@ -26,7 +26,7 @@ from xtrain.dsl.schema.setting import momentum_pair, setting
 
 @OPTIMIZERS.register()
 @frozen
-class Lion(Optimizer):
+class Lion(PlannedOptimizer):
     """`optimizer lion { … }`: updates by the sign of a momentum; needs about a tenth of AdamW's learning rate."""
 
     kind: str = named("lion")

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from attrs import frozen
 
+from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
-    Optimizer,
     States,
     StateTensor,
     cautious_decay,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @OPTIMIZERS.register()
 @frozen
-class Muon(Optimizer):
+class Muon(PlannedOptimizer):
     """`optimizer muon { … }`: the orthogonalized momentum for every matrix of a block; AdamW for embedding, head,
     routers, norms and biases. Each matrix is gathered on one rank to orthogonalize it."""
 

@@ -1,14 +1,14 @@
 """`optimizer schedule_free { … }`: AdamW without a schedule (Defazio et al. 2024, arXiv 2405.15682)."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attrs import frozen
 
+from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
-    Optimizer,
     StateTensor,
     clip_norm,
     clip_spikes,
@@ -19,10 +19,15 @@ from xtrain.dsl.schema.optimizers import (
 from xtrain.dsl.schema.setting import Conflict, momentum_pair, positive, setting
 from xtrain.dsl.values import Quantity
 
+if TYPE_CHECKING:
+    from xtrain.dsl.spec import Spec
+    from xtrain.plan.architecture import Architecture
+    from xtrain.planner.derive.layout import Layout
+
 
 @OPTIMIZERS.register()
 @frozen
-class ScheduleFree(Optimizer):
+class ScheduleFree(PlannedOptimizer):
     """`optimizer schedule_free { … }`: AdamW that averages its weights instead of lowering the learning rate; gradients
     are taken between the average and the newest weights."""
 
@@ -63,7 +68,7 @@ class ScheduleFree(Optimizer):
     def converts(cls, args: Mapping[str, Any]) -> bool:
         return True
 
-    def conflicts(self, spec: Any, architecture: Any, layout: Any) -> Iterator[Conflict]:
+    def conflicts(self, spec: "Spec", architecture: "Architecture", layout: "Layout") -> Iterator[Conflict]:
         from xtrain.planner.graph.saving import on_nan
 
         if spec.scheduler.falls(spec.optimizer.lr):

@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
+from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.optimizers import (
     OPTIMIZERS,
-    Optimizer,
     States,
     StateTensor,
     clip_norm,
@@ -24,7 +24,7 @@ from xtrain.dsl.schema.setting import Range, not_negative, setting
 
 @OPTIMIZERS.register()
 @frozen
-class Sgd(Optimizer):
+class Sgd(PlannedOptimizer):
     """`optimizer sgd { … }`: stochastic gradient descent, with or without momentum."""
 
     kind: str = named("sgd")

@@ -5,13 +5,14 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
+from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.component import UserComponent, named
-from xtrain.dsl.schema.optimizers import OPTIMIZERS, Optimizer, StateTensor, clip_norm, learning_rate
+from xtrain.dsl.schema.optimizers import OPTIMIZERS, StateTensor, clip_norm, learning_rate
 
 
 @OPTIMIZERS.user
 @frozen
-class UserOptimizer(UserComponent, Optimizer):
+class UserOptimizer(UserComponent, PlannedOptimizer):
     """`optimizer NAME { … }`: a function of your own that builds an optimizer from parameter groups."""
 
     kind: str = named("")

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from xtrain.dsl.schema.data_components import SOURCES, Source
+from xtrain.contracts.data import PlannedSource
+from xtrain.dsl.schema.data_components import SOURCES
 from xtrain.dsl.schema.setting import file_path, label, setting
 from xtrain.plan.canonical import portable
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 @SOURCES.register()
 @frozen
-class HuggingFace(Source):
+class HuggingFace(PlannedSource):
     """`huggingface("org/name or folder", …)`: a dataset of the Hugging Face library, from the hub or a local folder."""
 
     name: str = label(check=file_path)

@@ -2,8 +2,8 @@
 
 from attrs import frozen
 
+from xtrain.contracts.data import FileSource
 from xtrain.dsl.schema.data_components import SOURCES
-from xtrain.plan.data import FileSource
 
 
 @SOURCES.register()

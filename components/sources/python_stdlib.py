@@ -5,12 +5,13 @@ from typing import Any
 
 from attrs import frozen
 
-from xtrain.dsl.schema.data_components import SOURCES, Source
+from xtrain.contracts.data import PlannedSource
+from xtrain.dsl.schema.data_components import SOURCES
 
 
 @SOURCES.register()
 @frozen
-class PythonStdlib(Source):
+class PythonStdlib(PlannedSource):
     """`python_stdlib()`: the modules of Python's standard library, one document each."""
 
     kind = "python_stdlib"

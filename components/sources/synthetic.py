@@ -6,13 +6,14 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from xtrain.contracts.data import PlannedSource
 from xtrain.dsl.schema.data_components import SOURCES, Source
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, not_negative, seed_range, setting
 
 
 @SOURCES.register()
 @frozen
-class Synthetic(Source):
+class Synthetic(PlannedSource):
     """`synthetic(…)`: random documents of a made-up language, for tests without data.
 
     Its words follow each other by learnable rules, the same for every seed; a seed selects the documents.

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import frozen
 
+from xtrain.contracts.data import FileSource
 from xtrain.dsl.schema.data_components import SOURCES
 from xtrain.dsl.schema.setting import AUTO, Auto, at_least, setting
-from xtrain.plan.data import FileSource
 from xtrain.plan.findings import checks
 
 if TYPE_CHECKING:

@@ -5,13 +5,14 @@ from typing import Any
 
 from attrs import frozen
 
+from xtrain.contracts.data import PlannedSource
 from xtrain.dsl.schema.component import UserComponent
-from xtrain.dsl.schema.data_components import SOURCES, Source
+from xtrain.dsl.schema.data_components import SOURCES
 
 
 @SOURCES.user
 @frozen
-class UserSource(UserComponent, Source):
+class UserSource(UserComponent, PlannedSource):
     """`NAME(…)`: texts or records yielded by a function of your own."""
 
     kind = "python"

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from attrs import frozen
 
 from xtrain.blocks.op_trace import CollectiveCall
-from xtrain.dsl.schema.parallel import STACKS, Stack
+from xtrain.contracts.stacks import PlannedStack
+from xtrain.dsl.schema.parallel import STACKS
 from xtrain.plan.architecture import EMBEDDING
 from xtrain.text.units import BYTES, bytes_text, plural
 
@@ -22,7 +23,7 @@ _COPY: Final = "keeps a full replica of the model on every rank"
 
 @STACKS.register()
 @frozen
-class Ddp(Stack):
+class Ddp(PlannedStack):
     """`stack = ddp`: a whole copy of the model on each rank, synchronized by torch's DistributedDataParallel."""
 
     kind = "ddp"

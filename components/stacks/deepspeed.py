@@ -19,7 +19,8 @@ from xtrain.components.stacks._deepspeed_offload import (
     offload_text,
 )
 from xtrain.components.stacks._deepspeed_settings import DeepspeedSettings
-from xtrain.dsl.schema.parallel import STACKS, Stack
+from xtrain.contracts.stacks import PlannedStack
+from xtrain.dsl.schema.parallel import STACKS
 from xtrain.dsl.schema.setting import Conflict
 from xtrain.text.units import BYTES, bytes_text, plural
 
@@ -41,7 +42,7 @@ _SHARES: Final = {
 
 @STACKS.register()
 @frozen
-class Deepspeed(Stack):
+class Deepspeed(PlannedStack):
     """`stack = deepspeed`: ZeRO by DeepSpeed's engine, in the stage `deepspeed { stage }`."""
 
     kind = "deepspeed"

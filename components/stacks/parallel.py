@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from xtrain.dsl.schema.parallel import STACKS, Stack
+from xtrain.contracts.stacks import PlannedStack
+from xtrain.dsl.schema.parallel import STACKS
 
 if TYPE_CHECKING:
     from xtrain.blocks.op_trace import CollectiveCall
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 @STACKS.register()
 @frozen
-class ParallelStack(Stack):
+class ParallelStack(PlannedStack):
     """`stack = parallel`: all axes below; data ranks shard the model with torch's FSDP2."""
 
     kind = "parallel"

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from attrs import frozen
 
 from xtrain.blocks.op_trace import CollectiveCall
-from xtrain.dsl.schema.parallel import STACKS, Stack, StackSettings
+from xtrain.contracts.stacks import PlannedStack
+from xtrain.dsl.schema.parallel import STACKS, StackSettings
 from xtrain.dsl.schema.setting import Conflict, Range, Role, at_least, setting
 from xtrain.dsl.values import Quantity
 from xtrain.plan.graph import StepNode
@@ -54,7 +55,7 @@ class TorchftSettings(StackSettings):
 
 @STACKS.register()
 @frozen
-class Torchft(Stack):
+class Torchft(PlannedStack):
     """`stack = torchft`: replica groups; one that dies leaves, comes back, and takes the state of a running one."""
 
     kind = "torchft"

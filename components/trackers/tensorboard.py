@@ -5,13 +5,14 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
-from xtrain.dsl.schema.run import TRACKERS, Tracker
+from xtrain.contracts.run import PlannedTracker
+from xtrain.dsl.schema.run import TRACKERS
 from xtrain.dsl.schema.setting import Role, setting
 
 
 @TRACKERS.register()
 @frozen
-class TensorBoard(Tracker):
+class TensorBoard(PlannedTracker):
     """`tensorboard = true`: event files in the run's `tensorboard/`, with the package `tensorboard`."""
 
     kind: ClassVar[str] = "tensorboard"

@@ -5,13 +5,14 @@ from typing import Any, ClassVar
 
 from attrs import frozen
 
+from xtrain.contracts.run import PlannedTracker
 from xtrain.dsl.schema.component import UserComponent
-from xtrain.dsl.schema.run import TRACKERS, Tracker
+from xtrain.dsl.schema.run import TRACKERS
 
 
 @TRACKERS.user
 @frozen
-class UserTracker(UserComponent, Tracker):
+class UserTracker(UserComponent, PlannedTracker):
     """`log { NAME { … } }`: a class of your own that receives the records of a run."""
 
     kind: ClassVar[str] = "user"  # type: ignore[misc]

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
-from xtrain.dsl.schema.run import TRACKERS, Tracker
+from xtrain.contracts.run import PlannedTracker
+from xtrain.dsl.schema.run import TRACKERS
 from xtrain.dsl.schema.setting import Role, setting, settings_of
 from xtrain.dsl.values import value_of
 
@@ -20,7 +21,7 @@ NOT_IN_NAMES: Final = r"/\#?%:"
 
 @TRACKERS.register()
 @frozen
-class Wandb(Tracker):
+class Wandb(PlannedTracker):
     """`wandb { project = "…" }`: Weights & Biases, with the package `wandb`; its files are in the run's `wandb/`."""
 
     kind: ClassVar[str] = "wandb"

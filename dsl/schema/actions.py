@@ -1,19 +1,13 @@
 """Actions of a run, and the ticks (`every`) and events (`on`) that call them."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
 from xtrain.dsl.schema.component import Component, Registry
-from xtrain.dsl.schema.precision import Base
 from xtrain.dsl.schema.setting import Role, at_least, positive, setting
 from xtrain.dsl.values import Quantity
-
-if TYPE_CHECKING:
-    from xtrain.dsl.spec import Spec
-    from xtrain.plan.graph import ActionNode, ActionPlace, StepNode
-    from xtrain.planner.resolved import Resolved
 
 ACTIONS: Final = Registry["Action"]("action", "actions")
 TURN_OF_LOG: Final = 1
@@ -25,7 +19,7 @@ OF_USERS: Final = "tick.user"
 class Action(Component):
     """`every … ACTION`, `on … ACTION`: an action that runs periodically or on an event.
 
-    Subclasses override the attributes and methods that xtrain reads; the defaults are here.
+    Actions subclass `PlannedAction` (`contracts/actions.py`); a class overrides the facts whose defaults do not fit.
     """
 
     kind: ClassVar[str]  # type: ignore[misc]
@@ -80,42 +74,10 @@ class Action(Component):
     ends_at_bad: ClassVar[bool] = False
     """As a tick, the action ends the run without saving if the step before it was bad."""
 
-    def node(self, run: "Resolved", place: "ActionPlace") -> "ActionNode":
-        """Return the plan node of the action."""
-        raise NotImplementedError
-
-    @classmethod
-    def in_step(cls, ticks: Sequence["Action"], run: "Resolved") -> Iterator["StepNode"]:
-        """Yield the nodes that the action needs in every step. ticks: the ticks with actions of this kind, at least
-        one."""
-        yield from ()
-
-    def allocates(self, run: "Resolved", states: int) -> int:
-        """Return the bytes that a rank allocates for the action after the optimizer update. states: bytes of the state
-        of the trained parameters."""
-        return 0
-
-    @classmethod
-    def commands(
-        cls, declared: Sequence["Action"], spec: "Spec", training: tuple[str, ...]
-    ) -> Iterator[tuple[str, "Action", str]]:
-        """Yield (command of `xtrain control`, the action it runs, what its number counts or ""). declared: all actions
-        of the spec, in order. training: the training datasets."""
-        yield from ()
-
     def misplaced(self, event: str, following: Sequence["Action"]) -> tuple[str, str] | None:
         """Return (message, hint) if the action is invalid at its place, else None. event: "" for a tick. following: the
         actions after it."""
         return None
-
-    def faults(self, event: str, arch: Any, base: Base) -> dict[str, tuple[str, str, str]]:
-        """Return why the action does not work with a model: setting ("" for the action itself) → (code, message, hint).
-        event: "" for a tick. arch: the `Architecture` of the plan. base: the storage format of frozen matrices."""
-        return {}
-
-    def idle(self, spec: "Spec", ranks: int) -> dict[str, tuple[str, str]]:
-        """Return the settings without effect, each with (why, what to do instead)."""
-        return {}
 
     @classmethod
     def shown(cls, args: Mapping[str, Any]) -> str:
@@ -134,14 +96,6 @@ class Action(Component):
     def asks(self) -> str | None:
         """Dataset whose held-out prompts the model answers for this action, in a run with rollouts."""
         return None
-
-    def template(self, spec: "Spec") -> str | None:
-        """Return the chat template that the action uses, named as in a dataset; `auto`: the tokenizer's template."""
-        return None
-
-    def length(self, spec: "Spec") -> int:
-        """Return the number of following steps during which the action runs; two actions of a kind must not overlap."""
-        return 0
 
     def needs_steps(self) -> tuple[str, str] | None:
         """Return (what of the action needs further steps, what to write instead); None if the run may end right after

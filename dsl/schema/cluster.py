@@ -202,22 +202,9 @@ class Launcher(Component):
         """Return the text that follows its name on the plan page."""
         return ""
 
-    def mistakes(self, spec: Any) -> Iterator[tuple[str, str, str]]:
-        """Yield (setting, what is wrong with it, what to write instead). spec: the whole spec."""
-        return iter(())
-
     def own_restarts(self) -> tuple[str, int] | None:
         """Return its own setting for the number of restarts, and the value; None if it has none."""
         return None
-
-    def few_gpus(self, spec: Any) -> Iterator[tuple[str, str, str]]:
-        """Yield a mistake if `gpus` of a node are fewer than its ranks; 0 is valid, because GPUs can be requested in
-        other ways."""
-        gpus, ranks = getattr(self, "gpus", None), spec.launch.ranks_per_node
-        on_cpus = "cpu" in (spec.launch.device, spec.cluster.device)
-        if isinstance(gpus, int) and isinstance(ranks, int) and 0 < gpus < ranks and not on_cpus:
-            what = f"a node has {gpus} of them, and each of its {ranks} ranks needs one"
-            yield "gpus", what, f"use gpus {ranks}, or launch.ranks_per_node {gpus}"
 
     def idle(self) -> Iterator[tuple[str, str]]:
         """Yield the settings that another setting makes ineffective, each with the reason."""

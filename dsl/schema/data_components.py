@@ -94,10 +94,6 @@ class Source(Component):
         """Return the same description, from the arguments of its node."""
         raise NotImplementedError
 
-    def check(self, dataset: str, vocabulary: Callable[[], int | None], found: Any) -> None:
-        """Check the files that it reads. vocabulary: returns the number of tokens, None if unknown here. found:
-        collects the findings, see `plan/findings.py`."""
-
     def identity(self, seed: int) -> Any:
         """Return its part of an experiment's identity, as JSON: its class and its arguments."""
         given = [getattr(self, attribute.name) for attribute in attrs.fields(type(self))]
@@ -196,8 +192,8 @@ LINKS: Final = Registry["Link"]("collator", "collators", call="{}", order=lambda
 class Link(Component):
     """`NAME`: a link of `collate`, which takes one kind of value and produces another.
 
-    Its node is called `collate.NAME`; the function with this op is in the module `…_torch` next to it. `run` below is a
-    `Resolved`, see `planner/resolved.py`.
+    Its node is called `collate.NAME`; the function with this op is in the module `…_torch` beside the link. Links
+    subclass `PlannedLink` (`contracts/data.py`).
     """
 
     takes: str
@@ -237,18 +233,6 @@ class Link(Component):
     def op(self) -> str:
         """Op of its node."""
         return f"collate.{self.kind}"
-
-    def args(self, run: Any) -> dict[str, Any]:
-        """Return the JSON arguments of its node."""
-        return {}
-
-    def axes(self, run: Any) -> tuple[str, ...]:
-        """Return the mesh axes whose ranks do different work."""
-        return ()
-
-    def does(self, run: Any) -> str:
-        """Return the description of its node."""
-        raise NotImplementedError
 
     def identity(self, align: int) -> list[Any]:
         """Return its part of an experiment's identity, as JSON. align: alignment of documents in rows."""

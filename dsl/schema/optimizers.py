@@ -1,6 +1,6 @@
 """Optimizers, parameter groups, learning-rate schedules, and the running average of weights."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Final, Literal
 
@@ -8,7 +8,6 @@ from attrs import frozen
 
 from xtrain.dsl.schema.component import Component, Registry
 from xtrain.dsl.schema.setting import (
-    Conflict,
     Role,
     at_least,
     is_unspoken,
@@ -170,13 +169,6 @@ class Optimizer(Component):
     """Argument of its node → effect of another value on a resumed run, as a clause. For arguments that are missing here
     the optimizer takes the plan's value."""
 
-    def arguments(self, run: Any) -> dict[str, Any]:
-        """Return the JSON arguments of its node. run: the planner's `Resolved`."""
-        found = {"kind": self.kind, "lr": self.lr, **self.args()}
-        if found.get("states") == run.formats.params:
-            del found["states"]
-        return found
-
     def args(self) -> dict[str, Any]:
         """Return the JSON arguments of its node without `kind` and `lr`: all settings except those that other nodes
         take and those that plans omit."""
@@ -209,18 +201,6 @@ class Optimizer(Component):
         """Return a description of the weight decay."""
         return f"decay by {weight_decay:g}" + (" where the update makes them smaller" if self.cautious_decay else "")
 
-    def conflicts(self, spec: Any, architecture: Any, layout: Any) -> Iterator[Conflict]:
-        """Yield settings that conflict with the rest of the spec. architecture, layout: the planner's, for its model
-        and ranks."""
-        if self.stochastic_rounding and (params := spec.precision.params) != "bf16":
-            message = f"weights are in {params}, which has room for small updates, and only bf16 is rounded at random"
-            yield Conflict("stochastic_rounding", message, "use precision.params bf16, or remove stochastic_rounding")
-
-    def idle(self, spec: Any) -> Iterator[tuple[str, str]]:
-        """Yield settings without effect, each with the reason."""
-        if self.states == spec.precision.params:
-            yield "states", f"parameters are in {self.states} already"
-
     def does(self, number_format: str) -> str:
         """Return the description of its node. number_format: format of the parameters."""
         raise NotImplementedError
@@ -250,11 +230,6 @@ class Optimizer(Component):
         """Return True if it decays the weights of a group by the group's `weight_decay`. args: arguments of its
         node."""
         return "weight_decay" in args
-
-    def work(self, run: Any, parameters: Iterable[Any]) -> Any:
-        """Return the work of an update that a rank's own shards do not show: an `UpdateWork` of the planner; None if a
-        rank updates its shards independently. parameters: trained parameters of a pipeline coordinate."""
-        return None
 
     @classmethod
     def converts(cls, args: Mapping[str, Any]) -> bool:

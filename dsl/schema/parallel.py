@@ -1,6 +1,6 @@
 """Distribution over ranks: `parallel` with its axes and execution stacks, `activation`, `compile`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, ClassVar, Final, Literal
 
@@ -10,7 +10,6 @@ from xtrain.dsl.schema.component import Component, Registry
 from xtrain.dsl.schema.setting import (
     AUTO,
     Auto,
-    Conflict,
     Role,
     at_least,
     component_name,
@@ -31,16 +30,8 @@ class StackSettings:
 @STACKS.base
 @frozen
 class Stack(Component):
-    """`stack = NAME`: how the model is distributed over ranks, and how its gradients are reduced.
-
-    Computation on tp, cp, ep and pp, and what these axes shard, is the same under all stacks that support them. The
-    remaining ranks shard the model, or hold a replica each if the stack does not support `fsdp`. `run` below is a
-    `Resolved`, see `planner/resolved.py`, and `graph` a `Builder`, see `plan/graph.py`.
-
-    A stack that wraps the model adds a node `setup.parallel.NAME` after the weights; the function with this op is in
-    the module `…_torch` next to it and returns `wrapped`, a `WrappedModel` (`runtime/nn/pipeline.py`). Its
-    `unsupported` must contain `pp`: a pipeline schedule calls the stages directly.
-    """
+    """`stack = NAME`: how the model is spread over ranks, and how its gradients are summed. Stacks subclass
+    `PlannedStack` (`contracts/stacks.py`)."""
 
     unsupported: ClassVar[Mapping[str, str]] = {}
     """Unsupported feature → what the stack does instead, as a clause after its name. Features: axes (`tp`, `pp`, `cp`,
@@ -68,87 +59,15 @@ class Stack(Component):
     """Argument of its own node → effect of another value on a resumed run, as a clause; empty if other arguments, or
     the batch, say the same."""
 
-    def __init_subclass__(cls) -> None:
-        """Check that a stack that wraps the model refuses pp, which would never call its wrapper. Raises TypeError."""
-        if cls.wraps() and "pp" not in cls.unsupported:
-            raise TypeError(
-                f'{cls.__name__} wraps the model, and so its `unsupported` must have "pp": a pipeline schedule calls '
-                "the stages and not the wrapper"
-            )
-
     @classmethod
     def wraps(cls) -> bool:
-        """Return True if it has a node that wraps the model."""
-        return cls.wrap is not Stack.wrap or cls.wrap_optimizer is not Stack.wrap_optimizer
+        """Return True if the stack has a node that wraps the model."""
+        return False
 
     @classmethod
     def node(cls) -> str:
         """Return the id and op of its own node."""
         return f"{PREFIX}{cls.kind}"
-
-    def shard(self, graph: Any, run: Any, last: str) -> str:
-        """Add the nodes that shard the model, which has no weights yet, after `last`; return the id of the last
-        node."""
-        return last
-
-    def wrap(self, graph: Any, run: Any, last: str) -> str:
-        """Add the node that wraps the model, which has its weights, after `last`; return the id of the last node."""
-        return last
-
-    def wrap_optimizer(self, graph: Any, run: Any, last: str) -> str:
-        """Add the nodes that wrap the model together with its optimizer after `last`, which provides the optimizer;
-        return the id of the last node."""
-        return last
-
-    def replicas(self, spec: Any) -> int | None:
-        """Return the number of model replicas if the stack defines it; None: `fsdp { replicate }` does."""
-        return None
-
-    def before_rows(self, run: Any) -> Iterable[Any]:
-        """Return the nodes before ranks take the rows of a step, as `StepNode`, see `plan/graph.py`."""
-        return ()
-
-    def sums(self, run: Any) -> Iterable[Any]:
-        """Return the nodes for gradients after the reductions of all axes, as `StepNode`."""
-        return ()
-
-    def conflicts(self, spec: Any) -> Iterable[Conflict]:
-        """Yield unsupported parts of a spec in addition to `unsupported`; each `setting` is a path of the spec."""
-        return ()
-
-    def idle(self, spec: Any) -> Iterable[tuple[str, str]]:
-        """Yield settings of its block that another setting makes ineffective, each with the reason."""
-        return ()
-
-    def savings(self, spec: Any) -> Iterable[dict[str, Any]]:
-        """Yield values of its block's settings that reduce device memory without changing the result."""
-        return ()
-
-    def held(self, run: Any, states: Any) -> Any:
-        """Return the bytes of parameters, gradients and optimizer state on a rank, an `OwnedBytes`. states: the bytes
-        after sharding by the mesh axes."""
-        return states
-
-    def gradients_spared(self, run: Any, states: Any) -> int:
-        """Return the bytes of `states.trained` (gradients of a rank's computed shards) that never exist at the same
-        time. states: as passed to `held`."""
-        return 0
-
-    def gathered(self, run: Any) -> int:
-        """Return the peak bytes of parameters that a rank gathers for computation; FSDP accounts for its own."""
-        return 0
-
-    def beside_update(self, run: Any, states: Any) -> int:
-        """Return the bytes that an update takes in addition to gradients and moments. states: as returned by `held`."""
-        return 0
-
-    def calls(self, run: Any, stages: list[Any], pp: int) -> Iterable[tuple[Any, int]]:
-        """Yield (`CollectiveCall`, count) of a step on the ranks of a pipeline coordinate, for collectives of the stack
-        itself.
-
-        stages: the `StageCosts` of each stage there.
-        """
-        return ()
 
 
 def stack_of_node(op: str) -> type[Stack] | None:

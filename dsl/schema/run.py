@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 import attrs
 from attrs import frozen
@@ -26,9 +26,6 @@ from xtrain.dsl.schema.setting import (
     share,
 )
 from xtrain.dsl.values import MeasuredNumber, Quantity
-
-if TYPE_CHECKING:
-    from xtrain.plan.findings import Findings
 
 
 @frozen
@@ -207,8 +204,8 @@ OP: Final = "setup.log."
 class Tracker(Component):
     """`log { NAME { … } }`: a tracker that receives the records of a run, on rank 0 and concurrently with training.
 
-    Subclasses override the attributes and methods that xtrain reads. Trackers do not affect training: a run may be
-    resumed with other trackers or settings.
+    Trackers subclass `PlannedTracker` (`contracts/run.py`). No tracker changes what is
+    trained: a run may be resumed with other trackers and other settings.
     """
 
     kind: ClassVar[str]  # type: ignore[misc]
@@ -243,9 +240,6 @@ class Tracker(Component):
     def shown(cls, args: Mapping[str, Any]) -> str:
         """Return its name on a plan page. args: arguments of its node."""
         return cls.title
-
-    def check(self, found: "Findings") -> None:
-        """Check its settings, as rules `log.NAME.SETTING`."""
 
     def idle(self) -> dict[str, tuple[str, str]]:
         """Return the settings without effect: (reason, what to do instead)."""

@@ -9,6 +9,9 @@ from typing import Self
 
 from attrs import define, evolve, field, frozen
 
+from xtrain.contracts.actions import PlannedAction
+from xtrain.contracts.component import planned
+from xtrain.contracts.stacks import stack_of
 from xtrain.plan.architecture import ParameterSpec
 from xtrain.plan.estimates import Hardware, Memory
 from xtrain.plan.parameters import block_tensors
@@ -142,9 +145,9 @@ def _alone(run: Resolved, stage: StageCosts, states: OwnedBytes) -> Memory:
     casts = sharded and run.formats.reduce != run.formats.compute
     forward, base = stage.forward(), states.parameters + states.moments + stage.resident + _buckets(run, states)
     gradients, peak = 0, 0
-    spared = run.stack.gradients_spared(run, states)
-    states, computed = run.stack.held(run, states), states
-    gathered = run.stack.gathered(run)
+    spared = stack_of(run.spec).gradients_spared(run, states)
+    states, computed = stack_of(run.spec).held(run, states), states
+    gathered = stack_of(run.spec).gathered(run)
     base += states.parameters + states.moments - computed.parameters - computed.moments + gathered
     turns = min(count, 3)  # the ones in between are equal
     for number in range(turns):
@@ -174,7 +177,7 @@ def _alone(run: Resolved, stage: StageCosts, states: OwnedBytes) -> Memory:
 def _memory(run: Resolved, pp: int, states: OwnedBytes, peak: int, **parts: int) -> Memory:
     persistent, work = states.parameters + states.moments + states.trained, run.optimizer_work[pp]
     updating = _buckets(run, states) + _of_actions(run, states) + (0 if work is None else work.scratch)
-    updating += run.stack.beside_update(run, states)
+    updating += stack_of(run.spec).beside_update(run, states)
     scorer, scoring = scorer_bytes(run, pp)
     sampling = _buckets(run, states) + max(sampling_bytes(run), scoring)
     peak = max(peak, persistent + _norms(run, states), persistent + updating, persistent + sampling)
@@ -204,7 +207,8 @@ def _norms(run: Resolved, states: OwnedBytes) -> int:
 def _of_actions(run: Resolved, states: OwnedBytes) -> int:
     """Return the bytes that actions allocate after the optimizer."""
     triggers = (*run.spec.ticks, *run.spec.events)
-    return max((action.allocates(run, states.trained) for each in triggers for action in each.actions), default=0)
+    actions = (planned(action, PlannedAction) for trigger in triggers for action in trigger.actions)
+    return max((action.allocates(run, states.trained) for action in actions), default=0)
 
 
 def _piped(run: Resolved, stages: list[StageCosts], pp: int, states: OwnedBytes) -> Memory:

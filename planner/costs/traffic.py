@@ -13,6 +13,7 @@ from math import prod
 from attrs import define, field
 
 from xtrain.blocks.op_trace import CP, INDEX, TP, CollectiveCall, FsdpUnit
+from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.actions import SIGNALS
 from xtrain.plan.amounts import agree_args
 from xtrain.plan.architecture import EMBEDDING, SCORE, ParameterSpec, name_in_block
@@ -184,7 +185,7 @@ def _calls_of_coordinate(run: Resolved, stages: list[StageCosts], pp: int) -> Co
         _teacher(calls, run, stage, count)
         _sequences(calls, run, stage, count)
         _between(calls, run, stage, count)
-    for call, times in run.stack.calls(run, stages, pp):
+    for call, times in stack_of(run.spec).calls(run, stages, pp):
         calls.add(call, times)
     return calls
 

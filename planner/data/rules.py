@@ -8,6 +8,9 @@ from pathlib import Path
 
 from attrs import frozen
 
+from xtrain.contracts.actions import PlannedAction
+from xtrain.contracts.component import planned
+from xtrain.contracts.data import PlannedSource
 from xtrain.dsl.diagnostics.suggest import did_you_mean, renamed
 from xtrain.dsl.schema.actions import Action
 from xtrain.dsl.schema.data import TEMPLATES, Dataset
@@ -299,7 +302,7 @@ def _check_group(spec: Spec, found: Findings) -> None:
 def check_files(spec: Spec, found: Findings) -> None:
     """Check the files, folder and template of every dataset, and the templates of prompts."""
     for dataset in spec.datasets.values():
-        dataset.source.check(dataset.name, lambda: _vocabulary(spec.tokenizer.source), found)
+        planned(dataset.source, PlannedSource).check(dataset.name, lambda: _vocabulary(spec.tokenizer.source), found)
         if has_turns(dataset):
             path = f"dataset.{dataset.name}"
             template = None if dataset.template is AUTO else str(dataset.template)
@@ -310,7 +313,7 @@ def check_files(spec: Spec, found: Findings) -> None:
             )  # fmt: skip
             use.check(template, spec.tokenizer.source, found)
     for path, action in actions_of(spec):
-        template = action.template(spec)
+        template = planned(action, PlannedAction).template(spec)
         if template is not None:
             use = TemplateUse(f"data.prompts.{path}", f"{path}.chat", f"{path}.chat", action.kind)
             use.check(None if template == "auto" else template, spec.tokenizer.source, found)

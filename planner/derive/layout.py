@@ -8,6 +8,7 @@ from typing import Final
 
 from attrs import field, frozen
 
+from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.dsl.schema.parallel import Cp
 from xtrain.dsl.schema.setting import Auto
@@ -208,7 +209,7 @@ def _fixed_sizes(spec: Spec, found: Findings, unsettled: set[str]) -> dict[str, 
     parallel = spec.parallel
     stated = {
         "pp": parallel.pp.size,
-        "replicate": parallel.execution.replicas(spec) or parallel.fsdp.replicate,
+        "replicate": stack_of(spec).replicas(spec) or parallel.fsdp.replicate,
         "fsdp": parallel.fsdp.size,
         "tp": parallel.tp.size,
     }

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import evolve, frozen
 
 from xtrain.blocks.op_trace import CollectiveCall
+from xtrain.contracts.component import planned
+from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.optimizers import OPTIMIZERS
 from xtrain.plan.architecture import ParameterSpec
 from xtrain.plan.groups import optimizers_of, rows_at_once
@@ -45,7 +47,7 @@ def update_work(run: "Resolved", parameters: Iterable[ParameterSpec]) -> UpdateW
     found: UpdateWork | None = None
     for name, chosen in optimizers_of(run.spec).items():
         own = [each for each in parameters if each.trained and run.groups.owner(each.name) == name]
-        work = chosen.work(run, own)
+        work = planned(chosen, PlannedOptimizer).work(run, own)
         args = run.groups.args(name)
         if chosen.converts(args) or args.get("cautious_decay", False):
             converted = _converted(run, args, own)

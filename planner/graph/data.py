@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from xtrain.contracts.component import planned
+from xtrain.contracts.data import PlannedLink
 from xtrain.dsl.schema.data import Dataset
 from xtrain.dsl.schema.data_components import PACKINGS, RowLink, row_link, tokenizer_kind
 from xtrain.dsl.schema.losses import ADAPTER_OFF, INITIAL, ReferredLoss
@@ -390,7 +392,8 @@ def _chain(graph: Builder, run: Resolved, after: tuple[tuple[str, str], ...]) ->
     batch = run.batch
     last = ""
     links = resolve_chain(run.spec, run.size("ring"), run.size("ulysses"))
-    for link, id in zip(links, node_ids(links), strict=True):
+    for each, id in zip(links, node_ids(links), strict=True):
+        link = planned(each, PlannedLink)
         args, axes = link.args(run), link.axes(run)
         last = graph.add("collate", link.op, link.does(run), id=id, args=args, axes=axes, after=after)
         after = ((last, link.gives),)

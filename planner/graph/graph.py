@@ -5,6 +5,9 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
+from xtrain.contracts.actions import PlannedAction
+from xtrain.contracts.component import planned_class
+from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.actions import ACTIONS, action_of
 from xtrain.dsl.schema.optimizers import ParameterGroup
 from xtrain.dsl.schema.run import Hook
@@ -82,7 +85,7 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
             if hook.declared["place"] == place:
                 then("step.hook", hook_text(hook), hook.args(), everyone, f"hook.{hook.name}")
 
-    for node in run.stack.before_rows(run):
+    for node in stack_of(run.spec).before_rows(run):
         then(node.op, node.does, node.args, run.wide("replicate"))
     readers = run.pipeline.readers
     ranks, sizes = run.layout.mesh.data_ranks, batch.row_sizes
@@ -160,7 +163,7 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
         node = behind_forward(run)
         then(node.op, node.does, node.args, node.axes)
     _add_syncs(run, then)
-    for node in run.stack.sums(run):
+    for node in stack_of(run.spec).sums(run):
         then(node.op, node.does, node.args, run.wide("replicate"))
     hooks("after_backward")
     if spec.tasks:
@@ -218,7 +221,7 @@ def _of_actions(run: Resolved, schedule: Schedule) -> list[StepNode]:
     """Return the nodes that actions of ticks need in the step."""
     actions = [action for tick in schedule.ticks for action in tick.actions]
     by_kind = ((kind, [action for action in actions if isinstance(action, kind)]) for kind in ACTIONS.values())
-    return [node for kind, own in by_kind if own for node in kind.in_step(own, run)]
+    return [node for kind, own in by_kind if own for node in planned_class(kind, PlannedAction).in_step(own, run)]
 
 
 def _add_syncs(run: Resolved, then: Any) -> None:
@@ -259,7 +262,7 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
     add_determinism(graph, run)
     add_watch(graph, run)
     model = add_model(graph, run, add_mesh(graph, run))
-    optimizer = run.stack.wrap_optimizer(graph, run, _groups(graph, run, _optimizer(graph, run, model)))
+    optimizer = stack_of(run.spec).wrap_optimizer(graph, run, _groups(graph, run, _optimizer(graph, run, model)))
     averages = add_average(graph, run, model)
     loader = add_data(graph, run, estimates, model)
     scheduler = _scheduler(graph, run, optimizer, loader)
@@ -450,7 +453,7 @@ def build_commands(spec: Spec, training: tuple[str, ...], nodes: ActionNodes) ->
     for kind in ACTIONS.values():
         if groups and kind.writes_beside:
             continue
-        for name, action, counts in kind.commands(declared, spec, training):
+        for name, action, counts in planned_class(kind, PlannedAction).commands(declared, spec, training):
             commands.append(Command(name=name, nodes=(nodes.add(action, CONTROL),), counts=counts))
             saves += commands[-1].nodes if action.saves else ()
     if groups:  # a rank that waits between two steps would take part in no quorum

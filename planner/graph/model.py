@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.adapters import TaskAdapters
 from xtrain.dsl.schema.losses import Loss
 from xtrain.plan.architecture import ParameterSpec, name_in_block
@@ -124,12 +125,12 @@ def add_model(graph: Builder, run: Resolved, after: str) -> str:
         _compile,
     ):
         last = part(graph, run, last)
-    last = add_pipeline(graph, run, run.stack.shard(graph, run, last))
+    last = add_pipeline(graph, run, stack_of(run.spec).shard(graph, run, last))
     teacher = add_teacher_model(graph, run, last)
     last = add_base(graph, run, add_pretrained(graph, run, _weights(graph, run, last)))
     last = _embedding_noise(graph, run, _dropout(graph, run, _adapter(graph, run, last)))
     add_teacher_weights(graph, run, teacher, last)
-    return run.stack.wrap(graph, run, last)
+    return stack_of(run.spec).wrap(graph, run, last)
 
 
 def _adapter(graph: Builder, run: Resolved, last: str) -> str:

@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from xtrain.contracts.stacks import stack_of
 from xtrain.plan.architecture import EMBEDDING, HEAD, expert_module
 from xtrain.plan.canonical import portable
 from xtrain.plan.graph import Builder
@@ -195,7 +196,7 @@ def add_teacher_model(graph: Builder, run: Resolved, model: str) -> str:
     last = model
     for part in SPREADING:
         last = part(cuts, own, last)
-    own.stack.shard(cuts, own, last)
+    stack_of(own.spec).shard(cuts, own, last)
     owner = run.pipeline.owner(len(run.pipeline.spans) - 1)
     args: dict[str, Any] = {
         "architecture": arch.to_json(),

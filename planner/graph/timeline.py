@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from attrs import asdict, evolve, frozen
 
+from xtrain.contracts.actions import PlannedAction
+from xtrain.contracts.component import planned
 from xtrain.dsl.evaluation.values import quantity_text
 from xtrain.dsl.schema.actions import LIMITS, SIGNALS, Action, EventName, Tick, by_default, saving, stopping
 from xtrain.dsl.schema.actions import Tick as TickSpec
@@ -48,7 +50,7 @@ class ActionNodes:
 
         stops: the run stops after it.
         """
-        node = action.node(self._run, ActionPlace(event=event, stops=stops))
+        node = planned(action, PlannedAction).node(self._run, ActionPlace(event=event, stops=stops))
         name = node.name or node.op
         if event:
             name = f"event.{event}.{name.partition('.')[2]}"

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from attrs import evolve, fields_dict, frozen
 
+from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
@@ -118,7 +119,7 @@ def changes_of(run: Resolved) -> Iterator[Change]:
         return
     if "offload" not in run.stack.unsupported and not parallel.fsdp.offload:
         yield Change.of(parallel__fsdp__offload=True)
-    for saving in run.stack.savings(spec):
+    for saving in stack_of(spec).savings(spec):
         yield Change.of(**{f"parallel__{run.stack.kind}__{name}": value for name, value in saving.items()})
 
 

@@ -1,5 +1,9 @@
 """Warnings about written settings that have no effect."""
 
+from xtrain.contracts.actions import PlannedAction
+from xtrain.contracts.component import planned
+from xtrain.contracts.optimizers import PlannedOptimizer
+from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.cluster import Cluster
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.dsl.spec import Spec
@@ -28,7 +32,7 @@ def check_idle(spec: Spec, shape: Shape, layout: Layout, batch: Arithmetic, foun
     check_idle_saving(spec, found)
     _check_idle_model(spec, shape, found)
     for group, chosen in written_optimizers(spec).items():
-        for name, why in chosen.idle(spec):
+        for name, why in planned(chosen, PlannedOptimizer).idle(spec):
             _warn(spec, f"{group}optimizer.{name}", why, "remove it", found)
     for name, why in spec.loss.idle():
         _warn(spec, f"loss.{name}", why, "remove it", found)
@@ -41,7 +45,7 @@ def check_idle(spec: Spec, shape: Shape, layout: Layout, batch: Arithmetic, foun
         for name in settings_of(type(block)) if kind != spec.parallel.stack else ():
             why = f"the stack is {spec.parallel.stack}"
             _warn(spec, f"parallel.{kind}.{name}", why, f"use stack {kind}, or remove it", found)
-    for name, why in spec.parallel.execution.idle(spec):
+    for name, why in stack_of(spec).idle(spec):
         _warn(spec, f"parallel.{spec.parallel.stack}.{name}", why, "remove it", found)
     _check_idle_restarts(spec, layout, found)
     for name, why in spec.launcher.idle() if spec.launcher is not None else ():
@@ -126,7 +130,7 @@ def _check_idle_restarts(spec: Spec, layout: Layout, found: Findings) -> None:
 def _check_idle_actions(spec: Spec, layout: Layout, found: Findings) -> None:
     """Warn of idle settings of ticks and events."""
     for path, action in actions_of(spec):
-        for name, (why, hint) in action.idle(spec, layout.mesh.world_size).items():
+        for name, (why, hint) in planned(action, PlannedAction).idle(spec, layout.mesh.world_size).items():
             _warn(spec, f"{path}.{name}", why, hint, found)
 
 

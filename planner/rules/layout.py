@@ -9,6 +9,7 @@ from typing import Final
 
 from attrs import evolve, frozen
 
+from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.data_components import row_link
 from xtrain.dsl.schema.model import expert_families
 from xtrain.dsl.schema.parallel import STACKS, Ep
@@ -247,7 +248,7 @@ def _check_experts(spec: Spec, architecture: Architecture, layout: Layout, found
 def check_stack(spec: Spec, found: Findings) -> None:
     """Report settings that torch cannot combine, or that have no effect next to each other."""
     _check_support(spec, found)
-    for each in spec.parallel.execution.conflicts(spec):
+    for each in stack_of(spec).conflicts(spec):
         found.fail(f"mesh.stack.with.{each.setting}", "X415", each.setting, each.message, each.hint)
     _check_zero_bubble(spec, found)
     _check_sync(spec, found)

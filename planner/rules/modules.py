@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from xtrain.contracts.actions import PlannedAction
+from xtrain.contracts.component import planned
 from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.dsl.schema.precision import BLOCKS, RECIPES, Base
 from xtrain.dsl.schema.setting import Auto
@@ -73,7 +75,8 @@ def _check_actions(spec: Spec, architecture: Architecture, found: Findings) -> N
     for path, action in actions_of(spec):
         kind, number, *_ = path.split(".")
         event = spec.events[int(number)].event if kind == "on" else ""
-        for name, (code, message, hint) in action.faults(event, architecture, spec.precision.base).items():
+        faults = planned(action, PlannedAction).faults(event, architecture, spec.precision.base)
+        for name, (code, message, hint) in faults.items():
             found.fail(f"model.{path}", code, f"{path}.{name}".rstrip("."), message, hint)
 
 

@@ -9,6 +9,8 @@ from typing import Final
 
 from attrs import frozen
 
+from xtrain.contracts.actions import PlannedAction
+from xtrain.contracts.component import planned
 from xtrain.dsl.schema.actions import ENDINGS, Tick
 from xtrain.dsl.spec import Spec
 from xtrain.plan.amounts import build_phases, counted, limit_args, start_of, trainable
@@ -320,7 +322,7 @@ def _spans(spec: Spec, batch: Arithmetic) -> Iterator[ProfiledSteps]:
         if any(action.stops for action in tick.actions):
             continue
         for action in tick.actions:
-            if (length := action.length(spec)) and period:
+            if (length := planned(action, PlannedAction).length(spec)) and period:
                 yield ProfiledSteps(f"every.{number}", str(tick.every), action.kind, period, length)
 
 

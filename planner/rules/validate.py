@@ -5,6 +5,9 @@ from typing import Final
 
 from attrs import evolve
 
+from xtrain.contracts.component import planned
+from xtrain.contracts.optimizers import PlannedOptimizer
+from xtrain.contracts.run import PlannedLauncher, PlannedTracker
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SourceText
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.spec import Origin, Spec
@@ -12,7 +15,6 @@ from xtrain.plan.amounts import build_phases, check_events, check_stops
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.arithmetic import Counts, derive_arithmetic
 from xtrain.plan.findings import Findings, checks
-from xtrain.plan.graph import check_trackers
 from xtrain.plan.groups import written_optimizers
 from xtrain.plan.learning_rate import check_schedule
 from xtrain.plan.plan import Plan
@@ -40,9 +42,16 @@ def check_launcher(spec: Spec, found: Findings) -> None:
     """Report settings of the launcher that conflict; each launcher knows its own."""
     if spec.launcher is None:
         return
-    for name, what, hint in spec.launcher.mistakes(spec):
+    for name, what, hint in planned(spec.launcher, PlannedLauncher).mistakes(spec):
         message = f"launcher.{name}: {what}"
         found.fail(f"launcher.{name}", "X460", f"launcher.{name}", message, hint)
+
+
+@checks("log.*", reads="log.{}")
+def check_trackers(spec: Spec, found: Findings) -> None:
+    """Run each tracker's own check of its settings."""
+    for tracker in spec.log.written():
+        planned(tracker, PlannedTracker).check(found)
 
 
 @checks("optimizer.*", reads=_UPDATES)
@@ -51,7 +60,7 @@ def check_launcher(spec: Spec, found: Findings) -> None:
 def check_optimizer(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -> None:
     """Report conflicts of an optimizer with other settings."""
     for group, chosen in written_optimizers(spec).items():
-        for each in chosen.conflicts(spec, arch, layout):
+        for each in planned(chosen, PlannedOptimizer).conflicts(spec, arch, layout):
             path = f"{group}optimizer.{each.setting}"
             rule = f"{group}settings" if group else path
             found.fail(rule, "X437", path, each.message, each.hint)

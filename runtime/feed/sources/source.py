@@ -13,9 +13,9 @@ from typing import Any, Final, Protocol
 
 from attrs import field, frozen
 
+from xtrain.contracts.data import FileSource
 from xtrain.dsl.schema.data_components import SOURCES
 from xtrain.plan.canonical import DATA, text
-from xtrain.plan.data import FileSource
 from xtrain.runtime.base.data_errors import DataError
 from xtrain.runtime.base.ops import code_of
 from xtrain.runtime.feed.digests import file_digest

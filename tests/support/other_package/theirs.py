@@ -9,9 +9,10 @@ from attrs import frozen
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, Chain, Layer, NormLayer, Residual, Sum
 from xtrain.blocks.op_trace import TracedTensor
+from xtrain.contracts.run import PlannedTracker
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import FAMILIES, Resuming, TransformerSettings
-from xtrain.dsl.schema.run import TRACKERS, Tracker
+from xtrain.dsl.schema.run import TRACKERS
 from xtrain.dsl.schema.setting import Role, setting
 from xtrain.plan.architecture import Architecture, BlockParameter
 from xtrain.planner.costs.block_trace import Tracer
@@ -53,7 +54,7 @@ class SideBySide(TransformerSettings):
 
 @TRACKERS.register()
 @frozen
-class Tally(Tracker):
+class Tally(PlannedTracker):
     """`tally { … }`: what a run records, a line for each call."""
 
     kind: ClassVar[str] = "tally"

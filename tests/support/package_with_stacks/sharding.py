@@ -6,7 +6,8 @@ from typing import ClassVar
 from attrs import frozen
 
 from xtrain.blocks.op_trace import CollectiveCall
-from xtrain.dsl.schema.parallel import STACKS, Stack
+from xtrain.contracts.stacks import PlannedStack
+from xtrain.dsl.schema.parallel import STACKS
 from xtrain.plan.graph import Builder
 from xtrain.planner.costs.stage_costs import StageCosts
 from xtrain.planner.costs.traffic import EXPERTS, FSDP, ROOT, gathers_of, sums_of
@@ -16,7 +17,7 @@ from xtrain.planner.resolved import Resolved
 
 @STACKS.register()
 @frozen
-class Sharding(Stack):
+class Sharding(PlannedStack):
     """`stack = sharding`: data ranks shard the model, and there are no other axes."""
 
     kind = "sharding"

@@ -8,7 +8,8 @@ from typing import ClassVar
 from attrs import frozen
 
 from xtrain.blocks.op_trace import CollectiveCall
-from xtrain.dsl.schema.parallel import STACKS, Stack
+from xtrain.contracts.stacks import PlannedStack
+from xtrain.dsl.schema.parallel import STACKS
 from xtrain.plan.graph import Builder
 from xtrain.planner.costs.stage_costs import StageCosts
 from xtrain.planner.resolved import Resolved
@@ -17,7 +18,7 @@ from xtrain.text.units import BYTES, plural
 
 @STACKS.register()
 @frozen
-class Summing(Stack):
+class Summing(PlannedStack):
     """`stack = summing`: a copy of the model on each data rank, every gradient summed by itself."""
 
     kind = "summing"

@@ -1,0 +1,58 @@
+"""Contract of actions: their nodes in a plan, their memory, and rules about them."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from xtrain.dsl.schema.actions import Action
+from xtrain.dsl.schema.precision import Base
+
+if TYPE_CHECKING:
+    from xtrain.dsl.spec import Spec
+    from xtrain.plan.architecture import Architecture
+    from xtrain.plan.graph import ActionNode, ActionPlace, StepNode
+    from xtrain.planner.resolved import Resolved
+
+
+class PlannedAction(Action):
+    """Base class of all actions. An action overrides the methods whose defaults do not fit."""
+
+    def node(self, run: "Resolved", place: "ActionPlace") -> "ActionNode":
+        """Return the node of the action at a place. Only called for actions that have a node."""
+        raise NotImplementedError
+
+    @classmethod
+    def in_step(cls, ticks: Sequence[Action], run: "Resolved") -> Iterator["StepNode"]:
+        """Yield nodes that every step needs for this kind of action. ticks: all actions of this kind in ticks, at least
+        one."""
+        yield from ()
+
+    def allocates(self, run: "Resolved", states: int) -> int:
+        """Return the bytes that the action holds on a rank after the optimizer step. states: bytes of the rank's
+        trained parameters."""
+        return 0
+
+    @classmethod
+    def commands(
+        cls, declared: Sequence[Action], spec: "Spec", training: tuple[str, ...]
+    ) -> Iterator[tuple[str, Action, str]]:
+        """Yield (command of `xtrain control`, the action that the command runs, the unit of its number or "").
+        declared: all actions of the spec, in order. training: names of the training datasets."""
+        yield from ()
+
+    def faults(self, event: str, arch: "Architecture", base: Base) -> dict[str, tuple[str, str, str]]:
+        """Return reasons why a model does not support the action: setting, or "" for the action itself → (code,
+        message, hint). event: "" for a tick. base: storage of frozen matrices."""
+        return {}
+
+    def idle(self, spec: "Spec", ranks: int) -> dict[str, tuple[str, str]]:
+        """Return the settings that have no effect: setting → (reason, what to do instead)."""
+        return {}
+
+    def template(self, spec: "Spec") -> str | None:
+        """Return the chat template that the action writes with: a name as datasets give it, or `auto` for the
+        tokenizer's template. None without a chat template."""
+        return None
+
+    def length(self, spec: "Spec") -> int:
+        """Return the number of following steps that the action covers. Two actions of a kind cannot overlap."""
+        return 0

@@ -1,0 +1,41 @@
+"""Contract of optimizers: arguments of their node, conflicts with a spec, and their work beside elementwise updates."""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from xtrain.dsl.schema.optimizers import Optimizer
+from xtrain.dsl.schema.setting import Conflict
+
+if TYPE_CHECKING:
+    from xtrain.dsl.spec import Spec
+    from xtrain.plan.architecture import Architecture, ParameterSpec
+    from xtrain.planner.derive.layout import Layout
+    from xtrain.planner.derive.update_work import UpdateWork
+    from xtrain.planner.resolved import Resolved
+
+
+class PlannedOptimizer(Optimizer):
+    """Base class of all optimizers."""
+
+    def arguments(self, run: "Resolved") -> dict[str, Any]:
+        """Return the JSON arguments of the optimizer's node."""
+        found = {"kind": self.kind, "lr": self.lr, **self.args()}
+        if found.get("states") == run.formats.params:
+            del found["states"]
+        return found
+
+    def conflicts(self, spec: "Spec", architecture: "Architecture", layout: "Layout") -> Iterator[Conflict]:
+        """Yield settings that do not fit the rest of a spec, its architecture or its layout."""
+        if self.stochastic_rounding and (params := spec.precision.params) != "bf16":
+            message = f"weights are in {params}, which has room for small updates, and only bf16 is rounded at random"
+            yield Conflict("stochastic_rounding", message, "use precision.params bf16, or remove stochastic_rounding")
+
+    def idle(self, spec: "Spec") -> Iterator[tuple[str, str]]:
+        """Yield (setting, reason) for settings that have no effect."""
+        if self.states == spec.precision.params:
+            yield "states", f"parameters are in {self.states} already"
+
+    def work(self, run: "Resolved", parameters: "Iterable[ParameterSpec]") -> "UpdateWork | None":
+        """Return communication, products and scratch memory of an update on a rank; None if the update is elementwise
+        on the rank's own shards. parameters: the trained parameters of a pipeline coordinate."""
+        return None
