@@ -32,10 +32,14 @@ class DocumentPrefix(PlannedLink):
     changes = True
 
     def args(self, run: "Resolved") -> dict[str, Any]:
+        return self._arguments
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
         return {"most": self.most.fraction}
 
     def does(self, run: "Resolved") -> str:
         return f"a beginning of each document, drawn from the seed and {self.most} of it at most, is only read"
 
     def identity(self, align: int) -> list[Any]:
-        return [type(self).__name__, self.args(None)]
+        return [type(self).__name__, self._arguments]

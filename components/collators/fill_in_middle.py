@@ -41,6 +41,10 @@ class FillInMiddle(PlannedLink):
     changes = True
 
     def args(self, run: "Resolved") -> dict[str, Any]:
+        return self._arguments
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
         return {
             "rate": self.rate.fraction,
             "suffix_first": self.suffix_first.fraction,
@@ -52,4 +56,4 @@ class FillInMiddle(PlannedLink):
         return f"{self.rate} of the plain documents cut at two places drawn from the seed, and reordered behind {order}"
 
     def identity(self, align: int) -> list[Any]:
-        return [type(self).__name__, self.args(None)]
+        return [type(self).__name__, self._arguments]
