@@ -15,10 +15,16 @@ import pytest
 from other_packages import OTHER_STACKS
 from rooms import ROOMS
 
+from xtrain.contracts.actions import PlannedAction
+from xtrain.contracts.component import planned_class
+from xtrain.contracts.data import PlannedLink, PlannedSource
+from xtrain.contracts.optimizers import PlannedOptimizer
+from xtrain.contracts.run import PlannedLauncher, PlannedTracker
+from xtrain.contracts.stacks import PlannedStack
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema import component
-from xtrain.dsl.schema.actions import ACTIONS, Action, action_of
-from xtrain.dsl.schema.cluster import CLUSTERS
+from xtrain.dsl.schema.actions import ACTIONS, action_of
+from xtrain.dsl.schema.cluster import CLUSTERS, LAUNCHERS
 from xtrain.dsl.schema.component import Component, Offer, Registry, named, variants
 from xtrain.dsl.schema.data_components import LINKS, PACKINGS, SOURCES, TOKENIZERS
 from xtrain.dsl.schema.losses import LOSSES
@@ -26,7 +32,7 @@ from xtrain.dsl.schema.model import FAMILIES
 from xtrain.dsl.schema.optimizers import OPTIMIZERS, SCHEDULERS, Optimizer, learning_rate
 from xtrain.dsl.schema.parallel import STACKS, stack_of_node
 from xtrain.dsl.schema.precision import BASES, RECIPES
-from xtrain.dsl.schema.run import TRACKERS, Tracker
+from xtrain.dsl.schema.run import TRACKERS
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.dsl.schema.sweep import METHODS, Sweep
 from xtrain.dsl.values import Metric
@@ -38,6 +44,11 @@ ROOT = Path(__file__).parents[2]
 REGISTRIES: tuple[Registry, ...] = (
     ACTIONS, CLUSTERS, FAMILIES, LOSSES, OPTIMIZERS, SCHEDULERS, SOURCES, LINKS, PACKINGS, TOKENIZERS, TRACKERS, STACKS,
     BASES, RECIPES,
+)  # fmt: skip
+# Kinds whose components subclass a contract.
+CONTRACTS: tuple[tuple[Registry, type[Component]], ...] = (
+    (ACTIONS, PlannedAction), (OPTIMIZERS, PlannedOptimizer), (SOURCES, PlannedSource), (LINKS, PlannedLink),
+    (TRACKERS, PlannedTracker), (STACKS, PlannedStack), (LAUNCHERS, PlannedLauncher),
 )  # fmt: skip
 # Texts for people, with examples; and what drivers call devices.
 TEXTS = ("vocabulary.py", "blocks.py", "synonyms.py", "device.py")
@@ -180,7 +191,7 @@ def test_it_says_how_it_is_written(registry: Registry, name: str):
     chosen = registry[name]
     assert issubclass(chosen, Component) and attrs.has(chosen)
     if registry in (ACTIONS, TRACKERS):  # where no word opens a block
-        base = Action if registry is ACTIONS else Tracker
+        base = PlannedAction if registry is ACTIONS else PlannedTracker
         assert re.match(rf"`{name}\b[^`]*`: ", chosen.__doc__ or "")
         assert issubclass(chosen, base)
         assert not set(settings_of(chosen)) & set(dir(base)), "a setting of that name hides what the class says"
@@ -293,6 +304,19 @@ def test_a_package_with_components_of_several_kinds_offers_all_of_them(monkeypat
     offered = SimpleNamespace(load=load, dist=SimpleNamespace(name="theirs"))
     monkeypatch.setattr(component, "offered_modules", lambda: [offered])
     assert first.origin("mine") == second.origin("mine") == "theirs"
+
+
+@pytest.mark.parametrize(("registry", "contract"), CONTRACTS, ids=lambda kind: getattr(kind, "word", ""))
+def test_components_subclass_their_contract(registry: Registry, contract: type[Component]):
+    users = [registry.of_users] if registry.takes_functions else []
+    for chosen in (*registry.values(), *users):
+        assert planned_class(chosen, contract) is chosen
+
+    class Old(contract.__mro__[1]):
+        """A component of a package that knows only the class of the language."""
+
+    with pytest.raises(TypeError, match=f"Old does not subclass {contract.__name__} .* from xtrain.contracts"):
+        planned_class(Old, contract)
 
 
 def test_each_has_the_module_that_runs_it():
