@@ -11,8 +11,8 @@ import networkx
 
 # In the order of the pictures.
 ROOMS = (
-    *("cli", "api", "lsp", "client", "components", "tui", "server", "runtime", "planner", "blocks", "plan", "dsl"),
-    *("records", "text"),
+    *("cli", "api", "lsp", "client", "components", "tui", "server", "runtime", "planner", "contracts", "blocks"),
+    *("plan", "dsl", "records", "text"),
 )
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 BEGIN, END = "<!-- drawing: begin -->\n", "<!-- drawing: end -->\n"
