@@ -41,27 +41,27 @@ SHARED_MEMORY: Final = 1 << 30
 
 def check_machine_facts(plan: Plan, machine: MachineFacts, disk: DiskFacts) -> list[Unfit]:
     """Return all findings, in the order in which a run would meet them."""
-    found, devices = [], None
+    findings, devices = [], None
     try:
         devices = find_devices(plan, plan.mesh.ranks_per_node)
     except EnvironmentFault as fault:
-        found.append(of_fault(fault))
+        findings.append(of_fault(fault))
     if plan.launch["device"] != "cpu":
-        found += of_driver(machine)
+        findings += of_driver(machine)
     if devices is not None:
-        found += of_devices(plan, devices)
-        found += of_limits(plan, machine, devices.kind)
-        found += of_memory(plan, machine, devices.kind)
-        found += of_shared_memory(plan, machine, devices.kind)
-        found += of_compiler(plan, machine, devices.kind)
-    found += of_clock(machine)
-    found += of_packages(plan)
-    found += of_data(plan)
-    found += of_folder(disk)
+        findings += of_devices(plan, devices)
+        findings += of_limits(plan, machine, devices.kind)
+        findings += of_memory(plan, machine, devices.kind)
+        findings += of_shared_memory(plan, machine, devices.kind)
+        findings += of_compiler(plan, machine, devices.kind)
+    findings += of_clock(machine)
+    findings += of_packages(plan)
+    findings += of_data(plan)
+    findings += of_folder(disk)
     if not (disk.fault or plan.serves):
-        found += of_room(plan, disk)
-    found += of_files(plan)
-    return found
+        findings += of_room(plan, disk)
+    findings += of_files(plan)
+    return findings
 
 
 def of_fault(fault: EnvironmentFault | DataError) -> Unfit:
@@ -91,7 +91,7 @@ def of_driver(machine: MachineFacts) -> Iterator[Unfit]:
         return
     oldest = OLDEST_DRIVER.get(version_numbers(machine.cuda)[0])
     if oldest is not None and version_numbers(machine.driver) < oldest:
-        needed = ".".join(f"{each:02}" if at else str(each) for at, each in enumerate(oldest))
+        needed = ".".join(f"{number:02}" if at else str(number) for at, number in enumerate(oldest))
         yield Unfit(
             code="X733",
             what=f"the driver is {machine.driver}, and torch is built for CUDA {machine.cuda}, which needs {needed}",
@@ -105,15 +105,15 @@ def of_memory(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]:
         return
     ranks = plan.mesh.ranks_per_node
     if kind == "cpu":
-        each = max(rank.memory.total_bytes + rank.memory.host for rank in plan.estimates.classes)
+        rank_bytes = max(rank.memory.total_bytes + rank.memory.host for rank in plan.estimates.classes)
     else:
-        each = max(rank.memory.host_bytes for rank in plan.estimates.classes)
+        rank_bytes = max(rank.memory.host_bytes for rank in plan.estimates.classes)
         saving = next((node.args for node in plan.nodes if node.op == "setup.checkpoint"), None)
-        each += saving["copies"] * plan.estimates.copy_bytes if saving else 0
-    if ranks * each > machine.memory:
+        rank_bytes += saving["copies"] * plan.estimates.copy_bytes if saving else 0
+    if ranks * rank_bytes > machine.memory:
         yield Unfit(
             code="X737",
-            what=f"{plural(ranks, 'rank')} take {bytes_text(ranks * each)} of the machine's memory, and "
+            what=f"{plural(ranks, 'rank')} take {bytes_text(ranks * rank_bytes)} of the machine's memory, and "
             f"{bytes_text(machine.memory)} are left",
             do="ask the scheduler for more memory, put fewer ranks on a machine (launch.ranks_per_node), or end what "
             "else runs there",
@@ -275,29 +275,29 @@ def examine(plan: Plan, place: NodePlace | None, seconds: float) -> list[Unfit]:
     """Check this machine and, with `place`, its connections to the others. The first machine then returns the findings
     of all machines, the others only errors. seconds: to wait for the others."""
     machine, root = look_at_machine(), Path(plan.workspace["root"])
-    found = check_machine_facts(plan, machine, look_at_disk(root))
+    findings = check_machine_facts(plan, machine, look_at_disk(root))
     if place is None:
-        return [evolve(each, host=machine.host) for each in found]
+        return [evolve(finding, host=machine.host) for finding in findings]
     from xtrain.runtime.inspect.hosts import HostMeeting, HostsApart, find_between_hosts
 
     try:
         check_own_name(place.host)
     except EnvironmentFault as fault:
-        found.append(of_fault(fault))
+        findings.append(of_fault(fault))
     try:
         meeting = HostMeeting.join(place, plan.launch["nodes"], seconds)
-        found += find_between_hosts(meeting, machine, root, device_of(plan))
-        of_all = meeting.exchange("found", [evolve(each, host=machine.host).to_json() for each in found])
+        findings += find_between_hosts(meeting, machine, root, device_of(plan))
+        of_all = meeting.exchange("found", [evolve(finding, host=machine.host).to_json() for finding in findings])
     except HostsApart as apart:
-        found.append(Unfit(code="X716", what=str(apart), do=apart.do))
-        return [evolve(each, host=machine.host) for each in found]
+        findings.append(Unfit(code="X716", what=str(apart), do=apart.do))
+        return [evolve(finding, host=machine.host) for finding in findings]
     meeting.leave()
-    every = [Unfit(**each) for host in of_all for each in host]
-    return every if place.index == 0 else [each for each in every if each.stops]
+    every = [Unfit(**finding) for host in of_all for finding in host]
+    return every if place.index == 0 else [finding for finding in every if finding.stops]
 
 
 def examine_without_plan() -> list[Unfit]:
     """Check this machine alone for faults that affect every run."""
     machine = look_at_machine()
-    found = (*of_driver(machine), *of_clock(machine), *of_folder(look_at_disk(Path.cwd())))
-    return [evolve(each, host=machine.host) for each in found]
+    findings = (*of_driver(machine), *of_clock(machine), *of_folder(look_at_disk(Path.cwd())))
+    return [evolve(finding, host=machine.host) for finding in findings]

@@ -39,8 +39,8 @@ class HostFacts:
 
     @classmethod
     def of_json(cls, text: bytes | str) -> "HostFacts":
-        found = json.loads(text)
-        return cls(machine=MachineFacts(**found["machine"]), address=found["address"], port=found["port"])
+        content = json.loads(text)
+        return cls(machine=MachineFacts(**content["machine"]), address=content["address"], port=content["port"])
 
 
 class HostsApart(Exception):
@@ -90,16 +90,16 @@ class HostMeeting:
 
     def exchange(self, name: str, value: Any) -> list[Any]:
         """Return the JSON values of all machines under a name, in order. Raises HostsApart if one has left."""
-        found, waits_for = [], 0
+        values, waits_for = [], 0
         try:
             self.store.set(f"{name}/{self.place.index}", json.dumps(value))
             for index in range(self.nodes):
                 waits_for = index
-                found.append(json.loads(self.store.get(f"{name}/{index}")))
+                values.append(json.loads(self.store.get(f"{name}/{index}")))
         except RuntimeError:
             who = f"machine {waits_for} (--node {waits_for}, or that of Slurm) had come, and does not answer any more"
             raise HostsApart(who, "see what the doctor says there, and whether it was started there once") from None
-        return found
+        return values
 
     def leave(self) -> None:
         """Leave the meeting; the first machine keeps the store until all have left."""
@@ -134,19 +134,19 @@ def _apart(place: NodePlace, why: str) -> str:
 
 def find_between_hosts(meeting: HostMeeting, machine: MachineFacts, folder: Path, device: str) -> list[Unfit]:
     """Compare this machine with the others. folder: of runs. device: `cpu` or `cuda`, for collectives."""
-    found: list[Unfit] = []
+    findings: list[Unfit] = []
     with answering_time() as port:
         own = HostFacts(machine=machine, address=own_address(meeting.place.host, meeting.place.port), port=port)
-        others = [HostFacts.of_json(json.dumps(each)) for each in meeting.exchange("facts", asdict(own))]
-        found += reach_others(others, meeting.place.index)
-        found += compare_versions(others[0].machine, machine)
-        found += _shares_folder(meeting, folder)
+        others = [HostFacts.of_json(json.dumps(facts)) for facts in meeting.exchange("facts", asdict(own))]
+        findings += reach_others(others, meeting.place.index)
+        findings += compare_versions(others[0].machine, machine)
+        findings += _shares_folder(meeting, folder)
         meeting.exchange("reached", True)  # before any machine stops answering
     # If machines cannot reach each other, a sum over all of them would only time out.
-    unreached = meeting.exchange("unreached", any(each.code == "X732" for each in found))
+    unreached = meeting.exchange("unreached", any(finding.code == "X732" for finding in findings))
     if not any(unreached):
-        found += sum_over_hosts(meeting, device)
-    return found
+        findings += sum_over_hosts(meeting, device)
+    return findings
 
 
 @contextlib.contextmanager

@@ -253,8 +253,8 @@ class MemoryOwners:
         for part in self.model.parts:
             if part.teacher is not None:
                 yield from part.teacher.model.parameters()
-        for each in self.model.quantised():
-            if (beside := each.matrix.beside(each.module)) is not None:
+        for matrix in self.model.quantised():
+            if (beside := matrix.matrix.beside(matrix.module)) is not None:
                 yield beside
 
     def _moments(self) -> Iterator[Tensor]:
@@ -282,19 +282,19 @@ def left_by_heads(objective: Tensor, heads: int) -> list[Tensor | None]:
     """Return the gradients that the chunked loss computed in its forward, held by its graph node, or the tensors from
     which the backward computes them; of `heads` heads."""
     nodes: dict[Any, None] = {objective.grad_fn: None}
-    found: list[Tensor | None] = []
+    tensors: list[Tensor | None] = []
     queue = list(nodes)
     for node in queue:
         if hasattr(node, "grads"):
             heads -= 1
             if node.grads is not None:
-                found += node.grads
+                tensors += node.grads
             else:
                 _, lse_T, entropy_T, hidden_TD, *_ = node.saved_tensors
-                found += [hidden_TD, lse_T, entropy_T]
+                tensors += [hidden_TD, lse_T, entropy_T]
             if not heads:
-                return found
-        new = [each for each, _ in node.next_functions if each is not None and each not in nodes]
+                return tensors
+        new = [previous for previous, _ in node.next_functions if previous is not None and previous not in nodes]
         nodes |= dict.fromkeys(new)
         queue += new
     raise AssertionError("the last stage ends with a loss")

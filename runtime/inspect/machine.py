@@ -99,53 +99,53 @@ def look_at_machine(root: Path = Path("/")) -> MachineFacts:
 
 def version_numbers(text: str) -> tuple[int, ...]:
     """Return `535.104.05` as numbers."""
-    return tuple(int(each) for each in re.findall(r"\d+", text))
+    return tuple(int(number) for number in re.findall(r"\d+", text))
 
 
 def _memory(root: Path) -> int | None:
     """Return the least of the kernel's available memory and the remainder in this process's control groups."""
-    found = []
+    limits = []
     if fields := re.search(r"^MemAvailable: +(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE):
-        found.append(int(fields[1]) * 1024)
+        limits.append(int(fields[1]) * 1024)
     for groups, top, limit, used, cached in CONTROL_GROUPS:
         # In a container the path starts at the container's own root.
         group = re.search(groups, _text(root / "proc/self/cgroup"), re.MULTILINE)
         if group is None:
             continue
         folder = root / top / group[1]
-        for each in (folder, *folder.parents):
-            if not each.is_relative_to(root / top):
+        for directory in (folder, *folder.parents):
+            if not directory.is_relative_to(root / top):
                 break
-            most, taken = (_text(each / name).strip() for name in (limit, used))
+            most, taken = (_text(directory / name).strip() for name in (limit, used))
             if most.isdecimal() and taken.isdecimal():
                 # Cached file pages are freed when memory is needed.
-                pages = re.search(rf"^{cached} (\d+)$", _text(each / "memory.stat"), re.MULTILINE)
-                found.append(max(0, int(most) - int(taken) + (int(pages[1]) if pages else 0)))
-    return min(found, default=None)
+                pages = re.search(rf"^{cached} (\d+)$", _text(directory / "memory.stat"), re.MULTILINE)
+                limits.append(max(0, int(most) - int(taken) + (int(pages[1]) if pages else 0)))
+    return min(limits, default=None)
 
 
 def _shared_memory(folder: Path) -> int | None:
     try:
-        found = os.statvfs(folder)
+        disk = os.statvfs(folder)
     except OSError:
         return None
-    return found.f_frsize * found.f_blocks
+    return disk.f_frsize * disk.f_blocks
 
 
 def _lacks() -> str:
     """Return what Triton lacks to compile its kernel launchers as Python modules."""
-    found = []
+    missing = []
     if not os.environ.get("CC") and not (shutil.which("gcc") or shutil.which("clang")):
-        found.append("C compiler")
+        missing.append("C compiler")
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
-        found.append("Python.h")
-    return " and no ".join(found)
+        missing.append("Python.h")
+    return " and no ".join(missing)
 
 
 def _driver(path: Path) -> str | None:
     """Parse `NVRM version: NVIDIA UNIX x86_64 Kernel Module 535.104.05 …`, also of the open module."""
-    found = re.search(r"^NVRM version:.*?\s(\d+(?:\.\d+)+)\s", _text(path), re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(r"^NVRM version:.*?\s(\d+(?:\.\d+)+)\s", _text(path), re.MULTILINE)
+    return match[1] if match else None
 
 
 def _text(path: Path) -> str:
@@ -176,7 +176,7 @@ class DiskFacts:
 
 def look_at_disk(root: Path) -> DiskFacts:
     """Examine the disk for runs below `root`, which may not exist yet; leaves no files."""
-    folder = next(each for each in (root.absolute(), *root.absolute().parents) if each.exists() or each.is_symlink())
+    folder = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists() or path.is_symlink())
     if not folder.exists():
         return DiskFacts(
             folder=folder, free=0, fault=f"it is a symbolic link to {folder.readlink()}, which does not exist"

@@ -208,8 +208,8 @@ def _axes(mesh: Mesh, ranks: list[int], *, experts: bool) -> str:
     """Return the axes along which the ranks differ: of experts, or else of dense parameters, whichever matches the
     group."""
     kinds = (mesh.expert_axes, mesh.axes) if experts else (mesh.axes, mesh.expert_axes)
-    found = [[a for a in axes if len({rank // a.stride % a.size for rank in ranks}) > 1] for axes in kinds]
-    along = next((axes for axes in found if prod(a.size for a in axes) == len(ranks)), found[0])
+    differing = [[a for a in axes if len({rank // a.stride % a.size for rank in ranks}) > 1] for axes in kinds]
+    along = next((axes for axes in differing if prod(a.size for a in axes) == len(ranks)), differing[0])
     return " · ".join(axis.name for axis in along)
 
 
@@ -307,7 +307,7 @@ class Pieces(Sequence[Tensor]):
     def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
     def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
         if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(self._number))]
+            return [self[place] for place in range(*index.indices(self._number))]
         if not 0 <= index < self._number:
             raise IndexError(index)
         length = self._tensor.size(self._dim)

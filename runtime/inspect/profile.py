@@ -45,12 +45,12 @@ def summary_text(summaries: Sequence[Summary], *, node: str, world: int, note: s
     lines += [f"`{node}`, {len(summaries)} of {world:,} ranks; time of the {head.device.upper()}. {note}".rstrip(), ""]
     rows = [
         (
-            f"{each.rank}",
-            _milliseconds(each.seconds / steps),
-            *(f"{each.shares[name]:.1%}" for name in COLUMNS),
-            f"{each.communication:.1%}",
+            f"{summary.rank}",
+            _milliseconds(summary.seconds / steps),
+            *(f"{summary.shares[name]:.1%}" for name in COLUMNS),
+            f"{summary.communication:.1%}",
         )
-        for each in summaries
+        for summary in summaries
     ]
     lines += [*table(("rank", "ms a step", *COLUMNS, "communication"), rows, texts=0), "", NOTES]
     nodes = sorted(head.nodes.items(), key=lambda item: -item[1])
@@ -59,13 +59,13 @@ def summary_text(summaries: Sequence[Summary], *, node: str, world: int, note: s
     lines += [*table(("node", "ms a step", "share"), rows, texts=1), ""]
     rows = [
         (
-            f"`{_short(each.name)}`",
-            each.kind,
-            f"{each.calls / steps:,.4g}",
-            _milliseconds(each.seconds / steps),
-            f"{each.seconds / head.seconds:.1%}",
+            f"`{_short(operator.name)}`",
+            operator.kind,
+            f"{operator.calls / steps:,.4g}",
+            _milliseconds(operator.seconds / steps),
+            f"{operator.seconds / head.seconds:.1%}",
         )
-        for each in head.operators
+        for operator in head.operators
     ]
     lines += [f"## Operators, rank {head.rank}", ""]
     lines += [*table(("operator", "kind", "calls a step", "ms a step", "share"), rows, texts=2), ""]
@@ -269,19 +269,19 @@ class Profile:
         """Write the summary; return its bytes. Raises TornTrace, after removing the trace, if it is incomplete."""
         first = self.begun + self.subject.before + 1
         try:
-            found = summarise(entries_of(path), rank=self.rank.rank, first=first, last=first + self.recorded - 1)
+            summary = summarise(entries_of(path), rank=self.rank.rank, first=first, last=first + self.recorded - 1)
         except TornTrace:
             path.unlink(missing_ok=True)
             raise
-        return write_json(file_of(self.folder, self.rank.rank, "summary.json"), asdict(found))
+        return write_json(file_of(self.folder, self.rank.rank, "summary.json"), asdict(summary))
 
     def _write_page(self, note: str) -> int:
         """Write `summary.md` from the summaries of all ranks that have one; return its bytes."""
         try:
-            found = read_summaries(self.folder)
-            if not found:
+            summaries = read_summaries(self.folder)
+            if not summaries:
                 return 0
-            text = summary_text(found, node=self.subject.node, world=self.rank.world_size, note=note)
+            text = summary_text(summaries, node=self.subject.node, world=self.rank.world_size, note=note)
             return write_whole(self.folder / "summary.md", lambda beside: beside.write_text(text, encoding="utf-8"))
         except Exception as error:  # for any content of a file
             message = f"the summary of {self.folder} could not be written: {error}"

@@ -86,9 +86,9 @@ class ProfileRecorder:
 
     def _leave(self) -> None:
         node, step, self._node, self._step = self._node, self._step, None, None
-        for each in (node, step):
-            if each is not None:
-                each.__exit__(None, None, None)
+        for annotation in (node, step):
+            if annotation is not None:
+                annotation.__exit__(None, None, None)
 
 
 class TornTrace(Exception):
@@ -219,22 +219,22 @@ class _Sorted:
 
 def summarise(entries: Iterable[TraceEntry], *, rank: int, first: int, last: int) -> Summary:
     """Summarize steps first to last of a trace. Raises TornTrace if it lacks some of them."""
-    found = _sorted(entries)
-    steps = [found.steps[number] for number in range(first, last + 1) if number in found.steps]
+    entries_by_type = _sorted(entries)
+    steps = [entries_by_type.steps[number] for number in range(first, last + 1) if number in entries_by_type.steps]
     if len(steps) != last - first + 1:
         raise TornTrace(f"the trace has {len(steps)} of steps {first} to {last}")
     begin, end = steps[0].begin, steps[-1].end
-    if found.kernels:
-        end = max(end, max(each.end for each in found.kernels))
-        totals, busy = _of_kernels(found.kernels), _busy(found.kernels)
+    if entries_by_type.kernels:
+        end = max(end, max(kernel.end for kernel in entries_by_type.kernels))
+        totals, busy = _of_kernels(entries_by_type.kernels), _busy(entries_by_type.kernels)
         order = _ON_GPU
     else:
-        totals, busy = _of_operations(found)
+        totals, busy = _of_operations(entries_by_type)
         order = _ON_CPU
     nodes: dict[str, float] = defaultdict(float)
-    for mark in found.marks:
+    for mark in entries_by_type.marks:
         nodes[mark.name] += max(min(mark.end, end) - max(mark.begin, begin), 0.0)
-    window: dict[Kind, Intervals] = {kind: clipped(each, begin, end) for kind, each in busy.items()}
+    window: dict[Kind, Intervals] = {kind: clipped(intervals, begin, end) for kind, intervals in busy.items()}
     seconds = end - begin
     operators = [
         Operator(name=name, kind=kind_of(name), calls=total.calls, seconds=total.seconds)
@@ -244,9 +244,9 @@ def summarise(entries: Iterable[TraceEntry], *, rank: int, first: int, last: int
         rank=rank,
         first=first,
         last=last,
-        device="gpu" if found.kernels else "cpu",
+        device="gpu" if entries_by_type.kernels else "cpu",
         seconds=seconds,
-        step_seconds=tuple(each.end - each.begin for each in steps),
+        step_seconds=tuple(step.end - step.begin for step in steps),
         shares=_shares(window, order, seconds),
         communication=length(window.get("communication", NOTHING)) / seconds,
         nodes=dict(nodes),
@@ -255,37 +255,37 @@ def summarise(entries: Iterable[TraceEntry], *, rank: int, first: int, last: int
 
 
 def _sorted(entries: Iterable[TraceEntry]) -> _Sorted:
-    found = _Sorted()
+    entries_by_type = _Sorted()
     for entry in entries:
         if entry.category == "cpu_op":
-            found.operations.append(entry)
+            entries_by_type.operations.append(entry)
         elif entry.category != "user_annotation":
-            found.kernels.append(entry)
+            entries_by_type.kernels.append(entry)
         elif entry.name.startswith(STEP):
-            found.steps[int(entry.name.removeprefix(STEP))] = entry
+            entries_by_type.steps[int(entry.name.removeprefix(STEP))] = entry
         elif entry.name.startswith("gloo:"):
-            found.transfers.append(entry)
+            entries_by_type.transfers.append(entry)
         elif _NODE.fullmatch(entry.name):
-            found.marks.append(entry)
-    return found
+            entries_by_type.marks.append(entry)
+    return entries_by_type
 
 
 def _busy(entries: Iterable[TraceEntry]) -> dict[Kind, Intervals]:
     pairs: dict[Kind, list[tuple[float, float]]] = defaultdict(list)
     for entry in entries:
         pairs[kind_of(entry.name)].append((entry.begin, entry.end))
-    return {kind: union(each) for kind, each in pairs.items()}
+    return {kind: union(intervals) for kind, intervals in pairs.items()}
 
 
 def _shares(busy: dict[Kind, Intervals], order: Sequence[Kind], seconds: float) -> dict[str, float]:
     """Return the shares of time by kind, each instant counted for the first kind in `order` that has it."""
-    taken, found = NOTHING, {}
+    taken, shares = NOTHING, {}
     for kind in (*order, "communication"):
         own = busy.get(kind, NOTHING)
-        found[kind] = length(minus(own, taken)) / seconds
+        shares[kind] = length(minus(own, taken)) / seconds
         taken = union([*taken, *own])  # pyright: ignore[reportArgumentType]
-    ordered = {kind: found[kind] for kind in ("matmul", "attention", "other", "copies")}
-    return {**ordered, "exposed": found["communication"], "idle": max(1 - length(taken) / seconds, 0.0)}
+    ordered = {kind: shares[kind] for kind in ("matmul", "attention", "other", "copies")}
+    return {**ordered, "exposed": shares["communication"], "idle": max(1 - length(taken) / seconds, 0.0)}
 
 
 def _of_kernels(kernels: Iterable[TraceEntry]) -> dict[str, _TraceTotal]:
@@ -297,23 +297,23 @@ def _of_kernels(kernels: Iterable[TraceEntry]) -> dict[str, _TraceTotal]:
     return totals
 
 
-def _of_operations(found: _Sorted) -> tuple[dict[str, _TraceTotal], dict[Kind, Intervals]]:
+def _of_operations(entries: _Sorted) -> tuple[dict[str, _TraceTotal], dict[Kind, Intervals]]:
     """Total a CPU trace: operations on threads that transfer data do not count as computation."""
-    transferring = {each.line for each in found.transfers}
+    transferring = {transfer.line for transfer in entries.transfers}
     lines: dict[tuple[str, str], list[TraceEntry]] = defaultdict(list)
-    for each in found.operations:
-        if each.line not in transferring:
-            lines[each.line].append(each)
-    totals = _of_kernels(found.transfers)
+    for operation in entries.operations:
+        if operation.line not in transferring:
+            lines[operation.line].append(operation)
+    totals = _of_kernels(entries.transfers)
     for line in lines.values():
         _add_own_time(line, totals)
-    working = [each for line in lines.values() for each in line if not only_calls(each.name)]
-    return totals, _busy([*working, *found.transfers])
+    working = [operation for line in lines.values() for operation in line if not only_calls(operation.name)]
+    return totals, _busy([*working, *entries.transfers])
 
 
 def _add_own_time(line: list[TraceEntry], totals: dict[str, _TraceTotal]) -> None:
     """Add every operation's time, without the operations inside it, to the totals."""
-    line.sort(key=lambda each: (each.begin, -each.end))
+    line.sort(key=lambda entry: (entry.begin, -entry.end))
     around: list[TraceEntry] = []
     for entry in line:
         while around and around[-1].end <= entry.begin:
@@ -354,15 +354,15 @@ def only_calls(name: str) -> bool:
 
 def union(pairs: Iterable[tuple[float, float]] | Intervals) -> Intervals:
     """Return the union of pairs, which may overlap and come in any order."""
-    found = np.asarray(pairs if isinstance(pairs, np.ndarray) else list(pairs), dtype=np.float64).reshape(-1, 2)
-    found = found[found[:, 1] > found[:, 0]]
-    if not len(found):
+    intervals = np.asarray(pairs if isinstance(pairs, np.ndarray) else list(pairs), dtype=np.float64).reshape(-1, 2)
+    intervals = intervals[intervals[:, 1] > intervals[:, 0]]
+    if not len(intervals):
         return NOTHING
-    found = found[np.argsort(found[:, 0], kind="stable")]
-    until = np.maximum.accumulate(found[:, 1])
-    first = np.concatenate(([True], found[1:, 0] > until[:-1]))
+    intervals = intervals[np.argsort(intervals[:, 0], kind="stable")]
+    until = np.maximum.accumulate(intervals[:, 1])
+    first = np.concatenate(([True], intervals[1:, 0] > until[:-1]))
     last = np.concatenate((first[1:], [True]))
-    return np.stack((found[first, 0], until[last]), axis=1)
+    return np.stack((intervals[first, 0], until[last]), axis=1)
 
 
 def minus(one: Intervals, other: Intervals) -> Intervals:
@@ -379,11 +379,11 @@ def minus(one: Intervals, other: Intervals) -> Intervals:
     return union(np.stack((at[:-1][only_inside], at[1:][only_inside]), axis=1))
 
 
-def clipped(found: Intervals, begin: float, end: float) -> Intervals:
+def clipped(intervals: Intervals, begin: float, end: float) -> Intervals:
     """Return the part between two instants."""
-    within = np.clip(found, begin, end)
+    within = np.clip(intervals, begin, end)
     return within[within[:, 1] > within[:, 0]]
 
 
-def length(found: Intervals) -> float:
-    return float((found[:, 1] - found[:, 0]).sum())
+def length(intervals: Intervals) -> float:
+    return float((intervals[:, 1] - intervals[:, 0]).sum())

@@ -48,8 +48,8 @@ class Result:
     def made(self) -> Tensor:
         """Return a new tensor like it."""
         whole = torch.empty(self.size // self.dtype.itemsize, dtype=self.dtype)
-        found = whole.as_strided(self.shape, self.stride, self.offset)
-        return found.requires_grad_(self.needs_gradient)
+        tensor = whole.as_strided(self.shape, self.stride, self.offset)
+        return tensor.requires_grad_(self.needs_gradient)
 
 
 @frozen(kw_only=True)
@@ -99,7 +99,7 @@ class Shared:
     stages: list[KnownStage] = field(factory=list)
 
     def like(self, base: dict[int, int], cases: set[Case]) -> KnownStage | None:
-        return next((each for each in self.stages if each.base == base and cases <= each.cases.keys()), None)
+        return next((stage for stage in self.stages if stage.base == base and cases <= stage.cases.keys()), None)
 
 
 def attach_repeats(
@@ -117,14 +117,14 @@ def attach_repeats(
     own, splits = tuple(pipeline.own), pipeline.schedule in ZERO_BUBBLE
     actions = order(pipeline.schedule, coordinate, pipeline.rank.pipeline_ranks, own, count)
     base = ledger.alive()
-    found = []
+    repeats = []
     for schedule in pipeline.schedules_of(count):
         for stage in stages_of(schedule):
             # The first stage has no input to compute gradients of.
             kinds: list[tuple[Kind, int]] = [
-                (each.kind, each.microbatch)
-                for each in actions
-                if each.stage == stage.stage_index and (each.kind != "I" or not stage.is_first)
+                (action.kind, action.microbatch)
+                for action in actions
+                if action.stage == stage.stage_index and (action.kind != "I" or not stage.is_first)
             ]
             cases: dict[Case, int] = {}
             needed: set[Case] = set()  # if the last one is not run either
@@ -137,7 +137,7 @@ def attach_repeats(
                 before = kind
             assert isinstance(stage.submod, Transformer)
             known = None if shared is None else shared.like(base, needed)
-            found.append(
+            repeats.append(
                 StageRepeats(
                     stage=stage,
                     part=stage.submod,
@@ -151,8 +151,8 @@ def attach_repeats(
                     base=base,
                 )
             )
-            found[-1].attach()
-    return found
+            repeats[-1].attach()
+    return repeats
 
 
 def stages_of(schedule: Any) -> list[PipelineStage]:
@@ -267,24 +267,26 @@ class StageRepeats:
                 names |= {n: (first, earlier, i) for i, n in enumerate(numbers) if n is not None}
         began: list[int] = []
         changes: list[tuple[Name, int]] = []
-        for each, size in self.ledger.since(begin):
-            if each > newest and each not in names:
-                names[each] = False, NEW, len(began)
-                began.append(each)
-            changes.append((names.get(each, each), size))
+        for storage, size in self.ledger.since(begin):
+            if storage > newest and storage not in names:
+                names[storage] = False, NEW, len(began)
+                began.append(storage)
+            changes.append((names.get(storage, storage), size))
         alive = self.ledger.alive()
-        left = tuple(place for place, each in enumerate(began) if each in alive)
+        left = tuple(place for place, storage in enumerate(began) if storage in alive)
         mine.left[kind] = [began[place] for place in left]
         done = Computation(
             changes=tuple(changes),
             left=left,
-            results=tuple(each if each is None else self._result(each, began, changes) for each in results_of(out)),
+            results=tuple(
+                result if result is None else self._result(result, began, changes) for result in results_of(out)
+            ),
             sums=self.collectives.sums.since(sums),
             ends=None if batch is None else self.owners.last_forward - begin,
             kinds=tuple(began),
             batch={} if batch is None else {name: getattr(batch, name) for name in LEFT_IN_BATCH},
         )
-        mine.sent |= {began[each.place] for each in done.results if each is not None}
+        mine.sent |= {began[result.place] for result in done.results if result is not None}
         self._note(mine, done)
         self._before = kind
         return out
@@ -307,7 +309,7 @@ class StageRepeats:
             if self.known is not None and self.known.first.get(kind) != done:
                 raise NotAlike("the first microbatch of the stage is another one's")
         elif number == self.count - 1:
-            same = next((each for (of, _), each in self._cases.items() if of == kind and each[1] == done), None)
+            same = next((known for (of, _), known in self._cases.items() if of == kind and known[1] == done), None)
             self._last_is_alike &= same is not None
             if same is not None:
                 self._cases.setdefault(case, same)
@@ -324,7 +326,7 @@ class StageRepeats:
         self.owners.name_gradients()
         origin, done = self._cases[kind, self._before]
         mine = self._microbatches.setdefault(number, TracedMicrobatch())
-        results = {each.place: each for each in done.results if each is not None}
+        results = {result.place: result for result in done.results if result is not None}
         made: dict[int, Tensor] = {}
         began: dict[int, int] = {}
         for at, (name, size) in enumerate(done.changes):
@@ -350,7 +352,7 @@ class StageRepeats:
             self._end(mine, origin)
             del self._microbatches[number]
         self._before = kind
-        return tuple(each if each is None else made[each.place] for each in done.results)
+        return tuple(result if result is None else made[result.place] for result in done.results)
 
     def _number(self, name: Name, mine: TracedMicrobatch) -> int:
         if isinstance(name, int):

@@ -169,7 +169,8 @@ def with_teacher(whole: Microbatch, wide: Mapping[str, Mapping[str, Any]]) -> Mi
     """Add columns with several numbers a token to the rows."""
     shape = whole.positions_BS.shape
     more = {
-        name: torch.zeros((*shape, each["width"]), dtype=getattr(torch, each["format"])) for name, each in wide.items()
+        name: torch.zeros((*shape, column["width"]), dtype=getattr(torch, column["format"]))
+        for name, column in wide.items()
     }
     return evolve(whole, columns=whole.columns | more)
 
@@ -258,7 +259,7 @@ class Program:
                 self.memory_owners.name_gradients()
             self.collectives.node = None
             if shared is not None:
-                shared.stages.extend(found for each in stages if (found := each.shared()) is not None)
+                shared.stages.extend(known_stage for stage in stages if (known_stage := stage.shared()) is not None)
 
     def _repeats(self, shared: Shared | None) -> list[StageRepeats]:
         """Attach repeats if a pipeline has more microbatches than must run."""
@@ -382,11 +383,11 @@ def trace_plan(
     if ranks is None:
         size = plan.mesh.size("pp")
         ranks = range(0, plan.mesh.world_size, plan.mesh.world_size // size)
-    shared, found = Shared(), []
+    shared, traces = Shared(), []
     for number, rank in enumerate(ranks, start=1):
         told(number, len(ranks))
-        found.append(trace_rank(plan, rank, shared))
-    return tuple(found)
+        traces.append(trace_rank(plan, rank, shared))
+    return tuple(traces)
 
 
 def trace_rank(plan: Plan, number: int, shared: Shared | None = None) -> Traced:

@@ -84,7 +84,7 @@ def rank_command(directory: Path, launcher: int) -> list[str]:
 
 def ranks_of(directory: Path, launcher: int) -> list[int]:
     """Return the ids of live rank processes over `directory` that `launcher` started; none without /proc."""
-    found, arguments = [], [os.fsencode(each) for each in rank_command(directory, launcher)[1:]]
+    ranks, arguments = [], [os.fsencode(argument) for argument in rank_command(directory, launcher)[1:]]
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes().split(b"\0")
@@ -94,8 +94,8 @@ def ranks_of(directory: Path, launcher: int) -> list[int]:
         except (OSError, IndexError):
             continue  # it has just ended
         if state not in "ZX":
-            found.append(int(process.name))
-    return found
+            ranks.append(int(process.name))
+    return ranks
 
 
 def _wait_for_lock(directory: Path, deadline: float) -> None:
@@ -240,7 +240,7 @@ def run_node(place: NodePlace, nodes: int, ranks: int, command: Sequence[str]) -
     for number in stop_signals():
         signal.signal(number, send)
     places = (_environment(place, nodes, ranks, local) for local in range(ranks))
-    processes += (subprocess.Popen(command, env=each) for each in places)
+    processes += (subprocess.Popen(command, env=environment) for environment in places)
     failed_at: float | None = None
     killed: set[int] = set()
     while True:

@@ -43,33 +43,35 @@ class RunLoss:
 
 def fit_law(runs: Sequence[RunLoss], metric: str, *, seed: int = 0) -> ScalingLaw:
     """Fit a scaling law, with bootstrap samples. Raises Unfittable if the runs are too few or too similar."""
-    sizes, lengths = {each.parameters for each in runs}, {each.tokens for each in runs}
+    sizes, lengths = {measured.parameters for measured in runs}, {measured.tokens for measured in runs}
     if len(runs) < LEAST_RUNS or len(sizes) < LEAST_SIZES or len(lengths) < LEAST_SIZES:
         raise Unfittable(
             f"five coefficients need {LEAST_RUNS} runs with {LEAST_SIZES} numbers of parameters and {LEAST_SIZES} of "
             f"tokens at least; there are {len(runs)} with {len(sizes)} and {len(lengths)}"
         )
-    if any(not np.isfinite(each.loss) or each.loss <= 0 for each in runs):
+    if any(not np.isfinite(measured.loss) or measured.loss <= 0 for measured in runs):
         raise Unfittable("a loss is not a number above 0")
-    log_n = np.log([each.parameters for each in runs])
-    log_d = np.log([each.tokens for each in runs])
-    log_l = np.log([each.loss for each in runs])
-    starts = [_start(log_n, log_d, log_l, *each) for each in product((0.2, 0.5, 1.0), (0.2, 0.5, 1.0), (0.1, 0.6, 0.9))]
-    found = min((_minimised(each, log_n, log_d, log_l, _STEPS) for each in starts), key=lambda each: each[1])[0]
-    fitted = _predicted(found, log_n, log_d)[0]
+    log_n = np.log([measured.parameters for measured in runs])
+    log_d = np.log([measured.tokens for measured in runs])
+    log_l = np.log([measured.loss for measured in runs])
+    starts = [
+        _start(log_n, log_d, log_l, *initial) for initial in product((0.2, 0.5, 1.0), (0.2, 0.5, 1.0), (0.1, 0.6, 0.9))
+    ]
+    theta = min((_minimised(each, log_n, log_d, log_l, _STEPS) for each in starts), key=lambda each: each[1])[0]
+    fitted = _predicted(theta, log_n, log_d)[0]
     residuals = log_l - fitted
     # Residuals of a fit are smaller than the true errors, by the degrees of freedom that its coefficients take.
     # A Huber fit centers residuals on the median: the mean would follow a single outlier.
-    drawn = (residuals - np.median(residuals)) * np.sqrt(len(runs) / max(len(runs) - len(found), 1))
+    drawn = (residuals - np.median(residuals)) * np.sqrt(len(runs) / max(len(runs) - len(theta), 1))
     generator = np.random.default_rng(seed)
     samples = [
-        _minimised(found, log_n, log_d, fitted + generator.choice(drawn, len(runs)), _SAMPLE_STEPS)[0]
+        _minimised(theta, log_n, log_d, fitted + generator.choice(drawn, len(runs)), _SAMPLE_STEPS)[0]
         for _ in range(SAMPLES)
     ]
     return ScalingLaw(
         metric=metric,
         runs=len(runs),
-        fitted=_coefficients(found),
+        fitted=_coefficients(theta),
         samples=tuple(map(_coefficients, samples)),
         parameters=(min(sizes), max(sizes)),
         tokens=(min(lengths), max(lengths)),
@@ -140,7 +142,7 @@ def _minimised(theta: Array, log_n: Array, log_d: Array, log_l: Array, steps: in
 
 def finished_runs(paths: Iterable[Path]) -> list[tuple[Path, Plan]]:
     """Return the finished runs at some paths or below them, each once, with their plans."""
-    found: dict[Path, tuple[Path, Plan]] = {}
+    finished: dict[Path, tuple[Path, Plan]] = {}
     for path in paths:
         plans = [path / "plan.json"] if (path / "plan.json").is_file() else sorted(path.rglob("plan.json"))
         for file in plans:
@@ -148,10 +150,10 @@ def finished_runs(paths: Iterable[Path]) -> list[tuple[Path, Plan]]:
             if end is None or end.status not in (EndStatus.DONE, EndStatus.COMPLETE):
                 continue
             try:
-                found.setdefault(file.parent.resolve(), (file.parent, load_plan(file)))
+                finished.setdefault(file.parent.resolve(), (file.parent, load_plan(file)))
             except PlanError:
                 continue  # of another version, or damaged: not comparable
-    return list(found.values())
+    return list(finished.values())
 
 
 def measured_runs(runs: Sequence[tuple[Path, Plan]], metric: str | None) -> tuple[str, list[tuple[Path, RunLoss]]]:
@@ -167,17 +169,17 @@ def measured_runs(runs: Sequence[tuple[Path, Plan]], metric: str | None) -> tupl
     if read is None:
         raise Unfittable(f"`{name}` is no metric; write for instance --metric eval.web.loss")
     key = read.key
-    found = []
+    measured = []
     for path, plan in runs:
         values = [(row[key], row) for row in lines[path] if isinstance(row.get(key), int | float)]
         tokens = [row["tokens"] for row in lines[path] if row.get("tokens")]
         if values and not (math.isfinite(values[-1][0]) and values[-1][0] > 0):
             raise Unfittable(f"{path} ended with {name} {values[-1][0]}, which is no loss above 0; leave the run out")
         if values and tokens:
-            found.append((path, RunLoss(float(plan.parameters.active), float(tokens[-1]), float(values[-1][0]))))
-    if not found:
+            measured.append((path, RunLoss(float(plan.parameters.active), float(tokens[-1]), float(values[-1][0]))))
+    if not measured:
         raise Unfittable(f"no run has measured {name}")
-    return name, found
+    return name, measured
 
 
 def _shared_metric(runs: Iterable[Sequence[dict]]) -> str:

@@ -384,7 +384,7 @@ class _Follower:
                 with suppress(ProcessLookupError):
                     process.send_signal(told["signal"])
             return
-        given = RankStart(**{each.name: told[each.name] for each in fields(RankStart)})
+        given = RankStart(**{attribute.name: told[attribute.name] for attribute in fields(RankStart)})
         given.environment[OTHERS_GO_ON] = "1"
         if (elapsed := given.environment.pop(ELAPSED, None)) is not None:
             given.environment[BEGAN] = str(time.monotonic() - float(elapsed))

@@ -99,13 +99,13 @@ class _Group:
 
     @property
     def runs(self) -> bool:
-        return any(each.poll() is None for each in self.processes)
+        return any(process.poll() is None for process in self.processes)
 
     @property
     def codes(self) -> dict[int, int]:
         """Exit codes of the ranks that have ended."""
-        found = zip(self.ranks, (each.poll() for each in self.processes), strict=False)
-        return {rank: code for rank, code in found if code is not None}
+        codes = zip(self.ranks, (process.poll() for process in self.processes), strict=False)
+        return {rank: code for rank, code in codes if code is not None}
 
     @property
     def failed(self) -> dict[int, int]:
@@ -123,16 +123,16 @@ class _Group:
             self.store.set(key, "1")
 
     def send(self, number: int) -> None:
-        for each in self.processes:
-            if each.poll() is None:
+        for process in self.processes:
+            if process.poll() is None:
                 with suppress(ProcessLookupError):
-                    each.send_signal(number)
+                    process.send_signal(number)
 
     def end(self) -> None:
         """Kill its remaining ranks; other groups have the same state."""
         self.send(signal.SIGKILL)
-        for each in self.processes:
-            each.wait()
+        for process in self.processes:
+            process.wait()
 
 
 class _Launcher:
@@ -245,8 +245,8 @@ class _Launcher:
         """Wait while ranks save and exit. A second Ctrl-C was passed on to them like the first."""
         for group in self._begun():
             if group.failed:
-                for each in self._begun():
-                    each.say(gone(group.index))
+                for other in self._begun():
+                    other.say(gone(group.index))
         over = self._until is not None and time.monotonic() > self._until
         if any(group.runs for group in self._groups) and not over:
             return None
@@ -271,8 +271,8 @@ class _Launcher:
         """End a group that has lost a rank, and schedule its restart."""
         failed, took_part = group.failed, group.has(JOINED)
         group.end()
-        for each in self._begun():
-            each.say(FEWER, gone(group.index))
+        for other in self._begun():
+            other.say(FEWER, gone(group.index))
         if done:
             group.over = True
             return
@@ -296,9 +296,11 @@ class _Launcher:
         # In this process, so that it outlives the group: others may still read addresses in it.
         group.store = TCPStore(self._machines.host, 0, is_master=True, wait_for_workers=False)
         if self._opened:
-            group.say(OPEN, FEWER, *(gone(each.index) for each in self._groups if each is not group and not each.runs))
-        for each in self._begun():
-            each.store.delete_key(gone(group.index))
+            group.say(
+                OPEN, FEWER, *(gone(other.index) for other in self._groups if other is not group and not other.runs)
+            )
+        for other in self._begun():
+            other.store.delete_key(gone(group.index))
         group.due, group.seen = None, {}
         group.processes = list(self._processes(group))
         group.starts += 1
@@ -344,7 +346,7 @@ class _Launcher:
     def _step(self) -> int:
         """Return the number of finished steps of the furthest rank, from its last heartbeat."""
         lines = (read_heartbeat(heartbeat_path(self._directory, rank)) for rank in range(self._plan.mesh.world_size))
-        return max((each.step - 1 for each in lines if each is not None and each.step), default=0)
+        return max((heartbeat.step - 1 for heartbeat in lines if heartbeat is not None and heartbeat.step), default=0)
 
     def _look_for_frozen(self) -> None:
         """Kill ranks that no longer run Python: no other rank waits for them and could report this."""

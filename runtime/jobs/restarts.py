@@ -72,8 +72,8 @@ def conclude(workspace: RunDirectory, said: list[Event], ended: Ended, cause: Fa
     if report:
         causes.append((None, report))
     for rank, error in causes:
-        found = rank is not None and ended.failures.get(rank) == EXIT_CODES[EndStatus.ENVIRONMENT]
-        exit_code, code = (3, "X706") if found else (1, "")
+        has_fault = rank is not None and ended.failures.get(rank) == EXIT_CODES[EndStatus.ENVIRONMENT]
+        exit_code, code = (3, "X706") if has_fault else (1, "")
         failure = FailureEvent(step=step, rank=rank, error=error, exit_code=exit_code, traceback="", code=code)
         failures.append(failure)
         lines.write(failure)
@@ -106,8 +106,8 @@ def conclude_finished(workspace: RunDirectory, plan: Plan, start: StartingPoint)
 
 def _unrecorded_reason(exit_code: int) -> str:
     """Return a hint for a rank that found an environment fault and could not record it."""
-    found = exit_code == EXIT_CODES[EndStatus.ENVIRONMENT]
-    return ", and could not record the reason: is the disk full?" if found else ""
+    has_fault = exit_code == EXIT_CODES[EndStatus.ENVIRONMENT]
+    return ", and could not record the reason: is the disk full?" if has_fault else ""
 
 
 def _stopped(lines: JsonLinesFile, step: int, status: str, numbers: set[int], reason: str) -> int:
@@ -225,7 +225,7 @@ class RestartLoop:
 
     def _may_go_on(self) -> bool:
         last = self.tries[-AT_ONCE:]
-        at_once = len(last) == AT_ONCE and not any(each.cause.begun for each in last)
+        at_once = len(last) == AT_ONCE and not any(attempt.cause.begun for attempt in last)
         return last[-1].cause.again and len(self.tries) <= self.plan.launch["restarts"] and not at_once
 
     def _begin_again(self, cause: FailureCause) -> bool:
@@ -271,8 +271,8 @@ class RestartLoop:
         used = len(self.tries) > self.plan.launch["restarts"]
         why = "all restarts are used up" if used else "a restart would fail in the same way"
         lines = [f"given up after {len(self.tries)} starts: {why}"]
-        for number, each in enumerate(self.tries, start=1):
-            where = f"from step {each.step:,}" if each.step else "from the beginning"
-            ranks = plural(each.world, "rank")
-            lines.append(f"start {number}, {where}, on {ranks}: {each.cause.reason}")
+        for number, attempt in enumerate(self.tries, start=1):
+            where = f"from step {attempt.step:,}" if attempt.step else "from the beginning"
+            ranks = plural(attempt.world, "rank")
+            lines.append(f"start {number}, {where}, on {ranks}: {attempt.cause.reason}")
         return "\n".join(lines)

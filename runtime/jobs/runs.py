@@ -130,7 +130,7 @@ class Asked:
 
 def last_end(directory: Path) -> RunEndEvent | None:
     """Return the last end of a run; None without one."""
-    ends = [each for each in events_since(directory / EVENTS_FILE) if isinstance(each, RunEndEvent)]
+    ends = [event for event in events_since(directory / EVENTS_FILE) if isinstance(event, RunEndEvent)]
     return ends[-1] if ends else None
 
 
@@ -189,13 +189,13 @@ class SeenCheckpoint:
 def folders(path: Path) -> list[CheckpointFolder]:
     """Return the checkpoint folders of a run, of all runs of a lineage or below a root, or the one at `path`; empty
     without any."""
-    for found in (
+    for candidates in (
         [path],
         [path / "checkpoints"],
         *(sorted(path.glob(p)) for p in ("*/checkpoints", "*/*/checkpoints")),
     ):
-        known = [CheckpointFolder(each) for each in found if each.is_dir()]
-        known = [each for each in known if each.published() or each.models() or each.remains()]
+        known = [CheckpointFolder(candidate) for candidate in candidates if candidate.is_dir()]
+        known = [folder for folder in known if folder.published() or folder.models() or folder.remains()]
         if known:
             return known
     return []
@@ -206,13 +206,15 @@ def below(path: Path, *, content: bool = False) -> list[SeenCheckpoint]:
     full."""
     if entry := entry_of(path):
         return [_seen(entry, CheckpointFolder(path.parent), content)]
-    found = []
+    checkpoints = []
     for folder in folders(path):
-        for entry in sorted((*folder.published(), *folder.models()), key=lambda each: (each.step, not each.is_full)):
+        for entry in sorted(
+            (*folder.published(), *folder.models()), key=lambda checkpoint: (checkpoint.step, not checkpoint.is_full)
+        ):
             if (held := hold_for_reading(entry.path)) is not None:  # otherwise the run has removed it
-                found.append(_seen(entry, folder, content))
+                checkpoints.append(_seen(entry, folder, content))
                 held.close()
-    return found
+    return checkpoints
 
 
 def _seen(entry: CheckpointEntry, folder: CheckpointFolder, content: bool) -> SeenCheckpoint:
@@ -237,10 +239,10 @@ def removable(folder: CheckpointFolder, *, keep: int | None, damaged: bool) -> l
     Leftovers of interrupted saves; checkpoints of `CheckpointFolder.old` (None: none of these); damaged ones, if
     requested.
     """
-    found = [(path, "left of a save or removal that was cut off") for path in folder.remains()]
+    removals = [(path, "left of a save or removal that was cut off") for path in folder.remains()]
     if damaged:
         known = (*folder.published(), *folder.models())
-        found += [(entry.path, flaws[0]) for entry in known if (flaws := entry.flaws())]
+        removals += [(entry.path, flaws[0]) for entry in known if (flaws := entry.flaws())]
     if keep is not None:
-        found += [(entry.path, f"older than the newest {keep}") for entry in folder.old(keep)]
-    return found
+        removals += [(entry.path, f"older than the newest {keep}") for entry in folder.old(keep)]
+    return removals

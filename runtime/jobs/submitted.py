@@ -168,12 +168,12 @@ def job_folder(directory: Path) -> Path:
 def read_job(directory: Path) -> SubmittedJob | None:
     """Return the job that the run in a directory was given to; None without one, or if it cannot be read."""
     try:
-        found = SubmittedJob(**read_json(job_folder(directory) / JOB_FILE))
+        job = SubmittedJob(**read_json(job_folder(directory) / JOB_FILE))
     except (OSError, ValueError, TypeError):
         return None
-    launcher = found.launcher
-    whole = isinstance(launcher, dict) and isinstance(launcher.get("kind"), str) and isinstance(found.id, str)
-    return found if whole and found.id else None
+    launcher = job.launcher
+    whole = isinstance(launcher, dict) and isinstance(launcher.get("kind"), str) and isinstance(job.id, str)
+    return job if whole and job.id else None
 
 
 def launcher_of_job(job: SubmittedJob) -> Launcher:
@@ -196,14 +196,14 @@ def job_states(jobs: Sequence[SubmittedJob]) -> list[QueueState]:
     """Return the states of several jobs, with one query for each launcher. Raises EnvironmentFault if a launcher does
     not answer."""
     by_launcher: dict[str, list[SubmittedJob]] = {}
-    for each in jobs:
-        by_launcher.setdefault(json.dumps(each.launcher), []).append(each)
-    found: dict[tuple[str, str], QueueState] = {}
+    for job in jobs:
+        by_launcher.setdefault(json.dumps(job.launcher), []).append(job)
+    state_of: dict[tuple[str, str], QueueState] = {}
     for same in by_launcher.values():
         launcher = launcher_of_job(same[0])
-        states = job_launcher(launcher.kind).states(launcher, [each.id for each in same])
-        found |= {(launcher.kind, id): state for id, state in states.items()}
-    return [found[each.kind, each.id] for each in jobs]
+        states = job_launcher(launcher.kind).states(launcher, [job.id for job in same])
+        state_of |= {(launcher.kind, id): state for id, state in states.items()}
+    return [state_of[job.kind, job.id] for job in jobs]
 
 
 def not_begun(directory: Path) -> str:

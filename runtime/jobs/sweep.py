@@ -55,17 +55,17 @@ class Decision:
 def decisions(trials: Mapping[int, TrialState], factor: int) -> list[Decision]:
     """Return the decisions that are possible now: for each trial waiting at a rung, once all earlier trials have
     reached it or ended."""
-    found = []
+    decided = []
     for number in sorted(trials):
         trial = trials[number]
         if not trial.undecided or trial.ended:
             continue
         rung = len(trial.decisions)
-        earlier = [trials[each] for each in sorted(trials) if each < number and trials[each].same_as is None]
-        if all(len(each.values) > rung or each.ended for each in earlier):
-            values = [each.values[rung] for each in earlier if len(each.values) > rung]
-            found.append(_decided(trial, rung, values, factor))
-    return found
+        earlier = [trials[other] for other in sorted(trials) if other < number and trials[other].same_as is None]
+        if all(len(other.values) > rung or other.ended for other in earlier):
+            values = [other.values[rung] for other in earlier if len(other.values) > rung]
+            decided.append(_decided(trial, rung, values, factor))
+    return decided
 
 
 def _decided(trial: TrialState, rung: int, earlier: list[float | None], factor: int) -> Decision:
@@ -75,7 +75,7 @@ def _decided(trial: TrialState, rung: int, earlier: list[float | None], factor: 
     count = len(earlier) + 1
     if value is None:
         return Decision(trial.number, rung, False, count, count)
-    better = sum(1 for each in earlier if each is not None and math.isfinite(each) and each <= value)
+    better = sum(1 for loss in earlier if loss is not None and math.isfinite(loss) and loss <= value)
     return Decision(trial.number, rung, better < max(count // factor, 1), better + 1, count)
 
 
@@ -83,9 +83,9 @@ def last_lines(log: Path) -> str:
     """Return the error at the end of a log."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     words = ("error", "failure")
-    found = (place for place in reversed(range(len(lines))) if any(word in lines[place] for word in words))
-    place = next(found, len(lines))
-    return " ".join(each.strip() for each in lines[place : place + 2]) or f"see {log}"
+    places = (place for place in reversed(range(len(lines))) if any(word in lines[place] for word in words))
+    place = next(places, len(lines))
+    return " ".join(line.strip() for line in lines[place : place + 2]) or f"see {log}"
 
 
 def trained_steps(directory: Path) -> int:
@@ -143,7 +143,7 @@ def check_method(sweep: Sweep) -> None:
 
 def suggested(sweep: Sweep, state: SweepState, basis: Sequence[TrialState], number: int) -> Point:
     """Return the point of a trial, from the results of the trials that it depends on and nothing else."""
-    told = [(each, state.of(each)) for each in basis]
+    told = [(trial, state.of(trial)) for trial in basis]
     return import_module(sweep.method.run_module()).suggest(sweep.method, sweep.over, told, number)
 
 
@@ -212,8 +212,8 @@ class SweepDriver:
             self.stopping = self.stopping or (self.folder / STOP_FILE).exists()
             moved = self._reap()
             if self.stopping:
-                for each in self._going.values():
-                    each.started.stop()
+                for running in self._going.values():
+                    running.started.stop()
                 if not self._going:
                     return self._end("stopped")
             else:
@@ -250,7 +250,7 @@ class SweepDriver:
     # Points -----------------------------------------------------------------------------------------------------------
 
     def _all_ended(self) -> bool:
-        return len(self.state.trials) == self.plan.count and all(each.ended for each in self.state.trials.values())
+        return len(self.state.trials) == self.plan.count and all(trial.ended for trial in self.state.trials.values())
 
     def _ask(self) -> bool:
         """Write the points of further trials while slots are free; return True if there are any."""
@@ -267,8 +267,8 @@ class SweepDriver:
         """Return the point of a trial; None until the trials that it depends on have ended."""
         if number < len(self.plan.trials):
             return self.plan.trials[number].point
-        basis = [self.state.trials[each] for each in range(max(number - self.state.lag + 1, 0))]
-        if not all(self.state.of(each).ended for each in basis):
+        basis = [self.state.trials[other] for other in range(max(number - self.state.lag + 1, 0))]
+        if not all(self.state.of(trial).ended for trial in basis):
             return None
         return suggested(self.trials.sweep, self.state, basis, number)
 
@@ -280,7 +280,7 @@ class SweepDriver:
                 step=0, trial=number, name=name, point=dict(point), sameness="", config_id="", reason=reason
             )
         same = sameness(plan)
-        first = next((each.number for each in self.state.trials.values() if each.sameness == same), None)
+        first = next((trial.number for trial in self.state.trials.values() if trial.sameness == same), None)
         return TrialAskedEvent(
             step=0, trial=number, name=name, point=dict(point), sameness=same, config_id=plan.config_id,
             same_as=first,
@@ -298,14 +298,19 @@ class SweepDriver:
 
     def _decide(self) -> bool:
         halving = self.plan.method.halving
-        found = [] if halving is None else decisions(self.state.trials, halving.factor)
-        for each in found:
+        decided = [] if halving is None else decisions(self.state.trials, halving.factor)
+        for decision in decided:
             self._write(
                 TrialDecidedEvent(
-                    step=0, trial=each.trial, rung=each.rung, goes_on=each.goes_on, place=each.place, of=each.of
+                    step=0,
+                    trial=decision.trial,
+                    rung=decision.rung,
+                    goes_on=decision.goes_on,
+                    place=decision.place,
+                    of=decision.of,
                 )
             )
-        return bool(found)
+        return bool(decided)
 
     # Runs -------------------------------------------------------------------------------------------------------------
 
@@ -314,12 +319,14 @@ class SweepDriver:
 
     def _waiting(self) -> list[TrialState]:
         """Return the trials to train further that this driver has not started, lowest number first."""
-        found = (self.state.trials[number] for number in sorted(self.state.trials))
-        return [each for each in found if not each.ended and not each.undecided and each.number not in self._going]
+        trials = (self.state.trials[number] for number in sorted(self.state.trials))
+        return [
+            trial for trial in trials if not trial.ended and not trial.undecided and trial.number not in self._going
+        ]
 
     def _startable(self) -> list[TrialState]:
         """Return the waiting trials that can be started now."""
-        return [each for each in self._waiting() if not self._is_left(each)]
+        return [trial for trial in self._waiting() if not self._is_left(trial)]
 
     def _is_left(self, trial: TrialState) -> bool:
         """Return True if processes of a killed driver are still in the run directory, saving."""
@@ -335,25 +342,25 @@ class SweepDriver:
     def _take_over(self) -> None:
         """Take over trials that an earlier driver started and that have outlived it."""
         waiting = self._waiting()
-        found = self.launcher.still_going([self._directory(each) for each in waiting])
-        for trial, started in zip(waiting, found, strict=True):
+        still_running = self.launcher.still_going([self._directory(trial) for trial in waiting])
+        for trial, started in zip(waiting, still_running, strict=True):
             if started is not None:
                 self._look_after(trial, self._plan_of(trial), started, self._next_slot())
 
     def _start(self) -> bool:
         startable = self._startable()[: self._free_slots()]
-        found = [(trial, self._plan_of(trial)) for trial in startable]
+        planned = [(trial, self._plan_of(trial)) for trial in startable]
         # A trial that reached its rung or end without a driver is measured, not started again.
-        there = [(trial, plan) for trial, plan in found if self._measure_if_there(trial, self._target(trial, plan))]
+        there = [(trial, plan) for trial, plan in planned if self._measure_if_there(trial, self._target(trial, plan))]
         starts = []
-        for trial, plan in (each for each in found if each not in there):
+        for trial, plan in (pair for pair in planned if pair not in there):
             file = self.folder / "plans" / f"{trial.name}.json"
             file.parent.mkdir(exist_ok=True)
             file.write_text(dumps(plan), encoding="utf-8")
             self._write(TrialStartedEvent(step=0, trial=trial.number, rung=self._rung(trial)))
-            slot = self._next_slot({each.slot for _, each in starts})
+            slot = self._next_slot({start.slot for _, start in starts})
             starts.append((trial, TrialStart(plan, file, self._log(trial), slot)))
-        for (trial, start), started in zip(starts, self.launcher.start([each for _, each in starts]), strict=True):
+        for (trial, start), started in zip(starts, self.launcher.start([start for _, start in starts]), strict=True):
             self._look_after(trial, start.plan, started, start.slot)
         return bool(startable)
 
@@ -363,7 +370,7 @@ class SweepDriver:
 
     def _next_slot(self, taken: Set[int] = frozenset()) -> int:
         """Return the first free slot. A driver that takes over trials may have more of them than slots."""
-        taken = taken | {each.slot for each in self._going.values()}
+        taken = taken | {running.slot for running in self._going.values()}
         return next(slot for slot in count() if slot not in taken)
 
     def _rung(self, trial: TrialState) -> int | None:
@@ -385,7 +392,9 @@ class SweepDriver:
 
     def _reap(self) -> bool:
         """Check the running trials; return True if any has ended."""
-        ended = [(number, code) for number, each in self._going.items() if (code := each.started.poll()) is not None]
+        ended = [
+            (number, code) for number, running in self._going.items() if (code := running.started.poll()) is not None
+        ]
         for number, code in ended:
             self._take(self.state.trials[number], self._going.pop(number), code)
         return bool(ended)

@@ -104,12 +104,12 @@ class LocalTrials:
     _cores: list[int] = field(factory=lambda: sorted(os.sched_getaffinity(0)))
 
     def start(self, trials: Sequence[TrialStart]) -> list[StartedTrial]:
-        return [self._started(each) for each in trials]
+        return [self._started(trial) for trial in trials]
 
     def still_going(self, directories: Sequence[Path]) -> list[StartedTrial | None]:
         """Return None for each: a trial gets SIGTERM with its driver."""
-        for each in directories:
-            refuse_job(each.absolute())
+        for directory in directories:
+            refuse_job(directory.absolute())
         return [None] * len(directories)
 
     def _started(self, trial: TrialStart) -> StartedTrial:
@@ -205,10 +205,10 @@ class JobTrials:
 
     def files(self, trials: Sequence[TrialStart], name: str = "NAME") -> dict[Path, str]:
         """Return the submitted files, path → content; trials with the same requirements together."""
-        found: dict[Path, str] = {}
+        files: dict[Path, str] = {}
         for number, (jobs, logs) in enumerate(self._together(trials)):
-            found |= self._code.trial_files(jobs, f"{name}{number or ''}", logs)
-        return found
+            files |= self._code.trial_files(jobs, f"{name}{number or ''}", logs)
+        return files
 
     def start(self, trials: Sequence[TrialStart]) -> list[StartedTrial]:
         submitted: dict[Path, SubmittedJob] = {}
@@ -218,7 +218,7 @@ class JobTrials:
 
     def still_going(self, directories: Sequence[Path]) -> list[StartedTrial | None]:
         self._note_found()
-        return [self._still_going(each.absolute()) for each in directories]
+        return [self._still_going(directory.absolute()) for directory in directories]
 
     def _still_going(self, directory: Path) -> StartedTrial | None:
         job = read_job(directory)
@@ -237,19 +237,19 @@ class JobTrials:
 
     def _together(self, trials: Sequence[TrialStart]) -> list[tuple[list[Job], list[Path]]]:
         """Return groups of jobs with the same requirements, and their logs."""
-        found: dict[tuple[int, ...], tuple[list[Job], list[Path]]] = {}
-        for job, trial in zip(self.jobs([each.plan for each in trials]), trials, strict=True):
-            jobs, logs = found.setdefault((job.nodes, job.gpus, job.patience), ([], []))
+        groups: dict[tuple[int, ...], tuple[list[Job], list[Path]]] = {}
+        for job, trial in zip(self.jobs([start.plan for start in trials]), trials, strict=True):
+            jobs, logs = groups.setdefault((job.nodes, job.gpus, job.patience), ([], []))
             jobs.append(job)
             logs.append(trial.log.absolute())
-        return list(found.values())
+        return list(groups.values())
 
     def _submit(self, jobs: Sequence[Job], logs: Sequence[Path]) -> dict[Path, SubmittedJob]:
         name = f"{re.sub(r'[^A-Za-z0-9.-]+', '-', self.lineage.name).strip('-')}-{os.urandom(4).hex()}"
         plans = {job.files / PLAN_FILE: dumps(job.plan) for job in jobs}
-        note = json.dumps({"name": name, "plans": [str(each) for each in plans]})
-        for each in logs:
-            each.parent.mkdir(parents=True, exist_ok=True)
+        note = json.dumps({"name": name, "plans": [str(plan) for plan in plans]})
+        for log in logs:
+            log.parent.mkdir(parents=True, exist_ok=True)
         write_files({**self._code.trial_files(jobs, name, logs), **plans, self._note: note})
         return self._noted(jobs, self._code.submit_trials(jobs, name))
 
@@ -258,13 +258,13 @@ class JobTrials:
         if not self._note.is_file():
             return
         note = read_json(self._note)
-        jobs = self.jobs([load_plan(Path(each)) for each in note["plans"]])
+        jobs = self.jobs([load_plan(Path(plan_file)) for plan_file in note["plans"]])
         self._noted(jobs, self._code.find_trials(jobs, note["name"]) or ())
 
     def _noted(self, jobs: Sequence[Job], ids: Sequence[str]) -> dict[Path, SubmittedJob]:
-        found = {job.directory: note_submitted(job, id) for job, id in zip(jobs, ids, strict=False)}
+        submitted = {job.directory: note_submitted(job, id) for job, id in zip(jobs, ids, strict=False)}
         durable.forget(self._note)
-        return found
+        return submitted
 
     def _follow(self, directory: Path, job: SubmittedJob) -> StartedTrial:
         self.queue.add(job)
@@ -274,7 +274,7 @@ class JobTrials:
 def stop_jobs(lineage: Path) -> int:
     """Let the trials of a sweep without a driver save and end; return their number. Raises EnvironmentFault."""
     notes = sorted((lineage / FOLDER).glob(f"*/{JOB_FILE}"))
-    jobs = [job for each in notes if (job := read_job(lineage / each.parent.name)) is not None]
+    jobs = [job for note in notes if (job := read_job(lineage / note.parent.name)) is not None]
     going = [job for job, state in zip(jobs, job_states(jobs), strict=True) if not state.over]
     for job in going:
         trial_jobs(job.kind).stop(launcher_of_job(job), job.id)
@@ -316,15 +316,15 @@ class _Queue:
     def _ask(self, now: float) -> None:
         jobs = list(self.jobs.values())
         try:
-            found = {job.id: state for job, state in zip(jobs, job_states(jobs), strict=True)}
+            states = {job.id: state for job, state in zip(jobs, job_states(jobs), strict=True)}
         except EnvironmentFault:
             if now - self.answered > PATIENCE_SECONDS:
                 raise
-            found = self.states
+            states = self.states
         else:
             self.answered = now
-        self.pause = min(self.pause * 2, MOST_SECONDS) if found == self.states else LEAST_SECONDS
-        self.states = found
+        self.pause = min(self.pause * 2, MOST_SECONDS) if states == self.states else LEAST_SECONDS
+        self.states = states
 
 
 @define(eq=False)

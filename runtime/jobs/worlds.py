@@ -23,44 +23,44 @@ def fewer_ranks(plan: Plan, *, again: bool) -> Plan | None:
         return None
     most, now = _devices(plan), plan.mesh.world_size
     if most is not None and most < now:
-        found = largest_world(plan, most)
-        if found is None:
+        smaller = largest_world(plan, most)
+        if smaller is None:
             message = (
                 f"this run needs {plural(now, 'CUDA device')}; {most or 'none'} {'is' if most == 1 else 'are'} left, "
                 "and this plan has no world size that small"
             )
             raise EnvironmentFault("X702", message)
-        return plan_of_world(plan, found)
-    found = largest_world(plan, now - 1) if again else None
-    return plan_of_world(plan, found) if found is not None else None
+        return plan_of_world(plan, smaller)
+    smaller = largest_world(plan, now - 1) if again else None
+    return plan_of_world(plan, smaller) if smaller is not None else None
 
 
 def plan_of_started(plan: Plan, started: int) -> Plan:
     """Return the plan for the ranks that another launcher has started: this one, or that of an allowed world."""
-    found = next((each for each in plan.elastic if each.world == started), None)
-    if found is None or started == plan.mesh.world_size:
+    allowed = next((other for other in plan.elastic if other.world == started), None)
+    if allowed is None or started == plan.mesh.world_size:
         return plan
-    return plan_of_world(plan, found)
+    return plan_of_world(plan, allowed)
 
 
 def largest_world(plan: Plan, most: int) -> ElasticWorld | None:
     """Return the largest world of a plan with at most so many ranks."""
-    return max((each for each in plan.elastic if each.world <= most), key=lambda each: each.world, default=None)
+    return max((other for other in plan.elastic if other.world <= most), key=lambda other: other.world, default=None)
 
 
-def plan_of_world(plan: Plan, found: ElasticWorld) -> Plan:
+def plan_of_world(plan: Plan, elastic_world: ElasticWorld) -> Plan:
     """Compile the plan of another world from the text in this plan.
 
     Raises EnvironmentFault if it differs from the plan recorded in this one.
     """
-    compiled = plan_from_text(plan.spec_text, f"{plan.spec} (as planned)", world=found.world)
-    if compiled.plan is None or compiled.plan.id != found.id:
+    compiled = plan_from_text(plan.spec_text, f"{plan.spec} (as planned)", world=elastic_world.world)
+    if compiled.plan is None or compiled.plan.id != elastic_world.id:
         came = (
             "the spec has no plan for this number of ranks now"
             if compiled.plan is None
             else f"its id is {compiled.plan.id} now"
         )
-        recorded = f"the plan for {found.world} ranks was recorded as {found.id}"
+        recorded = f"the plan for {elastic_world.world} ranks was recorded as {elastic_world.id}"
         message = f"{recorded}, and {came}: its spec or xtrain has changed"
         raise EnvironmentFault("X711", message)
     return evolve(compiled.plan, spec=plan.spec, origin=plan.origin)

@@ -159,7 +159,7 @@ def pause(
 ) -> StepCall:
     """Wait until the run is resumed, carrying out commands meanwhile. Raises Halt if it is to stop."""
 
-    def run(step: Step) -> None:
+    def wait_until_resumed(step: Step) -> None:
         assert control.order is not None
         under_way.cut_short("the run is paused")
         records.flush(progress.step)  # shows the last step while the run waits
@@ -173,4 +173,4 @@ def pause(
             control.carry_out(step)
         records.event(PausedEvent(step=progress.step, seconds=time.monotonic() - began))
 
-    return run
+    return wait_until_resumed

@@ -64,7 +64,7 @@ class AlertActions:
         def acts(trigger: Trigger) -> bool:
             return trigger.stop or not all(informs(plan.node(node)) for node in trigger.nodes)
 
-        return cls(tuple(each for each in plan.timeline.triggers if each.event in alerts and acts(each)))
+        return cls(tuple(trigger for trigger in plan.timeline.triggers if trigger.event in alerts and acts(trigger)))
 
     def ask_through(self, clocks: Clocks) -> None:
         """Share raised alerts with all ranks, if any trigger acts on them."""
@@ -82,18 +82,18 @@ class AlertActions:
         if not self._waiting:
             return 0
         with self._lock:
-            found, self._waiting = self._waiting, 0
-        return found
+            waiting, self._waiting = self._waiting, 0
+        return waiting
 
     def hear(self) -> None:
         """After an agreement, collect the triggers that are due after this step; alike on all ranks."""
         if self._clocks is not None and (heard := self._clocks.value(self._number)):
-            self.due += [each for number, each in enumerate(self.triggers) if heard >> number & 1]
+            self.due += [trigger for number, trigger in enumerate(self.triggers) if heard >> number & 1]
 
     def take(self) -> list[Trigger]:
         """Return the due triggers and clear them."""
-        found, self.due = self.due, []
-        return found
+        due, self.due = self.due, []
+        return due
 
 
 # Seconds between two starts of a command for the same kind of alert.
@@ -319,7 +319,7 @@ def alerts(
 ) -> "AlertMonitor":
     """Start watching for signs of trouble; metrics only on the first rank."""
     planned = planned_bytes(plan, rank) if memory is not None and rank.device.type == "cuda" else None
-    found = AlertMonitor(
+    monitor = AlertMonitor(
         planned_bytes=planned,
         records=records,
         progress=progress,
@@ -330,17 +330,17 @@ def alerts(
     if stalled_seconds is not None:
         before = 0 if rank.replica is None else rank.replica.first
         stalled = Stalled(records.rank, rank.world_size, records.directory, stalled_seconds, before)
-        watch.observers.append(lambda seen: found.report(stalled.look(seen), every_rank=True))
+        watch.observers.append(lambda seen: monitor.report(stalled.look(seen), every_rank=True))
     if not rank.is_first:
-        return found
-    found.loss_spike = LossSpikeDetector(loss_spike, window) if loss_spike is not None else None
-    found.slow = SlowDetector(slow, window) if slow is not None else None
-    found.starvation = StarvationDetector(starvation) if starvation is not None else None
-    found.memory = MemoryDetector(memory) if memory is not None and planned is not None else None
+        return monitor
+    monitor.loss_spike = LossSpikeDetector(loss_spike, window) if loss_spike is not None else None
+    monitor.slow = SlowDetector(slow, window) if slow is not None else None
+    monitor.starvation = StarvationDetector(starvation) if starvation is not None else None
+    monitor.memory = MemoryDetector(memory) if memory is not None and planned is not None else None
     if disk_share is not None or disk_bytes is not None:
-        found.disk = DiskDetector(disk_share, disk_bytes, checkpoint_bytes, disk_most_bytes)
-        poller.looks["free space"] = found.look_at_disk
-    return found
+        monitor.disk = DiskDetector(disk_share, disk_bytes, checkpoint_bytes, disk_most_bytes)
+        poller.looks["free space"] = monitor.look_at_disk
+    return monitor
 
 
 @define(eq=False, kw_only=True)
@@ -428,12 +428,12 @@ class AlertMonitor:
 
     def _commands(self, kind: str) -> list[tuple[str, float]]:
         """Return the plan's commands for an alert, with their time limits in seconds."""
-        nodes = (node for each in self.plan.timeline.triggers if each.event == kind for node in each.nodes)
-        found = [node for node in map(self.plan.node, nodes) if informs(node)]
-        return [(node.args["command"], node.args["limit_seconds"]) for node in found]
+        nodes = (node for trigger in self.plan.timeline.triggers if trigger.event == kind for node in trigger.nodes)
+        commands = [node for node in map(self.plan.node, nodes) if informs(node)]
+        return [(node.args["command"], node.args["limit_seconds"]) for node in commands]
 
 
 def planned_bytes(plan: Plan, rank: Rank) -> int:
     """Return the planned peak of this rank's allocator in a step, without memory of libraries."""
     pp = rank.coordinates["pp"]
-    return next(each.memory.allocated_bytes for each in plan.estimates.classes if each.pp == pp)
+    return next(rank_class.memory.allocated_bytes for rank_class in plan.estimates.classes if rank_class.pp == pp)

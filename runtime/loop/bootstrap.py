@@ -144,9 +144,11 @@ def _medium_is_exact() -> bool:
     exact = [left.double() @ right.double() for left, right in drawn]
 
     def apart() -> list[float]:
-        return [float((left @ right - each).abs().max()) for (left, right), each in zip(drawn, exact, strict=True)]
+        return [
+            float((left @ right - product).abs().max()) for (left, right), product in zip(drawn, exact, strict=True)
+        ]
 
     torch.set_float32_matmul_precision("highest")
     reference = apart()
     torch.set_float32_matmul_precision("medium")
-    return all(found <= 4 * least for found, least in zip(apart(), reference, strict=True))
+    return all(error <= 4 * least for error, least in zip(apart(), reference, strict=True))

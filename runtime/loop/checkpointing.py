@@ -88,11 +88,11 @@ def read_pretrained(plan: Plan, model: ModelParts, rank: Rank, records: Records,
     before = prefix(entry, which)
     beside = {tensor.name for tensor in plan.parameters.tensors if tensor.adapter}
     beside |= {SCORE_WEIGHT} - entry.state()["tensors"].keys()  # drawn for the weights of a language model
-    tensors = {f"{before}{name}": each for name, each in model_tensors(model, "").items() if name not in beside}
+    tensors = {f"{before}{name}": tensor for name, tensor in model_tensors(model, "").items() if name not in beside}
     plain = [] if "base" in entry.state() else list(model.quantised())
-    for found in plain:
-        tensors.pop(f"{before}{found.name}")
-        tensors.pop(f"{before}{found.name}_scales", None)
+    for quantised in plain:
+        tensors.pop(f"{before}{quantised.name}")
+        tensors.pop(f"{before}{quantised.name}_scales", None)
     read_tensors(tensors, entry.path, collective)
     if plain:
         collective.all(lambda: store_all(plain, WholeTensors(entry.path), before))
@@ -124,8 +124,8 @@ def read_weights(
         return
 
     def files() -> tuple[WeightFiles, Assignment]:
-        found = planned_files(digest, folder, repo, revision)
-        return found, assign(plan.architecture, found, grows=grows)
+        weight_files = planned_files(digest, folder, repo, revision)
+        return weight_files, assign(plan.architecture, weight_files, grows=grows)
 
     read_files(files, folder or repo, model, rank, records, beat)
 
@@ -181,20 +181,20 @@ def read_files(
             records.event(WeightsEvent(step=0, path=path, done=done, total=reader.total(parameters)))
 
         with WeightReader(*files(), report) as reader:
-            quantised = {each.name: each for each in model.quantised() if reader.has(each.name)}
-            named = [(name, each) for name, each in model_tensors(model, "").items() if reader.has(name)]
-            parameters = [(name, each) for name, each in named if name not in quantised]
+            quantised = {parameter.name: parameter for parameter in model.quantised() if reader.has(parameter.name)}
+            named = [(name, tensor) for name, tensor in model_tensors(model, "").items() if reader.has(name)]
+            parameters = [(name, tensor) for name, tensor in named if name not in quantised]
             reader.read(parameters)
-            for each in quantised.values():
-                _read_quantised(reader, each)
+            for parameter in quantised.values():
+                _read_quantised(reader, parameter)
         return reader.bytes, time.perf_counter() - begin
 
     try:
-        found = CollectiveErrors.of(rank).all(read)
+        rank_reads = CollectiveErrors.of(rank).all(read)
         share_scales(model)
     except StorageFailed as error:
         raise StorageFailed(str(error), "X524") from error
-    own, seconds = [each[0] for each in found], [each[1] for each in found]
+    own, seconds = [rank_read[0] for rank_read in rank_reads], [rank_read[1] for rank_read in rank_reads]
     records.event(WeightsEvent(step=0, path=path, done=own[0], total=own[0], rank_bytes=own, rank_seconds=seconds))
 
 
@@ -203,24 +203,24 @@ def _begins(plan: Plan, records: Records) -> bool:
     return bool(base_names(plan)) or starting_point(plan, records.directory).entry is None
 
 
-def _read_quantised(reader: WeightReader, found: QuantisedParameter) -> None:
+def _read_quantised(reader: WeightReader, parameter: QuantisedParameter) -> None:
     """Read and quantize one whole matrix at a time, in fp32, which holds every stored format."""
 
     def matrix(expert: int | None = None) -> Tensor:
-        whole = torch.empty(found.matrix.shape[-2:], dtype=torch.float32)
-        reader.read_whole(found.name, whole, expert)
-        return whole.to(found.parameter.device)
+        whole = torch.empty(parameter.matrix.shape[-2:], dtype=torch.float32)
+        reader.read_whole(parameter.name, whole, expert)
+        return whole.to(parameter.parameter.device)
 
-    if len(found.matrix.shape) == 3:
-        store_experts(found, matrix)
+    if len(parameter.matrix.shape) == 3:
+        store_experts(parameter, matrix)
     else:
-        store(found, matrix())
+        store(parameter, matrix())
 
 
 def store_all(quantised: list[QuantisedParameter], source: WholeTensors, before: str) -> None:
     """Quantize matrices that a checkpoint stores unquantized, one at a time. before: prefix of their names."""
-    for found in quantised:
-        store(found, source.read(f"{before}{found.name}").to(found.parameter.device))
+    for parameter in quantised:
+        store(parameter, source.read(f"{before}{parameter.name}").to(parameter.parameter.device))
 
 
 @op("setup.resume", gives="begun")
@@ -382,28 +382,28 @@ def put_off_save(saver: Saver, clocks: Clocks) -> StepCall:
     number = clocks.ask_for(lambda: not saver.busy)
     saver.may_begin = lambda: clocks.due(number)
 
-    def run(step: Step) -> None:
+    def make_up_save(step: Step) -> None:
         if saver.put_off and saver.may_begin() and not saver.progress.bad.in_a_row:
             saver.save(saver.put_off, must=False)
 
-    return run
+    return make_up_save
 
 
 @op("step.await_copy")
 def await_copy(saver: Saver) -> StepCall:
     """Wait before the optimizer step until the copy of the state being saved is complete."""
 
-    def run(step: Step) -> None:
+    def await_state_copy(step: Step) -> None:
         saver.await_copy()
 
-    return run
+    return await_state_copy
 
 
 @op("tick.model")
 def save_model(saver: Saver, node_id: str) -> StepCall:
     """Save the weights alone, for publishing."""
 
-    def run(step: Step) -> None:
+    def save_weights(step: Step) -> None:
         saver.save_model(node_id)
 
-    return run
+    return save_weights

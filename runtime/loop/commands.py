@@ -292,7 +292,7 @@ class UnderWay:
 
     def has(self, kind: str) -> bool:
         """Return True if an action of a kind is running."""
-        return any(each.kind == kind for each in self._all)
+        return any(action.kind == kind for action in self._all)
 
     def begin(self, lasting: LongAction) -> None:
         """Add an action, which starts with the next step."""
@@ -300,7 +300,7 @@ class UnderWay:
 
     def after_step(self) -> None:
         """Update all actions after a step, before its ticks. Collective."""
-        self._all = [each for each in self._all if each.after_step()]
+        self._all = [action for action in self._all if action.after_step()]
 
     def cut_short(self, why: str) -> None:
         """Stop all actions early, because the steps are interrupted. Collective."""

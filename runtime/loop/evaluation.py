@@ -98,10 +98,10 @@ class LossMeasure:
         assert self.token_bytes is not None and batch.losses_BS is not None
         assert batch.labels_BS is not None and batch.input_ids_BS is not None
         if self._tables is None:
-            found = self.token_bytes
+            token_bytes = self.token_bytes
             self._tables = (
-                torch.from_numpy(found.inside).to(self.device),
-                torch.from_numpy(found.first).to(self.device),
+                torch.from_numpy(token_bytes.inside).to(self.device),
+                torch.from_numpy(token_bytes.first).to(self.device),
             )
         inside_V, first_V = self._tables
         labels_BS = batch.labels_BS.clamp(min=0)
@@ -181,9 +181,9 @@ def accuracies(likelihoods: np.ndarray, choices: np.ndarray) -> dict[str, float]
     """
     numbers, right, characters, size = choices.astype(np.int64).T
     bounds = np.append(np.flatnonzero(numbers == 0), len(numbers))
-    found = {}
+    shares = {}
     for name, lengths in (("acc", np.ones_like(size)), ("acc_norm", characters), ("acc_bytes", size)):
         scores = likelihoods / lengths
         best = [start + int(np.argmax(scores[start:end])) for start, end in pairwise(bounds)]
-        found[name] = math.nan if np.isnan(scores).any() else float(right[best].mean())
-    return found
+        shares[name] = math.nan if np.isnan(scores).any() else float(right[best].mean())
+    return shares

@@ -105,7 +105,9 @@ class HookCall:
     ) -> "HookCall":
         """Load a function and take its resources from the run. name: for its metrics; default: the function's name."""
         part = part_of(kind, user, spec_folder(plan.spec))
-        needed = {each: resources[each] for each in ("model", "optimizer", "feed", "rank", "records", "progress")}
+        needed = {
+            resource: resources[resource] for resource in ("model", "optimizer", "feed", "rank", "records", "progress")
+        }
         return cls(
             metrics=f"{kind}/{name or part.function}",
             part=part,
@@ -162,22 +164,22 @@ class HookCall:
     def record(self, given: Any, at: int) -> None:
         """Record the returned metrics for the state after `at` steps."""
         if given is not None:
-            found = self._metrics(given)
-            self.records.measured(found)
+            metrics = self._metrics(given)
+            self.records.measured(metrics)
             # A metric that decides about the best checkpoint belongs to the state saved in this step.
-            self.progress.measured |= {name: (at, value) for name, value in found.items()}
+            self.progress.measured |= {name: (at, value) for name, value in metrics.items()}
 
     def _metrics(self, given: Any) -> dict[str, float]:
         if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
             raise self.part.failed(f"returned {type(given).__name__}, and metrics are a dict of numbers by their names")
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for name, value in given.items():
             try:
-                found[f"{self.metrics}/{name}"] = float(value)
+                metrics[f"{self.metrics}/{name}"] = float(value)
             except (TypeError, ValueError):
                 message = f"gave {type(value).__name__} as the metric `{name}`, and a metric is a number"
                 raise self.part.failed(message) from None
-        return found
+        return metrics
 
 
 @op("event.hook")
@@ -290,12 +292,12 @@ def user_body(
                 beat.mark()
             yield ModelBatch.of(microbatch, rank.device)
 
-    def run(step: Step) -> None:
+    def call_step_function(step: Step) -> None:
         assert 1 <= len(step.microbatches) <= accumulate
         given, scale = batches(step), 1.0 / step.units
         context = StepContext(batches=given, scale=scale, run=call.context(step), whole=wrapped.forward)
         with failures_of(call.part):
-            found = call.function(context, **call.part.arguments)
+            metrics = call.function(context, **call.part.arguments)
         if len(context._losses) != len(step.microbatches) or next(given, None) is not None:
             taken = f"{len(context._losses)} of {len(step.microbatches)} microbatches"
             raise call.part.failed(
@@ -303,9 +305,9 @@ def user_body(
             )
         step.loss_sums = torch.stack(context._losses).sum(0)
         step.row_losses = context._rows
-        call.record(found, step.index + 1)
+        call.record(metrics, step.index + 1)
 
-    return run
+    return call_step_function
 
 
 def evaluation_body(
@@ -316,16 +318,16 @@ def evaluation_body(
     place = "in place of the forward of an evaluation"
     call = HookCall.of("evaluation_step", plan, user, resources, place=place)
 
-    def run(step: Step, batches: Iterator[ModelBatch]) -> float:
+    def call_evaluation_function(step: Step, batches: Iterator[ModelBatch]) -> float:
         context = StepContext(batches=batches, scale=1.0, run=call.context(step), whole=call.model.whole)
         with failures_of(call.part):
-            found = call.function(context, **call.part.arguments)
+            loss_sum = call.function(context, **call.part.arguments)
         if next(batches, None) is not None:
             raise call.part.failed("has left out microbatches, and an evaluation takes all of `context.batches`")
         try:
-            return float(found)
+            return float(loss_sum)
         except (TypeError, ValueError):
-            kind = type(found).__name__
+            kind = type(loss_sum).__name__
             raise call.part.failed(f"returned {kind}, and the sum of losses is a number") from None
 
-    return run
+    return call_evaluation_function

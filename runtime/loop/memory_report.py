@@ -38,9 +38,9 @@ def file_of(folder: Path, rank: int, ending: str) -> Path:
     return folder / f"rank-{rank:05d}.{ending}"
 
 
-def from_first(rank: Rank, found: Callable[[], int]) -> int:
+def from_first(rank: Rank, number: Callable[[], int]) -> int:
     """Share a number that only the first rank knows. Collective."""
-    return int(summed(rank, found() if rank.is_first else 0)[0])
+    return int(summed(rank, number() if rank.is_first else 0)[0])
 
 
 def summed(rank: Rank, *numbers: float) -> list[float]:
@@ -118,7 +118,7 @@ def memory_by_category(
     model: ModelParts | None, optimizer: Optimizer | None, averages: Iterable[Tensor], device: torch.device
 ) -> MemoryByCategory:
     """Measure all live tensors. model, optimizer: None before they exist. averages: of the parameters."""
-    found, seen = MemoryByCategory(), set[int]()
+    memory, seen = MemoryByCategory(), set[int]()
     # The optimizer has this rank's pieces, even while FSDP has gathered the model's parameters.
     if optimizer is not None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -140,12 +140,12 @@ def memory_by_category(
             size = _new_bytes(piece, seen)
             if piece is None or not size:
                 continue
-            where = found.device if piece.device.type == device.type else found.host
+            where = memory.device if piece.device.type == device.type else memory.host
             where[category] += size
             if category == "other":
                 others.append((size, str(piece.dtype).removeprefix("torch."), list(piece.shape)))
-    found.largest = sorted(others, reverse=True)[:LARGEST]
-    return found
+    memory.largest = sorted(others, reverse=True)[:LARGEST]
+    return memory
 
 
 def _moments(optimizer: Optimizer) -> Iterator[Tensor]:
@@ -164,7 +164,7 @@ def _gathered(model: ModelParts) -> Iterator[Tensor]:
 def _alive() -> Iterator[Tensor]:
     """Yield all tensors of this process that Python knows."""
     # By type: `isinstance` can run code of the objects.
-    return (each for each in gc.get_objects() if issubclass(type(each), Tensor))
+    return (candidate for candidate in gc.get_objects() if issubclass(type(candidate), Tensor))
 
 
 def _piece(tensor: Tensor | None) -> Tensor | None:
@@ -194,22 +194,22 @@ peak. `other` is tensors that Python knows of and that belong to none of these.
 """
 
 
-def snapshot_text(found: Sequence[Mapping[str, Any]], *, node: str, world: int, note: str = "") -> str:
+def snapshot_text(ranks: Sequence[Mapping[str, Any]], *, node: str, world: int, note: str = "") -> str:
     """Return the page for the JSON of each rank, in order. note: a sentence about when it was taken."""
-    head = found[0]
+    head = ranks[0]
     lines = [f"# Memory after step {head['step']:,}", ""]
-    lines += [f"`{node}`, {len(found)} of {world:,} ranks; memory of the {_device(head)}. {note}".rstrip(), ""]
+    lines += [f"`{node}`, {len(ranks)} of {world:,} ranks; memory of the {_device(head)}. {note}".rstrip(), ""]
     lines += [f"## Rank {head['rank']}", ""]
     lines += [*of_rank(head), "", NOTES]
     rows = [
         (
-            str(each["rank"]),
-            *(bytes_text(_bytes(each, name)) for name in STATES),
-            bytes_text(_bytes(each, "other")),
-            bytes_text(_most(each)),
-            bytes_text(each["planned"]["allocated"]),
+            str(rank["rank"]),
+            *(bytes_text(_bytes(rank, name)) for name in STATES),
+            bytes_text(_bytes(rank, "other")),
+            bytes_text(_most(rank)),
+            bytes_text(rank["planned"]["allocated"]),
         )
-        for each in found
+        for rank in ranks
     ]
     peak = "peak allocated" if head["allocator"] else "peak resident"
     lines += ["## All that were looked at", ""]
@@ -294,7 +294,7 @@ def found(
 
 def planned_of(plan: Plan, rank: Rank) -> Memory:
     """Return the planned memory of the largest rank with this rank's pipeline coordinate."""
-    return next(each.memory for each in plan.estimates.classes if each.pp == rank.coordinates["pp"])
+    return next(rank_class.memory for rank_class in plan.estimates.classes if rank_class.pp == rank.coordinates["pp"])
 
 
 def _allocator(device: torch.device, known: int) -> dict[str, int]:
@@ -376,8 +376,8 @@ def _written(folder: Path, resources: Resources, error: BaseException, place: st
 def _page(own: dict[str, Any]) -> str:
     lines = [f"# Rank {own['rank']} out of memory in step {own['step'] + 1:,}, {own['node']}", "", own["error"], ""]
     others = [
-        f"- {bytes_text(each['bytes'])}, {each['type']} of {' × '.join(map(str, each['shape'])) or 'one number'}"
-        for each in own["largest_others"]
+        f"- {bytes_text(tensor['bytes'])}, {tensor['type']} of {' × '.join(map(str, tensor['shape'])) or 'one number'}"
+        for tensor in own["largest_others"]
     ]
     return "\n".join([*lines, *of_rank(own), "", NOTE, "The largest of `other`:", "", *(others or ["- none"]), ""])
 

@@ -59,17 +59,17 @@ class Rates:
         if seconds <= 0:
             return {}
         model = self.model_flops(counted)
-        found = {
+        rates = {
             "valid_tokens_per_second": counted.valid_tokens / seconds,
             "tflops": model / seconds / self.devices / 1e12,
         }
         if self.peak is not None:
             hardware = self.hardware_flops(counted)
             fp8, again = self.work.position_fp8, self.work.position_fp8_again
-            found["mfu"] = self._usual(model, fp8 * counted.tokens) / seconds / self.peak
-            found["mfu_causal"] = self._usual(self.causal_flops(counted), fp8 * counted.tokens) / seconds / self.peak
-            found["hfu"] = self._usual(hardware, (fp8 + again) * counted.positions) / seconds / self.peak
-        return found
+            rates["mfu"] = self._usual(model, fp8 * counted.tokens) / seconds / self.peak
+            rates["mfu_causal"] = self._usual(self.causal_flops(counted), fp8 * counted.tokens) / seconds / self.peak
+            rates["hfu"] = self._usual(hardware, (fp8 + again) * counted.positions) / seconds / self.peak
+        return rates
 
     def _usual(self, flops: float, fp8: float) -> float:
         """Convert operations, `fp8` of them in fp8, to operations of the compute format that take as long at
@@ -140,16 +140,16 @@ class DatasetLosses:
             if count:
                 self._unlabelled.pop(name, None)
         seen = [(name, total, count) for name, total, count in zip(self._names, sums, tokens, strict=True) if count]
-        found: dict[str, float] = {f"loss/{name}": total / count for name, total, count in seen}
-        found |= {f"valid_tokens/{name}": int(count) for name, _, count in seen}
-        return found
+        metrics: dict[str, float] = {f"loss/{name}": total / count for name, total, count in seen}
+        metrics |= {f"valid_tokens/{name}": int(count) for name, _, count in seen}
+        return metrics
 
     def unlabelled(self, rows: dict[str, int]) -> list[str]:
         """Return datasets with many rows and no valid token, each once. rows: of each dataset since the start."""
-        found = [name for name in self._unlabelled if rows.get(name, 0) >= UNLABELLED_ROWS]
-        for name in found:
+        names = [name for name in self._unlabelled if rows.get(name, 0) >= UNLABELLED_ROWS]
+        for name in names:
             del self._unlabelled[name]
-        return found
+        return names
 
 
 @define
@@ -266,16 +266,16 @@ def balance(plan: Plan, model: ModelParts, rank: Rank, speed: float) -> StepCall
     DeepSeek-V3 (arXiv 2412.19437) §2.1.2. Loads are whole numbers over all ranks, so all ranks move alike.
     """
     counts = RouterCounts(model, rank, plan.architecture.layers, plan.architecture.experts)
-    found = routers(model)
+    router_of_layer = routers(model)
 
-    def run(step: Step) -> None:
+    def move_biases(step: Step) -> None:
         loads_NE, _ = counts.take()
-        for layer, router in found.items():
+        for layer, router in router_of_layer.items():
             assert router.e_score_correction_bias is not None
             load_E = loads_NE[layer]
             router.e_score_correction_bias += speed * torch.sign(load_E.mean() - load_E)
 
-    return run
+    return move_biases
 
 
 @frozen(eq=False)

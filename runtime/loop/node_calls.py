@@ -123,11 +123,11 @@ class NodeCalls:
             for word in ("before", "after")
         )
 
-        def run(step: Step) -> None:
-            for each in (*before, call, *after):
-                each(step)
+        def call_with_hooks(step: Step) -> None:
+            for function in (*before, call, *after):
+                function(step)
 
-        return run
+        return call_with_hooks
 
     def call_hooks(self, place: str, **details: Any) -> None:
         """Call the hooks of a place that belongs to no single node."""
@@ -154,10 +154,10 @@ class NodeCalls:
         lasting = node.op in LASTING if action is None or action.lasting is None else action.lasting
         compiles = action is None or action.lasting is None
 
-        def run(step: Step) -> None:
+        def mark_and_call(step: Step) -> None:
             nonlocal before
             self.beat.at(node.id, lasting=lasting or (compiles and not before))
             before = True
             call(step)
 
-        return run
+        return mark_and_call

@@ -85,8 +85,8 @@ def check_devices(plan: Plan, here: Devices) -> list[str]:
         message = f"the plan assumes {bytes_text(cluster.memory_bytes)} of memory for a rank, and {has}"
         hint = f"plan for this machine, with --set cluster.memory='{here.memory >> 20} MiB'"
         raise EnvironmentFault("X712", f"{message}; {hint}")
-    fullest = max((each.memory for each in plan.estimates.classes), key=lambda memory: memory.total_bytes)
-    states = max(0 if each.memory.offloaded else each.memory.states for each in plan.estimates.classes)
+    fullest = max((ranks.memory for ranks in plan.estimates.classes), key=lambda memory: memory.total_bytes)
+    states = max(0 if ranks.memory.offloaded else ranks.memory.states for ranks in plan.estimates.classes)
     if states > here.memory:
         message = f"parameters, gradients and optimizer state take {bytes_text(states)} on a rank, and {has}"
         raise EnvironmentFault("X712", f"{message}; spread them over more ranks")
@@ -143,7 +143,7 @@ def check_world(plan: Plan, started: int, here: int | None = None) -> None:
         if by and "LOCAL_RANK" not in os.environ:
             do += ", or unset these variables if no launcher has set them"
         raise EnvironmentFault("X703", f"{message}{by}; {do}")
-    each = plan.mesh.ranks_per_node
-    if here is not None and here != each:
-        message = f"the plan puts {plural(each, 'rank')} on a machine and {here} were started on this one"
-        raise EnvironmentFault("X703", f"{message}; start {each}, or plan with launch.ranks_per_node = {here}")
+    planned_here = plan.mesh.ranks_per_node
+    if here is not None and here != planned_here:
+        message = f"the plan puts {plural(planned_here, 'rank')} on a machine and {here} were started on this one"
+        raise EnvironmentFault("X703", f"{message}; start {planned_here}, or plan with launch.ranks_per_node = {here}")

@@ -42,7 +42,7 @@ def fetch(feed: Feed, rank: Rank, readers: list[int], records: Records | None = 
     reads = rank.coordinates["pp"] in readers
     several, reported = len(feed.phases) > 1, ""
 
-    def run(step: Step) -> None:
+    def fetch_microbatches(step: Step) -> None:
         nonlocal reported
         phase = feed.phase(step.index)
         step.phase = phase.name
@@ -61,7 +61,7 @@ def fetch(feed: Feed, rank: Rank, readers: list[int], records: Records | None = 
         step.microbatches = feed.microbatches(step.index) if reads else []
         step.data_seconds = time.perf_counter() - begin
 
-    return run
+    return fetch_microbatches
 
 
 @op("step.share_outline")
@@ -73,10 +73,10 @@ def outline(
     outlines = Outlines.of(plan, feed.collate, rank, meshes)
     assert outlines.readers[0] == source and outlines.numbers == tuple(numbers or ())
 
-    def run(step: Step) -> None:
+    def share_outline(step: Step) -> None:
         step.microbatches = outlines.share(step.microbatches, feed.loader.num_microbatches(step.index))
 
-    return run
+    return share_outline
 
 
 @op("step.agree")
@@ -107,7 +107,7 @@ def agree(
     # One of the ranks that share rows counts their documents.
     measures = counts and rank.coordinates["ring"] == rank.coordinates["ulysses"] == 0
 
-    def run(step: Step) -> None:
+    def agree_on_step(step: Step) -> None:
         valid = sum(m.num_valid for m in step.microbatches) if counts else 0
         own = DocumentSums.of(step.microbatches, plan.estimates.work.pairs) if measures else DocumentSums()
         counted = () if unit == "token" else (sum(m.num_units for m in step.microbatches) if measures else 0,)
@@ -118,7 +118,7 @@ def agree(
         if step.units == 0:
             raise _empty(progress, empty_steps)
 
-    return run
+    return agree_on_step
 
 
 def _empty(progress: Progress, limit: int | None) -> Exception:
@@ -143,12 +143,12 @@ def zero_gradients(optimizer: Optimizer) -> StepCall:
     if type(optimizer).zero_grad is not Optimizer.zero_grad:
         return lambda step: optimizer.zero_grad(set_to_none=True)
 
-    def run(step: Step) -> None:
+    def set_gradients_to_none(step: Step) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
 
-    return run
+    return set_gradients_to_none
 
 
 @op("step.router_rows")
@@ -159,22 +159,22 @@ def router_rows(model: ModelParts, rank: Rank) -> StepCall:
         if isinstance(module, ExpertRouter):
             module.row_factor = factor
 
-    def run(step: Step) -> None:
+    def set_row_factor(step: Step) -> None:
         factor.fill_(1 / step.share)
 
-    return run
+    return set_row_factor
 
 
 @op("step.mtp_weight")
 def weigh_further(model: ModelParts, feed: Feed, weight: float) -> StepCall:
     """Set the weight of further tokens to the phase's, or to `weight`."""
 
-    def run(step: Step) -> None:
+    def set_further_weight(step: Step) -> None:
         chosen = feed.phase(step.index).mtp_weight
         for part in model.parts:
             part.further_weight = weight if chosen is None else chosen
 
-    return run
+    return set_further_weight
 
 
 @op("step.forward_backward")
@@ -196,7 +196,7 @@ def forward_backward(
     wrapped = wrapped or WrappedModel.of(model)
     beat = beat or HeartbeatWriter()  # read by no one
 
-    def run(step: Step) -> None:
+    def train_microbatches(step: Step) -> None:
         count = len(step.microbatches)
         assert 1 <= count <= accumulate
         scale = 1.0 / step.units
@@ -212,14 +212,14 @@ def forward_backward(
             step.batches += [batch] if each else []
         step.loss_sums = torch.stack(sums).sum(0)
 
-    return run
+    return train_microbatches
 
 
 @op("step.pipeline")
 def pipelined(pipeline: PipelineSchedule, rank: Rank, accumulate: int, each: bool = False) -> StepCall:
     """Do the same over the stages of a pipeline, in the order of its schedule."""
 
-    def run(step: Step) -> None:
+    def train_pipeline(step: Step) -> None:
         assert 1 <= len(step.microbatches) <= accumulate
         batches = [ModelBatch.of(microbatch, rank.device) for microbatch in step.microbatches]
         for batch in batches:
@@ -228,7 +228,7 @@ def pipelined(pipeline: PipelineSchedule, rank: Rank, accumulate: int, each: boo
         step.row_losses = [batch.row_losses for batch in batches if batch.row_losses is not None]
         step.batches = batches if each else []
 
-    return run
+    return train_pipeline
 
 
 @op("step.clip")
@@ -246,7 +246,7 @@ def clip(
     `NormStatistics` for `deviations`, `decay` and `first`."""
     norm = GradientNorm(model, rank, None if wrapped is None else wrapped.gradients)
 
-    def run(step: Step) -> None:
+    def clip_gradients(step: Step) -> None:
         _reduce(step, norm, rank, model)
         limit = float("inf") if max_norm is None else max_norm
         if deviations is not None and isfinite(step.loss) and isfinite(step.grad_norm):
@@ -254,7 +254,7 @@ def clip(
         step.clipped = clip_factor(step.grad_norm, limit)
         norm.scale(limit)
 
-    return run
+    return clip_gradients
 
 
 @op("step.clip_value")
@@ -262,13 +262,13 @@ def clip_value(model: ModelParts, largest: float) -> StepCall:
     """Clamp every gradient element to [-largest, largest]."""
 
     @torch.no_grad()
-    def run(step: Step) -> None:
+    def clamp_gradients(step: Step) -> None:
         gradients = [local(parameter.grad) for _, parameter in model.trained() if parameter.grad is not None]
         if gradients:
             torch._foreach_clamp_max_(gradients, largest)  # pyright: ignore[reportPrivateImportUsage]
             torch._foreach_clamp_min_(gradients, -largest)  # pyright: ignore[reportPrivateImportUsage]
 
-    return run
+    return clamp_gradients
 
 
 @op("step.gradient_norm")
@@ -276,10 +276,10 @@ def gradient_norm(model: ModelParts, rank: Rank, wrapped: WrappedModel | None = 
     """Measure the norm of the gradients over all ranks without scaling them."""
     norm = GradientNorm(model, rank, None if wrapped is None else wrapped.gradients)
 
-    def run(step: Step) -> None:
+    def measure_norm(step: Step) -> None:
         _reduce(step, norm, rank, model)
 
-    return run
+    return measure_norm
 
 
 def _reduce(step: Step, norm: GradientNorm, rank: Rank, model: ModelParts) -> None:
@@ -298,7 +298,7 @@ def schedule_lr(plan: Plan, optimizer: Optimizer, schedule: Schedule, decay: str
     peak = plan.node("setup.scheduler").args["lr"]
     decays = [group.get("weight_decay", 0.0) for group in optimizer.param_groups]
 
-    def run(step: Step) -> None:
+    def set_learning_rate(step: Step) -> None:
         step.lr = schedule(step.index)
         for group in optimizer.param_groups:
             group["lr"] = step.lr * group.get("lr_scale", 1.0)
@@ -306,30 +306,30 @@ def schedule_lr(plan: Plan, optimizer: Optimizer, schedule: Schedule, decay: str
             for group, whole in zip(optimizer.param_groups, decays, strict=True):
                 group["weight_decay"] = whole * (step.lr / peak)
 
-    return run
+    return set_learning_rate
 
 
 @op("step.training_point")
 def to_training_point(optimizer: Optimizer) -> StepCall:
     """Move the weights to the point where gradients are taken; the optimizer step moves them back."""
     several = optimizer.optimizers if isinstance(optimizer, SeveralOptimizers) else (optimizer,)
-    moving = [each for each in several if isinstance(each, MovesWeights)]
+    moving = [inner for inner in several if isinstance(inner, MovesWeights)]
 
-    def run(step: Step) -> None:
-        for each in moving:
-            each.to_training_point()
+    def move_weights(step: Step) -> None:
+        for inner in moving:
+            inner.to_training_point()
 
-    return run
+    return move_weights
 
 
 @op("step.optimizer")
 def update(optimizer: Optimizer) -> StepCall:
-    def run(step: Step) -> None:
+    def update_weights(step: Step) -> None:
         if isinstance(optimizer, SeveralOptimizers):
             optimizer.left_out = step.left_out
         optimizer.step()
 
-    return run
+    return update_weights
 
 
 @op("step.measure")
@@ -338,7 +338,7 @@ def measure(window: Window, rank: Rank, alerts: AlertMonitor | None = None, lets
     them."""
     watched = alerts if rank.is_first else None
 
-    def run(step: Step) -> None:
+    def measure_step(step: Step) -> None:
         now = time.perf_counter()
         window.add(step, now)
         if watched is not None:
@@ -346,7 +346,7 @@ def measure(window: Window, rank: Rank, alerts: AlertMonitor | None = None, lets
         if lets_go:
             step.let_go()
 
-    return run
+    return measure_step
 
 
 @op("step.let_go")
@@ -363,7 +363,7 @@ def check_finite(model: ModelParts, progress: Progress, limit: int, alerts: Aler
     """
     counts = RouterCountsCopy(model) if limit > 1 else None
 
-    def run(step: Step) -> None:
+    def check_step(step: Step) -> None:
         number, bad = step.index + 1, progress.bad
         if isfinite(step.loss) and isfinite(step.grad_norm):
             bad.in_a_row, bad.empty, bad.last_good = 0, 0, number
@@ -383,7 +383,7 @@ def check_finite(model: ModelParts, progress: Progress, limit: int, alerts: Aler
         reason = f"loss {step.loss:g}, gradient norm {step.grad_norm:g}; {bad.in_a_row} in a row of {limit}"
         raise SkipStep(reason, loss=step.loss, grad_norm=step.grad_norm, in_a_row=bad.in_a_row, limit=limit)
 
-    return run
+    return check_step
 
 
 def bad_steps_text(bad: BadSteps) -> str:

@@ -57,10 +57,10 @@ class TimeLeft:
         if self._seconds < LEAST_SECONDS or self._steps < LEAST_STEPS or left <= 0:
             return None
         self.done = True
-        each = self._seconds / self._steps
+        step_seconds = self._seconds / self._steps
         return EstimateEvent(
             step=step.index + 1,
-            step_seconds=each,
+            step_seconds=step_seconds,
             measured_steps=self._steps,
             first_step_seconds=self._first,
             steps_left=left,
@@ -116,7 +116,7 @@ class TrainingLoop:
         on_nan = [r for r in self.plan.timeline.triggers if r.event == "nan"]
         bad_steps = {r.count or 1: tuple(map(self.nodes.call, r.nodes)) for r in on_nan}
         too_many = max(bad_steps)
-        fails = any(each.stop for each in on_nan)
+        fails = any(trigger.stop for trigger in on_nan)
         check_left(self.plan, self.nodes.resources["begun"].start, self.records.directory, total)
         self.records.flush(self.progress.step)  # the record that the checkpoint kept for its step
         if self.progress.step >= total and finished_step(self.records.directory) == self.progress.step:
@@ -152,8 +152,8 @@ class TrainingLoop:
                     spent[number] = now - mark
                     mark = now
                 if not warms_up:  # a skipped step is not part of the window either
-                    for node, each in zip(seconds, spent, strict=True):
-                        seconds[node] += each
+                    for node, call_seconds in zip(seconds, spent, strict=True):
+                        seconds[node] += call_seconds
                 warms_up = False
                 if not time_left.done:
                     left = sizes.between(step.index + 1, int(last))
@@ -185,7 +185,7 @@ class TrainingLoop:
                 total = feed.steps  # less of a budget in epochs may be left
                 timeline = feed.timeline
                 pairs = zip(due_ticks.ticks, timeline.ticks, strict=True)
-                due_ticks.ticks = [evolve(each, tick=tick) for each, tick in pairs]
+                due_ticks.ticks = [evolve(due_tick, tick=tick) for due_tick, tick in pairs]
                 last = min(total, stops)
                 continue
             except Halt as halt:

@@ -79,8 +79,10 @@ class HeldOutPrompts:
             groups = self._sampled(numbers)
             self.score(Step(index=0, groups=[groups]))
             if self.sampler.row_ranks.is_first:
-                found = [group.rewards.sum() for group in groups[: max(0, self.rows - first)]]
-                sums += torch.tensor([float(np.sum(found)), len(found)], dtype=torch.float64, device=rank.device)
+                reward_sums = [group.rewards.sum() for group in groups[: max(0, self.rows - first)]]
+                sums += torch.tensor(
+                    [float(np.sum(reward_sums)), len(reward_sums)], dtype=torch.float64, device=rank.device
+                )
         if rank.world_size > 1:
             dist.all_reduce(sums)
         total, count = sums.tolist()
@@ -93,4 +95,4 @@ class HeldOutPrompts:
             [self.ends] * len(prompts),
             [f"{self.seed} held out {number}" for number in numbers],
         )
-        return [SampledGroup(prompt, [each]) for prompt, each in zip(prompts, completions, strict=True)]
+        return [SampledGroup(prompt, [completion]) for prompt, completion in zip(prompts, completions, strict=True)]

@@ -169,19 +169,22 @@ class KeptCompletions:
         stored, self._stored = self._stored, {}
         if step >= self.end or step in self._steps:
             return
-        found: dict[int, Groups] = {}
+        groups_by_step: dict[int, Groups] = {}
 
         def group_of(prompt: Prompt) -> SampledGroup:
             known = stored.get(prompt.place)
             if known is None or known.prompt != crc32(prompt.ids.tobytes()) or len(known.completions) != group:
                 raise LookupError
-            if any(len(each.tokens) > most or (each.experts is not None) != experts for each in known.completions):
+            if any(
+                len(completion.tokens) > most or (completion.experts is not None) != experts
+                for completion in known.completions
+            ):
                 raise LookupError
             return SampledGroup(prompt, known.completions)
 
         try:
             for number in range(step, self.end):
-                found[number] = [[group_of(each) for each in some] for some in prompts.of_step(number)]
+                groups_by_step[number] = [[group_of(prompt) for prompt in some] for some in prompts.of_step(number)]
             fits = True
         except LookupError:
             fits = False
@@ -189,7 +192,7 @@ class KeptCompletions:
         if self.rank.world_size > 1:
             dist.all_reduce(agreed, op=dist.ReduceOp.MIN)
         if agreed.item():
-            self._steps = found
+            self._steps = groups_by_step
         else:
             message = (
                 "the completions of the checkpoint do not fit the prompts that the run goes on with, or the settings "
@@ -201,7 +204,9 @@ class KeptCompletions:
         have none. Collective."""
         rank = self.rank
         coming = (some for number, some in self._steps.items() if number >= step)
-        own = list({group.prompt.place: group for some in coming for each in some for group in each}.values())
+        own = list(
+            {group.prompt.place: group for some in coming for microbatch in some for group in microbatch}.values()
+        )
         # tp and cp ranks have the same completions; each stage knows the experts of its own layers.
         told = own if rank.coordinates["tp"] == rank.coordinates["ring"] == rank.coordinates["ulysses"] == 0 else []
         parts: list[Any] = [[(group.prompt, group.completions) for group in told]]
@@ -210,7 +215,7 @@ class KeptCompletions:
             dist.gather_object(sent, parts if rank.is_first else None, dst=0)
         if not own or not rank.is_first:
             return None
-        return pack([each for part in parts for each in part], self.end)
+        return pack([group for part in parts for group in part], self.end)
 
     def take(self, content: bytes | None) -> None:
         """Restore the completions of a checkpoint; None if it has none."""
@@ -233,26 +238,31 @@ def pack(groups: Sequence[tuple[Prompt, Sequence[Completion]]], end: int) -> byt
     experts: dict[tuple[int, int], np.ndarray] = {}
     for prompt, completions in groups:
         known.setdefault(prompt.place, (prompt, list(completions)))
-        for number, each in enumerate(completions):
-            if each.experts is not None:
+        for number, completion in enumerate(completions):
+            if completion.experts is not None:
                 before = experts.get((prompt.place, number))
-                experts[prompt.place, number] = each.experts if before is None else np.maximum(before, each.experts)
-    flat = [each for _, completions in known.values() for each in completions]
+                experts[prompt.place, number] = (
+                    completion.experts if before is None else np.maximum(before, completion.experts)
+                )
+    flat = [completion for _, completions in known.values() for completion in completions]
     arrays: dict[str, Any] = {
         "end": np.int64(end),
         "places": np.array(list(known), np.int64),
         "prompts": np.array([crc32(prompt.ids.tobytes()) for prompt, _ in known.values()], np.int64),
         "counts": np.array([len(completions) for _, completions in known.values()], np.int64),
-        "lengths": np.array([len(each.tokens) for each in flat], np.int64),
-        "tokens": np.array([token for each in flat for token in each.tokens], np.int64),
-        "logprobs": np.array([chance for each in flat for chance in each.logprobs], np.float64),
-        "cut": np.array([each.cut for each in flat], np.bool_),
-        "left_out": np.array([each.left_out for each in flat], np.float64),
-        "texts": np.frombuffer(json.dumps([each.text for each in flat]).encode(), np.uint8),
+        "lengths": np.array([len(completion.tokens) for completion in flat], np.int64),
+        "tokens": np.array([token for completion in flat for token in completion.tokens], np.int64),
+        "logprobs": np.array([chance for completion in flat for chance in completion.logprobs], np.float64),
+        "cut": np.array([completion.cut for completion in flat], np.bool_),
+        "left_out": np.array([completion.left_out for completion in flat], np.float64),
+        "texts": np.frombuffer(json.dumps([completion.text for completion in flat]).encode(), np.uint8),
     }
     if experts:
-        columns = [experts[place, n] for place, (_, each) in known.items() for n in range(len(each))]
-        arrays |= {"experts": np.concatenate(columns), "positions": np.array([len(each) for each in columns], np.int64)}
+        columns = [experts[place, n] for place, (_, completions) in known.items() for n in range(len(completions))]
+        arrays |= {
+            "experts": np.concatenate(columns),
+            "positions": np.array([len(positions) for positions in columns], np.int64),
+        }
     file = io.BytesIO()
     np.savez(file, **arrays)
     return file.getvalue()
@@ -279,9 +289,9 @@ def unpacked(content: bytes) -> tuple[dict[int, StoredGroup], int]:
         completions = iter(
             [
                 Completion(
-                    tokens=ids.tolist(), logprobs=each.tolist(), text=text, cut=cut, left_out=missing, experts=own
+                    tokens=ids.tolist(), logprobs=chances.tolist(), text=text, cut=cut, left_out=missing, experts=own
                 )
-                for ids, each, text, cut, missing, own in parts
+                for ids, chances, text, cut, missing, own in parts
             ]
         )
         known = zip(*(arrays[name].tolist() for name in ("places", "prompts", "counts")), strict=True)

@@ -168,19 +168,19 @@ class SharedColumn:
 
     def open_everywhere(self) -> StoredColumn:
         """Open the column, the same on every rank. Raises DataError."""
-        found = self._own()
-        if found is None or len(set(self._digests())) > 1:
+        column = self._own()
+        if column is None or len(set(self._digests())) > 1:
             message = f"rank {self.rank.rank} does not find the log-probabilities that were written"
             raise DataError(message, path=self.folder, remedy="Check this file system.")
-        return found
+        return column
 
     def _own(self) -> StoredColumn | None:
         return open_column(self.folder, self.tokens, self.form)
 
     def _digests(self) -> list[str]:
         """Return the digest of each rank's column; empty without one."""
-        found = self._own()
-        digests = [found.digest if found is not None else ""]
+        column = self._own()
+        digests = [column.digest if column is not None else ""]
         if self.rank.world_size > 1:
             own, digests = digests[0], [""] * self.rank.world_size
             dist.all_gather_object(digests, own)
@@ -287,9 +287,9 @@ def add_reference(
             column.write(covers, forward.of_all(readers, format, pipeline, report, mismatched=mismatched))
     else:
         column.copy(covers, source)
-    found = column.open_everywhere()
+    written = column.open_everywhere()
     report(count)
-    store = evolve(data.store, columns={**data.store.columns, MISMATCHED if mismatched else REF: found.numbers})
+    store = evolve(data.store, columns={**data.store.columns, MISMATCHED if mismatched else REF: written.numbers})
     known = {"reference": model_named, "weights": covers["weights"]}
     return {**prepared, dataset: evolve(data, store=store, reference=known)}
 
@@ -322,10 +322,10 @@ def _fingerprint(readers: Sequence[RowReader]) -> str | list[str]:
 
 def _of_first(rank: Rank, own: Any) -> Any:
     """Return the first rank's value on all ranks."""
-    found = [own]
+    values = [own]
     if rank.world_size > 1:
-        dist.broadcast_object_list(found, src=0)
-    return found[0]
+        dist.broadcast_object_list(values, src=0)
+    return values[0]
 
 
 @frozen(kw_only=True, eq=False)

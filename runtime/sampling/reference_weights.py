@@ -61,17 +61,17 @@ def identity_of(plan: Plan, reference: str, digest: str, index: Path) -> str:
 def _depends_on(plan: Plan, reference: str, digest: str, index: Path) -> dict[str, Any]:
     build, freeze = plan.node("setup.build_model").args, _args(plan, "setup.freeze")
     arch = plan.architecture if reference == INITIAL else plan.architecture.base
-    found: dict[str, Any] = {
+    depends_on: dict[str, Any] = {
         "architecture": arch.to_json(),
         "formats": [build["params"], freeze.get("format", "")],
         "base": _args(plan, "setup.quantise").get("base", {}),
     }
     with remembering(digests := FileDigests(index)):
         if reference not in (INITIAL, ADAPTER_OFF):
-            return {**found, "weights": [["folder", _contents(digests, _files(reference, digest))]]}
+            return {**depends_on, "weights": [["folder", _contents(digests, _files(reference, digest))]]}
         nodes = begun_by(plan, OF_MODEL if reference == ADAPTER_OFF else (*OF_MODEL, *OF_ADAPTER))
         known = [[node.op, _kept(node), _contents(digests, _read(plan, node))] for node in nodes]
-    return {**found, "weights": known}
+    return {**depends_on, "weights": known}
 
 
 def begun_by(plan: Plan, ops: tuple[str, ...]) -> list[Node]:
@@ -220,8 +220,8 @@ def build_teacher(
     teacher = LiveTeacher(ModelParts((whole,), axes), architecture)
     known = {"model": teacher.model, "meshes": meshes, "rank": evolve(rank, coordinates={**rank.coordinates, "pp": 0})}
     whole.requires_grad_(False)
-    for each in cuts:
-        node = Node(id=each["op"], kind="setup", op=each["op"], args=each["args"], axes=(), does="")
+    for cut in cuts:
+        node = Node(id=cut["op"], kind="setup", op=cut["op"], args=cut["args"], axes=(), does="")
         op_of(node).bind(node, known)()
     whole.requires_grad_(False)  # sharding creates new parameters
     if isinstance(whole, FSDPModule):
@@ -257,8 +257,8 @@ def read_teacher_weights(
     planning, or has NaN."""
 
     def files() -> tuple[WeightFiles, Assignment]:
-        found = planned_files(digest, folder)
-        return found, assign(teacher.architecture, found)
+        weight_files = planned_files(digest, folder)
+        return weight_files, assign(teacher.architecture, weight_files)
 
     read_files(files, folder, teacher.model, rank, records, beat)
 
@@ -275,8 +275,8 @@ def exchanged_rows(raw: Iterable[list[RawRow]], rows: Rows, collate: CollateChai
     """Yield microbatches of the same rows with answers of other documents, and the reference's log-probabilities of
     these."""
     for microbatch in raw:
-        found = (mismatched(row, rows) for row in microbatch)
-        yield collate([evolve(row, columns=_of_reference(row)) for row in found])
+        mismatched_rows = (mismatched(row, rows) for row in microbatch)
+        yield collate([evolve(row, columns=_of_reference(row)) for row in mismatched_rows])
 
 
 def _of_reference(row: RawRow) -> dict[str, list[np.ndarray]]:
@@ -336,7 +336,7 @@ def estimate(
     estimated = PointEstimate(model=model, rank=rank, pipeline=pipeline, beat=beat)
     rows = feed.loader.datasets[0].reader.rows
 
-    def run(step: Step) -> None:
+    def estimate_point(step: Step) -> None:
         model.train(False)
         try:
             reference_point.value = estimated.of(exchanged_rows(feed.loader.rows(step.index), rows, feed.collate))
@@ -344,4 +344,4 @@ def estimate(
             reshard(model)
             model.train()
 
-    return run
+    return estimate_point

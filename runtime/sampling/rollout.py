@@ -125,13 +125,13 @@ class Sampler:
         arch, (rows, positions) = model.parts[0].arch, batch.shape
         of_layer = dict(zip((layer for part in model.parts for layer in part.routing_layers), recorded, strict=True))
         none_BSK = torch.full((rows, positions, arch.experts_per_token), -1, device=self.author.rank.device)
-        each = []
+        chosen_layers = []
         for layer in arch.expert_layers:
             chosen_BSK = of_layer.get(layer, none_BSK)
             if layer in of_layer and axes.tensor is not None:  # ranks have sharded the positions
                 chosen_BSK = all_gather(chosen_BSK, 1, axes.tensor.group)[:, :positions]
-            each.append(chosen_BSK)
-        sent.append((torch.cat(each, 2) + 1).int().cpu().numpy())
+            chosen_layers.append(chosen_BSK)
+        sent.append((torch.cat(chosen_layers, 2) + 1).int().cpu().numpy())
         return logits_BV
 
     def _drawn(self, draws: Draws, logits_BV: Tensor | None, rows: int) -> tuple[list[int], list[float], list[float]]:
@@ -170,11 +170,11 @@ def _of_rows(
     """
     whole = np.concatenate(sent, axis=1)
     longest, width = max(map(len, prompts)), whole.shape[2]
-    found = []
+    columns = []
     for row, (ids, own) in enumerate(zip(prompts, tokens, strict=True)):
         first, positions = longest - len(ids), len(ids) + len(own) - 1
-        found.append(np.concatenate((np.zeros((1, width), np.int32), whole[row, first : first + positions])))
-    return found
+        columns.append(np.concatenate((np.zeros((1, width), np.int32), whole[row, first : first + positions])))
+    return columns
 
 
 @op("rollout.generate")
@@ -220,13 +220,13 @@ def generate(
     )
 
     def sampled(microbatch: list[Prompt]) -> list[SampledGroup]:
-        each = [(prompt, number) for prompt in microbatch for number in range(group)]
+        pairs = [(prompt, number) for prompt in microbatch for number in range(group)]
         completions = sampler.sample(
-            [prompt.ids.tolist() for prompt, _ in each],
-            [prompts.ends_of(prompt) for prompt, _ in each],
-            [f"{seed} {prompt.place} {number}" for prompt, number in each],
+            [prompt.ids.tolist() for prompt, _ in pairs],
+            [prompts.ends_of(prompt) for prompt, _ in pairs],
+            [f"{seed} {prompt.place} {number}" for prompt, number in pairs],
         )
-        parts = (completions[first : first + group] for first in range(0, len(each), group))
+        parts = (completions[first : first + group] for first in range(0, len(pairs), group))
         return [SampledGroup(prompt, part) for prompt, part in zip(microbatch, parts, strict=True)]
 
     def of_step(step: Step) -> list[list[SampledGroup]]:
@@ -241,13 +241,15 @@ def generate(
             made: dict[int, Groups] = {}
             for number in range(step.index, min((step.index // period + 1) * period, feed.steps)):
                 # In later updates of a period the prompts repeat those of `steps` steps earlier.
-                made[number] = made.get(number - steps) or [sampled(each) for each in prompts.of_step(number)]
+                made[number] = made.get(number - steps) or [
+                    sampled(microbatch) for microbatch in prompts.of_step(number)
+                ]
                 kept_completions.keep(number, made[number])
-        found = kept_completions.of(step.index)
-        assert found is not None
-        return found
+        groups = kept_completions.of(step.index)
+        assert groups is not None
+        return groups
 
-    def run(step: Step) -> None:
+    def sample_completions(step: Step) -> None:
         begin = time.perf_counter()
         model.train(False)
         try:
@@ -262,11 +264,11 @@ def generate(
             model.train()
         if show is not None and step.index % show == 0:
             first, seconds = step.groups[0][0], time.perf_counter() - begin
-            samples = [GeneratedText(first.prompt.text, each.text) for each in first.completions]
+            samples = [GeneratedText(first.prompt.text, completion.text) for completion in first.completions]
             event = GenerateEvent(step=step.index, node=node_id, weights="trained", samples=samples, seconds=seconds)
             records.event(event)
 
-    return run
+    return sample_completions
 
 
 @op("rollout.advantages")
@@ -281,12 +283,12 @@ def advantages(
     sampled = plan.node("rollout.generate").args
     leaves_out = "top_k" in sampled or sampled["top_p"] < 1
 
-    def run(step: Step) -> None:
+    def set_advantages(step: Step) -> None:
         for microbatch in step.groups:
             for group in microbatch:
                 group.advantages = advantages_of(group.rewards, scale)
         rows = ([group.row(mask_truncated=mask_truncated) for group in microbatch] for microbatch in step.groups)
-        step.microbatches = [feed.collate(each) for each in rows]
+        step.microbatches = [feed.collate(microbatch) for microbatch in rows]
         sums = torch.tensor(summed(step.groups) if counts else [0.0] * 8, dtype=torch.float64, device=rank.device)
         if rank.world_size > 1:
             dist.all_reduce(sums)
@@ -300,18 +302,21 @@ def advantages(
             **({"rollout/left_out": left_out / tokens} if leaves_out else {}),
         }
 
-    return run
+    return set_advantages
 
 
 def summed(microbatches: list[list[SampledGroup]]) -> list[float]:
     """Sum completions, groups, rewards and their squares, groups of equal rewards, tokens, cut completions, and the
     left-out probability over tokens."""
     groups = [group for microbatch in microbatches for group in microbatch]
-    completions = [each for group in groups for each in group.completions]
+    completions = [completion for group in groups for completion in group.completions]
     rewards = np.concatenate([group.rewards for group in groups])
     silent = sum(bool((group.rewards == group.rewards[0]).all()) for group in groups)
-    tokens, cut = sum(len(each.tokens) for each in completions), sum(each.cut for each in completions)
-    left_out = sum(each.left_out for each in completions)
+    tokens, cut = (
+        sum(len(completion.tokens) for completion in completions),
+        sum(completion.cut for completion in completions),
+    )
+    left_out = sum(completion.left_out for completion in completions)
     numbers = (len(completions), len(groups), rewards.sum(), np.square(rewards).sum(), silent, tokens, cut, left_out)
     return [float(number) for number in numbers]
 
@@ -333,7 +338,7 @@ def compare(rank: Rank, model: ModelParts, replay_routing: bool = False) -> Step
         replayed, other = counts.tolist()
         return other / replayed
 
-    def run(step: Step) -> None:
+    def compare_logprobs(step: Step) -> None:
         step.metrics |= {"rollout/routing_differs": differing()} if replay_routing else {}
         if not step.sampled:  # the weights have changed since
             return
@@ -350,7 +355,7 @@ def compare(rank: Rank, model: ModelParts, replay_routing: bool = False) -> Step
         gap = total.item() / step.valid_tokens
         step.metrics |= {"rollout/logprob_gap": gap, "rollout/logprob_gap_max": largest.item()}
 
-    return run
+    return compare_logprobs
 
 
 def gaps(batches: list[ModelBatch]) -> Iterator[torch.Tensor]:

@@ -41,23 +41,23 @@ Score = Callable[[SampledGroup], Sequence[float]]
 
 def by_text(reward: Callable[[Prompt, str], float]) -> Score:
     """Return a score that depends on a prompt and the text of a completion."""
-    return lambda group: [reward(group.prompt, each.text) for each in group.completions]
+    return lambda group: [reward(group.prompt, completion.text) for completion in group.completions]
 
 
 def scoring(score: Score, row_ranks: RowRanks) -> StepCall:
     """Score each group on one of the ranks with the same rows, and share the rewards."""
 
-    def run(step: Step) -> None:
+    def score_groups(step: Step) -> None:
         groups = [group for microbatch in step.groups for group in microbatch]
         count = sum(len(group.completions) for group in groups)
-        found = [reward for group in groups for reward in score(group)] if row_ranks.is_first else [0.0] * count
-        rewards = row_ranks.share(torch.tensor(found, dtype=torch.float64, device=row_ranks.rank.device)).cpu().numpy()
+        scores = [reward for group in groups for reward in score(group)] if row_ranks.is_first else [0.0] * count
+        rewards = row_ranks.share(torch.tensor(scores, dtype=torch.float64, device=row_ranks.rank.device)).cpu().numpy()
         first = 0
         for group in groups:
             group.rewards = rewards[first : first + len(group.completions)]
             first += len(group.completions)
 
-    return run
+    return score_groups
 
 
 @frozen(eq=False)
@@ -80,8 +80,8 @@ class Scorer:
             self.beat.mark()
         prompt = group.prompt
         head, rest = prompt.ids.tolist(), prompt.rest.tolist()
-        documents = [[*head, *each.tokens, *([] if each.cut else rest)] for each in group.completions]
-        last_G = torch.tensor([len(each) - 1 for each in documents], device=self.device)
+        documents = [[*head, *completion.tokens, *([] if completion.cut else rest)] for completion in group.completions]
+        last_G = torch.tensor([len(document) - 1 for document in documents], device=self.device)
         hidden_GSD = self.model.hidden(batch_of(documents, self.device))
         hidden_GD = hidden_GSD[torch.arange(len(documents), device=self.device), last_G]
         exact = torch.float64 if hidden_GD.dtype == torch.float64 else torch.float32
@@ -94,11 +94,11 @@ def batch_of(documents: list[list[int]], device: torch.device) -> ModelBatch:
     longest = max(map(len, documents))
     ids_GS = torch.zeros(len(documents), longest, dtype=torch.int64)
     bounds = [0]
-    for row, each in enumerate(documents):
-        ids_GS[row, : len(each)] = torch.tensor(each)
-        bounds += [] if len(each) == longest else [row * longest + len(each)]
+    for row, document in enumerate(documents):
+        ids_GS[row, : len(document)] = torch.tensor(document)
+        bounds += [] if len(document) == longest else [row * longest + len(document)]
         bounds.append((row + 1) * longest)
-    lengths = torch.tensor([[len(each)] for each in documents])
+    lengths = torch.tensor([[len(document)] for document in documents])
     positions_GS = torch.arange(longest).expand(len(documents), longest)
     return ModelBatch(
         input_ids_BS=ids_GS.to(device),
@@ -211,10 +211,10 @@ def keep_reference(
         prepared = {**prepared, dataset: evolve(prepared[dataset], reference=known)}
     resources["prepared"] = prepared
     off = reference == ADAPTER_OFF
-    adapted = {each.name for each in plan.parameters.tensors if each.adapter}
+    adapted = {tensor.name for tensor in plan.parameters.tensors if tensor.adapter}
     weights = ReferenceWeights(plan=plan, model=model, rank=rank, records=records, beat=beat, resources=resources)
     with weights.in_place(reference, "", None):
-        frozen_ones = {name for name, each in model.named_parameters() if not each.requires_grad}
+        frozen_ones = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         kept = {
             name: local(value).clone()
             for name, value in model_tensors(model, "").items()
@@ -230,7 +230,7 @@ def refer(
     """Add the reference's log-probabilities to the microbatches of a step."""
 
     @torch.no_grad()
-    def run(step: Step) -> None:
+    def add_reference_logprobs(step: Step) -> None:
         def batches() -> Iterator[ModelBatch]:
             for microbatch in step.microbatches:
                 batch = ModelBatch.of(microbatch, rank.device)
@@ -241,13 +241,13 @@ def refer(
         model.train(False)
         try:
             with kept_reference.in_place():
-                found = [batch.losses_BS for batch in forwarded(model, pipeline, batches())]
+                losses = [batch.losses_BS for batch in forwarded(model, pipeline, batches())]
         finally:
             model.train()
-        for number, losses_BS in enumerate(found):
+        for number, losses_BS in enumerate(losses):
             if losses_BS is not None:  # otherwise another stage has them
                 microbatch = step.microbatches[number]
                 columns = {**microbatch.columns, REF: losses_BS.neg()}
                 step.microbatches[number] = evolve(microbatch, columns=columns)
 
-    return run
+    return add_reference_logprobs

@@ -78,7 +78,7 @@ class TeacherModel:
         with torch.no_grad():
             files = planned_files(**own.node("setup.read_weights").args)
             with WeightReader(files, assign(own.architecture, files), lambda done: None) as reader:
-                reader.read([each for each in model_tensors(model, "").items() if reader.has(each[0])])
+                reader.read([pair for pair in model_tensors(model, "").items() if reader.has(pair[0])])
         model.train(False)
         return cls(own, model.whole, rank, plan.node("setup.loader").args["micro"])
 
@@ -205,10 +205,10 @@ def _cut(plan: Plan, rank: Rank) -> ModelParts:
     resources: dict[str, Any] = {"plan": plan, "rank": rank}
     for node in plan.nodes:
         if node.op in ("setup.mesh", "setup.build_model", "setup.weights") or node.op.startswith("setup.parallel."):
-            found = op_of(node)
-            result = found.bind(node, resources)()
-            if found.gives:
-                resources[found.gives] = result
+            operation = op_of(node)
+            result = operation.bind(node, resources)()
+            if operation.gives:
+                resources[operation.gives] = result
     model: ModelParts = resources["model"]
     if isinstance(model.whole, FSDPModule):
         register_fsdp_forward_method(model.whole, "hidden")
@@ -223,8 +223,8 @@ def largest(logits_TV: Tensor, top: int) -> tuple[Tensor, Tensor]:
     # Summed without these tokens: a difference of sums would leave only rounding errors.
     rest_T = logits_TV.scatter_(1, ids_TK, -torch.inf).logsumexp(-1)
     tiny = torch.finfo(logits_TV.dtype).tiny
-    found = torch.cat((values_TK, rest_T[:, None]), 1) - lse_T[:, None]
-    return ids_TK, found.clamp_(min=float(np.log(tiny)))
+    logprobs = torch.cat((values_TK, rest_T[:, None]), 1) - lse_T[:, None]
+    return ids_TK, logprobs.clamp_(min=float(np.log(tiny)))
 
 
 LINE_SECONDS: Final = 10.0
@@ -245,7 +245,7 @@ class Lesson:
     def of(cls, plan: Plan, name: str, store: TokenStore) -> "Lesson":
         """Describe a dataset's predictions. Raises DataError if the teacher's files cannot be read."""
         node, cache = plan.node(f"setup.teacher.{name}"), cache_of(plan) / TEACHERS
-        given = {each: node.args[each] for each in ("top", "temperature", "precision", "sequence")}
+        given = {argument: node.args[argument] for argument in ("top", "temperature", "precision", "sequence")}
         return cls(plan, name, store, cache, TaughtKey.of(store, Path(node.args["folder"]), cache, **given))
 
     @property

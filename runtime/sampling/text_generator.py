@@ -88,7 +88,7 @@ class Prompts:
     @classmethod
     def of(cls, ids: Sequence[Sequence[int]], length: int, device: torch.device) -> "Prompts":
         longest = max(map(len, ids))
-        missing_B = torch.tensor([longest - len(each) for each in ids], device=device)
+        missing_B = torch.tensor([longest - len(prompt_ids) for prompt_ids in ids], device=device)
         positions_BL = torch.arange(length, device=device) - missing_B[:, None]
         seen = (positions_BL >= 0)[:, None, None] if missing_B.any() else None
         return cls(KeyValueCache(length, seen_B11L=seen), ids, positions_BL.clamp_(min=0))
@@ -108,12 +108,12 @@ def prompt_batch(ids: Sequence[Sequence[int]], cache: LayerCache, device: torch.
     rows, longest = len(ids), max(map(len, ids))
     tokens_BS = torch.zeros(rows, longest, dtype=torch.int64)
     bounds = [0]
-    for row, each in enumerate(ids):
-        tokens_BS[row, longest - len(each) :] = torch.tensor(each)
-        bounds += [] if len(each) == longest else [row * longest + longest - len(each)]
+    for row, prompt_ids in enumerate(ids):
+        tokens_BS[row, longest - len(prompt_ids) :] = torch.tensor(prompt_ids)
+        bounds += [] if len(prompt_ids) == longest else [row * longest + longest - len(prompt_ids)]
         bounds.append((row + 1) * longest)
     layout = DocumentLayout.from_lengths(torch.tensor(bounds, dtype=torch.int32), rows, longest, device)
-    missing_B1 = torch.tensor([[longest - len(each)] for each in ids], device=device)
+    missing_B1 = torch.tensor([[longest - len(prompt_ids)] for prompt_ids in ids], device=device)
     places_S = torch.arange(longest, device=device)
     return ModelBatch(
         input_ids_BS=tokens_BS.to(device),

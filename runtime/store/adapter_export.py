@@ -133,11 +133,13 @@ class AdapterExport:
         problems: list[str] = []
         if (module := taken_for_experts(arch, trained)) is not None:
             problems.append(f"may leave out {module} and others that are called as matrices of experts")
-        if (stack := next((each.adapter for each in trained if is_expert_magnitude(each)), None)) is not None:
+        if (
+            stack := next((parameter.adapter for parameter in trained if is_expert_magnitude(parameter)), None)
+        ) is not None:
             problems.append(f"has no magnitudes of {stack}, and reads no such adapter")
         remarks = tuple(
-            f"PEFT with transformers 5 {each}; `xtrain merge` writes a model with all of the adapter"
-            for each in problems
+            f"PEFT with transformers 5 {problem}; `xtrain merge` writes a model with all of the adapter"
+            for problem in problems
         )
         return Exported(folder=to, tensors=len(file.tensors), files=1, formats=formats, remarks=remarks)
 
@@ -169,7 +171,10 @@ class AdapterExport:
             if name not in made:
                 return stored(name)
             start, matrix, other = made[name]
-            beside = {each.removeprefix(start): stored(each) for each in self._beside(f"{start}{matrix.name}")}
+            beside = {
+                parameter_name.removeprefix(start): stored(parameter_name)
+                for parameter_name in self._beside(f"{start}{matrix.name}")
+            }
             return written(matrix, other, beside)[name.removeprefix(start)]
 
         return read
@@ -208,8 +213,8 @@ class AdapterExport:
         """Read the folder as `adapter { from }` does. Raises ExportFailed."""
         assert arch.adapter is not None
         try:
-            found = read_peft(str(folder), arch.base, arch.adapter.peft_keys)
-            assign_peft(arch, self._trained(arch), found.files)
+            written_adapter = read_peft(str(folder), arch.base, arch.adapter.peft_keys)
+            assign_peft(arch, self._trained(arch), written_adapter.files)
         except (PeftUnreadable, ValueError) as problem:
             raise ExportFailed(f"what was written is not the adapter: {problem}") from problem
 
@@ -309,5 +314,5 @@ def chosen(
 
 def check_sound(tensors: Path) -> None:
     """Read a whole checkpoint and compare its checksums. Raises EnvironmentFault that names a damaged file."""
-    if found := flaws(tensors, content=True):
-        raise EnvironmentFault("X720", f"the checkpoint {tensors} is damaged: {'; '.join(found)}")
+    if damage := flaws(tensors, content=True):
+        raise EnvironmentFault("X720", f"the checkpoint {tensors} is damaged: {'; '.join(damage)}")

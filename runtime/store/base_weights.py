@@ -100,9 +100,9 @@ def piece_of(name: str, tensor: Tensor, report: Callable[[], None] = lambda: Non
         return TensorSum(numbers=0, sum=0)
     rows, columns = _weights(name, tensor, piece.device)
     matrix, total = piece.reshape(-1, piece.shape[-1] if piece.ndim else 1), 0
-    each = max(1, CHUNK // matrix.shape[1])
-    for begin in range(0, matrix.shape[0], each):
-        part, weights = matrix[begin : begin + each], rows[begin : begin + each]
+    chunk_rows = max(1, CHUNK // matrix.shape[1])
+    for begin in range(0, matrix.shape[0], chunk_rows):
+        part, weights = matrix[begin : begin + chunk_rows], rows[begin : begin + chunk_rows]
         for multiplier, bits in zip(_PARTS, _bits(part), strict=False):
             total += multiplier * int((bits.mul_(columns).sum(1) * weights).sum().item())
         report()
@@ -119,12 +119,12 @@ def _bits(part: Tensor) -> list[Tensor]:
     """Return new int64 tensors with the bits of each element; for fp64 of three fp32 values that add up to it."""
     if not part.dtype.is_floating_point:
         return [part.to(torch.int64, copy=True)]
-    found = []
+    bits = []
     for _ in range(3 if part.dtype == torch.float64 else 1):
         rounded = part.to(torch.float32)
-        found.append(rounded.contiguous().view(torch.int32).to(torch.int64))
+        bits.append(rounded.contiguous().view(torch.int32).to(torch.int64))
         part = part - rounded
-    return found
+    return bits
 
 
 def _weights(name: str, tensor: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -153,7 +153,7 @@ def name_base(plan: Plan, model: ModelParts, rank: Rank, beat: HeartbeatWriter, 
     names = sorted(sizes)
     pieces = [piece_of(name, own[name], beat.mark) if name in own else TensorSum(numbers=0, sum=0) for name in names]
     # In halves, so that the sum over ranks fits into int64.
-    counts = torch.tensor([[each.numbers, each.sum >> 32, each.sum & (2**32 - 1)] for each in pieces])
+    counts = torch.tensor([[piece.numbers, piece.sum >> 32, piece.sum & (2**32 - 1)] for piece in pieces])
     group = CollectiveErrors.of(rank).group
     if group is not None:
         dist.all_reduce(counts, group=group)
@@ -199,7 +199,7 @@ class BaseWeights:
         else:
             chosen = args["setup.weights"]
             read = _read_drawn(plan, chosen["seed"], chosen["init_std"], device)
-        specs = {each.name: each for each in plan.parameters.tensors if each.name in names}
+        specs = {tensor.name: tensor for tensor in plan.parameters.tensors if tensor.name in names}
         return cls(specs, args["setup.freeze"]["format"], base_of_plan(plan), read, one_by_one, opened)
 
     def __enter__(self) -> "BaseWeights":
@@ -245,7 +245,11 @@ class BaseWeights:
     def digest(self) -> str:
         """Digest of all base parameters. Raises OSError."""
         return digest_of(
-            {each: piece_of(each, whole).sum for name in self.specs for each, whole in self._stored(name).items()}
+            {
+                part_name: piece_of(part_name, whole).sum
+                for name in self.specs
+                for part_name, whole in self._stored(name).items()
+            }
         )
 
     def _stored(self, name: str, less: Tensor | None = None) -> dict[str, Tensor]:
@@ -321,13 +325,13 @@ def decompose(
             else:
                 read = base.experts(name)
                 stacks = (read(number)[None].to(rank.device, exact) for number in range(spec.shape[0]))
-                each = [decomposed(matrix, stack, format) for stack in stacks]
-                made = {own: torch.cat([one[own] for one in each]) for own in each[0]}
+                initial_values = [decomposed(matrix, stack, format) for stack in stacks]
+                made = {own: torch.cat([one[own] for one in initial_values]) for own in initial_values[0]}
             return {f"{start}{own}": value.cpu() for own, value in made.items()}
 
         for turn in range(0, len(todo), rank.world_size):
-            for found in collective.all(lambda at=turn + rank.rank: values(at)):
-                for name, whole in found.items():
+            for rank_values in collective.all(lambda at=turn + rank.rank: values(at)):
+                for name, whole in rank_values.items():
                     if name in own:
                         fill(own[name], whole.to(rank.device))
             beat.mark()
@@ -346,19 +350,21 @@ def leave_residual(plan: Plan, model: ModelParts, rank: Rank, folder: Path) -> N
     """Do the same for a model whose matrices are still whole and whose adapter holds its initial values. Collective.
     folder: where the run was started. Raises EnvironmentFault or OSError."""
     own, exact = model_tensors(model, ""), _exact(plan)
-    quantised = {found.name: found for found in model.quantised()}
+    quantised = {parameter.name: parameter for parameter in model.quantised()}
     with BaseWeights.of(plan, folder, rank.device) as base:
         for start, matrix in _decomposed(plan):
             if (name := f"{start}{matrix.name}") not in own:  # of another stage
                 continue
-            names = [each.name for each in plan.parameters.tensors if each.begun and each.adapter == name]
-            beside = {each.removeprefix(start): whole_of(own[each], rank.device).to(exact) for each in names}
+            names = [tensor.name for tensor in plan.parameters.tensors if tensor.begun and tensor.adapter == name]
+            beside = {
+                own_name.removeprefix(start): whole_of(own[own_name], rank.device).to(exact) for own_name in names
+            }
             if base.specs[name].expert:
                 _leave_of_experts(matrix, base.experts(name), beside, own[name], quantised.get(name))
                 continue
             part = begun_part(matrix, beside)
-            if (found := quantised.get(name)) is not None:
-                store(found, base.whole(name).to(rank.device, exact) - part)
+            if (quantised_parameter := quantised.get(name)) is not None:
+                store(quantised_parameter, base.whole(name).to(rank.device, exact) - part)
                 continue
             piece = torch.empty_like(own[name], dtype=exact)
             fill(piece, part)
@@ -370,20 +376,20 @@ def _leave_of_experts(
     read: Callable[[int], Tensor],
     beside: Mapping[str, Tensor],
     parameter: Tensor,
-    found: QuantisedParameter | None,
+    quantised_parameter: QuantisedParameter | None,
 ) -> None:
     """Do the same for a stack of experts, one at a time. read: reads the matrix of one expert."""
 
     def part_of(expert: int) -> Tensor:
-        return begun_part(matrix, {name: each[expert : expert + 1] for name, each in beside.items()})[0]
+        return begun_part(matrix, {name: tensor[expert : expert + 1] for name, tensor in beside.items()})[0]
 
-    if found is not None:
+    if quantised_parameter is not None:
 
         def rest(expert: int) -> Tensor:
             part = part_of(expert)
             return read(expert).to(part) - part
 
-        store_experts(found, rest, every=True)
+        store_experts(quantised_parameter, rest, every=True)
         return
     piece, experts = local(parameter), own_indices(parameter, 0).tolist()
     cut = torch.meshgrid(*(own_indices(parameter, dim).to(piece.device) for dim in (1, 2)), indexing="ij")
@@ -413,10 +419,10 @@ def _decomposed(plan: Plan) -> Iterator[tuple[str, AdaptedMatrix]]:
 
 
 def _as_planned(plan: Plan, matrices: int) -> list[tuple[str, AdaptedMatrix]]:
-    found = list(_decomposed(plan))
-    if len(found) != matrices:
-        raise PlanMismatch(f"an adapter begins with a part of {len(found)} matrices, and the node says {matrices}")
-    return found
+    planned = list(_decomposed(plan))
+    if len(planned) != matrices:
+        raise PlanMismatch(f"an adapter begins with a part of {len(planned)} matrices, and the node says {matrices}")
+    return planned
 
 
 def _exact(plan: Plan) -> torch.dtype:

@@ -253,7 +253,7 @@ def find_named(directory: Path, name: str) -> CheckpointEntry:
         if own is None:
             named = [pointer for pointer in POINTERS if folder.named(pointer)]
             ended = [entry.state().get("epoch_ended") for entry in folder.entries()]
-            known = [*named, *(f"epoch-{each}" for each in ended if each is not None)]
+            known = [*named, *(f"epoch-{epoch}" for epoch in ended if epoch is not None)]
             known += [entry.name for entry in (*folder.published(), *folder.models())]
             there = f"there are {', '.join(known)}" if known else "the run has no checkpoint yet"
             raise EnvironmentFault("X720", f"{directory} has no checkpoint {name}; {there}")
@@ -310,10 +310,10 @@ def check_base(entry: CheckpointEntry, base: str | None) -> None:
         )
 
 
-def _refuse(entry: CheckpointEntry, found: list[CheckpointMismatch]) -> None:
-    if found:
-        more = f"; and {len(found) - MOST} more differences" if len(found) > MOST else ""
-        raise ResumeRefused(f"{entry.path} does not fit: {'; '.join(map(str, found[:MOST]))}{more}")
+def _refuse(entry: CheckpointEntry, differences: list[CheckpointMismatch]) -> None:
+    if differences:
+        more = f"; and {len(differences) - MOST} more differences" if len(differences) > MOST else ""
+        raise ResumeRefused(f"{entry.path} does not fit: {'; '.join(map(str, differences[:MOST]))}{more}")
 
 
 def check_folder(plan: Plan) -> None:
@@ -338,12 +338,12 @@ def planned_files(digest: str, folder: str = "", repo: str = "", revision: str =
     """Return the weight files of a folder, or of a snapshot in the cache of huggingface_hub. Raises OSError if they
     have changed since planning."""
     try:
-        found = folder or find_snapshot(repo, revision)[0]
-        files = read_weight_files(found)
+        place = folder or find_snapshot(repo, revision)[0]
+        files = read_weight_files(place)
     except (SnapshotMissing, WeightsUnreadable) as problem:
         raise OSError(f"{problem}; {problem.hint}") from problem
     if files.digest != digest:
-        raise OSError(f"{found} has other files, or another config.json, than when the plan was made; plan again")
+        raise OSError(f"{place} has other files, or another config.json, than when the plan was made; plan again")
     return files
 
 
@@ -361,9 +361,9 @@ def planned_adapter(plan: Plan, folder: str, digest: str, task: str = "") -> Pef
     adapter = (alone(plan.architecture, task) if task else plan.architecture).adapter
     assert adapter is not None
     try:
-        found = read_peft(folder, plan.architecture.base, adapter.peft_keys)
+        adapter_folder = read_peft(folder, plan.architecture.base, adapter.peft_keys)
     except PeftUnreadable as problem:
         raise OSError(f"{problem}; {problem.hint}") from problem
-    if found.digest != digest:
+    if adapter_folder.digest != digest:
         raise OSError(f"{folder} has another adapter than when the plan was made; plan again")
-    return found
+    return adapter_folder

@@ -36,7 +36,7 @@ def file_checksums(paths: Iterable[Path], threads: int | None = None) -> dict[st
     spans = {path: range(0, max(path.stat().st_size, 1), PIECE_BYTES) for path in paths}
     with ThreadPoolExecutor(threads or share_of_cores()) as pool:
         pieces = {path: [pool.submit(_piece, path, start) for start in starts] for path, starts in spans.items()}
-        return {path.name: _join(piece.result() for piece in each) for path, each in pieces.items()}
+        return {path.name: _join(piece.result() for piece in futures) for path, futures in pieces.items()}
 
 
 def share_of_cores() -> int:
@@ -131,11 +131,11 @@ def write_late_metrics(folder: Path, metrics: dict[str, float]) -> None:
 def read_late_metrics(folder: Path) -> dict[str, float]:
     """Return metric → value; empty if nothing was measured after the save, or if the file cannot be read."""
     try:
-        found = read_json(folder / LATE_METRICS)
+        metrics = read_json(folder / LATE_METRICS)
     except (OSError, ValueError):
         return {}
-    numbers = isinstance(found, dict) and all(isinstance(value, int | float) for value in found.values())
-    return found if numbers else {}
+    numbers = isinstance(metrics, dict) and all(isinstance(value, int | float) for value in metrics.values())
+    return metrics if numbers else {}
 
 
 def flaws(folder: Path, *, content: bool = False, part: tuple[int, int] = (0, 1)) -> list[str]:
@@ -157,9 +157,9 @@ def flaws(folder: Path, *, content: bool = False, part: tuple[int, int] = (0, 1)
         return [f"{STATE} names neither {METADATA} nor {TENSORS}"]
     if strange := next((name for name in files if Path(name).name != name), None):
         return [f"{STATE} names {strange!r}, which is no file of the checkpoint"]
-    found = [flaw for name, (size, _) in files.items() if (flaw := _size_flaw(folder / name, size))]
-    if found or not content:
-        return found
+    size_flaws = [flaw for name, (size, _) in files.items() if (flaw := _size_flaw(folder / name, size))]
+    if size_flaws or not content:
+        return size_flaws
     # Dealt by size, so that no process gets all the large files.
     names = sorted(files, key=lambda name: (files[name][0], name))[part[0] :: part[1]]
     known = [name for name in names if files[name][1]]  # the first format had no checksums
@@ -182,12 +182,12 @@ def _recorded(record: Any) -> tuple[int, str]:
 
 def _size_flaw(file: Path, size: int) -> str:
     try:
-        mode, found = file.stat().st_mode, file.stat().st_size
+        mode, actual_size = file.stat().st_mode, file.stat().st_size
     except OSError:
         return f"{file.name} is missing"
     if not stat.S_ISREG(mode):
         return f"{file.name} is not a regular file"
-    return "" if found == size else f"{file.name} has {found:,} of {size:,} bytes"
+    return "" if actual_size == size else f"{file.name} has {actual_size:,} of {size:,} bytes"
 
 
 def _seal(content: dict[str, Any]) -> str:
@@ -263,8 +263,8 @@ class CheckpointFolder:
 
     def pointed(self, pointer: Pointer) -> CheckpointEntry | None:
         """Return a pointer's target if all its files have their sizes."""
-        found = entry_of(self.root / self.named(pointer))
-        return found if found is not None and not found.flaws() else None
+        entry = entry_of(self.root / self.named(pointer))
+        return entry if entry is not None and not entry.flaws() else None
 
     def at_epoch(self, number: int) -> CheckpointEntry | None:
         """Return the newest full checkpoint taken at the end of this epoch (counted from 1)."""
@@ -304,13 +304,13 @@ class CheckpointFolder:
     def best_of(self, metric: str, *, highest: bool, besides: str) -> CheckpointEntry | None:
         """Return the full checkpoint, other than `besides`, with the least value of a metric (the greatest if
         `highest`); the oldest of equals."""
-        found = [(value, entry) for entry in self.entries() if entry.name != besides
+        measured = [(value, entry) for entry in self.entries() if entry.name != besides
                  if (value := entry.state().get("metrics", {}).get(metric)) is not None]  # fmt: skip
-        return min(found, key=lambda each: -each[0] if highest else each[0])[1] if found else None
+        return min(measured, key=lambda pair: -pair[0] if highest else pair[0])[1] if measured else None
 
     def _named(self, pattern: re.Pattern[str]) -> list[CheckpointEntry]:
-        found = [(path, pattern.fullmatch(path.name)) for path in self._paths()]
-        return sorted((CheckpointEntry(path, int(m[1])) for path, m in found if m), key=lambda entry: entry.step)
+        matches = [(path, pattern.fullmatch(path.name)) for path in self._paths()]
+        return sorted((CheckpointEntry(path, int(m[1])) for path, m in matches if m), key=lambda entry: entry.step)
 
     def _paths(self) -> list[Path]:
         return list(self.root.iterdir()) if self.root.is_dir() else []

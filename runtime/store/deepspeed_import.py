@@ -76,33 +76,34 @@ class ZeroFiles:
         _check_layout(folder, models)
         states = [_load(path, trust=trust) for path in models]
         optimizers = [_load(path, trust=trust) for path in sorted(folder.glob("*_optim_states.pt"), key=_rank_of)]
-        found = [each["optimizer_state_dict"] for each in optimizers]
-        if not found or "zero_stage" not in found[0]:
+        zero_states = [optimizer["optimizer_state_dict"] for optimizer in optimizers]
+        if not zero_states or "zero_stage" not in zero_states[0]:
             module = _weights(states[0]["module"])
             return cls(folder, 0, 1, _shapes(module), module, [], [], {})
-        stage, count = int(found[0]["zero_stage"]), found[0]["partition_count"]
+        stage, count = int(zero_states[0]["zero_stage"]), zero_states[0]["partition_count"]
         ranks = max(count) if isinstance(count, list) else int(count)
-        if len(found) != ranks or (stage == 3 and len(states) != ranks):
-            missing = f"of the files of {ranks} ranks there are {len(found)}"
+        if len(zero_states) != ranks or (stage == 3 and len(states) != ranks):
+            missing = f"of the files of {ranks} ranks there are {len(zero_states)}"
             raise ExportFailed(f"{folder} is not whole: {missing}; it must hold those of all machines")
-        return cls._of_pieces(folder, stage, ranks, states, found)
+        return cls._of_pieces(folder, stage, ranks, states, zero_states)
 
     @classmethod
     def _of_pieces(
-        cls, folder: Path, stage: int, ranks: int, states: list[dict[str, Any]], found: list[dict[str, Any]]
+        cls, folder: Path, stage: int, ranks: int, states: list[dict[str, Any]], zero_states: list[dict[str, Any]]
     ) -> "ZeroFiles":
         first = states[0]
         trained = [{name: tuple(shape) for name, shape in group.items()} for group in first["param_shapes"]]
         frozen = {name: tuple(shape) for name, shape in (first.get("frozen_param_shapes") or {}).items()}
         buffers = _weights({name: first["module"][name] for name in first["buffer_names"] if name in first["module"]})
         key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
-        paddings = found[0].get("param_alignment_paddings")
-        spans = _spans_of_three(trained, found[0][key], ranks) if stage == 3 else _spans_of(trained, paddings)
+        paddings = zero_states[0].get("param_alignment_paddings")
+        spans = _spans_of_three(trained, zero_states[0][key], ranks) if stage == 3 else _spans_of(trained, paddings)
         shapes = {_plain(name): shape for group in (*trained, frozen) for name, shape in group.items()}
         fragments = [
-            {_plain(name): each for name, each in (s.get("frozen_param_fragments") or {}).items()} for s in states
+            {_plain(name): fragment for name, fragment in (s.get("frozen_param_fragments") or {}).items()}
+            for s in states
         ]
-        pieces = [each[key] for each in found]
+        pieces = [zero_state[key] for zero_state in zero_states]
         return cls(folder, stage, ranks, shapes | _shapes(buffers), buffers, fragments, pieces, spans)
 
     def whole(self, name: str) -> Tensor:
@@ -111,7 +112,7 @@ class ZeroFiles:
         if name in self._whole:
             return self._whole[name]
         if name not in self._spans:  # frozen: whole, or in stage 3 a part on each rank
-            fragments = [each[name].flatten() for each in (self._fragments if self.stage == 3 else self._fragments[:1])]
+            fragments = [own[name].flatten() for own in (self._fragments if self.stage == 3 else self._fragments[:1])]
             return torch.cat(fragments)[: prod(shape)].view(shape)
         return torch.cat([*self._parts(self._spans[name], prod(shape))])[: prod(shape)].view(shape)
 
@@ -179,15 +180,15 @@ def _plain(name: str) -> str:
 
 def _weights(module: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the floating-point tensors; of tensors that share memory only the first."""
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     seen: set[tuple[int, tuple[int, ...]]] = set()
     for name, value in module.items():
         if isinstance(value, Tensor) and value.is_floating_point():
             place = value.data_ptr(), tuple(value.shape)
             if not value.numel() or place not in seen:
-                found[_plain(name)] = value
+                weights[_plain(name)] = value
             seen.add(place)
-    return found
+    return weights
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -196,38 +197,38 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 def _spans_of(groups: list[dict[str, tuple[int, ...]]], paddings: Any) -> dict[str, _Span]:
     """Return the spans of stages 1 and 2: a group's parameters lie in a row, possibly padded."""
-    found: dict[str, _Span] = {}
+    spans: dict[str, _Span] = {}
     for number, group in enumerate(groups):
         begin = 0
         for place, (name, shape) in enumerate(group.items()):
-            found[_plain(name)] = _Span(number, begin, prod(shape))
+            spans[_plain(name)] = _Span(number, begin, prod(shape))
             begin += prod(shape) + (int(paddings[number][place]) if paddings is not None else 0)
-    return found
+    return spans
 
 
 def _spans_of_three(groups: list[dict[str, tuple[int, ...]]], pieces: list[Tensor], ranks: int) -> dict[str, _Span]:
     """Return the spans of stage 3: each rank has an equal part of every parameter, in a row."""
-    found: dict[str, _Span] = {}
+    spans: dict[str, _Span] = {}
     begin = 0
     for group in groups:
         for name, shape in group.items():
-            each = ceil(prod(shape) / ranks)
-            found[_plain(name)] = _Span(0, begin, each)
-            begin += each
-    return found
+            part_size = ceil(prod(shape) / ranks)
+            spans[_plain(name)] = _Span(0, begin, part_size)
+            begin += part_size
+    return spans
 
 
 def _across(groups: list[Tensor], begin: int, count: int) -> Tensor:
     """Return `count` numbers from `begin` of the concatenated tensors."""
-    found: list[Tensor] = []
-    for each in groups:
-        if count > 0 and begin < each.numel():
-            found.append(each[begin : begin + count])
-            count -= found[-1].numel()
+    parts: list[Tensor] = []
+    for tensor in groups:
+        if count > 0 and begin < tensor.numel():
+            parts.append(tensor[begin : begin + count])
+            count -= parts[-1].numel()
             begin = 0
         else:
-            begin = begin - each.numel() if count > 0 else begin
-    return torch.cat(found) if found else torch.empty(0)
+            begin = begin - tensor.numel() if count > 0 else begin
+    return torch.cat(parts) if parts else torch.empty(0)
 
 
 # Patterns of a model folder's weight files; all other files are copied.
@@ -241,7 +242,7 @@ def convert(files: ZeroFiles, like: Path | None, to: Path, dtype: str | None, mo
     with exporting(to):
         written = in_files(_tensors(files, dtype), most)
         formats = formats_of(written)
-        beside = {each.name: each.read_bytes() for each in _beside(like)}
+        beside = {path.name: path.read_bytes() for path in _beside(like)}
         check_room(to, sum(formats.values()) + sum(map(len, beside.values())) + SMALL_BYTES)
         with new_folder(to) as folder:
             for name, content in beside.items():
@@ -250,7 +251,7 @@ def convert(files: ZeroFiles, like: Path | None, to: Path, dtype: str | None, mo
             writer.write()
             writer.verify()
         remarks = tuple(_remarks(files, like))
-    count = sum(len(each.tensors) for each in written)
+    count = sum(len(file.tensors) for file in written)
     return Exported(folder=to, tensors=count, files=len(written), formats=formats, remarks=remarks)
 
 
@@ -265,7 +266,7 @@ def _tensors(files: ZeroFiles, dtype: str | None) -> Iterator[WrittenTensor]:
 def _beside(like: Path | None) -> list[Path]:
     if like is None:
         return []
-    return [each for each in sorted(like.iterdir()) if each.is_file() and not any(map(each.match, WEIGHTS))]
+    return [path for path in sorted(like.iterdir()) if path.is_file() and not any(map(path.match, WEIGHTS))]
 
 
 def _remarks(files: ZeroFiles, like: Path | None) -> Iterator[str]:

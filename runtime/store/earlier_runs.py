@@ -58,10 +58,10 @@ def find_changes(
     texts = [*_of_code(before, code)]
     if before.plan is None:
         return ChangedSinceStart(texts=tuple(texts), found=None)
-    found = resumable(before.plan, plan, step, past)
+    verdict = resumable(before.plan, plan, step, past)
     if before.plan.id != plan.id:
-        texts += _of_plan(before.plan, plan, found)
-    return ChangedSinceStart(texts=_short(texts), found=found)
+        texts += _of_plan(before.plan, plan, verdict)
+    return ChangedSinceStart(texts=_short(texts), found=verdict)
 
 
 def _of_code(before: Before, code: CodeVersion | CodeUnread | None) -> list[str]:
@@ -81,9 +81,9 @@ def _of_code(before: Before, code: CodeVersion | CodeUnread | None) -> list[str]
     return texts
 
 
-def _of_plan(before: Plan, plan: Plan, found: Verdict) -> list[str]:
+def _of_plan(before: Plan, plan: Plan, verdict: Verdict) -> list[str]:
     # The budget's remaining steps, counted from the checkpoint, say more than a run's total steps.
-    left = next((f"steps {reason.text}" for reason in found.reasons if reason.path == BUDGET), None)
+    left = next((f"steps {reason.text}" for reason in verdict.reasons if reason.path == BUDGET), None)
     texts = [
         left
         if change.path == "steps" and left
@@ -199,20 +199,20 @@ def _beside(directory: Path) -> Iterator[tuple[CheckpointEntry, dict[str, Any], 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = read_json(path)
+        content = read_json(path)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def meaning(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return the experiment's identity with every path made absolute and links resolved. folder: base of relative
     paths."""
-    found = {**config, "tokenizer": _tokenizer(config["tokenizer"], folder)}
-    found["datasets"] = {name: _dataset(dataset, folder) for name, dataset in config["datasets"].items()}
+    resolved = {**config, "tokenizer": _tokenizer(config["tokenizer"], folder)}
+    resolved["datasets"] = {name: _dataset(dataset, folder) for name, dataset in config["datasets"].items()}
     if "checkpoint" in config:
-        found["checkpoint"] = {name: _place(path, folder) for name, path in config["checkpoint"].items()}
-    return found
+        resolved["checkpoint"] = {name: _place(path, folder) for name, path in config["checkpoint"].items()}
+    return resolved
 
 
 def _tokenizer(source: str, folder: Path) -> str:
@@ -220,17 +220,17 @@ def _tokenizer(source: str, folder: Path) -> str:
 
 
 def _dataset(dataset: dict[str, Any], folder: Path) -> dict[str, Any]:
-    found = {**dataset, "source": _source(dataset["source"], folder)}
+    resolved = {**dataset, "source": _source(dataset["source"], folder)}
     if isinstance(dataset["text"], dict) and "template" in dataset["text"]:
-        found["text"] = {**dataset["text"], "template": _place(dataset["text"]["template"], folder)}
-    return found
+        resolved["text"] = {**dataset["text"], "template": _place(dataset["text"]["template"], folder)}
+    return resolved
 
 
 def _source(source: Any, folder: Path) -> Any:
     if not isinstance(source, list):
         return source
     name, given = source[0], source[1]
-    kind = next((each for each in SOURCES.values() if each.__name__ == name), None)
+    kind = next((source_class for source_class in SOURCES.values() if source_class.__name__ == name), None)
     return source if kind is None else [name, kind.placed(given, lambda path: _place(path, folder))]
 
 
@@ -239,11 +239,11 @@ def _place(path: str, folder: Path) -> str:
 
 
 def _newest(directory: Path) -> list[Path]:
-    found = []
+    plans = []
     for plan in directory.parent.glob("*/plan.json"):
         if plan.parent != directory and "~" not in plan.parent.name:
             try:
-                found.append((plan.stat().st_mtime, plan.parent))
+                plans.append((plan.stat().st_mtime, plan.parent))
             except OSError:
                 continue  # it has just been removed
-    return [other for _, other in sorted(found, reverse=True)[:MOST_OTHER_RUNS]]
+    return [other for _, other in sorted(plans, reverse=True)[:MOST_OTHER_RUNS]]

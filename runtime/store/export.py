@@ -127,7 +127,7 @@ class Export:
             self._verify_weights(folder)
             merged = self.merging.matrices if self.merging is not None else []
             if merged:
-                durable.write(folder / MERGED, _text({each.name: asdict(each) for each in merged}))
+                durable.write(folder / MERGED, _text({matrix.name: asdict(matrix) for matrix in merged}))
         tensors = sum(len(file.tensors) for file in files)
         remarks: tuple[str, ...] = ()
         if origin is not None and not (origin / CONFIG).is_file():
@@ -174,7 +174,7 @@ class Export:
         from; else that of the run's parameters."""
         if self.dtype is not None or origin is None:
             one = FORMATS[self.dtype or self.plan.node("setup.build_model").args["params"]]
-            beside = {each.name for each in buffers(self.plan.architecture)}  # fp32 whatever the model's format
+            beside = {buffer.name for buffer in buffers(self.plan.architecture)}  # fp32 whatever the model's format
             return lambda parameter, number: FORMATS["fp32"] if parameter.name in beside else one
         try:
             files: WeightFiles = read_weight_files(str(origin))
@@ -185,8 +185,8 @@ class Export:
 
         def format_of(parameter: ParameterSpec, number: int) -> str:
             # Stacked experts share one tensor's format. A newly drawn reward head takes the format of the embedding.
-            found = parts.get(parameter.name, parts[EMBEDDING_WEIGHT])
-            return files.tensors[found[number if len(found) > 1 else 0].name].format
+            stored_parts = parts.get(parameter.name, parts[EMBEDDING_WEIGHT])
+            return files.tensors[stored_parts[number if len(stored_parts) > 1 else 0].name].format
 
         return format_of
 
@@ -257,8 +257,10 @@ def configs(arch: Architecture, origin: Path | None, values: ConfigValues, ends:
         config = new_config(arch, values)
     if arch.head == "reward":
         return {CONFIG: _text(config)}
-    found = with_tokens(generation if generation is not None else {"_from_model_config": True}, values.begin, ends)
-    return {CONFIG: _text(config), GENERATION: _text(found)}
+    generation_config = with_tokens(
+        generation if generation is not None else {"_from_model_config": True}, values.begin, ends
+    )
+    return {CONFIG: _text(config), GENERATION: _text(generation_config)}
 
 
 def _modules(arch: Architecture, folder: Path | None) -> int:
@@ -289,10 +291,10 @@ def check_exportable(plan: Plan, *, dequantise: bool, merges: bool = False) -> N
 
 def formats_of(files: tuple[WrittenFile, ...]) -> dict[str, int]:
     """Return number format → bytes, largest count first."""
-    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for tensor in (tensor for file in files for tensor in file.tensors):
-        found[LOADED[tensor.format]] += tensor.bytes
-    return dict(found.most_common())
+        sizes[LOADED[tensor.format]] += tensor.bytes
+    return dict(sizes.most_common())
 
 
 def check_room(to: Path, size: int) -> None:
@@ -305,10 +307,10 @@ def check_room(to: Path, size: int) -> None:
 def _json(path: Path) -> dict[str, Any] | None:
     """Return the JSON object in a file; None if there is none."""
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 def _text(content: dict[str, Any]) -> bytes:

@@ -173,29 +173,29 @@ def last_loss(directory: Path, state: Mapping[str, Any]) -> float | None:
 
     state: the checkpoint's description.
     """
-    found: float | None = (state.get("record") or {}).get("loss")
-    if isinstance(found, int | float):
-        return found
+    loss: float | None = (state.get("record") or {}).get("loss")
+    if isinstance(loss, int | float):
+        return loss
     try:
         with open_regular(directory / METRICS_FILE) as file:
             for line in file:
                 record = object_of(line) or {}
                 if isinstance(at := record.get("step"), int) and at <= state["step"]:
-                    found = record.get("loss", found)
+                    loss = record.get("loss", loss)
     except OSError:
         return None
-    return found if isinstance(found, int | float) else None
+    return loss if isinstance(loss, int | float) else None
 
 
 def _figures(state: Mapping[str, Any], loss: float | None, *, of_tokens: bool) -> dict[str, str]:
-    found: dict[str, str] = {}
+    figures: dict[str, str] = {}
     if (tokens := state.get("tokens")) is not None:
-        found["tokens"] = f"{tokens:,}"
+        figures["tokens"] = f"{tokens:,}"
     if (epochs := state.get("epoch")) is not None:
-        found["epochs"] = f"{epochs:.4g}"
+        figures["epochs"] = f"{epochs:.4g}"
     if loss is not None:
-        found["loss in training"] = f"{loss:.4f}{' nats a token' if of_tokens else ''}"
-    return found | {f"`{name}`": f"{value:.4f}" for name, value in (state.get("metrics") or {}).items()}
+        figures["loss in training"] = f"{loss:.4f}{' nats a token' if of_tokens else ''}"
+    return figures | {f"`{name}`": f"{value:.4f}" for name, value in (state.get("metrics") or {}).items()}
 
 
 def _table(head: tuple[str, str], rows: Mapping[str, str]) -> list[str]:

@@ -39,13 +39,13 @@ class Dequantised:
     @classmethod
     def of(cls, plan: Plan, source: WholeTensors, prefix: str) -> "Dequantised":
         """Find the quantized matrices of a plan. prefix: of weight names in the checkpoint."""
-        base, found = base_of_plan(plan), {}
-        for each in plan.parameters.tensors if base is not None else ():
-            if each.quantised:
+        base, quantised = base_of_plan(plan), {}
+        for tensor in plan.parameters.tensors if base is not None else ():
+            if tensor.quantised:
                 assert base is not None
-                first, scales = (0,) * len(each.shape), f"{prefix}{each.name}_scales" if base.double else ""
-                found[f"{prefix}{each.name}"] = QuantisedMatrix(base, each.shape, each.shape, first, scales)
-        return cls(source, found)
+                first, scales = (0,) * len(tensor.shape), f"{prefix}{tensor.name}_scales" if base.double else ""
+                quantised[f"{prefix}{tensor.name}"] = QuantisedMatrix(base, tensor.shape, tensor.shape, first, scales)
+        return cls(source, quantised)
 
     def read(self, name: str) -> Tensor:
         """Read a whole tensor in its own number format, or in fp32 if it is quantized. Raises OSError."""
@@ -86,7 +86,7 @@ class Merging:
         checkpoint."""
         exact = torch.float64 if self.plan.node("setup.build_model").args["params"] == "fp64" else torch.float32
         matrices = {
-            name_of(layer, each.name): (layer, each) for layer, each in adapted_matrices(self.plan.architecture)
+            name_of(layer, matrix.name): (layer, matrix) for layer, matrix in adapted_matrices(self.plan.architecture)
         }
         formats = {name: TYPES[tensor.format] for file in files for tensor in file.tensors for name, _ in tensor.parts}
         factors: dict[str, list[str]] = {}
@@ -101,7 +101,10 @@ class Merging:
                 return base.read(name)
             layer, matrix = matrices[name]
             start = name_of(layer, "")
-            beside = {each.removeprefix(start): trained(self.names.get(each, each)).to(exact) for each in factors[name]}
+            beside = {
+                factor.removeprefix(start): trained(self.names.get(factor, factor)).to(exact)
+                for factor in factors[name]
+            }
             before = weight = base.read(name).to(exact)
             if matrix.decomposes:
                 weight = base.read(name, less=begun_part(matrix, beside)).to(exact)
@@ -183,13 +186,13 @@ class WeightsWriter:
 
     def verify(self) -> None:
         """Read the files back and compare every tensor with what was written. Raises ExportFailed or OSError."""
-        found: dict[str, StoredTensor] = {}
+        stored_tensors: dict[str, StoredTensor] = {}
         for file in self.files:
-            found |= read_file(str(self.folder), file.name).tensors
-        if found.keys() != self._sums.keys():
+            stored_tensors |= read_file(str(self.folder), file.name).tensors
+        if stored_tensors.keys() != self._sums.keys():
             raise ExportFailed(f"{self.folder} has other tensors than were written")
         numbers, done = {file.name: number for number, file in enumerate(self.files, start=1)}, 0
-        for name, tensor in found.items():
+        for name, tensor in stored_tensors.items():
             with (self.folder / tensor.file).open("rb", buffering=0) as file:
                 sum = 0
                 for piece in _pieces(file.fileno(), tensor):
@@ -211,9 +214,9 @@ class WeightsWriter:
         """Yield the bytes of a tensor as it is stored, some rows at a time."""
         views, type, sum = self._views(tensor), TYPES[tensor.format], 0
         row_bytes = prod(tensor.shape[1:]) * SIZES[tensor.format]
-        rows, each = tensor.shape[0] if tensor.shape else 1, max(1, CHUNK_BYTES // max(1, row_bytes))
-        for begin in range(0, rows, each):
-            stored = _rows(tensor, views, begin, min(begin + each, rows))
+        rows, chunk_rows = tensor.shape[0] if tensor.shape else 1, max(1, CHUNK_BYTES // max(1, row_bytes))
+        for begin in range(0, rows, chunk_rows):
+            stored = _rows(tensor, views, begin, min(begin + chunk_rows, rows))
             written = stored.to(type).contiguous()
             if not bool(torch.isfinite(written).all()):
                 raise ExportFailed(_not_finite(tensor, stored))
@@ -227,13 +230,13 @@ class WeightsWriter:
         names = [parameter for parameter, _ in tensor.parts]
         for name in self._read.keys() - names:  # free earlier parameters before the next are read
             del self._read[name]
-        found = []
+        views = []
         for name, part in tensor.parts:
             if name not in self._read:
                 self._read[name] = self.whole(name)
             value = self._read[name] if part.expert is None else self._read[name][part.expert]
-            found.append(value.transpose(-1, -2) if part.transposed else value)
-        return found
+            views.append(value.transpose(-1, -2) if part.transposed else value)
+        return views
 
 
 def _rows(tensor: WrittenTensor, views: list[Tensor], begin: int, end: int) -> Tensor:

@@ -101,15 +101,15 @@ class Snapshots:
         """Copy the state, which may change as soon as this returns. Raises RuntimeError if `most` copies are in use."""
         if self._taken == self.most:
             raise RuntimeError(f"{self.most} copies of the state are in use, and no more are planned")
-        found = self._free.pop() if self._free else {}
-        if not found or not _fits(found, tensors):
-            found = {name: self._like(alone(tensor)) for name, tensor in tensors.items()}
+        buffers = self._free.pop() if self._free else {}
+        if not buffers or not _fits(buffers, tensors):
+            buffers = {name: self._like(alone(tensor)) for name, tensor in tensors.items()}
         for name, tensor in tensors.items():
-            found[name].copy_(alone(tensor), non_blocking=self.pinned)
+            buffers[name].copy_(alone(tensor), non_blocking=self.pinned)
         if self.pinned:
             torch.cuda.current_stream().synchronize()
         self._taken += 1
-        return found
+        return buffers
 
     def give_back(self, copy: dict[str, Tensor]) -> None:
         """Return a copy's buffers for reuse."""

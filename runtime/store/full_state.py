@@ -133,7 +133,7 @@ class FullState:
 
     def _references(self) -> dict[str, dict[str, str]]:
         """Return the description of each dataset's reference, by dataset."""
-        return {name: dict(each.reference) for name, each in self.feed.datasets.items() if each.reference}
+        return {name: dict(dataset.reference) for name, dataset in self.feed.datasets.items() if dataset.reference}
 
     def _epochs(self, step: int) -> dict[str, Any]:
         """Return the epochs of data that the run has read, and the epoch that its last step ended, if any."""
@@ -243,10 +243,10 @@ class FullState:
     def _stream(self, name: str) -> str:
         return f"rng.{self.rank.rank:05d}.{name}"
 
-    def _described_streams(self, found: dict[str, Tensor]) -> dict[str, Any]:
+    def _described_streams(self, rank_streams: dict[str, Tensor]) -> dict[str, Any]:
         """Return the description of the streams of every rank."""
         axes = [[axis.name, axis.size] for axis in self.plan.mesh.axes]
-        return {"axes": axes, "sizes": {name: state.numel() for name, state in found.items()}}
+        return {"axes": axes, "sizes": {name: state.numel() for name, state in rank_streams.items()}}
 
 
 Send = Callable[[Tensor], None]
@@ -317,7 +317,7 @@ def flaw_of(entry: CheckpointEntry, collective: CollectiveErrors, *, content: bo
     """Describe a defect of a checkpoint; empty if there is none. Collective, with one result for all."""
     part = (collective.rank, collective.size)
     try:
-        found = collective.all(lambda: flaws(entry.path, content=content, part=part))
+        rank_flaws = collective.all(lambda: flaws(entry.path, content=content, part=part))
     except StorageFailed as failure:
         return str(failure)
-    return next((flaw for each in found for flaw in each), "")
+    return next((flaw for own_flaws in rank_flaws for flaw in own_flaws), "")

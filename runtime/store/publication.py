@@ -175,7 +175,11 @@ def read_rollback(directory: Path) -> RollbackState | None:
     try:
         content = read_json(directory / FILE)
         return RollbackState(
-            **{each.name: content.pop(_KEYS.get(each.name, each.name)) for each in fields(RollbackState)}, **content
+            **{
+                attribute.name: content.pop(_KEYS.get(attribute.name, attribute.name))
+                for attribute in fields(RollbackState)
+            },
+            **content,
         )
     except FileNotFoundError:
         return None

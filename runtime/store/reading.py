@@ -30,12 +30,12 @@ from xtrain.runtime.store.checkpoints import METADATA, TENSORS
 def mapped(folder: Path) -> dict[str, Tensor]:
     """Return name → tensor, each read from disk on first use. Raises OSError."""
     try:
-        found = torch.load(folder / TENSORS, map_location="cpu", mmap=True, weights_only=True)
+        tensors = torch.load(folder / TENSORS, map_location="cpu", mmap=True, weights_only=True)
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError, UnpicklingError) as error:
         raise OSError(f"{folder / TENSORS} cannot be read: {str(error).splitlines()[0]}") from error
-    if not isinstance(found, dict) or not all(isinstance(each, Tensor) for each in found.values()):
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise OSError(f"{folder / TENSORS} holds something else than tensors by name")
-    return found
+    return tensors
 
 
 class FileReader(StorageReader):
@@ -187,7 +187,7 @@ class _Records:
         places = {
             self._index(index): self._place(place) for index, place in _mapping(fields["storage_data"]).items()
         }  # fmt: skip
-        tensors = {name: self._tensor(name, each) for name, each in _mapping(fields["state_dict_metadata"]).items()}
+        tensors = {name: self._tensor(name, record) for name, record in _mapping(fields["state_dict_metadata"]).items()}
         for name, tensor in tensors.items():
             for chunk in tensor.chunks:
                 if MetadataIndex(name, chunk.offsets) not in places:

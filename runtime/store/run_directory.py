@@ -140,8 +140,8 @@ def locate(plan: Plan, code: CodeVersion | CodeUnread | None) -> Path:
         return directory
     # The code is unknown: resume any resumable run of the experiment.
     own = CheckpointFolder(directory / "checkpoints").latest()
-    found = saved_last(directory, plan.config_id)
-    return directory if own is not None or found is None else found.path.parents[1]
+    last_saved = saved_last(directory, plan.config_id)
+    return directory if own is not None or last_saved is None else last_saved.path.parents[1]
 
 
 def open_workspace(plan: Plan, resolved_spec: str, directory: Path | None = None) -> RunDirectory:

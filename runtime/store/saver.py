@@ -63,10 +63,10 @@ class HostCopy:
         if self._device.type == "cuda":
             # The copy runs on another stream and must not overtake the last update.
             torch.cuda.current_stream(self._device).synchronize()
-        found = self._stager.stage(tensors)
-        assert isinstance(found, Future)
-        self._under_way = found
-        return found
+        staged = self._stager.stage(tensors)
+        assert isinstance(staged, Future)
+        self._under_way = staged
+        return staged
 
     def wait(self) -> None:
         """Wait until the copied state may change. Raises the copy's error."""

@@ -61,13 +61,13 @@ class WeightReader:
 
     def total(self, parameters: Iterable[tuple[str, Tensor]]) -> int:
         """Return the bytes to read for this rank's pieces of these parameters."""
-        found = 0
+        total = 0
         for name, parameter in parameters:
             piece = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             stored = self.files.tensors[self.assignment.parts[name][0].name]
             twice = 2 if name == EMBEDDING_WEIGHT and self.assignment.twin else 1
-            found += twice * piece.numel() * SIZES[stored.format]
-        return found
+            total += twice * piece.numel() * SIZES[stored.format]
+        return total
 
     def read(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Fill this rank's pieces of parameters. Raises OSError that names file and tensor."""
@@ -92,7 +92,9 @@ class WeightReader:
         """Fill the pieces of one parameter, or of several alike ones that are interleaved in the same tensors."""
         name, parameter = next(iter(parameters.items()))
         indices = [own_indices(parameter, dim) for dim in range(parameter.ndim)]
-        pieces = [each.to_local() if isinstance(each, DTensor) else each for each in parameters.values()]
+        pieces = [
+            parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in parameters.values()
+        ]
         assert {piece.shape for piece in pieces} == {pieces[0].shape}
         if pieces[0].numel() == 0:
             return
@@ -103,7 +105,7 @@ class WeightReader:
             (piece,) = pieces
             self._grow(stored, piece[own:], indices[1])
             pieces, indices = [piece[:own]], [indices[0][:own], indices[1]]
-        for parts in zip(*(self.assignment.parts[each] for each in parameters), strict=True):
+        for parts in zip(*(self.assignment.parts[parameter_name] for parameter_name in parameters), strict=True):
             if (expert := parts[0].expert) is not None:
                 if expert in (mine := indices[0].tolist()):
                     self._read_parts(parts, [piece[mine.index(expert)] for piece in pieces], indices[1:])
@@ -138,8 +140,8 @@ class WeightReader:
             pieces, indices = [piece.t() for piece in pieces], indices[::-1]
         rows, columns = indices[0], indices[1] if len(indices) > 1 else None
         for place, chunk in self._chunks(part.name, stored, rows, columns, skipped, part.step):
-            for each, piece in zip(parts, pieces, strict=True):
-                self._put(chunk[..., each.first if each.step > 1 else 0], piece[place], part.name, stored)
+            for stored_part, piece in zip(parts, pieces, strict=True):
+                self._put(chunk[..., stored_part.first if stored_part.step > 1 else 0], piece[place], part.name, stored)
 
     def _put(self, values: Tensor, to: Tensor, name: str, stored: StoredTensor) -> None:
         """Copy values and check that they are finite in the parameters' number format."""

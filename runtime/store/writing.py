@@ -109,11 +109,11 @@ class _Writer(FileSystemWriter):
 
 def _origin(error: BaseException) -> BaseException:
     """Return the disk's error in the chain of a torch error, which only reports a wrong file position."""
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, OSError):
-            return found
-        found = found.__cause__ or found.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError):
+            return cause
+        cause = cause.__cause__ or cause.__context__
     return error
 
 
@@ -146,8 +146,8 @@ def _settled(folder: Path, rank: int) -> dict[str, str]:
     with ThreadPoolExecutor(1) as pool:
         syncing = [pool.submit(durable.sync, path) for path in own]
         sums = file_checksums(own)
-        for each in syncing:
-            each.result()
+        for sync in syncing:
+            sync.result()
     return sums
 
 

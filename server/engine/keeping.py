@@ -78,10 +78,10 @@ def read_model(folder: Path, arch: Architecture, specs: tuple[ParameterSpec, ...
     """Return some parameters of the model in a folder, whole. Raises OSError, ValueError or WeightsUnreadable."""
     files = read_weight_files(str(folder))
     kind = TYPES[next(iter(files.tensors.values())).format]
-    found = {spec.name: torch.empty(spec.shape, dtype=kind) for spec in specs}
+    values = {spec.name: torch.empty(spec.shape, dtype=kind) for spec in specs}
     with WeightReader(files, assign(arch, files), lambda done: None) as reader:
-        reader.read(found.items())
-    return found
+        reader.read(values.items())
+    return values
 
 
 STATE: Final = "trained.json"
@@ -107,9 +107,9 @@ def keep(folder: Path, state: KeptState) -> None:
         fd = durable.create(to / TENSORS)
         try:
             items = sorted(state.tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-            durable.append(fd, header_of((name, NAMES[each.dtype], tuple(each.shape)) for name, each in items))
-            for _, each in items:
-                durable.append(fd, each.contiguous().view(torch.uint8).numpy().data.cast("B"))
+            durable.append(fd, header_of((name, NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in items))
+            for _, tensor in items:
+                durable.append(fd, tensor.contiguous().view(torch.uint8).numpy().data.cast("B"))
         finally:
             os.close(fd)
         durable.sync(to / TENSORS)
@@ -154,19 +154,19 @@ def read_exported(folder: Path, slots: Slots) -> tuple[int, dict[str, Tensor]]:
     rank = int(json.loads((folder / PEFT_CONFIG).read_text())["r"])
     stored = _tensors(folder, PEFT_WEIGHTS)
     whole = evolve(WHOLE, rank=rank)
-    specs: dict[str, ParameterSpec] = {each.name: each for each in slots.trained(whole)}
+    specs: dict[str, ParameterSpec] = {spec.name: spec for spec in slots.trained(whole)}
     file = lay_out_adapter(slots.shaped(rank), tuple(specs.values()), lambda parameter, name: "F32")
-    found: dict[str, Tensor] = {}
+    values: dict[str, Tensor] = {}
     for tensor in file.tensors:
         ((name, part),) = tensor.parts
         if tensor.name not in stored:
             continue  # its matrix has no adapter
         value = stored[tensor.name].transpose(-1, -2) if part.transposed else stored[tensor.name]
         if part.expert is None:
-            found[name] = value
+            values[name] = value
         else:
-            found.setdefault(name, torch.zeros(specs[name].shape, dtype=value.dtype))[part.expert] = value
-    return rank, found
+            values.setdefault(name, torch.zeros(specs[name].shape, dtype=value.dtype))[part.expert] = value
+    return rank, values
 
 
 def _format(values: Mapping[str, Tensor]) -> str:
@@ -175,14 +175,14 @@ def _format(values: Mapping[str, Tensor]) -> str:
 
 def _tensors(folder: Path, name: str) -> dict[str, Tensor]:
     """Read all tensors of a file. Raises WeightsUnreadable or OSError."""
-    found = read_file(str(folder), name).tensors
+    stored = read_file(str(folder), name).tensors
     content = np.fromfile(folder / name, np.uint8)
     tensors: dict[str, Tensor] = {}
-    for key, each in found.items():
-        if each.start + each.bytes > len(content) or each.format not in TYPES:
+    for key, entry in stored.items():
+        if entry.start + entry.bytes > len(content) or entry.format not in TYPES:
             raise WeightsUnreadable(f"{folder / name} is cut off, or has numbers of another kind", "save it again")
-        data = torch.from_numpy(content[each.start : each.start + each.bytes].copy())
-        tensors[key] = data.view(TYPES[each.format]).reshape(each.shape)
+        data = torch.from_numpy(content[entry.start : entry.start + entry.bytes].copy())
+        tensors[key] = data.view(TYPES[entry.format]).reshape(entry.shape)
     return tensors
 
 
@@ -209,7 +209,7 @@ def agree(rank: Rank, problem: str) -> None:
 def open_adapter(slots: Slots) -> Handle:
     """Open a new adapter in a free slot. Raises RequestRefused if there is none."""
 
-    def run(message: RankMessage) -> RankMessage:
+    def open_slot(message: RankMessage) -> RankMessage:
         slot = slots.free()
         if slot is None:
             raise RequestRefused(f"all {len(slots.slots)} places for adapters are taken; try again when one is free")
@@ -217,23 +217,23 @@ def open_adapter(slots: Slots) -> Handle:
         slots.of_model[message.values["model"]] = slot
         return RankMessage(name=message.name)
 
-    return run
+    return open_slot
 
 
 @op("request.close")
 def close_adapter(slots: Slots) -> Handle:
-    def run(message: RankMessage) -> RankMessage:
+    def close_slot(message: RankMessage) -> RankMessage:
         slots.of_model.pop(message.values["model"]).clear()
         return RankMessage(name=message.name)
 
-    return run
+    return close_slot
 
 
 @op("request.keep")
 def keep_adapter(rank: Rank, slots: Slots) -> Handle:
     """Write an adapter, its moments and steps into a new folder. Every rank takes part in gathering tensors."""
 
-    def run(message: RankMessage) -> RankMessage:
+    def write_adapter(message: RankMessage) -> RankMessage:
         slot = slots.of_model[message.values["model"]]
         assert slot.shape is not None
         tensors = whole_values(slots, slot, slot.shape)
@@ -245,7 +245,7 @@ def keep_adapter(rank: Rank, slots: Slots) -> Handle:
         _first_writes(rank, lambda: keep(Path(message.values["folder"]), state))
         return RankMessage(name=message.name)
 
-    return run
+    return write_adapter
 
 
 @op("request.export")
@@ -255,7 +255,7 @@ def export_adapter(plan: Plan, rank: Rank, slots: Slots, model: ModelParts, toke
     args = next((node.args for node in plan.nodes if node.op == "setup.read_weights"), {})
     base = args.get("repo", args.get("folder"))
 
-    def run(message: RankMessage) -> RankMessage:
+    def write_export(message: RankMessage) -> RankMessage:
         slot = slots.of_model[message.values["model"]]
         assert slot.shape is not None
         shape, folder = slot.shape, Path(message.values["folder"])
@@ -268,14 +268,14 @@ def export_adapter(plan: Plan, rank: Rank, slots: Slots, model: ModelParts, toke
             _first_writes(rank, lambda: export(folder, slots, shape, values, base))
         return RankMessage(name=message.name)
 
-    return run
+    return write_export
 
 
 @op("request.load")
 def load_adapter(rank: Rank, slots: Slots) -> Handle:
     """Load a stored adapter into the slot of another of the same shape. Raises RequestRefused if it does not fit."""
 
-    def run(message: RankMessage) -> RankMessage:
+    def load_state(message: RankMessage) -> RankMessage:
         slot, folder = slots.of_model[message.values["model"]], Path(message.values["folder"])
         assert slot.shape is not None
         state: KeptState | None = None
@@ -289,7 +289,7 @@ def load_adapter(rank: Rank, slots: Slots) -> Handle:
         _take(slot, state, optimizer=message.values["optimizer"])
         return RankMessage(name=message.name)
 
-    return run
+    return load_state
 
 
 def _mismatch(state: KeptState, slots: Slots, shape: AdapterShape) -> str:
@@ -329,21 +329,21 @@ def _put_together(slots: Slots, slot: AdapterSlot, spec: ParameterSpec, own: Ten
     owning stage sends to the first rank. Collective."""
     rank, whole_shape = slots.rank, slots.specs[spec.name].shape
     format = next(iter(slot.parameters.values())).dtype
-    found = None if own is None else whole(own).to(format)
+    gathered = None if own is None else whole(own).to(format)
     source = slots.stages[spec.name] * (rank.world_size // rank.pipeline_ranks)
     if source and rank.rank == source:
-        assert found is not None
-        dist.send(found, dst=0)
+        assert gathered is not None
+        dist.send(gathered, dst=0)
     elif source and rank.is_first:
-        found = torch.empty(whole_shape, dtype=format)
-        dist.recv(found, src=source)
-    return torch.empty(0) if found is None else found[tuple(slice(length) for length in spec.shape)].contiguous()
+        gathered = torch.empty(whole_shape, dtype=format)
+        dist.recv(gathered, src=source)
+    return torch.empty(0) if gathered is None else gathered[tuple(slice(length) for length in spec.shape)].contiguous()
 
 
 def whole(tensor: Tensor) -> Tensor:
     """Return a whole tensor, on the CPU. Collective."""
-    found = tensor.detach()
-    return (found.full_tensor() if isinstance(found, DTensor) else found).cpu()
+    detached = tensor.detach()
+    return (detached.full_tensor() if isinstance(detached, DTensor) else detached).cpu()
 
 
 def _first_writes(rank: Rank, write: Any) -> None:

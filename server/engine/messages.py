@@ -36,15 +36,15 @@ class RankMessage:
     arrays: dict[str, np.ndarray] = field(factory=dict)
 
     def pack(self) -> bytes:
-        arrays = [[name, each.dtype.str, each.shape, each.tobytes()] for name, each in self.arrays.items()]
+        arrays = [[name, array.dtype.str, array.shape, array.tobytes()] for name, array in self.arrays.items()]
         return msgspec.msgpack.encode([self.name, self.values, arrays])
 
     @classmethod
     def unpack(cls, content: bytes) -> "RankMessage":
         """Decode a message. Raises msgspec.DecodeError or ValueError for content not made by `pack`."""
         name, values, arrays = msgspec.msgpack.decode(content, type=tuple[str, dict[str, Any], list[_Packed]])
-        found = {key: np.frombuffer(data, dtype).reshape(shape) for key, dtype, shape, data in arrays}
-        return cls(name=name, values=values, arrays=found)
+        arrays_by_name = {key: np.frombuffer(data, dtype).reshape(shape) for key, dtype, shape, data in arrays}
+        return cls(name=name, values=values, arrays=arrays_by_name)
 
 
 _Packed = tuple[str, str, tuple[int, ...], bytes]
@@ -228,7 +228,7 @@ def microbatch(
     count, wide = max(1, len(texts)), max((text.wide for text in texts), default=1)
     ids_BS = torch.zeros(count, length, dtype=torch.int64)
     labels_BSK = torch.full((count, length, wide), IGNORED, dtype=torch.int64)
-    found = {name: torch.zeros(count, length, wide) for name in columns}
+    column_of = {name: torch.zeros(count, length, wide) for name in columns}
     real_BS = torch.zeros(count, length, dtype=torch.bool)
     positions_BS = torch.zeros(count, length, dtype=torch.int64)
     bounds = [0]
@@ -242,7 +242,7 @@ def microbatch(
         ids_BS[row, :size] = torch.from_numpy(text.tokens.astype(np.int64))
         real_BS[row, :size] = True
         labels_BSK[row, :size] = _wide(text.inputs[TARGETS], size).long()
-        for name, column in found.items():
+        for name, column in column_of.items():
             column[row, :size] = _wide(text.inputs[name], size)
     labels_BS, documents = labels_BSK[:, :, 0] if wide == 1 else labels_BSK, torch.tensor(bounds, dtype=torch.int32)
     index_BS = cut.index(documents, count)
@@ -259,7 +259,7 @@ def microbatch(
         packing=DocumentLayout.from_lengths(documents, count, length, device),
         datasets=None if spare is None else tuple(text.slot for text in texts) or (spare,),
         each=True,
-        columns={name: own(column).flatten(1) for name, column in found.items()},
+        columns={name: own(column).flatten(1) for name, column in column_of.items()},
     )
 
 

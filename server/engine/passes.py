@@ -67,7 +67,7 @@ def pack(passes: Sequence[tuple[str, str, Mapping[str, Any], bool, Sequence[tupl
             for name in names:
                 kind = np.int64 if name == TARGETS else np.float32
                 inputs.setdefault(f"{len(heads) - 1}.{name}", []).append(np.asarray(own[name], kind).reshape(-1))
-    arrays = {name: np.concatenate(each) for name, each in inputs.items()}
+    arrays = {name: np.concatenate(parts) for name, parts in inputs.items()}
     arrays["tokens"] = np.concatenate(tokens) if tokens else np.zeros(0, np.int32)
     return RankMessage(name="forward_backward", values={"passes": heads}, arrays=arrays)
 
@@ -75,7 +75,7 @@ def pack(passes: Sequence[tuple[str, str, Mapping[str, Any], bool, Sequence[tupl
 def unpack(message: RankMessage, slots: Slots) -> list[WirePass]:
     """Return the passes of a message made by `pack`."""
     tokens, start, at = message.arrays["tokens"], 0, 0
-    found = []
+    passes = []
     for number, head in enumerate(message.values["passes"]):
         texts, loss, own = [], LOSSES[head["loss"]], 0
         slot = slots.of_model[head["model"]].number
@@ -89,7 +89,7 @@ def unpack(message: RankMessage, slots: Slots) -> list[WirePass]:
             }
             texts.append(TextRow(tokens=tokens[at : at + length], inputs=inputs, slot=slot, start=start))
             start, at, own = start + size, at + length, own + size
-        found.append(
+        passes.append(
             WirePass(
                 model=head["model"],
                 loss=head["loss"],
@@ -98,7 +98,7 @@ def unpack(message: RankMessage, slots: Slots) -> list[WirePass]:
                 texts=texts,
             )
         )
-    return found
+    return passes
 
 
 @op("request.forward_backward")
@@ -134,10 +134,10 @@ def forward_backward(
         for first in range(0, len(own), turn):
             beat.mark()
             part = own[first : first + turn]
-            batches = [microbatch(each, loss.columns, rank.device, cut, spare) for each in part]
+            batches = [microbatch(row_texts, loss.columns, rank.device, cut, spare) for row_texts in part]
             forward_and_backward(batches, like.forward_only, last=first + turn >= len(own))
-            for batch, each in zip(batches, part, strict=True) if counts else ():
-                put_losses(batch, each, logprobs)
+            for batch, row_texts in zip(batches, part, strict=True) if counts else ():
+                put_losses(batch, row_texts, logprobs)
 
     def forward_and_backward(batches: Sequence[ModelBatch], forward_only: bool, *, last: bool) -> None:
         if pipeline is not None and forward_only:
@@ -153,32 +153,32 @@ def forward_backward(
             wrapped.sync_gradients(last)
             wrapped.forward(None, batches[0]).sum().backward()
 
-    def run(message: RankMessage) -> RankMessage:
+    def compute_passes(message: RankMessage) -> RankMessage:
         passes = unpack(message, slots)
         last = passes[-1].texts[-1]
         logprobs = torch.zeros(last.start + last.targets, dtype=torch.float64)
         together: dict[tuple[Any, ...], tuple[WirePass, list[TextRow]]] = {}
-        for each in passes:
-            for text in each.texts:
-                together.setdefault(each.alike(text), (each, []))[1].append(text)
+        for wire in passes:
+            for text in wire.texts:
+                together.setdefault(wire.alike(text), (wire, []))[1].append(text)
         for like, texts in together.values():
             compute(like, texts, logprobs)
         if rank.world_size > 1:
             dist.all_reduce(logprobs)
-        bounds = [*(each.texts[0].start for each in passes), len(logprobs)]
-        losses = [_loss(each, logprobs[begin:end]) for each, (begin, end) in zip(passes, pairwise(bounds), strict=True)]
+        bounds = [*(wire.texts[0].start for wire in passes), len(logprobs)]
+        losses = [_loss(wire, logprobs[begin:end]) for wire, (begin, end) in zip(passes, pairwise(bounds), strict=True)]
         return RankMessage(name=message.name, values={"losses": losses}, arrays={"logprobs": logprobs.numpy()})
 
-    return run
+    return compute_passes
 
 
-def _loss(each: WirePass, logprobs: Tensor) -> float:
-    loss = LOSSES[each.loss]
+def _loss(wire: WirePass, logprobs: Tensor) -> float:
+    loss = LOSSES[wire.loss]
     columns = {
-        name: torch.from_numpy(np.concatenate([text.inputs[name].reshape(-1) for text in each.texts])).double()
+        name: torch.from_numpy(np.concatenate([text.inputs[name].reshape(-1) for text in wire.texts])).double()
         for name in loss.columns
     }
-    return loss.sum(logprobs, columns, each.settings)
+    return loss.sum(logprobs, columns, wire.settings)
 
 
 @op("request.optim_step")
@@ -190,14 +190,14 @@ def optim_step(rank: Rank, slots: Slots, model: ModelParts) -> Handle:
     """
 
     @torch.no_grad()
-    def run(message: RankMessage) -> RankMessage:
+    def update_adapter(message: RankMessage) -> RankMessage:
         slot, adam = slots.of_model[message.values["model"]], message.values["adam"]
         names = [name for name, parameter in slot.parameters.items() if parameter.grad is not None]
         own = [slot.parameters[name] for name in names]
         for parameter in own:
             _sum_partial(parameter)
         if own and adam["divisor"] != 1:
-            torch._foreach_div_([local_gradient(each.grad) for each in own], adam["divisor"])  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_div_([local_gradient(parameter.grad) for parameter in own], adam["divisor"])  # pyright: ignore[reportPrivateImportUsage]
         norm = _norm(own, [1.0 / slots.copies[name] for name in names], rank)
         if math.isfinite(norm):
             limit = adam["clip"] or math.inf
@@ -205,7 +205,7 @@ def optim_step(rank: Rank, slots: Slots, model: ModelParts) -> Handle:
         slot.drop_gradients()
         return RankMessage(name=message.name, values={"grad_norm": norm, "finite": math.isfinite(norm)})
 
-    return run
+    return update_adapter
 
 
 def _sum_partial(parameter: Tensor) -> None:
@@ -221,8 +221,8 @@ def _norm(parameters: list[Any], weights: list[float], rank: Rank) -> float:
     square = (squares_of([local_gradient(p.grad) for p in parameters], weights_P) * weights_P).sum()[None]
     if rank.world_size > 1:
         dist.all_reduce(square)
-    found = square.item()
-    return math.sqrt(found) if found >= 0 else math.nan
+    total = square.item()
+    return math.sqrt(total) if total >= 0 else math.nan
 
 
 def _update(slot: AdapterSlot, adam: dict[str, Any], factor: float) -> None:

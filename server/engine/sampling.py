@@ -77,8 +77,8 @@ class ServedSampler:
         asked, self.later = self.later, {}
         pages = self.pages = self.pages or SamplePages.with_counts(self.counts)
         groups = {values["weights"] if whole else None: None for values, _ in asked.values()}
-        for weights in [*self.written, *(each for each in groups if each not in self.written)]:
-            own = {id: each for id, each in asked.items() if not whole or each[0]["weights"] == weights}
+        for weights in [*self.written, *(group for group in groups if group not in self.written)]:
+            own = {id: request for id, request in asked.items() if not whole or request[0]["weights"] == weights}
             try:
                 with self.whole_model(weights) if whole else nullcontext():
                     rows = self.written.setdefault(weights, WrittenRows(self.author, self.rank.device, pages))
@@ -89,7 +89,7 @@ class ServedSampler:
                 refused |= dict.fromkeys(own, str(error))
         self.written = {weights: rows for weights, rows in self.written.items() if rows.unfinished}
         self.pages = pages if self.written else None  # frees the memory for training
-        done = [id for id, each in self.open.items() if each.done and id not in refused]
+        done = [id for id, request in self.open.items() if request.done and id not in refused]
         arrays: dict[str, np.ndarray] = {}
         stopped: dict[str, list[bool]] = {}
         for id in done:
@@ -116,8 +116,8 @@ class ServedSampler:
             self.later[id] = values, prompt
             return
         own = [
-            DrawnRow(request=id, number=each, values=values, prompt=prompt, place=place)
-            for each in range(values["count"])
+            DrawnRow(request=id, number=number, values=values, prompt=prompt, place=place)
+            for number in range(values["count"])
         ]
         self.open[id] = OpenRequest(own, self.scored(id, values, prompt, place))
         rows.waiting += own
@@ -135,7 +135,7 @@ class ServedSampler:
         empty = [slot for slot in free if slot.number not in self.placed.values()]
         slot = empty[-1] if empty else self.slots.slots[unused[0]]
         rank, values = (1, {}) if weights is None else self.values(weights)
-        self.placed = {each: number for each, number in self.placed.items() if number != slot.number}
+        self.placed = {key: number for key, number in self.placed.items() if number != slot.number}
         self.slots.replace(slot, values, rank)
         self.placed[weights] = slot.number
         return slot.number
@@ -145,7 +145,7 @@ class ServedSampler:
         """Extend all rows by a few tokens; waiting rows join if there is room. The rank with the head draws."""
         with self.model.axes.uncut_rows():
             for _ in range(TURN):
-                busy = sum(len(each.rows) for each in self.written.values() if each is not rows)
+                busy = sum(len(other.rows) for other in self.written.values() if other is not rows)
                 for logits_BV, grown in rows.grow(self.most - busy):
                     self.add(grown, logits_BV, refused)
                     rows.leave(refused)
@@ -162,21 +162,21 @@ class ServedSampler:
                 continue
             if tops is not None and (count := row.values["sample_top"]):
                 tokens, logprobs = tops[place].tolist()
-                row.top.append(([int(each) for each in tokens[:count]], logprobs[:count]))
+                row.top.append(([int(token_id) for token_id in tokens[:count]], logprobs[:count]))
             row.add(int(token), logprob, self.tokenizer)
 
     @contextmanager
     def whole_model(self, weights: str | None) -> Iterator[None]:
         """Give the model the weights of a folder inside the block (None: the initial weights). The trained weights are
         kept in host memory."""
-        found = {} if weights is None else self.values(weights)[1]
+        exported = {} if weights is None else self.values(weights)[1]
         slot = self.slots.slots[0]
         before = {name: local(p).detach().to("cpu", copy=True) for name, p in slot.parameters.items()}
         try:
             if weights is None:
                 self.slots.begin(slot)
             else:
-                slot.put(found)
+                slot.put(exported)
             yield
         finally:
             self.put_back(slot, before)
@@ -191,14 +191,14 @@ class ServedSampler:
         """Return the rank and values of an exported adapter; the newest stay in memory. Collective."""
         kept = self.slots.sampled
         if weights not in kept:
-            problem, found = "", None
+            problem, exported = "", None
             try:
-                found = read_exported(Path(weights), self.slots)
+                exported = read_exported(Path(weights), self.slots)
             except UNREADABLE as error:
                 problem = f"the weights to sample from cannot be read: {error}"
             agree(self.rank, problem)
-            assert found is not None
-            kept[weights] = found
+            assert exported is not None
+            kept[weights] = exported
             while len(kept) > self.slots.most_sampled:
                 del kept[next(iter(kept))]
         return kept[weights]
@@ -206,16 +206,16 @@ class ServedSampler:
     @torch.no_grad()
     def scored(self, id: str, values: dict[str, Any], prompt: np.ndarray, place: int) -> dict[str, np.ndarray]:
         """Return the log-probabilities of a prompt's tokens, and the likeliest tokens in their places, if requested."""
-        found: dict[str, np.ndarray] = {}
+        results: dict[str, np.ndarray] = {}
         if values["prompt_logprobs"]:
-            found[f"prompt_logprobs.{id}"] = np.full(len(prompt), np.nan, np.float32)
+            results[f"prompt_logprobs.{id}"] = np.full(len(prompt), np.nan, np.float32)
             if len(prompt) > 1:
-                found[f"prompt_logprobs.{id}"][1:] = self.scores(prompt, place)
+                results[f"prompt_logprobs.{id}"][1:] = self.scores(prompt, place)
         if (count := values["prompt_top"]) and len(prompt) > 1:
             tops = torch.cat([self.likeliest(logits_BV, 1, count) for logits_BV in self.read(prompt[:-1], place)])
-            found[f"prompt_top_tokens.{id}"] = tops[:, 0].int().numpy()
-            found[f"prompt_top_logprobs.{id}"] = tops[:, 1].float().numpy()
-        return found
+            results[f"prompt_top_tokens.{id}"] = tops[:, 0].int().numpy()
+            results[f"prompt_top_logprobs.{id}"] = tops[:, 1].float().numpy()
+        return results
 
     def scores(self, prompt: np.ndarray, place: int) -> np.ndarray:
         """Return the log-probability of every token of a prompt but the first. Collective."""
@@ -242,11 +242,11 @@ class ServedSampler:
     def likeliest(self, logits_BV: Tensor | None, rows: int, count: int) -> Tensor:
         """Return float64 [rows, 2, count]: tokens and their log-probabilities, the likeliest first. Collective."""
         count = min(count, self.model.parts[0].arch.vocab)
-        found = torch.zeros(rows, 2, count, dtype=torch.float64)
+        likeliest = torch.zeros(rows, 2, count, dtype=torch.float64)
         if logits_BV is not None:
             best = logits_BV.double().log_softmax(-1).topk(count)
-            found = torch.stack((best.indices.double(), best.values), 1).cpu()
-        return self.shared(found)
+            likeliest = torch.stack((best.indices.double(), best.values), 1).cpu()
+        return self.shared(likeliest)
 
     def read(self, tokens: np.ndarray, place: int) -> Iterator[Tensor | None]:
         """Yield logits [1, V] after each token of a text; None if the head is on another stage."""
@@ -259,12 +259,12 @@ class ServedSampler:
 
     def drawn(self, rows: Sequence[DrawnRow], logits_BV: Tensor | None) -> list[list[float]]:
         """Return the next token of every row and its log-probability; NaN for non-finite logits. Collective."""
-        found = torch.zeros(len(rows), 2, dtype=torch.float64)
+        drawn = torch.zeros(len(rows), 2, dtype=torch.float64)
         if self.rank.rank == self.head_rank:
             assert logits_BV is not None
             for place, row in enumerate(rows):
-                found[place] = torch.tensor(_draw(row, logits_BV[place]))
-        return self.shared(found).tolist()
+                drawn[place] = torch.tensor(_draw(row, logits_BV[place]))
+        return self.shared(drawn).tolist()
 
 
 def _draw(row: DrawnRow, logits_V: Tensor) -> tuple[float, float]:
@@ -308,8 +308,8 @@ def sample(
 def forget(slots: Slots) -> Handle:
     """Free the sampling weights of an export's folder, which is about to be removed."""
 
-    def run(message: RankMessage) -> RankMessage:
+    def forget_weights(message: RankMessage) -> RankMessage:
         slots.sampled.pop(message.values["folder"], None)
         return RankMessage(name=message.name)
 
-    return run
+    return forget_weights

@@ -152,9 +152,9 @@ class Slots:
         """Return the parameters of an adapter, as a run that trains it alone has them; or the trained parameters of the
         model."""
         if self.adapter is None:
-            return tuple(each for each in self.specs.values() if each.trained)
-        found = (each for each in parameters(self.shaped(shape.rank)) if each.adapter)
-        return tuple(each for each in found if self.has(each.name, shape))
+            return tuple(spec for spec in self.specs.values() if spec.trained)
+        adapter_specs = (spec for spec in parameters(self.shaped(shape.rank)) if spec.adapter)
+        return tuple(spec for spec in adapter_specs if self.has(spec.name, shape))
 
     def has(self, name: str, shape: AdapterShape) -> bool:
         """Return True if an adapter of this shape has the slot's parameter."""
@@ -171,8 +171,8 @@ class Slots:
             slot.shape = shape
             return
         args, device, kind = self.adapter.args(), self.rank.device, type(_matrix(self.architecture))
-        own = [each for each in self.trained(shape) if each.name in slot.parameters]
-        slot.put({each.name: first_values(kind, each, shape.seed, device, args) for each in own})
+        own = [spec for spec in self.trained(shape) if spec.name in slot.parameters]
+        slot.put({spec.name: first_values(kind, spec, shape.seed, device, args) for spec in own})
         slot.shape = shape
         self.scale(slot, shape.rank)
 
@@ -216,7 +216,7 @@ def open_slots(plan: Plan, model: ModelParts, rank: Rank, adapters: int, **other
         raise PlanMismatch(f"the model has not the {adapters} slots of the plan")
     assert isinstance(arch.adapter, TaskAdapters)
     routing.of_dataset = tuple(range(adapters))
-    specs = {each.name: each for each in plan.parameters.tensors if each.task}
+    specs = {tensor.name: tensor for tensor in plan.parameters.tensors if tensor.task}
     own = {name: parameter for name, parameter in model.named_parameters() if name in specs}
     slots = []
     for number, name in enumerate(names):
@@ -232,7 +232,7 @@ def open_slots(plan: Plan, model: ModelParts, rank: Rank, adapters: int, **other
         )
     attends = frozenset(attending(arch.base))
     one = {alone_name(spec): spec for spec in specs.values() if spec.task == names[0]}
-    found = Slots(
+    created = Slots(
         architecture=arch,
         adapter=arch.adapter.tasks[names[0]],
         rank=rank,
@@ -246,13 +246,13 @@ def open_slots(plan: Plan, model: ModelParts, rank: Rank, adapters: int, **other
     for slot in slots:
         slot.clear()
     model.train(True)
-    return found
+    return created
 
 
 def _whole_model(plan: Plan, model: ModelParts, rank: Rank) -> Slots:
     """Return one slot for the model itself, with its trained parameters."""
     own = dict(model.trained())
-    specs = {each.name: each for each in plan.parameters.tensors}
+    specs = {tensor.name: tensor for tensor in plan.parameters.tensors}
     slot = AdapterSlot(number=0, name="", parameters=own, specs={name: specs[name] for name in own}, modules=[])
     model.train(True)
     return Slots(
@@ -288,6 +288,6 @@ def _modules_of(model: ModelParts, task: str) -> Iterator[nn.Module]:
     for module in model.modules():
         tasks = getattr(module, "tasks", None)
         if isinstance(module, TaskLinear) or isinstance(tasks, nn.Module):
-            found = tasks.get(task)  # pyright: ignore
-            if found is not None:
-                yield found
+            task_module = tasks.get(task)  # pyright: ignore
+            if task_module is not None:
+                yield task_module

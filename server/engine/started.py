@@ -95,15 +95,15 @@ class RanksEngine:
         del self.models[model]
 
     def forward_backward(self, passes: Sequence[Pass]) -> Sequence[PassResult | UserError]:
-        found = self._call(
+        answer = self._call(
             pack(
                 [(p.model, p.loss, p.settings, p.forward_only, [(d.tokens, d.inputs) for d in p.data]) for p in passes]
             )
         )
-        logprobs, at, results = found.arrays["logprobs"], 0, []
-        for each, loss in zip(passes, found.values["losses"], strict=True):
+        logprobs, at, results = answer.arrays["logprobs"], 0, []
+        for computed_pass, loss in zip(passes, answer.values["losses"], strict=True):
             outputs = []
-            for datum in each.data:
+            for datum in computed_pass.data:
                 shape = datum.inputs["target_tokens"].shape
                 size = int(np.prod(shape))
                 outputs.append({"logprobs": logprobs[at : at + size].astype(np.float32).reshape(shape)})
@@ -112,10 +112,10 @@ class RanksEngine:
         return results
 
     def optim_step(self, model: str, adam: Adam) -> Mapping[str, float]:
-        found = self._ask("optim_step", model=model, adam=asdict(adam))
-        if not found.values["finite"]:
+        answer = self._ask("optim_step", model=model, adam=asdict(adam))
+        if not answer.values["finite"]:
             raise UserError("the gradient is not finite: it is dropped, and the model is as it was")
-        return {"grad_norm": found.values["grad_norm"]}
+        return {"grad_norm": answer.values["grad_norm"]}
 
     def save(self, model: str, folder: Path) -> None:
         self._ask("keep", model=model, folder=str(folder.absolute()))
@@ -134,14 +134,14 @@ class RanksEngine:
         open: dict[str, SampleRequest] = {}
         new, first = list(queue.requests), True
         while new or open:
-            open |= {each.id: each for each in new}
-            prompts = {f"prompt.{each.id}": np.asarray(each.prompt, np.int32) for each in new}
-            values = {"first": first, "requests": [_values(each) for each in new]}
-            found = self._call(RankMessage(name="sample", values=values, arrays=prompts))
-            for id in found.values["done"]:
+            open |= {request.id: request for request in new}
+            prompts = {f"prompt.{request.id}": np.asarray(request.prompt, np.int32) for request in new}
+            values = {"first": first, "requests": [_values(request) for request in new]}
+            answer = self._call(RankMessage(name="sample", values=values, arrays=prompts))
+            for id in answer.values["done"]:
                 request = open.pop(id)
-                queue.finished(request, _result(found, request))
-            for id, reason in found.values["refused"].items():
+                queue.finished(request, _result(answer, request))
+            for id, reason in answer.values["refused"].items():
                 queue.finished(open.pop(id), UserError(reason))
             new, first = list(queue.arrived()), False
 
@@ -160,7 +160,7 @@ class RanksEngine:
 
 def _matrices(plan: Plan) -> frozenset[str]:
     """Return the kinds of matrices that have an adapter in a slot."""
-    adapted = {each.adapter for each in plan.parameters.tensors if each.task}
+    adapted = {tensor.adapter for tensor in plan.parameters.tensors if tensor.task}
     head = {plan.architecture.head_parameter.name} & adapted
     attend = adapted.intersection(attending(plan.architecture.base)) if adapted else set[str]()
     kinds = {"attn": attend, "mlp": adapted - attend - head, "unembed": head}
@@ -186,16 +186,16 @@ def _values(request: SampleRequest) -> dict[str, Any]:
     }
 
 
-def _result(found: RankMessage, request: SampleRequest) -> SampleResult:
-    arrays, id = found.arrays, request.id
+def _result(answer: RankMessage, request: SampleRequest) -> SampleResult:
+    arrays, id = answer.arrays, request.id
     samples = [
         DrawnSample(
-            tokens=arrays[f"tokens.{id}.{each}"],
-            logprobs=arrays[f"logprobs.{id}.{each}"],
-            stopped=found.values["stopped"][id][each],
-            top=_candidates(arrays, f"{id}.{each}", "top"),
+            tokens=arrays[f"tokens.{id}.{number}"],
+            logprobs=arrays[f"logprobs.{id}.{number}"],
+            stopped=answer.values["stopped"][id][number],
+            top=_candidates(arrays, f"{id}.{number}", "top"),
         )
-        for each in range(request.count)
+        for number in range(request.count)
     ]
     return SampleResult(
         samples=samples,

@@ -181,13 +181,13 @@ class PagedRows:
             tensor.flatten(1, 2)[:, slot_N] = x.transpose(1, 2)[row_N, at_N].transpose(0, 1)
         if not self.filled:
             return new
-        table, found = self._tables[window], list[Tensor]()
+        table, extended = self._tables[window], list[Tensor]()
         for number, tensor in enumerate(kept):
             by_page = tensor.flatten(2)
             out = self.pages.room(number, tensor, len(tensor), len(table), by_page.shape[2])
             torch.index_select(by_page, 1, table, out=out)
-            found.append(out.view(len(tensor), rows, -1, tensor.shape[3]).transpose(0, 1))
-        return found
+            extended.append(out.view(len(tensor), rows, -1, tensor.shape[3]).transpose(0, 1))
+        return extended
 
     def seen(self, count: int, window: int | None) -> Tensor | None:
         return self._seen[window]
@@ -206,7 +206,7 @@ class PagedRows:
         if pages.window is not None:
             place_N %= window_pages(pages.window)
         slot_N = table_BP[row_N, place_N] * PAGE + position_N % PAGE
-        self._written[pages.window] = tuple(each.to(device) for each in (row_N, at_N, slot_N))
+        self._written[pages.window] = tuple(indices.to(device) for indices in (row_N, at_N, slot_N))
         position_BL = pages.positions(self.lengths, table_BP.shape[1])
         seen_BL = (position_BL >= 0) & (position_BL < length_B1)
         if pages.window is not None:
@@ -265,14 +265,14 @@ class DrawnRow:
 
     def arrays(self) -> dict[str, np.ndarray]:
         name = f"{self.request}.{self.number}"
-        found = {
+        arrays = {
             f"tokens.{name}": np.array(self.tokens, np.int32),
             f"logprobs.{name}": np.array(self.logprobs, np.float32),
         }
         if self.top:
-            found[f"top_tokens.{name}"] = np.array([each for each, _ in self.top], np.int32)
-            found[f"top_logprobs.{name}"] = np.array([each for _, each in self.top], np.float32)
-        return found
+            arrays[f"top_tokens.{name}"] = np.array([likeliest for likeliest, _ in self.top], np.int32)
+            arrays[f"top_logprobs.{name}"] = np.array([likeliest for _, likeliest in self.top], np.float32)
+        return arrays
 
 
 @define(eq=False)
