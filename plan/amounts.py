@@ -287,8 +287,13 @@ def counted(amount: Quantity, batch: Arithmetic) -> Period | None:
             return Period(max(ceil(amount.value), 1), amount.unit)
         case "seconds":
             return Period(Fraction(amount.value), "seconds")
-        case "%" if batch.steps is not None:
+        case "%" if (tokens := batch.in_tokens(amount)) is not None:
+            return Period(max(tokens, 1), "tokens")
+        case "%" if batch.epochs is None and batch.steps is not None:
             return Period(share_of(amount.fraction, batch.steps), "steps")
+        case "%" if batch.epochs is not None and batch.epoch_rows is not None:
+            epochs = exact(amount.fraction) * exact(batch.epochs)
+            return Period(tokens_of(epochs, batch.epoch_rows, batch.sequence), "tokens")
         case "epochs" if batch.epoch_rows is not None:
             return Period(tokens_of(float(amount.value), batch.epoch_rows, batch.sequence), "tokens")
     return None
@@ -299,7 +304,7 @@ def share_of(fraction: float, steps: int) -> int:
     return max(ceil(exact(fraction) * steps), 1)
 
 
-def tokens_of(epochs: float, epoch_rows: Fraction, sequence: int) -> int | Fraction:
+def tokens_of(epochs: float | Fraction, epoch_rows: Fraction, sequence: int) -> int | Fraction:
     """Return the positions in the rows of `epochs` epochs."""
     tokens = exact(epochs) * epoch_rows * sequence
     return int(tokens) if tokens.denominator == 1 else tokens

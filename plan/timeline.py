@@ -17,7 +17,7 @@ from xtrain.dsl.schema.actions import action_of
 from xtrain.dsl.schema.optimizers import SCHEDULERS
 from xtrain.dsl.spec import Spec
 from xtrain.plan.amounts import in_epochs, share_of, tokens_of, weights
-from xtrain.plan.arithmetic import Arithmetic, arithmetic_of, counted, rows_of_epoch
+from xtrain.plan.arithmetic import Arithmetic, arithmetic_of, counted, exact, rows_of_epoch
 from xtrain.plan.plan import Node, Plan, PlanPhase, PlanTick, StepStretch, Timeline, Uncounted
 from xtrain.plan.step_sizes import StepSizes
 
@@ -369,12 +369,9 @@ def _phase(phase: PlanPhase, batch: Arithmetic) -> PlanPhase:
 def _tick(tick: PlanTick, batch: Arithmetic) -> PlanTick:
     if tick.epochs is None and tick.fraction is None:
         return tick
-    steps, tokens = None, None
-    if tick.fraction is not None and batch.steps is not None:
-        steps = share_of(tick.fraction, batch.steps)
-    elif tick.epochs is not None and batch.epoch_rows is not None:
-        tokens = tokens_of(tick.epochs, batch.epoch_rows, batch.sequence)
-    return evolve(tick, steps=steps, tokens=tokens)
+    epochs = tick.epochs if tick.fraction is None else exact(tick.fraction) * exact(batch.epochs or 0)
+    tokens = None if batch.epoch_rows is None or epochs is None else tokens_of(epochs, batch.epoch_rows, batch.sequence)
+    return evolve(tick, steps=None, tokens=tokens)
 
 
 def _stop(

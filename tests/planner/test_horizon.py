@@ -114,7 +114,7 @@ def test_what_is_counted_is_what_a_run_of_such_rows_comes_to(
     assert found.tokens == sum(of(step) for step in range(1, steps + 1)) * sequence
 
     in_epochs, in_share = found.ticks
-    assert in_share.steps == max(1, ceil(Fraction(share, 100) * steps))
+    assert in_share.tokens == Fraction(share, 100) * Fraction(str(budget)) * rows * sequence
     period, taken = Fraction(str(tick)) * rows, done
     for step in range(begun + 1, steps + 30):
         own = of(step)

@@ -23,7 +23,7 @@ STOP = 8
 UNITS = {"steps": 1, "tokens": 64, "epochs": 0.1}  # what a step of 4 rows is
 # Rows of a step, and ranks, after the resume: each of them has rows that follow from micro.
 CHANGES = {"larger": (8, 1), "smaller": (2, 1), "much larger": (20, 1), "more ranks": (8, 2), "same": (4, 1)}
-LENGTHS = ("budget", "warmup", "decay", "late decay", "phase", "stop_at", "every")
+LENGTHS = ("budget", "warmup", "decay", "late decay", "phase", "stop_at", "every", "share")
 # Of the whole table these rows run each time: each length, unit and change.
 USUAL = {
     tuple(row.split(" | "))
@@ -41,7 +41,10 @@ USUAL = {
         decay | steps | tokens | much larger
         phase | tokens | steps | larger
         stop_at | epochs | tokens | smaller
-        every | tokens | steps | larger""".replace("        ", "").splitlines()
+        every | tokens | steps | larger
+        share | steps | steps | smaller
+        share | tokens | tokens | larger
+        share | epochs | epochs | much larger""".replace("        ", "").splitlines()
 }
 
 
@@ -60,10 +63,11 @@ def plan_of(folder: Path, length: str, unit: str, budget: str, rows: int, world:
         "phase": f"phase late {{ from = {amount(unit, 10)}, lr_scale = 0.5 }}",
         "stop_at": f"launch {{ stop_at = {amount(unit, 12)} }}",
         "every": f"every {amount(unit, 3)} eval a",
+        "share": "every 15% eval a",
     }[length]
     path = folder / "spec.xtrain"
     path.write_text(
-        f"""experiment tiny {{ budget = {amount(unit if length == "budget" else budget, 20)} }}
+        f"""experiment tiny {{ budget = {amount(unit if length in ("budget", "share") else budget, 20)} }}
         model llama {{ dim = 16, layers = 1, heads = 2 }}
         tokenizer bytes
         dataset a {{ source = text("*.txt"), holdout = 1% }}
@@ -135,7 +139,7 @@ def resumed(folder: Path, length: str, unit: str, budget: str, change: str) -> t
 def check(folder: Path, length: str, unit: str, budget: str, change: str) -> None:
     plan, batch = resumed(folder, length, unit, budget, change)
     hand, timeline = Hand(CHANGES[change][0]), plan.timeline
-    budget = unit if length == "budget" else budget
+    budget = unit if length in ("budget", "share") else budget
     end = hand.first(budget, 20 * UNITS[budget])
     assert timeline.steps == batch.steps == end
     assert [batch.sizes.before(step) for step in (0, 5, STOP, end)] == [
@@ -145,7 +149,7 @@ def check(folder: Path, length: str, unit: str, budget: str, change: str) -> Non
         assert timeline.phases[1].first == hand.first(unit, 10 * UNITS[unit])
     if length == "stop_at":
         assert timeline.stop_at == hand.first(unit, 12 * UNITS[unit])
-    if length == "every":
+    if length in ("every", "share"):
         (tick,) = (tick for tick in timeline.ticks if tick.nodes == ("tick.eval.a",))
         period = 3 * UNITS[unit]
         due = [
@@ -168,7 +172,7 @@ def check(folder: Path, length: str, unit: str, budget: str, change: str) -> Non
 
 def table():
     for length, unit, budget, change in product(LENGTHS, UNITS, UNITS, CHANGES):
-        if length == "budget" and unit != budget:
+        if length in ("budget", "share") and unit != budget:
             continue
         marks = () if (length, unit, budget, change) in USUAL else pytest.mark.slow
         yield pytest.param(length, unit, budget, change, marks=marks)
