@@ -28,7 +28,7 @@ from killing import MOMENTS, VICTIMS, Start, command, logged
 from torch.distributed.checkpoint import FileSystemReader
 
 from xtrain.runtime.store.checkpoints import POINTERS, TENSORS, CheckpointEntry, CheckpointFolder
-from xtrain.runtime.store.writing import read_tensors
+from xtrain.runtime.store.reading import read_tensors
 
 STEPS = 20
 SPEC = """

@@ -52,10 +52,10 @@ from xtrain.runtime.store.checkpoints import CheckpointEntry, CheckpointFolder
 from xtrain.runtime.store.file_saver import FileSaver, Snapshots
 from xtrain.runtime.store.full_state import FullState, KeptFile, Restored, choose, flaw_of
 from xtrain.runtime.store.publication import Publisher, finish_rollback
-from xtrain.runtime.store.reading import WholeTensors
+from xtrain.runtime.store.reading import WholeTensors, read_tensors
 from xtrain.runtime.store.saver import HostCopy, Mode, Overlap, Saver
 from xtrain.runtime.store.stored_weights import WeightReader
-from xtrain.runtime.store.writing import Backend, Transaction, read_tensors
+from xtrain.runtime.store.writing import Backend, Transaction
 
 Verify = Literal["content", "sizes"]
 # Outcomes of restored groups that deserve a warning.

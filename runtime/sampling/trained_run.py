@@ -26,7 +26,7 @@ from xtrain.runtime.sampling.text_generator import TextGenerator, continue_texts
 from xtrain.runtime.store.base_weights import BaseWeights, evaluated, leave_residual, prefix
 from xtrain.runtime.store.beginning import check_weights, find, find_named, find_to_read
 from xtrain.runtime.store.checkpoints import CheckpointEntry
-from xtrain.runtime.store.writing import read_tensors
+from xtrain.runtime.store.reading import read_tensors
 
 
 @frozen(eq=False)

@@ -3,7 +3,6 @@
 An entry never changes once it is published. `state.json` has the counters, and the size and checksum of every file.
 """
 
-import json
 import os
 import re
 import stat
@@ -20,7 +19,6 @@ from attrs import frozen
 from xtrain.plan.canonical import SEAL, digest
 from xtrain.plan.checkpoints import ALIAS, EPOCH, FULL, POINTERS, STATE, WEIGHTS, Pointer
 from xtrain.regular_files import read_json, read_regular
-from xtrain.runtime.base import files as durable
 from xtrain.runtime.base.files import PARTIAL, REMOVING, means
 
 PIECE_BYTES = 4 * 2**20
@@ -63,7 +61,6 @@ LATE_METRICS = "metrics.json"
 # The file without which nothing can be read: the index of a sharded checkpoint, or the only file.
 METADATA = ".metadata"
 TENSORS = "state.pt"
-FORMAT = 2
 
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -104,13 +101,6 @@ class _Stored(msgspec.Struct):
     files: dict[str, Any] = {}
 
 
-def write_sidecar(folder: Path, state: dict[str, Any], checksums: dict[str, str]) -> None:
-    """Seal a folder whose other files are all written. checksums: of each of these files. Raises OSError."""
-    files = {name: {"bytes": (folder / name).stat().st_size, "checksum": sum} for name, sum in checksums.items()}
-    content = {"format": FORMAT, **state, "files": files}
-    durable.write(folder / STATE, json.dumps({**content, "seal": _seal(content)}, indent=1))
-
-
 def read_sidecar(folder: Path) -> dict[str, Any]:
     """Read a checkpoint's `state.json`. Raises OSError or ValueError if it is missing or invalid."""
     content = read_json(folder / STATE)
@@ -121,11 +111,6 @@ def read_sidecar(folder: Path) -> dict[str, Any]:
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error
     return content
-
-
-def write_late_metrics(folder: Path, metrics: dict[str, float]) -> None:
-    """Store metrics measured after the state was saved, next to the sealed files. Raises OSError."""
-    durable.write(folder / LATE_METRICS, json.dumps(metrics, indent=1))
 
 
 def read_late_metrics(folder: Path) -> dict[str, float]:
@@ -151,7 +136,9 @@ def flaws(folder: Path, *, content: bool = False, part: tuple[int, int] = (0, 1)
         return [f"{STATE} is missing"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return [f"{STATE} cannot be read"]
-    if "seal" in state and state["seal"] != _seal({name: value for name, value in state.items() if name != "seal"}):
+    if "seal" in state and state["seal"] != content_seal(
+        {name: value for name, value in state.items() if name != "seal"}
+    ):
         return [f"{STATE} has changed since it was written"]
     if METADATA not in files and TENSORS not in files:
         return [f"{STATE} names neither {METADATA} nor {TENSORS}"]
@@ -190,7 +177,8 @@ def _size_flaw(file: Path, size: int) -> str:
     return "" if actual_size == size else f"{file.name} has {actual_size:,} of {size:,} bytes"
 
 
-def _seal(content: dict[str, Any]) -> str:
+def content_seal(content: dict[str, Any]) -> str:
+    """Return the seal of a sidecar's content."""
     return digest(content, SEAL, size=DIGEST_BYTES)
 
 

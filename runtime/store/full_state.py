@@ -30,7 +30,7 @@ from xtrain.runtime.nn.transformer import ModelParts
 from xtrain.runtime.nn.weights import optimizer_tensors, saved_tensors
 from xtrain.runtime.store.checkpoints import CheckpointEntry, CheckpointFolder, flaws
 from xtrain.runtime.store.publication import onward
-from xtrain.runtime.store.writing import read_tensors
+from xtrain.runtime.store.reading import read_tensors
 
 # The learning rate is not stored: it is a closed form of the counters.
 ORDER: Final = ("model", "ema", "optimizer", "loader", "counters", "completions", "rng")

@@ -6,12 +6,14 @@ from typing import Any, Final
 
 from attrs import asdict, fields, frozen
 
-from xtrain.plan.checkpoints import POINTERS, Pointer
+from xtrain.plan.checkpoints import POINTERS, STATE, Pointer
 from xtrain.regular_files import read_json
 from xtrain.runtime.base import files as durable
 from xtrain.runtime.base.errors import ResumeRefused
 from xtrain.runtime.base.locks import unless_read
-from xtrain.runtime.store.checkpoints import TENSORS, CheckpointEntry, CheckpointFolder, write_sidecar
+from xtrain.runtime.store.checkpoints import LATE_METRICS, TENSORS, CheckpointEntry, CheckpointFolder, content_seal
+
+FORMAT: Final = 2
 
 
 @frozen
@@ -126,6 +128,18 @@ class Publisher:
         if pointer != "best" or not self.best:
             return None
         return self.folder.best_of(self.best, highest=self.highest, besides=name)
+
+
+def write_sidecar(folder: Path, state: dict[str, Any], checksums: dict[str, str]) -> None:
+    """Seal a folder whose other files are all written. checksums: of each of these files. Raises OSError."""
+    files = {name: {"bytes": (folder / name).stat().st_size, "checksum": sum} for name, sum in checksums.items()}
+    content = {"format": FORMAT, **state, "files": files}
+    durable.write(folder / STATE, json.dumps({**content, "seal": content_seal(content)}, indent=1))
+
+
+def write_late_metrics(folder: Path, metrics: dict[str, float]) -> None:
+    """Store metrics measured after the state was saved, next to the sealed files. Raises OSError."""
+    durable.write(folder / LATE_METRICS, json.dumps(metrics, indent=1))
 
 
 def partial_of(final: Path) -> Path:

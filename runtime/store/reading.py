@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
@@ -20,10 +21,14 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from xtrain.regular_files import open_regular, read_regular
+from xtrain.runtime.base.errors import StorageFailed
+from xtrain.runtime.base.mesh import CollectiveErrors, reason
+from xtrain.runtime.nn.weights import quiet_alone
 from xtrain.runtime.store.checkpoints import METADATA, TENSORS
 
 
@@ -272,6 +277,25 @@ def _size(record: Any) -> torch.Size:
     if len(_checked(extents, tuple)) > MOST_DIMENSIONS:
         raise ValueError("a tensor has too many dimensions")
     return torch.Size(map(_checked_int, extents))
+
+
+def read_tensors(tensors: dict[str, Any], folder: Path, collective: CollectiveErrors | None = None) -> None:
+    """Fill name → tensor, of any layout, from a checkpoint of any layout and form.
+
+    Collective; without `collective` this process is alone. Raises StorageFailed on all ranks alike, also if a name is
+    missing or its shape differs.
+    """
+    collective = collective or CollectiveErrors(0, 1, None)
+    group, readers = collective.group, list[StorageReader]()
+    collective.all(lambda: readers.append(reader_of(folder)))
+    with quiet_alone():
+        try:
+            load(tensors, checkpoint_id=folder, storage_reader=readers[0], process_group=group, no_dist=group is None)
+        except CheckpointException as error:
+            causes = [cause for cause, _ in error.failures.values()]
+            if any(isinstance(cause, torch.OutOfMemoryError | torch.AcceleratorError) for cause in causes):
+                raise
+            raise StorageFailed(f"{folder} cannot be read: {'; '.join(dict.fromkeys(map(reason, causes)))}") from error
 
 
 class WholeTensors:

@@ -25,9 +25,9 @@ from xtrain.runtime.store.checkpoints import (
     entry_of,
     read_sidecar,
     total_bytes,
-    write_late_metrics,
 )
 from xtrain.runtime.store.full_state import FullState
+from xtrain.runtime.store.publication import write_late_metrics
 from xtrain.runtime.store.writing import Transaction
 from xtrain.text.units import bytes_text
 
@@ -256,7 +256,7 @@ class Saver:
         final = self.folder.model_path(self.progress.step)
         tensors, said = self.state.weights()
         state = {name: value for name, value in self._described().items() if name not in OF_FULL_STATES}
-        self.transaction.run(final, tensors, {**state, **said}, ("model",))
+        self.transaction.save(final, tensors, {**state, **said}, ("model",))
         self._retain()
         self.records.event(
             ModelEvent(
@@ -274,7 +274,7 @@ class Saver:
         self.records.settle(job.step)
         pointers = self._pointers(job)
         try:
-            self.transaction.run(job.final, tensors, job.state, pointers, job.files)
+            self.transaction.save(job.final, tensors, job.state, pointers, job.files)
         except StorageFailed as failure:
             self._report(job, failure)
             return failure

@@ -14,25 +14,20 @@ from typing import Any, Literal
 import torch
 from attrs import field, frozen
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from xtrain.plan.checkpoints import Pointer
 from xtrain.runtime.base import files as durable
-from xtrain.runtime.base.errors import StorageFailed
-from xtrain.runtime.base.mesh import CollectiveErrors, reason
+from xtrain.runtime.base.mesh import CollectiveErrors
 from xtrain.runtime.nn.weights import quiet_alone
 from xtrain.runtime.store.checkpoints import TENSORS, CheckpointEntry, file_checksums
 from xtrain.runtime.store.publication import Publisher, partial_of
-from xtrain.runtime.store.reading import reader_of
 
 # Placeholder for the plan of a rank that has not changed.
 UNCHANGED = SavePlan([], usable=False)
@@ -117,42 +112,19 @@ def _origin(error: BaseException) -> BaseException:
     return error
 
 
-def write_sharded(
-    tensors: dict[str, Any], folder: Path, collective: CollectiveErrors, planner: CachedSavePlanner
-) -> dict[str, str]:
-    """Write every rank's pieces into an empty shared folder; return name → checksum of all files, which are synced.
-    Collective. Raises StorageFailed on all ranks alike."""
-    group = collective.group
-
-    def write() -> None:
-        # The planner has the tensors: `save` would log each tensor that it is given.
-        save({}, storage_writer=_Writer(folder), planner=planner, process_group=group, no_dist=group is None)
-
-    saved = False
-    with quiet_alone():
-        planner.begin(tensors, collective)
-        try:
-            collective.all(write)
-            saved = True
-        finally:
-            planner.end(saved=saved)
-    parts = collective.all(lambda: _settled(folder, collective.rank))
-    return {name: checksum for part in parts for name, checksum in part.items()}
-
-
 def _settled(folder: Path, rank: int) -> dict[str, str]:
     """Sync the files of this rank; return their checksums, computed meanwhile."""
-    own = [path for path in folder.iterdir() if path.name.startswith(f"__{rank}_") or (rank == 0 and _shared(path))]
+    own = [
+        path
+        for path in folder.iterdir()
+        if path.name.startswith(f"__{rank}_") or (rank == 0 and not path.name.startswith("__"))
+    ]
     with ThreadPoolExecutor(1) as pool:
         syncing = [pool.submit(durable.sync, path) for path in own]
         sums = file_checksums(own)
         for sync in syncing:
             sync.result()
     return sums
-
-
-def _shared(path: Path) -> bool:
-    return not path.name.startswith("__")
 
 
 class _CountingFile:
@@ -216,28 +188,24 @@ def write_tensors(
 
     planner: reuses plans of earlier `dcp` saves.
     """
-    if backend == "dcp":
-        return write_sharded(tensors, folder, collective, planner or CachedSavePlanner())
-    return collective.first(lambda: write_file(tensors, folder))
+    if backend == "file":
+        return collective.first(lambda: write_file(tensors, folder))
+    group, planner = collective.group, planner or CachedSavePlanner()
 
+    def write() -> None:
+        # The planner has the tensors: `save` would log each tensor that it is given.
+        save({}, storage_writer=_Writer(folder), planner=planner, process_group=group, no_dist=group is None)
 
-def read_tensors(tensors: dict[str, Any], folder: Path, collective: CollectiveErrors | None = None) -> None:
-    """Fill name → tensor, of any layout, from a checkpoint of any layout and form.
-
-    Collective; without `collective` this process is alone. Raises StorageFailed on all ranks alike, also if a name is
-    missing or its shape differs.
-    """
-    collective = collective or CollectiveErrors(0, 1, None)
-    group, readers = collective.group, list[StorageReader]()
-    collective.all(lambda: readers.append(reader_of(folder)))
+    saved = False
     with quiet_alone():
+        planner.begin(tensors, collective)
         try:
-            load(tensors, checkpoint_id=folder, storage_reader=readers[0], process_group=group, no_dist=group is None)
-        except CheckpointException as error:
-            causes = [cause for cause, _ in error.failures.values()]
-            if any(isinstance(cause, torch.OutOfMemoryError | torch.AcceleratorError) for cause in causes):
-                raise
-            raise StorageFailed(f"{folder} cannot be read: {'; '.join(dict.fromkeys(map(reason, causes)))}") from error
+            collective.all(write)
+            saved = True
+        finally:
+            planner.end(saved=saved)
+    parts = collective.all(lambda: _settled(folder, collective.rank))
+    return {name: checksum for part in parts for name, checksum in part.items()}
 
 
 @frozen(kw_only=True, eq=False)
@@ -250,7 +218,7 @@ class Transaction:
     backend: Backend = "dcp"
     _planner: CachedSavePlanner = field(factory=CachedSavePlanner, init=False)
 
-    def run(
+    def save(
         self,
         final: Path,
         tensors: dict[str, Any],

@@ -8,7 +8,8 @@ from faulty_disk import FULL, Death, FaultyDisk
 
 from xtrain.runtime.base import files as durable
 from xtrain.runtime.store.checkpoints import TENSORS
-from xtrain.runtime.store.writing import read_tensors, write_file
+from xtrain.runtime.store.reading import read_tensors
+from xtrain.runtime.store.writing import write_file
 
 
 @pytest.fixture

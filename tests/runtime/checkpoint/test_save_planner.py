@@ -11,7 +11,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from xtrain.runtime.base.errors import StorageFailed
 from xtrain.runtime.base.mesh import CollectiveErrors
 from xtrain.runtime.store import writing as writer
-from xtrain.runtime.store.writing import CachedSavePlanner, read_tensors, write_tensors
+from xtrain.runtime.store.reading import read_tensors
+from xtrain.runtime.store.writing import CachedSavePlanner, write_tensors
 
 
 def saves(rank, world, folder):

@@ -16,8 +16,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from xtrain.runtime.base.errors import StorageFailed
-from xtrain.runtime.store.reading import ShardReader, WholeTensors, reader_of
-from xtrain.runtime.store.writing import read_tensors
+from xtrain.runtime.store.reading import ShardReader, WholeTensors, read_tensors, reader_of
 
 TENSORS = {
     "a": torch.arange(6.0).view(2, 3),
