@@ -38,35 +38,36 @@ WITH_COMMANDS = (
     "tests/components/test_lr_sweep.py",
     "tests/test_dpo_cpu.py",
     "tests/test_reward_spec.py",
-    "tests/runtime/evaluation/test_harness.py",
-    "tests/runtime/export/test_chat_walk.py",
-    "tests/runtime/test_hooks.py",
-    "tests/runtime/test_further_tokens.py",
+    "tests/runtime/loop/test_harness.py",
+    "tests/runtime/store/test_chat_walk.py",
+    "tests/runtime/loop/test_hooks.py",
+    "tests/runtime/nn/test_further_tokens.py",
 )  # fmt: skip
-WITH_RANKS = ("tests/planner/test_diff_resume.py", "tests/runtime/serving/test_as_a_run.py")
+WITH_RANKS = ("tests/planner/test_diff_resume.py", "tests/server/engine/test_as_a_run.py")
 # They load transformers, which takes three seconds: one process does, beside that of the ranks.
 TRANSFORMERS = "tests (transformers)"
 WITH_TRANSFORMERS = (
     "tests/components/test_lora_against_peft.py",
     "tests/planner/test_agreement.py",
-    "tests/runtime/data/test_found_records.py",
-    *(f"tests/runtime/export/test_{name}.py" for name in ("peft", "pissa", "reward_models", "round_trip")),
-    *(f"tests/runtime/test_{name}.py" for name in ("generation", "rope", "scorer", "teaching")),
+    "tests/runtime/feed/test_found_records.py",
+    *(f"tests/runtime/store/test_{name}.py" for name in ("peft", "pissa", "reward_models", "round_trip")),
+    *(f"tests/runtime/sampling/test_{name}.py" for name in ("generation", "scorer", "teaching")),
+    "tests/runtime/nn/test_rope.py",
 )
 # The longest first, so that no process is left alone with one of them at the end.
 LONG = (
-    "tests/runtime/serving/test_training.py",
-    "tests/runtime/serving/test_sampling.py",
+    "tests/server/engine/test_training.py",
+    "tests/server/engine/test_sampling.py",
     "tests/components/test_families.py",
-    "tests/runtime/test_trace.py",
+    "tests/runtime/inspect/test_trace.py",
     "tests/planner/test_every_setting.py",
     "tests/api/test_from_python.py",
-    "tests/runtime/data/test_tokenise_pool.py",
-    "tests/runtime/test_reading_processes.py",
+    "tests/runtime/feed/test_tokenise_pool.py",
+    "tests/runtime/feed/test_reading_processes.py",
     "tests/tui/board/test_keys.py",
     "tests/tui/board/test_terminal.py",
     "tests/planner/test_alternatives.py",
-    "tests/runtime/checkpoint/test_layout.py",
+    "tests/runtime/store/test_layout.py",
 )
 FIRST = (RANKS, COMMANDS, TRANSFORMERS, "tests/test_quickstart.py", *LONG)
 # Behind these: tests that wait for processes and timers, while others compute; those that only compute are the last.

@@ -141,7 +141,7 @@ def test_kto_is_that_of_trl(name, point):
 
 @pytest.mark.parametrize("name", ["likelier", "less_likely", "weighted"])
 def test_kto_with_an_estimated_point_is_that_of_trl(name):
-    """The point is that which its trainer has estimated; tests/runtime/test_reference_point.py estimates it too."""
+    """The point is the one that its trainer has estimated; test_reference_point.py estimates it too."""
     given = VECTORS["kto_estimated"]["cases"][name]
     labels = [float(label) for *_, label in VECTORS["kto_estimated"]["documents"]]
     rows = Rows(given["policy_logps"], {REF: given["reference_logps"]}, [[0, 1, 2, 3]], {"label": labels})

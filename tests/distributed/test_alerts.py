@@ -71,7 +71,7 @@ def test_bad_steps_are_one_alert_for_as_long_as_they_last(lab):
     assert not alerts(outcome, "loss_spike"), "what is no number is no spike"
 
 
-@SLOW  # of one rank: tests/runtime/monitoring/test_alert_actions.py
+@SLOW  # of one rank: tests/runtime/loop/test_alert_actions.py
 def test_all_ranks_save_behind_the_step_that_follows_a_spike(lab):
     """One rank's share of the loss is high in a step; the first rank sees it in the sum, and all save together."""
     spike = Mutation("poison", rank=1, portions=[55], kind="loss", value=20.0)

@@ -84,7 +84,7 @@ def weights_of(outcome: Outcome) -> list[str]:
 
 @pytest.mark.slow
 def test_looking_with_averages_changes_nothing_that_is_trained(lab: Laboratory):
-    """Also of what is saved beside training; tests/runtime/test_ema.py shows that a copy under way is waited for."""
+    """Also of what is saved beside training; tests/runtime/nn/test_ema.py shows that a copy under way is waited for."""
     trial = evolve(averaging(TWO, "fp32", every=1), steps=2)
     order = f"{trial.more}\nevery 1 step eval lines {{ batches = 1 }} then checkpoint"
     beside = (*TWO.layout, "checkpoint.mode=async")
@@ -151,7 +151,7 @@ def test_a_run_goes_on_with_its_average_and_begins_or_leaves_one_behind(lab: Lab
 def test_random_numbers_of_ranks_go_on_where_they_were(lab: Laboratory):
     """Every rank adds noise of its own to its weights, drawn in odd numbers from each of the streams.
 
-    One left out is noticed; that each is, tests/runtime/checkpoint/test_full_state.py shows without ranks.
+    One left out is noticed; that each is, tests/runtime/store/test_full_state.py shows without ranks.
     """
     more = "every 1 step checkpoint\ncheckpoint { keep = none, mode = async }"
     trial = evolve(TWO.trial("fp32"), steps=3, more=more, settings=TWO.flat)

@@ -61,7 +61,7 @@ def curriculum(plan: Plan) -> Curriculum:
     )
 
 
-@pytest.mark.slow  # by default test_epochs.py, and tests/runtime/data/test_curriculum.py of the order alone
+@pytest.mark.slow  # by default test_epochs.py, and tests/runtime/feed/test_curriculum.py of the order alone
 def test_each_dataset_is_taken_as_often_as_its_epochs_say(lab: Laboratory, trial):
     """On one rank, and on two that stop in the middle of an epoch and go on as one."""
     trial = evolve(trial, more=EPOCHS, settings=(*trial.settings, "experiment.budget=2 epochs"))

@@ -166,7 +166,7 @@ def test_rows_that_were_left_out_count_to_the_epochs_of_the_budget(lab):
     assert any("the rollback skipped rows" in event["message"] for event in events(back.directory, "warning"))
 
 
-@SLOW  # tests/runtime/checkpoint/test_rollback_state.py kills at every change of the files
+@SLOW  # tests/runtime/store/test_rollback_state.py kills at every change of the files
 def test_a_killed_run_that_had_gone_back_goes_on_in_the_same_way(lab):
     """Killed in the step behind the rollback, before anything was saved again."""
     poison = {"rank": 1, "portions": [4, 5]}

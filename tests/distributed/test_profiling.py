@@ -71,7 +71,7 @@ def test_the_steps_that_are_asked_for_on_every_rank_and_nothing_learned_otherwis
     assert re.search(r"^\| +0 \|.*\n\| +1 \|", page, re.MULTILINE) and "`step.forward_backward`" in page
 
 
-@SLOW  # tests/runtime/profiling/test_profile.py cuts profiles short without ranks
+@SLOW  # tests/runtime/inspect/test_profile.py cuts profiles short without ranks
 def test_what_is_under_way_when_a_run_goes_back_ends_there_and_what_was_seen_is_kept(lab):
     """Steps 4 and 5 are bad, and the second one sends the run back to step 2: of 4 to 6 the one that ended was seen."""
     more = "every 2 steps checkpoint\nevery 3 steps profile { wait = 0, warmup = 0, active = 3 }\non nan(2) rollback"

@@ -14,7 +14,7 @@ from xtrain.runtime.store.checkpoints import CheckpointFolder
 
 pytestmark = pytest.mark.distributed
 
-SLOW = pytest.mark.slow  # what one rank can show is shown in tests/runtime/checkpoint/test_saver.py
+SLOW = pytest.mark.slow  # what one rank can show is shown in tests/runtime/store/test_saver.py
 TWO = Topology(fsdp=2, accumulate=1, shared=FLAT)
 EACH = "every 1 step checkpoint\ncheckpoint {{ keep = none, model = false, {} }}"
 

@@ -1,4 +1,4 @@
-"""What EleutherAI's lm-evaluation-harness says of a small model, for tests/runtime/evaluation.
+"""What EleutherAI's lm-evaluation-harness says of a small model, for tests/runtime/loop.
 
 python tests/support/harness_numbers.py --write    # needs `pip install lm-eval accelerate`; compares without `--write`
 
@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from dense import json_text
 
-NUMBERS: Final = Path(__file__).parents[1] / "runtime" / "evaluation" / "harness_numbers.json"
+NUMBERS: Final = Path(__file__).parents[1] / "runtime" / "loop" / "harness_numbers.json"
 # Positions of a row, and the longest context that the harness gives the model.
 POSITIONS: Final = 48
 CONFIG: Final = {

@@ -20,7 +20,7 @@ from xtrain.runtime.feed.packing.stored_rows import RawRow, mismatched
 from xtrain.runtime.nn.weights import model_tensors
 from xtrain.runtime.sampling.reference_weights import PointEstimate, exchanged_rows
 
-TRL = json.loads((Path(__file__).parents[1] / "support" / "loss_vectors.json").read_text())["kto_estimated"]
+TRL = json.loads((Path(__file__).parents[2] / "support" / "loss_vectors.json").read_text())["kto_estimated"]
 DOCUMENTS = [([256, 10, 11], [20, 21, 22, 257]), ([256, 12], [30, 257]), ([256, 13, 14, 15], [40, 41, 257])]
 
 

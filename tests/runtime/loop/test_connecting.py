@@ -26,7 +26,7 @@ LAZILY = "TORCH_GLOO_LAZY_INIT"
 
 @pytest.fixture(scope="module")
 def startup() -> Any:
-    path = Path(__file__).parents[2] / "benchmarks/startup.py"
+    path = Path(__file__).parents[3] / "benchmarks/startup.py"
     spec = importlib.util.spec_from_file_location("startup", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

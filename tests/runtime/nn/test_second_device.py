@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).parents[1] / "support" / "second_device_runs.py"
+PROGRAM = Path(__file__).parents[2] / "support" / "second_device_runs.py"
 
 
 def runs(folder: Path, devices: str, *names: str) -> dict[str, dict[str, list[float]]]:

@@ -18,7 +18,7 @@ from xtrain.runtime.loop.worker import run_rank
 from xtrain.runtime.observe.provenance import planned
 from xtrain.runtime.observe.stopping import EVENTS, stop_signals
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
