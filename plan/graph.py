@@ -1,7 +1,8 @@
 """Nodes and edges of a plan: their builder, and the nodes of actions, launcher, replica groups and trackers."""
 
+from collections.abc import Callable, Mapping
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from attrs import define, field, frozen
 
@@ -27,6 +28,79 @@ WHOLE: Final = 0  # the rank of a server that trains the model itself
 
 # Events that are alerts; each has a setting of the same name in `alerts`.
 ALERTS: Final[tuple[EventName, ...]] = ("loss_spike", "slow", "starvation", "memory", "disk", "stalled")
+
+
+Effect = Literal["none", "rounding", "learning"]
+"""Difference between a resumed run and a run that had the new value from its start. none: the runs are equal bit for
+bit. rounding: equal but for rounding. learning: the runs learn different things."""
+STAYS: Final = "what is trained stays the same"
+ORDER: Final = "sums are computed in another order"
+LEARNS: Final = "the optimizer uses the new value from here on"
+INITIAL: Final = "it only affects the initial weights, which were those of A"
+
+
+@frozen
+class Rule:
+    """Allowed change. path: the setting; text: the reason, as a clause."""
+
+    path: str
+    effect: Effect
+    text: str
+
+
+def learns(path: str, text: str) -> Rule:
+    """Return the rule of a setting that changes what is learned."""
+    return Rule(path, "learning", text)
+
+
+def rounds(path: str, text: str) -> Rule:
+    """Return the rule of a setting that changes rounding only."""
+    return Rule(path, "rounding", text)
+
+
+def stays(path: str, text: str = "") -> Rule:
+    """Return the rule of a setting that changes nothing that is trained. text: what it changes instead."""
+    return Rule(path, "none", f"{text}, {STAYS}" if text else STAYS)
+
+
+# Argument → the rule of a change. None: the argument is compared as a part of the model, the data or the layout.
+Rules = Mapping[str, Rule | None]
+_Add = TypeVar("_Add", bound=Callable[..., Any])
+# Op → the rules of the arguments of its node.
+RESUMED: Final[dict[str, Callable[[Mapping[str, Any]], Rules]]] = {}
+# Ops of nodes that a setting adds, not the layout or a number format.
+SWITCHES: Final[set[str]] = set()
+
+
+def resumes(
+    ops: str,
+    fixed: str = "",
+    *,
+    harmless: str = "",
+    switch: bool = False,
+    by: Callable[[Mapping[str, Any]], Rules] | None = None,
+    **effects: Rule,
+) -> Callable[[_Add], _Add]:
+    """Declare the nodes that a function adds, and the effect of their changed arguments on a resumed run.
+
+    A change of an argument that is not declared makes a checkpoint incompatible. ops: names separated by spaces. fixed:
+    arguments that are compared as a part of the model, the data or the layout. harmless: paths of settings that do not
+    affect training, or `argument=path`. switch: a setting adds the node. by: returns the rules, if they depend on the
+    arguments.
+    """
+    named = (pair if "=" in pair else f"{pair.rpartition('.')[2]}={pair}" for pair in harmless.split())
+    stay = {name: stays(path) for name, path in (pair.split("=") for pair in named)}
+    rules: Rules = {**dict.fromkeys(fixed.split()), **stay, **effects}
+
+    def declare(add: _Add) -> _Add:
+        for op in ops.split():
+            assert op not in RESUMED, f"the rules of {op} are declared twice"
+            RESUMED[op] = by or (lambda _: rules)
+        if switch:
+            SWITCHES.update(ops.split())
+        return add
+
+    return declare
 
 
 class GraphError(Exception):

@@ -5,6 +5,7 @@ memory overlaps with products, and the slower of both counts; gathering them wit
 pipeline wait for each other. Prompts, the cache, latencies and collectives of tensor parallelism are not counted.
 """
 
+from collections.abc import Mapping
 from math import prod
 from typing import Any, Final
 
@@ -15,12 +16,12 @@ from xtrain.contracts.data import PlannedLink
 from xtrain.dsl.schema.data import Dataset
 from xtrain.dsl.schema.data_components import PACKINGS, RowLink, row_link, tokenizer_kind
 from xtrain.dsl.schema.losses import ADAPTER_OFF, INITIAL, ReferredLoss
-from xtrain.dsl.schema.policy import Reward, Rollout
+from xtrain.dsl.schema.policy import REWARDS, Reward, Rollout
 from xtrain.plan.arithmetic import microbatches_text
 from xtrain.plan.canonical import portable
 from xtrain.plan.data import form_text, node_ids, resolve_chain, source_args
 from xtrain.plan.estimates import Estimates
-from xtrain.plan.graph import Builder
+from xtrain.plan.graph import Builder, Rules, learns, resumes, stays
 from xtrain.plan.groups import task_of
 from xtrain.plan.hardware import NARROWEST, plain_kernels
 from xtrain.plan.mesh import AXES
@@ -37,6 +38,7 @@ from xtrain.planner.derive.further_models import (
 )
 from xtrain.planner.derive.layout import resolve_cluster
 from xtrain.planner.derive.model import kept_tensors, reference_files
+from xtrain.planner.graph.parallel import TEACHER
 from xtrain.planner.resolved import Resolved
 from xtrain.text.units import BYTES, bytes_text, count_text, flops_text, plural, seconds_text
 
@@ -77,6 +79,14 @@ class RolloutStep:
     axes: tuple[str, ...]
 
 
+@resumes("setup.prompts", "positions max_tokens")
+@resumes("setup.completions", "steps updates")
+@resumes(
+    "setup.scorer",
+    "architecture attention format",
+    folder=learns("reward.folder", "completions are scored by it from here on"),
+    digest=learns("reward.folder", "completions are scored by other weights from here on"),
+)
 def add_prompts(graph: Builder, run: Resolved, loader: str) -> None:
     """Add the node that finds prompts, if the run has rollouts."""
     rollout = run.spec.rollout
@@ -106,6 +116,37 @@ def add_prompts(graph: Builder, run: Resolved, loader: str) -> None:
         graph.add("setup", COMPLETIONS, does, args=args, axes=run.wide(*AXES), after=(loader,))
 
 
+_SAMPLED: Final = "completions are sampled by it from here on"
+
+
+def _reward_rules(args: Mapping[str, Any]) -> Rules:
+    chosen = REWARDS.of_users if "user" in args else REWARDS.get(args["kind"])
+    own = chosen.resuming if chosen is not None else {}
+    text = "completions are scored by it from here on"
+    return {name: learns(f"reward.{name}", own.get(name, text)) for name in args}
+
+
+@resumes(
+    "rollout.generate",
+    "seed",
+    switch=True,
+    harmless="rollout.show",
+    replay_routing=learns("rollout.replay_routing", "tokens go to their experts by it from here on"),
+    steps=learns("rollout.steps", "completions are sampled for so many steps at once from here on"),
+    updates=learns("rollout.updates", "so many steps learn from each completion from here on"),
+    group=learns("rollout.group", _SAMPLED),
+    max_tokens=learns("rollout.max_tokens", _SAMPLED),
+    temperature=learns("rollout.temperature", _SAMPLED),
+    top_k=learns("rollout.top_k", _SAMPLED),
+    top_p=learns("rollout.top_p", _SAMPLED),
+)
+@resumes("rollout.score", by=_reward_rules)
+@resumes(
+    "rollout.advantages",
+    scale=learns("rollout.scale_rewards", "advantages are computed by it from here on"),
+    mask_truncated=learns("rollout.mask_truncated", "completions are learned from by it from here on"),
+)
+@resumes("rollout.reference")
 def before_step(run: Resolved, rollout: Rollout, reward: Reward) -> list[RolloutStep]:
     """Return the nodes that sample, score and form rows before ranks agree on the step."""
     args: dict[str, Any] = {
@@ -154,6 +195,7 @@ def before_step(run: Resolved, rollout: Rollout, reward: Reward) -> list[Rollout
     return nodes
 
 
+@resumes("rollout.compare", "replay_routing")
 def behind_forward(run: Resolved) -> RolloutStep:
     """Return the node that measures the sampler after the step has computed the same tokens."""
     does = "log-probabilities of the sampler are compared with those of the step"
@@ -175,6 +217,7 @@ KEPT: Final = "setup.rollout_reference"
 SOME_ROWS: Final = 1000  # number of rows whose forward time is shown
 
 
+@resumes(OP, "dataset reference digest format task parts mismatched")
 def add_references(
     graph: Builder, run: Resolved, estimates: Estimates, model: str, collate: str
 ) -> tuple[tuple[str, str], ...]:
@@ -239,6 +282,7 @@ def add_references(
     return tuple(found)
 
 
+@resumes(KEPT, "reference bytes")
 def _kept(graph: Builder, run: Resolved, reference: str, model: str) -> tuple[str, str]:
     """Return the node that stores the reference's difference from the model, for completions."""
     most = max(run.state_bytes(kept_tensors(run, own)) for own in run.parameters_by_pp)
@@ -263,6 +307,7 @@ def _cost(run: Resolved, estimates: Estimates) -> str:
 WIDE_BYTES: Final = 4  # bytes of a number stored for a teacher
 
 
+@resumes("setup.tokenizer", "source")
 def add_tokenizer(graph: Builder, run: Resolved) -> str:
     """Add the tokenizer's node; return its id."""
     source = run.spec.tokenizer.source
@@ -271,6 +316,13 @@ def add_tokenizer(graph: Builder, run: Resolved) -> str:
     return graph.add("setup", "setup.tokenizer", kind.does(source), args=args, after=("setup.bootstrap",))
 
 
+@resumes(
+    "setup.loader",
+    "datasets micro accumulate rows sequence seed steps epochs balance ramp task_of prompts",
+    prefetch=stays("batch.prefetch", "rows are read earlier or later"),
+    workers=stays("batch.workers", "others read"),
+    again=learns("rollout.updates", "prompts come again so often from here on"),
+)
 def add_data(graph: Builder, run: Resolved, estimates: Estimates, model: str) -> str:
     """Add the chain; return the id of the loader. model: the node after which the model has its first values."""
     tokenizer = add_tokenizer(graph, run)
@@ -329,6 +381,9 @@ def add_data(graph: Builder, run: Resolved, estimates: Estimates, model: str) ->
     return loader
 
 
+@resumes(
+    "setup.data", "dataset kind patterns options reads holdout oversized bad_records seed sequence align method group"
+)
 def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) -> str:
     seed = run.spec.experiment.seed
     link = row_link(run.spec.collate).settled(dataset.has_answers)
@@ -362,6 +417,13 @@ def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) ->
     )
 
 
+@resumes(
+    "setup.teacher",
+    "dataset precision sequence",
+    folder=learns("loss.teacher", TEACHER),
+    top=learns("loss.top", TEACHER),
+    temperature=learns("loss.temperature", TEACHER),
+)
 def _taught(graph: Builder, run: Resolved, name: str, id: str) -> str:
     """Add the teacher's probabilities for a dataset that is trained on or measured with them; return the node's id."""
     teacher = run.spec.loss.learns_from
@@ -388,6 +450,11 @@ def _packing(link: RowLink) -> dict[str, Any]:
     return {} if link.packing is PACKINGS.default else {"method": link.packing.kind}
 
 
+@resumes("collate.to_tensor collate.flatten collate.shift_tokens")
+@resumes("collate.pack", "method group capacity align unit columns computed values wide later")
+@resumes("collate.user", "module function digest arguments variables takes gives")
+@resumes("collate.shard", "ring ulysses")
+@resumes("collate.microbatches", "micro accumulate")
 def _chain(graph: Builder, run: Resolved, after: tuple[tuple[str, str], ...]) -> str:
     batch = run.batch
     last = ""

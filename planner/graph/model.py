@@ -13,15 +13,22 @@ from xtrain.dsl.schema.losses import Loss
 from xtrain.plan.architecture import ParameterSpec, name_in_block
 from xtrain.plan.canonical import portable
 from xtrain.plan.estimates import Parameters
-from xtrain.plan.graph import Builder
+from xtrain.plan.graph import INITIAL, ORDER, Builder, Rule, Rules, learns, resumes, rounds
 from xtrain.plan.hardware import HIGHEST, QUERIES
 from xtrain.plan.mesh import AXES
 from xtrain.plan.parameters import matrix_numbers, quantised_bytes, uneven_matrices
 from xtrain.plan.weight_files import LOADED
 from xtrain.plan.weight_layout import draws_head, stored_rows
 from xtrain.planner.derive.layout import device_kind
-from xtrain.planner.graph.parallel import BLOCKS, SPREADING, add_pipeline, add_teacher_model, add_teacher_weights
-from xtrain.planner.graph.saving import add_base, add_pretrained
+from xtrain.planner.graph.parallel import (
+    BLOCKS,
+    OFFLOAD,
+    SPREADING,
+    add_pipeline,
+    add_teacher_model,
+    add_teacher_weights,
+)
+from xtrain.planner.graph.saving import UNDER_ADAPTER, add_base, add_pretrained
 from xtrain.planner.resolved import Resolved, attention_kernels, pointwise_kernels, resolve_save
 from xtrain.text.units import BYTES, bytes_text, count_text, plural
 
@@ -105,6 +112,7 @@ def _modules(module: str, sizes: Mapping[str, int], meant: Set[str]) -> Iterator
             yield from _modules(child, sizes, meant)
 
 
+_INIT_STD: Final = learns("model.init_std", INITIAL)
 MOST_MODULES: Final = 8  # modules named in a node's description
 
 
@@ -133,6 +141,14 @@ def add_model(graph: Builder, run: Resolved, after: str) -> str:
     return stack_of(run.spec).wrap(graph, run, last)
 
 
+def _adapter_rules(args: Mapping[str, Any]) -> Rules:
+    path = f"task.{args['task']}.adapter" if "task" in args else "adapter"
+    drawn = {name: learns(f"{path}.{name}", INITIAL) for name in args}
+    return {**drawn, **dict.fromkeys(("kind", "seed", "task"))}
+
+
+@resumes("setup.decompose", "matrices")
+@resumes("setup.adapter", by=_adapter_rules)
 def _adapter(graph: Builder, run: Resolved, last: str) -> str:
     """Add the initial values of adapters, after the initial values of the model under them."""
     adapter = run.architecture.adapter
@@ -158,6 +174,13 @@ def _adapter(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.adapter", adapter.does(), args=args, after=((last, "model"),))
 
 
+def _adapter_file_rules(args: Mapping[str, Any]) -> Rules:
+    path = f"task.{args['task']}.adapter.from" if "task" in args else "adapter.from"
+    folder = Rule(path, "none", "it is only read at the start of a run")
+    return {"digest": learns(path, INITIAL), "folder": folder, "task": None}
+
+
+@resumes("setup.read_adapter", by=_adapter_file_rules)
 def _read_adapter(graph: Builder, run: Resolved, last: str, task: str = "") -> str:
     """Add the node that reads an adapter saved by PEFT. task: its task, if there are several."""
     files = run.adapter_files[task]
@@ -171,6 +194,7 @@ def _read_adapter(graph: Builder, run: Resolved, last: str, task: str = "") -> s
     return graph.add("setup", "setup.read_adapter", does, id=id, args=args, after=((last, "model"),))
 
 
+@resumes("setup.dropout", "seed matrices", share=learns("adapter.dropout", "another share is dropped from here on"))
 def _dropout(graph: Builder, run: Resolved, last: str) -> str:
     adapter = run.architecture.adapter
     if adapter is None or not adapter.drops:
@@ -182,6 +206,12 @@ def _dropout(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.dropout", does, args=args, after=((last, "model"),))
 
 
+@resumes(
+    "setup.embedding_noise",
+    "seed",
+    switch=True,
+    most=learns("batch.neftune", "noise of another size is added from here on"),
+)
 def _embedding_noise(graph: Builder, run: Resolved, last: str) -> str:
     noise = run.spec.batch.neftune
     if not noise:
@@ -194,6 +224,15 @@ def _embedding_noise(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.embedding_noise", does, args=args, after=((last, "model"),))
 
 
+@resumes("setup.weights", "seed", offload=OFFLOAD, init_std=_INIT_STD)
+@resumes(
+    "setup.read_weights",
+    switch=True,
+    digest=learns("model.weights", UNDER_ADAPTER),
+    **dict.fromkeys(
+        ("folder", "repo", "revision"), Rule("model.folder", "none", "it is only read at the start of a run")
+    ),
+)
 def _weights(graph: Builder, run: Resolved, last: str) -> str:
     args: dict[str, Any] = {"offload": run.spec.parallel.fsdp.offload}
     files = run.weights
@@ -220,6 +259,7 @@ def _weights(graph: Builder, run: Resolved, last: str) -> str:
     return _head(graph, run, graph.add("setup", "setup.read_weights", does, args=args, after=((last, "model"),)))
 
 
+@resumes("setup.head", "seed", init_std=_INIT_STD)
 def _head(graph: Builder, run: Resolved, last: str) -> str:
     """Add the initial values of a reward head on the weights of a language model."""
     arch, files = run.architecture, run.weights
@@ -230,6 +270,14 @@ def _head(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.head", does, args=args, after=((last, "model"),))
 
 
+@resumes(
+    "setup.build_model",
+    "architecture params stages owners rows",
+    attention=rounds("model.attention", "another kernel computes attention"),
+    pointwise=rounds("compile.mode", "other kernels compute norms, rotations and SwiGLU"),
+    z_loss=learns("loss.z_loss", "the loss uses the new weight from here on"),
+    chunk_bytes=rounds("loss.chunk", ORDER),
+)
 def _build(graph: Builder, run: Resolved, after: str) -> str:
     arch, spec, pipeline = run.architecture, run.spec, run.pipeline
     args: dict[str, Any] = {
@@ -268,6 +316,7 @@ def _logits(loss: Loss) -> dict[str, Any]:
     return {"z_loss": loss.z_loss, "chunk_bytes": int(loss.chunk.value)}
 
 
+@resumes("setup.loss", by=dict.fromkeys)  # the loss is compared as a whole
 def _loss(graph: Builder, run: Resolved, last: str) -> str:
     """Add the loss if it is not the model's own cross-entropy."""
     chosen = run.spec.loss
@@ -277,6 +326,7 @@ def _loss(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.loss", chosen.does(), args=args, after=((last, "model"),))
 
 
+@resumes("setup.temperature", "temperature")
 def _temperature(graph: Builder, run: Resolved, last: str) -> str:
     """Add the temperature, so that losses use the distribution that completions are drawn from."""
     rollout = run.spec.rollout
@@ -287,6 +337,7 @@ def _temperature(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.temperature", does, args=args, after=((last, "model"),))
 
 
+@resumes("setup.mtp", "modules", weight=learns("model.mtp_weight", "further tokens count by it from here on"))
 def _further(graph: Builder, run: Resolved, last: str) -> str:
     """Add the node of modules that predict further tokens."""
     mtp, weight = run.architecture.mtp, run.spec.model.mtp_weight
@@ -305,6 +356,7 @@ def _range_text(counts: list[int]) -> str:
     return plural(low, "block") if low == high else f"{low} to {high} blocks"
 
 
+@resumes("setup.tasks", tasks=learns("task", "adapters are trained on other datasets"))
 def _tasks(graph: Builder, run: Resolved, last: str) -> str:
     """Add the assignment of rows to adapters."""
     tasks = run.spec.tasks
@@ -316,6 +368,7 @@ def _tasks(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.tasks", does, args=args, after=((last, "model"),))
 
 
+@resumes("setup.freeze", "parameters format")
 def _freeze(graph: Builder, run: Resolved, last: str) -> str:
     inventory = run.inventory
     if inventory.trained == inventory.total:
@@ -331,6 +384,7 @@ def _freeze(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.freeze", does, args=args, after=((last, "model"),))
 
 
+@resumes("setup.quantise", "base matrices")
 def _quantise(graph: Builder, run: Resolved, last: str) -> str:
     base = run.cuts.base
     if base is None:
@@ -347,6 +401,7 @@ def _quantise(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.quantise", does, args=args, after=((last, "model"),))
 
 
+@resumes("setup.float8", "recipe matrices")
 def _float8(graph: Builder, run: Resolved, last: str) -> str:
     fp8, matrices = run.formats.fp8, run.fp8_matrices
     if fp8 is None:
@@ -367,6 +422,12 @@ def _float8(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.float8", does, args=args, axes=axes, after=((last, "model"),))
 
 
+@resumes(
+    "setup.activation",
+    "pattern matches",
+    switch=True,
+    **dict.fromkeys(("mode", "every", "save"), rounds("activation", "the same operations, some of them recomputed")),
+)
 def _activation(graph: Builder, run: Resolved, last: str) -> str:
     chosen = run.spec.activation
     if chosen.mode == "none":
@@ -379,6 +440,7 @@ def _activation(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.activation", does, args=args, after=((last, "model"),))
 
 
+@resumes("setup.routing_replay", "matches")
 def _routing_replay(graph: Builder, run: Resolved, last: str) -> str:
     if run.spec.activation.mode == "none" or run.layout.ep == 1:
         return last
@@ -392,6 +454,12 @@ def _routing_replay(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.routing_replay", does, args=args, after=((last, "model"),))
 
 
+@resumes(
+    "setup.tile_mlp",
+    "pattern matches",
+    switch=True,
+    positions=rounds("activation.tile_mlp", "gradients of feed-forward matrices are summed piece by piece"),
+)
 def _tile_mlp(graph: Builder, run: Resolved, last: str) -> str:
     tile, layers = run.tile, run.tiled
     if tile is None or not layers:
@@ -407,6 +475,7 @@ def _tile_mlp(graph: Builder, run: Resolved, last: str) -> str:
 COMPILE_MODES: Final = {"default": "default", "max_autotune": "max-autotune-no-cudagraphs"}
 
 
+@resumes("setup.async_tp")
 def _async_tensor_parallel(graph: Builder, run: Resolved, last: str) -> str:
     if not run.async_tp:
         return last
@@ -414,6 +483,9 @@ def _async_tensor_parallel(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.async_tp", does, axes=("tp",), after=((last, "model"),))
 
 
+@resumes(
+    "setup.compile", "pattern matches", switch=True, mode=rounds("compile.mode", "compiled blocks round differently")
+)
 def _compile(graph: Builder, run: Resolved, last: str) -> str:
     mode = run.spec.compile.mode
     if mode == "none":

@@ -5,7 +5,7 @@ from typing import Any, Final
 from xtrain.contracts.stacks import stack_of
 from xtrain.plan.architecture import EMBEDDING, HEAD, expert_module
 from xtrain.plan.canonical import portable
-from xtrain.plan.graph import Builder
+from xtrain.plan.graph import ORDER, Builder, learns, resumes, rounds, stays
 from xtrain.plan.mesh import AXES, tensor_rules
 from xtrain.plan.parameters import block_tensors
 from xtrain.plan.pipeline import end_names
@@ -15,6 +15,17 @@ from xtrain.text.units import BYTES, bytes_text, count_text, plural
 BLOCKS: Final = "layers.*"
 
 
+OFFLOAD: Final = rounds("parallel.fsdp.offload", "states live and are updated on another device")
+TEACHER: Final = "the divergence is taken from it from here on"
+_REDUCE: Final = rounds("parallel.fsdp.reduce", "gradients are summed in another format")
+
+
+@resumes(
+    "setup.parallel.tp",
+    "size rules",
+    sequence=rounds("parallel.tp.sequence", ORDER),
+    loss=rounds("parallel.tp.loss", ORDER),
+)
 def _tensor_parallel(graph: Builder, run: Resolved, last: str) -> str:
     size, tp, arch = run.size("tp"), run.spec.parallel.tp, run.architecture
     if size == 1:
@@ -47,6 +58,7 @@ def _owners(run: Resolved, pattern: str) -> list[int]:
     return found
 
 
+@resumes("setup.parallel.cp", "ring ulysses matches")
 def _context_parallel(graph: Builder, run: Resolved, last: str) -> str:
     if run.context == 1:
         return last
@@ -63,6 +75,7 @@ def _context_parallel(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.parallel.cp", does, args=args, axes=axes, after=((last, "model"),))
 
 
+@resumes("setup.parallel.ep", "size pattern matches meanwhile")
 def _expert_parallel(graph: Builder, run: Resolved, last: str) -> str:
     size, arch = run.layout.ep, run.architecture
     if size == 1:
@@ -80,6 +93,13 @@ def _expert_parallel(graph: Builder, run: Resolved, last: str) -> str:
 SPREADING: Final = (_tensor_parallel, _context_parallel, _expert_parallel)
 
 
+@resumes(
+    "setup.parallel.fsdp setup.parallel.expert_fsdp",
+    "pattern matches dimension compute",
+    reduce=_REDUCE,
+    offload=OFFLOAD,
+    reshard=stays("parallel.fsdp.reshard", "memory and traffic change"),
+)
 def add_fsdp(graph: Builder, run: Resolved, last: str) -> str:
     """Add the nodes that form FSDP units, for stacks that use them; return the id of the last node."""
     for part in (_expert_fsdp, _fsdp, _root_fsdp, _prefetch):
@@ -139,6 +159,7 @@ def _cut_text(run: Resolved, axes: tuple[str, ...], *, experts: bool) -> str:
     return f" over {run.product(axes)}: {whole} → {piece} a rank{host}, gradients summed in {run.formats.reduce}"
 
 
+@resumes("setup.parallel.root_fsdp", "pattern matches dimension compute reshard", reduce=_REDUCE, offload=OFFLOAD)
 def _root_fsdp(graph: Builder, run: Resolved, last: str) -> str:
     if not run.dense_fsdp:
         return last
@@ -156,6 +177,7 @@ def _root_fsdp(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.parallel.root_fsdp", does, args=args, axes=axes, after=((last, "model"),))
 
 
+@resumes("setup.parallel.prefetch", "units")
 def _prefetch(graph: Builder, run: Resolved, last: str) -> str:
     """Add the order in which a forward gathers units; FSDP derives the reverse order of a backward itself."""
     if not run.prefetch:
@@ -172,6 +194,11 @@ def _prefetch(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.parallel.prefetch", does, args={"units": units}, after=((last, "model"),))
 
 
+@resumes(
+    "setup.parallel.pp",
+    "size stages_per_rank",
+    schedule=rounds("parallel.pp.schedule", "microbatches are added up in another order"),
+)
 def add_pipeline(graph: Builder, run: Resolved, last: str) -> str:
     """Add the node that connects stages, if there are several; return the id of the last node."""
     size, pp, pipeline = run.size("pp"), run.spec.parallel.pp, run.pipeline
@@ -186,6 +213,7 @@ def add_pipeline(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.parallel.pp", does, args=args, axes=("pp",), after=((last, "model"),))
 
 
+@resumes("setup.teacher_model", "architecture attention format owner cuts")
 def add_teacher_model(graph: Builder, run: Resolved, model: str) -> str:
     """Add the nodes that build a live teacher, after the node `model`; return the teacher's id, empty without one."""
     own, learns_from = run.teacher, run.spec.loss.learns_from
@@ -215,6 +243,8 @@ def add_teacher_model(graph: Builder, run: Resolved, model: str) -> str:
     return graph.add("setup", "setup.teacher_model", does, args=args, axes=axes, after=((model, "model"),))
 
 
+@resumes("setup.teacher_weights", offload=OFFLOAD)
+@resumes("setup.read_teacher", **dict.fromkeys(("folder", "digest"), learns("loss.teacher", TEACHER)))
 def add_teacher_weights(graph: Builder, run: Resolved, teacher: str, model: str) -> None:
     """Add the nodes that load a live teacher, after its own node `teacher` and the loaded `model`."""
     own, learns_from = run.teacher, run.spec.loss.learns_from

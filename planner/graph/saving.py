@@ -14,7 +14,7 @@ from xtrain.plan.arithmetic import Arithmetic
 from xtrain.plan.canonical import portable
 from xtrain.plan.estimates import Estimates
 from xtrain.plan.findings import Findings, checks
-from xtrain.plan.graph import Builder
+from xtrain.plan.graph import INITIAL, Builder, Rule, learns, resumes, stays
 from xtrain.plan.mesh import AXES
 from xtrain.plan.parameters import weight_bytes
 from xtrain.plan.plan import Plan
@@ -167,6 +167,17 @@ def saves_periodically(schedule: Schedule, batch: Arithmetic) -> bool:
     return False
 
 
+UNDER_ADAPTER: Final = f"{INITIAL}; under an adapter the weights that are read must be the same"
+
+
+@resumes(
+    "setup.ema",
+    "format",
+    decay=learns("ema.decay", "the averaged weights move by it from here on"),
+    every=learns("ema.every", "the averaged weights move so often from here on"),
+    eval=stays("ema.eval", "other weights are evaluated"),
+    publish=stays("ema.publish", "other weights are published"),
+)
 def add_average(graph: Builder, run: Resolved, model: str) -> list[tuple[str, str]]:
     """Add the node of averaged weights; return its id and the value taken from it, or nothing without averages."""
     ema = run.spec.ema
@@ -267,6 +278,7 @@ def put_off_text(spec: Spec, schedule: Schedule) -> str:
     return f"save now what came due {' or '.join(causes)}, if that is over" if causes else ""
 
 
+@resumes("setup.pretrained", switch=True, path=learns("checkpoint.pretrained", UNDER_ADAPTER))
 def add_pretrained(graph: Builder, run: Resolved, last: str) -> str:
     path = pretrained(run.spec)
     if path is None:
@@ -276,6 +288,7 @@ def add_pretrained(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.pretrained", does, args={"path": portable(path)}, after=((last, "model"),))
 
 
+@resumes("setup.base", "parameters")
 def add_base(graph: Builder, run: Resolved, last: str) -> str:
     """Add the node that identifies parameters outside checkpoints by their content, after all of them have their
     values."""
@@ -288,6 +301,12 @@ def add_base(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.base", does, args=args, axes=run.wide(*AXES), after=((last, "model"),))
 
 
+@resumes(
+    "setup.resume",
+    "resume",
+    harmless="checkpoint.verify",
+    origin=Rule("checkpoint.from", "none", "it only affects the start of a run"),
+)
 def add_resume(graph: Builder, run: Resolved, estimates: Estimates, after: tuple[str | tuple[str, str], ...]) -> str:
     """Add the nodes that read and prepare to write a full state; return the last node of the setup."""
     chosen = run.spec.checkpoint
@@ -307,6 +326,7 @@ def add_resume(graph: Builder, run: Resolved, estimates: Estimates, after: tuple
     return _saving(graph, run, estimates, last) if chosen.enabled else last
 
 
+@resumes("setup.residual", "matrices")
 def _residual(graph: Builder, run: Resolved, last: str) -> str:
     """Add the node that subtracts an adapter's initial part from its matrices, whatever its source."""
     adapter = run.architecture.adapter
@@ -320,6 +340,12 @@ def _residual(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.residual", does, args=args, axes=run.wide(*AXES), after=(last,))
 
 
+@resumes(
+    "setup.checkpoint",
+    switch=True,
+    harmless="checkpoint.backend checkpoint.keep checkpoint.mode checkpoint.overlap checkpoint.best "
+    "checkpoint.failures copies=checkpoint.mode highest=checkpoint.best_is",
+)
 def _saving(graph: Builder, run: Resolved, estimates: Estimates, last: str) -> str:
     chosen, on_cpu = run.spec.checkpoint, device_kind(run.spec) == "cpu"
     keep = chosen.keep

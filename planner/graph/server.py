@@ -6,7 +6,7 @@ from typing import Any, Final
 from xtrain.blocks.block import Layer
 from xtrain.plan.estimates import Estimates, Hardware
 from xtrain.plan.findings import Findings
-from xtrain.plan.graph import PAGE, SETUP, WHOLE, Builder, check_graph, slots_of, window_pages
+from xtrain.plan.graph import PAGE, SETUP, WHOLE, Builder, check_graph, resumes, slots_of, window_pages
 from xtrain.plan.mesh import AXES
 from xtrain.plan.plan import Plan, PlanPhase, Timeline
 from xtrain.planner.derive.further_models import plain_parameters
@@ -161,6 +161,13 @@ def build_server(run: Resolved, estimates: Estimates) -> Graph:
     return Graph(nodes=nodes, edges=edges, timeline=TIMELINE, proof=check_graph(nodes, edges, ROOT))
 
 
+@resumes(
+    SETUP,
+    "max_rank",
+    harmless="serve.adapters serve.certificate serve.host serve.hosts serve.key serve.max_tokens serve.origins "
+    "serve.port serve.private_key serve.queue serve.rows key_needed=serve.key model_name=serve.model "
+    "idle_seconds=serve.idle texts=serve.rows",
+)
 def _slots(graph: Builder, run: Resolved, model: str, tokenizer: str) -> str:
     serve = run.spec.serve
     assert serve is not None
@@ -197,6 +204,11 @@ def _slots(graph: Builder, run: Resolved, model: str, tokenizer: str) -> str:
     return graph.add("setup", SETUP, does, args=args, axes=run.wide(*AXES), after=((model, "model"), tokenizer))
 
 
+@resumes(
+    "request.open request.forward_backward request.optim_step request.keep request.load request.export request.forget "
+    "request.close"
+)
+@resumes("request.sample", "pages rows")
 def _requests(graph: Builder, run: Resolved, estimates: Estimates, after: str) -> str:
     """Add a node for every kind of request; they run in the order in which requests arrive."""
     everyone, data = run.wide(*AXES), run.layout.mesh.data_ranks

@@ -9,37 +9,28 @@ from typing import Any, Final, get_args
 
 from attrs import frozen
 
+from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.losses import LOSSES, PRECOMPUTED, REF
+from xtrain.dsl.schema.parallel import stack_of_node, stack_of_step
 from xtrain.dsl.schema.run import OP as TRACKER
+from xtrain.dsl.schema.setting import settings_of
 from xtrain.plan.checkpoints import PRECISION, checkpoint_contents, mismatches, resuming, setting_path
 from xtrain.plan.data import call_text
+from xtrain.plan.graph import RESUMED, SWITCHES, Effect, Rule, Rules, learns, rounds, stays
 from xtrain.plan.plan import Node, Plan
 from xtrain.plan.step_sizes import StepSizes
 from xtrain.plan.timeline import as_known, known_arithmetic, resumed_plan
 from xtrain.plan.views import actions_text, recurring
+from xtrain.planner.graph import server  # noqa: F401 (declares, with its imports, the nodes of all plans)
 from xtrain.planner.graph.data import OP as REFERENCE
 from xtrain.planner.graph.saving import average_args
 from xtrain.planner.review.resuming_course import ResumedPlan, curve_reasons, phase_reasons
-from xtrain.planner.review.resuming_data import data_reasons
-from xtrain.planner.review.resuming_rules import OUTSIDE, Effect, Kind, Reason, Rule, rules_of, tracker_rule
+from xtrain.planner.review.resuming_data import Kind, Reason, data_reasons
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 EFFECTS: Final[tuple[Effect, ...]] = get_args(Effect)
-# Nodes that exist because of their own setting; others follow from the layout or from the formats.
-_SWITCHES: Final = (
-    "setup.activation",
-    "setup.tile_mlp",
-    "setup.embedding_noise",
-    "setup.compile",
-    "setup.deterministic",
-    "rollout.generate",
-    "setup.group",
-    "setup.pretrained",
-    "setup.read_weights",
-    "setup.checkpoint",
-    "step.clip",
-    "step.clip_value",
-)
+# Ticks, events and the end of a run are compared as a whole.
+OUTSIDE: Final = ("tick.", "event.", "shutdown.")
 # Arguments that follow from the loss, which is compared itself.
 _OF_THE_LOSS: Final = {"objective"}
 # Without any of these nodes, the model is drawn.
@@ -216,10 +207,10 @@ def _arguments(a: Plan, b: Plan) -> Iterator[Reason]:
         if rules is None:
             yield _unknown(id, one, other)
             continue
-        if (one is None or other is None) and op not in _SWITCHES and not op.startswith(TRACKER):
+        if (one is None or other is None) and op not in SWITCHES and not op.startswith(TRACKER):
             continue
         if op.startswith(TRACKER) and not (old or new) and (one is None or other is None):
-            yield _allowed(tracker_rule(op, {}), "", *(("off", "on") if one is None else ("on", "off")))
+            yield _allowed(_tracker_rule(op, {}), "", *(("off", "on") if one is None else ("on", "off")))
         swapped = one is not None and other is not None and one.op != other.op
         for name in {**old, **new}:
             if old.get(name) == new.get(name) or (swapped and not (name in old and name in new)):
@@ -236,6 +227,30 @@ def _arguments(a: Plan, b: Plan) -> Iterator[Reason]:
                     yield Reason(kind="incompatible", path=rule.path, text=text)
                     continue
                 yield _allowed(rule, name, *(_said(a, b, rule.path) or (_given(old, name), _given(new, name))))
+
+
+def rules_of(op: str, args: Mapping[str, Any]) -> Rules | None:
+    """Return the rules of a node's arguments, including the rules of its component. None for an unknown op."""
+    if (declared := RESUMED.get(op)) is not None:
+        return declared(args)
+    if op.startswith(TRACKER):
+        return dict.fromkeys(args, _tracker_rule(op, args))
+    if (stack := stack_of_node(op)) is not None:
+        named = {} if stack.settings is None else settings_of(stack.settings)
+        paths = {name: f"parallel.{stack.kind if name in named else 'stack'}.{name}" for name in stack.resuming}
+        own = {name: rounds(paths[name], text) if text else None for name, text in stack.resuming.items()}
+        return {**RESUMED["setup.parallel.fsdp"](args), **own}
+    if stack_of_step(op) is not None:
+        return dict.fromkeys(args)  # covered by its own node and the layout
+    if op.partition(".")[2] in ACTIONS:
+        return dict.fromkeys(args)  # requirements of actions on the step, covered by its ticks
+    return None
+
+
+def _tracker_rule(op: str, args: Mapping[str, Any]) -> Rule:
+    """Return the rule of a tracker, shared by all of its arguments."""
+    name = args["user"]["function"] if "user" in args else op.removeprefix(TRACKER)
+    return stays(f"log.{name}")
 
 
 def _given(args: Mapping[str, Any], name: str) -> Any:
@@ -286,17 +301,17 @@ def _objective(a: Plan, b: Plan) -> Iterator[Reason]:
         said = chosen.resuming if chosen is not None else {}
         for name in sorted({**before, **after}.keys() - {"reads"}):
             if before.get(name) != after.get(name):
-                rule = Rule(f"loss.{name}", "learning", said.get(name, "the loss uses the new value from here on"))
+                rule = learns(f"loss.{name}", said.get(name, "the loss uses the new value from here on"))
                 yield _allowed(rule, name, _given(before, name), _given(after, name))
     models = [_reference(plan) for plan in (a, b)]
     if None not in models and models[0] != models[1]:
-        rule = Rule("loss.reference", "learning", "the loss compares with another model from here on")
+        rule = learns("loss.reference", "the loss compares with another model from here on")
         yield _allowed(rule, "reference", *(each[0] for each in models if each is not None))
     old, new = a.architecture.to_json(), b.architecture.to_json()
     meaning = resuming(old, new)
     for name in {**old, **new}:
         if old.get(name) != new.get(name) and meaning(name) == "loss":
-            rule = Rule(setting_path(name), "learning", "the loss uses the new weight from here on")
+            rule = learns(setting_path(name), "the loss uses the new weight from here on")
             yield _allowed(rule, name, old.get(name), new.get(name))
 
 

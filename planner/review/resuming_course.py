@@ -9,10 +9,10 @@ from attrs import evolve, frozen
 from xtrain.dsl.schema.optimizers import Rate
 from xtrain.plan.arithmetic import Arithmetic
 from xtrain.plan.data import call_text
+from xtrain.plan.graph import Effect
 from xtrain.plan.learning_rate import computed, first_step, in_order, learning_rate
 from xtrain.plan.plan import Plan, PlanPhase
-from xtrain.planner.review.resuming_data import renamed
-from xtrain.planner.review.resuming_rules import Effect, Reason
+from xtrain.planner.review.resuming_data import Reason, renamed
 from xtrain.text.units import amount_in_epochs, plural
 
 BUDGET: Final = "experiment.budget"

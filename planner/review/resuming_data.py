@@ -5,13 +5,32 @@ the content of rows instead.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
+
+from attrs import frozen
 
 from xtrain.dsl.schema.data_components import LINKS, SOURCES, packing_of, tokenizer_kind
 from xtrain.plan.data import BESIDE, changes_documents
+from xtrain.plan.graph import Effect
 from xtrain.plan.plan import Node, Plan
-from xtrain.planner.review.resuming_rules import Reason
 from xtrain.text.units import plural
+
+Kind = Literal["same", "safe", "resharded", "incompatible"]
+
+
+@frozen(kw_only=True)
+class Reason:
+    """Difference of two plans and its meaning for a checkpoint of the first.
+
+    path: the setting that it depends on. certain: False if it depends on files read when the run starts, which `text`
+    names.
+    """
+
+    kind: Kind
+    path: str
+    text: str
+    effect: Effect = "none"
+    certain: bool = True
 
 
 def data_reasons(a: Plan, b: Plan) -> Iterator[Reason]:

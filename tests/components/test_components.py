@@ -73,7 +73,6 @@ OTHER_THINGS = {
     "adamw": ("planner/derive/serving.py",),  # the update that clients of a server ask for
     "export": (  # a request to a server
         "planner/graph/server.py",
-        "planner/review/resuming_rules.py",
         "server/engine/started.py",
     ),
     "log": (*BLOCKS, "dsl/checking/convert.py"),
@@ -89,7 +88,6 @@ OTHER_THINGS = {
         *COMMANDS,
         "dsl/user_parts/files.py",  # the mode of `ast.parse`
         "planner/graph/saving.py",  # `ema { eval = … }`
-        "planner/review/resuming_rules.py",
         "runtime/nn/averages.py",
         "runtime/store/base_weights.py",
     ),

@@ -11,8 +11,7 @@ from xtrain.plan.plan import Plan
 from xtrain.plan.views import GROUPS, changed_values, group_of, recurring
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.review.diff import compare_plans, render_diff, to_json
-from xtrain.planner.review.resumable import resumable
-from xtrain.planner.review.resuming_rules import OUTSIDE, rules_of
+from xtrain.planner.review.resumable import OUTSIDE, resumable, rules_of
 
 ROOT = Path(__file__).parents[2]
 SPECS = sorted((ROOT / "specs").glob("*.xtrain"))
@@ -37,7 +36,7 @@ MORE = {
 def every_argument_has_a_row(plan: Plan) -> None:
     for node in plan.nodes:
         if not node.op.startswith(OUTSIDE):
-            where = "say in planner/review/resuming_rules.py what"
+            where = "declare above the function that adds the node what"
             rules = rules_of(node.op, node.args)
             assert rules is not None, f"{where} {node.op} means for a checkpoint"
             missing = node.args.keys() - rules.keys()

@@ -3,8 +3,9 @@
 import pytest
 
 from xtrain.plan.architecture import Architecture
+from xtrain.plan.graph import RESUMED
 from xtrain.plan.plan import Node
-from xtrain.planner.review.resuming_rules import RULES
+from xtrain.planner.review.resumable import rules_of
 from xtrain.runtime.base.ops import COMPONENTS, Op, PlanMismatch, load_ops, op_named
 
 
@@ -21,7 +22,8 @@ def node(**args) -> Node:
 
 def test_every_op_that_plans_are_compared_by_has_its_function():
     load_ops()
-    assert [name for name in RULES if name not in COMPONENTS and op_named(name) is None] == []
+    assert rules_of("setup.ema", {}) is not None
+    assert [name for name in RESUMED if name not in COMPONENTS and op_named(name) is None] == []
 
 
 def test_arguments_come_from_the_node_then_from_what_was_given():

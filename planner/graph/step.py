@@ -1,0 +1,275 @@
+"""Nodes of a training step, from the rows that it takes to its measurements, and nodes of hooks."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from xtrain.contracts.actions import PlannedAction
+from xtrain.contracts.component import planned_class
+from xtrain.contracts.stacks import stack_of
+from xtrain.dsl.schema.actions import ACTIONS, action_of
+from xtrain.dsl.schema.run import Hook
+from xtrain.dsl.spec import Spec
+from xtrain.dsl.user_parts.kinds import AROUND, IN_STEP, NOTHING, PLACES, Place
+from xtrain.plan.amounts import agree_args
+from xtrain.plan.architecture import EMBEDDING
+from xtrain.plan.arithmetic import microbatches_text
+from xtrain.plan.estimates import Estimates
+from xtrain.plan.graph import Builder, StepNode, learns, resumes, rounds, stays
+from xtrain.plan.groups import clip_args, optimizers_of
+from xtrain.plan.mesh import AXES, folded_axes
+from xtrain.plan.parameters import forward_flops
+from xtrain.plan.plan import Edge
+from xtrain.planner.graph.data import KEPT, PROMPTS, SCORER, before_step, behind_forward
+from xtrain.planner.graph.saving import bad_step_text, on_nan, put_off_text, saves_beside, update_text
+from xtrain.planner.graph.timeline import Schedule
+from xtrain.planner.resolved import Resolved
+from xtrain.text.units import count_text, flops_text, plural, seconds_text
+
+
+def hook_text(hook: Hook) -> str:
+    """Return the description of a hook's node."""
+    place, changes = hook.declared["place"], hook.declared["changes"]
+    purpose = hook.purpose.removesuffix(".")
+    does = f"{hook.function} of {hook.module}, {PLACES[place]}{f': {purpose}' if purpose else ''}"
+    return does if changes == NOTHING else f"{does}; changes {changes}"
+
+
+def add_hooks(graph: Builder, spec: Spec, after: str) -> None:
+    """Add the hooks outside steps; hooks around nodes name the nodes."""
+    for hook in spec.hooks.values():
+        place = hook.declared["place"]
+        if place in IN_STEP:
+            continue
+        args: dict[str, Any] = hook.args()
+        if place in AROUND:
+            hooked = {node.id: action.hooked for node in graph.nodes if (action := action_of(node.op)) is not None}
+            args["nodes"] = [id for id, word in hooked.items() if word == place.partition("_")[2]]
+        graph.add("event", "event.hook", hook_text(hook), id=f"hook.{hook.name}", args=args, after=(after,))
+
+
+_SYNC: Final = rounds("parallel.fsdp.sync", "gradients of microbatches are added up on one rank or on all")
+_LIMIT: Final = stays("on.nan", "it only concerns non-finite steps")
+AWAITS: Final = "the copy of a state that is being saved is complete before anything writes to it"
+
+
+@resumes(
+    "step.put_off_save step.zero_gradients step.await_copy step.training_point step.router_rows step.reference_point "
+    "step.gradient_norm step.optimizer step.ema step.let_go"
+)
+@resumes("step.fetch", "readers")
+@resumes("step.share_outline", "source numbers")
+@resumes(
+    "step.agree",
+    "unit",
+    harmless="time_limit_seconds=launch.time_limit launch.stop_file",
+    empty_steps=stays("fault_tolerance.empty_steps", "it only concerns steps without a valid token"),
+)
+@resumes("step.mtp_weight", "weight")
+@resumes("step.pipeline", "accumulate each")
+@resumes("step.forward_backward", "accumulate each", sync=_SYNC)
+@resumes(
+    "step.body",
+    "accumulate",
+    sync=_SYNC,
+    user=learns("step", "the run calls other code, or the same with other arguments"),
+)
+@resumes(
+    "step.task_gradients",
+    limit=_LIMIT,
+    tasks=learns("task", "gradients of tasks are of other rows, or scaled otherwise"),
+)
+@resumes(
+    "step.clip",
+    "decay first",
+    switch=True,
+    max_norm=learns("optimizer.clip", "gradients are scaled by it from here on"),
+    deviations=learns("optimizer.clip_spikes", "gradients are scaled by it from here on"),
+)
+@resumes(
+    "step.clip_value", switch=True, largest=learns("optimizer.clip_value", "gradients are limited by it from here on")
+)
+@resumes("step.check_finite", limit=_LIMIT)
+@resumes("step.schedule", decay=learns("optimizer.scheduled_decay", "weights decay by it from here on"))
+@resumes("step.router_bias", speed=learns("model.router.bias_speed", "biases move by it from here on"))
+@resumes("step.measure", "lets_go")
+@resumes(
+    "step.hook",
+    user=learns("hook", "the run calls other code, or the same with other arguments"),
+    place=learns("hook", "a function is called elsewhere"),
+    changes=learns("hook", "a function changes something else"),
+)
+def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, schedule: Schedule) -> str:
+    """Add the nodes of a step; return the id of the last one."""
+    spec, batch = run.spec, run.batch
+    everyone = run.wide(*AXES)
+    last = after
+    of_actions = _of_actions(run, schedule)
+
+    def then(op: str, does: str, args: dict[str, Any] | None = None, axes: tuple[str, ...] = (), id: str = "") -> None:
+        nonlocal last
+        for extra in of_actions:
+            if extra.before == op:
+                last = graph.add("step", extra.op, extra.does, args=extra.args, after=(last,))
+        last = graph.add("step", op, does, id=id, args=args, axes=axes, after=(last,))
+
+    def hooks(place: Place) -> None:
+        for hook in spec.hooks.values():
+            if hook.declared["place"] == place:
+                then("step.hook", hook_text(hook), hook.args(), everyone, f"hook.{hook.name}")
+
+    for node in stack_of(run.spec).before_rows(run):
+        then(node.op, node.does, node.args, run.wide("replicate"))
+    readers = run.pipeline.readers
+    ranks, sizes = run.layout.mesh.data_ranks, batch.row_sizes
+    rows = plural(sizes.full // ranks, "row")
+    does = f"take {f'{sizes.first // ranks:,} to ' if sizes.ramp else ''}{rows} a data rank from the loader"
+    if len(readers) < run.size("pp"):
+        does += f", on pp {' and '.join(map(str, readers))}, which hold the ends of the model"
+    then("step.fetch", does, {"readers": readers}, run.wide("replicate", "fsdp"))
+    if len(readers) < run.size("pp"):
+        numbers = run.row_numbers
+        named = "".join(f" and the number of each row's {each}" for each in numbers)
+        does = f"the lengths of documents{named} go from pp {readers[0]} to the stages that read no rows"
+        args = {"source": readers[0], **({"numbers": list(numbers)} if numbers else {})}
+        then("step.share_outline", does, args, ("pp",))
+    if spec.rollout is not None and spec.reward is not None:
+        for node in before_step(run, spec.rollout, spec.reward):
+            then(node.op, node.does, node.args, node.axes)
+        graph.edges.append(Edge(before=PROMPTS, after="rollout.generate", data="prompts"))
+        if spec.reward.model_folder is not None:
+            graph.edges.append(Edge(before=SCORER, after="rollout.score", data="scorer"))
+        if spec.loss.computed:
+            graph.edges.append(Edge(before=KEPT, after="rollout.reference", data="weights of the reference"))
+    hooks("after_phase")
+    hooks("before_phase")
+    agree = "one all-reduce" if everyone else "count"
+    empty = spec.fault_tolerance.empty_steps
+    unit = spec.loss.unit
+    args = {**agree_args(spec), "empty_steps": empty, **({"unit": unit} if unit != "token" else {})}
+    asks = [f"a limit of {seconds_text(args['time_limit_seconds'])}"] if "time_limit_seconds" in args else []
+    asks += [f"the file {args['stop_file']}"] if "stop_file" in args else []
+    counted = "valid tokens" + (f", {unit}s" if unit != "token" else "")
+    does = ", ".join((f"{agree}: {counted} and documents of the step", "stop requests", *asks, "clock"))
+    does += f"; {plural(empty, 'step')} in a row without a token to learn from {'end' if empty > 1 else 'ends'} the run"
+    then("step.agree", does, args, everyone)
+    if put_off := put_off_text(spec, schedule):
+        then("step.put_off_save", put_off)
+    hooks("before_step")
+    then("step.zero_gradients", "release the gradients of the step before")
+    waits = saves_beside(spec, schedule)
+    moves = [chosen.before_forward for chosen in optimizers_of(spec).values() if chosen.before_forward]
+    if moves:
+        if waits:
+            then("step.await_copy", AWAITS)
+        then("step.training_point", moves[0])
+    hooks("before_backward")
+    if batch.ramp and run.architecture.is_moe:
+        does = f"losses of routers are means over the rows of the step: weights × {batch.rows:,} / its rows"
+        then("step.router_rows", does)
+    if run.architecture.mtp and any(phase.mtp_weight is not None for phase in run.phases):
+        weight = spec.model.mtp_weight
+        each = [f"{weight if one.mtp_weight is None else one.mtp_weight:g} in {one.name}" for one in run.phases]
+        then("step.mtp_weight", f"losses of further tokens count {', '.join(each)}", {"weight": weight})
+    share = estimates.flops_per_step / run.layout.mesh.world_size
+    if spec.loss.mismatched:
+        does = "what log-ratios are compared with: their mean over answers behind the prompts of other documents of "
+        forward = forward_flops(run.architecture, batch.sequence) * batch.tokens_per_step / run.layout.mesh.world_size
+        does += f"their row, and at least 0; a forward, {flops_text(forward)} a rank"
+        then("step.reference_point", does, axes=everyone)
+    does = f"{microbatches_text(batch)}, loss summed and divided by the {unit}s of the whole step"
+    op, args = "step.forward_backward", {"accumulate": batch.accumulate, "sync": run.sync}
+    if run.size("pp") > 1:
+        op, args, does = "step.pipeline", {"accumulate": batch.accumulate}, f"{does}; bubble {estimates.bubble:.0%}"
+    elif run.sync == "microbatch":
+        does += ", gradients summed over ranks after each"
+    if run.teacher is not None and spec.loss.learns_from is not None:
+        does += f"; of each microbatch, before the head, a forward of {spec.loss.learns_from.folder}"
+    if spec.rollout is not None:
+        args["each"] = True
+        does += "; the cross-entropy of each token is kept"
+    if spec.step is not None:
+        op, args = "step.body", {**args, "user": spec.step.call()}
+        does = f"{spec.step.function} of {spec.step.module}, in place of: {does}"
+    then(op, f"{does}; {flops_text(share)} a rank", args, everyone, "step.forward_backward")
+    if spec.rollout is not None:
+        node = behind_forward(run)
+        then(node.op, node.does, node.args, node.axes)
+    _add_syncs(run, then)
+    for node in stack_of(run.spec).sums(run):
+        then(node.op, node.does, node.args, run.wide("replicate"))
+    hooks("after_backward")
+    if spec.tasks:
+        policy, own = on_nan(spec), clip_args(spec)
+        does = f"gradients of each task, over its own tokens and with a norm of its own: {_task_text(own)}"
+        does += "; a task without a token, or whose numbers are none, leaves the step out" if policy.bears else ""
+        then("step.task_gradients", does, {"tasks": own, "limit": policy.limit}, everyone)
+    else:
+        args = spec.optimizer.clip_args()
+        then("step.clip" if args else "step.gradient_norm", f"global gradient norm, {_clip_text(args)}", args, everyone)
+    if (largest := spec.optimizer.clip_value) is not None:
+        does = f"limit every element of the gradients to {largest:g}, up and down"
+        then("step.clip_value", does, {"largest": largest})
+    policy = on_nan(spec)
+    then("step.check_finite", bad_step_text(policy), {"limit": policy.limit})
+    scheduled = {"decay": "lr"} if spec.optimizer.scheduled_decay else None
+    also = ", and weight decay as the same share of its own" if scheduled else ""
+    then("step.schedule", f"learning rate of this step, a closed form of its number{also}", scheduled)
+    if waits and not moves:
+        then("step.await_copy", AWAITS)
+    hooks("before_optimizer")
+    kinds = dict.fromkeys((spec.optimizer.kind, *(each["own"]["kind"] for each in run.groups.groups if "own" in each)))
+    update = f"{' and '.join(kinds)} {'updates' if len(kinds) == 1 else 'update'}"
+    then("step.optimizer", f"{update} the parameters a rank owns")
+    hooks("after_optimizer")
+    if (speed := run.architecture.router_bias_speed) > 0:
+        does = f"move each expert's bias by {speed:g} towards an even load, from the counts of all ranks"
+        then("step.router_bias", does, {"speed": speed}, everyone)
+    if spec.ema is not None:
+        then("step.ema", update_text(run))
+    keeps = any(hook.declared["place"] == "after_step" for hook in spec.hooks.values())
+    does = "add the step to what the next log line and alerts speak of"
+    then("step.measure", does, {"lets_go": False} if keeps else None)
+    hooks("after_step")
+    if keeps:
+        then("step.let_go", "release the rows of the step")
+    return last
+
+
+def _task_text(tasks: Mapping[str, Mapping[str, Any]]) -> str:
+    return ", ".join(f"{name} {_clip_text(args)}" for name, args in tasks.items())
+
+
+def _clip_text(args: Mapping[str, Any]) -> str:
+    parts = [f"scaled down to {args['max_norm']:g}"] if "max_norm" in args else []
+    if "deviations" in args:
+        parts.append(
+            f"scaled down where it is {args['deviations']:g} standard deviations above the mean of those before "
+            f"({args['decay']:g} of both stays in a step), behind the first {args['first']} steps"
+        )
+    return "; and ".join(parts) or "for the record; nothing is clipped"
+
+
+def _of_actions(run: Resolved, schedule: Schedule) -> list[StepNode]:
+    """Return the nodes that actions of ticks need in the step."""
+    actions = [action for tick in schedule.ticks for action in tick.actions]
+    by_kind = ((kind, [action for action in actions if isinstance(action, kind)]) for kind in ACTIONS.values())
+    return [node for kind, own in by_kind if own for node in planned_class(kind, PlannedAction).in_step(own, run)]
+
+
+@resumes("step.tensor_grad_sync step.tied_grad_sync step.context_grad_sync", "axes")
+def _add_syncs(run: Resolved, then: Any) -> None:
+    """Add the sums of gradients that FSDP does not make."""
+    tp, parallel = run.size("tp"), run.spec.parallel
+    if tp > 1 and not run.dense_fsdp:
+        does = f"sum gradients of norms and other weights that tp={tp} does not cut"
+        then("step.tensor_grad_sync", does, {"axes": ["tp"]}, ("tp",))
+    tied = run.size("pp") > 1 and run.architecture.embeds_behind
+    if tied and any(each.trained for each in run.inventory.tensors if each.name == f"{EMBEDDING}.weight"):
+        table = count_text(run.architecture.vocab * run.architecture.dim)
+        copy = "the head" if run.architecture.tie_embeddings else "that of the modules"
+        does = f"sum the gradients of the embedding, {table} parameters, and of its copy, {copy} on the last stage"
+        then("step.tied_grad_sync", does, {"axes": ["pp"]}, ("pp",))
+    unfolded = run.wide(*(axis for axis in ("ring", "ulysses") if axis not in folded_axes(parallel)))
+    if unfolded:
+        does = f"sum gradients over {run.product(unfolded)}, which fsdp does not cover"
+        then("step.context_grad_sync", does, {"axes": list(unfolded)}, unfolded)
