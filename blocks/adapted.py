@@ -145,4 +145,9 @@ def adapted_matrices(arch: Architecture) -> Iterator[tuple[int | None, AdaptedMa
     for layer, block in sorted(found.items()):
         if isinstance(block, AdaptedBlock):
             yield from ((layer, matrix) for matrix in block.matrices)
-    yield from ((None, matrix) for matrix in arch.head_matrices)
+    yield from ((None, matrix) for matrix in head_matrices(arch))
+
+
+def head_matrices(arch: Architecture) -> tuple[AdaptedMatrix, ...]:
+    """Return the matrices of the architecture's adapter on a vocabulary head."""
+    return tuple(matrix for matrix in arch.head_matrices if isinstance(matrix, AdaptedMatrix))

@@ -21,7 +21,7 @@ from attrs import frozen
 from xtrain.blocks.op_trace import INDEX, TP, CollectiveCall, TracedTensor
 from xtrain.dsl.schema.component import load_offered
 from xtrain.dsl.schema.model import ExpertTransformer, Model, TransformerSettings
-from xtrain.plan.architecture import EMBEDDING, Architecture, BlockParameter, Partial, RotaryAngles
+from xtrain.plan.architecture import EMBEDDING, Architecture, BlockParameter, LayerKind, Partial, RotaryAngles
 
 if TYPE_CHECKING:
     from xtrain.planner.costs.block_trace import Tracer
@@ -124,6 +124,12 @@ class BlockPiece:
     def routes(self) -> bool:
         """True if the piece has experts."""
         return any(issubclass(layer.settings, ExpertTransformer) for layer in self.layers())
+
+
+def block_of(kind: LayerKind) -> BlockPiece:
+    """Return the decoder block of a kind of layers as a piece, which can be traced and built."""
+    assert isinstance(kind.block, BlockPiece)
+    return kind.block
 
 
 @frozen

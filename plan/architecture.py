@@ -6,20 +6,15 @@ Shapes: D dim, F ffn, H query heads, K key/value heads, A head width, V vocabula
 from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal, Protocol, cast
 
 import attrs
 from attrs import field, frozen
 
 from xtrain.dsl.schema.adapters import Adapter, adapter_of
 from xtrain.dsl.schema.losses import HeadKind
-from xtrain.dsl.schema.model import FAMILIES, Model, ModelEnds
+from xtrain.dsl.schema.model import FAMILIES, ModelEnds
 from xtrain.dsl.schema.model_config import Rope
-
-if TYPE_CHECKING:
-    from xtrain.blocks.adapted import AdaptedMatrix
-    from xtrain.blocks.block import BlockPiece
-
 
 EMBEDDING: Final = "embed_tokens"
 HEAD: Final = "lm_head"
@@ -96,9 +91,9 @@ class Architecture:
         return BlockParameter(name=name, shape=shape, decays=True, initial="normal", cut="column")
 
     @property
-    def head_matrices(self) -> "tuple[AdaptedMatrix, ...]":
+    def head_matrices(self) -> "tuple[AdaptedHead, ...]":
         """Adapters of the vocabulary head."""
-        return () if self.adapter is None or self.head != "vocabulary" else self.adapter.on_head(self.base)
+        return self._family.head_matrices(self)
 
     def head_adapters(self) -> "Iterator[BlockParameter]":
         """Yield the parameters of the head's adapters."""
@@ -164,12 +159,12 @@ class Architecture:
         return self._family.ends(self)
 
     @property
-    def _family(self) -> type[Model]:
-        return FAMILIES.of_users if "user" in self.own else FAMILIES[self.family]
+    def _family(self) -> "BlockFamily":
+        return cast("BlockFamily", FAMILIES.of_users if "user" in self.own else FAMILIES[self.family])
 
-    def block(self, layer: int) -> "BlockPiece":
+    def kind_of(self, layer: int) -> "LayerKind":
         """Return the block of one layer."""
-        return next(kind.block for kind in self.kinds if layer in kind.layers)
+        return next(kind for kind in self.kinds if layer in kind.layers)
 
     @property
     def expert_layers(self) -> tuple[int, ...]:
@@ -206,7 +201,7 @@ class Architecture:
 class LayerKind:
     """Layers with equal blocks. layers: their numbers, in order."""
 
-    block: "BlockPiece"
+    block: "DecoderBlock"
     layers: tuple[int, ...]
 
     @property
@@ -214,14 +209,64 @@ class LayerKind:
         return self.layers[0]
 
 
-@lru_cache(maxsize=64)  # read often while many layouts are compared
-def _kinds(family: type[Model], arch: Architecture) -> tuple[LayerKind, ...]:
-    blocks: list[BlockPiece] = []
+class BlockLayer(Protocol):
+    """Layer of a decoder block; the classes are in `blocks/`, and `Layer` there describes the members."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def reads(self) -> tuple[str, ...]: ...
+    @property
+    def adapts(self) -> bool: ...
+    @property
+    def attends(self) -> bool: ...
+    @property
+    def window(self) -> int | None: ...
+    @property
+    def tiles(self) -> bool: ...
+    def parameters(self, arch: Architecture) -> Iterator["BlockParameter"]: ...
+    def words(self, arch: Architecture) -> tuple[str, ...]: ...
+    def pair_flops(self, arch: Architecture) -> int: ...
+    def shares_experts(self, arch: Architecture) -> bool: ...
+    def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str]) -> int: ...
+
+
+class DecoderBlock(Protocol):
+    """Decoder block; the classes are in `blocks/`, and `BlockPiece` there describes the members."""
+
+    @property
+    def tiles(self) -> bool: ...
+    @property
+    def routes(self) -> bool: ...
+    def layers(self) -> Iterator[BlockLayer]: ...
+    def parameters(self, arch: Architecture) -> Iterator["BlockParameter"]: ...
+    def buffers(self, arch: Architecture) -> dict[str, list[int]]: ...
+    def angles(self, arch: Architecture) -> RotaryAngles | None: ...
+
+
+class AdaptedHead(Protocol):
+    """Adapter of the head; the class is `AdaptedMatrix` in `blocks/`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def task(self) -> str: ...
+    def parameters(self, matrix: "BlockParameter") -> Iterator["BlockParameter"]: ...
+
+
+class BlockFamily(Protocol):
+    """Model family as an architecture uses it; its base class is `PlannedModel` (`contracts/models.py`)."""
+
+    def adapted_blocks(self, arch: Architecture) -> tuple[DecoderBlock, ...]: ...
+    def head_matrices(self, arch: Architecture) -> tuple[AdaptedHead, ...]: ...
+    def ends(self, arch: Architecture) -> ModelEnds: ...
+
+
+@lru_cache(maxsize=64)  # comparing layouts asks often for the same architectures
+def _kinds(family: BlockFamily, arch: Architecture) -> tuple[LayerKind, ...]:
+    blocks: list[DecoderBlock] = []
     layers: list[list[int]] = []
-    plain = family.blocks(attrs.evolve(arch, layers=arch.blocks) if arch.mtp else arch)
-    if arch.mtp:
-        plain += (plain[-1].further(plus_one=family.ends(arch).norm_plus_one),) * arch.mtp
-    for layer, block in enumerate(plain if arch.adapter is None else arch.adapter.on(plain, arch.base)):
+    for layer, block in enumerate(family.adapted_blocks(arch)):
         if block not in blocks:
             blocks.append(block)
             layers.append([])
@@ -334,7 +379,7 @@ def buffers(arch: Architecture) -> Iterator[ParameterSpec]:
 
 def block_parameters(arch: Architecture, layer: int) -> Iterator[ParameterSpec]:
     """Return the parameters of the block of one layer."""
-    return (_of_layer(parameter, layer) for parameter in arch.block(layer).parameters(arch))
+    return (_of_layer(parameter, layer) for parameter in arch.kind_of(layer).block.parameters(arch))
 
 
 def _of_layer(parameter: BlockParameter, layer: int) -> ParameterSpec:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from attrs import evolve, field, frozen
 
@@ -19,6 +19,7 @@ from xtrain.plan.architecture import (
     SCORE,
     Architecture,
     BlockParameter,
+    DecoderBlock,
     LayerKind,
     ParameterSpec,
     block_parameters,
@@ -28,9 +29,6 @@ from xtrain.plan.architecture import (
 from xtrain.plan.estimates import Parameters, Work
 from xtrain.plan.findings import Findings
 from xtrain.text.units import BYTES
-
-if TYPE_CHECKING:
-    from xtrain.blocks.block import BlockPiece
 
 
 def count_parameters(
@@ -297,7 +295,7 @@ def instead(pattern: str, names: Iterable[str], arch: Architecture) -> str:
 ALL_LINEAR: Final = "all_linear"
 
 
-def matrices_of(block: "BlockPiece", arch: Architecture) -> Iterator[BlockParameter]:
+def matrices_of(block: DecoderBlock, arch: Architecture) -> Iterator[BlockParameter]:
     """Yield the matrices of a block that can have an adapter; routers cannot."""
     for layer in block.layers():
         if layer.adapts:

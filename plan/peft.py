@@ -14,8 +14,7 @@ from typing import Any, Final
 from attrs import evolve, frozen
 
 from xtrain.dsl.checking.config_json import STRICT
-from xtrain.dsl.schema.model import FAMILIES
-from xtrain.plan.architecture import HEAD, Architecture, ParameterSpec, parameters
+from xtrain.plan.architecture import HEAD, Architecture, BlockParameter, ParameterSpec, parameters
 from xtrain.plan.parameters import all_matrices, name_of
 from xtrain.plan.weight_files import (
     EMBEDDING_WEIGHT,
@@ -23,6 +22,7 @@ from xtrain.plan.weight_files import (
     StoredPart,
     WeightFiles,
     WeightsUnreadable,
+    known_names,
     read_file,
 )
 from xtrain.plan.weight_layout import Assignment, WrittenFile, WrittenTensor, wrong_tensors
@@ -226,11 +226,11 @@ def _prefixed(part: StoredPart, name: str) -> StoredPart:
 
 
 def _names(arch: Architecture) -> StoredNames:
-    family = None if "user" in arch.own else FAMILIES.get(arch.family)
-    if family is None or family.stored is None:
+    names = known_names(arch)
+    if names is None:
         message = f"no files are known of the family {arch.family}, and PEFT names matrices as files do"
         raise PeftUnreadable("X525", message, "train its adapter without `from`")
-    return family.stored
+    return names
 
 
 def _matrices(arch: Architecture, names: StoredNames, files: WeightFiles) -> Iterator[PeftMatrix]:
@@ -328,15 +328,15 @@ def not_written_for_peft(arch: Architecture, trained: Sequence[ParameterSpec]) -
     """Return (reason, remedy) if PEFT cannot represent an adapter; otherwise None."""
     if arch.adapter is None:
         return "the run trains no adapter", "leave `adapter` out to write the model"
-    family = None if "user" in arch.own else FAMILIES.get(arch.family)
-    if family is None or family.stored is None:
+    names = known_names(arch)
+    if names is None:
         return (
             f"no files are known of the family {arch.family}, and PEFT names matrices as files do",
             "no form is known",
         )
     if wrong := [each.name for each in trained if each.expert and not each.adapter]:
         return f"PEFT cannot store {wrong[0]}, which is trained in full", "merge the adapter into the model"
-    if family.stored.experts[0] != "one_by_one" and (wrong := [each.adapter for each in trained if each.expert]):
+    if names.experts[0] != "one_by_one" and (wrong := [each.adapter for each in trained if each.expert]):
         message = (
             f"files of {arch.family} have {wrong[0]} in one tensor, for which PEFT has no form that all versions read"
         )
@@ -344,9 +344,14 @@ def not_written_for_peft(arch: Architecture, trained: Sequence[ParameterSpec]) -
     return None
 
 
-def peft_config(arch: Architecture, trained: Sequence[ParameterSpec], base: str | None) -> dict[str, Any]:
-    """Return the keys of `adapter_config.json`. base: the folder or repository of the model under the adapter."""
-    assert arch.adapter is not None
+AdapterKeys = Callable[[Sequence[tuple[int | None, BlockParameter, tuple[str, ...]]]], Mapping[str, Any]]
+
+
+def peft_config(
+    arch: Architecture, trained: Sequence[ParameterSpec], base: str | None, adapter_keys: AdapterKeys
+) -> dict[str, Any]:
+    """Return the keys of `adapter_config.json`. base: the folder or repository of the model under the adapter.
+    adapter_keys: `for_peft` of the adapter."""
     names = _names(arch.base)
     specs = _specs(arch)
     own = {each.adapter for each in trained}
@@ -369,7 +374,7 @@ def peft_config(arch: Architecture, trained: Sequence[ParameterSpec], base: str 
         "peft_type": "LORA",
         "target_modules": _target_modules(arch, names, adapted),
         "task_type": "CAUSAL_LM" if arch.head == "vocabulary" else "SEQ_CLS",
-        **arch.adapter.for_peft(matrices),
+        **adapter_keys(matrices),
     }
 
 

@@ -14,11 +14,12 @@ from functools import lru_cache
 from hashlib import blake2b
 from math import prod
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol, cast
 
 from attrs import field, frozen
 
 from xtrain.dsl.checking.config_json import STRICT
+from xtrain.dsl.schema.model import FAMILIES
 from xtrain.plan.architecture import EMBEDDING, HEAD, SCORE, Architecture, ParameterSpec
 
 SINGLE: Final = "model.safetensors"
@@ -405,3 +406,23 @@ GATE_UP: Final = ("gate_proj", "up_proj")
 EMBEDDING_WEIGHT = f"{EMBEDDING}.weight"
 HEAD_WEIGHT = f"{HEAD}.weight"
 SCORE_WEIGHT = f"{SCORE}.weight"
+
+
+class _StoringFamily(Protocol):
+    """Model family as files use it; its base class is `PlannedModel` (`contracts/models.py`)."""
+
+    stored: StoredNames | None
+
+
+def known_names(arch: Architecture) -> StoredNames | None:
+    """Return the names in files of a model's family; None if there are no files of the family."""
+    if "user" in arch.own or arch.family not in FAMILIES:
+        return None
+    return cast(_StoringFamily, FAMILIES[arch.family]).stored
+
+
+def stored_names(arch: Architecture) -> StoredNames:
+    """Return the names in files of a model's family, which has files."""
+    names = known_names(arch)
+    assert names is not None, f"{arch.family} has no files"
+    return names

@@ -21,6 +21,8 @@ from xtrain.plan.weight_files import (
     StoredPart,
     WeightFiles,
     header_of,
+    known_names,
+    stored_names,
 )
 
 EMBEDDING_STORED = f"model.{EMBEDDING_WEIGHT}"
@@ -28,7 +30,7 @@ EMBEDDING_STORED = f"model.{EMBEDDING_WEIGHT}"
 
 def has_rewards(arch: Architecture, files: WeightFiles) -> bool:
     """Return True if the folder has a reward head."""
-    return SCORE_WEIGHT in FAMILIES[arch.family].stored.own_names(files.tensors)
+    return SCORE_WEIGHT in stored_names(arch).own_names(files.tensors)
 
 
 def draws_head(arch: Architecture, files: WeightFiles) -> bool:
@@ -48,7 +50,7 @@ class Assignment:
 
 def stored_rows(arch: Architecture, files: WeightFiles) -> int:
     """Return how many rows of a model's embedding a folder has; all of them if it has no embedding."""
-    names = FAMILIES[arch.family].stored
+    names = stored_names(arch)
     stored = files.tensors.get(names.own_names(files.tensors).get(EMBEDDING_STORED, ""))
     return min(arch.vocab, stored.shape[0]) if stored is not None and stored.shape else arch.vocab
 
@@ -59,8 +61,7 @@ def assign(arch: Architecture, files: WeightFiles, *, grows: bool = False) -> As
 
     grows: the model's embedding and head may have more rows than the files.
     """
-    names = FAMILIES[arch.family].stored
-    assert names is not None, f"{arch.family} has no files"
+    names = stored_names(arch)
     arch = names.stored_part(arch)
     arch = evolve(arch, vocab=stored_rows(arch, files)) if grows else arch
     own = names.own_names(files.tensors)
@@ -199,7 +200,7 @@ def in_files(tensors: Iterable[WrittenTensor], most: int) -> tuple[WrittenFile, 
 
 def _tensors(arch: Architecture, format_of: FormatOf) -> Iterator[WrittenTensor]:
     """Yield tensors in the order of their first parameters."""
-    names = FAMILIES[arch.family].stored
+    names = stored_names(arch)
     parts: dict[str, list[tuple[str, StoredPart]]] = {}
     formats: dict[str, str] = {}
     arch = names.stored_part(arch)
@@ -236,7 +237,8 @@ def not_written(arch: Architecture) -> tuple[str, str] | None:
     if arch.adapter is not None:
         return ADAPTER_ALONE
     family = None if "user" in arch.own else FAMILIES.get(arch.family)
-    if family is None or family.config is None or family.stored is None:
+    stored = known_names(arch)
+    if family is None or family.config is None or stored is None:
         known = ", ".join(name for name, each in FAMILIES.items() if each.config is not None)
         message = f"a model of the family {arch.family} has no form that transformers reads"
         return message, f"families that have one: {known}"
@@ -247,7 +249,7 @@ def not_written(arch: Architecture) -> tuple[str, str] | None:
     if family.config.heads_divide and arch.dim % arch.heads:
         what = f"dim {arch.dim} is no multiple of heads {arch.heads}"
         return f"{what}, which transformers wants of a {family.config.model_type}", "use heads that divide dim"
-    if unknown := [each.name for each in buffers(arch) if not each.name.endswith(family.stored.buffers)]:
+    if unknown := [each.name for each in buffers(arch) if not each.name.endswith(stored.buffers)]:
         message = f"a {family.config.model_type} of transformers has no `{unknown[0]}`, of `router.bias_speed`"
         return message, "train without `router { bias_speed }`"
     return None
@@ -277,7 +279,7 @@ def _rewards(arch: Architecture, values: ConfigValues, pad: int | None = None) -
 
 def _further(arch: Architecture) -> dict[str, Any]:
     """Return the key with the number of modules that predict further tokens, for a family whose files may have some."""
-    stored = FAMILIES[arch.family].stored
+    stored = known_names(arch)
     return {FURTHER: arch.mtp} if arch.mtp and stored is not None and stored.further_tokens else {}
 
 

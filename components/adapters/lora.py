@@ -12,8 +12,9 @@ from attrs import evolve, frozen
 from xtrain.blocks.adapted import AdaptedBlock, AdaptedMatrix
 from xtrain.blocks.block import BlockPiece
 from xtrain.blocks.op_trace import MATMUL, TP, CollectiveCall, TracedTensor
+from xtrain.contracts.models import PlannedAdapter
 from xtrain.dsl.evaluation.values import is_number
-from xtrain.dsl.schema.adapters import ADAPTERS, DROPOUT_CHUNK, Adapter, begun_from, trained_in_full
+from xtrain.dsl.schema.adapters import ADAPTERS, DROPOUT_CHUNK, begun_from, trained_in_full
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import Resuming
 from xtrain.dsl.schema.setting import AUTO, Auto, Range, at_least, positive, setting
@@ -42,7 +43,7 @@ NORM_CHUNK: Final = 2**22  # elements of a matrix whose row norms are computed a
 
 @ADAPTERS.register()
 @frozen
-class Lora(Adapter):
+class Lora(PlannedAdapter):
     """`adapter lora { … }`: adds s · B · A · x to the product of a matrix W and x, and trains only A and B.
 
     A is [rank, inputs] and B [outputs, rank]; s is alpha / rank.

@@ -9,6 +9,7 @@ from attrs import frozen
 from xtrain.blocks.attention import LatentAttentionLayer
 from xtrain.blocks.block import BlockPiece, pre_norm
 from xtrain.blocks.feed_forward import ExpertsLayer, SwiGLULayer
+from xtrain.contracts.models import PlannedModel
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import FAMILIES, ExpertTransformer, Resuming, Router, attention_biases
 from xtrain.dsl.schema.model_config import (
@@ -48,7 +49,7 @@ def _has_dense(config: Config) -> bool:
 
 @FAMILIES.register()
 @frozen
-class DeepseekV3(ExpertTransformer):
+class DeepseekV3(ExpertTransformer, PlannedModel):
     """`model deepseek_v3 { … }`: latent attention, and grouped experts of which a token uses a few, chosen with biases;
     the first blocks may have a SwiGLU instead."""
 
@@ -147,7 +148,9 @@ class DeepseekV3(ExpertTransformer):
         | {"num_key_value_heads", "head_dim", "qk_head_dim", "ep_size", "num_nextn_predict_layers", "num_mtp_layers"}
         | {"aux_loss_alpha", "seq_aux", "output_router_logits", "router_aux_loss_coef"},
     )
-    stored: ClassVar[StoredNames] = StoredNames(buffers=("e_score_correction_bias",), further_tokens="eh_proj.weight")
+    stored: ClassVar[StoredNames | None] = StoredNames(
+        buffers=("e_score_correction_bias",), further_tokens="eh_proj.weight"
+    )
 
     @property
     def has_dense(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -8,6 +8,7 @@ from attrs import evolve, frozen
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, sandwich_norm
 from xtrain.blocks.feed_forward import SwiGLULayer
+from xtrain.contracts.models import PlannedModel, layer_windows
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import (
     FAMILIES,
@@ -16,7 +17,6 @@ from xtrain.dsl.schema.model import (
     TransformerSettings,
     attention_biases,
     full_layers_setting,
-    layer_windows,
     window_setting,
 )
 from xtrain.dsl.schema.model_config import (
@@ -71,7 +71,7 @@ _WINDOW, _FULL_LAYERS = window_keys(_slides, _length)
 
 @FAMILIES.register()
 @frozen
-class Gemma3(TransformerSettings):
+class Gemma3(TransformerSettings, PlannedModel):
     """`model gemma3 { … }`: norms before and after attention and a GELU-gated feed-forward layer; blocks with a window
     use different RoPE frequencies."""
 
@@ -142,7 +142,7 @@ class Gemma3(TransformerSettings):
             | {"boi_token_id", "eoi_token_id", "image_token_id", "vision_config"},
         ),
     )  # fmt: skip
-    stored: ClassVar[StoredNames] = StoredNames(
+    stored: ClassVar[StoredNames | None] = StoredNames(
         enclosed={"language_model.": "", "model.language_model.": "model."},
         beside=tuple(
             f"{start}{part}." for start in ("", "model.") for part in ("vision_tower", "multi_modal_projector")

@@ -8,6 +8,7 @@ from attrs import evolve, frozen
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, pre_norm
 from xtrain.blocks.feed_forward import ExpertsLayer
+from xtrain.contracts.models import PlannedModel, layer_windows
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import (
     FAMILIES,
@@ -15,7 +16,6 @@ from xtrain.dsl.schema.model import (
     Resuming,
     attention_biases,
     full_layers_setting,
-    layer_windows,
     window_setting,
 )
 from xtrain.dsl.schema.model_config import (
@@ -61,7 +61,7 @@ WINDOW, LAYERS = window_keys(_every_second, _window)
 
 @FAMILIES.register()
 @frozen
-class GptOss(ExpertTransformer):
+class GptOss(ExpertTransformer, PlannedModel):
     """`model gpt_oss { … }`: experts with biases and clamped values, attention with sinks, and windows in some
     blocks."""
 
@@ -111,7 +111,7 @@ class GptOss(ExpertTransformer):
         harmless=HARMLESS
         | {"output_router_logits", "router_aux_loss_coef", "experts_per_token", "initial_context_length"},
     )
-    stored: ClassVar[StoredNames] = StoredNames(modules={"mlp.gate": "mlp.router"}, experts=("interleaved",))
+    stored: ClassVar[StoredNames | None] = StoredNames(modules={"mlp.gate": "mlp.router"}, experts=("interleaved",))
 
     @classmethod
     def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:

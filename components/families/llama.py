@@ -8,6 +8,7 @@ from attrs import frozen
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, pre_norm
 from xtrain.blocks.feed_forward import SwiGLULayer
+from xtrain.contracts.models import PlannedModel
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import FAMILIES, Resuming, TransformerSettings, attention_biases, mlp_biases
 from xtrain.dsl.schema.model_config import (
@@ -26,7 +27,7 @@ from xtrain.plan.weight_files import StoredNames
 
 @FAMILIES.register()
 @frozen
-class Llama(TransformerSettings):
+class Llama(TransformerSettings, PlannedModel):
     """`model llama { … }`: grouped-query attention, SwiGLU, RMSNorm before both."""
 
     family: str = named("llama")
@@ -51,7 +52,7 @@ class Llama(TransformerSettings):
         only=ONLY,
         harmless=HARMLESS,
     )
-    stored: ClassVar[StoredNames] = StoredNames()
+    stored: ClassVar[StoredNames | None] = StoredNames()
 
     @classmethod
     def block(cls, arch: Architecture) -> BlockPiece:

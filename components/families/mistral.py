@@ -7,6 +7,7 @@ from attrs import evolve, frozen
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, pre_norm
 from xtrain.blocks.feed_forward import SwiGLULayer
+from xtrain.contracts.models import PlannedModel
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import FAMILIES, TransformerSettings, window_setting
 from xtrain.dsl.schema.model_config import HARMLESS, ONLY, WINDOW, ConfigKey, ModelConfig, head_width, keys, query_heads
@@ -16,7 +17,7 @@ from xtrain.plan.weight_files import StoredNames
 
 @FAMILIES.register()
 @frozen
-class Mistral(TransformerSettings):
+class Mistral(TransformerSettings, PlannedModel):
     """`model mistral { … }`: llama with a window."""
 
     family: str = named("mistral")
@@ -34,7 +35,7 @@ class Mistral(TransformerSettings):
         only=ONLY,
         harmless=HARMLESS,
     )
-    stored: ClassVar[StoredNames] = StoredNames()
+    stored: ClassVar[StoredNames | None] = StoredNames()
 
     @classmethod
     def block(cls, arch: Architecture) -> BlockPiece:

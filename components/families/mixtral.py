@@ -7,6 +7,7 @@ from attrs import frozen
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, pre_norm
 from xtrain.blocks.feed_forward import ExpertsLayer
+from xtrain.contracts.models import PlannedModel
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import FAMILIES, ExpertTransformer, window_setting
 from xtrain.dsl.schema.model_config import HARMLESS, ONLY, WINDOW, ConfigKey, ModelConfig, Only, head_width, keys
@@ -16,7 +17,7 @@ from xtrain.plan.weight_files import StoredNames
 
 @FAMILIES.register()
 @frozen
-class Mixtral(ExpertTransformer):
+class Mixtral(ExpertTransformer, PlannedModel):
     """`model mixtral { … }`: llama with experts instead of the SwiGLU."""
 
     family: str = named("mixtral")
@@ -39,7 +40,7 @@ class Mixtral(ExpertTransformer):
         # Keys of the auxiliary loss in training, whose weight here is `router { aux_loss }`.
         harmless=HARMLESS | {"output_router_logits", "router_aux_loss_coef"},
     )
-    stored: ClassVar[StoredNames] = StoredNames(
+    stored: ClassVar[StoredNames | None] = StoredNames(
         modules={"mlp": "block_sparse_moe"}, matrices={"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
     )
 

@@ -8,6 +8,7 @@ from attrs import frozen
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, post_norm
 from xtrain.blocks.feed_forward import SwiGLULayer
+from xtrain.contracts.models import PlannedModel
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import FAMILIES, Resuming, TransformerSettings, attention_biases
 from xtrain.dsl.schema.model_config import (
@@ -24,7 +25,7 @@ from xtrain.plan.weight_files import StoredNames
 
 @FAMILIES.register()
 @frozen
-class Olmo2(TransformerSettings):
+class Olmo2(TransformerSettings, PlannedModel):
     """`model olmo2 { … }`: RMSNorm after attention and SwiGLU, and over all heads of queries and of keys together."""
 
     family: str = named("olmo2")
@@ -43,7 +44,7 @@ class Olmo2(TransformerSettings):
         only=ONLY,
         harmless=HARMLESS,
     )
-    stored: ClassVar[StoredNames] = StoredNames()
+    stored: ClassVar[StoredNames | None] = StoredNames()
 
     @classmethod
     def block(cls, arch: Architecture) -> BlockPiece:

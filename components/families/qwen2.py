@@ -7,8 +7,9 @@ from attrs import evolve, frozen
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, pre_norm
 from xtrain.blocks.feed_forward import SwiGLULayer
+from xtrain.contracts.models import PlannedModel, layer_windows
 from xtrain.dsl.schema.component import named
-from xtrain.dsl.schema.model import FAMILIES, TransformerSettings, full_layers_setting, layer_windows, window_setting
+from xtrain.dsl.schema.model import FAMILIES, TransformerSettings, full_layers_setting, window_setting
 from xtrain.dsl.schema.model_config import (
     HARMLESS,
     OFF,
@@ -26,7 +27,7 @@ from xtrain.plan.weight_files import StoredNames
 
 @FAMILIES.register()
 @frozen
-class Qwen2(TransformerSettings):
+class Qwen2(TransformerSettings, PlannedModel):
     """`model qwen2 { … }`: llama with biases on queries, keys and values."""
 
     family: str = named("qwen2")
@@ -45,7 +46,7 @@ class Qwen2(TransformerSettings):
         # Together these keys determine the layers with a window.
         harmless=HARMLESS | {"use_sliding_window", "max_window_layers"},
     )
-    stored: ClassVar[StoredNames] = StoredNames()
+    stored: ClassVar[StoredNames | None] = StoredNames()
 
     @classmethod
     def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:

@@ -8,13 +8,13 @@ from attrs import evolve, frozen
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, pre_norm
 from xtrain.blocks.feed_forward import ExpertsLayer, SwiGLULayer
+from xtrain.contracts.models import PlannedModel, layer_windows, layers_with_experts
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import (
     FAMILIES,
     MixedTransformer,
     Resuming,
     full_layers_setting,
-    layer_windows,
     window_setting,
 )
 from xtrain.dsl.schema.model_config import (
@@ -44,7 +44,7 @@ def _every_second(config: Config, layers: int) -> Slides:
 
 @FAMILIES.register()
 @frozen
-class Qwen2Moe(MixedTransformer):
+class Qwen2Moe(MixedTransformer, PlannedModel):
     """`model qwen2_moe { … }`: qwen2 with experts instead of the SwiGLU in all or some blocks, and a shared expert with
     its own gate for every token."""
 
@@ -82,7 +82,7 @@ class Qwen2Moe(MixedTransformer):
         # `router { aux_loss }`.
         harmless=HARMLESS | {"use_sliding_window", "max_window_layers", "output_router_logits", "router_aux_loss_coef"},
     )
-    stored: ClassVar[StoredNames] = StoredNames()
+    stored: ClassVar[StoredNames | None] = StoredNames()
 
     def auto(self) -> dict[str, tuple[Any, str]]:
         found = super().auto()
@@ -96,5 +96,5 @@ class Qwen2Moe(MixedTransformer):
         experts, dense = ExpertsLayer("mlp", gated_ffn=arch.own["shared_ffn"]), SwiGLULayer("mlp")
         return tuple(
             pre_norm(evolve(attention, window=window), experts if has else dense)
-            for window, has in zip(layer_windows(arch), cls.has_experts(arch), strict=True)
+            for window, has in zip(layer_windows(arch), layers_with_experts(arch), strict=True)
         )

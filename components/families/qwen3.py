@@ -8,6 +8,7 @@ from attrs import evolve, frozen
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, pre_norm
 from xtrain.blocks.feed_forward import SwiGLULayer
+from xtrain.contracts.models import PlannedModel, layer_windows
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import (
     FAMILIES,
@@ -15,7 +16,6 @@ from xtrain.dsl.schema.model import (
     TransformerSettings,
     attention_biases,
     full_layers_setting,
-    layer_windows,
     window_setting,
 )
 from xtrain.dsl.schema.model_config import (
@@ -34,7 +34,7 @@ from xtrain.plan.weight_files import StoredNames
 
 @FAMILIES.register()
 @frozen
-class Qwen3(TransformerSettings):
+class Qwen3(TransformerSettings, PlannedModel):
     """`model qwen3 { … }`: llama with RMSNorm on queries and keys."""
 
     family: str = named("qwen3")
@@ -61,7 +61,7 @@ class Qwen3(TransformerSettings):
         # Together these keys determine the layers with a window.
         harmless=HARMLESS | {"use_sliding_window", "max_window_layers"},
     )
-    stored: ClassVar[StoredNames] = StoredNames()
+    stored: ClassVar[StoredNames | None] = StoredNames()
 
     @classmethod
     def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:

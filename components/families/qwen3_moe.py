@@ -8,6 +8,7 @@ from attrs import evolve, frozen
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, pre_norm
 from xtrain.blocks.feed_forward import ExpertsLayer, SwiGLULayer
+from xtrain.contracts.models import PlannedModel, layers_with_experts
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import FAMILIES, MixedTransformer, Resuming, attention_biases, window_setting
 from xtrain.dsl.schema.model_config import (
@@ -29,7 +30,7 @@ from xtrain.plan.weight_files import StoredNames
 
 @FAMILIES.register()
 @frozen
-class Qwen3Moe(MixedTransformer):
+class Qwen3Moe(MixedTransformer, PlannedModel):
     """`model qwen3_moe { … }`: qwen3 with experts instead of the SwiGLU in all or some blocks."""
 
     family: str = named("qwen3_moe")
@@ -60,11 +61,11 @@ class Qwen3Moe(MixedTransformer):
         # weight here is `router { aux_loss }`.
         harmless=HARMLESS | {"use_sliding_window", "max_window_layers", "output_router_logits", "router_aux_loss_coef"},
     )
-    stored: ClassVar[StoredNames] = StoredNames()
+    stored: ClassVar[StoredNames | None] = StoredNames()
 
     @classmethod
     def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:
         bias, window = arch.own.get("attention_bias", False), arch.own.get("window")
         attention = AttentionLayer("self_attn", qk_norm=arch.qk_norm, bias=bias, output_bias=bias, window=window)
         experts, dense = pre_norm(attention, ExpertsLayer("mlp")), pre_norm(attention, SwiGLULayer("mlp"))
-        return tuple(experts if has else dense for has in cls.has_experts(arch))
+        return tuple(experts if has else dense for has in layers_with_experts(arch))

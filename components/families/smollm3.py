@@ -9,6 +9,7 @@ from attrs import evolve, frozen
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, pre_norm
 from xtrain.blocks.feed_forward import SwiGLULayer
+from xtrain.contracts.models import PlannedModel, layer_windows
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import (
     FAMILIES,
@@ -16,7 +17,6 @@ from xtrain.dsl.schema.model import (
     TransformerSettings,
     attention_biases,
     full_layers_setting,
-    layer_windows,
     mlp_biases,
     window_setting,
 )
@@ -74,7 +74,7 @@ def _without_positions(config: Config, layers: int) -> Slides:
 
 @FAMILIES.register()
 @frozen
-class SmolLM3(TransformerSettings):
+class SmolLM3(TransformerSettings, PlannedModel):
     """`model smollm3 { … }`: llama with some layers without RoPE."""
 
     family: str = named("smollm3")
@@ -123,7 +123,7 @@ class SmolLM3(TransformerSettings):
         # Keys that enable the window, and keys that no class reads.
         harmless=HARMLESS | {"use_sliding_window", "max_window_layers"},
     )
-    stored: ClassVar[StoredNames] = StoredNames()
+    stored: ClassVar[StoredNames | None] = StoredNames()
 
     def auto(self) -> dict[str, tuple[Any, str]]:
         return {**super().auto(), "no_rope": (list(range(3, self.layers, 4)), "every fourth layer")}

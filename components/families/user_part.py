@@ -13,6 +13,7 @@ from attrs import frozen
 from xtrain.blocks.block import BlockPiece, Chain, JoinLayer, Layer, further_block, piece, pieces
 from xtrain.blocks.layer_reader import check_argument, read_layer
 from xtrain.blocks.user_layer import UserLayer, is_reserved
+from xtrain.contracts.models import PlannedModel
 from xtrain.dsl.diagnostics.suggest import did_you_mean
 from xtrain.dsl.schema.component import COMPUTED, UserComponent, named
 from xtrain.dsl.schema.model import FAMILIES, ExpertTransformer, Resuming, TransformerSettings
@@ -69,14 +70,14 @@ class _OwnFamily(UserComponent):
 
 @FAMILIES.user
 @frozen
-class UserFamily(_OwnFamily, TransformerSettings):
+class UserFamily(_OwnFamily, TransformerSettings, PlannedModel):
     """`model NAME { … }`: a block composed by a function of your own."""
 
     family: str = named("")
 
 
 @frozen
-class UserExpertFamily(_OwnFamily, ExpertTransformer):
+class UserExpertFamily(_OwnFamily, ExpertTransformer, PlannedModel):
     """`model NAME { … }`: a block with experts composed by a function of your own."""
 
     family: str = named("")

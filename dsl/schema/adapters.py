@@ -1,7 +1,7 @@
 """Adapters, trained next to a frozen model, and tasks: several adapters over one model."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 import attrs
@@ -67,11 +67,6 @@ class Adapter(Component):
         """True if the initial values are computed from the adapted matrices, which then keep the remainder."""
         return False
 
-    def as_written(self, arch: Any) -> "Adapter":
-        """Return the equivalent adapter over the model as it was read or drawn, which is the form that PEFT reads.
-        arch: the `Architecture` without adapter."""
-        return self
-
     def auto(self) -> dict[str, tuple[Any, str]]:
         """Return the values of settings that may be `auto`, each with its reason."""
         return {}
@@ -90,25 +85,6 @@ class Adapter(Component):
                 values[name] = list(value) if isinstance(value, tuple) else value
         return values
 
-    def of_peft(self, folder: Any, arch: Any) -> dict[str, tuple[Any, str]]:
-        """Return the settings that a `PeftFolder` contains, each with the key it was read from. arch: the
-        `Architecture` without adapter. Raises PeftUnreadable."""
-        raise NotImplementedError
-
-    def for_peft(self, matrices: Sequence[tuple[int | None, Any, tuple[str, ...]]]) -> dict[str, Any]:
-        """Return the entries of `adapter_config.json`, without the names of matrices. matrices: (layer,
-        `BlockParameter`, module names in files) of each adapted matrix."""
-        raise NotImplementedError
-
-    def on(self, blocks: tuple[Any, ...], arch: Any) -> tuple[Any, ...]:
-        """Return the decoder blocks of all layers with the adapter added. arch: the `Architecture` without adapter."""
-        raise NotImplementedError
-
-    def on_head(self, arch: Any) -> tuple[Any, ...]:
-        """Return the adapter's matrices on a vocabulary head, as `AdaptedMatrix`; the head is computed as the product
-        of two factors."""
-        return ()
-
     def args(self) -> dict[str, Any]:
         """Return the JSON arguments of the node that initializes the adapter, without `kind` and `seed`."""
         return {}
@@ -120,15 +96,6 @@ class Adapter(Component):
     def does(self) -> str:
         """Return a description of its initial values: the text of its node."""
         raise NotImplementedError
-
-    def unfit(self, arch: Any) -> tuple[str, str, str] | None:
-        """Return (setting, what is wrong, what to do) if the adapter does not fit a model."""
-        return None
-
-    def excess(self, arch: Any) -> tuple[str, str, str] | None:
-        """Return (setting, what is wrong, what to do) if the adapter is larger than a model can use, which is
-        harmless."""
-        return None
 
     @property
     def largest(self) -> int:
@@ -171,20 +138,6 @@ class TaskAdapters(Adapter):
 
     def to_json(self) -> dict[str, Any]:
         return {"tasks": {name: adapter.to_json() for name, adapter in self.tasks.items()}}
-
-    def on(self, blocks: tuple[Any, ...], arch: Any) -> tuple[Any, ...]:
-        found = list(blocks)
-        for task, adapter in self.tasks.items():
-            for layer, own in enumerate(adapter.on(blocks, arch)):
-                if own is not blocks[layer]:
-                    before = () if found[layer] is blocks[layer] else found[layer].matrices
-                    named = (attrs.evolve(matrix, task=task) for matrix in own.matrices)
-                    found[layer] = attrs.evolve(own, matrices=(*before, *named))
-        return tuple(found)
-
-    def on_head(self, arch: Any) -> tuple[Any, ...]:
-        own = ((task, matrix) for task, adapter in self.tasks.items() for matrix in adapter.on_head(arch))
-        return tuple(attrs.evolve(matrix, task=task) for task, matrix in own)
 
 
 def adapter_of(content: Mapping[str, Any]) -> Adapter:

@@ -1,6 +1,6 @@
 """Model definition: `model` and its `router`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal
 
 import attrs
@@ -102,33 +102,10 @@ class Model(Component):
     frozen: tuple[str, ...] = ()
     config: ClassVar[ModelConfig | None] = None
     """Supported keys of a `config.json`; None: model folders of this family are unsupported."""
-    stored: ClassVar[Any] = None
-    """Names of its parameters in files (`plan/weight_files.py`); set together with `config`."""
     resuming: ClassVar[Mapping[str, Resuming]] = {}
     """Setting, as `resolved` names it → effect of another value on a checkpoint; settings that are missing here:
     `other`."""
     other: ClassVar[Resuming] = "meaning"
-
-    @classmethod
-    def block(cls, arch: Any) -> Any:
-        """Return the decoder block that all layers share, as pieces (`blocks/`), which define its parameters,
-        cost and modules. arch: the `Architecture` of the plan."""
-        raise NotImplementedError
-
-    @classmethod
-    def blocks(cls, arch: Any) -> tuple[Any, ...]:
-        """Return the decoder block of every layer; a family whose layers differ overrides this."""
-        return (cls.block(arch),) * arch.layers
-
-    @classmethod
-    def ends(cls, arch: Any) -> ModelEnds:
-        """Return its properties outside the blocks."""
-        return ModelEnds()
-
-    def composed(self, arch: Any, report: Callable[[Any], None]) -> dict[str, Any]:
-        """Return what a plan says about its block in addition to the settings, as JSON. report: receives the
-        `BodyError` of an invalid user block."""
-        return {}
 
     def auto(self) -> dict[str, tuple[Any, str]]:
         """Return the values of `auto` settings that follow from the model alone, each with its reason."""
@@ -317,12 +294,6 @@ def full_layers_setting() -> Any:
     )
 
 
-def layer_windows(arch: Any) -> list[int | None]:
-    """Return the window of every layer of an `Architecture`."""
-    window, full = arch.own.get("window"), arch.own.get("full_layers", ())
-    return [None if layer in full else window for layer in range(arch.layers)]
-
-
 def default_ffn(dim: int) -> int:
     """Return 8/3 · dim rounded up to a multiple of 64: the three matrices of SwiGLU then have the 8 · dim² parameters
     of a two-matrix layer of width 4 · dim (Shazeer, arXiv 2002.05202)."""
@@ -403,12 +374,6 @@ class MixedTransformer(ExpertTransformer):
     @property
     def has_dense(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.expert_every > 1 or bool(self.dense_layers)
-
-    @classmethod
-    def has_experts(cls, arch: Any) -> list[bool]:
-        """Return, for each layer of an `Architecture`, whether its block has experts."""
-        every, dense = arch.own.get("expert_every", 1), set(arch.own.get("dense_layers", ()))
-        return [layer not in dense and (layer + 1) % every == 0 for layer in range(arch.layers)]
 
     def unfit(self) -> tuple[str, str, str] | None:
         beyond = [layer for layer in self.dense_layers if layer >= self.layers]

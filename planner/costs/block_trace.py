@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, field, frozen
 
+from xtrain.blocks.block import block_of
 from xtrain.blocks.op_trace import (
     CP,
     INDEX,
@@ -170,7 +171,7 @@ def block_trace(run: Resolved, local: Local, kind: TrainedKind, experts: FsdpUni
     tracer = Tracer(
         trace, run, local, axes_of(run), experts, shapes, quantised=quantised, fp8=kind.fp8, frozen=kind.frozen
     )
-    kind.block.trace(tracer, trace.input)
+    block_of(kind).trace(tracer, trace.input)
     if run.async_tp:
         _multiply_meanwhile(trace)
     if kind.below and not kind.frozen:

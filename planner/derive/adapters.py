@@ -6,6 +6,8 @@ from typing import Any, Final
 
 from attrs import evolve
 
+from xtrain.contracts.component import planned
+from xtrain.contracts.models import PlannedAdapter
 from xtrain.dsl.diagnostics.suggest import did_you_mean
 from xtrain.dsl.schema.adapters import Adapter, TaskAdapters
 from xtrain.dsl.schema.setting import Auto
@@ -59,8 +61,8 @@ def check_adapter(spec: Spec, arch: Architecture, found: Findings) -> None:
 
 def _check(arch: Architecture, rule: str, block: str, found: Findings) -> None:
     """Check one adapter of the model `arch`. block: its path in the spec."""
-    adapter = arch.adapter
-    assert adapter is not None
+    assert arch.adapter is not None
+    adapter = planned(arch.adapter, PlannedAdapter)
     wrong = _wrong_target(arch, adapter.targets) or _wrong_module(arch, adapter.train)
     if (wrong := wrong or adapter.unfit(arch) or _in_full_and_beside(arch, adapter.train)) is not None:
         setting, message, hint = wrong
@@ -182,7 +184,7 @@ def read_adapter(
         return adapter, None, {}
     try:
         files = read_peft(folder, arch, adapter.peft_keys)
-        given = adapter.of_peft(files, arch)
+        given = planned(adapter, PlannedAdapter).of_peft(files, arch)
     except PeftUnreadable as problem:
         found.fail(rule, problem.code, f"{block}.from", str(problem), problem.hint)
         return adapter, None, {}

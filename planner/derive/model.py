@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, field, frozen
 
+from xtrain.contracts.component import planned
+from xtrain.contracts.models import PlannedModel
 from xtrain.dsl.checking.model_folder import family_in_folder, settings_in_folder
 from xtrain.dsl.schema.adapters import Adapter, TaskAdapters
 from xtrain.dsl.schema.component import UserComponent
@@ -150,7 +152,7 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
     if spec.loss.head == "reward":
         values |= {"head": "reward", "tie_embeddings": False}
     architecture = Architecture.from_values({"family": spec.model.family, **values})
-    composed = spec.model.composed(
+    composed = planned(spec.model, PlannedModel).composed(
         architecture,
         lambda wrong: found.fail("model.block", "X223", "model.family", wrong.message, wrong.hint, span=wrong.span),
     )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from xtrain.blocks.block import Layer
+from xtrain.plan.architecture import BlockLayer
 from xtrain.plan.estimates import Estimates, Hardware
 from xtrain.plan.findings import Findings
 from xtrain.plan.graph import PAGE, SETUP, WHOLE, Builder, check_graph, resumes, slots_of, window_pages
@@ -83,7 +83,7 @@ def _page_bytes(run: Resolved, stages: tuple[int, ...]) -> dict[int | None, int]
     return found
 
 
-def _position_bytes(run: Resolved, kind: TrainedKind, layer: Layer) -> int:
+def _position_bytes(run: Resolved, kind: TrainedKind, layer: BlockLayer) -> int:
     """Return the bytes of a position in one layer. Ranks of context and data parallelism hold all of them; ranks of
     tensor parallelism their own heads."""
     numbers = layer.cached(run.architecture, run.size("tp"), 1, plain_parameters(run, kind))

@@ -9,6 +9,8 @@ from typing import Final
 
 from attrs import evolve, frozen
 
+from xtrain.contracts.component import planned
+from xtrain.contracts.models import PlannedModel
 from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.data_components import row_link
 from xtrain.dsl.schema.model import expert_families
@@ -397,7 +399,8 @@ def _problems(spec: Spec, layout: Layout) -> Iterator[MtpProblem]:
         yield "an adapter is trained on the model as it is", "remove `mtp` or the adapter"
     if spec.model.frozen:
         yield "modules are trained with all of the model", "remove `mtp` or `frozen`"
-    if loads_weights(spec) and not type(spec.model).stored.further_tokens:
+    stored = planned(spec.model, PlannedModel).stored
+    if loads_weights(spec) and stored is not None and not stored.further_tokens:
         message = f"files of {spec.model.family} have no modules that predict further tokens"
         yield message, "remove `mtp`, or write `weights = none`"
     if spec.rollout is not None:

@@ -11,7 +11,7 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from xtrain.blocks.adapted import AdaptedBlock, AdaptedMatrix
+from xtrain.blocks.adapted import AdaptedBlock, AdaptedMatrix, head_matrices
 from xtrain.plan.architecture import Architecture, BlockParameter, ParameterSpec
 from xtrain.runtime.base.ops import PlanMismatch
 from xtrain.runtime.nn.axes import Axes, local
@@ -193,7 +193,7 @@ def put_on(module: nn.Module, block: AdaptedBlock, arch: Architecture, axes: Axe
 def put_on_head(model: nn.Module, arch: Architecture, axes: Axes) -> None:
     """Put an adapter on the vocabulary head, a `Linear` of the model without weight if it shares the embedding's."""
     head = arch.head_parameter
-    _put_all(model, arch.head_matrices, {each.name: each for each in (head, *arch.head_adapters())}, axes)
+    _put_all(model, head_matrices(arch), {each.name: each for each in (head, *arch.head_adapters())}, axes)
 
 
 def _put_all(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from xtrain.blocks.adapted import AdaptedBlock
 from xtrain.blocks.attention import AttentionLayer, LatentAttentionLayer
-from xtrain.blocks.block import BlockPiece, Chain, JoinLayer, Layer, NormLayer, Residual, Sum
+from xtrain.blocks.block import BlockPiece, Chain, JoinLayer, Layer, NormLayer, Residual, Sum, block_of
 from xtrain.blocks.feed_forward import ExpertsLayer, SwiGLULayer
 from xtrain.blocks.user_layer import UserLayer
 from xtrain.plan.architecture import Architecture
@@ -207,7 +207,7 @@ class DecoderBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.number = layer
-        block, settings = arch.block(layer), BlockSettings(arch, kernel, axes, rows, base or Path())
+        block, settings = block_of(arch.kind_of(layer)), BlockSettings(arch, kernel, axes, rows, base or Path())
         calls: dict[str, Call] = {}
         for piece in block.layers():
             module, calls[piece.name] = built(piece, settings)

@@ -9,6 +9,8 @@ from attrs import evolve, field, frozen
 from torch import Tensor
 
 from xtrain.blocks.adapted import AdaptedMatrix, adapted_matrices, alone_name
+from xtrain.contracts.component import planned
+from xtrain.contracts.models import PlannedAdapter
 from xtrain.dsl.schema.adapters import TaskAdapters
 from xtrain.plan.architecture import Architecture, ParameterSpec, parameters
 from xtrain.plan.groups import alone, unfit_task
@@ -148,7 +150,7 @@ class AdapterExport:
         arch = self.plan.architecture
         if arch.adapter is None or origin is not None:
             return arch
-        return evolve(arch, adapter=arch.adapter.as_written(arch.base))
+        return evolve(arch, adapter=planned(arch.adapter, PlannedAdapter).as_written(arch.base))
 
     def _trained(self, arch: Architecture) -> tuple[ParameterSpec, ...]:
         """Return the trained parameters of `arch`, which the folder stores."""
@@ -199,7 +201,9 @@ class AdapterExport:
         folder."""
         if origin is not None:
             return (Path(origin.folder) / PEFT_CONFIG).read_bytes()
-        config = peft_config(arch, self._trained(arch), self._base_name())
+        assert arch.adapter is not None
+        adapter = planned(arch.adapter, PlannedAdapter)
+        config = peft_config(arch, self._trained(arch), self._base_name(), adapter.for_peft)
         return (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
 
     def _base_name(self) -> str | None:

@@ -14,11 +14,18 @@ from torch import Tensor
 from xtrain.dsl.checking.config_json import snapshot_folder
 from xtrain.dsl.checking.model_folder import settings_in_folder
 from xtrain.dsl.schema.data_components import tokenizer_kind
-from xtrain.dsl.schema.model import FAMILIES
 from xtrain.plan.architecture import Architecture, ParameterSpec, buffers
 from xtrain.plan.mesh import base_of_plan
 from xtrain.plan.plan import Plan
-from xtrain.plan.weight_files import CONFIG, EMBEDDING_WEIGHT, LOADED, WeightFiles, WeightsUnreadable, read_weight_files
+from xtrain.plan.weight_files import (
+    CONFIG,
+    EMBEDDING_WEIGHT,
+    LOADED,
+    WeightFiles,
+    WeightsUnreadable,
+    read_weight_files,
+    stored_names,
+)
 from xtrain.plan.weight_layout import (
     FURTHER,
     ConfigValues,
@@ -140,7 +147,7 @@ class Export:
 
     def _left_out(self, origin: Path | None) -> Iterator[str]:
         """Yield remarks about multi-token-prediction modules that the folder lacks."""
-        arch, stored = self._arch, FAMILIES[self._arch.family].stored
+        arch, stored = self._arch, stored_names(self._arch)
         if arch.mtp and not stored.further_tokens:
             one = arch.mtp == 1
             yield f"{plural(arch.mtp, 'module')} that {'predicts' if one else 'predict'} further tokens " + (
@@ -265,7 +272,7 @@ def configs(arch: Architecture, origin: Path | None, values: ConfigValues, ends:
 
 def _modules(arch: Architecture, folder: Path | None) -> int:
     """Return the number of multi-token-prediction modules in the folder that a run started from."""
-    stored = FAMILIES[arch.family].stored
+    stored = stored_names(arch)
     if folder is None or not stored.further_tokens:
         return 0
     try:

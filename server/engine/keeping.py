@@ -14,6 +14,8 @@ from attrs import asdict, evolve, frozen
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from xtrain.contracts.component import planned
+from xtrain.contracts.models import PlannedAdapter
 from xtrain.dsl.schema.data_components import tokenizer_kind
 from xtrain.plan.architecture import Architecture, ParameterSpec, buffers
 from xtrain.plan.graph import SETUP
@@ -134,7 +136,7 @@ def export(folder: Path, slots: Slots, shape: AdapterShape, values: Mapping[str,
     arch, trained = slots.shaped(shape.rank), slots.trained(shape)
     usual = FORMATS[_format(values)]
     file = lay_out_adapter(arch, trained, lambda parameter, name: usual)
-    config = peft_config(arch, trained, base)
+    config = peft_config(arch, trained, base, planned(slots.adapter, PlannedAdapter).for_peft)
     with new_folder(folder) as to:
         durable.write(to / PEFT_CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")
         writer = WeightsWriter((file,), values.__getitem__, to, lambda *progress: None)

@@ -18,12 +18,14 @@ from rooms import ROOMS
 from xtrain.contracts.actions import PlannedAction
 from xtrain.contracts.component import planned_class
 from xtrain.contracts.data import PlannedLink, PlannedSource
+from xtrain.contracts.models import PlannedAdapter, PlannedModel
 from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.contracts.run import PlannedLauncher, PlannedTracker
 from xtrain.contracts.stacks import PlannedStack
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema import component
 from xtrain.dsl.schema.actions import ACTIONS, action_of
+from xtrain.dsl.schema.adapters import ADAPTERS
 from xtrain.dsl.schema.cluster import CLUSTERS, LAUNCHERS
 from xtrain.dsl.schema.component import Component, Offer, Registry, named, variants
 from xtrain.dsl.schema.data_components import LINKS, PACKINGS, SOURCES, TOKENIZERS
@@ -48,7 +50,8 @@ REGISTRIES: tuple[Registry, ...] = (
 # Kinds whose components subclass a contract.
 CONTRACTS: tuple[tuple[Registry, type[Component]], ...] = (
     (ACTIONS, PlannedAction), (OPTIMIZERS, PlannedOptimizer), (SOURCES, PlannedSource), (LINKS, PlannedLink),
-    (TRACKERS, PlannedTracker), (STACKS, PlannedStack), (LAUNCHERS, PlannedLauncher),
+    (TRACKERS, PlannedTracker), (STACKS, PlannedStack), (LAUNCHERS, PlannedLauncher), (FAMILIES, PlannedModel),
+    (ADAPTERS, PlannedAdapter),
 )  # fmt: skip
 # Texts for people, with examples; and what drivers call devices.
 TEXTS = ("vocabulary.py", "blocks.py", "synonyms.py", "device.py")

@@ -9,6 +9,7 @@ from attrs import frozen
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, Chain, Layer, NormLayer, Residual, Sum
 from xtrain.blocks.op_trace import TracedTensor
+from xtrain.contracts.models import PlannedModel
 from xtrain.contracts.run import PlannedTracker
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.model import FAMILIES, Resuming, TransformerSettings
@@ -35,7 +36,7 @@ class GeluLayer(Layer):
 
 @FAMILIES.register()
 @frozen
-class SideBySide(TransformerSettings):
+class SideBySide(TransformerSettings, PlannedModel):
     """`model side_by_side { … }`: both layers of a block read the same residual stream (GPT-J)."""
 
     family: str = named("side_by_side")
