@@ -6,7 +6,7 @@ Shapes: D dim, F ffn, H query heads, K key/value heads, A head width, V vocabula
 from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from functools import lru_cache
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Any, ClassVar, Final, Literal, Protocol, cast
 
 import attrs
 from attrs import field, frozen
@@ -163,7 +163,7 @@ class Architecture:
         return cast("BlockFamily", FAMILIES.of_users if "user" in self.own else FAMILIES[self.family])
 
     def kind_of(self, layer: int) -> "LayerKind":
-        """Return the block of one layer."""
+        """Return the kind of layers that a layer belongs to."""
         return next(kind for kind in self.kinds if layer in kind.layers)
 
     @property
@@ -212,16 +212,13 @@ class LayerKind:
 class BlockLayer(Protocol):
     """Layer of a decoder block; the classes are in `blocks/`, and `Layer` there describes the members."""
 
+    reads: ClassVar[tuple[str, ...]]
+    adapts: ClassVar[bool]
+    attends: ClassVar[bool]
+    window: ClassVar[int | None]
+
     @property
     def name(self) -> str: ...
-    @property
-    def reads(self) -> tuple[str, ...]: ...
-    @property
-    def adapts(self) -> bool: ...
-    @property
-    def attends(self) -> bool: ...
-    @property
-    def window(self) -> int | None: ...
     @property
     def tiles(self) -> bool: ...
     def parameters(self, arch: Architecture) -> Iterator["BlockParameter"]: ...

@@ -200,7 +200,7 @@ def test_the_trace_uses_every_parameter_with_its_products(name: str, tmp_path: P
 
 def _hold_against_a_block(arch: Architecture, layer: int, ops: OpTrace) -> None:
     rows, positions = 2, 64
-    wanted = list(arch.block(layer).parameters(arch))
+    wanted = list(arch.kind_of(layer).block.parameters(arch))
     assert sorted(ops.parameters) == sorted(parameter.name for parameter in wanted)
     assert sum(op.weights for op in ops.ops) == 4 * sum(prod(parameter.shape) for parameter in wanted)
     planned = sum(op.flops for op in ops.ops if not op.attends)

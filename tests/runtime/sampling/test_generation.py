@@ -58,7 +58,7 @@ def grown(author) -> Prompts:
 def test_logits_of_the_cache_are_those_of_the_whole_text(family, attention):
     author = generator_of(plan_of(model_text(family).replace(" }", f", attention = {attention} }}")))
     rows, arch = grown(author), author.model.whole.arch
-    layers = [layer for at in range(arch.layers) for layer in arch.block(at).layers() if layer.attends]
+    layers = [layer for at in range(arch.layers) for layer in arch.kind_of(at).block.layers() if layer.attends]
     if family == "deepseek_v3":
         each = len(layers) * 20 * (arch.own["kv_rank"] + arch.own["rope_dim"])
     else:
