@@ -105,5 +105,5 @@ def test_a_run_does_not_go_on_with_another_reference(tmp_path: Path):
     (tmp_path / "begins.xtrain").write_text((tmp_path / "begins.xtrain").read_text().replace("seed = 5", "seed = 6"))
     run(tmp_path, tmp_path / "begins.xtrain")
     (tmp_path / "killed.xtrain").write_text(longer.replace("budget = 3 steps", "budget = 4 steps"))
-    with pytest.raises(AssertionError, match="whose weights are others by now"):
+    with pytest.raises(AssertionError, match="whose weights have changed"):
         run(tmp_path, tmp_path / "killed.xtrain")

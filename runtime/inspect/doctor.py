@@ -82,7 +82,7 @@ def of_devices(plan: Plan, devices: Devices) -> Iterator[Unfit]:
         yield of_fault(fault)
         return
     for remark in remarks:
-        yield Unfit(code="W707", what=remark, do="write in `cluster` what this machine has, and plan again")
+        yield Unfit(code="W707", what=remark, do="describe this machine in `cluster`, and plan again")
 
 
 def of_driver(machine: MachineFacts) -> Iterator[Unfit]:
@@ -113,9 +113,9 @@ def of_memory(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]:
     if ranks * rank_bytes > machine.memory:
         yield Unfit(
             code="X737",
-            what=f"{plural(ranks, 'rank')} take {bytes_text(ranks * rank_bytes)} of the machine's memory, and "
+            what=f"{plural(ranks, 'rank')} take {bytes_text(ranks * rank_bytes)} of the machine's memory, but "
             f"{bytes_text(machine.memory)} are left",
-            do="ask the scheduler for more memory, put fewer ranks on a machine (launch.ranks_per_node), or end what "
+            do="ask the scheduler for more memory, put fewer ranks on a machine (launch.ranks_per_node), or stop what "
             "else runs there",
         )
 
@@ -156,10 +156,9 @@ def of_compiler(plan: Plan, machine: MachineFacts, kind: str) -> Iterator[Unfit]
     if what:
         yield Unfit(
             code="W710",
-            what=f"there is no {machine.lacks} here, with which {' and '.join(what)} would be compiled in the first "
-            "step",
-            do="install gcc and the headers of Python, or set CC; without, use attention documents in `model`, and "
-            "compile none",
+            what=f"{' and '.join(what)} must be compiled in the first step, but this machine has no {machine.lacks}",
+            do="install gcc and the headers of Python, or set CC; otherwise use attention documents in `model`, and "
+            "compile no blocks",
         )
 
 
@@ -182,9 +181,9 @@ def of_data(plan: Plan) -> Iterator[Unfit]:
     if tokenizer.vocab_size > plan.architecture.vocab:
         yield Unfit(
             code="X734",
-            what=f"the tokenizer {source} has {tokenizer.vocab_size:,} ids, and the model of the plan "
+            what=f"the tokenizer {source} has {tokenizer.vocab_size:,} ids, but the plan's model has "
             f"{plan.architecture.vocab:,}",
-            do="give the tokenizer that the spec was planned with, or plan again",
+            do="use the tokenizer that the spec was planned with, or plan again",
         )
     yield from _of_pretrained(plan, source)
     for node in plan.nodes:

@@ -48,7 +48,7 @@ class HostsApart(Exception):
 
     def __init__(self, what: str, do: str = "") -> None:
         super().__init__(what)
-        self.do = do or "start it once on every machine of the plan, and see whether each reaches the first one"
+        self.do = do or "start it once on every machine of the plan, and check that each reaches the first one"
 
 
 @frozen
@@ -85,7 +85,7 @@ class HostMeeting:
         deadline = time.monotonic() + seconds
         while (came := self.store.add(what, 0)) < self.nodes:
             if time.monotonic() > deadline:
-                raise HostsApart(f"{came} of {self.nodes} machines have come within {seconds:g} s")
+                raise HostsApart(f"{came} of {self.nodes} machines have arrived within {seconds:g} s")
             time.sleep(0.02)
 
     def exchange(self, name: str, value: Any) -> list[Any]:
@@ -97,8 +97,10 @@ class HostMeeting:
                 waits_for = index
                 values.append(json.loads(self.store.get(f"{name}/{index}")))
         except RuntimeError:
-            who = f"machine {waits_for} (--node {waits_for}, or that of Slurm) had come, and does not answer any more"
-            raise HostsApart(who, "see what the doctor says there, and whether it was started there once") from None
+            who = f"machine {waits_for} (--node {waits_for}, or that of Slurm) arrived, but no longer answers"
+            raise HostsApart(
+                who, "see what the doctor reports there, and check that it was started there only once"
+            ) from None
         return values
 
     def leave(self) -> None:
@@ -113,7 +115,7 @@ def check_port(port: int) -> None:
         socket.create_server(("", port)).close()
     except OSError as error:
         what = f"port {port} cannot be opened on this machine, which is the first one: {words(error)}"
-        raise HostsApart(what, "give --meet a port that is free there") from None
+        raise HostsApart(what, "use a port in --meet that is free there") from None
 
 
 def connect_to_first(place: NodePlace, seconds: float) -> None:
@@ -128,7 +130,7 @@ def connect_to_first(place: NodePlace, seconds: float) -> None:
 
 
 def _apart(place: NodePlace, why: str) -> str:
-    whom = "this machine, which is the first one, is not" if place.index == 0 else "the first machine is not reached"
+    whom = "this machine, which is the first one, is not" if place.index == 0 else "the first machine cannot be reached"
     return f"{whom} at {place.host}:{place.port}: {why}"
 
 

@@ -31,7 +31,7 @@ from xtrain.text.units import plural, table
 
 COLUMNS = ("matmul", "attention", "other", "copies", "exposed", "idle")
 NOTES = """\
-Each instant is counted once. `exposed` is communication that nothing else ran beside, `communication` all of it, hidden
+Each instant is counted once. `exposed` is communication that nothing else overlapped, `communication` all of it, hidden
 or not; `idle` is time in which no operation ran: Python, waiting for data, waiting for other ranks.
 """
 

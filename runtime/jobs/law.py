@@ -167,7 +167,7 @@ def measured_runs(runs: Sequence[tuple[Path, Plan]], metric: str | None) -> tupl
     name = _shared_metric(lines.values()) if metric is None else metric
     read = Metric.read(name)
     if read is None:
-        raise Unfittable(f"`{name}` is no metric; write for instance --metric eval.web.loss")
+        raise Unfittable(f"`{name}` is not a metric; write for example --metric eval.web.loss")
     key = read.key
     measured = []
     for path, plan in runs:

@@ -188,10 +188,10 @@ class FirstNode(OneNode):
             store = TCPStore(
                 LOOPBACK, place.port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=LOST)
             )
-            reach(place.host, place.port, LOST, note="this node, which is the first one, does not reach itself")
+            reach(place.host, place.port, LOST, note="the first node cannot reach itself")
         except (RuntimeError, ValueError, OSError) as error:
             why = words(error)
-            message = f"machines cannot meet at {place.host}:{place.port}: {why}; give another --meet HOST:PORT, whose "
+            message = f"machines cannot meet at {place.host}:{place.port}: {why}; use a --meet HOST:PORT whose "
             raise EnvironmentFault("X716", f"{message}host is this machine and whose port is free") from None
         store.set(PLAN, plan.id)
         return cls(plan=plan, place=place, store=store)
@@ -243,7 +243,7 @@ class FirstNode(OneNode):
         missing = [str(index) for index in range(1, nodes) if index not in self._nodes or self._nodes[index].lost]
         if missing:
             where = f"{self.place.host}:{self.place.port}"
-            message = f"{plural(nodes, 'node')} meet at {where}, and within {ARRIVAL:g} s these have not come: "
+            message = f"of {plural(nodes, 'node')} that meet at {where}, these have not arrived within {ARRIVAL:g} s: "
             raise EnvironmentFault("X716", f"{message}{', '.join(missing)}; was `xtrain run` started there?")
 
     def close(self, code: int) -> None:
@@ -347,7 +347,7 @@ class _Follower:
         except (RuntimeError, OSError) as error:
             self._ask_to_stop()
             why = words(error)
-            message = f"node {place.index} does not reach the first one at {place.host}:{place.port}: {why}"
+            message = f"node {place.index} cannot reach the first node at {place.host}:{place.port}: {why}"
             raise EnvironmentFault("X716", message) from None
         finally:
             self._end()
@@ -356,7 +356,7 @@ class _Follower:
         """Raise EnvironmentFault if this machine has another plan; it then takes no place in the run."""
         of_first = store.get(PLAN).decode()
         if of_first != self.plan:
-            message = f"node {self.place.index} has plan {self.plan}, and node 0 has plan {of_first}; start the same "
+            message = f"node {self.place.index} has plan {self.plan}, but node 0 has plan {of_first}; start the same "
             message += "spec with the same settings on all nodes"
             store.set(OTHER_PLAN, message)
             raise EnvironmentFault("X703", message)

@@ -46,7 +46,7 @@ class MeetingPlace:
         said = self._process.stdout.readline().strip()
         if not said.isdecimal():
             self.close()
-            raise EnvironmentFault("X715", said or "the process in which replica groups meet has ended by itself")
+            raise EnvironmentFault("X715", said or "the meeting process of the replica groups has ended unexpectedly")
         self.port = int(said)
 
     def close(self) -> None:

@@ -63,7 +63,7 @@ class RendezvousHost:
             number = self._count("faults")
             faults = [json.loads(self._store.get(f"{self.name}/fault/{n}")) for n in range(1, number + 1)]
             if came < self._world - 1:
-                why = f"{came} of the {self._world - 1} other ranks have come within {ARRIVAL:g} s: did they start?"
+                why = f"{came} of the {self._world - 1} other ranks have arrived within {ARRIVAL:g} s: did they start?"
                 faults.append([0, "X716", why])
             self._store.set(f"{self.name}/word", str(3 if faults else 0))
         if faults:
@@ -150,7 +150,7 @@ def _store() -> Store:
     if rank == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         own = {"is_master": True, "multi_tenant": True, "wait_for_workers": False}
         store = TCPStore(LOOPBACK, port, int(world), timeout=timeout, **own)
-        reach(host, port, NAME_SECONDS, note=f"rank 0 of {world} does not reach itself")
+        reach(host, port, NAME_SECONDS, note=f"rank 0 of {world} cannot reach itself")
         return PrefixStore(_ROOM, store)
     reach(host, port, PATIENCE, note=f"rank {rank} of {world} waits for the first rank" if speaks else "")
     store, _, _ = next(rendezvous("env://", timeout=timeout))

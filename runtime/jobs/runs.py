@@ -57,7 +57,9 @@ def live_run(path: Path, patience: float = 0.0) -> Path:
     live = [run for run in runs if is_live(run)]
     if not live:
         where = (
-            f"none of the {len(runs)} runs below {path} is live" if runs else f"there is no run at {path} or below it"
+            f"none of the {len(runs)} runs below {path} is running"
+            if runs
+            else f"there is no run at {path} or below it"
         )
         raise NotLive(where)
     return max(live, key=lambda run: (run / "plan.json").stat().st_mtime)

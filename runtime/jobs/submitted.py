@@ -214,8 +214,8 @@ def not_begun(directory: Path) -> str:
     try:
         state = f"is {job_state(job)}"
     except EnvironmentFault as fault:
-        state = f"cannot be asked for: {fault}"
-    return f"the run {directory} has not begun: its job {job.kind} {job.id} {state}"
+        state = f"cannot be queried: {fault}"
+    return f"the run {directory} has not started: its job {job.kind} {job.id} {state}"
 
 
 def cancel_job(job: SubmittedJob) -> None:
@@ -258,8 +258,8 @@ def _check_over(before: SubmittedJob, job: Job) -> None:
         state = job_state(before)
     except EnvironmentFault as fault:
         file = job.files / JOB_FILE
-        message = f"the run {job.directory} was given to {name}, and nobody says whether that goes on: {fault}"
-        raise EnvironmentFault(fault.code, f"{message}; or remove {file} if it surely does not") from fault
+        message = f"the run {job.directory} was given to {name}, whose state is unknown: {fault}"
+        raise EnvironmentFault(fault.code, f"{message}; or remove {file} if that job has certainly ended") from fault
     if not state.over:
         raise EnvironmentFault(
             "X707",

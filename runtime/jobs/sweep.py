@@ -405,8 +405,8 @@ class SweepDriver:
         if self._measure_if_there(trial, going.target):
             return
         if code == 0 and not self._directory(trial).is_dir():
-            where = f"its run directory {self._directory(trial)} is not here: the folder of runs must be seen by all"
-            self.fault = self.fault or f"trial {trial.number:03d} has ended, and {where}"
+            where = f"its run directory {self._directory(trial)} is not visible here: machines must share this folder"
+            self.fault = self.fault or f"trial {trial.number:03d} has ended, but {where}"
             self.stopping = True
         elif code in UNFIT and trained <= going.before:
             self.fault = self.fault or f"trial {trial.number:03d} cannot begin: {last_lines(self._log(trial))}"

@@ -85,7 +85,7 @@ def refuse_job(directory: Path) -> None:
     if job is not None and not (state := job_state(job)).over:
         raise EnvironmentFault(
             "X707",
-            f"the trial {directory} has a job already: {job.kind} {job.id} is {state}; go on with `xtrain launch`, or "
+            f"the trial {directory} has a job already: {job.kind} {job.id} is {state}; use `xtrain launch`, or "
             f"cancel it with `xtrain launch --cancel {directory}`",
         )
 

@@ -96,7 +96,7 @@ def choose_device(kind: str, local_rank: int) -> torch.device:
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if local_rank >= count:
-        message = f"local rank {local_rank} needs a CUDA device of its own and there are {count} here"
+        message = f"local rank {local_rank} needs a CUDA device of its own; this machine has {count or 'none'}"
         raise EnvironmentFault("X702", message)
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)

@@ -60,7 +60,7 @@ class Inbox:
             with suppress(OSError):
                 if path.stat().st_mtime >= before:
                     continue
-            self._refuse(path, "the command is older than this start of the run: give it again")
+            self._refuse(path, "the command is older than this start of the run: repeat it")
         for path in self.folder.glob(".*.tmp"):
             path.unlink(missing_ok=True)
 
@@ -131,7 +131,7 @@ class Inbox:
         names = [command.name for command in self.commands]
         words = dict.fromkeys((*(name.partition(" ")[0] for name in names), ControlWord.SAVE, ControlWord.EVAL))
         if word not in words:
-            raise CommandRefused(f"there is no command {word}; commands: {', '.join(words)}")
+            raise CommandRefused(f"unknown command {word}; commands: {', '.join(words)}")
         if word == ControlWord.EVAL:
             known = [name.partition(" ")[2] for name in names if name.startswith(f"{ControlWord.EVAL} ")]
             if arg is None and len(known) == 1:
@@ -159,7 +159,7 @@ class Inbox:
     def _amount(self, command: Command, arg: Any) -> int:
         if not command.counts:
             if arg is not None:
-                raise CommandRefused(f"{command.name} takes no argument, and {arg!r} was given")
+                raise CommandRefused(f"{command.name} takes no argument, but {arg!r} was given")
             return 0
         if isinstance(arg, bool) or not isinstance(arg, int) or not 1 <= arg <= MOST_PROFILED:
             given = "nothing" if arg is None else repr(arg)

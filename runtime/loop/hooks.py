@@ -127,7 +127,7 @@ class HookCall:
         for number, what in enumerate((PARAMETERS, GRADIENTS)):
             if what != self.changes and before[number] != after[number]:
                 own = "that it changes " + (self.changes if self.changes != NOTHING else "nothing")
-                raise self.part.failed(f"changed {what} {self.place}, and its declaration says {own}")
+                raise self.part.failed(f"changed {what} {self.place}, but its declaration says {own}")
         self.record(given, step.index + 1 if self.place in _UNDER_WAY else self.progress.step)
 
     def _lr(self, step: Step) -> float:
@@ -171,13 +171,13 @@ class HookCall:
 
     def _metrics(self, given: Any) -> dict[str, float]:
         if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
-            raise self.part.failed(f"returned {type(given).__name__}, and metrics are a dict of numbers by their names")
+            raise self.part.failed(f"returned {type(given).__name__}; metrics must be a dict of numbers by name")
         metrics: dict[str, float] = {}
         for name, value in given.items():
             try:
                 metrics[f"{self.metrics}/{name}"] = float(value)
             except (TypeError, ValueError):
-                message = f"gave {type(value).__name__} as the metric `{name}`, and a metric is a number"
+                message = f"gave {type(value).__name__} as the metric `{name}`; a metric must be a number"
                 raise self.part.failed(message) from None
         return metrics
 
@@ -300,9 +300,7 @@ def user_body(
             metrics = call.function(context, **call.part.arguments)
         if len(context._losses) != len(step.microbatches) or next(given, None) is not None:
             taken = f"{len(context._losses)} of {len(step.microbatches)} microbatches"
-            raise call.part.failed(
-                f"has called `context.forward` of {taken}, and a step takes all of `context.batches`"
-            )
+            raise call.part.failed(f"called `context.forward` of {taken}; a step must use all of `context.batches`")
         step.loss_sums = torch.stack(context._losses).sum(0)
         step.row_losses = context._rows
         call.record(metrics, step.index + 1)
@@ -323,11 +321,11 @@ def evaluation_body(
         with failures_of(call.part):
             loss_sum = call.function(context, **call.part.arguments)
         if next(batches, None) is not None:
-            raise call.part.failed("has left out microbatches, and an evaluation takes all of `context.batches`")
+            raise call.part.failed("left out microbatches; an evaluation must use all of `context.batches`")
         try:
             return float(loss_sum)
         except (TypeError, ValueError):
             kind = type(loss_sum).__name__
-            raise call.part.failed(f"returned {kind}, and the sum of losses is a number") from None
+            raise call.part.failed(f"returned {kind}; the sum of losses must be a number") from None
 
     return call_evaluation_function

@@ -189,8 +189,8 @@ def _new_bytes(piece: Tensor | None, seen: set[int]) -> int:
 
 STATES: Final = ("parameters", "gradients", "optimizer", "averages")
 NOTES: Final = """\
-Looked at between two steps: what a step alone needs is not there then, and the plan's figures for it are those of the
-peak. `other` is tensors that Python knows of and that belong to none of these.
+Measured between two steps: memory that only a step needs is missing, and the plan's figures for it are peaks. `other`
+is all other tensors that Python knows.
 """
 
 
@@ -323,8 +323,8 @@ SAYS: Final = re.compile(
     re.IGNORECASE,
 )
 NOTE: Final = """\
-Looked at when the error had been raised: what the step had made by then is among `other`, but for what a graph of
-autograd alone keeps. The plan's figures are those of the peak of a step.
+Measured after the error was raised: tensors that the step had made by then are in `other`, except those that only
+autograd holds. The plan's figures are peaks of a step.
 """
 
 

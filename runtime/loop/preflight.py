@@ -82,17 +82,17 @@ def check_devices(plan: Plan, here: Devices) -> list[str]:
     """
     cluster, has = plan.cluster, f"{here.name} has {bytes_text(here.memory)}"
     if cluster.memory_bytes is not None and here.memory < REPORTED * cluster.memory_bytes:
-        message = f"the plan assumes {bytes_text(cluster.memory_bytes)} of memory for a rank, and {has}"
+        message = f"the plan assumes {bytes_text(cluster.memory_bytes)} of memory for a rank, but {has}"
         hint = f"plan for this machine, with --set cluster.memory='{here.memory >> 20} MiB'"
         raise EnvironmentFault("X712", f"{message}; {hint}")
     fullest = max((ranks.memory for ranks in plan.estimates.classes), key=lambda memory: memory.total_bytes)
     states = max(0 if ranks.memory.offloaded else ranks.memory.states for ranks in plan.estimates.classes)
     if states > here.memory:
-        message = f"parameters, gradients and optimizer state take {bytes_text(states)} on a rank, and {has}"
+        message = f"parameters, gradients and optimizer state take {bytes_text(states)} on a rank, but {has}"
         raise EnvironmentFault("X712", f"{message}; spread them over more ranks")
     remarks = []
     if cluster.memory_bytes is None and fullest.total_bytes > here.memory:
-        remarks.append(f"the planned memory of a rank is {bytes_text(fullest.total_bytes)}, and {has}")
+        remarks.append(f"the planned memory of a rank is {bytes_text(fullest.total_bytes)}, but {has}")
     if not CLUSTERS[cluster.preset].fits(here.kind, here.name):
         name = here.name.partition(",")[0]
         remarks.append(f"the plan is for {cluster.preset}, and the device is {name}: the predicted times do not apply")
@@ -114,7 +114,7 @@ def check_one_machine(plan: Plan) -> None:
 def check_groups(plan: Plan) -> None:
     """Raise EnvironmentFault if the plan has replica groups, for ranks that another launcher has started."""
     if groups_node(plan) is not None:
-        message = "replica groups are started, and started again, by `xtrain run` itself, and not by another launcher"
+        message = "replica groups are started and restarted by `xtrain run` itself, not by another launcher"
         raise EnvironmentFault("X703", f"{message}; start it once on this machine, or use stack parallel")
 
 
@@ -127,7 +127,7 @@ def check_device(plan: Plan, device: str) -> None:
     wants = [f"attention {kernel}" for kernel in ("flex",) if build["attention"].get(device) == kernel]
     wants += ["fsdp offload"] if plan.node("setup.weights").args["offload"] else []
     if wants:
-        raise EnvironmentFault("X702", f"{' and '.join(wants)} needs cuda, and the device of this rank is {device}")
+        raise EnvironmentFault("X702", f"{' and '.join(wants)} needs cuda, but the device of this rank is {device}")
 
 
 def check_world(plan: Plan, started: int, here: int | None = None) -> None:
@@ -138,12 +138,14 @@ def check_world(plan: Plan, started: int, here: int | None = None) -> None:
     planned = plan.mesh.world_size
     if started != planned:
         by = f", by {rank_variables()} in the environment" if is_worker() else ""
-        message = f"the plan is for {plural(planned, 'rank')} and {started} {'was' if started == 1 else 'were'} started"
+        message = (
+            f"the plan is for {plural(planned, 'rank')}, but {started} {'was' if started == 1 else 'were'} started"
+        )
         do = f"start {planned}, or plan for {started} with --world {started}"
         if by and "LOCAL_RANK" not in os.environ:
             do += ", or unset these variables if no launcher has set them"
         raise EnvironmentFault("X703", f"{message}{by}; {do}")
     planned_here = plan.mesh.ranks_per_node
     if here is not None and here != planned_here:
-        message = f"the plan puts {plural(planned_here, 'rank')} on a machine and {here} were started on this one"
+        message = f"the plan puts {plural(planned_here, 'rank')} on a machine, but {here} were started on this one"
         raise EnvironmentFault("X703", f"{message}; start {planned_here}, or plan with launch.ranks_per_node = {here}")

@@ -100,7 +100,7 @@ def check_prompts(name: str, reader: RowReader, longest: int, max_tokens: int) -
     store, rows = reader.store, reader.rows
     documents = reader.documents[rows.document[: rows.row_offsets[-1]]]
     lengths = prompt_lengths(store.trained, store.offsets)[documents]
-    remedy = "A document needs a prompt and behind it an answer that is trained on."
+    remedy = "A document needs a prompt followed by an answer that is trained on."
     if (none := np.count_nonzero(lengths <= 0)) > 0:
         raise DataError(f"dataset {name}: {none:,} documents have no prompt with an answer", remedy=remedy)
     if (long := np.count_nonzero(lengths > longest)) > 0:
@@ -194,10 +194,8 @@ class KeptCompletions:
         if agreed.item():
             self._steps = groups_by_step
         else:
-            message = (
-                "the completions of the checkpoint do not fit the prompts that the run goes on with, or the settings "
-            )
-            self.records.warn(message + "of the rollout: they are sampled anew", step=step)
+            message = "the completions of the checkpoint do not fit the prompts of the resumed run or the settings "
+            self.records.warn(message + "of the rollout: they are sampled again", step=step)
 
     def packed(self, step: int) -> bytes | None:
         """Return the completions that a checkpoint after `step` steps keeps, on the first rank; None if later steps

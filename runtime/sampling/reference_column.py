@@ -260,9 +260,9 @@ def add_reference(
     source = column.source()
     if source is None and before is not None and named() != before:
         raise ResumeRefused(
-            f"the run has compared dataset {dataset} with the reference {reference}, whose log-probabilities are not "
-            f"in {cache / 'reference'} any more, and whose weights are others by now; bring back one of both, or "
-            "start anew with checkpoint.resume = false"
+            f"the run compared dataset {dataset} with the reference {reference}, whose log-probabilities are no longer "
+            f"in {cache / 'reference'}, and whose weights have changed; restore either of them, or start from scratch "
+            "with checkpoint.resume = false"
         )
 
     def report(done: int) -> None:

@@ -203,8 +203,8 @@ def keep_reference(
     for dataset in plan.node("setup.loader").args["datasets"]:
         if weights_before(plan, records, dataset, reference) not in (None, named):
             raise ResumeRefused(
-                f"the run has compared completions with the reference {reference}, whose weights are others by now; "
-                "bring back the files that it has begun with, or start anew with checkpoint.resume = false"
+                f"the run compared completions with the reference {reference}, whose weights have changed; restore the "
+                "files that it started from, or start from scratch with checkpoint.resume = false"
             )
         # Checkpoints take the reference's identity from here.
         known = {"reference": reference, "weights": named}

@@ -68,7 +68,7 @@ class TeacherModel:
         own = _own_plan(plan, node, world)
         if own.architecture.vocab != plan.architecture.vocab:
             theirs, ours = own.architecture.vocab, plan.architecture.vocab
-            raise DataError(f"the teacher {args['folder']} has a vocabulary of {theirs:,}, and the model of {ours:,}")
+            raise DataError(f"the teacher {args['folder']} has a vocabulary of {theirs:,}, but the model has {ours:,}")
         chosen = choose_device(plan.node("setup.bootstrap").args["device"], local_rank=number)
         use_threads(None, local_world=world)
         small = own.node("setup.bootstrap").args.get("small_products", False)

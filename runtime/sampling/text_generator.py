@@ -54,7 +54,7 @@ class TextGenerator:
             following = self._drawn(draws, self.logits(batch), len(prompts))
             if NO_TOKEN in following:
                 which = f"prompt {following.index(NO_TOKEN) + 1}"
-                raise LogitsNotFinite(f"no token can be chosen behind {which}: logits of the model are NaN or infinite")
+                raise LogitsNotFinite(f"no token can be chosen after {which}: logits of the model are NaN or infinite")
             yield following
             if rows.cache.filled == length:
                 return

@@ -134,13 +134,13 @@ class AdapterExport:
             self._verify(folder, arch)
         problems: list[str] = []
         if (module := taken_for_experts(arch, trained)) is not None:
-            problems.append(f"may leave out {module} and others that are called as matrices of experts")
+            problems.append(f"may leave out {module} and others named like expert matrices")
         if (
             stack := next((parameter.adapter for parameter in trained if is_expert_magnitude(parameter)), None)
         ) is not None:
-            problems.append(f"has no magnitudes of {stack}, and reads no such adapter")
+            problems.append(f"has no magnitudes of {stack} and cannot read this adapter")
         remarks = tuple(
-            f"PEFT with transformers 5 {problem}; `xtrain merge` writes a model with all of the adapter"
+            f"PEFT with transformers 5 {problem}; `xtrain merge` writes a model with the whole adapter"
             for problem in problems
         )
         return Exported(folder=to, tensors=len(file.tensors), files=1, formats=formats, remarks=remarks)
@@ -220,7 +220,7 @@ class AdapterExport:
             written_adapter = read_peft(str(folder), arch.base, arch.adapter.peft_keys)
             assign_peft(arch, self._trained(arch), written_adapter.files)
         except (PeftUnreadable, ValueError) as problem:
-            raise ExportFailed(f"what was written is not the adapter: {problem}") from problem
+            raise ExportFailed(f"the written folder does not match the adapter: {problem}") from problem
 
 
 def check_adapter_exportable(plan: Plan) -> None:

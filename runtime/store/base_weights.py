@@ -273,7 +273,7 @@ def _of_run(plan: Plan, path: Path) -> Read:
     entry = find(path, weights=True)
     check_origin(plan, entry)
     if "base" in entry.state():
-        message = f"{entry.path} has matrices in codes; export it with --dequantise, and begin with that folder"
+        message = f"{entry.path} has quantized matrices; export it with --dequantise and start from that folder"
         raise OSError(message)
     tensors, before = WholeTensors(entry.path), prefix(entry, published(entry))
     return lambda spec, expert: tensors.read(f"{before}{spec.name}")

@@ -182,9 +182,7 @@ def find(path: Path, *, weights: bool = False) -> CheckpointEntry:
     entry = _found(path, weights)
     if entry is None:
         what = "checkpoint" if weights else "full checkpoint"
-        raise EnvironmentFault(
-            "X720", f"there is no {what} at {path}: the path is not a run with a checkpoint, and not a checkpoint"
-        )
+        raise EnvironmentFault("X720", f"there is no {what} at {path}: it is neither a checkpoint nor a run with one")
     if not weights and not entry.is_full:
         raise EnvironmentFault("X720", f"{path} holds weights alone; checkpoint.from needs a full checkpoint (ckpt-s…)")
     if flaws := entry.flaws():
@@ -305,8 +303,8 @@ def check_base(entry: CheckpointEntry, base: str | None) -> None:
     trained_on = entry.state().get("base_content")
     if trained_on != base:
         raise ResumeRefused(
-            f"{entry.path} is of an adapter that was trained on the base {trained_on}, and the weights that were read "
-            f"are the base {base}: begin with the folder or checkpoint that it was trained on"
+            f"the adapter in {entry.path} was trained on the base {trained_on}, but the weights that were read are the "
+            f"base {base}: start from the folder or checkpoint that it was trained on"
         )
 
 

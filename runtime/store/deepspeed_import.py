@@ -83,8 +83,8 @@ class ZeroFiles:
         stage, count = int(zero_states[0]["zero_stage"]), zero_states[0]["partition_count"]
         ranks = max(count) if isinstance(count, list) else int(count)
         if len(zero_states) != ranks or (stage == 3 and len(states) != ranks):
-            missing = f"of the files of {ranks} ranks there are {len(zero_states)}"
-            raise ExportFailed(f"{folder} is not whole: {missing}; it must hold those of all machines")
+            missing = f"it has the files of {len(zero_states)} of {ranks} ranks"
+            raise ExportFailed(f"{folder} is incomplete: {missing}; copy the files of all machines there")
         return cls._of_pieces(folder, stage, ranks, states, zero_states)
 
     @classmethod
@@ -151,7 +151,7 @@ def _check_layout(folder: Path, models: list[Path]) -> None:
         ("*mp_rank_01_*", "pieces of tensor parallelism"),
     ):
         if any(folder.glob(pattern)):
-            raise ExportFailed(f"{folder} holds {what}, which are not put together; export it where it was trained")
+            raise ExportFailed(f"{folder} holds {what}, which cannot be merged; export it where it was trained")
 
 
 def _rank_of(path: Path) -> tuple[int, ...]:
@@ -165,9 +165,9 @@ def _load(path: Path, *, trust: bool) -> dict[str, Any]:
             return torch.load(path, map_location="cpu", mmap=True, weights_only=not trust)
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
-        what = f"`{named[1]}`" if named else "objects that are no tensors"
-        message = f"{path} holds {what}, and to read that is to execute what the file says"
-        raise ExportFailed(f"{message}; if you trust where it is from, add --trust-pickle") from error
+        what = f"`{named[1]}`" if named else "objects other than tensors"
+        message = f"{path} holds {what}, and reading them executes code of the file"
+        raise ExportFailed(f"{message}; if you trust its origin, add --trust-pickle") from error
     except (OSError, RuntimeError, EOFError, ValueError) as error:
         text = str(error).partition("\n")[0]
         raise ExportFailed(f"{path} cannot be read: {text}; copy the file again") from error
@@ -272,7 +272,7 @@ def _beside(like: Path | None) -> list[Path]:
 def _remarks(files: ZeroFiles, like: Path | None) -> Iterator[str]:
     """Yield remarks about missing or unexpected parts of the folder."""
     if like is None:
-        yield "the folder has no config.json and no tokenizer: copy those of the model there, or say --like FOLDER"
+        yield "the folder has no config.json and no tokenizer: copy the model's files there, or use --like FOLDER"
         return
     try:
         there = read_weight_files(str(like)).tensors
@@ -281,4 +281,4 @@ def _remarks(files: ZeroFiles, like: Path | None) -> Iterator[str]:
     other = [name for name in files.shapes.keys() | there.keys() if (name in files.shapes) != (name in there)]
     shaped = [n for n in files.shapes.keys() & there.keys() if files.shapes[n] != tuple(there[n].shape)]
     if wrong := sorted([*other, *shaped]):
-        yield f"{len(wrong)} tensors are not those of {like}, such as `{wrong[0]}`; `xtrain check` says if they fit"
+        yield f"{len(wrong)} tensors differ from {like}, such as `{wrong[0]}`; `xtrain check` says if they fit"

@@ -138,7 +138,7 @@ class Export:
         tensors = sum(len(file.tensors) for file in files)
         remarks: tuple[str, ...] = ()
         if origin is not None and not (origin / CONFIG).is_file():
-            message = f"{origin}, from which the run has read its model, is gone, and with it the rest of its {CONFIG}"
+            message = f"{origin}, which the run read its model from, is gone, and so is the rest of its {CONFIG}"
             remarks = (message,)
         remarks += tuple(self._left_out(origin))
         return Exported(
@@ -154,7 +154,7 @@ class Export:
                 f"{'stays' if one else 'stay'} in the checkpoint: files of {arch.family} have no place for them"
             )
         if (there := _modules(arch, origin)) > arch.mtp:
-            yield f"{origin} has {plural(there, 'layer')} that predict further tokens, of which the run has read " + (
+            yield f"{origin} has {plural(there, 'layer')} that predict further tokens, and the run read " + (
                 f"{arch.mtp or 'none'} (`mtp`): the others are not written"
             )
 
@@ -187,8 +187,8 @@ class Export:
             files: WeightFiles = read_weight_files(str(origin))
             parts = assign(self._arch, files, grows=True).parts
         except (WeightsUnreadable, ValueError) as problem:
-            message = f"the run has read its weights from {origin}, and their number formats are not known any more"
-            raise ExportFailed(f"{message} ({problem}); say which one to write, as --dtype bf16") from problem
+            message = f"the run read its weights from {origin}, whose number formats are no longer known"
+            raise ExportFailed(f"{message} ({problem}); choose one, such as --dtype bf16") from problem
 
         def format_of(parameter: ParameterSpec, number: int) -> str:
             # Stacked experts share one tensor's format. A newly drawn reward head takes the format of the embedding.
@@ -226,20 +226,20 @@ class Export:
         """Check all files except the weights: read config and tokenizer as `model "folder"` and `tokenizer "folder"`
         do. Raises ExportFailed."""
         if changed := [name for name, content in contents.items() if (folder / name).read_bytes() != content]:
-            raise ExportFailed(f"{changed[0]} is not what was written: the disk has changed it")
+            raise ExportFailed(f"{changed[0]} does not match what was written: the disk has changed it")
         means, diagnostics = settings_in_folder(str(folder))
         if wrong := [error.message for error in diagnostics.errors] or read_differences(self._arch, means):
-            raise ExportFailed(f"{CONFIG} cannot say what this model is: {'; '.join(wrong[:3])}", "X525")
+            raise ExportFailed(f"{CONFIG} cannot describe this model: {'; '.join(wrong[:3])}", "X525")
         again = load_tokenizer(str(folder), Path())
         if (again.bos, again.eos, again.vocab_size) != (tokenizer.bos, tokenizer.eos, tokenizer.vocab_size):
-            raise ExportFailed("the tokenizer that was written is not that of the run")
+            raise ExportFailed("the written tokenizer differs from the run's")
 
     def _verify_weights(self, folder: Path) -> None:
         """Compare the folder's tensors with the model, as `model "folder"` does. Raises ExportFailed."""
         try:
             assign(self._arch, read_weight_files(str(folder)))
         except (WeightsUnreadable, ValueError) as problem:
-            raise ExportFailed(f"what was written is not the model: {problem}") from problem
+            raise ExportFailed(f"the written folder does not match the model: {problem}") from problem
 
 
 def origin_of(plan: Plan, base: Path) -> Path | None:
@@ -287,13 +287,13 @@ def check_exportable(plan: Plan, *, dequantise: bool, merges: bool = False) -> N
     if merges and plan.architecture.adapter is None:
         raise ExportFailed("the run trains no adapter; `xtrain export` writes its model", "X525")
     if merges and plan.architecture.tie_embeddings and plan.architecture.head_matrices:
-        message = "the run has an adapter of its head, which is its embedding: no matrix can have it added"
-        raise ExportFailed(f"{message}; `xtrain export --adapter` writes it beside the model", "X525")
+        message = "the run has an adapter on its head, which is tied to the embedding: it cannot be merged"
+        raise ExportFailed(f"{message}; `xtrain export --adapter` writes it separately", "X525")
     if (problem := not_written(plan.architecture.base if merges else plan.architecture)) is not None:
         raise ExportFailed("; ".join(problem), "X525")
     if (base := base_of_plan(plan)) is not None and not dequantise:
-        message = f"matrices of the run are stored as {base.words()}, and transformers reads no such folder"
-        raise ExportFailed(f"{message}; to have the values of the codes written, add --dequantise", "X525")
+        message = f"matrices of the run are stored as {base.words()}, which transformers cannot read"
+        raise ExportFailed(f"{message}; to write dequantized values, add --dequantise", "X525")
 
 
 def formats_of(files: tuple[WrittenFile, ...]) -> dict[str, int]:

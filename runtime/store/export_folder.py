@@ -27,7 +27,7 @@ LOCK: Final = ".export.lock"
 def check_free(to: Path) -> None:
     """Raise ExportFailed if the path exists."""
     if os.path.lexists(to):
-        raise ExportFailed(f"{to} is there already, and an export never overwrites anything; name another folder")
+        raise ExportFailed(f"{to} already exists, and an export never overwrites anything; choose another folder")
 
 
 @contextmanager
@@ -128,7 +128,7 @@ def model_card(
     what, written = f"A {arch.family} of {size}{rewards}", model.total
     if adapter is not None and adapter_alone:
         written = plan.parameters.trained
-        what = f"{adapter.title()}, {count_text(written)} parameters beside those of a {arch.family} of {size}"
+        what = f"{adapter.title()}, {count_text(written)} parameters in addition to a {arch.family} of {size}"
     elif adapter is not None:
         what += f", into which {adapter.title()} has been merged"
     made_by = state.get("made_by") or {}

@@ -200,7 +200,9 @@ class WeightsWriter:
                     done += len(piece)
                     self.report(READING_BACK, done, self.total, numbers[tensor.file], len(self.files))
             if sum != self._sums[name]:
-                raise ExportFailed(f"`{name}` in {tensor.file} is not what was written: the disk has changed it")
+                raise ExportFailed(
+                    f"`{name}` in {tensor.file} does not match what was written: the disk has changed it"
+                )
 
     def _index(self) -> dict[str, object]:
         sizes = [tensor.bytes // SIZES[tensor.format] for file in self.files for tensor in file.tensors]
@@ -267,6 +269,6 @@ def _pieces(fd: int, tensor: StoredTensor) -> Iterator[bytes]:
     while at < end:
         piece = os.pread(fd, min(CHUNK_BYTES, end - at), at)
         if not piece:
-            raise ExportFailed(f"{tensor.file} is cut off: the disk has lost what was written")
+            raise ExportFailed(f"{tensor.file} is truncated: the disk has lost written data")
         at += len(piece)
         yield piece

@@ -307,7 +307,7 @@ def choose(
         report(entry, flaw)
     if candidates:
         raise ResumeRefused(
-            f"no checkpoint in {folder.root} is intact; `xtrain checkpoint verify` says what is wrong with each, and "
+            f"no checkpoint in {folder.root} is intact; `xtrain checkpoint verify` lists the defects of each, and "
             "checkpoint.resume = false starts from scratch"
         )
     return None

@@ -174,7 +174,7 @@ def _check_instructions(content: bytes) -> None:
         place = start + length
         # Larger numbers can be chosen to collide in their hashes.
         if place >= len(content) or (sign == _LONG and length > 8):
-            raise ValueError(f"a length in front of byte {start:,} is too large")
+            raise ValueError(f"a length before byte {start:,} is too large")
 
 
 class _Records:

@@ -285,7 +285,7 @@ def load_adapter(rank: Rank, slots: Slots) -> Handle:
             state = read_kept(folder)
             problem = _mismatch(state, slots, slot.shape)
         except UNREADABLE as error:
-            problem = f"what was saved cannot be read: {error}"
+            problem = f"the saved state cannot be read: {error}"
         agree(rank, problem)
         assert state is not None
         _take(slot, state, optimizer=message.values["optimizer"])
@@ -299,10 +299,10 @@ def _mismatch(state: KeptState, slots: Slots, shape: AdapterShape) -> str:
     for what in ("rank", "attn", "mlp", "unembed"):
         kept, own = getattr(state.shape, what), getattr(shape, what)
         if kept != own:
-            return f"what was saved has {what} {kept}, and the model has {own}"
+            return f"the saved state has {what} {kept}, but the model has {own}"
     for spec in slots.trained(shape):
         if spec.name not in state.tensors or tuple(state.tensors[spec.name].shape) != spec.shape:
-            return f"what was saved lacks {spec.name}, or has it in another shape"
+            return f"the saved state lacks {spec.name}, or has it in another shape"
     return ""
 
 

@@ -85,7 +85,7 @@ class RanksEngine:
 
     def create_model(self, model: str, adapter: AdapterSettings | None) -> None:
         if adapter is None and self.capabilities.rank != WHOLE:
-            raise UserError("this server trains adapters, not the model itself: give a rank")
+            raise UserError("this server trains adapters, not the model itself: set a rank")
         chosen = AdapterSettings(rank=WHOLE, seed=0) if adapter is None else adapter
         self._ask("open", model=model, shape=asdict(chosen))
         self.models[model] = adapter
@@ -114,7 +114,7 @@ class RanksEngine:
     def optim_step(self, model: str, adam: Adam) -> Mapping[str, float]:
         answer = self._ask("optim_step", model=model, adam=asdict(adam))
         if not answer.values["finite"]:
-            raise UserError("the gradient is not finite: it is dropped, and the model is as it was")
+            raise UserError("the gradient is not finite: it was dropped, and the model is unchanged")
         return {"grad_norm": answer.values["grad_norm"]}
 
     def save(self, model: str, folder: Path) -> None:
@@ -280,7 +280,7 @@ class StartedRanks:
         there.close()
         self._connection = Connection(here)
         if self._answer().name != READY:
-            raise EngineLost("the first rank has begun with something else")
+            raise EngineLost("the first rank sent an unexpected message")
 
     def call(self, message: RankMessage) -> RankMessage:
         """Execute a request on all ranks; return the first one's answer. Raises EngineLost."""
@@ -354,7 +354,7 @@ def _check_same(directory: Path, plan: Plan) -> None:
     except (FileNotFoundError, ValueError, KeyError, TypeError):  # no plan, or one that was never served
         return
     if before != plan.config_id:
-        message = f"{directory} has the models of a server with another spec ({before}, and this one is "
+        message = f"{directory} has the models of a server with another spec ({before}; this one is "
         message += f"{plan.config_id}), which would be lost; serve that spec, {directory / SPEC}, or give this server "
         raise EnvironmentFault("X705", f"{message}another name with workspace.run")
 

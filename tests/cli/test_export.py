@@ -44,7 +44,7 @@ def test_a_run_that_saves_and_removes_meanwhile_leaves_what_is_exported(run: Pat
     (["--checkpoint", "best"], "error[X720]: {run} has no checkpoint best; there are latest, ckpt-s000000000020"),
     (["--checkpoint", "21"], "error[X720]: {run} has no checkpoint 21; there are latest, ckpt-s000000000020"),
     (["--ema"], "error[X723]: ckpt-s000000000020 has no averaged weights: its run has no `ema`"),
-    (["--to", "{run}"], "error[X723]: {run} is there already"),
+    (["--to", "{run}"], "error[X723]: {run} already exists"),
 ])  # fmt: skip
 def test_what_cannot_be_exported(run: Path, tmp_path: Path, options: list[str], said: str, capsys):
     words = [word.format(run=run) for word in options]

@@ -86,4 +86,4 @@ def test_a_model_whose_weights_are_not_finite(tmp_path, capsys):
     directory = make_run(plan, tmp_path / "run", tmp_path)
     save_weights(plan, directory, {name: value * float("nan") for name, value in drawn(plan).items()})
     assert main(["generate", str(directory), "--prompt", "a", "--top-k", "3"]) == 3
-    assert "no token can be chosen behind prompt 1" in capsys.readouterr().err
+    assert "no token can be chosen after prompt 1" in capsys.readouterr().err

@@ -56,7 +56,7 @@ def test_a_job_of_another_xtrain(job, capsys, change):
     assert main(["launch", "--cancel", str(submitted()[0])]) == 3
     assert main(["launch", "slurm.xtrain"]) == 3
     said = capsys.readouterr().err
-    assert "error[X461]" in said and f"or remove {job} if it surely does not" in said
+    assert "error[X461]" in said and f"or remove {job} if that job has certainly ended" in said
 
 
 def test_a_run_that_has_not_begun(job, capsys, monkeypatch, tmp_path):
@@ -65,10 +65,12 @@ def test_a_run_that_has_not_begun(job, capsys, monkeypatch, tmp_path):
     for verb in (["watch", str(directory), "--ui", "plain"], ["control", str(directory), "stop"]):
         assert main(verb) == 3
         said = capsys.readouterr().err
-        assert said == f"xtrain {verb[0]}: the run {directory} has not begun: its job slurm 17 is PENDING (Priority)\n"
+        assert (
+            said == f"xtrain {verb[0]}: the run {directory} has not started: its job slurm 17 is PENDING (Priority)\n"
+        )
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["watch", str(directory)]) == 3
-    assert "its job slurm 17 cannot be asked for: the command squeue was not found" in capsys.readouterr().err
+    assert "its job slurm 17 cannot be queried: the command squeue was not found" in capsys.readouterr().err
 
 
 def test_a_plan_of_another_xtrain(monkeypatch, tmp_path, capsys):
@@ -90,7 +92,7 @@ def test_a_queue_that_is_not_here_any_more(job, capsys, monkeypatch, tmp_path):
     assert "unknown: the command squeue was not found; call xtrain where it is installed\n" in capsys.readouterr().out
     assert main(["launch", "slurm.xtrain"]) == 3
     said = capsys.readouterr().err
-    assert "was given to slurm 17, and nobody says whether that goes on: the command squeue was not found" in said
+    assert "was given to slurm 17, whose state is unknown: the command squeue was not found" in said
 
 
 @pytest.mark.parametrize(("squeue", "state"), [

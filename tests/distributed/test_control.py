@@ -93,8 +93,8 @@ def test_what_cannot_be_done_is_refused_with_the_reason(lab, unbroken):
     assert sorted(detail for _, detail in answers(directory, "refused")) == sorted(
         ['the file holds no object with a "command"', "the file is not a complete JSON object", "the run is not paused",
             "the run is paused already", "profile takes a number of steps from 1 to 100, not 0",
-            "profile takes a number of steps from 1 to 100, not 1.5", "save takes no argument, and 'now' was given",
-            "there is no command dance; commands: stop, save, eval, profile, pause, resume",
+            "profile takes a number of steps from 1 to 100, not 1.5", "save takes no argument, but 'now' was given",
+            "unknown command dance; commands: stop, save, eval, profile, pause, resume",
             "dataset nowhere has no held-out part: choose lines"],
     )  # fmt: skip
     assert [command for command, _ in answers(directory, "done")] == ["pause", "resume"]
@@ -154,9 +154,7 @@ def test_a_stop_saves_and_the_run_goes_on_later_whatever_was_asked_before(lab, u
     assert answers(directory, "refused") == [("eval lines", "the run ended before the command was executed")]
     (directory / "control/left.json").write_text('{"command": "stop"}')
     assert lab.ranks.run(planned(lab), lab.folder, name="asked-to-stop").curve == unbroken.curve
-    assert answers(directory, "refused")[1:] == [
-        ("stop", "the command is older than this start of the run: give it again")
-    ]
+    assert answers(directory, "refused")[1:] == [("stop", "the command is older than this start of the run: repeat it")]
 
 
 @SLOW

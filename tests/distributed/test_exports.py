@@ -87,7 +87,7 @@ def test_every_layout_exports_what_it_has_read(
     assert len(list((folder / label / "step-1").glob("*.safetensors"))) > 1
     assert list(taken.iterdir()) == []
     (warning,) = (each for each in events(directory, "warning") if each.get("code") == "X723")
-    assert "step-2 is there already" in warning["message"] and warning["step"] == 2
+    assert "step-2 already exists" in warning["message"] and warning["step"] == 2
     first, end = events(directory, "export")
     assert (first["step"], first["path"], first["weights"]) == (1, f"{label}/step-1", "trained")
     assert end["bytes"] == sum(each.nbytes for each in before.values()) == end["formats"]["fp32"]

@@ -307,7 +307,7 @@ def test_a_run_remembers_what_it_began_with(desk: Desk):
     desk.run("tuned", desk.plan("loss simpo { gamma = 2 }", root="tuned"), saves=True)
     shutil.rmtree(desk.folder / "preferred" / "cache" / "reference")
     trials.take_checkpoint(whole, 2, "preferred-refused")
-    with pytest.raises(RanksFailed, match="whose weights are others by now"):
+    with pytest.raises(RanksFailed, match="whose weights have changed"):
         desk.run("preferred-refused", plan, saves=True)
 
 

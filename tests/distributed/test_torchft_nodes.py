@@ -82,7 +82,7 @@ def test_the_first_machine_dies(lab: Laboratory):
     ours.wait(lambda: ours.step() >= 6)
     ours.process.kill()
     assert ours.others[0].wait(60) == 3
-    assert "does not reach the first one" in ours.others[0].communicate(5)[1]
+    assert "cannot reach the first node" in ours.others[0].communicate(5)[1]
     assert gone(ours.directory, 5)
     GroupRun.start(lab, trial, name, nodes=2).end()
     ours.hold_against(lab.run(trial, (), alone=True), LIMIT)

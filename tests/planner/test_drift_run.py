@@ -168,6 +168,6 @@ def test_ranks_on_other_machines_than_planned_are_refused(make_plan):
     check_world(plan, 4, 2)
     with pytest.raises(EnvironmentFault) as refused:
         check_world(plan, 4, 4)
-    assert refused.value.code == "X703" and "puts 2 ranks on a machine and 4 were started" in str(refused.value)
-    with pytest.raises(EnvironmentFault, match="4 ranks and 8 were started"):
+    assert refused.value.code == "X703" and "puts 2 ranks on a machine, but 4 were started" in str(refused.value)
+    with pytest.raises(EnvironmentFault, match="4 ranks, but 8 were started"):
         check_world(plan, 8, 4)

@@ -231,7 +231,7 @@ def test_a_machine_on_which_nothing_compiles(folder, monkeypatch):
     machine = look_at_machine()
     assert machine.lacks == "C compiler and no Python.h"
     assert codes(checks.of_compiler(plan, machine, "cpu")) == []
-    uses = {"": "attention flex would", "compile {}": "attention flex and blocks of the model would"}
+    uses = {"": "attention flex must", "compile {}": "attention flex and blocks of the model must"}
     uses["model { attention = documents }"] = ""
     for text, what in uses.items():
         wide = f"launch {{ device = cuda }}\nmodel {{ heads = 2 }}\n{text}"  # flex has no kernel for narrow heads
@@ -342,7 +342,7 @@ def test_a_tokenizer_that_is_not_the_planned_one(folder, capsys):
     file.write_text(tokenizer_of(40))
     code, found = doctor("plan.json", capsys=capsys)
     assert (code, [each["code"] for each in found]) == (3, ["X734"])
-    assert "has 42 ids, and the model of the plan 32" in found[0]["what"]
+    assert "has 42 ids, but the plan's model has 32" in found[0]["what"]
     shutil.rmtree("tokens")
     code, found = doctor("plan.json", capsys=capsys)
     assert (code, [each["code"] for each in found]) == (3, ["X507"])
@@ -484,7 +484,7 @@ def test_machines_that_do_not_come(folder, capsys):
         port = server.getsockname()[1]
     code, found = doctor("spec.xtrain", "--node", "0", "--meet", f"127.0.0.1:{port}", "--wait", "0.3", capsys=capsys)
     assert (code, [each["code"] for each in found]) == (3, ["X716"])
-    assert "1 of 2 machines have come within 0.3 s" in found[0]["what"]
+    assert "1 of 2 machines have arrived within 0.3 s" in found[0]["what"]
 
 
 def place_to_meet() -> str:
@@ -494,8 +494,8 @@ def place_to_meet() -> str:
 
 @pytest.mark.parametrize(("node", "meet", "what", "do"), [
     ("5", "", "--node 5 of a plan for 2 nodes", "number them from 0"),  # also where another one has the last word
-    ("1", "", "the first machine is not reached at 127.0.0.1:", "whether each reaches the first one"),
-    ("1", "no.invalid:29500", "the first machine is not reached at no.invalid:29500: ", "start it once on every"),
+    ("1", "", "the first machine cannot be reached at 127.0.0.1:", "check that each reaches the first one"),
+    ("1", "no.invalid:29500", "the first machine cannot be reached at no.invalid:29500: ", "start it once on every"),
     ("0", "no.invalid:", "this machine, which is the first one, is not at no.invalid:", "start it once on every"),
     ("0", "taken", "cannot be opened on this machine, which is the first one: Address already in use", "--meet"),
 ])  # fmt: skip
@@ -540,7 +540,7 @@ def test_a_machine_that_leaves_again(folder, monkeypatch):
     found = examine(plan, NodePlace(index=0, host=host, port=int(port)), 1)
     thread.join()
     assert codes(found) == ["X716"]
-    assert "machine 1 (--node 1, or that of Slurm) had come, and does not answer any more" in found[0].what
+    assert "machine 1 (--node 1, or that of Slurm) arrived, but no longer answers" in found[0].what
     assert not list(Path("runs").glob(".*"))
 
 

@@ -104,7 +104,7 @@ def test_a_file_that_is_half_written_is_given_time(run):
     ({"command": "profile", "arg": True}, "profile takes a number of steps from 1 to 100, not True"),
     ({"command": "profile", "arg": 101}, "profile takes a number of steps from 1 to 100, not 101"),
     ({"command": "profile"}, "profile takes a number of steps from 1 to 100, not nothing"),
-    ({"command": "eval web"}, "there is no command eval web"),
+    ({"command": "eval web"}, "unknown command eval web"),
     ({"command": 3}, 'the file holds no object with a "command"'),
     ([], 'the file holds no object with a "command"'),
     ({"command": "resume"}, "the run is not paused"),
@@ -134,7 +134,7 @@ def test_what_lay_there_before_is_not_done(run):
     inbox.sweep(time.time() + 1)
     inbox.look()
     assert taken(inbox) == [] and run.left() == []
-    assert run.said() == [("old", "stop", "refused", "the command is older than this start of the run: give it again")]
+    assert run.said() == [("old", "stop", "refused", "the command is older than this start of the run: repeat it")]
 
 
 def test_what_is_given_while_the_run_starts_is_done(run):

@@ -235,7 +235,7 @@ def test_a_folder_of_runs_that_the_driver_does_not_see(tmp_path, queue, monkeypa
     sweep = job_driver(write_spec(tmp_path, "method random, trials = 2"), "jobs")
     monkeypatch.setattr(WrittenTrials, "written", lambda self, plan, slot: WrittenTrial(0, 0))
     queue.known = 1.0
-    assert sweep.run() == "stopped" and "must be seen by all" in sweep.fault
+    assert sweep.run() == "stopped" and "machines must share this folder" in sweep.fault
     assert len(queue.jobs) == 1
 
 

@@ -216,7 +216,7 @@ def test_without_the_first_one_ranks_are_asked_to_stop(tmp_path):
         alone.clear()
         assert code_of(process) == 3
     assert (tmp_path / "saved").exists()
-    assert (tmp_path / "fault").read_text().startswith("X716: node 1 does not reach the first one at 127.0.0.1")
+    assert (tmp_path / "fault").read_text().startswith("X716: node 1 cannot reach the first node at 127.0.0.1")
 
 
 def test_a_machine_that_does_not_fit_ends_the_run(first, tmp_path):
@@ -248,12 +248,12 @@ def test_a_machine_without_the_run_directory_is_told_of(first, tmp_path, monkeyp
 def test_machines_that_do_not_come_are_named(first, monkeypatch):
     monkeypatch.setattr(first_node, "ARRIVAL", 0.1)
     time.sleep(0.2)
-    with pytest.raises(EnvironmentFault, match=r"2 nodes meet .* and within 0.1 s these have not come: 1"):
+    with pytest.raises(EnvironmentFault, match=r"of 2 nodes that meet at .* these have not arrived within 0.1 s: 1"):
         first.look(False)
 
 
 def test_a_place_that_is_taken_is_told_of(first):
-    with pytest.raises(EnvironmentFault, match="give another --meet") as told:
+    with pytest.raises(EnvironmentFault, match="use a --meet") as told:
         FirstNode.open(PLAN, first.place)
     assert told.value.code == "X716"
 
@@ -268,7 +268,7 @@ def test_a_launcher_that_waits_for_the_first_one_can_be_stopped(tmp_path):
 def test_another_plan_is_told_of(first, tmp_path):
     with machine(first.place, tmp_path, plan="other") as process:
         assert code_of(process) == 3
-    says = "node 1 has plan other, and node 0 has plan p"
+    says = "node 1 has plan other, but node 0 has plan p"
     assert (tmp_path / "fault").read_text().startswith(f"X703: {says}")
     first.look(True)  # it is none of a run that is under way
     with pytest.raises(EnvironmentFault, match=says):

@@ -217,5 +217,7 @@ def test_a_world_of_another_size_names_the_variables(monkeypatch, local):
     plan = SimpleNamespace(mesh=SimpleNamespace(world_size=2, ranks_per_node=2))
     with pytest.raises(EnvironmentFault) as fault:
         check_world(plan, 1)  # pyright: ignore
-    says = "the plan is for 2 ranks and 1 was started, by RANK=0, WORLD_SIZE=1, MASTER_ADDR=first and MASTER_PORT=29500"
+    says = (
+        "the plan is for 2 ranks, but 1 was started, by RANK=0, WORLD_SIZE=1, MASTER_ADDR=first and MASTER_PORT=29500"
+    )
     assert says in str(fault.value) and ("unset these variables" in str(fault.value)) == (local is None)

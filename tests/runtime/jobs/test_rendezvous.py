@@ -101,7 +101,7 @@ def test_a_first_rank_waits_for_others_no_longer_than_it_says(room, monkeypatch)
     monkeypatch.setattr(meeting, "ARRIVAL", 0.5)
     room.start((1,), lambda member: "killed")
     room.start((2,), plan_and_address)
-    with pytest.raises(CannotTakePart, match=r"1 of the 2 other ranks have come within 0\.5 s") as fault:
+    with pytest.raises(CannotTakePart, match=r"1 of the 2 other ranks have arrived within 0\.5 s") as fault:
         RendezvousHost.open().admit(plan="plan")
     assert fault.value.code == "X716"
     assert room.end() == {1: "killed", 2: 3}

@@ -134,8 +134,8 @@ def test_a_run_restarts_after_an_exception_of_a_hook(tmp_path):
 
 @pytest.mark.parametrize(
     ("code", "message"),
-    [("pass", "has called `context.forward` of 0 of 1 microbatches, and a step takes all"),
-        ("return [context.forward(b).backward() for b in context.batches]", "returned list, and metrics are a dict"),
+    [("pass", "called `context.forward` of 0 of 1 microbatches; a step must use all"),
+        ("return [context.forward(b).backward() for b in context.batches]", "returned list; metrics must be a dict"),
         ("next(context.batches).missing", "step `f`: AttributeError")],
 )  # fmt: skip
 def test_a_body_takes_all_microbatches(tmp_path, code, message):
@@ -196,9 +196,9 @@ def test_metrics_have_a_prefix_of_their_own(call):
 
 EACH = "def f(c):\n    for p in c.model.parameters(): "
 WRONG = [
-    ("def f(c): return 3", "nothing", "returned int, and metrics are a dict"),
+    ("def f(c): return 3", "nothing", "returned int; metrics must be a dict"),
     ("def f(c): return {'a': 'b'}", "nothing", "gave str as the metric `a`"),
-    (f"{EACH}p.grad.mul_(2)", "nothing", "changed gradients after_backward, and its declaration says that it changes"),
+    (f"{EACH}p.grad.mul_(2)", "nothing", "changed gradients after_backward, but its declaration says that it changes"),
     (f"{EACH}p.grad = None", "nothing", "changed gradients"),
     (f"{EACH}p.detach().zero_()", "nothing", "changed parameters"),
     (f"{EACH}p.detach().zero_()", "gradients", "says that it changes gradients"),

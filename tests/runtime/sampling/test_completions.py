@@ -67,7 +67,7 @@ def test_what_does_not_fit_is_sampled_anew(shift: int, asked: dict[str, Any]):
     later, warnings = kept()
     later.take(saved(4))
     later.find(4, prompts(shift), **{"group": 2, "most": 3, "experts": False, **asked})
-    assert later.of(4) is None and len(warnings) == 1 and "sampled anew" in warnings[0]
+    assert later.of(4) is None and len(warnings) == 1 and "sampled again" in warnings[0]
 
 
 def test_a_prompt_of_the_same_place_and_other_tokens_does_not_fit():

@@ -180,7 +180,7 @@ def test_a_model_whose_weights_are_not_finite_ends_texts_and_not_the_run():
     plan = plan_of(model_text("llama"))
     author = generator_of(plan)
     author.model.whole.norm.weight.data[3] = float("nan")
-    with pytest.raises(LogitsNotFinite, match="behind prompt 1: logits of the model are NaN or infinite"):
+    with pytest.raises(LogitsNotFinite, match="after prompt 1: logits of the model are NaN or infinite"):
         next(author.tokens(PROMPTS, GREEDY, 20))
     warned: list[str] = []
     records = SimpleNamespace(warn=lambda message, step: warned.append(f"{step}: {message}"))
@@ -189,5 +189,5 @@ def test_a_model_whose_weights_are_not_finite_ends_texts_and_not_the_run():
         prompts=["a"], tokens=3, temperature=0.8, top_p=1.0, seed=0,
     )  # fmt: skip
     run(None)  # pyright: ignore
-    assert len(warned) == 1 and warned[0].startswith("7: no text is generated: no token can be chosen behind prompt 1")
+    assert len(warned) == 1 and warned[0].startswith("7: no text is generated: no token can be chosen after prompt 1")
     assert author.model.whole.training

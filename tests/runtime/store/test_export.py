@@ -240,7 +240,7 @@ def test_what_the_disk_has_changed_is_found(
         append(fd, content)
 
     monkeypatch.setattr(durable, "append", changed)
-    with pytest.raises(ExportFailed, match=f"{which} is not what was written"):
+    with pytest.raises(ExportFailed, match=f"{which} does not match what was written"):
         export(directory, plan, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
@@ -290,7 +290,7 @@ def test_nothing_is_overwritten(run: tuple[Path, Plan], tmp_path: Path):
     }  # fmt: skip
     for what, make in makers.items():
         make()
-        with pytest.raises(ExportFailed, match="is there already"):
+        with pytest.raises(ExportFailed, match="already exists"):
             export(directory, plan, to)
         assert os.path.lexists(to), what
         to.rmdir() if what == "a folder" else to.unlink()

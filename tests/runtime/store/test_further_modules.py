@@ -104,5 +104,5 @@ def test_what_is_not_written_is_said(made, tmp_path: Path):
     plan = plan_of(f'"{tmp_path / "base"}"')
     (tmp_path / "other").mkdir()
     (remark,) = exported(plan, drawn(plan), tmp_path / "other").remarks
-    assert "has 2 layers that predict further tokens, of which the run has read none" in remark
+    assert "has 2 layers that predict further tokens, and the run read none" in remark
     assert json.loads((tmp_path / "other" / "out" / "config.json").read_text())["num_nextn_predict_layers"] == 0

@@ -397,7 +397,7 @@ def test_an_adapter_of_a_head_that_is_the_embedding_is_exported_and_not_merged(t
     assert (tmp_path / "out" / PEFT_WEIGHTS).read_bytes() == (tmp_path / "adapter" / PEFT_WEIGHTS).read_bytes()
     capsys.readouterr()
     assert main(["merge", str(directory), "--to", str(tmp_path / "merged")]) != 0
-    assert "of its head, which is its embedding" in capsys.readouterr().err
+    assert "on its head, which is tied to the embedding" in capsys.readouterr().err
     assert not (tmp_path / "merged").exists()
 
 

@@ -268,10 +268,10 @@ def test_a_folder_that_is_gone_leaves_the_number_format_to_be_said(tmp_path: Pat
     shutil.rmtree(folder)
     plan = load_plan(directory / "plan.json")
     common: dict[str, Any] = {"checkpoint": None, "averaged": None, "most": 10**9}
-    with pytest.raises(ExportFailed, match="say which one to write, as --dtype bf16"):
+    with pytest.raises(ExportFailed, match="choose one, such as --dtype bf16"):
         export_of(plan, directory, dtype=None, **common).write(tmp_path / "out", lambda *_: None)
     done = export_of(plan, directory, dtype="fp32", **common).write(tmp_path / "out", lambda *_: None)
-    assert "base, from which the run has read its model, is gone" in done.remarks[0]
+    assert "base, which the run read its model from, is gone" in done.remarks[0]
     one, other = stored(tmp_path / "there"), stored(tmp_path / "out")
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     with pytest.raises(WeightsUnreadable):

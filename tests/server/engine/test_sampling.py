@@ -334,7 +334,7 @@ def test_what_is_kept_goes_on_exactly(sets: tuple[str, ...], tmp_path: Path):
     assert six.tensors.keys() == again.tensors.keys()
     assert all(np.array_equal(value.numpy(), again.tensors[name].numpy()) for name, value in six.tensors.items())
     assert refused.keys() == {"other rank", "broken", "missing", "taken", "full", "not finite"}
-    assert "rank 4, and the model has 5" in refused["other rank"]
+    assert "rank 4, but the model has 5" in refused["other rank"]
     config = json.loads((tmp_path / "run" / "peft" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"]) == (5, 16)
 
