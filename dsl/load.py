@@ -82,7 +82,7 @@ def _load(path: str, sets: Sequence[str], texts: Mapping[str, str] | None, diagn
     if not diagnostics.has_errors:
         check_unused(structurer.parts, tree.uses, diagnostics)
     for package, why in Registry.faults.items():
-        message = f"the components that the package {package} offers cannot be loaded: {why}"
+        message = f"the components of the package {package} cannot be loaded: {why}"
         diagnostics.warning("W206", message, None, hint="update or uninstall the package")
     sources = tuple(reading.sources)
     if not diagnostics.has_errors:
@@ -104,5 +104,5 @@ def _check_unused(reading: ReadStatements, evaluator: Evaluator, diagnostics: Di
     for definition in unused:
         name, kind = definition.name, definition.kind
         code = "W201" if kind == "let" else "W202"
-        message = f"nothing uses the `{kind}` called `{name.text}`"
+        message = f"nothing uses the `{kind}` `{name.text}`"
         diagnostics.warning(code, message, name.span, hint="remove it, or use it")

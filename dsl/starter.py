@@ -51,5 +51,5 @@ def name_problem(name: str) -> str | None:
         return f"`{name}` is a word of the language; write `{name}_run`"
     better = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")
     better = f"run_{better}" if better[:1].isdigit() else better
-    said = "a name is made of letters, digits and `_`, and begins with no digit"
+    said = "a name consists of letters, digits and `_`, and does not begin with a digit"
     return f"{said}; write `{better}`" if better else said

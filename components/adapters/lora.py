@@ -223,7 +223,7 @@ class Lora(PlannedAdapter):
         for number, name in enumerate(self.layers):
             if not any(fits_part(name, str(layer)) for layer in range(arch.layers)):
                 message = f"the model has no block `{name}`: the {arch.layers} blocks are 0 to {arch.layers - 1}"
-                return f"layers.{number}", message, "name blocks that there are"
+                return f"layers.{number}", message, "name existing blocks"
         matrices = [(layer, matrix) for layer, matrix in all_matrices(arch) if self._means(layer, matrix)]
         if not matrices:
             return "layers", "no matrix that targets name is in these blocks", "name others, or leave layers out"

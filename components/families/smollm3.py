@@ -133,7 +133,7 @@ class SmolLM3(TransformerSettings, PlannedModel):
         if not beyond:
             return super().unfit()
         message = f"there is no layer {beyond[0]}: the {self.layers} layers are 0 to {self.layers - 1}"
-        return "no_rope", message, "name layers that there are"
+        return "no_rope", message, "name existing layers"
 
     @classmethod
     def blocks(cls, arch: Architecture) -> tuple[BlockPiece, ...]:

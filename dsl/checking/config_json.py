@@ -45,7 +45,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 # Raises ValueError for duplicate keys, oversized numbers, NaN and infinity; RecursionError for deeply nested lists.
@@ -97,7 +97,7 @@ def find_snapshot(repo: str, revision: str) -> tuple[str, str]:
     """
     written = revision != "" and revision.isprintable() and not revision.startswith("/")
     if not written or not _REPO.fullmatch(repo) or ".." in f"{repo}/{revision}":
-        raise SnapshotMissing(f"`{repo}` at `{revision}` is no repository", 'write hub("organisation/name")')
+        raise SnapshotMissing(f"`{repo}` at `{revision}` is not a repository", 'write hub("organisation/name")')
     cache, commit = cache_folder(), revision
     if not _COMMIT.fullmatch(revision):
         try:
@@ -148,10 +148,10 @@ def _read(folder: ModelFolder, label: Span) -> SourceText:
         if not path.is_dir() and not os.path.lexists(path):
             hint = did_you_mean(folder.path, FAMILIES) or f"a family of {', '.join(FAMILIES)}, or the path of a folder"
             if names_repo(folder.path):
-                hint = f'correct the path, or write hub("{folder.path}") for what was downloaded from the hub'
+                hint = f'correct the path, or write hub("{folder.path}") for a downloaded repository of the hub'
             raise ConfigUnreadable(f"there is no folder `{folder}`", hint)
         if (path / CONFIG).exists() and not ((path / CONFIG).is_file() or (path / CONFIG).is_dir()):
-            raise ConfigUnreadable(f"{(path / CONFIG).as_posix()} is no regular file", "give a copy of the file")
+            raise ConfigUnreadable(f"{(path / CONFIG).as_posix()} is not a regular file", "give a copy of the file")
         with (path / CONFIG).open("rb") as file:
             content = file.read(LARGEST + 1)
     except OSError as error:
@@ -226,9 +226,9 @@ def family_of(
             return None if part is None else (name, source, part)
     if entry is None or not isinstance(entry.value, str) or entry.value not in of:
         what = "has no `model_type`" if entry is None else f"is of the model type {short_json(entry.value)}"
-        message = f"{source.path} {what}, which xtrain does not have" if entry else f"{source.path} {what}"
+        message = f"{source.path} {what}, which xtrain does not support" if entry else f"{source.path} {what}"
         place = entry.span if entry is not None else source.span(0, 1)
-        diagnostics.error("X521", message, place, hint=f"xtrain has the model types {', '.join(of)}")
+        diagnostics.error("X521", message, place, hint=f"supported model types: {', '.join(of)}")
         return None
     family = of[entry.value]
     config = FAMILIES[family].config
@@ -251,7 +251,7 @@ def _part_of(
     if entry is None or not isinstance(entry.value, dict):
         what = f"has no `{whole.part}`" if entry is None else f"has {short_json(entry.value)} as `{whole.part}`"
         place = source.span(0, 1) if entry is None else entry.span
-        hint = "it is an object with the keys of the text model"
+        hint = "use an object with the keys of the text model"
         diagnostics.error("X522", f"{source.path} {what}", place, hint=hint)
         return None
     kind = entry.value.get("model_type", config.model_type)
@@ -269,10 +269,11 @@ def _part_of(
     for name in whole.null:
         if name in part and part[name].value is not None:
             message = (
-                f"`{name}` is {short_json(part[name].value)} in {source.path}, which the text alone computes with, and "
+                f"`{name}` is {short_json(part[name].value)} in {source.path}, which affects the text model alone "
+                "but not "
             )
-            hint = "it must be null; or give the folder of the text alone"
-            diagnostics.error("X522", f"{message}the model with images does not", part[name].span, hint=hint)
+            hint = "set it to null, or give the folder of the text model alone"
+            diagnostics.error("X522", f"{message}the model with images", part[name].span, hint=hint)
     part = {name: each for name, each in part.items() if name not in whole.replaces}
     return {"model_type": entries["model_type"], **part, **of_whole}
 
@@ -290,18 +291,20 @@ def _is_of(
         return True
     if isinstance(written.value, list) and len(written.value) == 1 and written.value[0] in architectures:
         return True
-    message = f"{source.path} is of the architecture {short_json(written.value)}, and xtrain has no such {family}"
-    diagnostics.error("X521", message, written.span, hint=f"xtrain has {' and '.join(architectures)}")
+    message = (
+        f"{source.path} has the architecture {short_json(written.value)}, which the family {family} does not support"
+    )
+    diagnostics.error("X521", message, written.span, hint=f"supported: {' and '.join(architectures)}")
     return False
 
 
 def refuse_unknown(name: str, entry: ConfigEntry, source: SourceText, diagnostics: Diagnostics) -> None:
     if name in QUANTISED:
-        message = f"{source.path} is that of a quantised checkpoint: it has `{name}`"
+        message = f"{source.path} belongs to a quantized checkpoint: it has `{name}`"
         hint = "give a folder with weights in bf16, fp16 or fp32"
     else:
-        message = f"`{name}` of {source.path} is not known to xtrain, and it may change what the model computes"
-        hint = f"remove it from {CONFIG} if it changes nothing"
+        message = f"`{name}` of {source.path} is unknown, and it may change what the model computes"
+        hint = f"remove it from {CONFIG} if it has no effect"
     diagnostics.error("X522", message, entry.span, hint=hint)
 
 

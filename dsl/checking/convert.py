@@ -79,7 +79,7 @@ def dimension(value: Value, context: Context) -> Dimension:
 def _listed(values: Sequence[Value], value: Value, context: Context) -> Listed:
     texts = [_text(each, context) for each in values]
     if not texts:
-        raise TypeMismatch("X304", f"{context.subject} has no values to try", value, hint="name two or more")
+        raise TypeMismatch("X304", f"{context.subject} has no values", value, hint="name two or more")
     twice = next((each for place, each in enumerate(values) if texts[place] in texts[:place]), None)
     if twice is not None:
         raise TypeMismatch("X304", f"{context.subject} has the same value twice", twice, hint="remove one")
@@ -106,8 +106,8 @@ def _text(value: Value, context: Context) -> str:
             return quantity_text(data)
         case Items(values=values):
             return f"[{', '.join(_text(each, context) for each in values)}]"
-    message = f"{describe(data)} cannot be one of the values of {context.subject}"
-    raise TypeMismatch("X301", message, value, hint="name numbers, words, texts, or lists of them")
+    message = f"{describe(data)} is not a valid value of {context.subject}"
+    raise TypeMismatch("X301", message, value, hint="write numbers, words, texts, or lists of them")
 
 
 def _between(log: bool, values: Sequence[Value], value: Value, context: Context, *, counted: bool = False) -> Between:
@@ -117,14 +117,14 @@ def _between(log: bool, values: Sequence[Value], value: Value, context: Context,
         raise TypeMismatch("X303", f"the ends of {context.subject} have different units, {units}", value)
     whole = isinstance(low, int) and isinstance(high, int)
     if counted and not whole:
-        raise TypeMismatch("X306", f"`a..b` of {context.subject} is of whole numbers", value,
+        raise TypeMismatch("X306", f"`a..b` of {context.subject} takes whole numbers", value,
                            hint=f"write `uniform({values[0].span.text}, {values[1].span.text})`")  # fmt: skip
     if low >= high:
-        raise TypeMismatch("X304", f"{context.subject} does not go up from {low:g} to {high:g}", value,
+        raise TypeMismatch("X304", f"{context.subject} is not increasing: {low:g} to {high:g}", value,
                            hint="write the lower end first")  # fmt: skip
     if log and low <= 0:
-        raise TypeMismatch("X304", f"{context.subject} has a logarithm only above 0", values[0],
-                           hint="begin above 0, or write `uniform`")  # fmt: skip
+        raise TypeMismatch("X304", f"{context.subject} uses a logarithm, so it must be above 0", values[0],
+                           hint="start above 0, or write `uniform`")  # fmt: skip
     points = _points(values[2], context) if len(values) == 3 else None
     return Between(low=low, high=high, log=log, whole=whole, unit=unit, points=points)
 
@@ -135,7 +135,7 @@ def _number(value: Value, context: Context) -> tuple[Any, str]:
     if isinstance(data, Quantity):
         return data.value, data.unit
     if not is_number(data):
-        raise TypeMismatch("X301", f"the ends of {context.subject} are numbers, not {describe(data)}", value)
+        raise TypeMismatch("X301", f"the ends of {context.subject} must be numbers, not {describe(data)}", value)
     return data, ""
 
 
@@ -163,7 +163,7 @@ def convert_call(kind: type[Component], value: Value, context: Context, around: 
         meant = _call_meant(value, names)
         if meant is not None and isinstance(data, Items):
             raise TypeMismatch(
-                "X301", message, value, hint=f"join links by an arrow: `{meant}`", fix=Fix(value.span, meant)
+                "X301", message, value, hint=f"join links with `->`: `{meant}`", fix=Fix(value.span, meant)
             )
         hint, fix = (f"write `{meant}`", Fix(value.span, meant)) if meant else (None, None)
         raise TypeMismatch("X301", message, value, hint=hint, fix=fix)
@@ -276,7 +276,7 @@ def _patterns(attribute: attrs.Attribute, call: Called, value: Value, around: Co
         elif not isinstance(each.data, str):
             good = False
             text = each.span.text
-            hint, fix = "give each path as an argument of its own", None
+            hint, fix = "pass each path as a separate argument", None
             if isinstance(each.data, Word):
                 hint, fix = f'write `"{text}"`', Fix(each.span, f'"{text}"') if not each.via else None
             message = f"`{call.name}` takes strings, not {describe(each.data)}"
@@ -286,7 +286,7 @@ def _patterns(attribute: attrs.Attribute, call: Called, value: Value, around: Co
             around.diagnostics.error("X304", "a path cannot be empty", each.span, notes=each.notes)
         elif problem := attribute.metadata["check"](each.data):
             good = False
-            around.diagnostics.error("X304", f"what `{call.name}` reads {problem}", each.span, notes=each.notes)
+            around.diagnostics.error("X304", f"a path of `{call.name}` {problem}", each.span, notes=each.notes)
     if not good:
         return FAILED
     found = tuple(each.data for each in call.positional)
@@ -457,7 +457,7 @@ def _quantity(value: Value, context: Context) -> Quantity:
     if isinstance(data.value, float) and data.unit in WHOLE_UNITS:
         shown = f"{data.value:g} {data.unit}"
         raise TypeMismatch(
-            "X306", f"{context.subject} must be a whole number of {data.unit}, and this is {shown}", value,
+            "X306", f"{context.subject} must be a whole number of {data.unit}, not {shown}", value,
             hint="round it with `round`, `ceil` or `floor`",
         )  # fmt: skip
     return data
@@ -475,7 +475,7 @@ def _interval(annotation: Any, value: Value, context: Context, around: Converter
     if low > high:
         turned = f"{high}..{low}"
         raise TypeMismatch(
-            "X304", f"{context.subject} goes down from {low} to {high}", value, hint=f"write `{turned}`",
+            "X304", f"{context.subject} is decreasing: {low} to {high}", value, hint=f"write `{turned}`",
             fix=Fix(value.span, turned),
         )  # fmt: skip
     return Interval(low, high)
@@ -511,7 +511,7 @@ def _scalar(kind: type, annotation: Any, value: Value, context: Context, around:
         exact = whole == data
         computed = value.span.text.strip() != str(data)
         shown = repr(data) if exact else f"{data:g}"
-        came_to = f", and this comes to {shown}" if computed else f", not {shown}"
+        came_to = f", not {shown}"
         hint, fix = "round it with `round`, `ceil`, `floor`, or divide by `//`", None
         if not computed:
             hint = f"write `{whole}`" if exact else f"write a whole number, such as `{max(whole, 1)}`"

@@ -111,7 +111,7 @@ def _located(label: Value, diagnostics: Diagnostics) -> ModelFolder | None:
     """Return the folder that a label means; None after reporting an invalid call."""
     if isinstance(label.data, str):
         if label.data in FAMILIES:
-            message = f"`{label.data}` is a family, and a folder with a {CONFIG}"
+            message = f"`{label.data}` is both a family and a folder with a {CONFIG}"
             hint = f'write {label.data} without quotes, or "./{label.data}" for the folder'
             raise ConfigUnreadable(message, hint)
         path = os.path.normpath(label.data).replace(os.sep, "/")
@@ -121,11 +121,13 @@ def _located(label: Value, diagnostics: Diagnostics) -> ModelFolder | None:
     repo = call.positional[0].data if len(call.positional) == 1 else None
     if call.name != "hub" or not isinstance(repo, str) or given.keys() - {"revision"}:
         hint = 'a model is a family, "folder", or hub("organisation/name", revision = "…")'
-        diagnostics.error("X220", f"`{call.name}` with these arguments names no model", label.span, hint=hint)
+        diagnostics.error("X220", f"`{call.name}` with these arguments does not name a model", label.span, hint=hint)
         return None
     revision = given.get("revision", "main")
     if not isinstance(revision, str):
-        diagnostics.error("X220", "`revision` is a text", call.keywords["revision"][1].span, hint='revision = "main"')
+        diagnostics.error(
+            "X220", ("`revision` must be a text"), call.keywords["revision"][1].span, hint='revision = "main"'
+        )
         return None
     try:
         path, commit = find_snapshot(repo, revision)
@@ -177,9 +179,10 @@ class _Reading:
         other = next((self.entries[each] for each in key.names if each in self.entries and each != name), None)
         if entry is not None and other is not None and entry.value != other.value:
             message = (
-                f"{' and '.join(f'`{each}`' for each in key.names)} of {self.source.path} are one setting and differ"
+                f"{' and '.join(f'`{each}`' for each in key.names)} of {self.source.path} set the same thing to "
+                "different values"
             )
-            self.diagnostics.error("X522", message, entry.span, hint="keep the one that is meant")
+            self.diagnostics.error("X522", message, entry.span, hint="keep the intended one")
         config = {name: entry.value for name, entry in self.entries.items()}
         if key.when is not None and not key.when(config):
             return
@@ -235,7 +238,7 @@ class _Reading:
             if (theta := inside.pop("rope_theta", None)) is not None:
                 if found is not None and found.value not in (None, theta):
                     message = f"`rope_theta` is {short_json(theta)} in `{name}` of {self.source.path}, and elsewhere "
-                    hint = "keep the one that is meant"
+                    hint = "keep the intended one"
                     self.diagnostics.error("X522", f"{message}{short_json(found.value)}", entry.span, hint=hint)
                 found = ConfigEntry(theta, entry.span)
             elif name == ROPE[1] and local is None and entry.value and (outer is None or outer.value is None):
@@ -245,16 +248,17 @@ class _Reading:
             if local is not None and name == ROPE[1] and self._lacks_type(inside):
                 hint = "write it as `rope_type`, or remove the scaling"
                 message = (
-                    f"`{name}` of {self.source.path} gives its type as `type`, and of a {self._model} transformers"
+                    f"`{name}` of {self.source.path} has the key `type` but no `rope_type`, and for a "
+                    f"{self._model} transformers"
                 )
-                self.diagnostics.error("X522", f"{message} ignores that: it scales nothing", entry.span, hint=hint)
+                self.diagnostics.error("X522", f"{message} ignores `type`: nothing is scaled", entry.span, hint=hint)
                 continue
             settings = self._scaling(name, entry, inside)
             if settings is None:
                 continue
             if scaled is not None and (settings, more) != scaled:
-                message = f"`{ROPE[0]}` and `{ROPE[1]}` of {self.source.path} scale positions in two ways"
-                self.diagnostics.error("X522", message, entry.span, hint="keep the one that is meant")
+                message = f"`{ROPE[0]}` and `{ROPE[1]}` of {self.source.path} scale positions differently"
+                self.diagnostics.error("X522", message, entry.span, hint="keep the intended one")
                 continue
             scaled = settings, more
             written = "rope" in self.section.blocks and self.section.block("rope").heads
@@ -277,7 +281,7 @@ class _Reading:
         kinds = (local.full, local.local)
         objects = isinstance(entry.value, dict) and all(isinstance(each, dict | None) for each in entry.value.values())
         if not objects or entry.value.keys() - set(kinds):
-            self._refuse(ROPE[0], entry, f"an object that has one for {kinds[0]} and one for {kinds[1]}")
+            self._refuse(ROPE[0], entry, f"an object with one object for {kinds[0]} and one for {kinds[1]}")
             return None
         return dict(entry.value.get(kind) or {})
 
@@ -294,11 +298,11 @@ class _Reading:
                     f"`rope_theta` of {local.local} is {short_json(theta)} in `{ROPE[0]}` of {self.source.path}, and "
                 )
                 message += f"`{local.key}` is {short_json(found.value)}"
-                self.diagnostics.error("X522", message, found.span, hint="keep the one that is meant")
+                self.diagnostics.error("X522", message, found.span, hint="keep the intended one")
             harmless = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1}
             if any(value is not None and harmless.get(name) != value for name, value in inside.items()):
                 part = ConfigEntry(entry.value[local.local], entry.span)
-                self._refuse(f"{ROPE[0]}.{local.local}", part, "of the type default, with a base and nothing else")
+                self._refuse(f"{ROPE[0]}.{local.local}", part, "of type default, with only a base")
             found = ConfigEntry(theta, entry.span) if theta is not None else found
         self._set(local.setting, local.default if found is None else found.value, found, local.key)
 
@@ -324,7 +328,7 @@ class _Reading:
             value = inside.pop(key, None) if (setting, kind) != ("original", "dynamic") else None
             if setting == "original" and value is None:
                 if context is None or not isinstance(context.value, int):
-                    refuse(f"has no `{key}`, and there is no `{CONTEXT}`", f"add `{key}`")
+                    refuse(f"has no `{key}`, and `{CONTEXT}` is missing", f"add `{key}`")
                     good = False
                     continue
                 value = context.value
@@ -334,7 +338,7 @@ class _Reading:
                 if value is None and len(numbers) == 3:
                     value = yarn_magnitude(numbers[2], numbers[0]) / yarn_magnitude(numbers[2], numbers[1])
             if value is None and setting in ROPE_NEEDED:
-                refuse(f"scales positions by {kind}, and has no `{key}`", f"add `{key}`")
+                refuse(f"scales positions by {kind}, but has no `{key}`", f"add `{key}`")
                 good = False
             elif value is not None:
                 found[setting] = value
@@ -344,7 +348,7 @@ class _Reading:
                 good = False
         before: Any = found.get("original")
         if context is not None and is_number(before) and is_number(context.value) and before > context.value:
-            refuse(f"scales positions from {before}, and `{CONTEXT}` is only {context.value}", "correct one of them")
+            refuse(f"scales positions from {before}, but `{CONTEXT}` is only {context.value}", "correct one of them")
             good = False
         return found if good else None
 
@@ -357,8 +361,8 @@ class _Reading:
             message = (
                 f"`rope_theta` is {short_json(base.value)} in `rope_parameters` of {self.source.path}, and transformers"
             )
-            message += f" ignores that beside `rope_scaling`: it computes with {default:g}"
-            hint = "add the base that is meant to `rope_scaling`, or remove `rope_scaling`"
+            message += f" ignores it if `rope_scaling` is present: it computes with {default:g}"
+            hint = "add the intended base to `rope_scaling`, or remove `rope_scaling`"
             self.diagnostics.error("X522", message, base.span, hint=hint)
 
     def _set(self, setting: str, value: Any, entry: ConfigEntry | None, key: str) -> None:
@@ -387,7 +391,7 @@ class _Reading:
 
     def _refuse(self, name: str, entry: ConfigEntry, wanted: str) -> None:
         message = (
-            f"`{name}` is {short_json(entry.value)} in {self.source.path}, and a {self._model} of xtrain computes "
+            f"`{name}` is {short_json(entry.value)} in {self.source.path}, but a {self._model} of xtrain computes "
         )
         self.diagnostics.error("X522", f"{message}something else", entry.span, hint=f"it must be {wanted}")
 

@@ -157,7 +157,7 @@ class NameErrors:
             self._beside_server("`every`" if trigger.period is not None else "`on`", trigger.span)
 
     def _beside_server(self, what: str, span: Span | None) -> None:
-        message = f"{what} has no place beside `serve`: clients say what is trained on, how and how long"
+        message = f"{what} cannot be combined with `serve`: clients decide what is trained, how and how long"
         self.diagnostics.error("X227", message, span, hint="remove it, or remove `serve` to train with this spec")
 
     def missing_blocks(self, kinds: list[str], tree: Tree, source: SourceText | None) -> None:
@@ -215,7 +215,7 @@ class NameErrors:
             hint, notes = "a spec has no conditions and no loops", []
         elif meant is None and owner:
             hint, notes = f"`{kind}` belongs in {listed(owner)}", []
-        self.diagnostics.error("X201", f"there is no block called `{kind}`", word, hint=hint, notes=notes, fix=fix)
+        self.diagnostics.error("X201", f"there is no block `{kind}`", word, hint=hint, notes=notes, fix=fix)
 
     def _named_without_label(self, kind: str, section: Section) -> None:
         for head in section.heads:
@@ -279,7 +279,7 @@ class NameErrors:
         elif label is not None and label.name == name:
             hint = f"the {name} is the label of the block: `{kind} {name}`"
         elif name in blocks.ALL_KINDS and name not in blocks.ACTIONS:
-            hint = f"`{name}` is a block of its own: write it beside `{kind}`, at the top level"
+            hint = f"`{name}` is a separate block: write it next to `{kind}`, at the top level"
         elif owner:
             hint = f"`{name}` belongs in {listed(owner)}"
         else:
@@ -314,7 +314,7 @@ class NameErrors:
         """Report a setting that a nested block does not have, such as `clip` of the optimizer of a group."""
         self.diagnostics.error(
             "X208", f"the `{section.kind}` of a `{outer}` has no `{name}`", entry.name_span,
-            hint=f"set it in the block `{section.kind}` of the spec, for all parameters together",
+            hint=f"set it in the block `{section.kind}` of the spec, which applies to all parameters",
         )  # fmt: skip
 
     def block_for_value(self, section: Section, name: str, meta: Setting) -> None:

@@ -106,7 +106,7 @@ def no_such(
     known = ", ".join(candidates)
     notes = [(f"there are {known}" if known else "there are none", None)]
     diagnostics.error(
-        "X217", f"there is no {what} called `{name}`", span, hint=f"did you mean `{meant}`?" if meant else None,
+        "X217", f"there is no {what} `{name}`", span, hint=f"did you mean `{meant}`?" if meant else None,
         notes=[] if meant else notes,
     )  # fmt: skip
 
@@ -212,7 +212,7 @@ def set_tick(
         known = [f"every.{each}" for each in (*addresses.all(), *defaults)]
         given = f"every.{name}" if rest else ""
         meant = closest(given, known)
-        message = f"there is no tick called `{given}`" if rest else "`every` needs the name of a tick"
+        message = f"there is no tick `{given}`" if rest else "`every` needs the name of a tick"
         hint = f"did you mean `{meant}`?" if meant else f"write one of {', '.join(known)}"
         diagnostics.error("X217", message, _path(override), hint=hint)
 

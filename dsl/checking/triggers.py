@@ -109,7 +109,7 @@ def _known(name: s.Name, kind: str, words: Collection[str], reserved: Collection
         return False
     meant = closest(name.text, words)
     around.diagnostics.error(
-        "X214", f"there is no {kind} called `{name.text}`", name.span,
+        "X214", f"there is no {kind} `{name.text}`", name.span,
         hint=f"did you mean `{meant}`?" if meant else None,
         notes=[(f"{kind}s: {', '.join(words)}", None)], fix=renamed(name.span, name.text, words),
     )  # fmt: skip
@@ -126,7 +126,7 @@ def _count(trigger: TriggerSection, name: s.Name, path: str, around: BlockConver
     if name.text != "nan" or len(given) > 1 or given[0].name is not None:
         span = given[0].span.to(given[-1].span)
         if name.text == "nan":
-            message, hint = "`nan` takes one number: how many steps in a row", "write `on nan(3) …`"
+            message, hint = "`nan` takes one number: the count of consecutive steps", "write `on nan(3) …`"
         else:
             message, hint = f"`{name.text}` takes no number; only `nan` does", f"write `on {name.text} …`"
         around.diagnostics.error("X225", message, span, hint=hint)
@@ -171,7 +171,7 @@ def _action(name: s.Name, section: Section, path: str, names: Names, around: Blo
         if label.value.span.text in (*known, *later.ACTIONS):
             span = label.value.span
             around.diagnostics.error(
-                "X207", "actions are joined by `then`", span, hint=f"write `then {span.text}`",
+                "X207", "join actions with `then`", span, hint=f"write `then {span.text}`",
                 fix=Fix(span, f"then {span.text}"),
             )  # fmt: skip
             return FAILED

@@ -103,7 +103,7 @@ def mismatch(
     elif kind is bool and isinstance(data, str) and data.lower() in _TRUTH:
         fix = Fix(value.span, _TRUTH[data.lower()])
     elif isinstance(data, Items) and len(data.values) == 1:
-        hint, fix = "give the value itself, not a list", Fix(value.span, data.values[0].span.text)
+        hint, fix = "write the value itself, not a list", Fix(value.span, data.values[0].span.text)
     elif context.meta.example:
         hint = f"for instance `{context.name} = {context.meta.example}`"
     return TypeMismatch("X301", message, value, hint=hint or (f"write `{fix.text}`" if fix else None), fix=fix)
@@ -256,7 +256,7 @@ def word_mismatch(kind: Any, text: str | None, value: Value, context: Context) -
     meant = closest(text, choices)
     message = f"{context.subject} cannot be `{text}`"
     if context.is_label:
-        message = f"`{context.kind}` has no {context.name} called `{text}`"
+        message = f"`{context.kind}` has no {context.name} `{text}`"
     one_of: tuple[Note, ...] = ((f"one of {', '.join(choices)}", None),) if len(choices) > 1 else ()
     if meant is None:
         hint = f"write `{choices[0]}`" if len(choices) == 1 else f"choose one of {', '.join(choices)}"

@@ -140,7 +140,7 @@ class DeclaredPart:
         for extra in call.positional[len(placed) :]:
             many = f"{len(placed)} argument" + ("s" if len(placed) > 1 else "") if placed else "no arguments"
             named = [parameter.name for parameter in parameters if parameter.named]
-            hint = f"give {joined(named)} by name" if named else "remove it"
+            hint = f"pass {joined(named)} by name" if named else "remove it"
             message = f"`{name}` takes {many}{' without a name' if named else ''}"
             around.diagnostics.error("X220", message, extra.span, hint=hint)
             good = False
@@ -200,9 +200,7 @@ def _unchecked(kind: Any, value: Value, context: Context, around: Converter) -> 
                 "X302", message, value, hint=f"arguments of Python functions have no units: write `{_bare(data)}`"
             )
         case Word(text=text):
-            raise TypeMismatch(
-                "X202", f"`{text}` is not defined", value, hint=f'a string is written in quotes: `"{text}"`'
-            )
+            raise TypeMismatch("X202", f"`{text}` is not defined", value, hint=f'write a string in quotes: `"{text}"`')
     if data is None or isinstance(data, bool | str) or is_number(data):
         return settled(data, context)
     message = f"{context.subject} of `{context.kind}` cannot be {describe(data)}"
@@ -296,8 +294,8 @@ class DeclaredParts(dict[str, DeclaredPart]):
         own = [each for each, part in self.items() if blocks.KINDS.get(PART_KINDS[part.declared.kind].block) is block]
         meant = closest(name, own)
         hint = f"did you mean `{meant}`?" if meant else f"`use` names the module of a function with `@{section.kind}`"
-        message = f"no function with `@{section.kind}` is called `{span.text}`"
-        notes = [(f"there are {', '.join(own)}", None)] if own else []
+        message = f"there is no function `{span.text}` with `@{section.kind}`"
+        notes = [(f"existing functions: {', '.join(own)}", None)] if own else []
         diagnostics.error("X219", message, span, hint=hint, notes=notes, fix=renamed(span, name, own))
 
     def label(self, block: type, attribute: attrs.Attribute) -> attrs.Attribute:
@@ -332,7 +330,7 @@ def check_unused(parts: DeclaredParts, uses: Iterable[s.Use], diagnostics: Diagn
         own = [part for part in parts.values() if part.use == use.target.span]
         if own and not any(part.used for part in own):
             names = ", ".join(part.declared.name for part in own)
-            message = f"nothing that {use.target.span.text} declares is used"
+            message = f"nothing declared in {use.target.span.text} is used"
             diagnostics.warning("W204", message, use.span, hint=f"remove it, or use {names}")
 
 
@@ -370,7 +368,7 @@ class _UseReader:
         if isinstance(target, s.Reference):
             if is_file(target.text):
                 hint, fix = f'write `use "{target.text}"`', Fix(span, f'"{target.text}"')
-                self.diagnostics.error("X221", "the path of a file is written in quotes", span, hint=hint, fix=fix)
+                self.diagnostics.error("X221", "write the path of a file in quotes", span, hint=hint, fix=fix)
                 return None
             return target.text
         path = target.value
@@ -432,7 +430,7 @@ class _UseReader:
                 self.parts.unread = True
             elif earlier is not None:
                 notes = [("the first is here", earlier.declared.span)]
-                message, hint = f"two functions are called `{each.name}`", "give one another name"
+                message, hint = f"two functions have the name `{each.name}`", "rename one of them"
                 self.diagnostics.error("X224", message, each.span, hint=hint, notes=notes)
             else:
                 self.parts[each.name] = DeclaredPart(each, module, digest, span)

@@ -199,7 +199,7 @@ _SAME: Final = {
 }  # fmt: skip
 
 _STEPS, _SHARE, _CLIP = "a number of `steps`", "a share of 0.03 is `3%`", "0 is `none`"
-_SEVERAL_BATCHES = "`rows` is the batch of a step on all ranks, `micro` the batch of one forward on a rank"
+_SEVERAL_BATCHES = "`rows` is the batch of a step on all ranks, `micro` the rows of one forward on a rank"
 _PEAK_SHARE = "`floor` is the final rate as a share of the peak: 100% · {key} / `lr` of `optimizer`"
 _CONVERTED: Final[dict[str, tuple[str, Conversion, str]]] = {
     "max_steps train_steps total_steps num_steps steps max_iters train_iters": ("budget", _count("steps"), _STEPS),
@@ -243,7 +243,7 @@ _CONVERTED: Final[dict[str, tuple[str, Conversion, str]]] = {
         "`default`, `gaussian`, `orthogonal` or `pissa`",
     ),
     "target_modules lora_target lora_target_modules": (
-        "targets", _targets, "a list of parts of names; all linear layers are `[\"all_linear\"]`",
+        "targets", _targets, 'a list of parts of names; `["all_linear"]` means all linear layers',
     ),
     "lora_target_linear": ("targets", _words({True: '["all_linear"]'}), "`true` is `targets = [\"all_linear\"]`"),
     "layers_to_transform": ("layers", _numbered, "numbers in quotes, or a range: `[\"0-3\"]`"),
@@ -259,8 +259,10 @@ _AMBIGUOUS: Final = {
         "betas", "both belong in one list: `betas = [{adam_beta1 beta1|0.9}, {adam_beta2 beta2|0.95}]`",
     ),
     "router_aux_loss_coef": (
-        "aux_loss", "`aux_loss` counts shares of a row's choices; transformers counts each choice of a token in the "
-        "whole batch: its coefficient · `experts_per_token` is nearest",
+        "aux_loss", (
+            "`aux_loss` counts shares of a row's choices; transformers counts each choice of a token in the whole "
+            "batch: the nearest value is its coefficient · `experts_per_token`"
+        ),
     ),
     "prefetch_factor dataloader_prefetch_factor": (
         "prefetch", "`prefetch` counts steps of a rank, not batches of a worker",
@@ -271,12 +273,12 @@ _AMBIGUOUS: Final = {
     "dp data_parallel data_parallel_size": (
         "fsdp", "`fsdp {words|N}` shards the model over data ranks; `fsdp N { replicate = R }` has replicas of it",
     ),
-    "zero zero_stage": ("fsdp stack", "`fsdp` shards all, as ZeRO 3; stages: `xtrain docs parallel.stack`"),
+    "zero zero_stage": ("fsdp stack", "`fsdp` shards everything, like ZeRO 3; stages: `xtrain docs parallel.stack`"),
     "hsdp data_parallel_replicate_degree": ("replicate", "replicas are written `fsdp N { replicate = {words|R} }`"),
     "data_parallel_mode": ("stack", "see `xtrain docs parallel.stack`"),
     "virtual_stages num_virtual_stages": ("stages_per_rank", "`stages_per_rank` counts the stages of one rank"),
     "sequence_parallel": ("", "write `tp N { sequence = true }` in `parallel`, which is the default"),
-    "output_dir": ("root", "`root` is the folder of all runs; each run has a folder of its own in it"),
+    "output_dir": ("root", "`root` is the folder of all runs; each run has its own folder inside"),
     "run_name": ("run", "the label of `experiment` names a run; `run` of `workspace` is the name of its folder"),
     "conversations": ("messages", "`messages` names a field with a list of messages with `role` and `content`"),
     "chat_template chat_template_path": ("template", "`template` is a built-in template or the path of a Jinja file"),
@@ -294,7 +296,7 @@ _AMBIGUOUS: Final = {
     "torch_compile": ("", "write `compile { }` at the top level"),
     "packing sample_packing": ("", "rows are packed by the last link of `collate`; see `xtrain docs collate`"),
     "load_in_4bit": ("", "write `precision { base nf4 { } }`"),
-    "load_in_8bit": ("", "write `precision { base int8 { } }`, whose scales are not those of bitsandbytes"),
+    "load_in_8bit": ("", "write `precision { base int8 { } }`, whose scales differ from those of bitsandbytes"),
     "report_to": ("", "write `log { tensorboard = true }` or `log { wandb { … } }`"),
     "resume_from_checkpoint": ("from resume", "a run resumes by itself; `from` starts from another run's checkpoint"),
     "metric_for_best_model": ("best", "`best` is written `eval.DATASET.loss`"),

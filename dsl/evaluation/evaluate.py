@@ -105,7 +105,7 @@ def _like(variable: str, text: str, default: Any) -> Any:
         if token.type == "NUMBER" and token.end == len(stripped) and same_kind:
             return token.value
     raise ArithmeticFailure(
-        "X301", f"the environment variable {variable} holds another kind of value than its default, {describe(default)}"
+        "X301", f"the environment variable {variable} is not of the type of its default, {describe(default)}"
     )
 
 
@@ -291,8 +291,8 @@ class Evaluator:
             if argument.name is None:
                 if keywords:
                     self.diagnostics.error(
-                        "X220", "an argument without name follows one with a name", argument.span,
-                        hint="put it before them",
+                        "X220", "a positional argument follows a named one", argument.span,
+                        hint="move it before the named ones",
                     )  # fmt: skip
                 positional.append(found)
             elif argument.name.text in keywords:
@@ -303,7 +303,7 @@ class Evaluator:
             return Value(Called(name, node.function.span, tuple(positional), keywords), node.span)
         plain = name == "env" and (given := keywords.pop("plain", None)) is not None and given[1].data is True
         for keyword, (span, _) in keywords.items():
-            self.diagnostics.error("X308", f"`{name}` takes no argument called `{keyword}`", span)
+            self.diagnostics.error("X308", f"`{name}` has no argument `{keyword}`", span)
         usable = [self._usable(value, names) for value in positional]
         if keywords or not all(usable):
             return Value(FAILED, node.span)

@@ -108,15 +108,15 @@ class _Resolver:
                     self.tree.unread |= isinstance(item, s.Include)
                     word = _STATEMENT_WORDS[type(item)]
                     self.diagnostics.error(
-                        "X216", f"`{word}` cannot stand inside a block", item.span,
-                        hint="move it out, to the top level of the file",
+                        "X216", f"`{word}` is not allowed inside a block", item.span,
+                        hint="move it to the top level of the file",
                         notes=[(f"the block `{section.kind}` begins here", block.kind.span)],
                     )  # fmt: skip
 
     def _out_of_place(self, item: s.Vary) -> None:
         name = item.name.text
         hint = f"write `sweep {{ {item.span.text} }}`, or `=` and one value" if "\n" not in item.span.text else None
-        self.diagnostics.error("X216", f"only `sweep` tries several values of `{name}`", item.span, hint=hint)
+        self.diagnostics.error("X216", f"only `sweep` accepts several values of `{name}`", item.span, hint=hint)
 
     def _written(self, section: Section, around: Span) -> dict[str, Span]:
         return self.written.setdefault((id(around.source), id(section)), {})
@@ -153,7 +153,7 @@ class _Resolver:
             self._again(section, f"`{name}` of `{section.kind}`", span, first)
             return False
         what = f"{section.kind} {section.labels[0].value.span.text}"
-        hint = f"keep one, or give one {section.kind} another name"
+        hint = f"keep one, or rename one {section.kind}"
         self._twice(f"{name}` of `{what}", span, first, "file", hint)
         return True
 

@@ -170,7 +170,7 @@ def _read(path: str, place: Span | None, diagnostics: Diagnostics) -> bytes | No
         if meant is not None:
             hint, fix = f"did you mean `{meant[0]}`?", _other_name(place, meant[0]) if meant[1] else None
     except IsADirectoryError:
-        reason, hint = "it is a folder", "name a file, as `spec.xtrain`"
+        reason, hint = "it is a folder", "write a file, such as `spec.xtrain`"
     except PermissionError:
         reason = "no permission to read it"
     except (OSError, ValueError) as error:
@@ -227,7 +227,7 @@ class _IncludeReader:
             return
         self.bytes -= len(source.text)
         if self.bytes < 0:
-            reason = f"with it, the spec and all that it includes are larger than {LARGEST:,} bytes"
+            reason = f"with it, the spec and its includes are larger than {LARGEST:,} bytes"
             _unreadable(path, reason, place, self.diagnostics)
             self.reading.broken = self.reading.unread = True
             return
@@ -265,7 +265,7 @@ class _IncludeReader:
         if identity in files:
             circle = [shown for _, shown in above[files.index(identity) :]]
             chain = " -> ".join(f"`{shown}`" for shown in [*circle, circle[0]])
-            self.diagnostics.error("X213", "this include leads back to itself", span, hint=f"the cycle is {chain}")
+            self.diagnostics.error("X213", "this include forms a cycle", span, hint=f"the cycle is {chain}")
             return
         if len(above) > _DEEPEST:
             hint = "include the parts of a spec from one file"
@@ -289,7 +289,7 @@ class _IncludeReader:
         earlier = definition.names.lets.get(name.text) or self.reading.params.get(name.text)
         if earlier is not None:
             earlier.twice = True
-            hint = "give one of them another name"
+            hint = "rename one of them"
             if definition.kind == earlier.kind == "param":
                 hint = "define it once; `--set` replaces its value"
             self.diagnostics.error(

@@ -223,7 +223,7 @@ def _same(sign: str, left: str | None, right: str | None) -> str | None:
     if None in (left, right):
         unit = left or right
         sample = "`50%`" if unit == "%" else "`2 GiB`" if unit == "bytes" else "`30 s`" if unit == "seconds" else None
-        hint = f"give both the same unit: {sample or f'`10 {unit}`'}"
+        hint = f"use the same unit for both: {sample or f'`10 {unit}`'}"
     else:
         hint = "both sides need the same unit"
     raise ArithmeticFailure("X303", f"cannot {verb} {names}", hint)
@@ -284,9 +284,9 @@ def _modulo(left: Plain, right: Plain) -> Plain:
 
 def _power(base: Plain, exponent: Plain) -> Plain:
     if base == 0 and exponent < 0:
-        raise ArithmeticFailure("X307", "zero has no negative power")
+        raise ArithmeticFailure("X307", "zero cannot have a negative power")
     if base < 0 and exponent != int(exponent):
-        raise ArithmeticFailure("X307", "a negative number has no fractional power")
+        raise ArithmeticFailure("X307", "a negative number cannot have a fractional power")
     # Check the size before computing: 9 ** 9 ** 9 would take all memory.
     digits = base.bit_length() if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1 else 0
     if digits * exponent > 2 * _LARGEST_BITS:

@@ -29,7 +29,7 @@ _OWN: Final[Schema] = {"type": "object", "description": "arguments of a function
 
 # Model location: `model "folder"`, or the exact snapshot of `model hub(…)`.
 _MODEL_FOLDER: Final[Schema] = {
-    "description": "folder whose config.json and weights the model has, or name and commit of a snapshot of the hub",
+    "description": "folder with the model's config.json and weights, or name and commit of a snapshot of the hub",
     "anyOf": [
         {"type": "string"},
         {
@@ -55,7 +55,7 @@ def json_schema() -> Schema:
     links = {"type": "array", "minItems": 1, "items": _call_of(LINKS)}
     properties["collate"] = {"description": "links from samples to rows", **links}
     properties["collate"]["default"] = value_json(usual_chain())
-    used = "modules of your own Python functions: paths from the folder of the spec, or dotted names"
+    used = "modules of your own Python functions: paths relative to the spec, or dotted names"
     properties["use"] = {"description": used, "type": "array", "items": {"type": "string"}}
     for key, kind in (("every", actions.Tick), ("on", actions.OnEvent)):
         properties[key] = {"description": described(kind)[1], "type": "array", "items": _trigger(kind)}

@@ -18,12 +18,12 @@ from xtrain.dsl.spec_text import value_text
 from xtrain.dsl.values import Dimension, Interval, MeasuredNumber, Metric, Quantity
 
 ROLES: Final[dict[Role, str]] = {
-    Role.EXPERIMENT: "what is learned: another value makes another experiment",
-    Role.BUDGET: "how long: the experiment stays the same",
-    Role.CADENCE: "how often something is measured, logged or saved: the experiment stays the same",
-    Role.PATH: "where files are: the experiment stays the same",
-    Role.MESH: "which ranks, and how the work is divided among them: the experiment stays the same",
-    Role.EXECUTION: "how it is computed: the experiment stays the same",
+    Role.EXPERIMENT: "affects the result: another value is another experiment",
+    Role.BUDGET: "length of training: the experiment stays the same",
+    Role.CADENCE: "when something is measured, logged or saved: the experiment stays the same",
+    Role.PATH: "file locations: the experiment stays the same",
+    Role.MESH: "ranks, and the division of work: the experiment stays the same",
+    Role.EXECUTION: "kernels, threads and other execution details: the experiment stays the same",
 }
 _SCALARS: Final = {
     int: "whole number",
@@ -270,7 +270,7 @@ def _label(
 def label_setting(attribute: attrs.Attribute) -> Setting:
     """Return the metadata of a label as that of a setting."""
     number = int in _parts(attribute.type)
-    doc = _LABELS.get(attribute.name, f"the label of the block: which {attribute.name}")
+    doc = _LABELS.get(attribute.name, f"the label of the block: its {attribute.name}")
     check = at_least(1) if number else attribute.metadata.get("check")
     return Setting(doc=doc, check=check, example="2" if number else "")
 
@@ -279,7 +279,7 @@ def described(block: type) -> tuple[str, str, tuple[str, ...]]:
     """Return the forms, the summary and the further paragraphs of a class docstring."""
     first, *more = [" ".join(part.split()) for part in (block.__doc__ or "").strip().split("\n\n")]
     match = re.fullmatch(r"((?:`[^`]*`|[^`:])*): (.*)", first)
-    assert match is not None, f"the docstring of {block.__name__} does not say how it is written"
+    assert match is not None, f"the docstring of {block.__name__} does not begin with its form in backquotes"
     return match[1], match[2], tuple(more)
 
 

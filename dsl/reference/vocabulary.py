@@ -4,17 +4,17 @@ from typing import Final
 
 # Word → (how it is written, what it does)
 STATEMENTS: Final[dict[str, tuple[str, str]]] = {
-    "setting": ("name = expression", "gives a setting of the enclosing block"),
+    "setting": ("name = expression", "sets a setting of the enclosing block"),
     "block": (
         "kind label { … }",
-        "a block; the body may be left out. A second block of the same kind adds to the first: the later value of each "
-        "setting counts. Blocks of `dataset` with different names are different datasets. A label that has been given "
-        "once need not be repeated",
+        "a block; the body may be left out. A second block of the same kind adds to the first: the later value of "
+        "each setting counts. Blocks of `dataset` with different names are different datasets. The label need not "
+        "be repeated",
     ),
     "let": ("let name = expression", "a constant of this file, at top level"),
     "param": (
         "param name = expression",
-        "a constant that all files know and `--set name=value` may replace, by a value of the same type and unit",
+        "a constant of all files, which `--set name=value` may replace by a value of the same type and unit",
     ),
     "include": (
         'include "path"',
@@ -22,12 +22,18 @@ STATEMENTS: Final[dict[str, tuple[str, str]]] = {
     ),
     "use": (
         'use "path.py", use package.module',
-        "makes your own functions known: a Python file, relative to this one, or a module on Python's "
-        "path. It is imported only by a run",
+        "declares your own functions: a Python file, relative to this one, or a module on Python's path. Only a "
+        "run imports it",
     ),
-    "collate": ("collate = link -> link", "the chain of functions that turns documents into batches"),
-    "every": ("every amount action then action", "a tick: actions that are repeated; `every step` is `every 1 step`"),
-    "on": ("on event action then action", "actions when an event occurs; `on nan(n)`: to n non-finite steps in a row"),
+    "collate": ("collate = link -> link", "the chain of functions that converts documents to batches"),
+    "every": (
+        "every amount action then action",
+        ("a tick: actions that run periodically; `every step` is `every 1 step`"),
+    ),
+    "on": (
+        "on event action then action",
+        ("actions that run when an event occurs; `on nan(n)`: after n consecutive non-finite steps"),
+    ),
 }
 
 FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
@@ -39,8 +45,8 @@ FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "sqrt": ("sqrt(a)", "the square root of a plain number"),
     "env": (
         'env("NAME"), env("NAME", default)',
-        "an environment variable; with a default, of the default's type. Commands, settings of trackers and arguments "
-        "of your own functions show `env(NAME)` instead of a text from it, which is read where it is used; "
+        "an environment variable; with a default, of the default's type. Commands, settings of trackers and "
+        "arguments of your own functions show `env(NAME)` instead of its text, which is read where it is used; "
         "`plain = true` shows the text",
     ),
 }
@@ -49,7 +55,7 @@ UNITS: Final[dict[tuple[str, ...], str]] = {
     ("step", "steps"): "optimizer steps",
     ("token", "tokens"): "tokens trained on, over all ranks",
     ("epoch", "epochs"): "passes over the training data",
-    ("sample", "samples"): "samples of the data; no setting counts them in this version",
+    ("sample", "samples"): "samples of the data; no setting uses them in this version",
     ("s", "min", "h", "d"): "time: seconds, minutes, hours, days",
     ("B", "KiB", "MiB", "GiB"): "bytes, and 2^10, 2^20, 2^30 bytes; `B` means bytes only after a space",
     ("%",): "a share",
@@ -75,9 +81,10 @@ EVENTS: Final[dict[str, tuple[str, str]]] = {
     "sigterm": ("a rank or the launcher got SIGTERM", "`checkpoint then stop`"),
     "sigint": ("Ctrl-C", "`checkpoint then stop`"),
     "sigusr1": (
-        "a rank or the launcher got SIGUSR1, as Slurm sends when a job's time is nearly over", "`checkpoint then stop`"
+        "a rank or the launcher got SIGUSR1, which Slurm sends shortly before the time limit of a job",
+        "`checkpoint then stop`",
     ),
-    "time_limit": ("the time of `launch.time_limit` is over", "`checkpoint then stop`"),
+    "time_limit": ("the time limit `launch.time_limit` is reached", "`checkpoint then stop`"),
     "stop_at": ("the step of `launch.stop_at` or `launch.stop_after` is reached", "`checkpoint then stop`"),
     "stop_file": ("the file of `launch.stop_file` exists", "`checkpoint then stop`"),
     "loss_spike": ("the loss rises far above recent losses; see `alerts.loss_spike`", "only the alert"),
@@ -86,5 +93,5 @@ EVENTS: Final[dict[str, tuple[str, str]]] = {
     "memory": ("a rank uses more memory than planned; see `alerts.memory`", "only the alert"),
     "disk": ("the run's file system is nearly full; see `alerts.disk`", "only the alert"),
     "stalled": ("some ranks make no progress; see `alerts.stalled`", "only the alert"),
-    "nan": ("loss or gradient norm is NaN or infinite; with `nan(n)` in n steps in a row", "`stop`: the run fails"),
+    "nan": ("loss or gradient norm is NaN or infinite; with `nan(n)` in n consecutive steps", "`stop`: the run fails"),
 }  # fmt: skip

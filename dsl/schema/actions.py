@@ -183,8 +183,8 @@ class OnEvent:
     event: EventName
     actions: tuple[Action, ...]
     count: int | None = setting(
-        "the n of `nan(n)`: the action happens at the n-th such step in a row, those before are skipped; default "
-        "10 for `skip`, else 1",
+        "the n of `nan(n)`: the action runs at the n-th consecutive non-finite step, earlier ones are skipped; "
+        "default 10 for `skip`, else 1",
         default=None,
         check=at_least(1),
         role=Role.EXECUTION,

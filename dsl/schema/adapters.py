@@ -19,7 +19,8 @@ ADAPTERS: Final = Registry["Adapter"]("adapter", "adapters")
 def trained_in_full() -> Any:
     """Declare the setting `train`, which every adapter has."""
     return setting(
-        "modules and parameters of the model that are trained in full beside it, as `frozen` of `model` names them",
+        "modules and parameters of the model that are trained in full next to the adapter, named as in `frozen` of "
+        "`model`",
         default=(),
         example='["lm_head", "norm"]',
     )
@@ -28,8 +29,7 @@ def trained_in_full() -> Any:
 def begun_from() -> Any:
     """Declare the setting `from` of adapters that can start from a PEFT folder."""
     return setting(
-        "folder with an adapter that PEFT has saved, for its settings and first values; relative paths start at the "
-        "working folder",
+        "PEFT adapter folder to take settings and initial values from; relative paths start at the working folder",
         default=None,
         check=file_path,
         added=True,
@@ -168,13 +168,13 @@ class AdapterTask:
 
     name: str = label(check=part_of_names)
     datasets: tuple[str, ...] = setting(
-        "datasets whose rows go through its adapter; none are named: the one of its own name",
+        "datasets whose rows use its adapter; none: the dataset with the name of the task",
         default=(),
         example='["sql", "schemas"]',
     )
     adapter: Adapter = setting("its adapter", default=None, added=True, example="adapter lora { rank = 16 }")
     optimizer: Optimizer = setting(
-        "an optimizer of its own, with its own `clip`; without it one as that of the spec",
+        "separate optimizer with its own `clip`; without it, one like that of the spec",
         default=None,
         added=True,
         without=_SHARED,

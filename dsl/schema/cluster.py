@@ -67,8 +67,8 @@ class Cluster(Component):
         example="80 GiB",
     )
     flops: float | Auto = setting(
-        "peak dense FLOP/s of a device in the compute format, for the plan and for the MFU of the run; "
-        "auto: the data sheet of the preset, and in the run that of the device which is there",
+        "peak dense FLOP/s of a device in the compute format, for the plan and the MFU of the run; auto: from the "
+        "preset's data sheet, in the run from the device's",
         default=AUTO,
         check=positive,
         role=Role.EXECUTION,
@@ -105,7 +105,7 @@ class Cluster(Component):
         role=Role.EXECUTION,
     )
     mtbf: Quantity | None = setting(
-        "mean time between failures of one device, with what belongs to it; none: nothing is said of failures",
+        "mean time between failures of one device including its share of the machine; none: failures are not estimated",
         default=None,
         units=("seconds",),
         check=positive,
@@ -113,8 +113,8 @@ class Cluster(Component):
         example="50000 h",
     )
     restart: Quantity | Auto = setting(
-        "time from a failure to the first step behind it; auto: `fault_tolerance.stuck`, after which it is noticed at "
-        "the latest, and the planned time of a start; no machine is replaced meanwhile",
+        "time from a failure to the first step after it; auto: `fault_tolerance.stuck`, the latest time of "
+        "detection, plus the planned start-up time; replacing a machine is not included",
         default=AUTO,
         units=("seconds",),
         check=positive,
@@ -122,8 +122,8 @@ class Cluster(Component):
         example="10 min",
     )
     storage: Quantity | None = setting(
-        "bandwidth of the disks that checkpoints are written to, bytes per second by all ranks together; none: saves "
-        "take no time in the plan",
+        "bandwidth of the checkpoint disks, bytes per second for all ranks together; none: saves take no time in "
+        "the plan",
         default=None,
         units=("bytes",),
         check=positive,
@@ -141,7 +141,7 @@ class Cluster(Component):
         added=True,
     )
     store_rate: float | Auto = setting(
-        "requests a second that the process answers in whose store ranks meet; auto: as measured",
+        "requests per second that the rendezvous store answers; auto: as measured",
         default=AUTO,
         check=positive,
         role=Role.EXECUTION,
@@ -149,7 +149,7 @@ class Cluster(Component):
         added=True,
     )
     connect: Quantity | Auto = setting(
-        "time to make a communicator of GPUs, for each of its ranks; auto: as published of NCCL",
+        "time per rank to create a GPU communicator; auto: as published for NCCL",
         default=AUTO,
         units=("seconds",),
         check=positive,
@@ -158,7 +158,7 @@ class Cluster(Component):
         added=True,
     )
     compile: Quantity | None = setting(
-        "time to compile one kind of block, forward and backward; none: not known",
+        "time to compile one kind of block, forward and backward; none: unknown",
         default=None,
         units=("seconds",),
         check=positive,
@@ -216,7 +216,7 @@ class FaultTolerance:
     """`fault_tolerance { … }`: when ranks count as stuck, when a run counts as failed, and how it is restarted."""
 
     stuck: Quantity | None = setting(
-        "time without progress after which stuck ranks are reported and the run is ended; none: never",
+        "time without progress after which stuck ranks are reported and the run stops; none: never",
         default=Quantity(600, "seconds"),
         units=("seconds",),
         check=positive,
@@ -224,20 +224,20 @@ class FaultTolerance:
         example="10 min",
     )
     empty_steps: int = setting(
-        "steps in a row without a valid token after which the run fails",
+        "consecutive steps without a valid token after which the run fails",
         default=10,
         check=at_least(1),
         role=Role.EXECUTION,
     )
     restarts: int = setting(
-        "how often `xtrain run` restarts all ranks from the last checkpoint after a rank has failed",
+        "how often `xtrain run` restarts all ranks from the last checkpoint after a failure",
         default=0,
         check=not_negative,
         role=Role.EXECUTION,
         example="3",
     )
     elastic: Interval | None = setting(
-        "range of world sizes on which the run may continue if ranks or devices are lost, with the same global batch",
+        "range of world sizes on which the run may continue with the same global batch if ranks or devices are lost",
         default=None,
         check=at_least(1),
         role=Role.MESH,
@@ -254,32 +254,32 @@ class Serve:
     limits the size of an adapter."""
 
     model: str | None = setting(
-        "what clients call the model; none: the name of the experiment",
+        "name of the model for clients; none: the name of the experiment",
         default=None,
         check=some_text,
         role=Role.EXECUTION,
         example='"Qwen/Qwen3-8B"',
     )
     mode: Literal["adapters", "full"] = setting(
-        "adapters: each client trains an adapter of its own, of which many are in memory; full: one client at a time "
-        "trains all of the model",
+        "adapters: each client trains its own adapter, many of them in memory; full: one client at a time trains "
+        "the whole model",
         default="adapters",
         role=Role.EXECUTION,
     )
     adapters: int = setting(
-        "adapters that are in memory at once", default=16, check=Range(low=1, high=999), role=Role.EXECUTION
+        "adapters in memory at the same time", default=16, check=Range(low=1, high=999), role=Role.EXECUTION
     )
     max_tokens: int = setting(
-        "tokens of the longest text that a client may send or have written",
+        "maximum tokens of a text that a client sends or generates",
         default=2048,
         check=at_least(2),
         role=Role.EXECUTION,
     )
     rows: int = setting(
-        "texts that a data rank computes at once", default=1, check=at_least(1), role=Role.MESH, example="4"
+        "texts that a data rank computes together", default=1, check=at_least(1), role=Role.MESH, example="4"
     )
     host: str = setting(
-        "address that the server listens on; any but the one of this machine itself needs `key`",
+        "address that the server listens on; any address beyond this machine requires `key`",
         default="127.0.0.1",
         check=some_text,
         role=Role.EXECUTION,
@@ -288,52 +288,51 @@ class Serve:
         "port that the server listens on", default=8000, check=Range(low=1, high=65535), role=Role.EXECUTION
     )
     key: str | None = setting(
-        "name of the environment variable with the key that clients must show, or with `NAME=KEY` for each of several "
-        "owners, who see nothing of one another; none: XTRAIN_KEY, and where that is not set a key that the server "
-        "makes at its first start, prints, and keeps in its directory",
+        "name of the environment variable with the key that clients must send, or with `NAME=KEY` for each of "
+        "several isolated owners; none: XTRAIN_KEY, and if that is unset a key that the server generates at its "
+        "first start, prints, and keeps in its directory",
         default=None,
         check=variable_name,
         role=Role.EXECUTION,
         example='"SUPPORT_KEY"',
     )
     hosts: tuple[str, ...] = setting(
-        "further names by which clients connect, which a browser that was led to the server by another name does not "
-        "know; `host`, the address that a client has connected to, and localhost are always taken",
+        "additional names by which clients connect, which protects against DNS rebinding; `host`, the address a "
+        "client has connected to, and localhost are always accepted",
         default=(),
         check=host_name,
         role=Role.EXECUTION,
         example='["gpu1.lab"]',
     )
     origins: tuple[str, ...] = setting(
-        "origins of web pages that may call the server, with a key; pages of any other are refused",
+        "origins of web pages that may call the server with a key; other pages are refused",
         default=(),
         check=web_origin,
         role=Role.EXECUTION,
         example='["https://lab.example"]',
     )
     certificate: str | None = setting(
-        "file (PEM) with the certificate of the server, and those that it is signed by, relative to the working "
-        "folder; none: clients connect without TLS",
+        "PEM file with the certificate chain of the server, relative to the working folder; none: no TLS",
         default=None,
         check=file_path,
         role=Role.EXECUTION,
         example='"tls/server.pem"',
     )
     private_key: str | None = setting(
-        "file (PEM) with the private key of `certificate`, without a passphrase",
+        "PEM file with the private key of `certificate`, without a passphrase",
         default=None,
         check=file_path,
         role=Role.EXECUTION,
         example='"tls/server.key"',
     )
     queue: int = setting(
-        "requests that wait at most; further ones are asked to come later",
+        "maximum waiting requests; clients retry further ones later",
         default=256,
         check=at_least(1),
         role=Role.EXECUTION,
     )
     idle: Quantity = setting(
-        "time without a word from a client after which its adapters are saved and leave memory",
+        "time without a request from a client after which its adapters are saved and leave memory",
         default=Quantity(1800, "seconds"),
         units=("seconds",),
         check=positive,

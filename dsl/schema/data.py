@@ -42,21 +42,20 @@ class Dataset:
 
     name: str = label(check=file_name)
     source: Source = setting("where the documents come from", example="python_stdlib()")
-    text: str = setting("name of the field that holds the text of a record", default="text")
+    text: str = setting("name of the field with the text of a record", default="text")
     messages: str | None = setting(
-        "name of the field that holds a conversation, a list of messages with `role` and `content`; none: no "
-        "conversations",
+        "name of the field with a conversation, a list of messages with `role` and `content`; none: no conversations",
         default=None,
         example='"messages"',
     )
     prompt: str | None = setting(
-        "name of the field that holds the prompt; none: no pairs", default=None, example='"question"'
+        "name of the field with the prompt; none: no pairs", default=None, example='"question"'
     )
     response: str | None = setting(
-        "name of the field that holds the response; none: no pairs", default=None, example='"answer"'
+        "name of the field with the response; none: no pairs", default=None, example='"answer"'
     )
     choices: str | None = setting(
-        "name of the field that holds the choices of a question, a list of texts; none: no questions",
+        "name of the field with the choices of a question, a list of texts; none: no questions",
         default=None,
         example='"choices"',
         added=True,
@@ -65,89 +64,88 @@ class Dataset:
         "with `choices`, name of the field with the text before a choice", default="question", added=True
     )
     answer: str = setting(
-        "with `choices`, name of the field with the right one: its number, from 0, or its text",
+        "with `choices`, name of the field with the correct choice: its number, from 0, or its text",
         default="answer",
         added=True,
     )
     chosen: str | None = setting(
-        "name of the field that holds the preferred one of two answers, a text or a list of messages; with `prompt`, "
-        "or with the prompt inside; none: no preference pairs",
+        "name of the field with the preferred one of two answers, a text or a list of messages; with `prompt`, or "
+        "with the prompt inside; none: no preference pairs",
         default=None,
         example='"chosen"',
         added=True,
     )
     rejected: str | None = setting(
-        "with `chosen`, name of the field that holds the other answer", default=None, example='"rejected"', added=True
+        "with `chosen`, name of the field with the other answer", default=None, example='"rejected"', added=True
     )
     label: str | None = setting(
-        "with `prompt` and `response`, name of the field that says whether the response is wanted, true or false; "
-        "none: no labels",
+        "with `prompt` and `response`, name of the field that says whether the response is desirable, true or "
+        "false; none: no labels",
         default=None,
         example='"label"',
         added=True,
     )
     tokens: str | None = setting(
-        "name of the field that holds the token ids of a document; none: no token ids",
+        "name of the field with the token ids of a document; none: no token ids",
         default=None,
         example='"tokens"',
         added=True,
     )
     mask: str | None = setting(
-        "with `tokens`, name of the field that says of each token whether it is predicted, 1 or 0, or of the labels, "
-        "−100 for a token that is not; none: all are",
+        "with `tokens`, name of the field with a loss mask, 1 or 0 for each token, or with labels, −100 for a "
+        "token without loss; none: all tokens have a loss",
         default=None,
         example='"mask"',
         added=True,
     )
     columns: dict[str, str] = setting(
-        "numbers along the tokens, under the name that a loss reads them by: the field that has them, with `tokens` a "
-        "list as long as these, or one number for all tokens of the record",
+        "per-token numbers that a loss reads → their field: with `tokens` a list of the same length, else one "
+        "number for all tokens of the record",
         default={},
         example='{ advantages: "advantages" }',
         added=True,
     )
     values: dict[str, str] = setting(
-        "numbers of a record as a whole, under the name that a loss reads them by: the field that has them",
+        "per-record numbers that a loss reads → their field",
         default={},
         example='{ margin: "margin" }',
         added=True,
     )
     input: str | None = setting(
-        "with `prompt`, name of a field whose text is appended to the prompt, behind an empty line; it may be empty",
+        "with `prompt`, name of a field whose text is appended to the prompt after an empty line; it may be empty",
         default=None,
         example='"input"',
         added=True,
     )
     tools: str | None = setting(
-        "name of the field that holds the functions which the assistant may call, a list or its JSON text, for the "
+        "name of the field with the functions that the assistant may call, a list or its JSON text, for the "
         "template; none: no tools",
         default=None,
         example='"tools"',
         added=True,
     )
     system: str | None = setting(
-        "name of the field that holds what the system says before the conversation; it may be empty; none: what "
-        "messages say",
+        "name of the field with the system message; it may be empty; none: as in the messages",
         default=None,
         example='"system"',
         added=True,
     )
     message_train: str | None = setting(
         "with `messages`, key of a message that says whether it is trained on, true or false; messages without it "
-        "follow `train_on`; none: all do",
+        "follow `train_on`; none: all messages do",
         default=None,
         example='"train"',
         added=True,
     )
     message_weight: str | None = setting(
-        "with `messages`, key of a message that has the weight of its loss, the column `weights`; messages without it "
+        "with `messages`, key of a message with the weight of its loss, the column `weights`; messages without it "
         "have 1; none: no weights",
         default=None,
         example='"weight"',
         added=True,
     )
     train_on: Literal["auto", "assistant", "last", "all"] = setting(
-        "which tokens count for the loss: all turns of the assistant, its last turn, or all tokens; auto: assistant",
+        "tokens with a loss: all turns of the assistant, its last turn, or all tokens; auto: assistant",
         default="auto",
     )
     template: str | Auto = setting(
@@ -157,14 +155,14 @@ class Dataset:
         example='"chatml"',
     )
     template_arguments: dict[str, bool | int | float | str] = setting(
-        "what else the chat template is given, under the names that it reads",
+        "additional variables of the chat template, by name",
         default={},
         example="{ enable_thinking: false }",
         added=True,
     )
     lost: Literal["error", "warn", "allow"] = setting(
-        "what happens if the chat template does not write all of a conversation: warn: it is counted, and the record "
-        "is bad if a message, a call or the tools are lost as a whole; error: the record is bad; allow: it is counted",
+        "if the chat template does not write all of a conversation: warn: it is counted, and the record is bad if "
+        "a message, a call or the tools are missing entirely; error: the record is bad; allow: it is counted",
         default="warn",
         added=True,
     )
@@ -175,9 +173,9 @@ class Dataset:
         check=share,
     )
     oversized: Literal["auto", "split", "truncate", "skip", "error"] = setting(
-        "what happens to a document longer than a row: split: it goes on in the next row; truncate: its end is cut "
-        "off; skip: it is left out; auto: conversations and responses to a prompt are cut, other documents split; "
-        "preference pairs and labelled responses, which are never split, are then skipped",
+        "treatment of a document longer than a row: split: continue in the next row; truncate: cut its end; skip: "
+        "leave it out; auto: truncate conversations and responses to a prompt, split other documents; preference "
+        "pairs and labelled responses are never split but skipped",
         default="auto",
     )
     bad_records: int = setting(
@@ -242,14 +240,14 @@ class Mixture:
         example="0.8",
     )
     temperature: float = setting(
-        "shares are weights to the power of 1 / temperature: above 1 more even, below 1 less; 0 stays 0; "
-        "not with weights in epochs",
+        "shares are weights to the power of 1 / temperature: above 1 more even, below 1 less even; 0 stays 0; not "
+        "with weights in epochs",
         default=1.0,
         check=positive,
     )
     exact: bool = setting(
-        "true: every step takes exactly these shares of its rows, so that each dataset gives as many rows to every "
-        "step; false: they hold for longer stretches, and single steps differ by a few rows",
+        "true: every step takes exactly these shares of its rows; false: shares hold over longer stretches, and "
+        "single steps differ by a few rows",
         default=False,
         added=True,
     )
@@ -267,7 +265,7 @@ class Phase:
         example="90%",
     )
     mix: dict[str, Weight] = setting(
-        "weights that differ from those of `mixture`; a dataset that is not named keeps its own",
+        "weights that differ from those of `mixture`; other datasets keep theirs",
         default={},
         units=("epochs",),
         check=not_negative,
@@ -275,7 +273,7 @@ class Phase:
     )
     lr_scale: float = setting("factor on the learning rate of the scheduler", default=1.0, check=positive)
     mtp_weight: float | None = setting(
-        "weight of the losses of further tokens in this phase; none: that of the model",
+        "loss weight of the modules that predict further tokens in this phase; none: that of the model",
         default=None,
         check=not_negative,
         example="0.1",
@@ -289,10 +287,10 @@ class Batch:
 
     sequence: int = setting("sequence length: tokens in a row (a packed sequence)", check=at_least(2), example="512")
     micro: int = setting(
-        "micro-batch size: rows of a microbatch on a data rank", default=1, check=at_least(1), role=Role.MESH
+        "microbatch size: rows of a microbatch on a data rank", default=1, check=at_least(1), role=Role.MESH
     )
     accumulate: int | Auto = setting(
-        "gradient accumulation: microbatches of a step; auto: what `rows` needs, else 1",
+        "gradient accumulation: microbatches per step; auto: as `rows` requires, else 1",
         default=AUTO,
         check=at_least(1),
         role=Role.MESH,
@@ -303,14 +301,14 @@ class Batch:
         check=at_least(1),
     )
     ramp_from: int | None = setting(
-        "rows of the first step, from which the rows of a step grow to `rows` over `ramp`; none: no ramp",
+        "rows of the first step, growing to `rows` over `ramp`; none: no ramp",
         default=None,
         check=at_least(1),
         example="32",
         added=True,
     )
     ramp: Quantity = setting(
-        "with `ramp_from`, the length of the ramp: a number of steps or tokens, or a share of the steps of the run",
+        "with `ramp_from`, length of the ramp: a number of steps or tokens, or a share of the steps of the run",
         default=Quantity(10, "%"),
         units=("steps", "tokens", "%"),
         check=share,
@@ -318,21 +316,21 @@ class Batch:
         added=True,
     )
     neftune: float = setting(
-        "noise on embeddings in training (NEFTune, arXiv 2310.05914): to each of their numbers an even random one is "
-        "added, of up to this divided by the square root of `sequence` times `dim`; 0: none",
+        "noise on embeddings in training (NEFTune, arXiv 2310.05914): uniform, up to this value divided by the "
+        "square root of `sequence` times `dim`; 0: none",
         default=0.0,
         check=not_negative,
         example="5",
         added=True,
     )
     prefetch: int = setting(
-        "steps to read ahead while a step computes; 0: none",
+        "steps to read ahead during a step; 0: none",
         default=2,
         check=at_least(0),
         role=Role.EXECUTION,
     )
     workers: int = setting(
-        "data worker processes of a rank; 0: a thread of the rank reads",
+        "data worker processes per rank; 0: a thread of the rank reads",
         default=0,
         check=between(0, 4096),
         role=Role.EXECUTION,

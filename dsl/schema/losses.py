@@ -205,9 +205,9 @@ Reference = Literal["initial", "adapter_off", "precomputed"] | str
 def reference_setting() -> Any:
     """Declare the setting `reference` of losses that compare with a reference model."""
     return setting(
-        "whose log-probabilities the column `ref_logprobs` has, computed once before the first step: initial: those of "
-        "the weights that the run begins with; adapter_off: of the model under the adapter; a folder: of the model in "
-        "it; precomputed: nothing is computed, they are a column of the data",
+        "source of the column `ref_logprobs`, computed once before the first step: initial: the initial weights of "
+        "the run; adapter_off: the model under the adapter; a folder: the model in it; precomputed: not computed, "
+        "a column of the data",
         default=INITIAL,
         check=file_path,
         example='"models/sft"',
@@ -239,13 +239,13 @@ class ReferredLoss(Loss):
 _REWARD: Final = "nats"
 PAIR_METRICS: Final = {
     "rewards/chosen": ("reward of preferred answers, mean over the pairs of the step", _REWARD),
-    "rewards/rejected": ("the same of rejected answers", _REWARD),
+    "rewards/rejected": ("reward of rejected answers, mean over the pairs of the step", _REWARD),
     "rewards/margin": ("their difference", _REWARD),
     "rewards/accuracy": ("pairs whose preferred answer has the higher reward", "share, 0 to 1"),
 }
 
 
-def beta_setting(default: float, what: str = "how much a difference of log-probabilities counts: β") -> Any:
+def beta_setting(default: float, what: str = "weight of a difference of log-probabilities: β") -> Any:
     """Declare the setting `beta` of preference losses."""
     return setting(what, default=default, check=positive)
 

@@ -37,7 +37,7 @@ class Router:
     """`router { … }` inside `model`: routing of tokens to experts."""
 
     score: Literal["softmax", "sigmoid"] = setting("how logits become scores", default="softmax")
-    normalise: bool = setting("normalise the scores of the chosen experts to a sum of 1", default=True)
+    normalise: bool = setting("normalize the scores of the chosen experts to a sum of 1", default=True)
     bias_speed: float = setting(
         "update step of the load-balancing biases (aux-loss-free balancing); 0: no biases",
         default=0.0,
@@ -165,8 +165,8 @@ class TransformerSettings(Model):
         "width of the feed-forward layer; auto: 8/3 dim rounded up to a multiple of 64", default=AUTO, check=at_least(1)
     )
     vocab: int | Literal["tokenizer"] | Auto = setting(
-        "vocabulary size; auto: that of the tokenizer, of a model in a folder that of its config.json; tokenizer: a "
-        "model in a folder gets a row for every id of the tokenizer, new rows begin as the mean of the others",
+        "vocabulary size; auto: that of the tokenizer, or of a model folder's config.json; tokenizer: a model "
+        "folder gets a row for every id of the tokenizer, new rows start as the mean of the others",
         default=AUTO,
         check=at_least(2),
     )
@@ -174,38 +174,38 @@ class TransformerSettings(Model):
     rope: Rope = setting("scaling of rotary positions to a longer context", default=Rope(), added=True)
     norm_eps: float = setting("epsilon inside RMSNorm", default=1e-6, check=positive)
     tie_embeddings: bool = setting("use the embedding as the output head", default=False)
-    qk_norm: bool | Auto = setting("RMSNorm on queries and keys; auto: as the family has it", default=AUTO)
+    qk_norm: bool | Auto = setting("RMSNorm on queries and keys; auto: the family's default", default=AUTO)
     init_std: float = setting("standard deviation of the initial weights", default=0.02, check=positive)
     attention: Literal["auto", "documents", "blocks", "flex", "mask"] = setting(
-        "attention kernel for packed documents; blocks: rows of one document 64 queries at a time; auto: on cpu blocks "
-        "for rows of 128 to 512 positions in fp64, and in fp32 unless products are at their highest precision, else "
-        "documents; on cuda flex, for heads of less than 16 documents",
+        "attention kernel for packed documents; blocks: rows of one document 64 queries at a time; auto: on cpu "
+        "blocks for rows of 128 to 512 positions in fp64, and in fp32 unless products use the highest precision, "
+        "else documents; on cuda flex, for heads of less than 16 documents",
         default="auto",
         role=Role.EXECUTION,
     )
     weights: Literal["auto", "none"] = setting(
-        "weights that a run begins with; auto: those of the model's folder, if it has one; none: drawn",
+        "initial weights of a run; auto: those of the model's folder, if it has one; none: random",
         default="auto",
         role=Role.PATH,
         added=True,
     )
     frozen: tuple[str, ...] = setting(
-        "modules and parameters that are not trained, by their names in the plan: `*` is any text inside a part of a "
-        "name, `**` any parts, `0-3` the numbers 0 to 3",
+        "frozen modules and parameters, by their names in the plan: `*` is any text inside a part of a name, `**` "
+        "any parts, `0-3` the numbers 0 to 3",
         default=(),
         example='["embed_tokens", "layers.0-3"]',
         added=True,
     )
 
     mtp: int = setting(
-        "multi-token prediction: modules behind the last block, each a block with two norms and a projection, that "
-        "predict the tokens behind the next one in training (arXiv 2412.19437, section 2.2); 0: none",
+        "multi-token prediction: modules after the last block, each a block with two norms and a projection, that "
+        "predict further tokens in training (arXiv 2412.19437, section 2.2); 0: none",
         default=0,
         check=between(0, MOST_FURTHER),
         added=True,
     )
     mtp_weight: float = setting(
-        "weight of the mean of their cross-entropies beside that of the next token",
+        "weight of the mean of their cross-entropies, added to that of the next token",
         default=0.3,
         check=not_negative,
         added=True,
@@ -230,13 +230,13 @@ class TransformerSettings(Model):
     def idle(self) -> dict[str, tuple[str, str]]:
         found = {f"rope.{name}": why for name, why in self.rope.idle().items()}
         if self.folder is None:
-            found["weights"] = ("the model is not that of a folder, so its weights are drawn", "remove it")
+            found["weights"] = ("the model is not from a folder, so its weights are random", "remove it")
         elif self.loads:
-            found["init_std"] = ("the weights are those of the folder", "remove it")
+            found["init_std"] = ("the weights are from the folder", "remove it")
         if not self.mtp:
-            found["mtp_weight"] = ("no module predicts further tokens, as `mtp` is 0", "give `mtp`, or remove it")
+            found["mtp_weight"] = ("no module predicts further tokens, because `mtp` is 0", "give `mtp`, or remove it")
         elif not self.mtp_weight:
-            found["mtp"] = ("what its modules predict counts nothing, as `mtp_weight` is 0", "remove both")
+            found["mtp"] = ("its modules have no effect, because `mtp_weight` is 0", "remove both")
         if self.full_layers and self.window is None:
             found["full_layers"] = ("no block has a window", "give `window`, or remove it")
         return found
@@ -245,12 +245,12 @@ class TransformerSettings(Model):
         beyond = [layer for layer in self.full_layers if layer >= self.layers]
         if beyond:
             message = f"there is no block {beyond[0]}: the {self.layers} blocks are 0 to {self.layers - 1}"
-            return "full_layers", message, "name blocks that there are"
+            return "full_layers", message, "name existing blocks"
         if self.window is not None and len(set(self.full_layers)) == self.layers:
             return (
                 "full_layers",
                 "no block has the window",
-                "leave the window to one block at least, or remove `window`",
+                "leave at least one block with the window, or remove `window`",
             )
         return None
 
@@ -276,7 +276,7 @@ def mlp_biases() -> Any:
 def window_setting() -> Any:
     """Declare the setting `window` of families with sliding-window attention."""
     return setting(
-        "positions that a query attends to: the newest of its document, its own included; none: all before it",
+        "positions that a query attends to: the newest of its document, including its own; none: all before it",
         default=None,
         check=at_least(1),
         example="4096",
@@ -355,13 +355,13 @@ class MixedTransformer(ExpertTransformer):
     """Settings of every family in which some blocks may have a SwiGLU instead of experts."""
 
     expert_every: int = setting(
-        "of so many neighbouring blocks the last one has experts, the others a SwiGLU of width ffn",
+        "the last one of this many consecutive blocks has experts, the others a SwiGLU of width ffn",
         default=1,
         check=at_least(1),
         added=True,
     )
     dense_layers: tuple[int, ...] = setting(
-        "numbers of blocks that have a SwiGLU of width ffn all the same; the first block is 0",
+        "numbers of further blocks that have a SwiGLU of width ffn; the first block is 0",
         default=(),
         check=not_negative,
         added=True,
@@ -379,10 +379,14 @@ class MixedTransformer(ExpertTransformer):
         beyond = [layer for layer in self.dense_layers if layer >= self.layers]
         if beyond:
             message = f"there is no block {beyond[0]}: the {self.layers} blocks are 0 to {self.layers - 1}"
-            return "dense_layers", message, "name blocks that there are"
+            return "dense_layers", message, "name existing blocks"
         if all(layer in self.dense_layers or (layer + 1) % self.expert_every for layer in range(self.layers)):
             name = "expert_every" if self.expert_every > self.layers else "dense_layers"
-            return name, "no block has experts", "leave experts to one block at least, or take a family without"
+            return (
+                name,
+                "no block has experts",
+                ("leave at least one block with experts, or use a family without experts"),
+            )
         return super().unfit()
 
 

@@ -17,9 +17,9 @@ class Rope:
         "how frequencies are scaled; dynamic changes nothing up to `original` positions, and longer rows are refused",
         default="none",
     )
-    factor: float = setting("how many times more positions there are than before", default=1.0, check=at_least(1))
+    factor: float = setting("ratio of the new to the old number of positions", default=1.0, check=at_least(1))
     original: int = setting(
-        "positions that the model was trained on without scaling; dynamic, llama3 and yarn need it",
+        "positions that the model was trained on without scaling; required by dynamic, llama3 and yarn",
         default=0,
         check=not_negative,
     )
@@ -81,7 +81,7 @@ class Rope:
         """Return (setting, what is wrong, what to do) for an invalid value. sequence: positions of a row."""
         if "original" in self.reads and not self.original:
             needs = f"scaling {self.scaling} needs the number of positions before scaling"
-            return "original", needs, "give `original`, as 8192 for Llama 3.1"
+            return "original", needs, "set `original`, such as 8192 for Llama 3.1"
         for low, high in (("low", "high"), ("beta_slow", "beta_fast")):
             if low in self.reads and getattr(self, low) >= getattr(self, high):
                 found = f"{low} {getattr(self, low):g} is not below {high} {getattr(self, high):g}"

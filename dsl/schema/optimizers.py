@@ -64,8 +64,8 @@ def clip_norm() -> Any:
 def clip_spikes() -> Any:
     """Declare the setting `clip_spikes`, which every optimizer of xtrain has."""
     return setting(
-        "gradients whose norm lies more than so many standard deviations above the mean of those before are scaled "
-        "down (ZClip, arXiv 2504.02507); none: not",
+        "gradients whose norm is more than this many standard deviations above the mean of earlier ones are scaled "
+        "down (ZClip, arXiv 2504.02507); none: no scaling",
         default=None,
         check=positive,
         example="2.5",
@@ -76,7 +76,7 @@ def clip_spikes() -> Any:
 def clip_value() -> Any:
     """Declare the setting `clip_value`, which every optimizer of xtrain has."""
     return setting(
-        "every element of the gradients is limited to this size, after the norm; none: not",
+        "limit of the absolute value of every gradient element, applied after the norm; none: no limit",
         default=None,
         check=positive,
         added=True,
@@ -100,7 +100,7 @@ def decoupled_decay(default: float) -> Any:
 def scheduled_decay() -> Any:
     """Declare the setting `scheduled_decay` of optimizers with weight decay."""
     return setting(
-        "weight decay, which the learning rate multiplies anyway, is also multiplied by that rate as a share of its "
+        "weight decay, already multiplied by the learning rate, is also multiplied by that rate's share of its "
         "peak (AdamC, arXiv 2506.02285)",
         default=False,
         added=True,
@@ -110,7 +110,7 @@ def scheduled_decay() -> Any:
 def cautious_decay() -> Any:
     """Declare the setting `cautious_decay` of optimizers with decoupled weight decay."""
     return setting(
-        "only weights that the update brings nearer to 0 decay (cautious weight decay, arXiv 2510.12402)",
+        "only weights that the update moves toward 0 decay (cautious weight decay, arXiv 2510.12402)",
         default=False,
         added=True,
     )
@@ -122,7 +122,7 @@ States = Literal["auto", "bf16"]
 def state_format() -> Any:
     """Declare the setting `states` of optimizers whose moments may have another format than the parameters."""
     return setting(
-        "number format in which moments are stored; auto: that of the parameters. Arithmetic is in fp32 or finer",
+        "number format of stored moments; auto: that of the parameters. Arithmetic is in fp32 or higher",
         default="auto",
         added=True,
     )
@@ -131,8 +131,8 @@ def state_format() -> Any:
 def random_rounding() -> Any:
     """Declare the setting `stochastic_rounding` of optimizers that can round new weights at random."""
     return setting(
-        "new weights in bf16 are rounded up or down at random, by how near each is, so that small updates count; what "
-        "is drawn depends on seed, step, name and element alone",
+        "round new bf16 weights up or down at random, in proportion to the distance, so that small updates count; "
+        "random numbers depend only on seed, step, name and element",
         default=False,
         added=True,
     )
@@ -246,12 +246,15 @@ class ParameterGroup:
     name: str = label(check=some_text)
     lr_scale: float = setting("factor on the learning rate of its optimizer", default=1.0, check=positive)
     weight_decay: float | None = setting(
-        "weight decay of all of its parameters, vectors among them; none: as its optimizer has it",
+        "weight decay of all of its parameters, including vectors; none: that of its optimizer",
         default=None,
         check=not_negative,
     )
     optimizer: Optimizer = setting(
-        "an optimizer of its own; without it that of the other parameters", default=None, added=True, without=OF_STEP
+        ("separate optimizer; without it, the optimizer of the other parameters"),
+        default=None,
+        added=True,
+        without=OF_STEP,
     )
 
 
@@ -330,14 +333,14 @@ class Ema:
     """`ema { … }`: an exponential moving average of the weights; without this block there is none."""
 
     decay: float = setting(
-        "share of the average that is kept at an update", default=0.999, check=proper_fraction, example="0.9999"
+        "share of the average kept at an update", default=0.999, check=proper_fraction, example="0.9999"
     )
     every: int = setting("steps between two updates of the average", default=1, check=at_least(1))
     eval: bool = setting(
         "evaluate and generate with the averaged weights instead of the trained ones", default=True, role=Role.CADENCE
     )
     publish: bool = setting(
-        "the weights saved alone, or loaded by `checkpoint.pretrained`, are the averaged weights",
+        "the averaged weights are those saved alone or loaded by `checkpoint.pretrained`",
         default=True,
         role=Role.CADENCE,
     )

@@ -90,7 +90,7 @@ class Tp:
     sequence: bool = setting("keep activations between blocks sharded by sequence", default=True, role=Role.MESH)
     loss: bool = setting("compute the loss on logits sharded by vocabulary", default=True, role=Role.MESH)
     overlap: bool = setting(
-        "multiply piece by piece while the pieces travel between ranks; in compiled blocks on cuda",
+        "multiply shard by shard while shards travel between ranks; in compiled blocks on cuda",
         default=False,
         role=Role.EXECUTION,
         added=True,
@@ -121,14 +121,14 @@ class Fsdp:
         role=Role.MESH,
     )
     sync: Literal["auto", "step", "microbatch"] = setting(
-        "when gradients are reduced: once a step, unsharded until then, or after every microbatch; "
-        "auto: microbatch where a step has several, none is in a pipeline, and whole gradients exceed 1 GiB",
+        "when gradients are reduced: once per step, unsharded until then, or after every microbatch; auto: "
+        "microbatch if a step has several, none is in a pipeline, and whole gradients exceed 1 GiB",
         default="auto",
         role=Role.MESH,
     )
     prefetch: bool | Auto = setting(
-        "gather the parameters of the next unit while one computes its forward, asked for before it begins; auto: "
-        "where the host waits in a forward, as for the rows that each expert gets",
+        "gather the parameters of the next unit during the forward of the current one; auto: if the host waits in "
+        "a forward, as for the rows of each expert",
         default=AUTO,
         role=Role.MESH,
         added=True,
@@ -153,7 +153,7 @@ class Pp:
         role=Role.MESH,
     )
     layers: tuple[int, ...] | Auto = setting(
-        "layers of each stage, in the order of the pipeline; auto: as even as the costs below allow",
+        "layers of each stage, in pipeline order; auto: as even as the costs below allow",
         default=AUTO,
         role=Role.MESH,
     )
@@ -248,9 +248,8 @@ class Activation:
         role=Role.EXECUTION,
     )
     tile_mlp: int | Auto = setting(
-        "pieces of a rank's positions in which feed-forward layers without experts are computed, each again in the "
-        "backward, so that their hidden values exist of one piece only; auto: pieces of at most as many positions as "
-        "the model is wide",
+        "chunks of a rank's positions in feed-forward layers without experts, each recomputed in the backward, so "
+        "that hidden values of only one chunk exist; auto: chunks of at most as many positions as the model is wide",
         default=1,
         check=at_least(1),
         role=Role.EXECUTION,

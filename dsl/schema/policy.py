@@ -31,18 +31,21 @@ from xtrain.dsl.values import Quantity
 
 POLICY: Final = {
     "policy/ratio": (
-        "probability of a label now, divided by that when it was sampled; mean over the valid tokens of the step",
+        "current probability of a label divided by its sampling probability; mean over the valid tokens of the step",
         "",
     ),
-    "policy/clipped": ("valid tokens whose loss has no gradient, as their ratio is clipped", "share, 0 to 1"),
+    "policy/clipped": ("valid tokens whose loss has no gradient because their ratio is clipped", "share, 0 to 1"),
     "policy/kl": (
-        "divergence of the policy from that which has sampled: mean over valid tokens of ρ − 1 − log ρ, ρ the ratio",
+        "divergence of the policy from the sampling policy: mean over valid tokens of ρ − 1 − log ρ, ρ the ratio",
         "nats a token",
     ),
     "policy/entropy": ("entropy of the next token, mean over the valid tokens of the step", "nats a token"),
 }
 REFERENCE_KL: Final = {
-    "policy/reference_kl": ("divergence of the policy from the reference, as `kl` of the loss has it", "nats a token")
+    "policy/reference_kl": (
+        ("divergence of the policy from the reference, in the form of the loss's `kl`"),
+        "nats a token",
+    )
 }
 
 Normalise = Literal["token", "sequence", "dr_grpo"]
@@ -74,9 +77,9 @@ class PolicyLoss(ReferredLoss):
 
     def conflicts(self) -> Iterator[Conflict]:
         if self.kl == "none" and self.kl_weight:
-            yield Conflict("kl_weight", "`kl_weight` is the weight of `kl`, and that is none", "add `kl = k3`")
+            yield Conflict("kl_weight", "`kl_weight` has no effect, because `kl` is none", "add `kl = k3`")
         if self.kl != "none" and not self.kl_weight:
-            yield Conflict("kl", f"kl {self.kl} counts nothing, as `kl_weight` is 0", "add `kl_weight = 0.04`")
+            yield Conflict("kl", f"kl {self.kl} has no effect, because `kl_weight` is 0", "add `kl_weight = 0.04`")
 
     def penalty(self) -> str:
         """Return a description of the reference term."""
@@ -102,7 +105,7 @@ class TokenPolicyLoss(PolicyLoss):
 
     normalise: Normalise = normalise_setting("token")
     max_tokens: int | None = setting(
-        "what `normalise = dr_grpo` divides the sum of a sequence by", default=None, check=positive
+        "divisor of the sum of a sequence with `normalise = dr_grpo`", default=None, check=positive
     )
 
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = POLICY | REFERENCE_KL
@@ -114,11 +117,11 @@ class TokenPolicyLoss(PolicyLoss):
     def conflicts(self) -> Iterator[Conflict]:
         yield from super().conflicts()
         if self.normalise == "dr_grpo" and self.max_tokens is None:
-            hint = "add `max_tokens = 1024`, the most tokens of an answer"
-            yield Conflict("normalise", "dr_grpo divides by `max_tokens`, and that is not given", hint)
+            hint = "add `max_tokens = 1024`, the maximum length of an answer"
+            yield Conflict("normalise", "dr_grpo needs `max_tokens`, which is not set", hint)
         if self.normalise != "dr_grpo" and self.max_tokens is not None:
             hint = "remove it, or write `normalise = dr_grpo`"
-            yield Conflict("max_tokens", f"`max_tokens` is for dr_grpo, and normalise is {self.normalise}", hint)
+            yield Conflict("max_tokens", f"`max_tokens` is for dr_grpo, but normalise is {self.normalise}", hint)
 
     def mean(self) -> str:
         """Return a description of its mean."""
@@ -136,19 +139,19 @@ class ClippedPolicyLoss(TokenPolicyLoss):
     clip_low: float = setting("ratios are clipped at 1 − this", default=0.2, check=Range(low=0, below=1))
     clip_high: float = setting("ratios are clipped at 1 + this", default=0.2, check=not_negative)
     dual_clip: float | None = setting(
-        "of negative advantages ratios count at most so much (arXiv 1912.09729); none: as much as they are",
+        "limit of ratios with negative advantages (arXiv 1912.09729); none: no limit",
         default=None,
         check=Range(above=1),
         example="3.0",
     )
 
-    resuming: ClassVar[Mapping[str, str]] = {"clip_low": "ratios are clipped by it from here on"}
+    resuming: ClassVar[Mapping[str, str]] = {"clip_low": "ratios are clipped by the new value from now on"}
 
     def conflicts(self) -> Iterator[Conflict]:
         yield from super().conflicts()
         if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
             hint = f"write more than {1 + self.clip_high:g}"
-            yield Conflict("dual_clip", f"it lies above 1 + `clip_high`, which is {1 + self.clip_high:g}", hint)
+            yield Conflict("dual_clip", f"it is above 1 + `clip_high`, which is {1 + self.clip_high:g}", hint)
 
     def does(self) -> str:
         dual = "" if self.dual_clip is None else f", of A < 0 at most {self.dual_clip:g}"
@@ -168,22 +171,22 @@ METRICS: Final = {
         "groups whose completions all have the same reward, so that their advantages are 0",
         "share, 0 to 1",
     ),
-    "rollout/tokens": ("length of a completion with the token that ends it, mean over those of the step", "tokens"),
-    "rollout/cut": ("completions that `max_tokens` has cut off", "share, 0 to 1"),
+    "rollout/tokens": ("length of a completion including the final token, mean over those of the step", "tokens"),
+    "rollout/cut": ("completions cut off at `max_tokens`", "share, 0 to 1"),
     "rollout/left_out": (
-        "with `top_k` or `top_p`: probability of what they leave out, mean over the sampled tokens of the step",
+        "with `top_k` or `top_p`: probability of the excluded tokens, mean over the sampled tokens of the step",
         "share, 0 to 1",
     ),
     "rollout/routing_differs": (
-        "with `replay_routing`: choices of an expert that the step would have made otherwise, of those of its tokens",
+        "with `replay_routing`: share of expert choices of the step's tokens that the step would have made differently",
         "share, 0 to 1",
     ),
     "rollout/logprob_gap": (
-        "how far the log-probability that the sampler has recorded for a token is from that which the step computes "
-        "for it, mean over the sampled tokens of the step; with `steps` in those that sample",
+        "distance between the recorded log-probability of a sampled token and the one that the step computes, mean "
+        "over the sampled tokens of the step; with `steps` in those that sample",
         "nats",
     ),
-    "rollout/logprob_gap_max": ("the same, the largest of the step", "nats"),
+    "rollout/logprob_gap_max": ("the same, maximum of the step", "nats"),
 }
 
 
@@ -192,15 +195,15 @@ class Rollout:
     """`rollout { … }`: each step samples completions of prompts from the current model, scores them with `reward`, and
     trains on them; the training datasets provide the prompts."""
 
-    group: int = setting("completions of each prompt, which are compared with each other", default=8, check=at_least(1))
-    max_tokens: int = setting("tokens of a completion at most", default=256, check=at_least(1))
+    group: int = setting("completions per prompt, which are compared with each other", default=8, check=at_least(1))
+    max_tokens: int = setting("maximum tokens of a completion", default=256, check=at_least(1))
     temperature: float = setting(
         "sampling temperature; the log-probabilities of the loss are of logits / temperature too",
         default=1.0,
         check=positive,
     )
     top_k: int | None = setting(
-        "sample from so many of the most likely tokens; none: from all",
+        "sample from this many of the most likely tokens; none: from all",
         default=None,
         check=at_least(1),
         example="50",
@@ -209,37 +212,35 @@ class Rollout:
         "nucleus sampling: share of the probability to sample from", default=1.0, check=between(0.01, 1)
     )
     scale_rewards: Literal["group", "none"] = setting(
-        "advantages are rewards less the mean of their group; group: divided by the standard deviation of the group; "
-        "none: as they are (2503.20783)",
+        "advantages are rewards minus the mean of their group; group: divided by the standard deviation of the "
+        "group; none: not divided (2503.20783)",
         default="group",
     )
     replay_routing: bool = setting(
-        "of mixtures of experts: the step computes each token with the experts that it was sent to when it was sampled",
+        "for mixtures of experts: the step routes each token to the experts that it was sampled with",
         default=False,
         added=True,
     )
     mask_truncated: bool = setting(
-        "nothing is learned from completions that `max_tokens` has cut off (2503.14476); their rewards count in their "
-        "group all the same",
+        "do not train on completions cut off at `max_tokens` (2503.14476); their rewards still count in their group",
         default=False,
         added=True,
     )
     steps: int = setting(
-        "optimizer steps whose completions are sampled at once, by the weights before the first of them; each step "
-        "learns from its own",
+        "optimizer steps whose completions are sampled together, with the weights before the first of them; each "
+        "step trains on its own",
         default=1,
         check=at_least(1),
         added=True,
     )
     updates: int = setting(
-        "optimizer steps that learn from each completion: behind those of `steps`, as many learn from the same "
-        "completions again, so often in all",
+        "optimizer steps per completion: the `steps` are repeated on the same completions this many times in all",
         default=1,
         check=at_least(1),
         added=True,
     )
     show: Quantity | None = setting(
-        "how often completions of a prompt are recorded as samples; none: never",
+        "interval at which completions of a prompt are recorded as samples; none: never",
         default=None,
         units=("steps",),
         check=at_least(1),

@@ -133,10 +133,10 @@ class Fp8:
 
     recipe: str = component_name(RECIPES, role=Role.EXPERIMENT)
     rest: Literal["bf16", "fp32", "fp64"] = setting(
-        "format of all else: of norms, attention and the head, and of what products take and give", default="bf16"
+        "format of everything else: norms, attention, the head, and inputs and outputs of products", default="bf16"
     )
     skip: tuple[str, ...] = setting(
-        "matrices whose products are computed in that format too: parts of their names, as of `targets` of an adapter",
+        "matrices whose products use that format too: parts of their names, as in `targets` of an adapter",
         default=(),
         example='["layers.0", "down_proj"]',
     )
@@ -153,12 +153,12 @@ class Precision:
 
     params: Literal["fp32", "fp64", "bf16"] = setting("format of parameters and optimizer state", default="fp32")
     compute: Literal["auto", "fp32", "fp64", "bf16", "fp8"] = setting(
-        "format of forward and backward; auto: that of the parameters; fp8: that of products of blocks alone",
+        "format of forward and backward; auto: that of the parameters; fp8: for products of blocks only",
         default="auto",
     )
     fp8: Fp8 = setting("settings of `compute = fp8`", default=Fp8(), added=True)
     base: Base = setting(
-        "how matrices of blocks that are not trained are stored",
+        "storage of frozen matrices of blocks",
         default=attrs.Factory(lambda: BASES.default()),
         added=True,
     )
@@ -168,8 +168,8 @@ class Precision:
         role=Role.EXECUTION,
     )
     deterministic: bool = setting(
-        "compute the same numbers each time on the same machine; an operation that torch has no such algorithm for is "
-        "an error",
+        "compute the same numbers each time on the same machine; an operation without a deterministic algorithm in "
+        "torch is an error",
         default=False,
         role=Role.EXECUTION,
         added=True,

@@ -108,7 +108,7 @@ class Launch:
         example="4 h",
     )
     stop_at: Quantity | None = setting(
-        "steps, tokens, epochs or share of the budget at which the run stops; it can be resumed later",
+        "steps, tokens, epochs or share of the budget after which the run stops; it can be resumed later",
         default=None,
         units=("steps", "tokens", "epochs", "%"),
         check=positive,
@@ -116,7 +116,7 @@ class Launch:
         example="1000 steps",
     )
     stop_after: Quantity | None = setting(
-        "training after which each start of the command stops",
+        "amount of training after which each start of the command stops",
         default=None,
         units=("steps", "tokens", "epochs", "%"),
         check=positive,
@@ -142,17 +142,17 @@ class Checkpoint:
     )  # fmt: skip
     resume: bool = setting("resume from the latest checkpoint of this run", default=True, role=Role.EXECUTION)
     pretrained: str | None = setting(
-        "start from the weights alone of this checkpoint or run", default=None, check=file_path,
+        "start from only the weights of this checkpoint or run", default=None, check=file_path,
         example='"runs/a/b"',
     )  # fmt: skip
     verify: Literal["content", "sizes"] = setting(
-        "what is compared before a checkpoint is loaded: checksums of all files, or their sizes",
+        "check before a checkpoint is loaded: checksums of all files, or their sizes",
         default="content",
         role=Role.EXECUTION,
     )
     enabled: bool = setting("false: no checkpoints are saved; loading still works", default=True, role=Role.CADENCE)
     backend: Literal["dcp", "file"] = setting(
-        "dcp: every rank writes its part; file: one process writes one file, which torch.load reads",
+        "dcp: every rank writes its shard; file: one process writes one file, which torch.load reads",
         default="dcp",
         role=Role.EXECUTION,
     )
@@ -162,31 +162,34 @@ class Checkpoint:
         role=Role.EXECUTION,
     )
     overlap: Literal["wait", "latest"] = setting(
-        "a save that is due during another: wait for the other, or put the save off until the other is done",
+        "a save that is due during another: wait for the other, or postpone the save until the other is done",
         default="wait",
         role=Role.CADENCE,
     )
     keep: int | None = setting(
-        "number of newest checkpoints to keep, and the best if it is not one of them; none: all",
+        "number of newest checkpoints to keep, in addition to the best; none: all",
         default=3,
         check=at_least(1),
         role=Role.CADENCE,
     )
     best: MeasuredNumber | None = setting(
-        "the checkpoint with the best value of this metric of an evaluation or a hook is the best", default=None,
+        "metric of an evaluation or a hook whose best value determines the best checkpoint", default=None,
         role=Role.CADENCE, example="eval.web.loss",
     )  # fmt: skip
     best_is: Literal["auto", "lowest", "highest"] = setting(
-        "the better value of `best`; auto: lowest of losses, highest of accuracies and rewards, unknown of others",
+        "better value of `best`; auto: lowest for losses, highest for accuracies and rewards, unknown for others",
         default="auto",
         role=Role.CADENCE,
         added=True,
     )
     model: bool = setting(
-        "also save the weights alone when the run has ended, for publishing", default=True, role=Role.CADENCE
+        "also save only the weights when the run has ended, for publishing", default=True, role=Role.CADENCE
     )
     failures: int | None = setting(
-        "failed saves in a row after which the run ends; none: never", default=3, check=at_least(1), role=Role.EXECUTION
+        ("consecutive failed saves after which the run stops; none: never"),
+        default=3,
+        check=at_least(1),
+        role=Role.EXECUTION,
     )
 
     @property
@@ -302,13 +305,13 @@ class Alerts:
     """
 
     loss_spike: float | None = setting(
-        "raised if the loss of a step is so many robust standard deviations above the median of 100 steps",
+        "raised if the loss of a step is this many robust standard deviations above the median of 100 steps",
         default=6.0,
         check=positive,
         role=Role.CADENCE,
     )
     slow: float | None = setting(
-        "raised if five steps in a row take so many times the median of the last 100 steps",
+        "raised if five consecutive steps take this many times the median of the last 100 steps",
         default=2.0,
         check=Range(above=1),
         role=Role.CADENCE,
@@ -328,8 +331,8 @@ class Alerts:
         role=Role.CADENCE,
     )
     disk: Quantity | None = setting(
-        "raised if less of the run's file system is free, or if a checkpoint would not fit; a share means at most "
-        "the size of 10 checkpoints, or 100 GiB if that is more",
+        "raised if less of the run's file system is free, or if a checkpoint would not fit; a share is at most the "
+        "size of 10 checkpoints, or 100 GiB if that is more",
         default=Quantity(5, "%"),
         units=("%", "bytes"),
         check=share,

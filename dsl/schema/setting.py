@@ -43,24 +43,24 @@ def _problem_of_name(text: str) -> str | None:
     if sign := re.search(r"[/\\]", text):
         return f"must not contain `{sign[0]}`"
     if sign := _CONTROL.search(text):
-        return f"must be a name without control characters, and has U+{ord(sign[0]):04X}"
+        return f"must be a name without control characters, but contains U+{ord(sign[0]):04X}"
     size = len(text.encode())
     return f"must have at most {LONGEST} bytes, not {size:,}" if size > LONGEST else None
 
 
 def _problem_of_path(text: str) -> str | None:
-    return "must be a path, and no path has U+0000 in it" if "\0" in text else None
+    return "must be a path, which cannot contain U+0000" if "\0" in text else None
 
 
 def _problem_of_line(text: str) -> str | None:
     if sign := _CONTROL.search(text):
-        return f"must be one line, and has U+{ord(sign[0]):04X}"
+        return f"must be one line, but contains U+{ord(sign[0]):04X}"
     return None if text.strip() else "must not be empty"
 
 
 def _problem_of_variable(text: str) -> str | None:
     named = _VARIABLE.fullmatch(text)
-    return None if named else "must be the name of an environment variable, of letters, digits and `_`"
+    return None if named else "must be the name of an environment variable, consisting of letters, digits and `_`"
 
 
 def _problem_of_host(text: str) -> str | None:
@@ -75,7 +75,7 @@ file_name: Final = TextCheck("a name, not a path", "write one name, such as `min
 file_path: Final = TextCheck("", None, "", _problem_of_path)
 variable_name: Final = TextCheck(
     "the name of an environment variable",
-    "write a name, such as `XTRAIN_KEY`, and what it stands for into the environment",
+    "write a name, such as `XTRAIN_KEY`, and set that variable in the environment",
     f"^{_VARIABLE.pattern}$",
     _problem_of_variable,
 )
@@ -88,7 +88,7 @@ host_name: Final = TextCheck(
 )
 web_origin: Final = TextCheck(
     "the origin of a web page",
-    'write it as browsers do, in small letters and without a path, such as `"https://lab.example"`',
+    'write it as browsers do, in lower case and without a path, such as `"https://lab.example"`',
     f"^{_ORIGIN.pattern}$",
     _problem_of_origin,
 )

@@ -82,23 +82,25 @@ class Sweep:
         example="[256, 512]",
     )
     method: Method = setting(
-        "how values are chosen", default=attrs.Factory(lambda: METHODS.default()), role=Role.EXECUTION
+        "method of choosing values", default=attrs.Factory(lambda: METHODS.default()), role=Role.EXECUTION
     )
     trials: int | None = setting(
-        "number of trials; none: 20, and of a grid all its points",
+        "number of trials; none: 20, or all points of a grid",
         default=None,
         check=at_least(1),
         role=Role.EXECUTION,
         example="40",
     )
-    parallel: int = setting("trials that run at once", default=1, check=at_least(1), role=Role.EXECUTION, example="4")
+    parallel: int = setting(
+        ("trials that run concurrently"), default=1, check=at_least(1), role=Role.EXECUTION, example="4"
+    )
     objective: Metric = setting(
-        "what is looked for the least of: the last value that a trial measures",
+        "metric to minimize: the last value that a trial measures",
         role=Role.EXECUTION,
         example="eval.web.loss",
     )
     retries: int = setting(
-        "how often a trial is started again that has failed without a step further than before",
+        "restarts of a trial that has failed without progress since its last start",
         default=2,
         check=at_least(0),
         role=Role.EXECUTION,

@@ -121,7 +121,7 @@ class _Repair:
         sign, closer = _SIGN[opener.type], OPENERS[opener.type]
         end = self._certain_end(opener)
         if not self.excused:
-            where = ((f"it must end before this `{before.text}`", before.span),) if before else ()
+            where = ((f"close it before this `{before.text}`", before.span),) if before else ()
             self.diagnostics.error(
                 "X103", f"this `{sign}` is never closed", opener.span, hint=f"add `{_SIGN[closer]}`", notes=where,
                 fix=closed(opener.source, opener.span, end, _SIGN[closer]) if end is not None else None,

@@ -260,7 +260,7 @@ class _Lexer:
             self.diagnostics.error("X109", f"`{sign}` is not part of the language", self._span(end), hint=hint)
             self._emit("ERROR", end)
             return
-        what = "a value is given with" if meant == "=" else "links of a chain are joined by"
+        what = "a value is assigned with" if meant == "=" else "links of a chain are joined with"
         self.diagnostics.error(
             "X105", f"{what} `{meant}`, not `{sign}`", self._span(end), hint=f"write `{meant}`",
             fix=Fix(self._span(end), meant),
@@ -361,7 +361,7 @@ class _Lexer:
                     return chr(number)
                 self.diagnostics.error("X110", f"there is no character U+{number:04X}", span)
             else:
-                what = r"`\u` wants hexadecimal digits in braces" if letter == "u" else "this escape does not exist"
+                what = "`\\u` needs hexadecimal digits in braces" if letter == "u" else "this escape does not exist"
                 hint = r"write \u{1F600}" if digits is not None or letter == "u" else r"write \\ for a backslash"
                 self.diagnostics.error("X110", what, span, hint=hint)
             return ""

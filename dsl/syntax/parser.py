@@ -227,8 +227,8 @@ def parse_file(source: SourceText, diagnostics: Diagnostics, most: int = MOST_TO
 def _is_excessive(tokens: list[Token], most: int, diagnostics: Diagnostics) -> bool:
     """Return True, with a report, if reading a text could take unbounded time or memory."""
     if len(tokens) > most:
-        message = f"the spec, with all that it includes, has more than {MOST_TOKENS:,} words and signs"
-        diagnostics.error("X120", message, tokens[-1].span, hint="lists of this length belong in a file of their own")
+        message = f"the spec, with all its includes, has more than {MOST_TOKENS:,} tokens"
+        diagnostics.error("X120", message, tokens[-1].span, hint="move lists of this length to a separate file")
         return True
     depth = 0
     for token in tokens:
@@ -251,10 +251,10 @@ def parse_expression(source: SourceText, start: int, end: int, diagnostics: Diag
     items = _Parse(tokens, found).run()
     if not found.has_errors and len(items) != 1:
         extra = items[1].span
-        found.error("X101", f"unexpected `{extra.text}` behind the value", extra, hint="write one value")
+        found.error("X101", f"unexpected `{extra.text}` after the value", extra, hint="write one value")
     for item in items:
         if isinstance(item, Assign) and item.body is not None and not found.has_errors:
-            hint = "give each of its settings a value of its own, as by `--set optimizer.lr=1e-3`"
+            hint = "set each of its settings separately, as in `--set optimizer.lr=1e-3`"
             found.error("X101", "a value has no body", item.body.span, hint=hint)
     diagnostics.extend(found)
     match items:

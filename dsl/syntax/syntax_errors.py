@@ -150,7 +150,7 @@ def _body_without_braces(m: UnexpectedToken) -> Explanation | None:
         return mistake("X101", "a label is a single name, number or string", token.span, "compute it in a `let`")
     else:
         return None
-    message = "the body of a block is written in braces"
+    message = "write the body of a block in braces"
     closer = _closer(m) if token.type == "LPAR" else None
     if closer is None:
         return mistake("X101", message, token.span, f"write `{written}`")
@@ -186,11 +186,11 @@ def _trigger(m: UnexpectedToken) -> Explanation | None:
     if m.token.type == "_COLON":
         return mistake("X101", "there is no `:` before the actions", m.token.span, "remove it", fix="")
     if "NAME" not in m.accepts and m.token.type == "LBRACE":
-        return mistake("X101", "actions are written without braces", m.token.span, "join them by `then`")
+        return mistake("X101", "write actions without braces", m.token.span, "join them with `then`")
     if "NAME" not in m.accepts or "_NEWLINE" in m.accepts:
         return None
     if m.token.type == "LBRACE":
-        return mistake("X101", "actions are written without braces", m.token.span, "join them by `then`")
+        return mistake("X101", "write actions without braces", m.token.span, "join them with `then`")
     if m.begin.type == "EVERY" and len(m.head) == 2 and m.before.type == "NAME":
         message = "the period between `every` and its action is missing"
         return mistake("X101", message, m.before.span, f"write `every 10 steps {m.before.text}`")
@@ -219,7 +219,7 @@ def _bare_path(m: UnexpectedToken) -> Explanation | None:
     hint = 'write `include "base.xtrain"`'
     return mistake(
         "X101",
-        "a path is written in double quotes",
+        "write a path in double quotes",
         m.token.span,
         hint,
         fix=f'"{line}"' if bare else None,
@@ -236,7 +236,7 @@ def _path_assigned(m: UnexpectedToken) -> Explanation | None:
     block, _, setting = path.rpartition(".")
     opened, closed = block.replace(".", " { "), " }" * block.count(".")
     hint = f"write `{opened} {{ {setting} = … }}{closed}`; in `sweep`, `{path} in […]`"
-    return mistake("X101", "a setting stands inside its block, not behind a path", m.token.span, hint)
+    return mistake("X101", "write a setting inside its block, not after a path", m.token.span, hint)
 
 
 ITEM_RULES: Final = (_body_without_braces, _keyword_as_name, _trigger, _value_with_body, _bare_path, _path_assigned)
@@ -249,7 +249,7 @@ def beginning(m: UnexpectedToken) -> Explanation | None:
         return None
     match token.type:
         case "THEN":
-            message = "a new line has ended the statement that this `then` belongs to"
+            message = "a line end has ended the statement before this `then`"
             return mistake("X101", message, span, "put it on the line above", **_line_above(m))
         case "LBRACE":
             hint = "put it on the line of the block it belongs to"
@@ -269,7 +269,7 @@ def beginning(m: UnexpectedToken) -> Explanation | None:
         case "STRING" if token.value and str(token.value).isidentifier():
             return mistake("X101", "a name is written without quotes", span, f"write `{token.value}`", fix=token.value)
         case "NUMBER" | "STRING":
-            return mistake("X101", f"an item begins with its name, not with a {m.found}", span, "write `name = value`")
+            return mistake("X101", f"an item begins with a name, not with a {m.found}", span, "write `name = value`")
     if token.type == "_ARROW" or token.type in OPERATORS:
         hint = "put it at the end of the line above, inside parentheses"
         above = _line_above(m) if token.type == "_ARROW" else {}
@@ -316,11 +316,11 @@ def explain(tokens: list[Token], at: int, first: int, accepts: set[str]) -> Expl
 
 def _wrong_sign(m: UnexpectedToken) -> Explanation | None:
     if m.token.type == "_COLON" and "_EQ" in m.accepts:
-        message = f"`{m.before.text}` is given its value with `=`, not `:`"
+        message = f"assign a value to `{m.before.text}` with `=`, not `:`"
         fix = "=" if m.before.end < m.token.start else " ="
         return mistake("X105", message, m.token.span, "write `=`", fix=fix, meant="_EQ", replaces=1)
     if m.token.type == "_EQ" and "_COLON" in m.accepts:
-        message = "a key and its value are joined by `:` inside a map"
+        message = "join a key and its value with `:` inside a map"
         fix_at = Span(m.token.source, m.before.end, m.token.end)
         return mistake("X105", message, m.token.span, "write `:`", fix=":", fix_at=fix_at, meant="_COLON", replaces=1)
     return None
@@ -394,7 +394,7 @@ def _direction_behind_metric(m: UnexpectedToken) -> Explanation | None:
     token = m.token
     if token.type != "NAME" or token.text not in ("min", "max") or m.before.text not in ("loss", "objective"):
         return None
-    message, least = f"a metric has no `{token.text}` behind it", "the least value is the best"
+    message, least = f"a metric takes no `{token.text}` after it", "the lowest value is the best"
     if token.text == "max":
         return mistake("X101", message, token.span, f"remove it: {least}, of any metric")
     at = Span(token.source, m.before.end, token.end)
@@ -417,7 +417,7 @@ def _string_behind_name(m: UnexpectedToken) -> Explanation | None:
     alone = m.after.type in ENDS
     whole = Span(m.token.source, m.before.end, m.token.end)
     fix = f"({m.token.text})" if alone else None
-    return mistake("X101", "arguments are written in parentheses", m.token.span, hint, fix=fix, fix_at=whole)
+    return mistake("X101", "write arguments in parentheses", m.token.span, hint, fix=fix, fix_at=whole)
 
 
 def _point(m: UnexpectedToken) -> Explanation | None:
@@ -428,7 +428,7 @@ def _point(m: UnexpectedToken) -> Explanation | None:
         return None
     if m.before.type == "_TO" and m.before.end == token.start:
         both = m.before.span.to(token.span)
-        return mistake("X101", "a range is written with two points", both, "write `..`", fix="..")
+        return mistake("X101", "a range has two points", both, "write `..`", fix="..")
     touches = m.before.type == "NUMBER" and m.before.end == token.start
     follows = m.after.type == "NUMBER" and m.after.start == token.end
     if touches and follows:

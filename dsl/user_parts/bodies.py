@@ -127,13 +127,13 @@ class BodyReader:
         raise self.wrong(f"`{name}` cannot be called here", node, self.hint)
 
     def attribute(self, value: Any, node: ast.Attribute) -> Any:
-        raise self.wrong(f"`{ast.unparse(node)}` is not known before a run", node, self.hint)
+        raise self.wrong(f"`{ast.unparse(node)}` is unknown before a run", node, self.hint)
 
     def binary(self, sign: type, left: Any, right: Any, node: ast.expr) -> Any:
-        raise self.wrong(f"`{ast.unparse(node)}` is not known before a run", node, self.hint)
+        raise self.wrong(f"`{ast.unparse(node)}` is unknown before a run", node, self.hint)
 
     def negative(self, value: Any, node: ast.expr) -> Any:
-        raise self.wrong(f"`{ast.unparse(node)}` is not known before a run", node, self.hint)
+        raise self.wrong(f"`{ast.unparse(node)}` is unknown before a run", node, self.hint)
 
     def own(self, name: str, node: ast.Call, given: list[Any], named: dict[str, Any]) -> Any:
         """Return the result of a call of a function of the module."""
@@ -147,22 +147,22 @@ class BodyReader:
         defaults |= {a.arg: d for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d}
         names = {**{each: self.value(default, {}) for each, default in defaults.items() if each not in names}, **names}
         if len(given) > len(placed) or set(names) != set(known) or set(both) & set(named) or arguments.vararg:
-            raise self.wrong(f"`{name}` takes {', '.join(known) or 'nothing'}", node, "give each of them once")
+            raise self.wrong(f"`{name}` takes {', '.join(known) or 'nothing'}", node, "pass each of them once")
         if name in self.module.wrapped:
-            raise self.wrong(f"`{name}` has a decorator, which may change what it computes", node, "remove it")
+            raise self.wrong(f"`{name}` has a decorator, which may change its result", node, "remove it")
         if name in self.under_way:
-            raise self.wrong(f"`{name}` calls itself", node, "write what it computes without recursion")
+            raise self.wrong(f"`{name}` calls itself", node, "write it without recursion")
         self.calls += 1
         if self.calls > _MOST_CALLS:
-            message = f"more than {_MOST_CALLS} calls of functions of this file are needed to read this"
-            raise self.wrong(message, node, "let functions call one another less often")
+            message = f"reading this takes more than {_MOST_CALLS} calls of functions of this file"
+            raise self.wrong(message, node, "use fewer calls between functions")
         self.module.check_depth(function)
         self.under_way.append(name)
         try:
             return self.returned(function, names)
         except RecursionError:
-            message = "too many functions call one another here"
-            raise self.wrong(message, node, "let fewer functions be nested") from None
+            message = "function calls are nested too deeply here"
+            raise self.wrong(message, node, "nest fewer function calls") from None
         finally:
             self.under_way.pop()
 
@@ -192,7 +192,7 @@ class BodyReader:
                     pass
                 case _ if not _is_text(node):
                     hint = f"write assignments, `if` and `return` with {self.what}"
-                    raise self.wrong("this statement is not read without running the code", node, hint)
+                    raise self.wrong("this statement cannot be read without running the code", node, hint)
         return _NOTHING
 
     # Expressions ------------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class BodyReader:
                 if name in names:
                     return names[name]
                 if name in self.module.imports or name in self.module.functions:
-                    raise self.wrong(f"`{name}` is no value here", node, f"call it: `{name}(…)`")
+                    raise self.wrong(f"`{name}` is not a value here", node, f"call it: `{name}(…)`")
                 raise self.undefined(name, names, node)
             case ast.Attribute(value=base) if not self._imported(node, names):
                 return self.attribute(self.value(base, names), node)
@@ -230,11 +230,11 @@ class BodyReader:
                 return self.value(body if self._plain(test, names) else orelse, names)
             case ast.Call():
                 return self._call(node, names)
-        raise self.wrong(f"`{ast.unparse(node)}` is not read without running the code", node, self.hint)
+        raise self.wrong(f"`{ast.unparse(node)}` cannot be read without running the code", node, self.hint)
 
     def _call(self, node: ast.Call, names: Mapping[str, Any]) -> Any:
         if any(isinstance(each, ast.Starred) for each in node.args) or any(k.arg is None for k in node.keywords):
-            raise self.wrong("`*` and `**` are not read without running the code", node, "write the arguments out")
+            raise self.wrong("`*` and `**` cannot be read without running the code", node, "write out the arguments")
         given = [self.value(each, names) for each in node.args]
         named = {str(each.arg): self.value(each.value, names) for each in node.keywords}
         target = node.func
@@ -261,7 +261,7 @@ class BodyReader:
         if not (is_number(left) and is_number(right)):
             return self.binary(sign, left, right, node)
         if sign not in _NUMBERS or (sign is ast.Pow and abs(right) > 64):
-            raise self.wrong(f"`{ast.unparse(node)}` is not read without running the code", node, self.hint)
+            raise self.wrong(f"`{ast.unparse(node)}` cannot be read without running the code", node, self.hint)
         return self._numbers(_NUMBERS[sign], left, right, node)
 
     def _numbers(self, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -270,9 +270,9 @@ class BodyReader:
         try:
             found = function(*values, **named)
         except (ArithmeticError, TypeError, ValueError) as error:
-            raise self.wrong(f"`{ast.unparse(node)}`: {error}", node, "write what can be computed") from None
+            raise self.wrong(f"`{ast.unparse(node)}`: {error}", node, "write a valid expression") from None
         if isinstance(found, complex) or (is_number(found) and not (isfinite(found) and abs(found) < _LARGEST)):
-            raise self.wrong(f"`{ast.unparse(node)}` is no number that a plan can have", node, "write a smaller one")
+            raise self.wrong(f"`{ast.unparse(node)}` is not a valid number of a plan", node, "write a smaller number")
         return found
 
     def _plain(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
@@ -295,8 +295,8 @@ class BodyReader:
         if name in self.module.others:
             statement, replaced = self.module.others[name]
             what = "a class" if isinstance(statement, ast.ClassDef) else "a value"
-            message = f"`{name}` is {what} that is defined in line {statement.lineno}, which is not read"
-            hint = f"give that another name: it replaces the import of `{replaced}`" if replaced else self.hint
+            message = f"`{name}` is {what} defined in line {statement.lineno}, which is not read"
+            hint = f"rename it: it replaces the import of `{replaced}`" if replaced else self.hint
             return self.wrong(message, node, hint)
         return self.wrong(
             f"`{name}` is not defined here", node, did_you_mean(name, known) or f"there is {_list(known)}"

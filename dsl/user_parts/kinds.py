@@ -28,12 +28,12 @@ PLACES: Final[dict[Place, str]] = {
     "after_backward": "after the backward of each step, when gradients are summed over ranks and not yet clipped",
     "before_optimizer": "before the optimizer in each step, when gradients are clipped",
     "after_optimizer": "after the optimizer in each step",
-    "after_step": "at the end of each step, when it has been measured",
+    "after_step": "at the end of each step, after measurement",
     "before_evaluation": "before each evaluation",
     "after_evaluation": "after each evaluation",
     "before_checkpoint": "before each save of the full state",
-    "after_checkpoint": "after each save of the full state has begun, or ended where training waits for it",
-    "at_failure": "when the run fails, on each rank that can",
+    "after_checkpoint": "after each save of the full state has begun, or has ended if training waits for it",
+    "at_failure": "when the run fails, on each rank that still can",
     "at_end": "when the run ends or stops without a failure",
 }
 # What hooks may change, and at which places.
@@ -124,8 +124,8 @@ class PartKind:
         return f"{'an' if self.name[0] in 'aeiou' else 'a'} {self.name}"
 
 
-_LABEL: Final = {"kind": "give it another name: the label of the block is its kind"}
-_NAME: Final = {"name": "give it another name: the label of the block is its name"}
+_LABEL: Final = {"kind": "rename it: the label of the block is its kind"}
+_NAME: Final = {"name": "rename it: the label of the block is its name"}
 PART_KINDS: Final[dict[Kind, PartKind]] = {
     kind.name: kind
     for kind in (
@@ -154,9 +154,7 @@ PART_KINDS: Final[dict[Kind, PartKind]] = {
             },
             refused={
                 **_LABEL,
-                **dict.fromkeys(
-                    ("z_loss", "chunk"), "give it another name: every `loss` block has a setting of this one"
-                ),
+                **dict.fromkeys(("z_loss", "chunk"), "rename it: every `loss` block has a setting of this name"),
             },
             block="loss",
         ),
@@ -176,7 +174,9 @@ PART_KINDS: Final[dict[Kind, PartKind]] = {
             filled=("lr",),
             refused={
                 **_LABEL,
-                "clip": "remove it: gradients are clipped before the optimizer is called, as `clip` of the block says",
+                "clip": (
+                    "remove it: gradients are clipped before the optimizer is called, as set by `clip` of the block"
+                ),
             },
             options={"state": Option(), "scalars": Option()},
             block="optimizer",
@@ -239,7 +239,7 @@ PART_KINDS: Final[dict[Kind, PartKind]] = {
             inputs=("arch",),
             refused=dict.fromkeys(
                 ("family", "user", "block", "own", *settings_of(ExpertTransformer)),
-                "give it another name: `arch` has the settings that every family has",
+                "rename it: `arch` has the settings of every family",
             ),
             block="model",
             composes=True,

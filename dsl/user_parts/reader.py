@@ -50,7 +50,7 @@ def read_parts(source: SourceText, diagnostics: Diagnostics) -> list[Declared] |
         tree = parse_quietly(source.text)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
-        message = f"this is not Python: {getattr(error, 'msg', None) or error}"
+        message = f"this is not valid Python: {getattr(error, 'msg', None) or error}"
         diagnostics.error("X222", message, _point(source, line, getattr(error, "offset", None) or 1))
         return None
     return _PartReader(source, diagnostics).run(tree)
@@ -86,7 +86,7 @@ class _PartReader:
                 first = found.setdefault(declared.name, declared)
                 if first is not declared:
                     notes = [("the first is here", first.span)]
-                    self._wrong(f"`{node.name}` is declared twice", declared.span, "give one another name", notes)
+                    self._wrong(f"`{node.name}` is declared twice", declared.span, "rename one of them", notes)
                 break
         if unread_layer:  # families would be blamed for calling a layer that is reported already
             return [each for each in found.values() if each.kind != "family"]
@@ -158,16 +158,16 @@ class _PartReader:
             return None
         about = PART_KINDS[kind]
         if kind != "layer" and not node.name.isascii():
-            self._wrong(f"`{node.name}` cannot be written in a spec", name, "use the letters a-z, digits and `_`")
+            self._wrong(f"a spec cannot contain the name `{node.name}`", name, "use the letters a-z, digits and `_`")
             return None
         if about.composes and len(node.decorator_list) > 1:
-            message = f"`{node.name}` has another decorator, which may change what it computes"
+            message = f"`{node.name}` has another decorator, which may change its result"
             other = next(each for each in node.decorator_list if each is not decorator)
             self._wrong(message, self._span(other), "remove it")
             return None
         if isinstance(node, ast.ClassDef) != bool(about.methods):
             is_now, wanted = ("a class", "function") if isinstance(node, ast.ClassDef) else ("a function", "class")
-            self._wrong(f"`{node.name}` is {is_now}", name, f"`@{kind}` stands above a {wanted}")
+            self._wrong(f"`{node.name}` is {is_now}", name, f"`@{kind}` must be above a {wanted}")
             return None
         options = self._options(node.name, kind, decorator)
         if options is None:
@@ -206,16 +206,16 @@ class _PartReader:
                 self._wrong(f"`{name}` of `{node.name}` is an async function", self.module.name_span(method), form)
                 return None
             if method is not None and name != "open" and not _takes(method, 1 + len(inputs)):
-                message = f"`{name}` of `{node.name}` must take {' and '.join(f'`{each}`' for each in inputs)} alone"
+                message = f"`{name}` of `{node.name}` must take only {' and '.join(f'`{each}`' for each in inputs)}"
                 self._wrong(message, self.module.name_span(method), form)
                 return None
         if "__init__" in methods and not _takes(methods["__init__"], 1):
-            message = f"`{node.name}` is made without arguments"
-            self._wrong(message, self.module.name_span(methods["__init__"]), "let `open` take them, behind `context`")
+            message = f"`{node.name}` is created without arguments"
+            self._wrong(message, self.module.name_span(methods["__init__"]), "move them to `open`, after `context`")
             return None
         found = methods.get("open")
         if not isinstance(found, ast.FunctionDef):
-            hint = f"write `def open(self, {', '.join(about.inputs)})` in it, with its settings behind that"
+            hint = f"add `def open(self, {', '.join(about.inputs)})`, followed by its settings"
             message = f"`{node.name}` has no `open`"
             if elsewhere:
                 message += f" in this file, and `{ast.unparse(elsewhere[0])}` is not read"
@@ -223,7 +223,7 @@ class _PartReader:
             return None
         if not methods.keys() & about.methods.keys() and not elsewhere:
             listed = " or ".join(f"`{name}`" for name in about.methods)
-            self._wrong(f"`{node.name}` would get nothing", self.module.name_span(node), f"give it {listed}")
+            self._wrong(f"`{node.name}` would receive nothing", self.module.name_span(node), f"give it {listed}")
             return None
         return found
 
@@ -290,9 +290,9 @@ class _PartReader:
         if gives not in may_give(takes):
             assert node is not None
             maker = {MICROBATCH: "`pack`", LOCAL_MICROBATCH: "`shard`"}.get(gives)
-            last = f"only {maker} gives {gives}" if maker else f"{gives} come before {takes}"
-            hint = f"it may give {' or '.join(may_give(takes))}"
-            self._wrong(f"a collator of {takes} cannot give {gives}: {last}", self._span(node), hint)
+            last = f"only {maker} produces {gives}" if maker else f"{gives} come before {takes}"
+            hint = f"it may produce {' or '.join(may_give(takes))}"
+            self._wrong(f"a collator of {takes} cannot produce {gives}: {last}", self._span(node), hint)
             return None
         return {"takes": takes, "gives": gives}
 
@@ -303,7 +303,7 @@ class _PartReader:
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             found = None
         if found is None:
-            message = f"`{option}` is read without running the code, and lists names, each once"
+            message = f"`{option}` is read without running the code, and must list names, each once"
             self._wrong(message, self._span(node), f'write them as plain strings: `{option}=("first", "second")`')
         return found
 
@@ -314,8 +314,8 @@ class _PartReader:
                         f"write the {option.what.split()[0]} here as a plain string")  # fmt: skip
             return None
         if node.value not in option.words:
-            hint = did_you_mean(node.value, option.words) or f"there are {', '.join(option.words)}"
-            self._wrong(f"there is no {option.what} called `{node.value}`", self._span(node), hint)
+            hint = did_you_mean(node.value, option.words) or f"write one of {', '.join(option.words)}"
+            self._wrong(f"there is no {option.what} `{node.value}`", self._span(node), hint)
             return None
         return node.value
 
@@ -325,7 +325,7 @@ class _PartReader:
         if asks is None or takes != LOCAL_MICROBATCH:
             return False
         message = f"random numbers of `{node.name}` for {takes} would depend on the number of ranks"
-        self._wrong(message, self._span(asks), f"let it take {MICROBATCH}, before `shard`")
+        self._wrong(message, self._span(asks), f"use {MICROBATCH}, before `shard`")
         return True
 
     # Places -----------------------------------------------------------------------------------------------------------

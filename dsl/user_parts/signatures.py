@@ -86,7 +86,7 @@ class SignatureReader:
         pairs = pairs[first:]
         if arguments.posonlyargs[first:]:
             hint = "remove the `/`"
-            self._wrong(f"arguments are given to `{node.name}` by name", self.module.name_span(node), hint)
+            self._wrong(f"`{node.name}` receives its arguments by name", self.module.name_span(node), hint)
             return None
         pairs += [
             (each, default, True) for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
@@ -103,11 +103,11 @@ class SignatureReader:
             if kind != "layer" and (not each.name.isascii() or each.name in CONSTANTS):
                 hint = "use the letters a-z, digits and `_`"
                 if each.name in CONSTANTS:
-                    hint = "give it another name: this one is a value of the language"
+                    hint = "rename it: this name is a value of the language"
                 self._wrong(f"`{each.name}` cannot be set in a spec", each.span, hint)
                 return None
             if each.name in about.refused:
-                message = f"a parameter of {about.noun} cannot be called `{each.name}`"
+                message = f"a parameter of {about.noun} cannot be named `{each.name}`"
                 self._wrong(message, each.span, about.refused[each.name])
                 return None
             if (about.block or about.composes) and each.default is COMPUTED:
@@ -122,8 +122,8 @@ class SignatureReader:
         plain = value not in (REQUIRED, COMPUTED)
         if plain and value is not None and not fits(kind, value):
             assert node.annotation is not None
-            message = f"the default of `{node.arg}` is not of its type, `{ast.unparse(node.annotation)}`"
-            self._wrong(message, self.module.span(default), "give another default, or another type")
+            message = f"the default of `{node.arg}` does not match its type, `{ast.unparse(node.annotation)}`"
+            self._wrong(message, self.module.span(default), "change the default or the type")
             return None
         kind = optional(kind) if plain and value is None else kind
         check, doc = None, ""
@@ -138,17 +138,23 @@ class SignatureReader:
             if check is None:
                 known = "`at_least(1)`, `between(0, 1)`, `positive`, `not_negative` or `proper_fraction`"
                 self._wrong(
-                    f"`{ast.unparse(extra)}` bounds no number", self.module.span(extra), f"write {known} of xtrain"
+                    f"`{ast.unparse(extra)}` is not a bound of a number",
+                    self.module.span(extra),
+                    f"write {known} of xtrain",
                 )
                 return None
             if kind not in (int, float):
-                message = f"`{node.arg}` is no number that could be bounded"
-                self._wrong(message, self.module.span(extra), "annotate `int` or `float`, with a default of it if any")
+                message = f"`{node.arg}` is not a number and cannot have a bound"
+                self._wrong(
+                    message,
+                    self.module.span(extra),
+                    ("annotate it as `int` or `float`, with a matching default if any"),
+                )
                 return None
             if not check.has_values(whole=kind is int):
                 what = "whole number" if kind is int else "number"
                 message = f"no {what} satisfies `{ast.unparse(extra)}`"
-                self._wrong(message, self.module.span(extra), "give bounds with numbers between them")
+                self._wrong(message, self.module.span(extra), "write bounds with numbers between them")
                 return None
             problem = check(value) if plain else None
             if problem is not None:
@@ -194,18 +200,18 @@ class SignatureReader:
         shape = [_default(each) for each in call.args]
         strange = [each.arg for each in call.keywords if each.arg not in ("cut", "initial")]
         if strange or not all(_is_extent(each) for each in shape) or len(shape) not in (1, 2):
-            what = f"`{strange[0]}` is no argument of `weight`" if strange else "a weight has one or two extents"
-            self._wrong(f"{what}, numbers or texts of what is computed of settings", span, example)
+            what = f"`weight` has no argument `{strange[0]}`" if strange else "a weight has one or two extents"
+            self._wrong(f"{what}, numbers or expressions of settings as text", span, example)
             return None
         given = {str(each.arg): _default(each.value) for each in call.keywords}
         cut, initial = given.get("cut"), given.get("initial", "ones" if len(shape) == 1 else "normal")
         if (cut is not None and cut not in CUTS) or initial not in INITIALS:
             name, words = ("initial", INITIALS) if initial not in INITIALS else ("cut", CUTS)
             hint = f"write one of {', '.join(words)} as a plain string"
-            self._wrong(f"there is no `{name}` called `{given[name]}`", span, hint)
+            self._wrong(f"there is no `{name}` `{given[name]}`", span, hint)
             return None
         if cut == "row" and len(shape) == 1:
-            self._wrong("a row cut divides the input of a matrix, and a vector has none", span, 'write `cut="column"`')
+            self._wrong("a row cut divides the input of a matrix, but a vector has none", span, 'write `cut="column"`')
             return None
         return Weight(argument.arg, tuple(shape), cut, initial, self.module.span(argument))
 

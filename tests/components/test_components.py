@@ -244,7 +244,7 @@ def test_a_package_that_cannot_be_loaded_is_a_warning_and_no_more(monkeypatch, t
     (tmp_path / "empty.xtrain").write_text("")
     warned = [each for each in load_spec(tmp_path / "empty.xtrain").diagnostics if each.code == "W206"]
     assert [each.message for each in warned] == [
-        "the components that the package theirs offers cannot be loaded: ImportError: no module named nothing"
+        "the components of the package theirs cannot be loaded: ImportError: no module named nothing"
     ]
 
 

@@ -20,7 +20,7 @@ TEXTS = {
     "a long string": (f'let x = "{"a" * 10_000_000}"', "X120", "larger than 1,048,576 bytes"),
     "a long comment": (f"# {'x' * LARGEST}", "X120", "larger than"),
     "line ends": ("\n" * LARGEST, "X120", "larger than"),
-    "a long list": (f"let x = [{'1, ' * MOST_TOKENS}]", "X120", "more than 65,536 words and signs"),
+    "a long list": (f"let x = [{'1, ' * MOST_TOKENS}]", "X120", "more than 65,536 tokens"),
     "a long sum": (f"let x = 1{'+1' * MOST_TOKENS}", "X120", "more than 65,536"),
     "a sum that is nested": ("let x = 1" + "+1" * 1000, "X307", "nested too deeply"),
     "blocks in blocks": ("a {" * 20_000, "X130", "nested too deeply"),

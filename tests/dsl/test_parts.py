@@ -198,7 +198,7 @@ DECLARED = [
     ("@source\ndef f(**more): ...", "X223", "`**more`", "more"),
     ("@source\ndef f(a, /): ...", "X223", "by name", "def f"),
     ("@source\nasync def f(): ...", "X223", "async", "async def"),
-    ('@source\ndef f(a: int = "a"): ...', "X223", "the default of `a` is not of its type, `int`", "def f"),
+    ('@source\ndef f(a: int = "a"): ...', "X223", "the default of `a` does not match its type, `int`", "def f"),
     ('@source\ndef f(a: list[int] = ["a"]): ...', "X223", "not of its type, `list[int]`", "def f"),
     ("@source\ndef f(a: Literal['b'] = 'c'): ...", "X223", "not of its type", "def f"),
     ("@source\ndef f(a, auto=1): ...", "X223", "`auto` cannot be set in a spec", "def f"),

@@ -120,7 +120,7 @@ def test_values_are_not_for_a_loss_of_tokens(own, tmp_path):
 
 
 @pytest.mark.parametrize(("decorator", "message"), [
-    ('@loss(unit="row")', "there is no unit called `row`"),
+    ('@loss(unit="row")', "there is no unit `row`"),
     ("@loss(unit=KIND)", "read without running the code"),
     ('@loss(columns="a b")', "lists names"),
     ('@loss(unit="pair", reads=["x"])', "are `unit` and `columns` and `values`"),

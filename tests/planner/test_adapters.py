@@ -81,7 +81,7 @@ def test_only_an_adapter_has_states(make_plan):
     ('targets = ["lm_head"], init = pissa', "an adapter of the head has no pissa", "the head out of targets"),
     ('targets = ["norm"]', "is meant by `norm`", '`train = ["norm"]`'),
     ('targets = ["input_layernorm"]', "is meant by", '`train = ["layers.*.input_layernorm"]`'),
-    ('layers = ["4-5"]', "the model has no block `4-5`", "name blocks that there are"),
+    ('layers = ["4-5"]', "the model has no block `4-5`", "name existing blocks"),
     ('layers = ["0"], targets = ["layers.1"]', "no matrix that targets name is in these blocks", "name others"),
     ("ranks = { mlp: 3, norm: 2 }", "no matrix with an adapter is meant by `norm`", "as targets do"),
     ('targets = ["mlp"], alphas = { q_proj: 2 }', "is meant by `q_proj`", "as targets do"),
