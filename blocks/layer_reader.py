@@ -335,7 +335,7 @@ class _LayerReader(BodyReader):
         vectors = [each for each in (left, right) if isinstance(each, GivenWeight)]
         numbers = [each for each in (left, right) if is_number(each)]
         if len(tensors) + len(vectors) + len(numbers) != 2 or not name or any(len(v.of.shape) > 1 for v in vectors):
-            raise self.wrong(f"`{ast.unparse(node)}` is not read without running the code", node, _HINT)
+            raise self.wrong(f"`{ast.unparse(node)}` cannot be read without running the code", node, _HINT)
         if not tensors:
             if len(vectors) == 1:
                 return vectors[0]  # as the gradient is passed on to it, and it is small
@@ -361,7 +361,7 @@ class _LayerReader(BodyReader):
 
     def _with_number(self, name: str, x: Activations, first: bool, node: ast.expr) -> Any:
         if (name == "pow" and not first) or (name == "div" and not first):
-            raise self.wrong(f"`{ast.unparse(node)}` is not read without running the code", node, _HINT)
+            raise self.wrong(f"`{ast.unparse(node)}` cannot be read without running the code", node, _HINT)
         if name != "mul" and name != "div":
             self._no_sum(x, node)
         operation = {
@@ -376,7 +376,7 @@ class _LayerReader(BodyReader):
     def _with_vector(self, name: str, x: Activations, vector: GivenWeight, first: bool, node: ast.expr) -> Any:
         wanted = {WHOLE: WHOLE, CUT: CUT, SUMMAND: WHOLE}[x.place]
         if name not in ("add", "mul") and not (name == "sub" and first):
-            raise self.wrong(f"`{ast.unparse(node)}` is not read without running the code", node, _HINT)
+            raise self.wrong(f"`{ast.unparse(node)}` cannot be read without running the code", node, _HINT)
         if vector.place != wanted:
             message = (
                 f"under tensor parallelism `{vector.name}` is {vector.place} on a rank, and what it meets is {x.place}"

@@ -249,11 +249,11 @@ def all_corrections(analysis: Analysis) -> Correction | None:
         text = fixed.texts.get(source.path, source.text)
         if text != source.text:
             edits.append((Span(source, 0, len(source.text)), text))
-    return Correction("Correct all that is certain", tuple(edits)) if edits else None
+    return Correction("Apply all certain fixes", tuple(edits)) if edits else None
 
 
 def _title(old: str, new: str) -> str:
     old, new = (" ".join(text.split()) for text in (old, new))
     if not old:
         return f"Add `{new}`"
-    return f"Write `{new}` in place of `{old}`" if new else f"Remove `{old}`"
+    return f"Replace `{old}` with `{new}`" if new else f"Remove `{old}`"

@@ -91,10 +91,10 @@ def rename(analysis: Analysis, path: str, offset: int, name: str) -> list[tuple[
     """
     found = occurrence_at(analysis, path, offset)
     if found is None or found.kind not in RENAMED:
-        raise RenameRefused("only the names of datasets, `let` and `param` are renamed")
+        raise RenameRefused("only the names of datasets, `let` and `param` can be renamed")
     every = occurrences(analysis)
     if found.kind == "dataset" and name != found.name and any(o.kind == "dataset" and o.name == name for o in every):
-        raise RenameRefused(f"there is a `{name}` already")
+        raise RenameRefused(f"`{name}` already exists")
     if found.kind != "dataset" and not is_plain(name):
         raise RenameRefused(f"`{name}` is not a name: use letters, digits and `_`")
     quoted = '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -103,7 +103,7 @@ def rename(analysis: Analysis, path: str, offset: int, name: str) -> list[tuple[
         if not each.is_same(found):
             continue
         if not is_plain(name) and _is_in_path(each):
-            raise RenameRefused(f"`{name}` cannot stand in `{each.span.source.line(each.span.line).strip()}`")
+            raise RenameRefused(f"`{name}` is not allowed in `{each.span.source.line(each.span.line).strip()}`")
         edits.append((each.span, name if is_plain(name) else quoted))
     texts = {source.path: source.text for source in analysis.loaded.sources}
     for span, text in sorted(edits, key=lambda edit: edit[0].start, reverse=True):

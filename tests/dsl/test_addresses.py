@@ -66,7 +66,7 @@ def test_a_param_may_stand_in_a_set(good):
 @pytest.mark.parametrize(("text", "message", "hint"), [
     ("every.eval=3 steps", "is ambiguous: 2", "`every.eval.stdlib` or `every.eval.web`"),
     ("every.log=3 steps", "is ambiguous: 2", "`every.log.1` or `every.log.2`"),
-    ("every.log.3=3 steps", "no tick called `every.log.3`", "`every.log.1`"),
+    ("every.log.3=3 steps", "no tick `every.log.3`", "`every.log.1`"),
     ("every.eval.batches=3", "is ambiguous: 2", "`every.eval.stdlib.batches` or `every.eval.web.batches`"),
     ("every.chekpoint=3 steps", "no tick", "did you mean `every.checkpoint`?"),
     ("every.eval.wbe=3 steps", "no tick", "did you mean `every.eval.web`?"),

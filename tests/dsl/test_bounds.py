@@ -30,7 +30,7 @@ TEXTS = {
         "\n".join(['let a0 = "0123456789"', *(f"let a{n} = a{n - 1} + a{n - 1}" for n in range(1, 60))]), "X307",
         "the result is too large",
     ),
-    "unknown blocks": ("\n".join(f"nope{n} {{ a = 1 }}" for n in range(9_000)), "X201", "no block called"),
+    "unknown blocks": ("\n".join(f"nope{n} {{ a = 1 }}" for n in range(9_000)), "X201", "there is no block"),
     "signs without meaning": ("\x01" * 50_000, "X109", "not part of the language"),
     "open strings": ('"\n' * 20_000, "X102", "string"),
     "closing braces": ("}" * 20_000, "X104", "closes nothing"),
@@ -66,7 +66,7 @@ def test_text_below_the_bounds_is_read_whole():
 def test_bounds_hold_for_all_files_of_a_spec_together(tmp_path):
     half = {f"f{n}.xtrain": f"# {'x' * (LARGEST // 2)}\n" for n in range(3)}
     many = {f"g{n}.xtrain": f"let x = [{'1, ' * 12_000}]\n" for n in range(4)}
-    for files, said in ((half, "larger than"), (many, "more than 65,536 words")):
+    for files, said in ((half, "larger than"), (many, "more than 65,536 tokens")):
         text = "\n".join(f'include "{name}"' for name in files)
         found = load_spec("spec.xtrain", (), {"spec.xtrain": text, **files}).diagnostics.errors
         assert any(each.code == "X120" and said in each.message for each in found)

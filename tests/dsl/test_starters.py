@@ -91,7 +91,7 @@ def test_the_name_may_be_anything_without_touching_the_rest():
 @pytest.mark.parametrize(
     ("name", "problem"),
     [("run1", None), ("_a", None), ("Run_2", None), ("4x", "write `run_4x`"), ("a-b", "write `a_b`"),
-     ("a b", "write `a_b`"), ("", "a name is made of"), ("-", "a name is made of"), ("é", "a name is made of"),
+     ("a b", "write `a_b`"), ("", "a name consists of"), ("-", "a name consists of"), ("é", "a name consists of"),
      ("none", "write `none_run`"), ("auto", "write `auto_run`")],
 )  # fmt: skip
 def test_names(name, problem):

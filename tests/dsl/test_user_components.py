@@ -90,7 +90,7 @@ def test_they_are_blocks_whose_settings_are_their_parameters(own):
 
 # (text, code, part of the message, part of the hint)
 CALLS = [
-    ("optimizer mien { lr = 1 }", "X305", "no kind called `mien`", "`mine`"),
+    ("optimizer mien { lr = 1 }", "X305", "no kind `mien`", "`mine`"),
     ("optimizer mine { beta = 1 }", "X204", "needs `lr`", "lr = 3e-4"),
     ("optimizer mine { lr = 1, bet = 1 }", "X203", "unknown setting `bet`", "`beta`"),
     ("optimizer mine { lr = 1, eps = 1 }", "X203", "unknown setting `eps`", "settings of `optimizer`: lr, clip, beta"),
@@ -105,7 +105,7 @@ CALLS = [
     ("optimizer mine { lr = 1 }\nhook scal { x = 1 }", "X219", "there is no function `scal` with `@hook`", "`scale`"),
     ("optimizer mine { lr = 1 }\nhook mine {}", "X219", "`mine` is an optimizer", "optimizer NAME"),
     ("optimizer mine { lr = 1 }\nhook scale { facto = 1 }", "X203", "unknown setting `facto`", "`factor`"),
-    ("optimizer mine { lr = 1 }\nevery 2 steps norm_of", "X214", "no action called `norm_of`", "`norms_of`"),
+    ("optimizer mine { lr = 1 }\nevery 2 steps norm_of", "X214", "no action `norm_of`", "`norms_of`"),
     ("optimizer mine { lr = 1 }\nevery 2 steps norms_of { off = 1 }", "X203", "unknown setting `off`", "`of`"),
     ("optimizer mine { lr = 1 }\nevery 2 steps norms_of { of = 1 }", "X301", "`of` must be a string", None),
     ("optimizer mine { lr = 1 }\nevery 2 steps norms_of(3)", "X226", "takes no parentheses", "`norms_of`"),
@@ -137,7 +137,7 @@ def test_lengths_of_built_in_schedules_are_none_of_theirs(own):
 DECLARED = [
     ("@optimizer(state=NAMES)\ndef f(groups): ...", "X223", "`state` is read without running", "NAMES"),
     ('@optimizer(state=("a", "a"))\ndef f(groups): ...', "X223", "each once", "state="),
-    ('@optimizer(state="two words")\ndef f(groups): ...', "X223", "lists names", "state="),
+    ('@optimizer(state="two words")\ndef f(groups): ...', "X223", "must list names", "state="),
     ('@optimizer(keeps=("a",))\ndef f(groups): ...', "X223", "are `state` and `scalars`", "keeps"),
     ("@optimizer()\ndef f(): ...", "X223", "no parameter for its input", "def f"),
     ("@optimizer()\ndef f(groups, clip=1): ...", "X223", "cannot be named `clip`", "def f"),
@@ -146,7 +146,7 @@ DECLARED = [
     ("@optimizer()\ndef adamw(groups): ...", "X224", "already a word", "def adamw"),
     ("@hook\ndef f(context): ...", "X223", "`@hook` of `f` lacks `place`", "@hook"),
     ('@hook("after_step", "gradients")\ndef f(c): ...', "X223", "cannot change gradients after_step", "@hook"),
-    ('@hook("afer_step")\ndef f(c): ...', "X223", "no place called `afer_step`", "@hook"),
+    ('@hook("afer_step")\ndef f(c): ...', "X223", "no place `afer_step`", "@hook"),
     ('@hook("at_end")\ndef f(c, name): ...', "X223", "cannot be named `name`", "def f"),
     ("@action(3)\ndef f(context): ...", "X223", "takes no arguments", "@action"),
     ("@action\ndef tokens(context): ...", "X224", "already a word", "def tokens"),

@@ -122,7 +122,7 @@ def test_values_are_not_for_a_loss_of_tokens(own, tmp_path):
 @pytest.mark.parametrize(("decorator", "message"), [
     ('@loss(unit="row")', "there is no unit `row`"),
     ("@loss(unit=KIND)", "read without running the code"),
-    ('@loss(columns="a b")', "lists names"),
+    ('@loss(columns="a b")', "must list names"),
     ('@loss(unit="pair", reads=["x"])', "are `unit` and `columns` and `values`"),
 ])  # fmt: skip
 def test_a_decorator_that_cannot_be_read_is_reported(own, decorator, message):
@@ -132,7 +132,7 @@ def test_a_decorator_that_cannot_be_read_is_reported(own, decorator, message):
 
 # (text, code, part of the message, part of the hint)
 CALLS = [
-    ("loss foca {}", "X305", "no kind called `foca`", "`focal`"),
+    ("loss foca {}", "X305", "no kind `foca`", "`focal`"),
     ("loss focal { gama = 1 }", "X203", "unknown setting `gama`", "`gamma`"),
     ("loss focal { label_smoothing = 0.1 }", "X203", "unknown setting `label_smoothing`",
         "z_loss, reference, chunk, gamma"),

@@ -89,7 +89,7 @@ CHOSEN = [
     ('log { Notes { every = "x" } }', "X301", "`every` must be a whole number", None),
     ("log { Notes { every = 10 steps } }", "X302", "`every` is a plain number", None),
     ("optimizer Notes { lr = 1 }", "X219", "`Notes` is a tracker", "`log { NAME { … } }`"),
-    ("log { tensorboard = true }", "W204", "nothing that", "Notes"),
+    ("log { tensorboard = true }", "W204", "nothing declared in", "Notes"),
 ]
 
 
@@ -117,10 +117,10 @@ DECLARED = [
     (f"@tracker\nclass F:\n    def open(self): ...\n{METRICS}", "no parameter for `self` and `context`", "def open"),
     (f"@tracker\nclass F:\n    def open(self, c, *a): ...\n{METRICS}", "accepts any argument", "def open"),
     (f"@tracker\nclass F:\n    def open(self, c, a=f()): ...\n{METRICS}", "only when the code is run", "def open"),
-    (f"@tracker\nclass F:\n{OPEN}    def event(self): ...\n", "`event` of `F` must take `record`", "def event"),
+    (f"@tracker\nclass F:\n{OPEN}    def event(self): ...\n", "`event` of `F` must take only `record`", "def event"),
     (f"@tracker\nclass F:\n{OPEN}    def event(self, r, *, n): ...\n", "`event` of `F` must take", "def event"),
     (f"@tracker\nclass F:\n{OPEN}    def metrics(self, a, b): ...\n", "`metrics` of `F` must take", "def metrics"),
-    (f"@tracker\nclass F:\n    def __init__(self, a): ...\n{OPEN}{METRICS}", "made without arguments", "__init__"),
+    (f"@tracker\nclass F:\n    def __init__(self, a): ...\n{OPEN}{METRICS}", "created without arguments", "__init__"),
     (f"@tracker(3)\nclass F:\n{OPEN}{METRICS}", "takes no arguments", "@tracker"),
     (f"def f():\n    @tracker\n    class F:\n    {OPEN}    {METRICS}", "inside something else", "class F"),
 ]  # fmt: skip

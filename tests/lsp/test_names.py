@@ -123,9 +123,9 @@ def test_a_rename_changes_nothing_else(analysis: Analysis, word: str):
     ("width", "a name", "is not a name"),
     ("width", "none", "is not a name"),
     ("web", "drills", "there is a `drills` already"),
-    ("web", "my web", "cannot stand in"),  # of the metric
+    ("web", "my web", "is not allowed in"),  # of the metric
     ("old data", "a/b", "must not contain"),
-    ("drills", "my drills", "an item begins with its name"),  # of the mixture
+    ("drills", "my drills", "an item begins with a name"),  # of the mixture
     ("sums(", "other", "only the names of"),
     ("adamw", "other", "only the names of"),
 ])  # fmt: skip
@@ -153,7 +153,7 @@ def test_what_a_sweep_varies_has_names_too(tmp_path: Path):
         for span, new in sorted(changed, key=lambda each: -each[0].start):
             after = after[: span.start] + new + after[span.end :]
         assert not OpenSpecs().analysis(str(path)).diagnostics.has_errors and after.count("another") == times
-    with pytest.raises(RenameRefused, match="cannot stand in"):
+    with pytest.raises(RenameRefused, match="is not allowed in"):
         rename(found, str(path), at(text, "stdlib {"), "a b")
 
 

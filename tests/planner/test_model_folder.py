@@ -82,7 +82,7 @@ def test_a_folder_says_what_a_model_is(folder: Folder):
 def test_a_folder_with_the_name_of_a_family_stays_a_folder(folder: Folder):
     (folder.path / "model").rename(folder.path / "llama")
     ((code, text),) = errors(folder.plan('"llama"'))  # it could mean both
-    assert code == "X520" and "`llama` is a family, and a folder" in text
+    assert code == "X520" and "`llama` is both a family and a folder" in text
     plan = folder.plan('"./llama"').plan
     assert plan is not None and 'model "./llama"' in plan.spec_text
     again = plan_from_text(plan.spec_text, plan.spec).plan
@@ -288,7 +288,7 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "another head": ("X521", "ForTokenClassification", {"architectures": ["LlamaForTokenClassification"]}),
     "quantised": ("X522", "quantization_config", {"quantization_config": {"quant_method": "fp8"}}),
     "positions scaled otherwise": ("X522", "longrope", {"rope_scaling": {"type": "longrope", "factor": 8.0}}),
-    "scaled in two ways": ("X522", "two ways",
+    "scaled in two ways": ("X522", "positions differently",
         {"rope_scaling": {"type": "linear", "factor": 8.0}, "rope_parameters": {"rope_type": "linear", "factor": 4.0}}),
     "two types": ("X522", "rope_type", {"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 8.0}}),
     "a type that is none": ("X522", "rope_type", {"rope_scaling": {"type": ["linear"], "factor": 8.0}}),
@@ -308,7 +308,7 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
                 "low_freq_factor": 4.0, "high_freq_factor": 1.0, "original_max_position_embeddings": 16}}),
     "partial positions": ("X522", "partial_rotary_factor", {"rope_parameters": {"partial_rotary_factor": 0.5}}),
     "two bases": ("X522", "rope_theta", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}),
-    "two bases, old": ("X522", "keep the one", {"rope_theta": None, "rope_parameters": {"rope_theta": 1e4},
+    "two bases, old": ("X522", "keep the intended", {"rope_theta": None, "rope_parameters": {"rope_theta": 1e4},
             "rope_scaling": {"type": "default", "rope_theta": 1e6}}),
     "a base that transformers does not read": ("X522", "computes with 10000",
         {"rope_theta": None, "rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {"rope_type": "default"}}),
@@ -460,12 +460,12 @@ GEMMA3: dict[str, Any] = {
     ("X522", "sliding_window_pattern", {"sliding_window_pattern": 0}),
     ("X522", "layer_types", {"layer_types": ["sliding_attention", "chunked_attention"]}),
     ("X522", "as some layers have the window", {"sliding_window": "null"}),
-    ("X522", "one for full_attention", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
-    ("X522", "of the type default", {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}}),
-    ("X522", "keep the one", {"rope_local_base_freq": 1e4, "rope_parameters": {
+    ("X522", "one object for full_attention", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    ("X522", "of type default", {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}}),
+    ("X522", "keep the intended", {"rope_local_base_freq": 1e4, "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e5}}}),
     ("X522", "elsewhere", {"rope_theta": 1e5, "rope_parameters": {"full_attention": {"rope_theta": 1e6}}}),
-    ("X522", "scales nothing", {"rope_scaling": {"type": "linear", "factor": 8.0}}),
+    ("X522", "nothing is scaled", {"rope_scaling": {"type": "linear", "factor": 8.0}}),
     ("X522", "longrope", {"rope_parameters": {"full_attention": {"rope_type": "longrope", "factor": 2.0}}}),
     ("X304", "logit_cap", {"final_logit_softcapping": 0}),
     ("X304", "local_theta", {"rope_local_base_freq": 0}),
@@ -492,7 +492,7 @@ TEXT: dict[str, Any] = {
     ("X521", "llama", {"text_config": {**TEXT, "model_type": "llama"}}),
     ("X522", "has no `text_config`", {"text_config": None}),
     ("X522", "as `text_config`", {"text_config": [1]}),
-    ("X522", "quantised", {"quantization_config": {"quant_method": "fp8"}}),
+    ("X522", "quantized", {"quantization_config": {"quant_method": "fp8"}}),
     ("X522", "logit_scale", {"logit_scale": 0.5}),
     ("X522", "clip_qkv", {"text_config": {**TEXT, "clip_qkv": 8.0}}),
     ("X522", "the model with images", {"text_config": {**TEXT, "final_logit_softcapping": 30.0}}),
@@ -691,10 +691,10 @@ def test_a_snapshot_of_the_hub(folder: Folder, monkeypatch: pytest.MonkeyPatch):
         ('"org/name"', 'write hub("org/name")'),
         ('hub("org/other")', "hf download org/other"),
         ('hub("org/name", revision = "v2")', "--revision v2"),
-        ('hub("../../etc")', "no repository"),
-        ('hub("org/name", revision = "../main")', "no repository"),
-        ('hub("org/name", revision = "")', "no repository"),
-        ('hub("org/name", revision = "a\\u{0}b")', "no repository"),
+        ('hub("../../etc")', "not a repository"),
+        ('hub("org/name", revision = "../main")', "not a repository"),
+        ('hub("org/name", revision = "")', "not a repository"),
+        ('hub("org/name", revision = "a\\u{0}b")', "not a repository"),
     ):
         ((code, text),) = errors(folder.plan(model))
         assert code == "X520" and word in text, text
