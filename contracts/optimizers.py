@@ -27,7 +27,7 @@ class PlannedOptimizer(Optimizer):
     def conflicts(self, spec: "Spec", architecture: "Architecture", layout: "Layout") -> Iterator[Conflict]:
         """Yield settings that do not fit the rest of a spec, its architecture or its layout."""
         if self.stochastic_rounding and (params := spec.precision.params) != "bf16":
-            message = f"weights are in {params}, which has room for small updates, and only bf16 is rounded at random"
+            message = f"weights are in {params}, which resolves small updates; stochastic rounding is for bf16 only"
             yield Conflict("stochastic_rounding", message, "use precision.params bf16, or remove stochastic_rounding")
 
     def idle(self, spec: "Spec") -> Iterator[tuple[str, str]]:

@@ -34,5 +34,5 @@ class PlannedLauncher(Launcher):
         gpus, ranks = getattr(self, "gpus", None), spec.launch.ranks_per_node
         on_cpus = "cpu" in (spec.launch.device, spec.cluster.device)
         if isinstance(gpus, int) and isinstance(ranks, int) and 0 < gpus < ranks and not on_cpus:
-            what = f"a node has {gpus} of them, and each of its {ranks} ranks needs one"
+            what = f"a node has {gpus} GPUs, and each of its {ranks} ranks needs one"
             yield "gpus", what, f"use gpus {ranks}, or launch.ranks_per_node {gpus}"

@@ -29,7 +29,7 @@ def trained_in_full() -> Any:
 def begun_from() -> Any:
     """Declare the setting `from` of adapters that can start from a PEFT folder."""
     return setting(
-        "PEFT adapter folder to take settings and initial values from; relative paths start at the working folder",
+        "folder of a PEFT adapter, source of settings and initial values; relative paths start at the working folder",
         default=None,
         check=file_path,
         added=True,

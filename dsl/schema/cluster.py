@@ -312,14 +312,14 @@ class Serve:
         example='["https://lab.example"]',
     )
     certificate: str | None = setting(
-        "PEM file with the certificate chain of the server, relative to the working folder; none: no TLS",
+        "file (PEM) with the certificate chain of the server, relative to the working folder; none: no TLS",
         default=None,
         check=file_path,
         role=Role.EXECUTION,
         example='"tls/server.pem"',
     )
     private_key: str | None = setting(
-        "PEM file with the private key of `certificate`, without a passphrase",
+        "file (PEM) with the private key of `certificate`, without a passphrase",
         default=None,
         check=file_path,
         role=Role.EXECUTION,

@@ -122,7 +122,7 @@ def test_a_rename_changes_nothing_else(analysis: Analysis, word: str):
     ("width", "ranks", "`ranks` is defined twice"),
     ("width", "a name", "is not a name"),
     ("width", "none", "is not a name"),
-    ("web", "drills", "there is a `drills` already"),
+    ("web", "drills", "`drills` already exists"),
     ("web", "my web", "is not allowed in"),  # of the metric
     ("old data", "a/b", "must not contain"),
     ("drills", "my drills", "an item begins with a name"),  # of the mixture

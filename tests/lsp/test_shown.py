@@ -148,7 +148,7 @@ def test_a_correction_is_that_of_check_fix():
     text = SPEC.replace("budget", "budgt").replace("batches", "batchs")
     found = analysis_of(text)
     (one,) = corrections(found, found.root, text.index("budgt"), text.index("budgt"))
-    assert one.title == "Write `budget` in place of `budgt`"
+    assert one.title == "Replace `budgt` with `budget`"
     whole = all_corrections(found)
     assert whole is not None and [new for _, new in whole.edits] == [SPEC]
     assert all_corrections(analysis_of(SPEC)) is None
