@@ -47,7 +47,7 @@ class Bounded(Generic[Asked, Given]):
         assert self._connection is not None
         try:
             self._connection.send(items)
-            failure, found = self._connection.recv()
+            failure, results = self._connection.recv()
             if failure is not None:
                 raise failure
         except (EOFError, ConnectionError):
@@ -55,7 +55,7 @@ class Bounded(Generic[Asked, Given]):
         except BaseException:
             self._end()  # a late answer would be taken for the next call's
             raise
-        return found
+        return results
 
     def _begin(self) -> None:
         ours, theirs = Pipe()
@@ -129,15 +129,15 @@ def _answer(
     items: Iterable[Any], function: Callable[[Any], Any], more: Callable[[Any], float] | None
 ) -> tuple[Exception | None, list[Any]]:
     """Return the exception that ended the calls, if any, and the results."""
-    found = []
+    results = []
     try:
         for item in items:
             signal.setitimer(signal.ITIMER_PROF, SECONDS + (more(item) if more is not None else 0.0))
-            found.append(function(item))
+            results.append(function(item))
     except MemoryError:
         return BeyondBounds(f"takes more than {MEMORY >> 20} MiB of memory"), []
     except Exception as error:
         return error, []
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    return None, found
+    return None, results

@@ -128,15 +128,15 @@ class MemoryNow:
 def streams(device: torch.device) -> dict[str, Tensor]:
     """Return name → a copy of the state of each random stream, in host memory; `cuda` is the stream of the rank's own
     device."""
-    found = {"torch": torch.get_rng_state(), "python": _of_python(), "numpy": _of_numpy()}
+    states = {"torch": torch.get_rng_state(), "python": _of_python(), "numpy": _of_numpy()}
     if device.type == "cuda":
-        found["cuda"] = torch.cuda.get_rng_state(device)
-    return found
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
 
 
-def put_back(found: dict[str, Tensor], device: torch.device) -> None:
+def put_back(states: dict[str, Tensor], device: torch.device) -> None:
     """Restore the random streams to the states that `streams` copied."""
-    for name, state in found.items():
+    for name, state in states.items():
         match name:
             case "torch":
                 torch.set_rng_state(state)

@@ -92,8 +92,8 @@ def _of_slurm(environment: Mapping[str, str]) -> NodePlace:
 
 def first_host(hosts: str) -> str:
     """Return the first host of a list in Slurm's notation: `n[07-09,12],m3` → `n07`."""
-    found = _LIST.match(hosts)
-    return "".join(each or "" for each in found.groups()) if found else hosts
+    match = _LIST.match(hosts)
+    return "".join(part or "" for part in match.groups()) if match else hosts
 
 
 def job_port(environment: Mapping[str, str]) -> int:
@@ -164,14 +164,14 @@ def check_own_name(meet: str) -> None:
     if set_by_user or _is_loopback(meet):
         return
     try:
-        found = [str(address[4][0]) for address in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+        addresses = [str(address[4][0]) for address in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
     except OSError as error:
         fault = words(error)
     else:
-        own = next((address for address in found if _is_own(address)), None)
+        own = next((address for address in addresses if _is_own(address)), None)
         if own is not None and not _is_loopback(own):
             return
-        fault = f"the name leads to {own or found[0]}, which is {'not an address of' if own is None else 'only'} "
+        fault = f"the name leads to {own or addresses[0]}, which is {'not an address of' if own is None else 'only'} "
         fault += "this machine" if own is None else "known on this machine"
     raise EnvironmentFault(
         "X732",

@@ -52,8 +52,8 @@ class _CachedKernel(NullCache):
     def digest(self) -> str:
         """Digest of everything that determines the machine code."""
         digest = blake2b(f"{OPTIONS!r} {sorted(self.fastmath)}".encode(), digest_size=10)
-        for each in (self.function, *self.inlined):
-            _add(digest, each.__code__, each.__globals__)
+        for function in (self.function, *self.inlined):
+            _add(digest, function.__code__, function.__globals__)
         return digest.hexdigest()
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:

@@ -284,8 +284,8 @@ class QueuedLines:
         Raises EnvironmentFault if an earlier record could not be written.
         """
         size = self._sizes.of(record)
-        found = msgspec.structs.replace(record, dropped=self.lost) if self.lost else record
-        written = self.writer.write(self.lines, found, size)
+        counted = msgspec.structs.replace(record, dropped=self.lost) if self.lost else record
+        written = self.writer.write(self.lines, counted, size)
         self.lost += not written
         return written
 
@@ -356,8 +356,8 @@ def trim_after(path: Path, step: int, superseded: Path) -> int:
     keep: list[bytes] = []
     drop: list[bytes] = []
     for line in path.read_bytes().splitlines(keepends=True):
-        found = (object_of(line) or {}).get("step")
-        late = not isinstance(found, int) or found > step  # or the torn last line of a killed run
+        record_step = (object_of(line) or {}).get("step")
+        late = not isinstance(record_step, int) or record_step > step  # or the torn last line of a killed run
         (drop if late else keep).append(line)
     if drop:
         superseded.parent.mkdir(parents=True, exist_ok=True)

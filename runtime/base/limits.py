@@ -95,17 +95,17 @@ def most_files() -> int | None:
 
 def tasks_left(root: Path = Path("/")) -> int | None:
     """Return the number of processes and threads that this user may still start here; None without a limit."""
-    limit, found = _finite(resource.getrlimit(resource.RLIMIT_NPROC)[0]), []
+    limit, remaining = _finite(resource.getrlimit(resource.RLIMIT_NPROC)[0]), []
     if limit is not None and os.geteuid():  # the kernel does not limit root
-        found.append(limit - _tasks_of_user(root))
+        remaining.append(limit - _tasks_of_user(root))
     for groups, top in ((r"^0::/(.*)$", "sys/fs/cgroup"), (r"^\d+:(?:[^:]*,)?pids:/(.*)$", "sys/fs/cgroup/pids")):
         group = re.search(groups, _text(root / "proc/self/cgroup"), re.MULTILINE)
         folder = root / top / (group[1] if group else "")
-        for each in (folder, *folder.parents):
-            most, taken = (_text(each / name).strip() for name in ("pids.max", "pids.current"))
-            if each.is_relative_to(root / top) and most.isdecimal() and taken.isdecimal():
-                found.append(int(most) - int(taken))
-    return min(found, default=None)
+        for cgroup in (folder, *folder.parents):
+            most, taken = (_text(cgroup / name).strip() for name in ("pids.max", "pids.current"))
+            if cgroup.is_relative_to(root / top) and most.isdecimal() and taken.isdecimal():
+                remaining.append(int(most) - int(taken))
+    return min(remaining, default=None)
 
 
 def _tasks_of_user(root: Path) -> int:

@@ -99,13 +99,13 @@ def _mesh(extents: dict[str, int], ranks: torch.Tensor, always: str, rank: Rank)
     axes = {name: size for name, size in extents.items() if size > 1 or name == always}
     grid = ranks.view(*axes.values())
     place = (grid == rank.rank).nonzero()[0].tolist()
-    found = []
+    axis_groups = []
     for dim, name in enumerate(axes):
         along = tuple(slice(None) if other == dim else at for other, at in enumerate(place))
-        found.append(_group(grid[along].tolist(), f"mesh_{name}"))
-    if len(found) == 1:
-        return DeviceMesh.from_group(found[0], rank.device.type, mesh_dim_names=tuple(axes))
-    return DeviceMesh.from_group(found, rank.device.type, mesh=grid, mesh_dim_names=tuple(axes))
+        axis_groups.append(_group(grid[along].tolist(), f"mesh_{name}"))
+    if len(axis_groups) == 1:
+        return DeviceMesh.from_group(axis_groups[0], rank.device.type, mesh_dim_names=tuple(axes))
+    return DeviceMesh.from_group(axis_groups, rank.device.type, mesh=grid, mesh_dim_names=tuple(axes))
 
 
 def _group(ranks: list[int], name: str) -> ProcessGroup:
@@ -181,9 +181,9 @@ def _tried(action: Callable[[], T]) -> tuple[str, T | None]:
     except OSError as error:
         return reason(error), None
     except CheckpointException as error:
-        if not all(isinstance(each, OSError) for each, _ in error.failures.values()):
+        if not all(isinstance(failure, OSError) for failure, _ in error.failures.values()):
             raise  # on all ranks, as they have exchanged the error
-        return "; ".join(dict.fromkeys(reason(each) for each, _ in error.failures.values())), None
+        return "; ".join(dict.fromkeys(reason(failure) for failure, _ in error.failures.values())), None
 
 
 def reason(error: BaseException) -> str:

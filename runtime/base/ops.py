@@ -114,10 +114,10 @@ def op_of(node: Node) -> Op:
     elif registry is not None and kind in registry:
         code_of(registry[kind], registry[kind].torch_module())
         name = f"{node.op}.{kind}"
-    found = op_named(name)
-    if found is None:
+    registered = op_named(name)
+    if registered is None:
         raise PlanMismatch(f"node `{node.id}` needs op `{name}`, which this version of xtrain does not have")
-    return found if registry is None else attrs.evolve(found, chosen_by=("kind",))
+    return registered if registry is None else attrs.evolve(registered, chosen_by=("kind",))
 
 
 def op_named(name: str) -> Op | None:

@@ -65,7 +65,7 @@ def check_schedule(schedule: str, torch: str) -> None:
     torch 2.11 and 2.12 lose the graph nodes of Python autograd functions in backwards of two parts
     (`stage_backward_weight`).
     """
-    major, minor = (int(each) for each in torch.split(".")[:2])
+    major, minor = (int(part) for part in torch.split(".")[:2])
     if schedule in ZERO_BUBBLE and (major, minor) < (2, 13):
         message = f"schedule {schedule} computes a backward in two parts, which torch {torch} does not do right"
         raise EnvironmentFault("X715", f"{message}; install torch 2.13, or use schedule interleaved_1f1b")

@@ -104,8 +104,8 @@ def is_worker() -> bool:
 
 def rank_variables() -> str:
     """Return the environment variables that make this process a rank, with their values."""
-    found = [f"{name}={os.environ[name]}" for name in RANK_VARIABLES if name in os.environ]
-    return f"{', '.join(found[:-1])} and {found[-1]}"
+    variables = [f"{name}={os.environ[name]}" for name in RANK_VARIABLES if name in os.environ]
+    return f"{', '.join(variables[:-1])} and {variables[-1]}"
 
 
 def check_rank_variables() -> None:

@@ -77,7 +77,7 @@ class BadSteps:
     def counters(self) -> dict[str, Any]:
         """Return the counters that a checkpoint saves, as JSON."""
         counts = {"in_a_row": self.in_a_row, "total": self.total, "empty": self.empty, "last_good": self.last_good}
-        return {**counts, "went_back": [list(each) for each in self.went_back]}
+        return {**counts, "went_back": [list(steps) for steps in self.went_back]}
 
     @classmethod
     def of(cls, counters: dict[str, Any]) -> "BadSteps":
@@ -151,7 +151,7 @@ class Progress:
         self.bad = BadSteps.of(state.get("nonfinite", {"last_good": self.step}))
         self.norms = NormStatistics(**state.get("gradient_norms", {}))
         self.bad_tasks = dict(state.get("bad_tasks", {}))
-        self.measured = {name: found for name, found in self.measured.items() if found[0] <= self.step}
+        self.measured = {name: entry for name, entry in self.measured.items() if entry[0] <= self.step}
         self.measured |= {name: (self.step, value) for name, value in state.get("metrics", {}).items()}
 
 
@@ -196,16 +196,16 @@ class Clocks:
 
         waiting: report no clocks; they keep running.
         """
-        found = [0.0] * len(self._periods)
+        answers = [0.0] * len(self._periods)
         if first and not waiting:
             now = time.monotonic()
-            found = [float(now - last >= period) for last, period in zip(self._last, self._periods, strict=True)]
+            answers = [float(now - last >= period) for last, period in zip(self._last, self._periods, strict=True)]
         if first:
             for number, question in self._questions.items():
-                found[number] = float(question())
+                answers[number] = float(question())
         for number, question in self._everywhere:
-            found[number] = float(question())
-        return found
+            answers[number] = float(question())
+        return answers
 
     def answer(self, heard: list[float]) -> None:
         """Store the agreed values; clocks that ran out restart."""

@@ -129,10 +129,10 @@ def user_source(options: Mapping[str, Any], base: Path) -> Iterator[str | dict[s
     """
     part = part_of("source", options, base)
     with failures_of(part):
-        found = part.load()(**part.arguments)
-        if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
-            raise part.failed(f"returns one {_kind(found)}, and it must yield documents")
-        documents = iter(found)
+        result = part.load()(**part.arguments)
+        if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
+            raise part.failed(f"returns one {_kind(result)}, and it must yield documents")
+        documents = iter(result)
     number = 0
     while True:
         with failures_of(part):
@@ -155,7 +155,7 @@ def parts_to_copy(plan: Plan, directory: Path) -> dict[str, bytes]:
 
     Files outside the folder of the spec are left out. Raises PartChanged if one differs from the plan.
     """
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     base = spec_folder(plan.spec).absolute()
     for name, digest in own_modules(plan).items():
         module = _planned(name, digest, base)
@@ -164,8 +164,8 @@ def parts_to_copy(plan: Plan, directory: Path) -> dict[str, bytes]:
         for path in module_files(module):
             copy = Path(name).parent / path.relative_to(module.root)
             if not (directory / copy).exists() or not (directory / copy).samefile(path):
-                found[copy.as_posix()] = path.read_bytes()
-    return found
+                contents[copy.as_posix()] = path.read_bytes()
+    return contents
 
 
 _END = object()
@@ -198,12 +198,12 @@ def _changed(message: str) -> PartChanged:
 @cache
 def _loaded(module: str, digest: str, base: Path) -> ModuleType:
     """Load the module if it has the digest, once per process."""
-    found = _planned(module, digest, base)
-    name = _near(found.path).as_posix()
-    with failures_in(found.path, f"loading {name}"):
-        loaded = _import_file(found) if not found.name else _import_name(found)
+    planned = _planned(module, digest, base)
+    name = _near(planned.path).as_posix()
+    with failures_in(planned.path, f"loading {name}"):
+        loaded = _import_file(planned) if not planned.name else _import_name(planned)
     path = getattr(loaded, "__file__", None)
-    if path is None or not Path(path).samefile(found.path):
+    if path is None or not Path(path).samefile(planned.path):
         raise _changed(f"`{module}` is loaded from {path}, not from {name}")
     return loaded
 
@@ -211,15 +211,15 @@ def _loaded(module: str, digest: str, base: Path) -> ModuleType:
 def _planned(module: str, digest: str, base: Path) -> PartModule:
     """Find a module. Raises PartChanged if its digest differs."""
     try:
-        found = find_module(module, base)
-        now = module_digest(found)
+        part_module = find_module(module, base)
+        now = module_digest(part_module)
     except (ModuleMissing, OSError) as error:
         reason = str(error) if isinstance(error, ModuleMissing) else f"cannot read `{module}`: {error.strerror}"
         raise _changed(reason) from error
     if now != digest:
-        name = _near(found.path).as_posix()
+        name = _near(part_module.path).as_posix()
         raise _changed(f"{name}, or a module that it imports, has changed since the plan was made")
-    return found
+    return part_module
 
 
 def _import_file(module: PartModule) -> ModuleType:

@@ -252,8 +252,8 @@ def decode_outline(outline_NBS: Tensor, numbers: Sequence[str] = ()) -> list[Mic
 
 def _decode(outline_BS: Tensor, numbers: Sequence[str]) -> Microbatch:
     outline_BS, *beside = outline_BS.split([outline_BS.shape[1] - 2 * len(numbers), *(2 for _ in numbers)], dim=1)
-    found = {name: each.contiguous().view(torch.int64).view(-1) for name, each in zip(numbers, beside, strict=True)}
-    known = {f"{name}_B": each_B for name, each_B in found.items() if not (each_B == UNKNOWN).all()}
+    decoded = {name: part.contiguous().view(torch.int64).view(-1) for name, part in zip(numbers, beside, strict=True)}
+    known = {f"{name}_B": each_B for name, each_B in decoded.items() if not (each_B == UNKNOWN).all()}
     real_BS = outline_BS >= 0
     positions_BS = torch.where(real_BS, outline_BS, ~outline_BS).to(torch.int64)
     starts = (positions_BS.flatten() == 0).nonzero().flatten()

@@ -25,21 +25,21 @@ def collated(plan: Plan) -> Callable[[RawRow], list[SegmentInRow]]:
     )  # fmt: skip
     stages = [stage for stage in chain_of(plan, alone).stages if not stage.cuts]
 
-    def run(row: RawRow) -> list[SegmentInRow]:
+    def collate_row(row: RawRow) -> list[SegmentInRow]:
         value: list[RawRow] | Microbatch = [row]
         for stage in stages:
             value = stage(value)
         assert isinstance(value, Microbatch)
         return laid(value)
 
-    return run
+    return collate_row
 
 
 def laid(batch: Microbatch) -> list[SegmentInRow]:
     """Return the segments of whole rows without padding, each with its next token if a label has it."""
     assert batch.input_ids_BS is not None and batch.labels_BS is not None
     inputs, labels = batch.input_ids_BS.flatten().tolist(), batch.labels_BS.flatten().tolist()
-    found = []
+    segments = []
     for (first, _), real in zip(pairwise(batch.cumulative_lengths.tolist()), batch.real_lengths.tolist(), strict=True):
         if real == 0:
             continue
@@ -48,5 +48,5 @@ def laid(batch: Microbatch) -> list[SegmentInRow]:
         ids += [label for label in wanted[-1:] if label != IGNORE_INDEX]
         trained = [False, *(label != IGNORE_INDEX for label in wanted)]
         other = sum(label not in (IGNORE_INDEX, token) for label, token in zip(wanted, ids[1:], strict=False))
-        found.append(SegmentInRow(ids=ids, trained=trained[: len(ids)], positions=real, other=other))
-    return found
+        segments.append(SegmentInRow(ids=ids, trained=trained[: len(ids)], positions=real, other=other))
+    return segments

@@ -53,9 +53,9 @@ class RowOrder:
         done = 0
         while done < count:
             epoch, within = divmod(start + done, self.num_rows)
-            take = min(count - done, self.num_rows - within)
-            out[done : done + take] = self.permutation(epoch)[within : within + take]
-            done += take
+            taken = min(count - done, self.num_rows - within)
+            out[done : done + taken] = self.permutation(epoch)[within : within + taken]
+            done += taken
         return out
 
     def permutation(self, epoch: int) -> np.ndarray:
@@ -178,8 +178,8 @@ class Curriculum:
         # The phase is the last taken step's; the plan of the next step decides whether it continues.
         stretch, _ = self._at(step - 1)
         sampled = stretch.sampled + self.rows_per_step.between(stretch.first, step)
-        each = [self._cursor(step)] if len(self.datasets) == 1 else self._cursors(stretch, sampled)
-        cursors = dict(zip(self.datasets, each, strict=True))
+        dataset_cursors = [self._cursor(step)] if len(self.datasets) == 1 else self._cursors(stretch, sampled)
+        cursors = dict(zip(self.datasets, dataset_cursors, strict=True))
         return Position(
             step=step,
             rows=self.rows_before(step),
@@ -207,27 +207,27 @@ class Curriculum:
         cursors, passes, sampled = [start.cursors.get(name, 0) for name in self.datasets], start.passes, start.sampled
         plan = in_order(self.phases, self.steps)
         begins = [first for first, _ in plan]
-        found: list[_PhaseSpan] = []
+        spans: list[_PhaseSpan] = []
         for (first, phase), end in zip(plan, [*begins[1:], None], strict=True):
             if end is not None and end <= start.step:
                 continue
             before, passes = passes, self._passes(phase)
-            goes_on = passes == before if passes is not None else not found and phase.name == start.phase
+            goes_on = passes == before if passes is not None else not spans and phase.name == start.phase
             sampled = sampled if goes_on else 0
             sampler = sampler_of(phase, self.datasets, self.num_rows, self.seed)
-            found.append(_PhaseSpan(max(first, start.step), phase.name, passes, sampler, sampled, tuple(cursors)))
+            spans.append(_PhaseSpan(max(first, start.step), phase.name, passes, sampler, sampled, tuple(cursors)))
             if end is not None:
-                count = self.rows_per_step.between(found[-1].first, end)
+                count = self.rows_per_step.between(spans[-1].first, end)
                 counts = sampler.counts(sampled, count)
                 cursors = [cursor + own for cursor, own in zip(cursors, counts, strict=True)]
                 sampled += count
-        return found
+        return spans
 
     def _passes(self, phase: PlanPhase) -> Passes:
         if phase.passes is None:
             return None
-        found = ((name, phase.passes.get(name, 0.0)) for name in self.datasets)
-        return tuple((name, epochs) for name, epochs in found if epochs > 0)
+        weights = ((name, phase.passes.get(name, 0.0)) for name in self.datasets)
+        return tuple((name, epochs) for name, epochs in weights if epochs > 0)
 
     def _at(self, step: int) -> tuple[_PhaseSpan, int]:
         """Return the span of a step, and the number of rows of its phase before it."""
@@ -315,8 +315,8 @@ class Remarks:
         lines = [f"dataset {name} is new to this run: it begins with its first row" for name in self.new]
         for old, new in self.renamed.items():
             lines.append(f"dataset {new} is what was called {old}, and goes on where that was")
-        for name, its in self.left.items():
-            stopped = f"after {its['cursor']:,} rows, from where it goes on should it come back"
+        for name, state in self.left.items():
+            stopped = f"after {state['cursor']:,} rows, from where it goes on should it come back"
             lines.append(f"dataset {name} is not trained on any more, {stopped}")
         return lines
 
@@ -331,11 +331,13 @@ def position_of(state: dict[str, Any], now: dict[str, Any]) -> tuple[Position, R
     # A renamed dataset is recognized by its content.
     renamed = {}
     for name in (name for name in own if name not in saved):
-        same_content = (old for old, its in saved.items() if old not in own and _content(its) == _content(own[name]))
+        same_content = (
+            old for old, old_state in saved.items() if old not in own and _content(old_state) == _content(own[name])
+        )
         if (old := next(same_content, None)) is not None:
             renamed[old], saved[name] = name, saved.pop(old)
     new = tuple(name for name in own if name not in saved)
-    left = {name: its for name, its in saved.items() if name not in own}
+    left = {name: old_state for name, old_state in saved.items() if name not in own}
     position = Position(
         step=state["step"],
         rows=state["rows"],
@@ -347,8 +349,8 @@ def position_of(state: dict[str, Any], now: dict[str, Any]) -> tuple[Position, R
     return position, Remarks(new=new, renamed=renamed, left=left)
 
 
-def _passes(found: list[tuple[str, float]] | None, renamed: dict[str, str]) -> Passes:
-    return None if found is None else tuple((renamed.get(name, name), epochs) for name, epochs in found)
+def _passes(passes: list[tuple[str, float]] | None, renamed: dict[str, str]) -> Passes:
+    return None if passes is None else tuple((renamed.get(name, name), epochs) for name, epochs in passes)
 
 
 def _content(state: dict[str, Any]) -> tuple[Any, ...]:

@@ -174,20 +174,20 @@ def _reasons(listed: Path) -> dict[str, int]:
     if not listed.is_file():
         return {}
     with listed.open(encoding="utf-8", errors="surrogateescape") as lines:
-        found = Counter(str(json.loads(line)["reason"]) for line in lines)
-    return dict(found.most_common(MOST_SHOWN))
+        reasons = Counter(str(json.loads(line)["reason"]) for line in lines)
+    return dict(reasons.most_common(MOST_SHOWN))
 
 
 def _numbers(store: TokenStore) -> dict[str, dict[str, float]]:
     """Return least, mean and most of every column, over predicted tokens, and of every value of documents."""
-    found = {}
+    figures = {}
     for names, predicted in ((store.columns, store.trained), (store.values, None)):
         for name, numbers in names.items():
             counted = numbers if predicted is None else numbers[predicted != 0]
             if len(counted):
                 least, most = float(counted.min()), float(counted.max())
-                found[name] = {"least": least, "mean": float(counted.mean(dtype=np.float64)), "most": most}
-    return found
+                figures[name] = {"least": least, "mean": float(counted.mean(dtype=np.float64)), "most": most}
+    return figures
 
 
 def sampling(plan: Plan, rows: dict[str, int]) -> dict[str, dict[str, Any]]:
@@ -210,9 +210,9 @@ def sampling(plan: Plan, rows: dict[str, int]) -> dict[str, dict[str, Any]]:
 
 def epoch(plan: Plan, rows: dict[str, int]) -> dict[str, float]:
     """Return the `rows` of an epoch and the `steps` that take them, as JSON values."""
-    found = epoch_rows(plan, rows)
-    steps = found / plan.node("setup.loader").args["rows"]
-    return {"rows": round(float(found), 2), "steps": round(float(steps), 2)}
+    epoch_count = epoch_rows(plan, rows)
+    steps = epoch_count / plan.node("setup.loader").args["rows"]
+    return {"rows": round(float(epoch_count), 2), "steps": round(float(steps), 2)}
 
 
 def rows_from(curriculum: Curriculum, rows: Mapping[str, int], step: int) -> Iterator[tuple[str, int, int]]:
@@ -255,18 +255,18 @@ def written_out(
     if reader.store.firsts is not None:
         documents, starts = np.repeat(documents, 2).tolist(), [0] * len(raw.segments)
     masks = raw.trained or [np.ones(len(tokens), dtype=np.uint8) for tokens in raw.segments]
-    found = []
+    row_segments = []
     for number, (document, start, tokens, mask) in enumerate(zip(documents, starts, raw.segments, masks, strict=True)):
         trained = [False, *(mask[1:] != 0).tolist()]
         laid = SegmentInRow(ids=tokens.tolist(), trained=trained, positions=len(tokens) - 1, other=0)
-        found.append(
+        row_segments.append(
             evolve(
                 _segment(tokenizer, laid, document, start, each),
                 side="" if raw.sides is None else SIDES[raw.sides[number]],
                 values={name: numbers[number] for name, numbers in raw.values.items()},
             )
         )
-    return ShownRow(dataset=dataset, index=index, place=place, capacity=rows.capacity, segments=tuple(found))
+    return ShownRow(dataset=dataset, index=index, place=place, capacity=rows.capacity, segments=tuple(row_segments))
 
 
 def laid_out(row: ShownRow, laid: Iterable[SegmentInRow], tokenizer: TextTokenizer, *, each: bool = False) -> ShownRow:
@@ -274,7 +274,7 @@ def laid_out(row: ShownRow, laid: Iterable[SegmentInRow], tokenizer: TextTokeniz
     return evolve(row, segments=tuple(_segment(tokenizer, one, None, 0, each) for one in laid))
 
 
-def _segment(tokenizer: TextTokenizer, laid: SegmentInRow, document: int | None, start: int, each: bool) -> Segment:
+def _segment(tokenizer: TextTokenizer, laid: SegmentInRow, document: int | None, start: int, single: bool) -> Segment:
     return Segment(
         document=document,
         start=start,
@@ -284,17 +284,17 @@ def _segment(tokenizer: TextTokenizer, laid: SegmentInRow, document: int | None,
         before=tokenizer.decode(laid.ids[:1]),
         text=tokenizer.decode(laid.ids[1:]),
         ends=laid.ids[-1] == tokenizer.eos,
-        stretches=_stretches(tokenizer, laid.ids, laid.trained, each),
+        stretches=_stretches(tokenizer, laid.ids, laid.trained, single),
     )
 
 
-def _stretches(tokenizer: TextTokenizer, ids: list[int], trained: list[bool], each: bool) -> tuple[DocumentSpan, ...]:
-    found: list[DocumentSpan] = []
-    every = pieces(tokenizer, ids) if each else []
+def _stretches(tokenizer: TextTokenizer, ids: list[int], trained: list[bool], single: bool) -> tuple[DocumentSpan, ...]:
+    spans: list[DocumentSpan] = []
+    every = pieces(tokenizer, ids) if single else []
     first = 0
     for kind, group in groupby(trained):
         end = first + len(list(group))
-        found.append(
+        spans.append(
             DocumentSpan(
                 trained=kind,
                 ids=tuple(ids[first:end]),
@@ -303,4 +303,4 @@ def _stretches(tokenizer: TextTokenizer, ids: list[int], trained: list[bool], ea
             )
         )
         first = end
-    return tuple(found)
+    return tuple(spans)

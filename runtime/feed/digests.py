@@ -38,8 +38,8 @@ class Stamp:
 
     @classmethod
     def of(cls, path: Path) -> "Stamp":
-        found = path.stat()
-        return cls(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+        status = path.stat()
+        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
     def settled(self, at: int) -> bool:
         """Return True if a change after the time `at` would change the stamp."""
@@ -78,12 +78,12 @@ class FileDigests:
         """Read files without remembered digests, in threads. progress: called with the bytes read and the total."""
         unknown = [(path, _size(path)) for path in paths if self._known(path) is None]
         # Large files first, so that the threads end at about the same time.
-        unknown.sort(key=lambda each: -each[1])
+        unknown.sort(key=lambda entry: -entry[1])
         total, done = sum(size for _, size in unknown), 0
         threads = min(THREADS, os.cpu_count() or 1, max(len(unknown), 1))
         with ThreadPoolExecutor(threads) as pool:
             try:
-                for size in pool.map(lambda each: (self.digest(each[0]), each[1])[1], unknown):
+                for size in pool.map(lambda entry: (self.digest(entry[0]), entry[1])[1], unknown):
                     done += size
                     if progress is not None:
                         progress(done, total)

@@ -102,14 +102,14 @@ def _words_of(record: SyntheticRecord, count: int) -> np.ndarray:
 @lru_cache(maxsize=1)
 def _words() -> tuple[str, ...]:
     syllables = [onset + vowel for onset in _ONSETS for vowel in _VOWELS]
-    found = []
+    words = []
     for rank in range(WORDS):
         word, rest = "", rank
         while not word or rest:
             rest, last = divmod(rest, len(syllables))
             word += syllables[last]
-        found.append(word)
-    return tuple(found)
+        words.append(word)
+    return tuple(words)
 
 
 @lru_cache(maxsize=1)
@@ -230,22 +230,22 @@ class DocumentEncoder:
         ]
         match contents[0]:
             case str():
-                found = self._texts(contents)
+                documents = self._texts(contents)
             case TokenIds():
-                found = self._tokens(contents)
+                documents = self._tokens(contents)
             case ChoiceQuestion():
-                found = self._questions(contents)
+                documents = self._questions(contents)
             case SyntheticRecord():
-                found = [TokenDocument(ids=self._between(self._lexicon.write(record))) for record in contents]
+                documents = [TokenDocument(ids=self._between(self._lexicon.write(record))) for record in contents]
             case PreferencePair():
-                found = self._pairs(contents)
+                documents = self._pairs(contents)
             case _:
-                found = self._conversations(contents)
+                documents = self._conversations(contents)
         return [
-            BadRecord(origin=record.origin, reason=each)
-            if isinstance(each, str)
-            else _with_numbers(self._ended(each) if self.reads.ended else each, record)
-            for record, each in zip(records, found, strict=True)
+            BadRecord(origin=record.origin, reason=document)
+            if isinstance(document, str)
+            else _with_numbers(self._ended(document) if self.reads.ended else document, record)
+            for record, document in zip(records, documents, strict=True)
         ]
 
     # Each of these returns a document or the reason why there is none.
@@ -258,11 +258,9 @@ class DocumentEncoder:
 
     def _questions(self, questions: list[ChoiceQuestion]) -> list[tuple[TokenDocument, ...] | str]:
         # Spaces at the end of a question belong to the choice: tokens begin with spaces and do not end with them.
-        texts = [
-            text for each in questions for text in (each.text.rstrip(), *(f"{each.text} {c}" for c in each.choices))
-        ]
+        texts = [text for q in questions for text in (q.text.rstrip(), *(f"{q.text} {c}" for c in q.choices))]
         encoded = iter(self.tokenizer.encode_batch(texts))
-        return [self._question(each, next(encoded), [next(encoded) for _ in each.choices]) for each in questions]
+        return [self._question(q, next(encoded), [next(encoded) for _ in q.choices]) for q in questions]
 
     def _question(
         self, question: ChoiceQuestion, alone: np.ndarray, wholes: list[np.ndarray]
@@ -270,15 +268,15 @@ class DocumentEncoder:
         begun = np.concatenate([self.tokenizer.begins_with, alone]).astype(self.dtype)
         if not len(begun):
             return "the tokenizer gives no tokens for this question"
-        found = []
+        documents = []
         for number, (choice, whole) in enumerate(zip(question.choices, wholes, strict=True)):
             scored = whole[len(alone) :].astype(self.dtype)
             if not len(scored):
                 return f"the tokenizer gives no tokens for choice {number} behind this question"
             ids = np.concatenate([begun, scored])
             facts = (number, int(number == question.right), len(choice), len(choice.encode()))
-            found.append(TokenDocument(ids=ids, trained=np.arange(len(ids)) >= len(begun), choice=facts))
-        return tuple(found)
+            documents.append(TokenDocument(ids=ids, trained=np.arange(len(ids)) >= len(begun), choice=facts))
+        return tuple(documents)
 
     def _between(self, ids: np.ndarray) -> np.ndarray:
         laid = np.empty(len(ids) + 2, self.dtype)
@@ -320,11 +318,11 @@ class DocumentEncoder:
                 ]
             )
         )
-        found = []
+        documents = []
         for pair in pairs:
             both = [next(texts if isinstance(side, str) else conversations) for side in (pair.chosen, pair.rejected)]
-            found.append(self._pair(*both))
-        return found
+            documents.append(self._pair(*both))
+        return documents
 
     def _pair(self, first: TokenDocument | str, second: TokenDocument | str) -> TokenDocument | str:
         for name, side in ((self.reads.chosen, first), (self.reads.rejected, second)):
@@ -349,13 +347,13 @@ class DocumentEncoder:
 
     def _conversations(self, conversations: Sequence[list[Message] | Conversation]) -> list[TokenDocument | str]:
         written = self._rendered(conversations)
-        good = [each for each in written if not isinstance(each, str)]
-        placed = iter(self.tokenizer.encode_rendered([each.text for each in good]) if good else ())
-        prompts = [each.prompt for each in good if each.prompt]
+        good = [one for one in written if not isinstance(one, str)]
+        placed = iter(self.tokenizer.encode_rendered([one.text for one in good]) if good else ())
+        prompts = [one.prompt for one in good if one.prompt]
         begun = iter(self.tokenizer.encode_rendered(prompts) if prompts else ())
         return [
-            each if isinstance(each, str) else self._document(each, next(placed), next(begun) if each.prompt else None)
-            for each in written
+            one if isinstance(one, str) else self._document(one, next(placed), next(begun) if one.prompt else None)
+            for one in written
         ]
 
     def _rendered(self, conversations: Sequence[list[Message] | Conversation]) -> list[WrittenConversation | str]:
@@ -393,16 +391,16 @@ class DocumentEncoder:
             columns[WEIGHTS] = np.concatenate(shares).astype(np.float32)
         return TokenDocument(ids=laid, trained=mask.astype(bool), columns=columns, lost=written.lost)
 
-    def _ended(self, found: TokenDocument | tuple[TokenDocument, ...]) -> TokenDocument:
+    def _ended(self, document: TokenDocument | tuple[TokenDocument, ...]) -> TokenDocument:
         """Add one eos, not predicted if there is a mask, to a document or each side of a pair."""
-        assert isinstance(found, TokenDocument), "questions with choices have no rewards"
-        places = [len(found.ids)] if found.first is None else [found.first, len(found.ids)]
+        assert isinstance(document, TokenDocument), "questions with choices have no rewards"
+        places = [len(document.ids)] if document.first is None else [document.first, len(document.ids)]
         return evolve(
-            found,
-            ids=np.insert(found.ids, places, self.tokenizer.eos),
-            trained=None if found.trained is None else np.insert(found.trained, places, False),
-            first=None if found.first is None else found.first + 1,
-            columns={name: np.insert(column, places, 0.0) for name, column in found.columns.items()},
+            document,
+            ids=np.insert(document.ids, places, self.tokenizer.eos),
+            trained=None if document.trained is None else np.insert(document.trained, places, False),
+            first=None if document.first is None else document.first + 1,
+            columns={name: np.insert(column, places, 0.0) for name, column in document.columns.items()},
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -415,19 +413,19 @@ def _seconds_more(conversation: list[Message] | Conversation) -> float:
 
 
 def _with_numbers(
-    found: TokenDocument | tuple[TokenDocument, ...], record: SourceRecord
+    document: TokenDocument | tuple[TokenDocument, ...], record: SourceRecord
 ) -> TokenDocument | tuple[TokenDocument, ...]:
     """Return a document with the numbers of its record; a number of the whole record goes to every token."""
     numbers = record.content
     if not isinstance(numbers, Numbered):
-        return found
-    assert isinstance(found, TokenDocument), "questions with choices have no numbers"
-    count = len(found.ids)
+        return document
+    assert isinstance(document, TokenDocument), "questions with choices have no numbers"
+    count = len(document.ids)
     columns = {
         name: column if isinstance(column, np.ndarray) else np.full(count, column, dtype=np.float32)
         for name, column in numbers.columns.items()
     }
-    return evolve(found, columns=found.columns | columns, values=numbers.values)
+    return evolve(document, columns=document.columns | columns, values=numbers.values)
 
 
 def _within(placed: Placed, spans: list[Span], length: int) -> np.ndarray:

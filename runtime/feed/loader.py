@@ -108,14 +108,14 @@ def _laid_out(
     row, segments, valid = 0, 0, 0
     for feeder, indices in runs:
         end = row + len(indices)
-        found, labelled = lay_rows(
+        laid, labelled = lay_rows(
             indices, *feeder._inputs, pack.align, longest_padding(pack.align), row * capacity,
             input_ids[row:end], labels[row:end], positions[row:end], real[row:end],
             bounds[segments:], real_lengths[segments:],
         )  # fmt: skip
-        if found < 0:
-            raise no_room(row - 1 - found, labelled, capacity)
-        row, segments, valid = end, segments + found, valid + labelled
+        if laid < 0:
+            raise no_room(row - 1 - laid, labelled, capacity)
+        row, segments, valid = end, segments + laid, valid + labelled
     return Microbatch(
         input_ids_BS=torch.from_numpy(input_ids),
         labels_BS=torch.from_numpy(labels),
@@ -178,7 +178,7 @@ class RowLoader:
         sizes = self.curriculum.rows_per_step
         assert sizes.full == self.rows_per_step and sizes.grows_by % (self.micro * self.data_ranks) == 0
         assert self.curriculum.datasets == tuple(dataset.name for dataset in self.datasets)
-        assert len({(rows.capacity, rows.align) for rows in (each.reader.rows for each in self.datasets)}) == 1
+        assert len({(rows.capacity, rows.align) for rows in (training.reader.rows for training in self.datasets)}) == 1
 
     @property
     def rows_per_step(self) -> int:
@@ -249,7 +249,7 @@ class RowLoader:
         return [
             [
                 readers[dataset].row(row, dataset=dataset if several else UNKNOWN, position=place)
-                for dataset, row, place in zip(*(each.tolist() for each in some), strict=True)
+                for dataset, row, place in zip(*(numbers.tolist() for numbers in some), strict=True)
             ]
             for some in zip(taken.datasets, taken.rows, taken.places, strict=True)
         ]
@@ -282,7 +282,7 @@ class RowLoader:
             "rows": position.rows,
             "phase": position.phase,
             "rows_in_phase": position.sampled,
-            **({} if position.passes is None else {"passes": [list(each) for each in position.passes]}),
+            **({} if position.passes is None else {"passes": [list(weight) for weight in position.passes]}),
             "datasets": {
                 **self._left,
                 **{
@@ -312,13 +312,13 @@ class RowLoader:
         readers = [dataset.reader for dataset in self.datasets]
         known = {reader.fingerprint for reader in readers}
 
-        def renewed(its: dict[str, Any]) -> dict[str, Any]:
-            content = its.get("content", "")
-            same = () if content in known else (each for each in readers if each.was_called(content))
-            found = next(iter(same), None)
-            return its if found is None else {**its, "content": found.fingerprint}
+        def renewed(data: dict[str, Any]) -> dict[str, Any]:
+            content = data.get("content", "")
+            same = () if content in known else (candidate for candidate in readers if candidate.was_called(content))
+            renamed = next(iter(same), None)
+            return data if renamed is None else {**data, "content": renamed.fingerprint}
 
-        return {**state, "datasets": {name: renewed(its) for name, its in state.get("datasets", {}).items()}}
+        return {**state, "datasets": {name: renewed(data) for name, data in state.get("datasets", {}).items()}}
 
 
 @define(kw_only=True, frozen=True, eq=False)

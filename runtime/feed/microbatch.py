@@ -105,11 +105,11 @@ class Units:
                 f"the loss is of each {unit}, and these rows hold other documents",
                 remedy=f"Train on documents that are {unit}s, or choose a loss of their kind.",
             )
-        found = [real[first : first + count] for first in range(0, len(real), count)]
-        found = [members for members in found if all(counted[number] for number in members)]
+        units = [real[first : first + count] for first in range(0, len(real), count)]
+        units = [members for members in units if all(counted[number] for number in members)]
         given: dict[str, Tensor] = {}
         for name in names:
-            numbers = [sample.values.get(name) for members in found if (sample := samples[members[0]]) is not None]
+            numbers = [sample.values.get(name) for members in units if (sample := samples[members[0]]) is not None]
             if None in numbers:
                 raise DataError(f"the loss reads `{name}` of each {unit}, and not every document has it")
             given[name] = torch.tensor(numbers, dtype=torch.float64)
@@ -117,7 +117,7 @@ class Units:
             segment_BS=segment_T.view_as(labels_BS),
             tokens_N=tokens_N,
             last_N=torch.where(real_lengths > 0, bounds[:-1].long() + real_lengths - 1, -1),
-            members_KU=torch.tensor(found, dtype=torch.int64).view(-1, count).T.contiguous(),
+            members_KU=torch.tensor(units, dtype=torch.int64).view(-1, count).T.contiguous(),
             values=given,
         )
 
@@ -167,19 +167,17 @@ class Units:
     def joined(rows: Sequence["Units"]) -> "Units":
         """Join the units of rows."""
         starts, places = [0], [0]
-        for each in rows:
-            starts.append(starts[-1] + len(each.tokens_N))
-            places.append(places[-1] + each.segment_BS.numel())
+        for row in rows:
+            starts.append(starts[-1] + len(row.tokens_N))
+            places.append(places[-1] + row.segment_BS.numel())
         pairs = list(zip(rows, starts, strict=False))
-        lasts = [
-            torch.where(each.last_N < 0, -1, each.last_N + place) for each, place in zip(rows, places, strict=False)
-        ]
+        lasts = [torch.where(row.last_N < 0, -1, row.last_N + place) for row, place in zip(rows, places, strict=False)]
         return Units(
-            segment_BS=torch.cat([each.segment_BS + start for each, start in pairs]),
-            tokens_N=torch.cat([each.tokens_N for each in rows]),
+            segment_BS=torch.cat([row.segment_BS + start for row, start in pairs]),
+            tokens_N=torch.cat([row.tokens_N for row in rows]),
             last_N=torch.cat(lasts),
-            members_KU=torch.cat([each.members_KU + start for each, start in pairs], dim=1),
-            values={name: torch.cat([each.values[name] for each in rows]) for name in rows[0].values},
+            members_KU=torch.cat([row.members_KU + start for row, start in pairs], dim=1),
+            values={name: torch.cat([row.values[name] for row in rows]) for name in rows[0].values},
         )
 
 

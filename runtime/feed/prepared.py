@@ -291,10 +291,10 @@ def counted_rows(plan: Plan) -> Counted | None:
     try:
         tokenizer = load_tokenizer(plan.node("setup.tokenizer").args["source"], Path.cwd())
         for name in plan.node("setup.loader").args["datasets"]:
-            found = _rows(plan, plan.node(f"setup.data.{name}"), tokenizer, cache)
-            if found is None:
+            counted = _rows(plan, plan.node(f"setup.data.{name}"), tokenizer, cache)
+            if counted is None:
                 return None
-            rows[name], stores[name] = found
+            rows[name], stores[name] = counted
     except DataError:
         return None
     return Counted(rows=rows, stores=stores) if all(rows.values()) else None

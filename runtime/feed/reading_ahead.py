@@ -91,11 +91,11 @@ class _AheadSpan:
             self._changed.wait_for(lambda: self._read)
             if isinstance(error := self._read[0], BaseException):
                 raise error  # it stays first: nothing is read after it
-            found = self._read.popleft()
+            microbatches = self._read.popleft()
             self._due += 1
             self._changed.notify_all()
-        assert not isinstance(found, BaseException)
-        return found
+        assert not isinstance(microbatches, BaseException)
+        return microbatches
 
     def close(self) -> None:
         with self._changed:
@@ -111,10 +111,10 @@ class _AheadSpan:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)  # a thread starts on the first device of the machine
             while self._may_go_on():
-                found = next(steps, None)
-                if found is None:
+                microbatches = next(steps, None)
+                if microbatches is None:
                     return
-                self._give([pinned(batch) for batch in found] if self._device.type == "cuda" else found)
+                self._give([pinned(batch) for batch in microbatches] if self._device.type == "cuda" else microbatches)
         except BaseException as error:  # raised again in the step that needs it
             self._give(error)
         finally:
@@ -126,9 +126,9 @@ class _AheadSpan:
             self._changed.wait_for(lambda: self._stopped or len(self._read) < self._ahead)
             return not self._stopped
 
-    def _give(self, found: Microbatches | BaseException) -> None:
+    def _give(self, result: Microbatches | BaseException) -> None:
         with self._changed:
-            self._read.append(found)
+            self._read.append(result)
             self._changed.notify_all()
 
 
@@ -196,7 +196,7 @@ def _arrays(batch: Microbatch) -> dict[str, Any]:
 
 def _array(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _array(each) for name, each in value.items()}
+        return {name: _array(item) for name, item in value.items()}
     return np.ascontiguousarray(value.numpy()) if isinstance(value, torch.Tensor) else value
 
 
@@ -206,7 +206,7 @@ def _tensors(content: dict[str, Any]) -> Microbatch:
 
 def _tensor(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _tensor(each) for name, each in value.items()}
+        return {name: _tensor(item) for name, item in value.items()}
     return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
 
@@ -237,10 +237,10 @@ class ReaderProcesses:
                 readers[(step - first) % len(readers)].ask(step)
             for step in range(first, until):
                 place = (step - first) % len(readers)
-                found = self._answer(readers, place, step, recipe)
+                microbatches = self._answer(readers, place, step, recipe)
                 if step + len(readers) < until:
                     readers[place].ask(step + len(readers))
-                yield found
+                yield microbatches
         finally:
             for reader in readers:
                 reader.end()
@@ -248,7 +248,7 @@ class ReaderProcesses:
     def _answer(self, readers: list["ReaderProcess"], place: int, step: int, recipe: bytes) -> Microbatches:
         for _ in range(ATTEMPTS):
             try:
-                found = readers[place].answer()
+                answer = readers[place].answer()
             except (EOFError, OSError):
                 code = readers[place].end()
                 self.warn(
@@ -258,9 +258,9 @@ class ReaderProcesses:
                 readers[place] = ReaderProcess(recipe)
                 readers[place].ask(step)
                 continue
-            if isinstance(found, BaseException):
-                raise found
-            return found
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
         message = f"rank {self.rank.rank}: data workers for step {step + 1} died {ATTEMPTS} times in a row"
         raise EnvironmentFault("X714", message)
 

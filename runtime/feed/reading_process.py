@@ -64,11 +64,11 @@ def serve(socket: Connection) -> None:
         step = int.from_bytes(socket.recv_bytes(), "little")
         try:
             loader = loader or read_recipe(recipe)
-            found = loader.microbatches(step)
+            microbatches = loader.microbatches(step)
         except Exception as error:
             send_failure(socket, error)
         else:
-            send_answer(socket, found)
+            send_answer(socket, microbatches)
 
 
 def main() -> None:

@@ -103,9 +103,9 @@ class Reads:
     def beside(self) -> dict[str, Any]:
         """Optional fields that are read, as JSON: setting → field."""
         names = ("input", "label", "tools", "system", "mask", "message_train", "message_weight")
-        found: dict[str, Any] = {name: value for name in names if (value := getattr(self, name)) is not None}
-        found |= {name: dict(fields) for name in ("columns", "values") if (fields := getattr(self, name))}
-        return found | ({"ended": True} if self.ended else {})
+        optional: dict[str, Any] = {name: value for name in names if (value := getattr(self, name)) is not None}
+        optional |= {name: dict(fields) for name in ("columns", "values") if (fields := getattr(self, name))}
+        return optional | ({"ended": True} if self.ended else {})
 
     @property
     def value_names(self) -> tuple[str, ...]:

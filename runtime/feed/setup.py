@@ -253,7 +253,7 @@ def build_loader(
     `turns` times. `prefetch` steps are read ahead, by a thread, or by `workers` processes.
     """
     trained = tuple(TrainingRows.of(name, prepared[name].parts["training"], seed) for name in datasets)
-    counts = {each.name: each.order.num_rows for each in trained}
+    counts = {dataset.name: dataset.order.num_rows for dataset in trained}
     curriculum = curriculum_of(plan, counts)
     assert steps in (None, curriculum.steps) and seed == curriculum.seed
     loader = RowLoader(
@@ -267,7 +267,7 @@ def build_loader(
         balance=balance,
         task_of=tuple(task_of or ()),
     )
-    assert loader.rows_per_step == rows and {each.reader.rows.capacity for each in trained} == {sequence}
+    assert loader.rows_per_step == rows and {dataset.reader.rows.capacity for dataset in trained} == {sequence}
     first = curriculum.rows_per_step.first
     assert first == (rows if ramp is None else ramp["rows"])
     loader.make_ready()
@@ -311,7 +311,7 @@ def ahead_of(feed: Feed, plan: Plan, rank: Rank, records: Records, prefetch: int
 
 def report_rows(records: Records, trained: tuple[TrainingRows, ...], steps: int, batch: Arithmetic) -> None:
     """Report the rows of each dataset, the steps of the run, and the rows and tokens of an epoch."""
-    rows = {each.name: each.order.num_rows for each in trained}
+    rows = {dataset.name: dataset.order.num_rows for dataset in trained}
     epoch = float(batch.epoch_rows or 0)
     tokens = epoch * batch.sequence
     records.event(DataEvent(step=0, rows=rows, steps=steps, epoch_rows=epoch, epoch_tokens=tokens, epochs=batch.epochs))
@@ -337,7 +337,7 @@ class SpecRefused(EnvironmentFault):
 
     def __init__(self, errors: list[Diagnostic]) -> None:
         first, *others = errors
-        lines = [_said(first), *(f"{each.code}: {_said(each)}" for each in others)]
+        lines = [_said(first), *(f"{error.code}: {_said(error)}" for error in others)]
         super().__init__(first.code, "\n".join(lines))
 
 
@@ -355,11 +355,11 @@ def see_horizon(plan: Plan, feed: Feed, rank: Rank, records: Records, progress: 
     counts = Counts(
         epoch_rows=batch.epoch_rows, done_steps=batch.done_steps, done_rows=batch.done_rows, past=batch.past
     )
-    found = CollectiveErrors.of(rank).first(lambda: _found(plan, counts))
-    for each in found:
-        if each.severity == "warning":
-            records.warn(_said(each), step=progress.step, code=each.code)
-    if errors := [each for each in found if each.severity == "error"]:
+    diagnostics = CollectiveErrors.of(rank).first(lambda: _found(plan, counts))
+    for diagnostic in diagnostics:
+        if diagnostic.severity == "warning":
+            records.warn(_said(diagnostic), step=progress.step, code=diagnostic.code)
+    if errors := [diagnostic for diagnostic in diagnostics if diagnostic.severity == "error"]:
         raise SpecRefused(errors)
 
 
@@ -373,10 +373,10 @@ def _found(plan: Plan, counts: Counts) -> list[Diagnostic]:
         return [Diagnostic(severity="warning", code="W705", message=message, span=None)]
 
 
-def _said(found: Diagnostic) -> str:
+def _said(diagnostic: Diagnostic) -> str:
     """Return `tiny.xtrain:7:20: warmup 50 steps is longer …; use …`."""
-    place, hint = f"{found.span}: " if found.span else "", f"; {found.hint}" if found.hint else ""
-    return f"{place}{found.message}{hint}"
+    place, hint = f"{diagnostic.span}: " if diagnostic.span else "", f"; {diagnostic.hint}" if diagnostic.hint else ""
+    return f"{place}{diagnostic.message}{hint}"
 
 
 def _horizon_event(timeline: Timeline, step: int, epoch_rows: float) -> HorizonEvent:
@@ -393,5 +393,5 @@ def _horizon_event(timeline: Timeline, step: int, epoch_rows: float) -> HorizonE
             HorizonTick([*tick.nodes], tick.steps, None if tick.tokens is None else float(tick.tokens))
             for tick in ticks
         ],
-        stretches=[HorizonStretch(each.first, each.tokens, each.tokens_before) for each in timeline.stretches],
+        stretches=[HorizonStretch(part.first, part.tokens, part.tokens_before) for part in timeline.stretches],
     )

@@ -116,8 +116,8 @@ def open_taught(cache: Path, key: TaughtKey, tokens: int) -> dict[str, np.ndarra
     widths = {TEACHER_IDS: key.top, TEACHER_LOGPROBS: key.top + 1}
     try:
         read_json(folder / META)
-        found = {name: np.asarray(np.memmap(folder / f"{name}.bin", dtype=COLUMNS[name], mode="r")) for name in COLUMNS}
-        return {name: column.reshape(tokens, widths[name]) for name, column in found.items()}
+        flat = {name: np.asarray(np.memmap(folder / f"{name}.bin", dtype=COLUMNS[name], mode="r")) for name in COLUMNS}
+        return {name: column.reshape(tokens, widths[name]) for name, column in flat.items()}
     except (OSError, ValueError):
         return None
 
@@ -214,11 +214,11 @@ class TaughtEntry:
     def _known(self) -> int:
         """Return the number of complete microbatches that another process left."""
         try:
-            found = read_json(self.folder / PROGRESS)
-            fits = found["micro"] == self.micro and found["covers"] == asdict(self.key)
+            progress = read_json(self.folder / PROGRESS)
+            fits = progress["micro"] == self.micro and progress["covers"] == asdict(self.key)
             sizes = {name: (self.folder / f"{name}.bin").stat().st_size for name in COLUMNS}
             whole = {name: self.tokens * self._widths[name] * np.dtype(COLUMNS[name]).itemsize for name in COLUMNS}
-            return int(found["done"]) if fits and sizes == whole else 0
+            return int(progress["done"]) if fits and sizes == whole else 0
         except (OSError, ValueError, KeyError, TypeError):
             return 0
 

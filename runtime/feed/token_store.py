@@ -271,21 +271,21 @@ def damage(directory: Path, progress: Report | None = None) -> list[str]:
         digests = dict(read_json(directory / META)["digests"])
     except (OSError, ValueError, KeyError, TypeError):
         return [META]
-    found = []
+    changed = []
     total = sum(path.stat().st_size for path in directory.iterdir())
     done = 0
     for name, written in digests.items():
         try:
             if file_digest(directory / name) != written:
-                found.append(name)
+                changed.append(name)
             done += (directory / name).stat().st_size
         except (DataError, OSError):
-            found.append(name)
+            changed.append(name)
         if progress is not None:
             progress(DataProgress(stage="files", done=done, total=total))
-    if open_store(directory) is None and not found:
-        found.append(META)
-    return found
+    if open_store(directory) is None and not changed:
+        changed.append(META)
+    return changed
 
 
 def _lengths(offsets: np.ndarray) -> Iterator[np.ndarray]:

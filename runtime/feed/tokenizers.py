@@ -46,17 +46,17 @@ def token_bytes(
     """
     described = json.loads(content)
     decoders = list(_steps(described.get("decoder"), "decoders"))
-    kinds = {each["type"] for each in decoders}
+    kinds = {decoder["type"] for decoder in decoders}
     prepended = False
     if "ByteLevel" in kinds:
         readers = _steps(described.get("pre_tokenizer"), "pretokenizers")
-        prepended = any(each["type"] == "ByteLevel" and each.get("add_prefix_space") for each in readers)
+        prepended = any(reader["type"] == "ByteLevel" and reader.get("add_prefix_space") for reader in readers)
         mark = "Ġ"
-    elif "Metaspace" in kinds or any(each.get("pattern") == {"String": SPACE} for each in decoders):
+    elif "Metaspace" in kinds or any(decoder.get("pattern") == {"String": SPACE} for decoder in decoders):
         prepended = any(
-            (each["type"] == "Strip" and each.get("content") == " " and each.get("start", 0) > 0)
-            or (each["type"] == "Metaspace" and each.get("prepend_scheme", "always") != "never")
-            for each in decoders
+            (decoder["type"] == "Strip" and decoder.get("content") == " " and decoder.get("start", 0) > 0)
+            or (decoder["type"] == "Metaspace" and decoder.get("prepend_scheme", "always") != "never")
+            for decoder in decoders
         )
         mark = SPACE
     else:
@@ -199,7 +199,7 @@ VARIED: Final = 32
 def joined(text: str, encode: Callable[[str], Placed], piece: int = PIECE, overlap: int = OVERLAP) -> np.ndarray:
     """Return the ids of a text, uint32 [tokens], as if tokenized whole. encode: returns the tokens of a text with
     positions."""
-    found: list[np.ndarray] = []
+    parts: list[np.ndarray] = []
     # of the piece: its position, the first token that is not taken yet
     begin, first, tokens = 0, 0, encode(text[:piece])
     while (end := begin + piece) < len(text):
@@ -211,9 +211,9 @@ def joined(text: str, encode: Callable[[str], Placed], piece: int = PIECE, overl
             common *= 4
         else:  # every token depends on the end of the text
             return encode(text).ids
-        found.append(tokens.ids[first : cut[0]])
+        parts.append(tokens.ids[first : cut[0]])
         begin, first, tokens = end - common, cut[1], others
-    return np.concatenate([*found, tokens.ids[first:]])
+    return np.concatenate([*parts, tokens.ids[first:]])
 
 
 def _cut(tokens: Placed, others: Placed, text: str, offset: int, common: int) -> tuple[int, int] | None:
@@ -225,8 +225,8 @@ def _cut(tokens: Placed, others: Placed, text: str, offset: int, common: int) ->
     """
     low, high = offset + common // 4, offset + common - common // 4
     spans = [
-        (int(np.searchsorted(each.starts, low - moved)), int(np.searchsorted(each.starts, high - moved)))
-        for each, moved in ((tokens, 0), (others, offset))
+        (int(np.searchsorted(placed.starts, low - moved)), int(np.searchsorted(placed.starts, high - moved)))
+        for placed, moved in ((tokens, 0), (others, offset))
     ]
     (first, last), (second, after) = spans
     places = tokens.starts[first:last]
@@ -251,18 +251,18 @@ def written(tokenizer: TextTokenizer, ids: Sequence[int], before: int | None = N
     such a name or token.
     """
     names = "|".join(map(re.escape, sorted(tokenizer.special_names, key=len, reverse=True)))
-    found: list[str] = []
+    parts: list[str] = []
     for special, group in groupby(ids, key=tokenizer.specials.__contains__):
         some = list(group)
         if special:
-            if found:
-                found[-1] = re.sub(r"\\+\Z", lambda end: end[0] * 2, found[-1])
-            found.append("".join(map(tokenizer.piece, some)))
+            if parts:
+                parts[-1] = re.sub(r"\\+\Z", lambda end: end[0] * 2, parts[-1])
+            parts.append("".join(map(tokenizer.piece, some)))
         else:
             text = continued(tokenizer, some, before)
-            found.append(re.sub(rf"(\\*)({names})", r"\1\1\\\2", text) if names else text)
+            parts.append(re.sub(rf"(\\*)({names})", r"\1\1\\\2", text) if names else text)
         before = some[-1]
-    return "".join(found)
+    return "".join(parts)
 
 
 def continued(tokenizer: TextTokenizer, ids: Sequence[int], before: int | None) -> str:
@@ -278,9 +278,9 @@ def continued(tokenizer: TextTokenizer, ids: Sequence[int], before: int | None) 
 
 def pieces(tokenizer: TextTokenizer, ids: Sequence[int]) -> list[str]:
     """Return the text of each token; as the vocabulary writes it if it is not valid text."""
-    found, before = [], None
+    texts, before = [], None
     for token in ids:
         text = tokenizer.piece(token) if token in tokenizer.specials else continued(tokenizer, [token], before)
-        found.append(tokenizer.piece(token) if not text or UNREADABLE in text else text)
+        texts.append(tokenizer.piece(token) if not text or UNREADABLE in text else text)
         before = token
-    return found
+    return texts

@@ -31,7 +31,7 @@ def split_rows(batch: Microbatch) -> list[Microbatch]:
     starts = torch.arange(rows + 1, dtype=batch.cumulative_lengths.dtype) * sequence
     cuts = torch.searchsorted(batch.cumulative_lengths, starts).tolist()
 
-    def one(row: int, first: int, end: int) -> Microbatch:
+    def row_microbatch(row: int, first: int, end: int) -> Microbatch:
         own = slice(row, row + 1)
         return evolve(
             batch,
@@ -43,7 +43,7 @@ def split_rows(batch: Microbatch) -> list[Microbatch]:
             num_valid=count_valid(_part(batch.labels_BS, own)),
         )
 
-    return [one(row, first, end) for row, (first, end) in enumerate(pairwise(cuts))]
+    return [row_microbatch(row, first, end) for row, (first, end) in enumerate(pairwise(cuts))]
 
 
 def join_rows(rows: Sequence[Microbatch]) -> Microbatch:
@@ -73,9 +73,9 @@ def _part(tensor: Tensor | None, rows: slice) -> Tensor | None:
 
 def _all(tensors: Sequence[Tensor | None]) -> Tensor | None:
     """Concatenate the tensors; None if there are none."""
-    found = [tensor for tensor in tensors if tensor is not None]
-    assert len(found) in (0, len(tensors)), "rows of one microbatch have the same tensors"
-    return torch.cat(found) if found else None
+    present = [tensor for tensor in tensors if tensor is not None]
+    assert len(present) in (0, len(tensors)), "rows of one microbatch have the same tensors"
+    return torch.cat(present) if present else None
 
 
 # shapes: L positions of a sample, B rows, S positions of a row that this rank holds
@@ -141,7 +141,7 @@ def check_row(given: Any, kind: type[RawRow] | type[TensorRow], before: RawRow |
         if [len(part) for part in parts] != [len(segment) for segment in given.segments]:
             raise Wrong(f"gave column `{name}` that does not fit the segments, number by number")
     if given.segments:
-        _check_range([torch.as_tensor(np.asarray(each, dtype=np.int64)) for each in given.segments], vocab, "segment")
+        _check_range([torch.as_tensor(np.asarray(ids, dtype=np.int64)) for ids in given.segments], vocab, "segment")
     return evolve(given, dataset=before.dataset, position=before.position)
 
 
@@ -218,8 +218,8 @@ def _check_range(
 ) -> None:
     """Check that ids are below the size of the vocabulary; labels may also be IGNORE_INDEX. One check of all, as it
     runs each step."""
-    found = [tensor for tensor in ids if tensor is not None]
-    whole = torch.cat(found)
+    present = [tensor for tensor in ids if tensor is not None]
+    whole = torch.cat(present)
     if ignored:
         whole = whole.where(whole != IGNORE_INDEX, 0)
     if not len(whole):
@@ -228,7 +228,7 @@ def _check_range(
     if low >= 0 and high < vocab:
         return
     wrong = low if low < 0 else high
-    number = next(number for number, tensor in enumerate(found) if bool((tensor == wrong).any()))
+    number = next(number for number, tensor in enumerate(present) if bool((tensor == wrong).any()))
     whose = f"{each} {number} with " if each else ""
     allowed = f"0 to {vocab - 1:,}" + (f" or {IGNORE_INDEX}" if ignored else "")
     raise Wrong(f"gave {whose}{wrong:,} among its {what}; they are {allowed}")

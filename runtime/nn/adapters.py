@@ -47,7 +47,7 @@ class TaskLinear(Linear):
         self.tasks = TasksOf()
 
     def forward(self, input: Tensor) -> Tensor:
-        scaled = self.routing.counts and any(each is not None and each.scales for each in self._adapters)
+        scaled = self.routing.counts and any(adapter is not None and adapter.scales for adapter in self._adapters)
         if self.bias is None or not scaled:
             return self.routing.applied(self._adapters, input, super().forward(input))
         return self.without_bias(input) + local(self.bias, partial=self.partial)
@@ -65,8 +65,8 @@ class TaskLinear(Linear):
 
     @property
     def _adapters(self) -> "list[ChangesProduct | None]":
-        found: list[Any] = [self.tasks.get(name) for name in self.routing.names]
-        return found
+        adapters: list[Any] = [self.tasks.get(name) for name in self.routing.names]
+        return adapters
 
 
 class TaskPlace(Linear):
@@ -128,10 +128,10 @@ def add_task(block: nn.Module, path: str, task: str, routing: TaskRouting) -> nn
 
 def take_task(block: nn.Module, path: str, task: str, tree: nn.Module) -> None:
     """Move a task's module from the tree of `add_task` into the block, without a weight of its own."""
-    base, found = block.get_submodule(path), tree.get_submodule(path)
+    base, adapter = block.get_submodule(path), tree.get_submodule(path)
     if isinstance(base, TaskLinear):
-        found.register_parameter("weight", None)
-        base.tasks.put(task, found)
+        adapter.register_parameter("weight", None)
+        base.tasks.put(task, adapter)
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -145,11 +145,11 @@ class MatrixFunctions(Generic[F]):
         self.does, self._found = does, dict[type[AdaptedMatrix], F]()
 
     def __call__(self, matrix: type[AdaptedMatrix]) -> Callable[[F], F]:
-        def add(function: F) -> F:
+        def register(function: F) -> F:
             self._found[matrix] = function
             return function
 
-        return add
+        return register
 
     def of(self, matrix: type[AdaptedMatrix]) -> F:
         """Return the function of a class after importing its module. Raises PlanMismatch without one."""
@@ -193,7 +193,7 @@ def put_on(module: nn.Module, block: AdaptedBlock, arch: Architecture, axes: Axe
 def put_on_head(model: nn.Module, arch: Architecture, axes: Axes) -> None:
     """Put an adapter on the vocabulary head, a `Linear` of the model without weight if it shares the embedding's."""
     head = arch.head_parameter
-    _put_all(model, head_matrices(arch), {each.name: each for each in (head, *arch.head_adapters())}, axes)
+    _put_all(model, head_matrices(arch), {p.name: p for p in (head, *arch.head_adapters())}, axes)
 
 
 def _put_all(

@@ -244,7 +244,7 @@ def flex(
     else:
         attend, _ = _flex_functions(q_BHSA.device.type)
         grouped = q_BHSA.shape[1] != k_BKSA.shape[1]
-        found: Any = attend(
+        attended: Any = attend(
             *(q_BHSA, k_BKSA, v_BKSA),
             score_mod=None if scores.cap is None else _capped(scores.cap),
             block_mask=packing.block_masks[scores.window],
@@ -252,7 +252,7 @@ def flex(
             enable_gqa=grouped,
             return_aux=None if sink_H is None else AuxRequest(lse=True),
         )
-        out_BHSA, lse_BHS = (found, None) if sink_H is None else (found[0], found[1].lse)
+        out_BHSA, lse_BHS = (attended, None) if sink_H is None else (attended[0], attended[1].lse)
     if sink_H is None:
         return out_BHSA
     assert lse_BHS is not None

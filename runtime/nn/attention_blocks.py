@@ -266,13 +266,13 @@ class _CausalBlocks(torch.autograd.Function):
             # Layout of the output matrix's input.
             out_BSHV = v_BKSV.new_empty(rows, length, heads, v_BKSV.shape[-1])
 
-            def compute(block: slice) -> None:
+            def compute_block(block: slice) -> None:
                 q_NQA, size = _by_key_head(q_BHSA, block, k_BKSA.shape[1]), block.stop - block.start
                 weights_NQL = _weights(q_NQA, k_NSA[:, : block.stop], factor, hidden_Q1Q, size)
                 out_BSHV[:, block] = _by_head(torch.bmm(weights_NQL, v_NSV[:, : block.stop]), rows, size)
 
             for block in _blocks(length):
-                compute(block)
+                compute_block(block)
             return (out_BSHV.transpose(1, 2),)
 
         (out_BHSV,) = as_one("attention", forward)
@@ -288,7 +288,7 @@ class _CausalBlocks(torch.autograd.Function):
         k_NSA, v_NSV, hidden_Q1Q = k_BKSA.flatten(0, 1), v_BKSV.flatten(0, 1), _hidden(q_BHSA)
         grad_q, grad_k, grad_v = torch.empty_like(q_BHSA), torch.zeros_like(k_NSA), torch.zeros_like(v_NSV)
 
-        def add(block: slice) -> None:
+        def add_block(block: slice) -> None:
             seen, size = slice(block.stop), block.stop - block.start
             q_NQA = _by_key_head(q_BHSA, block, groups)
             grad_NQV = _by_key_head(grad_outputs[0], block, groups)
@@ -302,5 +302,5 @@ class _CausalBlocks(torch.autograd.Function):
             grad_q[:, :, block].transpose(1, 2).copy_(_by_head(found_NQA, rows, size))
 
         for block in _blocks(length):
-            add(block)
+            add_block(block)
         return grad_q, grad_k.view_as(k_BKSA), grad_v.view_as(v_BKSV), None

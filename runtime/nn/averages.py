@@ -102,7 +102,7 @@ class WeightAverages:
         frozen: also frozen weights, whose average is the weight itself.
         """
         weights = model_tensors(self.model, "")
-        still = set() if frozen else {name for name, each in self.model.named_parameters() if not each.requires_grad}
+        still = set() if frozen else {name for name, p in self.model.named_parameters() if not p.requires_grad}
         for name, average in self.averages.items():
             if name in still:
                 continue
@@ -178,8 +178,8 @@ def keep_average(
 def average(ema: WeightAverages) -> StepCall:
     """Add the weights to the average after every n-th step."""
 
-    def run(step: Step) -> None:
+    def update_average(step: Step) -> None:
         if (step.index + 1) % ema.every == 0:
             ema.update()
 
-    return run
+    return update_average

@@ -97,7 +97,7 @@ def start_of(parameter: Tensor) -> tuple[int, ...]:
     for axis, placement in reversed(cuts) if strided else cuts:
         if (dim := getattr(placement, "dim", None)) is not None:
             place, parts = mesh.get_local_rank(axis), mesh.size(axis)
-            start[dim] += sum(piece(extent[dim], parts, each) for each in range(place))
+            start[dim] += sum(piece(extent[dim], parts, earlier) for earlier in range(place))
             extent[dim] = piece(extent[dim], parts, place)
     return tuple(start)
 
@@ -126,8 +126,8 @@ def matching(model: Named, pattern: str, matches: list[int], rank: Rank) -> list
     Raises PlanMismatch unless there are as many as the plan has for this rank's pipeline coordinate.
     """
     depth = pattern.count(".")
-    found = [(n, m) for n, m in model.named_modules() if n.count(".") == depth and fnmatchcase(n, pattern)]
+    modules = [(n, m) for n, m in model.named_modules() if n.count(".") == depth and fnmatchcase(n, pattern)]
     expected = matches[rank.coordinates["pp"]]
-    if len(found) != expected:
-        raise PlanMismatch(f"`{pattern}` fits {len(found)} modules of the model, and the plan says {expected}")
-    return found
+    if len(modules) != expected:
+        raise PlanMismatch(f"`{pattern}` fits {len(modules)} modules of the model, and the plan says {expected}")
+    return modules

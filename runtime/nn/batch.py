@@ -268,19 +268,19 @@ class SampledGroup:
 
     def row(self, *, mask_truncated: bool = False) -> RawRow:
         """Return one document per completion, whose tokens are predicted, unless it is cut and `mask_truncated`."""
-        head, sizes = len(self.prompt.ids), [len(each.tokens) for each in self.completions]
-        learned = [not (mask_truncated and each.cut) for each in self.completions]
+        head, sizes = len(self.prompt.ids), [len(completion.tokens) for completion in self.completions]
+        learned = [not (mask_truncated and completion.cut) for completion in self.completions]
 
-        experts = [each.experts for each in self.completions if each.experts is not None]
+        experts = [completion.experts for completion in self.completions if completion.experts is not None]
 
         def column(numbers: Sequence[Sequence[float]]) -> list[np.ndarray]:
-            return [np.concatenate((np.zeros(head), each)).astype(np.float32) for each in numbers]
+            return [np.concatenate((np.zeros(head), values)).astype(np.float32) for values in numbers]
 
         return RawRow(
-            segments=[np.concatenate((self.prompt.ids, each.tokens)) for each in self.completions],
+            segments=[np.concatenate((self.prompt.ids, completion.tokens)) for completion in self.completions],
             trained=[np.repeat(np.array([0, on], np.uint8), (head, n)) for on, n in zip(learned, sizes, strict=True)],
             columns={
-                "logprobs": column([each.logprobs for each in self.completions]),
+                "logprobs": column([completion.logprobs for completion in self.completions]),
                 "advantages": column([[a] * size for a, size in zip(self.advantages, sizes, strict=True)]),
                 **({EXPERTS: experts} if len(experts) == len(sizes) else {}),
             },

@@ -130,46 +130,46 @@ BUILDERS: Final[dict[type[Layer], Build]] = {}
 def builds(layer: type[Layer]) -> Callable[[Build], Build]:
     """Register the function that builds the modules of a class of pieces."""
 
-    def add(build: Build) -> Build:
+    def register(build: Build) -> Build:
         BUILDERS[layer] = build
         return build
 
-    return add
+    return register
 
 
 @builds(NormLayer)
-def _norm(layer: NormLayer, of: BlockSettings) -> Built:
-    module = RMSNorm(of.arch.dim, of.arch.norm_eps, plus_one=layer.plus_one)
+def _norm(layer: NormLayer, settings: BlockSettings) -> Built:
+    module = RMSNorm(settings.arch.dim, settings.arch.norm_eps, plus_one=layer.plus_one)
     return module, lambda x_BSD, _: module(x_BSD)
 
 
 @builds(AttentionLayer)
-def _attention(layer: AttentionLayer, of: BlockSettings) -> Built:
-    module = Attention(of.arch, of.kernel, of.axes, layer)
+def _attention(layer: AttentionLayer, settings: BlockSettings) -> Built:
+    module = Attention(settings.arch, settings.kernel, settings.axes, layer)
     return module, lambda x_BSD, given: module(x_BSD, given.rotate, given.packing, given.cache)
 
 
 @builds(LatentAttentionLayer)
-def _latent_attention(layer: LatentAttentionLayer, of: BlockSettings) -> Built:
-    module = LatentAttention(of.arch, of.kernel, of.axes, layer)
+def _latent_attention(layer: LatentAttentionLayer, settings: BlockSettings) -> Built:
+    module = LatentAttention(settings.arch, settings.kernel, settings.axes, layer)
     return module, lambda x_BSD, given: module(x_BSD, given.rotate, given.packing, given.cache)
 
 
 @builds(SwiGLULayer)
-def _swiglu(layer: SwiGLULayer, of: BlockSettings) -> Built:
-    module = SwiGLU(of.arch.dim, of.arch.ffn, of.axes, bias=layer.bias, activation=layer.activation)
+def _swiglu(layer: SwiGLULayer, settings: BlockSettings) -> Built:
+    module = SwiGLU(settings.arch.dim, settings.arch.ffn, settings.axes, bias=layer.bias, activation=layer.activation)
     return module, lambda x_BSD, _: module(x_BSD)
 
 
 @builds(ExpertsLayer)
-def _experts(layer: ExpertsLayer, of: BlockSettings) -> Built:
-    module = MoE(of.arch, of.axes, of.rows, layer)
+def _experts(layer: ExpertsLayer, settings: BlockSettings) -> Built:
+    module = MoE(settings.arch, settings.axes, settings.rows, layer)
     return module, lambda x_BSD, given: module(x_BSD, given.real_BS, given.known_BSK)
 
 
 @builds(JoinLayer)
-def _join(layer: JoinLayer, of: BlockSettings) -> Built:
-    module = Join(of.arch.dim, of.arch.norm_eps, plus_one=layer.plus_one)
+def _join(layer: JoinLayer, settings: BlockSettings) -> Built:
+    module = Join(settings.arch.dim, settings.arch.norm_eps, plus_one=layer.plus_one)
 
     def call(x_BSD: Tensor, given: BlockInput) -> Tensor:
         assert given.later_BS is not None
@@ -179,20 +179,22 @@ def _join(layer: JoinLayer, of: BlockSettings) -> Built:
 
 
 @builds(UserLayer)
-def _of_user(layer: UserLayer, of: BlockSettings) -> Built:
-    user = of.arch.own["user"]
-    part = UserPart("layer", user["module"], layer.function, user["digest"], dict(layer.arguments), of.base.absolute())
-    module = OwnLayer(layer, part, of.axes)
+def _of_user(layer: UserLayer, settings: BlockSettings) -> Built:
+    user = settings.arch.own["user"]
+    part = UserPart(
+        "layer", user["module"], layer.function, user["digest"], dict(layer.arguments), settings.base.absolute()
+    )
+    module = OwnLayer(layer, part, settings.axes)
     return module, lambda x_BSD, _: module(x_BSD)
 
 
-def built(layer: Layer, of: BlockSettings) -> Built:
+def built(layer: Layer, settings: BlockSettings) -> Built:
     """Build the module of a piece. Raises PlanMismatch if none is registered."""
     if type(layer) not in BUILDERS:
         importlib.import_module(layer.torch_module())
     if type(layer) not in BUILDERS:
         raise PlanMismatch(f"`{layer.torch_module()}` builds no module for {type(layer).__name__}")
-    return BUILDERS[type(layer)](layer, of)
+    return BUILDERS[type(layer)](layer, settings)
 
 
 class DecoderBlock(nn.Module):
@@ -270,7 +272,7 @@ def _call_of(piece: BlockPiece, calls: dict[str, Call]) -> Call:
         return calls[piece.name]
     if not isinstance(piece, Chain):
         raise PlanMismatch(f"a block has no {type(piece).__name__}")
-    inner = [_call_of(each, calls) for each in piece.pieces]
+    inner = [_call_of(inner_piece, calls) for inner_piece in piece.pieces]
 
     def chain(x_BSD: Tensor, given: BlockInput) -> Tensor:
         for call in inner:

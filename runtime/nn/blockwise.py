@@ -249,17 +249,17 @@ class _Blockwise(torch.autograd.Function):
         rank, passed, tiled = _rank(ring), None, not has_kernel(q_THA, scores)
         for step in range(layout.ring):
             coming = _Passing.of(kv, ring) if ring is not None and step + 1 < layout.ring else None
-            found = []
+            key_gradients = []
             for queries, keys, seen in layout.parts((rank - step) % layout.ring, rank, scores, tiled=tiled):
                 known = (queries(out_THA), queries(lse_TH), seen, scores)
                 grad_q, grad_k, grad_v = attend_backward(
                     queries(grad_THA), queries(q_THA), keys(kv[0]), keys(kv[1]), *known
                 )
                 queries(grad_q_THA).add_(grad_q)
-                found.append((keys, grad_k, grad_v))
+                key_gradients.append((keys, grad_k, grad_v))
             # The sums of these keys come from the rank that had the keys before.
             grad_kv = passed.wait() if passed else grad_kv
-            for keys, grad_k, grad_v in found:
+            for keys, grad_k, grad_v in key_gradients:
                 keys(grad_kv[0]).add_(grad_k)
                 keys(grad_kv[1]).add_(grad_v)
             passed = _Passing.of(grad_kv, ring) if ring is not None else None

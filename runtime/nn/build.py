@@ -141,8 +141,8 @@ def freeze(plan: Plan, model: ModelParts, parameters: int, format: str) -> None:
     Raises PlanMismatch unless the plan freezes this number of `parameters`.
     """
     frozen = {tensor.name for tensor in plan.parameters.tensors if not tensor.trained}
-    if (found := plan.parameters.total - plan.parameters.trained) != parameters:
-        raise PlanMismatch(f"the plan freezes {found:,} parameters, and its node says {parameters:,}")
+    if (frozen_count := plan.parameters.total - plan.parameters.trained) != parameters:
+        raise PlanMismatch(f"the plan freezes {frozen_count:,} parameters, and its node says {parameters:,}")
     for path, module in model.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if f"{path}.{name}" in frozen:
@@ -186,7 +186,7 @@ def set_dropout(plan: Plan, model: ModelParts, seed: int, share: float, matrices
                 own.discard(f"{path}.{name}.weight")
             elif isinstance(module, MoE) and module.experts.adapters:
                 stacks = {matrix: f"{path}.{name}.experts.{matrix}" for matrix in module.experts.adapters}
-                module.experts.dropout = {matrix: Dropout.of(each, share, seed) for matrix, each in stacks.items()}
+                module.experts.dropout = {matrix: Dropout.of(stack, share, seed) for matrix, stack in stacks.items()}
                 block.dropping.append(module)
                 own.difference_update(stacks.values())
     if own:
@@ -239,9 +239,9 @@ def check_device(device: torch.device) -> None:
     """Raise EnvironmentFault X443 for a CUDA device without fp8 products."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) >= CAPABILITY:
         return
-    name, found = torch.cuda.get_device_name(device), ".".join(map(str, torch.cuda.get_device_capability(device)))
+    name, own = torch.cuda.get_device_name(device), ".".join(map(str, torch.cuda.get_device_capability(device)))
     wanted = ".".join(map(str, CAPABILITY))
-    message = f"precision.compute is fp8, and {name} has no products of it: its compute capability is {found}, below "
+    message = f"precision.compute is fp8, and {name} has no products of it: its compute capability is {own}, below "
     raise EnvironmentFault("X443", f"{message}{wanted}; use compute bf16")
 
 
@@ -289,8 +289,8 @@ def replay_routing(model: ModelParts, rank: Rank, matches: list[int]) -> None:
 
     A second choice can differ, and ranks that disagree about who sends to whom hang.
     """
-    found = [block for block in model.modules() if isinstance(block, DecoderBlock) and block.routes]
-    recomputes = [block.recompute for block in found if isinstance(block.recompute, RecomputeFunction)]
+    routing_blocks = [block for block in model.modules() if isinstance(block, DecoderBlock) and block.routes]
+    recomputes = [block.recompute for block in routing_blocks if isinstance(block.recompute, RecomputeFunction)]
     expected = matches[rank.coordinates["pp"]]
     if len(recomputes) != expected:
         raise PlanMismatch(f"{len(recomputes)} blocks with experts are recomputed, and the plan says {expected}")
@@ -316,7 +316,7 @@ class _Tiled:
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         for name, module in self.model.named_modules():
             layers = module.children() if isinstance(module, DecoderBlock) else ()
-            if any(isinstance(each, TiledModule) and each.tiles for each in layers):
+            if any(isinstance(layer, TiledModule) and layer.tiles for layer in layers):
                 yield name, module
 
 

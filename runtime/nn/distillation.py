@@ -119,8 +119,8 @@ def distilled(
 ) -> LossTerms:
     """Return the sum over pieces of `tokens` tokens."""
     product = product_of(hidden_TD, weight_VD, factors)
-    found = _Distilled.apply(product, labels_T, head, each, piece, tokens, *product.tensors)
-    objective, cross_entropy, each_T, metrics_M = found  # pyright: ignore[reportGeneralTypeIssues]
+    results = _Distilled.apply(product, labels_T, head, each, piece, tokens, *product.tensors)
+    objective, cross_entropy, each_T, metrics_M = results  # pyright: ignore[reportGeneralTypeIssues]
     return LossTerms(objective, cross_entropy, each_T, torch.cat((objective.detach()[None], metrics_M)))
 
 
@@ -145,16 +145,16 @@ class _Distilled(torch.autograd.Function):
         for first in range(0, labels_T.numel(), tokens):
             part = slice(first, first + tokens)
             logits_tV = product.logits(part).to(exact)
-            found = piece(part, logits_tV, labels_T[part], any(product.needs))
+            results = piece(part, logits_tV, labels_T[part], any(product.needs))
             del logits_tV
-            objective += found.loss
-            cross_entropy += found.nll_T.sum()
-            metrics_M += found.metrics_M
+            objective += results.loss
+            cross_entropy += results.nll_T.sum()
+            metrics_M += results.metrics_M
             if each_T is not None:
-                each_T[part] = found.nll_T
-            if found.grad_TV is not None:
-                grads.add(part, found.grad_TV)
-            del found  # no tensor of a piece stays for the next one
+                each_T[part] = results.nll_T
+            if results.grad_TV is not None:
+                grads.add(part, results.grad_TV)
+            del results  # no tensor of a piece stays for the next one
         ctx.grads = grads.found()
         ctx.twice, ctx.scaled = head.twice, False
         ctx.mark_non_differentiable(*(each for each in (cross_entropy, each_T, metrics_M) if each is not None))
@@ -308,16 +308,16 @@ def compared(logits_tV: Tensor, teacher_tV: Tensor, labels_t: Tensor, head: Head
     slope_tV, width = cap_logits(logits_tV, head, slope=needs), logits_tV.shape[1]
     tensor = head.tensor
     if tensor is None or tensor.loss:
-        found = _compared(logits_tV, teacher_tV, labels_t, head, needs, head.first)
+        results = _compared(logits_tV, teacher_tV, labels_t, head, needs, head.first)
     else:
         whole_tV, teacher_tV = gathered(logits_tV, head), gathered(teacher_tV, head)
         del logits_tV
-        found = _compared(whole_tV, teacher_tV, labels_t, head, needs, 0)
-        if found.grad_TV is not None:
-            found = found._replace(grad_TV=found.grad_TV[:, head.first : head.first + width])
-    if slope_tV is not None and found.grad_TV is not None:
-        found.grad_TV.mul_(slope_tV)
-    return found
+        results = _compared(whole_tV, teacher_tV, labels_t, head, needs, 0)
+        if results.grad_TV is not None:
+            results = results._replace(grad_TV=results.grad_TV[:, head.first : head.first + width])
+    if slope_tV is not None and results.grad_TV is not None:
+        results.grad_TV.mul_(slope_tV)
+    return results
 
 
 def _compared(
@@ -384,7 +384,7 @@ def _sums(
 ) -> _Sums:
     """Compute the sums; overwrites `scratch_tV`. at_t, own_t: positions of labels, and whether this rank has them."""
     width, lowest = logits_tV.shape[1], torch.finfo(logits_tV.dtype).min
-    tops = [each.amax(-1) if width else each.new_full(at_t.shape, lowest) for each in (logits_tV, teacher_tV)]
+    tops = [logits.amax(-1) if width else logits.new_full(at_t.shape, lowest) for logits in (logits_tV, teacher_tV)]
     top_t, teacher_top_t = _over_ranks(torch.stack(tops), head, "max")
     sums = [torch.sub(logits_tV, top_t[:, None], out=scratch_tV).exp_().sum(-1)]
     sums += [logits_tV.gather(1, at_t[:, None])[:, 0] * own_t if width else torch.zeros_like(top_t)]
@@ -399,10 +399,10 @@ def _sums(
     return _Sums(top_t, teacher_top_t, *_over_ranks(torch.stack(sums), head))
 
 
-def _over_ranks(found: Tensor, head: Head, operation: str = "sum") -> Tensor:
+def _over_ranks(sums: Tensor, head: Head, operation: str = "sum") -> Tensor:
     """Reduce over ranks that each have a piece of the vocabulary."""
     tensor = head.tensor
-    return all_reduce(found, tensor.group, operation) if tensor is not None and tensor.loss else found
+    return all_reduce(sums, tensor.group, operation) if tensor is not None and tensor.loss else sums
 
 
 # Each takes log-probabilities [t, V] of teacher and student, which it overwrites like `scratch_tV`, and returns the

@@ -144,7 +144,7 @@ class _SiluTimes(torch.autograd.Function):
         gate, up = ctx.saved_tensors
         grad = grad_outputs[0].contiguous()
         grads = torch.empty_like(gate), torch.empty_like(up)
-        flat = (each.view(-1) for each in (grad, gate, up, *grads))
+        flat = (tensor.view(-1) for tensor in (grad, gate, up, *grads))
         _over_rows(silu_times_backward, _parts(gate.view(-1), gate), *flat)
         return grads
 
@@ -184,12 +184,12 @@ def _over_rows(kernel: Callable[..., None], parts: list[tuple[int, int]], *given
     """Call a kernel for every part, with the number of the part if `numbered`. Does nothing for fake tensors."""
     if isinstance(given[0], FakeTensor):
         return
-    arrays = [_argument(each, given[0]) for each in given]
+    arrays = [_argument(argument, given[0]) for argument in given]
     calls = [(first, last, number) if numbered else (first, last) for number, (first, last) in enumerate(parts)]
     others = [_threads().submit(kernel, *call, *arrays) for call in calls[1:]]
     kernel(*calls[0], *arrays)
-    for each in others:
-        each.result()
+    for other in others:
+        other.result()
 
 
 def _argument(given: Any, like: Tensor) -> Any:
@@ -277,7 +277,7 @@ class _RMSNorm(torch.autograd.Function):
             grads = ATEN._fused_rms_norm_backward(grad, exact, weight_D.shape, inverse, exact_D, wanted)
         else:
             grads = _backward(grad, exact, inverse, exact_D, wanted, ctx.group)
-        grad_x, grad_D = (None if found is None else found.to(x.dtype) for found in grads)
+        grad_x, grad_D = (None if grad_part is None else grad_part.to(x.dtype) for grad_part in grads)
         return grad_x, grad_D, None, None, None, None
 
 

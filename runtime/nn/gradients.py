@@ -119,13 +119,13 @@ def sum_partial(model: ModelParts, axes: list[str]) -> StepCall:
     assert axes == ["tp"]
 
     @torch.no_grad()
-    def run(step: Step) -> None:
+    def sum_gradients(step: Step) -> None:
         for parameter in model.parameters():
             grad = parameter.grad
             if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
                 parameter.grad = grad.redistribute(placements=parameter.placements)
 
-    return run
+    return sum_gradients
 
 
 @op("step.context_grad_sync")
@@ -136,11 +136,11 @@ def sum_over_context(model: ModelParts, meshes: Meshes, axes: list[str]) -> Step
     every = [meshes.group(axis) for axis in axes]
 
     @torch.no_grad()
-    def run(step: Step) -> None:
+    def sum_gradients(step: Step) -> None:
         for group in every:
             _sum([local_gradient(p.grad) for p in dense if p.grad is not None], group)
 
-    return run
+    return sum_gradients
 
 
 @op("step.tied_grad_sync")
@@ -151,26 +151,26 @@ def sum_tied(plan: Plan, model: ModelParts, rank: Rank, axes: list[str]) -> Step
     ends = _ends(plan.mesh, rank)
 
     @torch.no_grad()
-    def run(step: Step) -> None:
+    def sum_gradient(step: Step) -> None:
         if ends is not None:
             grad = parameters[TIED].grad
             assert grad is not None
             _sum([local_gradient(grad)], ends)
 
-    return run
+    return sum_gradient
 
 
 def _ends(mesh: Mesh, rank: Rank) -> dist.ProcessGroup | None:
     """Return the group of the first and last rank of this rank's pipeline, if it is one of them. Collective: every rank
     makes all groups."""
-    found = None
+    own = None
     for pipeline in groups(mesh, "pp"):
         pair = [pipeline[0], pipeline[-1]]
         group = dist.new_group(pair, group_desc="ends of the pipeline")
         if rank.rank in pair:
             assert isinstance(group, dist.ProcessGroup)
-            found = group
-    return found
+            own = group
+    return own
 
 
 def _sum(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
@@ -239,9 +239,9 @@ class TaskGradients:
         sums = torch.cat((sums_3T.flatten(), objective))
         if self._rank.world_size > 1:
             dist.all_reduce(sums)
-        found = numbers(sums, [1.0] * len(sums))
-        squares, losses, tokens = found[:count], found[count : 2 * count], found[2 * count : 3 * count]
-        step.record(self._measured, found[3 * count :], step.valid_tokens)  # losses of tasks are over tokens
+        totals = numbers(sums, [1.0] * len(sums))
+        squares, losses, tokens = totals[:count], totals[count : 2 * count], totals[2 * count : 3 * count]
+        step.record(self._measured, totals[3 * count :], step.valid_tokens)  # losses of tasks are over tokens
         norms = [math.sqrt(square) if square >= 0 else math.nan for square in squares]
         of_each = zip(norms, losses, map(int, tokens), strict=True)
         return {
@@ -254,7 +254,7 @@ class TaskGradients:
         """Multiply the gradients of tasks by factors."""
         for name, factor in factors.items():
             place = self.names.index(name)
-            own = [p.grad for p, of in zip(self._parameters, self._of_task, strict=True) if of == place]
+            own = [p.grad for p, owner in zip(self._parameters, self._of_task, strict=True) if owner == place]
             if own and factor != 1.0:
                 torch._foreach_mul_([local_gradient(grad) for grad in own], factor)  # pyright: ignore[reportPrivateImportUsage]
 
@@ -277,24 +277,24 @@ def task_gradients(
     """
     gradients = TaskGradients(plan, model, rank, tasks)
 
-    def run(step: Step) -> None:
-        found = gradients.measure(step)
-        learning = {name: of for name, of in found.items() if of.tokens}
-        bad = {name for name, of in learning.items() if not of.finite}
+    def scale_tasks(step: Step) -> None:
+        measured = gradients.measure(step)
+        learning = {name: task for name, task in measured.items() if task.tokens}
+        bad = {name for name, task in learning.items() if not task.finite}
         isolates = limit > 1 and len(bad) < len(learning)
-        good = {name: of for name, of in learning.items() if not (isolates and name in bad)}
-        step.loss = sum(of.loss_sum for of in good.values()) / sum(of.tokens for of in good.values())
-        shares = {name: step.valid_tokens / of.tokens for name, of in good.items()}
-        step.task_norms = {name: of.norm * shares[name] for name, of in good.items()}
+        good = {name: task for name, task in learning.items() if not (isolates and name in bad)}
+        step.loss = sum(task.loss_sum for task in good.values()) / sum(task.tokens for task in good.values())
+        shares = {name: step.valid_tokens / task.tokens for name, task in good.items()}
+        step.task_norms = {name: task.norm * shares[name] for name, task in good.items()}
         step.grad_norm = math.sqrt(sum(norm * norm for norm in step.task_norms.values()))
-        step.left_out = frozenset(found.keys() - good.keys())
+        step.left_out = frozenset(measured.keys() - good.keys())
         most = {name: tasks[name].get("max_norm", math.inf) for name in good}
         gradients.scale({n: shares[n] * clip_factor(norm, most[n]) for n, norm in step.task_norms.items()})
         for name in learning:
             progress.bad_tasks[name] = progress.bad_tasks.get(name, 0) + 1 if name in bad else 0
         for name in sorted(bad) if isolates else ():
-            of, in_a_row = found[name], progress.bad_tasks[name]
-            numbers_text = f"loss {of.loss_sum / of.tokens:g}, gradient norm {of.norm:g}"
+            task, in_a_row = measured[name], progress.bad_tasks[name]
+            numbers_text = f"loss {task.loss_sum / task.tokens:g}, gradient norm {task.norm:g}"
             if in_a_row >= limit:
                 report = f"task {name}: {plural(in_a_row, 'step')} in a row without a finite loss and gradient norm"
                 raise NonFinite(step.index + 1, step.loss, step.grad_norm, f"{report}; the last has {numbers_text}")
@@ -302,4 +302,4 @@ def task_gradients(
                 message = f"task {name} leaves this step out: {numbers_text}; {in_a_row} in a row of {limit}"
                 records.warn(message, step=step.index + 1)
 
-    return run
+    return scale_tasks

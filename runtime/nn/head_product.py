@@ -43,7 +43,7 @@ class HeadProduct:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All inputs, in the order of `needs`."""
-        return (self.hidden_TD, self.weight_VD, *(each for own in self.factors for each in (own.a_RD, own.b_VR)))
+        return (self.hidden_TD, self.weight_VD, *(factor for own in self.factors for factor in (own.a_RD, own.b_VR)))
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> "HeadProduct":
         """Return the product of other tensors, as a backward gets them."""
@@ -66,8 +66,8 @@ class HeadProduct:
         return low_nR if factors.scale == 1 else low_nR * factors.scale
 
     def _spans(self, part: slice) -> Iterator[HeadSpan]:
-        for number, each in enumerate(self.factors):
-            first, end = max(each.first, part.start), min(each.end, part.stop)
+        for number, span in enumerate(self.factors):
+            first, end = max(span.first, part.start), min(span.end, part.stop)
             if first < end:
                 yield HeadSpan(number, slice(first, end), slice(first - part.start, end - part.start))
 
@@ -78,8 +78,8 @@ class HeadProduct:
             self,
             torch.empty_like(self.hidden_TD) if hidden else None,
             tuple(
-                torch.zeros_like(each, dtype=exact) if needed else None
-                for each, needed in zip(self.tensors[1:], rest, strict=True)
+                torch.zeros_like(tensor, dtype=exact) if needed else None
+                for tensor, needed in zip(self.tensors[1:], rest, strict=True)
             ),
             temperature,
         )
@@ -129,7 +129,7 @@ class HeadGradients:
     def found(self) -> tuple[Tensor | None, ...]:
         """Return all gradients, in the order and formats of the inputs."""
         rest = zip(self.sums, self.product.tensors[1:], strict=True)
-        return (self.hidden_TD, *(None if each is None else each.to(of.dtype) for each, of in rest))
+        return (self.hidden_TD, *(None if total is None else total.to(tensor.dtype) for total, tensor in rest))
 
 
 def _add_product(sum_MN: Tensor, left_tM: Tensor, right_tN: Tensor) -> None:
@@ -144,10 +144,10 @@ def product_of(hidden_TD: Tensor, weight_VD: Tensor, factors: Sequence[HeadFacto
 
     This must run outside a custom forward, where gradients are off and the inputs claim to need one even under no_grad.
     """
-    found = HeadProduct(hidden_TD, weight_VD, tuple(factors), ())
+    product = HeadProduct(hidden_TD, weight_VD, tuple(factors), ())
     enabled = torch.is_grad_enabled()
     return HeadProduct(
-        hidden_TD, weight_VD, found.factors, tuple(enabled and each.requires_grad for each in found.tensors)
+        hidden_TD, weight_VD, product.factors, tuple(enabled and tensor.requires_grad for tensor in product.tensors)
     )
 
 
@@ -204,13 +204,13 @@ class TaskRouting:
         """
         if not self.counts:
             return out_BSF
-        found = []
+        outputs = []
         pieces = zip(adapters, x_BSD.split(self.counts), out_BSF.split(self.counts), strict=True)
         for place, (adapter, x, out) in enumerate(pieces):
             if adapter is not None and self.takes_part(place, len(x)):
                 out = adapter.applied(x, out)
-            found.append(out)
-        return torch.cat(found)
+            outputs.append(out)
+        return torch.cat(outputs)
 
     def takes_part(self, place: int, rows: int) -> bool:
         """Return True if the adapter of a task computes, with this number of rows."""

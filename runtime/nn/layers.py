@@ -74,10 +74,10 @@ class Dropout:
         token_T = splitmix64(keys_BS.flatten(), self.stream).to(torch.int32)
         # The lowest of the 2^32 numbers, as int32, are dropped.
         limit = round(self.share * 2**32) - 2**31
-        each = len(token_T) if torch.compiler.is_compiling() else max(1, DROPOUT_CHUNK // features)
-        for begin in range(0, len(token_T), each):
-            bits = mixed(token_T[begin : begin + each, None] + feature_D)
-            out_TD[begin : begin + each].masked_fill_(bits < limit, 0)
+        rows = len(token_T) if torch.compiler.is_compiling() else max(1, DROPOUT_CHUNK // features)
+        for begin in range(0, len(token_T), rows):
+            bits = mixed(token_T[begin : begin + rows, None] + feature_D)
+            out_TD[begin : begin + rows].masked_fill_(bits < limit, 0)
         return out_TD.view_as(x_BSD)
 
 
@@ -141,10 +141,10 @@ class EmbeddingNoise:
         feature_D = splitmix64(torch.arange(features, device=x_TD.device), self.stream).to(torch.int32)
         token_T = splitmix64(keys_BS.flatten(), self.stream).to(torch.int32)
         exact = torch.promote_types(x_TD.dtype, torch.float32)
-        each = max(1, DROPOUT_CHUNK // features)
-        for begin in range(0, len(token_T), each):
-            bits = mixed(token_T[begin : begin + each, None] + feature_D)
-            x_TD[begin : begin + each] += (bits.to(exact) * (self.most * 2.0**-31)).to(x_TD.dtype)
+        rows = max(1, DROPOUT_CHUNK // features)
+        for begin in range(0, len(token_T), rows):
+            bits = mixed(token_T[begin : begin + rows, None] + feature_D)
+            x_TD[begin : begin + rows] += (bits.to(exact) * (self.most * 2.0**-31)).to(x_TD.dtype)
         return x_BSD
 
 
@@ -371,8 +371,8 @@ class OwnLayer(TiledModule):
             finally:
                 del stopped  # its traceback refers to this frame and the function's tensors: break the cycle
         if not isinstance(out_BSD, Tensor) or out_BSD.shape != x_BSD.shape or out_BSD.dtype != x_BSD.dtype:
-            found = type(out_BSD).__name__
+            result = type(out_BSD).__name__
             if isinstance(out_BSD, Tensor):
-                found = f"{out_BSD.dtype} of shape {tuple(out_BSD.shape)}"
-            raise self.part.failed(f"gave {found} for {x_BSD.dtype} of shape {tuple(x_BSD.shape)}, and gives as many")
+                result = f"{out_BSD.dtype} of shape {tuple(out_BSD.shape)}"
+            raise self.part.failed(f"gave {result} for {x_BSD.dtype} of shape {tuple(x_BSD.shape)}, and gives as many")
         return out_BSD

@@ -72,8 +72,8 @@ class Term(Objective):
         given = {name: value.detach().requires_grad_() for name, value in given.items()}
         logprob_T, *_ = given.values()
         with torch.enable_grad(), self.failures():
-            found = self.function(logprob_T, **{name: given[name] for name in self.reads}, **(columns or {}))
-            loss_T, metrics = found if self.metrics else (found, {})
+            result = self.function(logprob_T, **{name: given[name] for name in self.reads}, **(columns or {}))
+            loss_T, metrics = result if self.metrics else (result, {})
             slopes = torch.autograd.grad(loss_T.sum(), tuple(given.values()), allow_unused=True, materialize_grads=True)
         metrics_MT = logprob_T.new_empty(len(self.metrics), len(logprob_T))
         for number, name in enumerate(self.metrics):
@@ -258,10 +258,10 @@ def statistics_of(logits_TV: Tensor, labels_T: Tensor, head: Head, reads: tuple[
     return Statistics(lse_T, label_T, mean_T, entropy_T, softmax_TV, logprob_TV, position_T, own_T)
 
 
-def _minimised(term: Term, found: Statistics, valid_T: Tensor, columns: dict[str, Tensor]) -> TermValues:
+def _minimised(term: Term, stats: Statistics, valid_T: Tensor, columns: dict[str, Tensor]) -> TermValues:
     """Return the term's values, all 0 for invalid tokens. For these the function gets arbitrary log-probabilities and
     columns of 0; its results are ignored."""
-    given = {LOGPROB: found.logprobs(valid_T)} | {name: found.read(name) for name in term.reads}
+    given = {LOGPROB: stats.logprobs(valid_T)} | {name: stats.read(name) for name in term.reads}
     exact = given[LOGPROB].dtype
     loss_T, by, metrics_MT = term.by(given, {name: _where(valid_T, columns[name].to(exact)) for name in term.columns})
     by = {name: _where(valid_T, slope_T) for name, slope_T in by.items()}
@@ -272,35 +272,35 @@ def _where(valid_T: Tensor, values: Tensor) -> Tensor:
     return torch.where(valid_T, values, 0.0)
 
 
-def _gradient(found: Statistics, valid_t: Tensor, head: Head) -> Tensor:
+def _gradient(stats: Statistics, valid_t: Tensor, head: Head) -> Tensor:
     """Return the gradient of cross-entropy and z-loss by this rank's logits [t, V], in place of the softmax."""
-    grad_tV = found.softmax_TV.mul_((valid_t * (1 + 2 * head.z_weight * found.lse_T))[:, None])
+    grad_tV = stats.softmax_TV.mul_((valid_t * (1 + 2 * head.z_weight * stats.lse_T))[:, None])
     if grad_tV.shape[1]:
-        grad_tV.scatter_add_(1, found.position_T[:, None], -(valid_t * found.own_T)[:, None])
+        grad_tV.scatter_add_(1, stats.position_T[:, None], -(valid_t * stats.own_T)[:, None])
     return grad_tV
 
 
-def gradient_of(by: dict[str, Tensor], found: Statistics, valid_t: Tensor, head: Head) -> Tensor:
+def gradient_of(by: dict[str, Tensor], stats: Statistics, valid_t: Tensor, head: Head) -> Tensor:
     """Return the gradient of a term by the logits, from its derivatives.
 
     Over logits z with softmax p: ∂ log p(label) = 1[label] − p, ∂ lse = p, ∂ (mean of log p) = 1/V − p, ∂ entropy = −p
     · (log p + entropy).
     """
-    factor_t = 2 * head.z_weight * found.lse_T * valid_t - by[LOGPROB]
+    factor_t = 2 * head.z_weight * stats.lse_T * valid_t - by[LOGPROB]
     if "lse_T" in by:
         factor_t += by["lse_T"]
     if "mean_logprob_T" in by:
         factor_t -= by["mean_logprob_T"]
     if "entropy_T" in by:
-        assert found.logprob_TV is not None and found.entropy_T is not None
-        factor_t -= by["entropy_T"] * found.entropy_T
-        grad_tV = found.logprob_TV.mul_(-by["entropy_T"][:, None]).add_(factor_t[:, None]).mul_(found.softmax_TV)
+        assert stats.logprob_TV is not None and stats.entropy_T is not None
+        factor_t -= by["entropy_T"] * stats.entropy_T
+        grad_tV = stats.logprob_TV.mul_(-by["entropy_T"][:, None]).add_(factor_t[:, None]).mul_(stats.softmax_TV)
     else:
-        grad_tV = found.softmax_TV.mul_(factor_t[:, None])
+        grad_tV = stats.softmax_TV.mul_(factor_t[:, None])
     if "mean_logprob_T" in by:
         grad_tV.add_((by["mean_logprob_T"] / head.vocabulary)[:, None])
     if grad_tV.shape[1]:
-        grad_tV.scatter_add_(1, found.position_T[:, None], (by[LOGPROB] * found.own_T)[:, None])
+        grad_tV.scatter_add_(1, stats.position_T[:, None], (by[LOGPROB] * stats.own_T)[:, None])
     return grad_tV
 
 
@@ -332,24 +332,24 @@ class _ChunkedLoss(torch.autograd.Function):
             logits_tV = product.logits(part).to(exact)
             slope_tV = cap_logits(logits_tV, head, slope=any(needs))
             cool_logits(logits_tV, head)
-            found = statistics_of(logits_tV, labels_t, head, reads)
-            loss_t = (found.lse_T - found.label_T) * valid_t
+            stats = statistics_of(logits_tV, labels_t, head, reads)
+            loss_t = (stats.lse_T - stats.label_T) * valid_t
             loss = loss_t.sum()
             if each_T is not None:
                 each_T[part] = loss_t
             cross_entropy += loss
             minimised = None
             if term is not None:
-                its = {name: columns[name][part] for name in term.columns}
-                minimised = _minimised(term, found, labels_t != IGNORE, its)
+                term_columns = {name: columns[name][part] for name in term.columns}
+                minimised = _minimised(term, stats, labels_t != IGNORE, term_columns)
                 loss = minimised.loss_T.sum()
                 metrics_M += minimised.metrics_MT.sum(1)
-            objective += loss + head.z_weight * (found.lse_T.square() * valid_t).sum()
+            objective += loss + head.z_weight * (stats.lse_T.square() * valid_t).sum()
             if any(needs):
                 if minimised is None:
-                    grad_tV = _gradient(found, valid_t, head)
+                    grad_tV = _gradient(stats, valid_t, head)
                 else:
-                    grad_tV = gradient_of(minimised.by, found, valid_t, head)
+                    grad_tV = gradient_of(minimised.by, stats, valid_t, head)
                 if slope_tV is not None:
                     grad_tV.mul_(slope_tV)
                     slope_tV = None

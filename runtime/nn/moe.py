@@ -143,8 +143,8 @@ class Experts(ExpertStacks):
         """Return the adapters of each task; None if no row has a task's adapter."""
         if self.tasks is None or self.routing is None or not self.routing.counts:
             return None
-        found = [self.tasks.get(name) for name in self.routing.names]
-        return [each.adapters if isinstance(each, TaskExperts) else {} for each in found]
+        modules = [self.tasks.get(name) for name in self.routing.names]
+        return [task_module.adapters if isinstance(task_module, TaskExperts) else {} for task_module in modules]
 
 
 def _made(adapters: "Adapters", name: str) -> "ExpertAdapter | None":
@@ -166,7 +166,7 @@ def can_group(rows_ND: Tensor, shapes: Iterable[Sequence[int]]) -> bool:
 def grouped(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights) -> Tensor:
     """Compute all experts with three kernels, without asking the device for the rows of each expert."""
     ends_E = counts_E.cumsum(0).int()
-    scaled = any(each is not None and each.shares is not None for (each,) in weights.added)
+    scaled = any(adapter is not None and adapter.shares is not None for (adapter,) in weights.added)
     one_hot_NE = _one_hot(ends_E, rows_ND) if scaled or weights.biases[0] is not None else None
 
     def multiply(x_NK: Tensor, matrix_EKM: Tensor) -> Tensor:
@@ -190,9 +190,9 @@ def grouped(rows_ND: Tensor, counts_E: Tensor, weights: ExpertWeights) -> Tensor
 
         return call
 
-    added = (each for (each,) in weights.added)
+    added = (adapter for (adapter,) in weights.added)
     of_each = zip(weights.matrices, weights.biases, weights.quantised, added, strict=True)
-    return _swiglu(weights, rows_ND, *(product(*each) for each in of_each))
+    return _swiglu(weights, rows_ND, *(product(*arguments) for arguments in of_each))
 
 
 def _one_hot(ends_E: Tensor, rows_ND: Tensor) -> Tensor:
@@ -391,11 +391,11 @@ class MoE(HasKeys):
 
     def _shared(self, x_BSD: Tensor) -> list[Tensor]:
         """Return the results of experts that every token uses."""
-        found = [] if self.shared_experts is None else [self.shared_experts(x_BSD)]
+        outputs = [] if self.shared_experts is None else [self.shared_experts(x_BSD)]
         if self.shared_expert is not None and self.shared_expert_gate is not None:
             more_BSD = self.shared_expert(x_BSD)
-            found.append(self.shared_expert_gate(x_BSD).sigmoid() * more_BSD)
-        return found
+            outputs.append(self.shared_expert_gate(x_BSD).sigmoid() * more_BSD)
+        return outputs
 
     def _places(self, chosen_TK: Tensor, x_BSD: Tensor) -> tuple[Tensor, int]:
         """Return the expert of each assignment and the number of experts; with adapters of tasks, the pair of expert

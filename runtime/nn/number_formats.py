@@ -111,7 +111,7 @@ class Fp8Matrix:
 
     def _scaled(self, *wanted: "_Wanted") -> "tuple[Scaled, Scaled]":
         one, other = (_largest(x, dim) for x, _, dim, _ in wanted)
-        groups = [each[3] for each in wanted]
+        groups = [matrix[3] for matrix in wanted]
         if groups[0] == groups[1]:  # one message for both
             both = _over(torch.cat((one.flatten(), other.flatten())), groups[0]) if groups[0] else None
             if both is not None:
@@ -258,8 +258,8 @@ class QuantisedMatrix:
         """Quantize a whole matrix, or stack; returns its bytes, and the fp32 numbers of its scales."""
         if whole.ndim == 3:
             packed = [self.expert(number).pack(matrix) for number, matrix in enumerate(whole)]
-            scales = [each for _, each in packed if each is not None]
-            return torch.stack([each for each, _ in packed]), torch.stack(scales) if scales else None
+            scales = [scale for _, scale in packed if scale is not None]
+            return torch.stack([codes for codes, _ in packed]), torch.stack(scales) if scales else None
         flat, size = whole.to(torch.float32).flatten(), self.base.block
         full = len(flat) // size * size
         codes_NU, scales_N = self.codes.encode(flat[:full].view(-1, size))
@@ -303,14 +303,14 @@ class QuantisedMatrix:
             return
         units, out = packed.view(rows, -1, base.block_bytes), out_RC.view(rows, -1, base.block)
         module, code_bytes = self.codes, base.block * base.bits // 8
-        table, each = on_device(module.table, packed), max(1, CHUNK // columns)
-        for begin in range(0, rows, each):
-            unit = units[begin : begin + each]
+        table, row_count = on_device(module.table, packed), max(1, CHUNK // columns)
+        for begin in range(0, rows, row_count):
+            unit = units[begin : begin + row_count]
             if beside is None:
                 scale = unit[..., code_bytes:].contiguous().view(torch.float32)
             else:
                 scale = self._scales(unit[..., code_bytes], beside, begin)[..., None]
-            out[begin : begin + each] = module.decode(unit[..., :code_bytes], table).mul_(scale)
+            out[begin : begin + row_count] = module.decode(unit[..., :code_bytes], table).mul_(scale)
 
     def _scales(self, codes_RN: Tensor, beside: Tensor, begin: int) -> Tensor:
         """Return the scales of blocks, fp32 [R, N], from their 8-bit codes; begin: the first row in the piece."""

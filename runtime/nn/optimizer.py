@@ -39,7 +39,7 @@ class StochasticRounding:
     _places: dict[int, tuple[str, tuple[int, ...], tuple[int, ...]]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._places = {id(each): (name, tuple(each.shape), start_of(each)) for name, each in self.parameters}
+        self._places = {id(p): (name, tuple(p.shape), start_of(p)) for name, p in self.parameters}
 
     def write(self, parameter: Tensor, first: int, piece: Tensor, value: Tensor) -> None:
         """Round `value`, in fp32, into `piece`: rows of this rank's shard of a parameter, from its row `first` on."""
@@ -61,11 +61,11 @@ def random_bits(place: Tensor, key: int) -> Tensor:
 
 def _places(shape: tuple[int, ...], start: tuple[int, ...], extent: torch.Size, device: torch.device) -> Tensor:
     """Return the index of each element of a box in the flattened whole. shape: of the whole."""
-    found = torch.zeros((), dtype=torch.int64, device=device)
+    places = torch.zeros((), dtype=torch.int64, device=device)
     for dim, (begin, length) in enumerate(zip(start, extent, strict=True)):
         along = torch.arange(begin, begin + length, device=device) * prod(shape[dim + 1 :])
-        found = found + along.view(-1, *(1 for _ in range(len(shape) - dim - 1)))
-    return found
+        places = places + along.view(-1, *(1 for _ in range(len(shape) - dim - 1)))
+    return places
 
 
 @frozen(eq=False)
@@ -174,7 +174,7 @@ class LocalOptimizer(Optimizer):
                     self._update_converted(group, parameter, counts[place : place + 1])
                 continue
             moments = [[local(self.state[parameter][name]) for parameter in used] for name in self.moments]
-            self.update(group, list(map(local, used)), [local(each.grad) for each in used], moments, counts)
+            self.update(group, list(map(local, used)), [local(p.grad) for p in used], moments, counts)
 
     def _begin(self, parameter: Tensor) -> None:
         state = self.state[parameter]
@@ -204,7 +204,7 @@ class LocalOptimizer(Optimizer):
         for rows in row_ranges(weights):
             piece, moments = weights[rows], [self.load(parameter, name, rows) for name in self.moments]
             weight = wide(piece, piece)
-            self.update(group, [weight], [wide(gradients[rows], piece)], [[each] for each in moments], counts)
+            self.update(group, [weight], [wide(gradients[rows], piece)], [[m] for m in moments], counts)
             for name, moment in zip(self.moments, moments, strict=True):
                 self.store(parameter, name, rows, moment)
             self._storage.write(parameter, rows.start, piece, weight)
@@ -230,7 +230,7 @@ def groups_of(
     for name, parameter in updated(plan, model):
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
         if only(name):
-            pattern = next((name_of(each) for each in all_groups if is_in(each, name)), None)
+            pattern = next((name_of(own_group) for own_group in all_groups if is_in(own_group, name)), None)
             groups.setdefault((decays[name], pattern, mesh), []).append(parameter)
     if not groups:  # of a stage without trained parameters: an optimizer needs a group
         return [{"params": [], "weight_decay": weight_decay}]
@@ -275,24 +275,24 @@ class SeveralOptimizers(Optimizer):
 
     def __init__(self, optimizers: Sequence[Optimizer], tasks: Sequence[str] = ()) -> None:
         """Combine optimizers. tasks: tasks whose parameters the last optimizers update, one each."""
-        super().__init__([group for each in optimizers for group in each.param_groups], {})
+        super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
         self.optimizers, self.tasks = tuple(optimizers), tuple(tasks)
         self.left_out: Set[str] = frozenset()
         self._share_state()
 
     def _share_state(self) -> None:
-        for each in self.optimizers:
-            for group in each.param_groups:
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
                 for parameter in group["params"]:
-                    self.state[parameter] = each.state[parameter]
+                    self.state[parameter] = optimizer.state[parameter]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update all parameters, one optimizer after the other, except tasks in `left_out`. closure: not used."""
         first = len(self.optimizers) - len(self.tasks)
-        for place, each in enumerate(self.optimizers):
+        for place, optimizer in enumerate(self.optimizers):
             if place < first or self.tasks[place - first] not in self.left_out:
-                each.step()
+                optimizer.step()
         self._share_state()
 
 

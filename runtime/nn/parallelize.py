@@ -246,26 +246,26 @@ def gather_early(model: ModelParts, rank: Rank, units: list[int]) -> None:
     Otherwise the host gathers them when it reaches that unit, which is late after waiting for the device. units: their
     number on each pipeline coordinate; raises PlanMismatch for another number.
     """
-    found = 0
+    count = 0
     for part in model.parts:
         every = _in_order(part)
-        found += len(every)
+        count += len(every)
         for (one, again), (following, _) in pairwise(every):
             if not again:
                 one.set_modules_to_forward_prefetch([following])
-    if found != units[rank.coordinates["pp"]]:
-        raise PlanMismatch(f"{found} units are gathered, and the plan says {units[rank.coordinates['pp']]}")
+    if count != units[rank.coordinates["pp"]]:
+        raise PlanMismatch(f"{count} units are gathered, and the plan says {units[rank.coordinates['pp']]}")
 
 
 def _in_order(part: Transformer) -> list[tuple[FSDPModule, bool]]:
     """Return the units of a part in forward order, without modules that only training runs; and True for units that a
     backward calls again after the next unit's turn: experts of recomputed blocks."""
-    found: list[tuple[nn.Module, bool]] = [(part, False)]
+    units: list[tuple[nn.Module, bool]] = [(part, False)]
     for number, block in part.layers.items():
         if int(number) < part.arch.blocks:
-            found.append((block, False))
-            found += [(each, block.recompute is not None) for each in block.modules() if isinstance(each, Experts)]
-    return [(each, again) for each, again in found if isinstance(each, FSDPModule)]
+            units.append((block, False))
+            units += [(unit, block.recompute is not None) for unit in block.modules() if isinstance(unit, Experts)]
+    return [(unit, again) for unit, again in units if isinstance(unit, FSDPModule)]
 
 
 def reshard(model: ModelParts) -> None:

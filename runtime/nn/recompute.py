@@ -42,14 +42,14 @@ _here = threading.local()
 
 def recomputing() -> bool:
     """Return True in the second run of a checkpointed function, in which counters must not count again."""
-    run = getattr(_here, "run", None)
-    return run is not None and run.again
+    current = getattr(_here, "run", None)
+    return current is not None and current.again
 
 
 def remember(make: Callable[[], Tensor]) -> Tensor:
     """Return `make()`, or in the second run of a checkpoint that keeps choices, the first run's result."""
-    run = getattr(_here, "run", None)
-    return make() if run is None else run.remember(make)
+    current = getattr(_here, "run", None)
+    return make() if current is None else current.remember(make)
 
 
 def as_one(word: str, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
@@ -89,7 +89,7 @@ def _contexts(how: RecomputeFunction) -> tuple[AbstractContextManager, AbstractC
     if not how.save:
         return first, second
     words = [word for word, operators in SAVED.items() if how.save.issuperset(operators)]
-    results: dict[Any, list[Any]] = {each: [] for each in (*how.save, *words)}
+    results: dict[Any, list[Any]] = {operator: [] for operator in (*how.save, *words)}
     return _Both(first, _Keeping(results)), _Both(second, _Reusing(results))
 
 
@@ -282,11 +282,11 @@ class _InPieces(torch.autograd.Function):
         sums: list[Tensor | None] = [None] * len(trained)
         for first in range(0, x_1ND.shape[1], ctx.positions):
             own = slice(first, first + ctx.positions)
-            piece_1PD, found = _gradients(ctx.module, x_1ND[:, own], grad_1ND[:, own], trained, flows=ctx.flows)
+            piece_1PD, piece_grads = _gradients(ctx.module, x_1ND[:, own], grad_1ND[:, own], trained, flows=ctx.flows)
             if x_grad_1ND is not None and piece_1PD is not None:
                 x_grad_1ND[:, own] = piece_1PD
-            sums = [_sum(*both) for both in zip(sums, found, strict=True)]
-            del piece_1PD, found  # before the next piece is computed
+            sums = [_sum(*both) for both in zip(sums, piece_grads, strict=True)]
+            del piece_1PD, piece_grads  # before the next piece is computed
         out = (None if total is None else total.to(p.dtype) for total, p in zip(sums, trained, strict=True))
         return x_grad_1ND, None, None, None, *out
 
@@ -299,8 +299,8 @@ def _gradients(
     with torch.enable_grad():
         out_1PD = module.of_piece(x_1PD)
     first = [x_1PD] if flows else []
-    found = torch.autograd.grad(out_1PD, [*first, *trained], grad_1PD, allow_unused=True)
-    return (found[0] if flows else None), found[len(first) :]
+    grads = torch.autograd.grad(out_1PD, [*first, *trained], grad_1PD, allow_unused=True)
+    return (grads[0] if flows else None), grads[len(first) :]
 
 
 def _sum(total: Tensor | None, more: Tensor | None) -> Tensor | None:

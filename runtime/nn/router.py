@@ -235,7 +235,7 @@ def _spread_over(group: ProcessGroup, experts: ExpertsCall, meanwhile: Callable[
     A rank takes part even without rows.
     """
 
-    def call(rows_ND: Tensor, counts_E: Tensor, keys_N: Tensor | None) -> Tensor:
+    def call_spread(rows_ND: Tensor, counts_E: Tensor, keys_N: Tensor | None) -> Tensor:
         size = group.size()
         own = len(counts_E) // size
         theirs_E = all_to_all(counts_E, group, [own] * size, [own] * size)
@@ -255,7 +255,7 @@ def _spread_over(group: ProcessGroup, experts: ExpertsCall, meanwhile: Callable[
         rows_MD = experts(permute(rows_MD, way.order_N, way.inverse_N), way.counts_E, keys_M)
         return exchange(permute(rows_MD, way.inverse_N, way.order_N), group, sent, received)
 
-    return call
+    return call_spread
 
 
 def even(rows: int, parts: int) -> list[int]:

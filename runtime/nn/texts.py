@@ -23,15 +23,15 @@ from xtrain.runtime.feed.tokenizers import TextTokenizer
 def planned_template(plan: Plan) -> str:
     """Return the template of the conversations that a plan reads; `auto` without one or with several."""
     reads = [node.args["reads"] for node in plan.nodes if node.op == "setup.data"]
-    found = {each["template"] for each in reads if "template" in each}
-    return found.pop() if len(found) == 1 else "auto"
+    templates = {settings["template"] for settings in reads if "template" in settings}
+    return templates.pop() if len(templates) == 1 else "auto"
 
 
 def planned_arguments(plan: Plan, template: str) -> Arguments:
     """Return the further arguments of a template in all conversations that a plan reads with it; () if they differ."""
     reads = [node.args["reads"] for node in plan.nodes if node.op == "setup.data"]
-    found = [named_values(each.get("template_arguments", {})) for each in reads if each.get("template") == template]
-    return found[0] if found and all(each == found[0] for each in found) else ()
+    arguments = [named_values(args.get("template_arguments", {})) for args in reads if args.get("template") == template]
+    return arguments[0] if arguments and all(other == arguments[0] for other in arguments) else ()
 
 
 @frozen(kw_only=True)
@@ -161,8 +161,8 @@ class Continuation:
         self._begin, self._known = self._known, len(self._ids)
         seen = len(self.text)
         self.text += after[len(before) :]
-        found = [self.text.find(end, max(0, seen - len(end) + 1)) for end in self.ends.texts]
-        if places := [place for place in found if place >= 0]:
+        end_places = [self.text.find(end, max(0, seen - len(end) + 1)) for end in self.ends.texts]
+        if places := [place for place in end_places if place >= 0]:
             self.text = self.text[: min(places)]
             self.done = True
 
@@ -211,7 +211,7 @@ class Sampling:
             "top_p must lie above 0 and at most at 1": not 0 < self.top_p <= 1,
             "min_p must lie between 0 and 1": not 0 <= self.min_p <= 1,
         }
-        if problem := next((each for each, found in wrong.items() if found), None):
+        if problem := next((message for message, applies in wrong.items() if applies), None):
             raise ValueError(problem)
 
     def candidates(self, logits_BV: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -267,7 +267,7 @@ class Draws:
         exact = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
         weights_BN, tokens_BN = self.sampling.candidates(exact)
         ends_BN = running_sums(weights_BN, torch.float64)
-        shares_B = torch.tensor([each.random() for each in self.generators], dtype=torch.float64)
+        shares_B = torch.tensor([generator.random() for generator in self.generators], dtype=torch.float64)
         whole_B1 = ends_BN[:, -1:]
         # Below the total, so that a candidate of weight 0 after the last one is never hit.
         targets_B1 = torch.minimum(shares_B.to(whole_B1.device)[:, None] * whole_B1, whole_B1.nextafter(0 * whole_B1))

@@ -163,9 +163,9 @@ class Transformer(nn.Module):
     @property
     def _further(self) -> list[DecoderBlock]:
         """The blocks that predict further tokens."""
-        found = [block for name, block in self.layers.items() if int(name) >= self.arch.blocks]
-        assert all(isinstance(block, DecoderBlock) for block in found)
-        return found  # type: ignore[return-value]
+        blocks = [block for name, block in self.layers.items() if int(name) >= self.arch.blocks]
+        assert all(isinstance(block, DecoderBlock) for block in blocks)
+        return blocks  # type: ignore[return-value]
 
     @property
     def routing_layers(self) -> list[int]:
@@ -175,7 +175,7 @@ class Transformer(nn.Module):
     def rotations(self, positions_BS: Tensor, dtype: torch.dtype) -> dict[RotaryAngles | None, Rotation | None]:
         """Return the rotations of its blocks, by their angles."""
         angles = dict.fromkeys(block.angles for block in self._blocks())
-        return {each: None if each is None else Rotation.of(positions_BS, each, dtype) for each in angles}
+        return {key: None if key is None else Rotation.of(positions_BS, key, dtype) for key in angles}
 
     def hidden(self, batch: ModelBatch) -> Tensor:
         """Return the head's input of a whole model, [B, S, D]: the residual stream after the last norm."""
@@ -201,11 +201,11 @@ class Transformer(nn.Module):
         keys_BS = self._keys(batch, x_BSD.device) if self.drops and batch.place_B is not None else None
         known = self._known_experts(batch)
 
-        def call(block: DecoderBlock, x_BSD: Tensor, later_BS: Tensor | None = None) -> Tensor:
+        def call_block(block: DecoderBlock, x_BSD: Tensor, later_BS: Tensor | None = None) -> Tensor:
             rotate, experts_BSK = rotations[block.angles], known.get(block.number)
             return block(x_BSD, rotate, packing, batch.real_BS, batch.cache, keys_BS, experts_BSK, later_BS)
 
-        return call
+        return call_block
 
     def _known_experts(self, batch: ModelBatch) -> dict[int, Tensor]:
         """Return the recorded experts of sampled tokens for each layer with experts, in the form that a router

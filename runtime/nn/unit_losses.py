@@ -47,8 +47,8 @@ def token_statistics(
     rank's piece of the vocabulary.
     """
     product = product_of(hidden_TD, weight_VD, factors)
-    found = _TokenStatistics.apply(product, labels_T, head, reads, *product.tensors)
-    return dict(zip((LOGPROB, *reads), found, strict=True))  # pyright: ignore[reportArgumentType]
+    statistics = _TokenStatistics.apply(product, labels_T, head, reads, *product.tensors)
+    return dict(zip((LOGPROB, *reads), statistics, strict=True))  # pyright: ignore[reportArgumentType]
 
 
 class _TokenStatistics(torch.autograd.Function):
@@ -70,16 +70,16 @@ class _TokenStatistics(torch.autograd.Function):
             logits_tV = product.logits(part).to(exact)
             cap_logits(logits_tV, head, slope=False)
             cool_logits(logits_tV, head)
-            found = statistics_of(logits_tV, labels_T[part], head, reads)
-            lse_T[part] = found.lse_T
-            found_T[0][part] = found.logprobs(labels_T[part] != IGNORE)
+            statistics = statistics_of(logits_tV, labels_T[part], head, reads)
+            lse_T[part] = statistics.lse_T
+            found_T[0][part] = statistics.logprobs(labels_T[part] != IGNORE)
             for name, value_T in zip(reads, found_T[1:], strict=True):
-                value_T[part] = found.read(name)
-            del logits_tV, found  # no tensor of a piece stays for the next one
+                value_T[part] = statistics.read(name)
+            del logits_tV, statistics  # no tensor of a piece stays for the next one
         entropy_T = found_T[1 + reads.index("entropy_T")] if "entropy_T" in reads else None
         if any(product.needs):
             ctx.save_for_backward(labels_T, lse_T, entropy_T, *tensors)
-            ctx.product = product.with_tensors(tuple(each.new_empty(0) for each in tensors))
+            ctx.product = product.with_tensors(tuple(tensor.new_empty(0) for tensor in tensors))
         ctx.head, ctx.reads, ctx.grads = head, reads, None
         return tuple(found_T)
 
@@ -112,7 +112,7 @@ def _gradients(ctx: Any, by: dict[str, Tensor]) -> tuple[Tensor | None, ...]:
         position_t, own_t = own_positions(labels_t, head.first, logits_tV.shape[1])
         logprob_tV = logits_tV.sub_(lse_t[:, None])
         softmax_tV = logprob_tV.exp_() if entropy_T is None else logprob_tV.exp()
-        found = Statistics(
+        statistics = Statistics(
             lse_T=lse_t,
             label_T=lse_t,  # not needed for gradients
             mean_T=None,
@@ -123,12 +123,12 @@ def _gradients(ctx: Any, by: dict[str, Tensor]) -> tuple[Tensor | None, ...]:
             own_T=own_t,
         )
         del logits_tV, logprob_tV, softmax_tV
-        grad_tV = gradient_of({name: grad[part] * valid_t for name, grad in by.items()}, found, valid_t, head)
+        grad_tV = gradient_of({name: grad[part] * valid_t for name, grad in by.items()}, statistics, valid_t, head)
         if slope_tV is not None:
             grad_tV.mul_(slope_tV)
             slope_tV = None
         grads.add(part, grad_tV)
-        del found, grad_tV, slope_tV
+        del statistics, grad_tV, slope_tV
     return grads.found()
 
 
@@ -191,9 +191,9 @@ def unit_losses(
     term = head.term
     assert isinstance(term, UnitTerm) and not head.z_weight
     valid_T = labels_T != IGNORE
-    found = token_statistics(hidden_TD, weight_VD, labels_T, head, term.reads, factors)
-    nll_T = torch.where(valid_T, -found[LOGPROB].detach(), 0.0)
-    tokens = found | {name: torch.where(valid_T, columns[name], 0.0) for name in term.columns}
+    statistics = token_statistics(hidden_TD, weight_VD, labels_T, head, term.reads, factors)
+    nll_T = torch.where(valid_T, -statistics[LOGPROB].detach(), 0.0)
+    tokens = statistics | {name: torch.where(valid_T, columns[name], 0.0) for name in term.columns}
     with term.failures():
         tokens |= {} if term.each is None else term.each(**tokens)
     summands = torch.stack([torch.where(valid_T, value_T.double(), 0.0) for value_T in tokens.values()])

@@ -49,8 +49,8 @@ def model_tensors(model: ModelParts, prefix: str = "model.") -> dict[str, Tensor
 def saved_tensors(model: ModelParts, plan: Plan, prefix: str = "model.") -> dict[str, Tensor]:
     """Return the `model_tensors` that checkpoints of a plan contain."""
     base = base_names(plan)
-    found = model_tensors(model, prefix)
-    return {name: tensor for name, tensor in found.items() if name.removeprefix(prefix) not in base}
+    tensors = model_tensors(model, prefix)
+    return {name: tensor for name, tensor in tensors.items() if name.removeprefix(prefix) not in base}
 
 
 def optimizer_tensors(model: ModelParts, optimizer: Optimizer, plan: Plan) -> dict[str, Tensor]:
@@ -85,7 +85,7 @@ def first_state(parameter: Tensor, tensor: StateTensor) -> Tensor:
     stride = tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
     mesh = parameter.device_mesh
     whole = parameter.dim() + tensor.single if tensor.single else None  # a dim that every rank has whole
-    placements = [Replicate() if getattr(each, "dim", -1) == whole else each for each in parameter.placements]
+    placements = [Replicate() if getattr(place, "dim", -1) == whole else place for place in parameter.placements]
     return DTensor.from_local(first, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
@@ -189,21 +189,21 @@ def _first(parameter: Tensor) -> tuple[int, ...]:
 
 
 @torch.no_grad()
-def store(found: QuantisedParameter, whole: Tensor) -> None:
+def store(stored: QuantisedParameter, whole: Tensor) -> None:
     """Store this rank's shard of a whole matrix, or stack."""
-    codes, scales = found.matrix.pack(whole)
-    fill(found.parameter, codes)
+    codes, scales = stored.matrix.pack(whole)
+    fill(stored.parameter, codes)
     if scales is not None:
-        found.module.get_buffer(found.matrix.scales).copy_(scales)
+        stored.module.get_buffer(stored.matrix.scales).copy_(scales)
 
 
 @torch.no_grad()
-def store_experts(found: QuantisedParameter, read: Callable[[int], Tensor], *, every: bool = False) -> None:
+def store_experts(stored: QuantisedParameter, read: Callable[[int], Tensor], *, every: bool = False) -> None:
     """Store a stack, one matrix at a time and only this rank's experts; `share_scales` does the rest.
 
     read: returns the whole matrix of an expert. every: reads all experts, so that the rank has the scales of all.
     """
-    matrix, parameter = found.matrix, found.parameter
+    matrix, parameter = stored.matrix, stored.parameter
     piece, rows = local(parameter), own_indices(parameter, 1).to(parameter.device)
     places = {expert: place for place, expert in enumerate(own_indices(parameter, 0).tolist())}
     first, count = (0, matrix.shape[0]) if every else (matrix.first[0], matrix.piece[0])
@@ -212,22 +212,22 @@ def store_experts(found: QuantisedParameter, read: Callable[[int], Tensor], *, e
         if expert in places:
             piece[places[expert]].copy_(codes.to(piece.device)[rows.to(piece.device)])
         if scales is not None:
-            found.module.get_buffer(matrix.scales)[expert].copy_(scales)
+            stored.module.get_buffer(matrix.scales)[expert].copy_(scales)
 
 
 @torch.no_grad()
 def share_scales(model: ModelParts) -> None:
     """Share the scales of all experts, of which each rank of ep has stored its own. Collective."""
     group = model.axes.experts
-    for found in model.quantised():
-        if group is not None and found.matrix.scales and len(found.matrix.shape) == 3:
-            dist.all_reduce(found.module.get_buffer(found.matrix.scales), group=group)  # zeros except in one place
+    for stack in model.quantised():
+        if group is not None and stack.matrix.scales and len(stack.matrix.shape) == 3:
+            dist.all_reduce(stack.module.get_buffer(stack.matrix.scales), group=group)  # zeros except in one place
 
 
-def values_of(found: QuantisedParameter) -> Tensor:
+def values_of(stored: QuantisedParameter) -> Tensor:
     """Return the values of this rank's shard in fp32; zeros in the padding of a block."""
-    matrix, parameter = found.matrix, found.parameter
-    packed, beside, base = local(parameter), matrix.beside(found.module), matrix.base
+    matrix, parameter = stored.matrix, stored.parameter
+    packed, beside, base = local(parameter), matrix.beside(stored.module), matrix.base
     if not packed.numel():
         return packed.new_zeros(0, dtype=torch.float32)
     rows = own_indices(parameter, parameter.ndim - 2)
@@ -293,12 +293,12 @@ def draw_head(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: fl
 def _draw(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float) -> None:
     others = {tensor.name for tensor in plan.parameters.tensors if tensor.adapter}
     draw = drawing(plan.architecture, seed, init_std, rank.device)
-    quantised = {found.name: found for found in model.quantised()}
+    quantised = {stored.name: stored for stored in model.quantised()}
     for name, parameter in model.named_parameters():
         if name in others:
             continue
-        if (found := quantised.get(name)) is not None:
-            store(found, draw(name, found.matrix.shape))
+        if (stored := quantised.get(name)) is not None:
+            store(stored, draw(name, stored.matrix.shape))
         else:
             fill(parameter, draw(name, tuple(parameter.shape)))
 
@@ -320,11 +320,11 @@ def drawing(
 
 def initials(arch: Architecture) -> dict[str, Initial]:
     """Return the kind of each parameter's initial values; embedding and head, which are not included, are normal."""
-    found: dict[str, Initial] = {"norm.weight": "zeros" if arch.ends.norm_plus_one else "ones"}
+    kinds: dict[str, Initial] = {"norm.weight": "zeros" if arch.ends.norm_plus_one else "ones"}
     for kind in arch.kinds:
         for parameter in kind.block.parameters(arch):
-            found |= {f"layers.{layer}.{parameter.name}": parameter.initial for layer in kind.layers}
-    return found
+            kinds |= {f"layers.{layer}.{parameter.name}": parameter.initial for layer in kind.layers}
+    return kinds
 
 
 def assert_local_shapes(plan: Plan, model: ModelParts, rank: Rank) -> None:

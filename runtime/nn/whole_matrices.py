@@ -70,7 +70,7 @@ def _cuts(parameter: Tensor) -> tuple[tuple[MatrixCut, ...], list[ProcessGroup],
     """Return the cuts of a parameter from the outer to the inner, with the groups of ranks, and the places in them."""
     if not isinstance(parameter, DTensor):
         return (), [], []
-    mesh, found = parameter.device_mesh, []
+    mesh, cut_axes = parameter.device_mesh, []
     stacked = parameter.dim() == 3
     # FSDP, whose axes come first in a mesh, cuts what tensor parallelism left.
     for axis, placement in reversed(list(enumerate(parameter.placements))):
@@ -80,8 +80,8 @@ def _cuts(parameter: Tensor) -> tuple[tuple[MatrixCut, ...], list[ProcessGroup],
         dim = placement.dim + (0 if stacked else 1)  # pyright: ignore[reportAttributeAccessIssue]
         if dim > 0:  # others have whole matrices of the stack
             name = (mesh.mesh_dim_names or ())[axis]
-            found.append((MatrixCut(name, mesh.size(axis), dim), mesh.get_group(axis), mesh.get_local_rank(axis)))
-    cuts, groups, places = zip(*found, strict=True) if found else ((), (), ())
+            cut_axes.append((MatrixCut(name, mesh.size(axis), dim), mesh.get_group(axis), mesh.get_local_rank(axis)))
+    cuts, groups, places = zip(*cut_axes, strict=True) if cut_axes else ((), (), ())
     return cuts, list(groups), list(places)
 
 
@@ -146,32 +146,33 @@ class MatrixExchange:
         self._sent = None
         dim = self.batch.cuts[cut].dim
         by_rank = _unpack(came, self._shapes(cut))
-        self.pieces = [torch.cat(each, dim) for each in zip(*by_rank, strict=True)]
+        self.pieces = [torch.cat(rank_pieces, dim) for rank_pieces in zip(*by_rank, strict=True)]
 
     def _return(self, cut: int) -> None:
         """Send every rank its pieces of this rank's stacks, and receive those of the others' stacks."""
         passing, owners, shapes = self.batch.passing(cut, self.place), self._by_owner(cut), self._shapes(cut)
         dim = self.batch.cuts[cut].dim
         split = [
-            each.split([shapes[rank][i][dim] for rank in range(len(shapes))], dim) for i, each in enumerate(self.pieces)
+            whole.split([shapes[rank][i][dim] for rank in range(len(shapes))], dim)
+            for i, whole in enumerate(self.pieces)
         ]
-        sent = [[each[rank] for each in split] for rank in range(len(shapes))]
+        sent = [[matrix_parts[rank] for matrix_parts in split] for rank in range(len(shapes))]
         theirs = [[passing[i].at(cut, self.place) for i in own] for own in owners]
-        came = functional.wait_tensor(self._exchange(cut, sent, [sum(map(prod, each)) for each in theirs]))
+        came = functional.wait_tensor(self._exchange(cut, sent, [sum(map(prod, sizes)) for sizes in theirs]))
         order = [i for own in owners for i in own]
         parts = [piece for pieces in _unpack(came, theirs) for piece in pieces]
-        self.pieces = [piece for _, piece in sorted(zip(order, parts, strict=True), key=lambda each: each[0])]
+        self.pieces = [piece for _, piece in sorted(zip(order, parts, strict=True), key=lambda placed: placed[0])]
 
 
 def _unpack(message: Tensor, shapes: list[list[tuple[int, ...]]]) -> list[list[Tensor]]:
     """Return the tensors of these shapes, which are consecutive in the message."""
-    found, at = [], 0
+    tensors, at = [], 0
     for own in shapes:
-        found.append([])
+        tensors.append([])
         for shape in own:
-            found[-1].append(message[at : at + prod(shape)].view(shape))
+            tensors[-1].append(message[at : at + prod(shape)].view(shape))
             at += prod(shape)
-    return found
+    return tensors
 
 
 @define(eq=False)
@@ -183,14 +184,14 @@ class SumsOverPieces:
 
     def cuts_of(self, parameter: Tensor) -> dict[str, int]:
         """Return the axes along which other ranks have the rest of a parameter: name → dim that is cut."""
-        found: dict[str, int] = {}
+        cuts: dict[str, int] = {}
         if isinstance(parameter, DTensor):
             mesh = parameter.device_mesh
             for axis, (name, placement) in enumerate(zip(mesh.mesh_dim_names or (), parameter.placements, strict=True)):
                 if mesh.size(axis) > 1 and not placement.is_replicate():
-                    found[name] = placement.dim  # pyright: ignore[reportAttributeAccessIssue]
+                    cuts[name] = placement.dim  # pyright: ignore[reportAttributeAccessIssue]
                     self._groups[name] = mesh.get_group(axis)
-        return found
+        return cuts
 
     def sum_up(self, wanted: Iterable[tuple[Tensor, Mapping[str, int], Collection[int]]]) -> None:
         """Sum tensors in place over the ranks that share a parameter, in one call along each axis.

@@ -137,18 +137,18 @@ class LossSpikeDetector:
 
     def take(self, loss: float, phase: str) -> Finding | None:
         """Add the finite loss of the next step, which is in `phase`."""
-        losses, found = self._losses, None
+        losses, finding = self._losses, None
         if phase != self._phase:
             if self.raised:
-                found = Finding(
+                finding = Finding(
                     "loss_spike", "cleared", f"loss {loss:.4g}, of another mixture since phase {phase}", loss
                 )
             self._phase, self.raised = phase, False
             losses.clear()
         if len(losses) >= LEAST and (self.raised or loss > losses.median):
-            found = self._judge(loss)
+            finding = self._judge(loss)
         losses.add(loss)
-        return found
+        return finding
 
     def _judge(self, loss: float) -> Finding | None:
         median = self._losses.median

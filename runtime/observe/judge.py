@@ -72,20 +72,20 @@ def judge(own: int, seen: Mapping[int, SeenRank], now: float, limit: float, *, l
     read.
     """
     window = max(limit * (FROZEN_LASTING if lasting else FROZEN), PAUSE)
-    others = {rank: each for rank, each in seen.items() if rank != own}
-    if any(each.reading is not None and each.reading.debugger for each in seen.values()):
+    others = {rank: state for rank, state in seen.items() if rank != own}
+    if any(state.reading is not None and state.reading.debugger for state in seen.values()):
         return None
-    if any(now - each.moved < window for each in others.values()):
+    if any(now - state.moved < window for state in others.values()):
         return None
     if not seen[own].fresh:  # no heartbeat can be trusted: the disk is full, or the directory is gone
         return HealthVerdict((), False) if not lasting and now - seen[own].line_moved >= window else None
-    frozen = tuple(rank for rank, each in others.items() if now - each.line_moved >= window)
+    frozen = tuple(rank for rank, state in others.items() if now - state.line_moved >= window)
     if frozen:
         return HealthVerdict(frozen, True)
-    if lasting or not all(each.fresh for each in others.values()):
+    if lasting or not all(state.fresh for state in others.values()):
         return None
-    last = min(each.reading.progress for each in seen.values() if each.reading)
-    behind = {rank: each.reading for rank, each in seen.items() if each.reading and each.reading.progress == last}
+    last = min(state.reading.progress for state in seen.values() if state.reading)
+    behind = {rank: state.reading for rank, state in seen.items() if state.reading and state.reading.progress == last}
     if any(reading.lasting for reading in behind.values()):
         return None
     # Of ranks at the same point, those that wait inside torch may wait for one that does something else.

@@ -77,7 +77,7 @@ class _GitFailed(Exception):
 def read_code(folder: Path) -> CodeVersion | CodeUnread | None:
     """Return the code of the checkout that holds `folder`; None without a checkout."""
     folder = folder.resolve()
-    root = next((each for each in (folder, *folder.parents) if (each / ".git").exists()), None)
+    root = next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), None)
     if root is None:
         return None
     try:
@@ -87,8 +87,8 @@ def read_code(folder: Path) -> CodeVersion | CodeUnread | None:
 
 
 def _commit(root: Path) -> str | None:
-    found = _git(root, "rev-parse", "--verify", "--quiet", "HEAD", failing=1)
-    return found.decode("ascii", "replace").strip() or None
+    sha = _git(root, "rev-parse", "--verify", "--quiet", "HEAD", failing=1)
+    return sha.decode("ascii", "replace").strip() or None
 
 
 def _digest(root: Path) -> str:
@@ -178,10 +178,10 @@ def read_before(directory: Path) -> Before | None:
 
 def _environment(directory: Path) -> dict[str, Any]:
     try:
-        found = read_json(directory / ENVIRONMENT)
+        content = read_json(directory / ENVIRONMENT)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 @cache
@@ -272,7 +272,7 @@ def _set_aside(directory: Path, name: str, content: bytes | None, attempt: str) 
 
 
 def _differences(plan: Plan, before: Before | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"from_defaults": {entry.path: typed_value(entry.value) for entry in non_defaults(plan)}}
+    content: dict[str, Any] = {"from_defaults": {entry.path: typed_value(entry.value) for entry in non_defaults(plan)}}
     if before is not None:
         changes = changed_values(before.plan, plan) if before.plan is not None else ()
         values = {
@@ -282,8 +282,8 @@ def _differences(plan: Plan, before: Before | None) -> dict[str, Any]:
             }
             for change in changes
         }
-        found["from_the_start_before"] = {"attempt": before.attempt, "values": values}
-    return found
+        content["from_the_start_before"] = {"attempt": before.attempt, "values": values}
+    return content
 
 
 def typed_value(text: str) -> Any:
@@ -324,7 +324,7 @@ def _yaml_key(key: str) -> str:
 
 def _yaml_scalar(value: Any) -> str:
     if isinstance(value, str):
-        return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
+        return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=False))
     text = json.dumps(value)
     # Without a point, YAML 1.1 reads 1e-08 as text.
     return re.sub(r"^(-?\d+)e", r"\1.0e", text) if isinstance(value, float) else text

@@ -229,10 +229,10 @@ class Records:
         """Add the record of the step that has just ended. Never waits."""
         self.pending = replace(metrics, rest=self.pending.rest | metrics.rest) if self.pending else metrics
 
-    def measured(self, found: dict[str, Any]) -> None:
+    def measured(self, values: dict[str, Any]) -> None:
         """Add named numbers to the record of the step that has just ended. Never waits."""
         before = self.pending or StepMetrics(step=None, time=None)
-        self.pending = replace(before, rest=before.rest | found)
+        self.pending = replace(before, rest=before.rest | values)
 
     def flush(self, step: int) -> None:
         """Write the record of the finished step, if anything was added to it.

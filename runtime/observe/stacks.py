@@ -80,8 +80,8 @@ def save_own(folder: Path, rank: int, beat: HeartbeatWriter) -> None:
     """Write this rank's report: the last collectives, if torch recorded them, to `<rank>.collectives.json`, then the
     stacks of all threads and the last marks to `<rank>.txt`, which completes the report."""
     with suppress(Exception):
-        if (found := collectives()) is not None:
-            (folder / f"{rank:05d}.collectives.json").write_text(json.dumps(found))
+        if (recorded := collectives()) is not None:
+            (folder / f"{rank:05d}.collectives.json").write_text(json.dumps(recorded))
     partial = folder / f"{rank:05d}.partial"
     with suppress(OSError), partial.open("w") as file:
         step = f"step {beat.step}" if beat.step else "set-up"
@@ -97,14 +97,14 @@ def collectives() -> dict[str, Any] | None:
     ranks of every group of this rank; None if nothing is recorded."""
     if not dist.is_initialized():
         return None
-    found: dict[str, Any] = {"entries": []}
+    trace: dict[str, Any] = {"entries": []}
     for recorder in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         if (dump := getattr(_distributed_c10d, recorder, None)) is not None:
             dumped = json.loads(dump())
-            entries = found["entries"] + [entry for entry in dumped.get("entries", ()) if entry not in found["entries"]]
-            found |= {**dumped, "entries": entries}
-    found["groups"] = {name: list(ranks) for name, ranks in _groups()}
-    return found
+            entries = trace["entries"] + [entry for entry in dumped.get("entries", ()) if entry not in trace["entries"]]
+            trace |= {**dumped, "entries": entries}
+    trace["groups"] = {name: list(ranks) for name, ranks in _groups()}
+    return trace
 
 
 def _groups() -> Iterator[tuple[str, Iterable[int]]]:
@@ -150,14 +150,14 @@ def _asked(pid: int) -> str:
 
 def _settled(file: Path) -> str:
     """Return the content of a file once it stops growing; a stuck process may never write."""
-    found = ""
+    content = ""
     with suppress(OSError):  # the process may end meanwhile
         for _ in range(10):
             time.sleep(0.3)
-            before, found = found, file.read_text(encoding="utf-8", errors="replace")
-            if found and found == before:
+            before, content = content, file.read_text(encoding="utf-8", errors="replace")
+            if content and content == before:
                 break
-    return found
+    return content
 
 
 def here(reading: Heartbeat, host: str) -> bool:
@@ -221,15 +221,15 @@ class RankCollectives:
 def read_collectives(folder: Path, world: int, first: int = 0) -> dict[int, RankCollectives]:
     """Return the recorded collectives of every rank that has any, of `world` ranks from `first` on; ranks of groups are
     numbered in the same way."""
-    found = {}
+    by_rank = {}
     for rank in range(first, first + world):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             content = read_json(folder / f"{rank:05d}.collectives.json")
             entries = sorted(content["entries"], key=lambda entry: entry.get("time_created_ns", 0))
             named = content.get("groups", {}).items()
-            groups = {name: tuple(first + each for each in ranks) for name, ranks in named}
-            found[rank] = RankCollectives(calls=tuple(map(_call, entries)), groups=groups)
-    return found
+            groups = {name: tuple(first + member for member in ranks) for name, ranks in named}
+            by_rank[rank] = RankCollectives(calls=tuple(map(_call, entries)), groups=groups)
+    return by_rank
 
 
 def _call(entry: dict[str, Any]) -> CollectiveEntry:
@@ -244,38 +244,38 @@ def _call(entry: dict[str, Any]) -> CollectiveEntry:
     )
 
 
-def read(found: Mapping[int, RankCollectives], world: int) -> list[str]:
+def read(known: Mapping[int, RankCollectives], world: int) -> list[str]:
     """Return a sentence for each collective that ranks wait in; empty if no rank waits."""
     waiting: dict[tuple[tuple[str, str], int], list[int]] = {}
     sentences = []
-    for rank, collectives in sorted(found.items()):
+    for rank, collectives in sorted(known.items()):
         call = collectives.waits_in
         if call is not None and call.between_two:
             sentences.append(f"rank {rank} waits in {call.what}")
         elif call is not None:
             waiting.setdefault((call.group, call.number), []).append(rank)
-    return [*(_sentence(group, number, ranks, found, world) for (group, number), ranks in waiting.items()), *sentences]
+    return [*(_sentence(group, number, ranks, known, world) for (group, number), ranks in waiting.items()), *sentences]
 
 
 def _sentence(
-    group: tuple[str, str], number: int, waiting: list[int], found: Mapping[int, RankCollectives], world: int
+    group: tuple[str, str], number: int, waiting: list[int], known: Mapping[int, RankCollectives], world: int
 ) -> str:
-    calls = {rank: call for rank in waiting if (call := found[rank].waits_in) is not None}
+    calls = {rank: call for rank in waiting if (call := known[rank].waits_in) is not None}
     first = calls[waiting[0]]
     kinds = {(call.name, call.sizes) for call in calls.values()}
     if len(kinds) > 1:
-        each = ", ".join(f"rank {rank} {call.name} of {call.sizes or 'nothing'}" for rank, call in calls.items())
-        return f"ranks have entered different collectives as number {number} of one group: {each}"
-    members = found[waiting[0]].groups.get(group[0]) or tuple(range(world))
+        entered = ", ".join(f"rank {rank} {call.name} of {call.sizes or 'nothing'}" for rank, call in calls.items())
+        return f"ranks have entered different collectives as number {number} of one group: {entered}"
+    members = known[waiting[0]].groups.get(group[0]) or tuple(range(world))
     others = [rank for rank in members if rank not in waiting]
-    behind = [rank for rank in others if rank in found and _number(found[rank].last_in(group)) < number]
-    silent = [rank for rank in others if rank not in found]
-    beyond = [rank for rank in others if rank in found and rank not in behind]
+    behind = [rank for rank in others if rank in known and _number(known[rank].last_in(group)) < number]
+    silent = [rank for rank in others if rank not in known]
+    beyond = [rank for rank in others if rank in known and rank not in behind]
     wait = f"{_ranks(waiting)} {_verb(waiting, 'wait')} in {first.what}"
     parts = []
     if behind:
         parts.append(f"{_ranks(behind)} did not enter {first.what}")
-        last = {call.what for rank in behind if (call := found[rank].last_in(group)) is not None}
+        last = {call.what for rank in behind if (call := known[rank].last_in(group)) is not None}
         parts[-1] += f" (the last one there was {last.pop()})" if len(last) == 1 else ""
     if silent:
         parts.append(f"nothing is known of {_ranks(silent)}")

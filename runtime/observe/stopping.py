@@ -115,7 +115,7 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 def killed_by(number: int) -> str:
     """Return `killed by SIGKILL`, with the number for signals without names."""
-    named = number in {each.value for each in signal.Signals}
+    named = number in {known.value for known in signal.Signals}
     return f"killed by {signal.Signals(number).name if named else f'signal {number}'}"
 
 
@@ -241,7 +241,7 @@ def answer_of(*command: str, refused: Sequence[str] = (), environment: Mapping[s
     if done.returncode == 0:
         return done.stdout
     why = (done.stderr or done.stdout).strip()
-    if any(each in why for each in refused):
+    if any(text in why for text in refused):
         return None
     how = f"failed with exit code {done.returncode}" if done.returncode > 0 else f"was {killed_by(-done.returncode)}"
     raise EnvironmentFault("X461", f"`{said}` {how}: {why or 'no output'}")

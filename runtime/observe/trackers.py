@@ -32,18 +32,18 @@ class TrackerContext:
     @property
     def settings(self) -> Mapping[str, Any]:
         """Every resolved setting as nested maps, `{"optimizer": {"lr": 0.0003, …}, …}`, with the plan's ids."""
-        found: dict[str, Any] = {"plan_id": self.plan.id, "config_id": self.plan.config_id}
+        nested: dict[str, Any] = {"plan_id": self.plan.id, "config_id": self.plan.config_id}
         for entry in self.plan.provenance:
             *blocks, name = entry.path.split(".")
-            inner = found
+            inner = nested
             for block in blocks:
                 before = inner.get(block, {})
                 # A value with settings of its own, as a source.
                 inner[block] = before if isinstance(before, dict) else {"kind": before}
                 inner = inner[block]
             inner[name] = typed_value(entry.value)
-        found.setdefault("experiment", {}).setdefault("name", self.plan.name)
-        return found
+        nested.setdefault("experiment", {}).setdefault("name", self.plan.name)
+        return nested
 
 
 @frozen

@@ -64,7 +64,7 @@ def watch(
     attempt = torch.tensor([float(number)], device=rank.device)
     if rank.world_size > 1:
         dist.broadcast(attempt, src=0)  # the first rank has reported the start, which other machines may see late
-    found = Watchdog(
+    watchdog = Watchdog(
         beat=beat,
         file=BeatFile(heartbeat_path(records.directory, records.rank), records.rank, int(attempt.item())),
         records=records,
@@ -74,8 +74,8 @@ def watch(
         stuck=stuck_seconds,
         exit_process=exit_process,
     )
-    found.begin()
-    return found
+    watchdog.begin()
+    return watchdog
 
 
 def verdict_folder(directory: Path, attempt: int) -> Path:
@@ -240,8 +240,8 @@ class Watchdog:
         """Return another rank's verdict; it may still be writing it."""
         for _ in range(20):
             with suppress(OSError):
-                if found := object_of(self._verdict_path.read_bytes()):
-                    return read(StuckEvent, found)
+                if published := object_of(self._verdict_path.read_bytes()):
+                    return read(StuckEvent, published)
             time.sleep(0.05)
         return read(StuckEvent, {})
 

@@ -58,10 +58,10 @@ def flagged(messages: list[Message], train: str | None, weight: str | None) -> U
         share = message.get(weight) if weight is not None else None
         if share is None:
             continue
-        if isinstance(found := as_number(share, f"message {place}: `{weight}`"), Unusable):
-            return found
-        if found < 0:
-            return Unusable(f"message {place}: `{weight}` is {found:g}, and weights are 0 or more")
+        if isinstance(number := as_number(share, f"message {place}: `{weight}`"), Unusable):
+            return number
+        if number < 0:
+            return Unusable(f"message {place}: `{weight}` is {number:g}, and weights are 0 or more")
     return None
 
 
@@ -77,10 +77,10 @@ def tool_definitions(value: object, what: str) -> list[Any] | Unusable | None:
         return None
     if isinstance(value, list | tuple):
         try:
-            value = [json.loads(each) if isinstance(each, str) else each for each in value]
+            value = [json.loads(item) if isinstance(item, str) else item for item in value]
         except (ValueError, RecursionError):
             return Unusable(f"{what} is not a list of objects")
-    if not isinstance(value, list | tuple) or not all(isinstance(each, Mapping) for each in value):
+    if not isinstance(value, list | tuple) or not all(isinstance(item, Mapping) for item in value):
         return Unusable(f"{what} is not a list of objects")
     if not _is_plain(value):
         return Unusable(f"{what} has a value that is neither JSON nor a date")
@@ -95,19 +95,19 @@ def parsed_calls(messages: list[Message]) -> list[Message] | Unusable:
 
     Many datasets have arguments as JSON text, which a template would write as a quoted string.
     """
-    found = []
+    messages_parsed = []
     for place, message in enumerate(messages, start=1):
         calls = message.get("tool_calls")
         if not calls:
-            found.append(message)
+            messages_parsed.append(message)
             continue
         if not isinstance(calls, list | tuple) or not all(isinstance(call, Mapping) for call in calls):
             return Unusable(f"message {place}: `tool_calls` is not a list of objects")
         parsed = [_parsed_call(call) for call in calls]
         if any(call is None for call in parsed):
             return Unusable(f"message {place}: the arguments of a call are no JSON object")
-        found.append({**message, "tool_calls": parsed})
-    return found
+        messages_parsed.append({**message, "tool_calls": parsed})
+    return messages_parsed
 
 
 def _parsed_call(call: Mapping[str, Any]) -> dict[str, Any] | None:

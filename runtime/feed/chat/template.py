@@ -373,11 +373,11 @@ def _aliased(messages: list[Message]) -> list[Message]:
     """Return messages whose reasoning also has the other names that templates read."""
     if not any(name in message for message in messages for name in REASONING):
         return messages
-    found = []
+    aliased = []
     for message in messages:
         thought = next((message[name] for name in REASONING if message.get(name) is not None), None)
-        found.append(message if thought is None else {"thinking": thought, **message, "reasoning_content": thought})
-    return found
+        aliased.append(message if thought is None else {"thinking": thought, **message, "reasoning_content": thought})
+    return aliased
 
 
 def _marked_message(message: Message, index: int, sources: list[TextSource]) -> Message:
@@ -463,10 +463,10 @@ def reserved(tokenizer: TextTokenizer, template: ChatTemplate) -> re.Pattern[str
 def unused(messages: list[Message], count: int) -> list[str]:
     """Return `count` private-use characters that no string of the conversation contains."""
     present = "".join(strings(messages))
-    found: list[str] = []
+    characters: list[str] = []
     code = 0xF0000
-    while len(found) < count:
+    while len(characters) < count:
         if chr(code) not in present:
-            found.append(chr(code))
+            characters.append(chr(code))
         code += 1
-    return found
+    return characters

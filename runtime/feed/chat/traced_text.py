@@ -91,13 +91,13 @@ class TracedText(str):
 
     def _pieces(self, pieces: Iterable[str]) -> list[str]:
         """Return consecutive parts of this string with their origins."""
-        found, at = [], 0
+        parts, at = [], 0
         text = plain(self)
         for piece in pieces:
             at = text.index(piece, at)
-            found.append(self._cut(at, at + len(piece)))
+            parts.append(self._cut(at, at + len(piece)))
             at += len(piece)
-        return found
+        return parts
 
     def strip(self, chars: str | None = None) -> str:
         return self.lstrip(chars).rstrip(chars)
@@ -118,28 +118,28 @@ class TracedText(str):
         pieces = str.split(self, sep, maxsplit)
         if sep is None:
             return self._pieces(pieces)
-        found, at = [], 0
+        parts, at = [], 0
         for piece in pieces:
-            found.append(self._cut(at, at + len(piece)))
+            parts.append(self._cut(at, at + len(piece)))
             at += len(piece) + len(sep)
-        return found
+        return parts
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
         pieces = str.rsplit(self, sep, maxsplit)
         if sep is None:
             return self._pieces(pieces)
-        found, at = [], 0
+        parts, at = [], 0
         for piece in pieces:
-            found.append(self._cut(at, at + len(piece)))
+            parts.append(self._cut(at, at + len(piece)))
             at += len(piece) + len(sep)
-        return found
+        return parts
 
     def splitlines(self, keepends: bool = False) -> list[str]:
-        found, at = [], 0
+        lines, at = [], 0
         for line, whole in zip(str.splitlines(self), str.splitlines(self, keepends=True), strict=True):
-            found.append(self._cut(at, at + len(whole if keepends else line)))
+            lines.append(self._cut(at, at + len(whole if keepends else line)))
             at += len(whole)
-        return found
+        return lines
 
     def partition(self, sep: str) -> tuple[str, str, str]:
         return self._parted(str.partition(self, sep))
@@ -248,10 +248,10 @@ def joined(parts: Iterable[str]) -> str:
 
 def joined_by(between: str, parts: Iterable[str]) -> str:
     """Join strings with `between` between them."""
-    found: list[str] = []
+    separated: list[str] = []
     for part in parts:
-        found += [between, part]
-    return joined(found[1:])
+        separated += [between, part]
+    return joined(separated[1:])
 
 
 def has_origin(text: str) -> bool:
@@ -269,8 +269,8 @@ def guessed(result: Any, inputs: Any) -> Any:
     texts = [text for text in _traced_in(inputs) if has_origin(text)]
     if not texts or not result:
         return result
-    if len(texts) == 1 and (found := _subsequence(result, texts[0])) is not None:
-        return found
+    if len(texts) == 1 and (traced_result := _subsequence(result, texts[0])) is not None:
+        return traced_result
     parts, at = [], 0
     missing = []
     for text in texts:

@@ -72,27 +72,27 @@ class Turns:
             return {index: self._turn(index) for index in wanted}
         if self.trace is None:
             raise TemplateRefusal("the template changes what it has marked with {% generation %}")
-        found: dict[int, list[Span]] = {index: [] for index in wanted}
+        spans: dict[int, list[Span]] = {index: [] for index in wanted}
         spoken, owner = set(self.spoken), None
         for start, end in self.trace.spans:
             inside = (self._message(s) for s in self._segments if s.start < end and start < s.stop)
             owner = next((index for index in inside if index in spoken), owner)
-            if owner in found:
-                found[owner].append((start, end))
-        return found
+            if owner in spans:
+                spans[owner].append((start, end))
+        return spans
 
     def ends(self, place: int) -> bool:
         """Return True if a special token or marker ends before this character, ignoring white space."""
         place = len(self.text[:place].rstrip())
-        return any(found.end() == place for found in self._reserved.finditer(self.text, max(place - 64, 0), place))
+        return any(match.end() == place for match in self._reserved.finditer(self.text, max(place - 64, 0), place))
 
     def unmarked_end(self) -> str | None:
         """Return the token that ends the last turn, if the template leaves it out of its `{% generation %}` block."""
         if not self.template.marks or not self.spans() or self.messages[-1]["role"] != "assistant":
             return None
         end = self.spans()[-1][1]
-        found = self._reserved.match(self.text, end + _blanks(self.text[end:]))
-        return None if found is None or self.ends(end) else found[0]
+        match = self._reserved.match(self.text, end + _blanks(self.text[end:]))
+        return None if match is None or self.ends(end) else match[0]
 
     # The rest is for templates without marks.
 
@@ -107,8 +107,8 @@ class Turns:
         alike = self._alike.setdefault(surroundings, [])
         if len(alike) < ALIKE or len(set(alike)) > 1:
             spans = self._compared(index, own)
-            found = (own[0].start - spans[0][0], spans[0][1] - own[-1].stop) if len(spans) == 1 else (-1, -1)
-            alike.append(found if min(found) >= 0 else (-1, -len(alike)))
+            margins = (own[0].start - spans[0][0], spans[0][1] - own[-1].stop) if len(spans) == 1 else (-1, -1)
+            alike.append(margins if min(margins) >= 0 else (-1, -len(alike)))
             return spans
         before, behind = alike[0]
         return [(own[0].start - before, own[-1].stop + behind)]
@@ -185,10 +185,10 @@ class Turns:
         habits = _habits(self.template)
         header = habits.header
         if header.strip():
-            for end in (len(header), *sorted({found.end() for found in _BOUNDS.finditer(header)}, reverse=True)):
-                found = self.text.rfind(header[:end], place, first) if header[:end].strip() else -1
-                if found >= 0:
-                    place = found + end
+            for end in (len(header), *sorted({match.end() for match in _BOUNDS.finditer(header)}, reverse=True)):
+                header_start = self.text.rfind(header[:end], place, first) if header[:end].strip() else -1
+                if header_start >= 0:
+                    place = header_start + end
                     break
             else:
                 place = first
@@ -217,10 +217,10 @@ class Turns:
         if end > last and habits.closes:
             return end
         # If a turn has no end of its own, the token that begins the next turn ends it, as in GLM-4.
-        found = self._reserved.match(self.text, end + _blanks(self.text[end:stop]), stop)
-        if found is None or found[0] == self.template.bos_token or habits.header.lstrip().startswith(found[0]):
+        match = self._reserved.match(self.text, end + _blanks(self.text[end:stop]), stop)
+        if match is None or match[0] == self.template.bos_token or habits.header.lstrip().startswith(match[0]):
             return max(start, len(self.text[:end].rstrip()))
-        return found.end()
+        return match.end()
 
     def _before_answer(self, index: int, last: int) -> int:
         """Return where a function's answer after the last message would begin, if it is written in one piece."""
@@ -236,8 +236,8 @@ class Turns:
         )
         if answered is None or answered.trace is None:
             return len(self.text)
-        found = next((s.start for s in answered._segments if answered._message(s) > index and s.start >= last), None)
-        begun = len(self.text) if found is None else answered._piece(found)[0]
+        start = next((s.start for s in answered._segments if answered._message(s) > index and s.start >= last), None)
+        begun = len(self.text) if start is None else answered._piece(start)[0]
         return begun if begun >= last else len(self.text)
 
     def _last(
@@ -296,15 +296,15 @@ class Turns:
     def _places_of(self, other: SourceSegment) -> list[int]:
         """Return where the last character of another trace's segment ends in this text."""
         final = other.place + other.stop - other.start - 1
-        found = []
+        ends = []
         for segment in self._segments:
             if segment.source != other.source:
                 continue
             if segment.place < 0 or other.place < 0:
-                found.append(segment.stop)
+                ends.append(segment.stop)
             elif segment.place <= final < segment.place + segment.stop - segment.start:
-                found.append(segment.start + final - segment.place + 1)
-        return found
+                ends.append(segment.start + final - segment.place + 1)
+        return ends
 
     def _shared(self, tail: str, written: ChatTrace | None, place: int, limit: int) -> int:
         """Return the end of what `tail`, the end of another trace, has in common with the text from `place` on.
@@ -314,7 +314,7 @@ class Turns:
         common = _common(tail, self.text[place:limit])
         if common == len(tail):
             return place + common
-        ends = {found.end() for pattern in (self._reserved, _BOUNDS) for found in pattern.finditer(tail)}
+        ends = {match.end() for pattern in (self._reserved, _BOUNDS) for match in pattern.finditer(tail)}
         if written is not None:
             ends |= {piece - (len(written.text) - len(tail)) for piece in written.pieces}
         return place + max((end for end in ends if 0 <= end <= common), default=0)

@@ -54,10 +54,10 @@ def find_losses(
         if source.text.strip() and not _is_label(source, labels):
             by_message[source.message].append(number)
     names = {s.text for s in sources if s.message != TOOLS and s.path[0] == "tool_calls" and s.path[-1] == "name"}
-    found: list[TemplateLoss] = []
+    losses: list[TemplateLoss] = []
     for message, numbers in by_message.items():
-        found += _of_message(message, messages, [sources[n] for n in numbers], [missing[n] for n in numbers], names)
-    return found
+        losses += _of_message(message, messages, [sources[n] for n in numbers], [missing[n] for n in numbers], names)
+    return losses
 
 
 def _of_message(
@@ -115,15 +115,15 @@ def _missing(trace: ChatTrace) -> list[bool | None]:
     for segment in trace.segments:
         length = segment.stop - segment.start
         kept[segment.source].append((segment.place, segment.place + length, segment.start, segment.stop))
-    found: list[bool | None] = []
+    lacks: list[bool | None] = []
     for number, source in enumerate(trace.sources):
         if number not in kept:
-            found.append(True)
+            lacks.append(True)
         elif any(place < 0 for place, *_ in kept[number]):
-            found.append(None)
+            lacks.append(None)
         else:
-            found.append(False if _has_gap(source.text, sorted(kept[number]), trace.text) else None)
-    return found
+            lacks.append(False if _has_gap(source.text, sorted(kept[number]), trace.text) else None)
+    return lacks
 
 
 def _has_gap(source: str, kept: list[tuple[int, int, int, int]], text: str) -> bool:
@@ -158,7 +158,7 @@ def _missing_words(sources: list[TextSource], text: str) -> list[bool | None]:
 
 
 def _sources(messages: list[Message]) -> list[TextSource]:
-    found: list[TextSource] = []
+    sources: list[TextSource] = []
 
     def visit(value: object, message: int, path: tuple[str | int, ...]) -> None:
         if isinstance(value, Mapping):
@@ -168,11 +168,11 @@ def _sources(messages: list[Message]) -> list[TextSource]:
             for at, inner in enumerate(value):
                 visit(inner, message, (*path, at))
         elif isinstance(value, str):
-            found.append(TextSource(message, path, value))
+            sources.append(TextSource(message, path, value))
 
     for index, message in enumerate(messages):
         visit({key: value for key, value in message.items() if key != "role"}, index, ())
-    return found
+    return sources
 
 
 LONGEST_CONVERSATION = 1 << 24  # characters
@@ -229,23 +229,23 @@ class ConversationWriter:
             if (refused := self._refused(losses, len(messages))) is not None:
                 return refused
             if conversation.prompt:
-                found = self._answer(turns, conversation.prompt)
+                rendered = self._answer(turns, conversation.prompt)
             elif self._reads.train_on == "all":
-                found = WrittenConversation(text=turns.text, spans=[(0, len(turns.text))])
+                rendered = WrittenConversation(text=turns.text, spans=[(0, len(turns.text))])
             elif self._chooses(messages):
-                found = self._chosen_turns(turns)
+                rendered = self._chosen_turns(turns)
             else:
-                found = WrittenConversation(text=turns.text, spans=turns.spans(last=self._reads.train_on == "last"))
+                rendered = WrittenConversation(text=turns.text, spans=turns.spans(last=self._reads.train_on == "last"))
         except TemplateRefusal as refusal:
             return str(refusal)
-        if isinstance(found, str):
-            return found
-        if not any(found.text[start:end].strip() for start, end in found.spans):
+        if isinstance(rendered, str):
+            return rendered
+        if not any(rendered.text[start:end].strip() for start, end in rendered.spans):
             return "the assistant says nothing in it"
         kinds = {loss.kind: None for loss in losses}
         if self._reads.train_on != "all" and (end := turns.unmarked_end()) is not None:
             kinds[f"{end} outside of {{% generation %}}"] = None
-        return evolve(found, ended=turns.ends(len(turns.text)), lost=tuple(kinds))
+        return evolve(rendered, ended=turns.ends(len(turns.text)), lost=tuple(kinds))
 
     def _refused(self, losses: list[TemplateLoss], messages: int) -> str | None:
         """Return why these losses make the record bad; None if they do not."""
@@ -384,7 +384,7 @@ def _parts(message: Message) -> list[Any]:
 
 def _with_written_arguments(messages: list[Message]) -> list[Message]:
     """Return a conversation with the arguments of calls as JSON text."""
-    found = []
+    written = []
     for message in messages:
         calls = []
         for call in message.get("tool_calls") or ():
@@ -392,5 +392,5 @@ def _with_written_arguments(messages: list[Message]) -> list[Message]:
             if isinstance(function.get("arguments"), dict):
                 function = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
             calls.append({**call, "function": function} if "function" in call else function)
-        found.append({**message, "tool_calls": calls} if calls else message)
-    return found
+        written.append({**message, "tool_calls": calls} if calls else message)
+    return written

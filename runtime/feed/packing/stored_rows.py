@@ -150,8 +150,8 @@ def cached_split(store: TokenStore, cache: Path, holdout: float, seed: int) -> S
     """
     folder = cache / f"split-{rows_key(store=store.folder, documents=store.num_documents, holdout=holdout, seed=seed)}"
     for _ in range(ATTEMPTS):
-        if (found := _open_split(folder, store.num_documents)) is not None:
-            return found
+        if (known := _open_split(folder, store.num_documents)) is not None:
+            return known
         split = split_holdout(store.offsets, holdout, seed)
         try:
             make_folder(
@@ -304,19 +304,21 @@ def mismatched(row: RawRow, rows: Rows) -> RawRow:
     the tokens of its answer.
     """
     trained = row.trained or [np.ones(len(segment), np.uint8) for segment in row.segments]
-    found = [(number, 1 + int(np.argmax(each[1:]))) for number, each in enumerate(trained) if each[1:].any()]
-    found = found if len(found) > 1 else []
+    answers = [(number, 1 + int(np.argmax(mask[1:]))) for number, mask in enumerate(trained) if mask[1:].any()]
+    answers = answers if len(answers) > 1 else []
     taken: list[tuple[int, int, int, int, int]] = []
     filled = 0
-    for (own, first), (other, begin) in zip(found, found[-1:] + found[:-1], strict=True):
+    for (own, first), (other, begin) in zip(answers, answers[-1:] + answers[:-1], strict=True):
         answer = len(row.segments[other]) - begin
         answer = min(answer, rows.capacity - filled + 1 - first)
         if answer > 0:
             taken.append((own, first, other, begin, begin + answer))
             filled += -(-(first + answer - 1) // rows.align) * rows.align
 
-    def exchanged(of: list[np.ndarray]) -> list[np.ndarray]:
-        return [np.concatenate((of[own][:first], of[other][begin:end])) for own, first, other, begin, end in taken]
+    def exchanged(parts: list[np.ndarray]) -> list[np.ndarray]:
+        return [
+            np.concatenate((parts[own][:first], parts[other][begin:end])) for own, first, other, begin, end in taken
+        ]
 
     return evolve(
         row,

@@ -49,8 +49,8 @@ def settings_for(fields: Collection[str]) -> str:
     common ones."""
     for needed, further in _FORMS:
         if all(name in fields for name in needed.values()):
-            found = needed | {setting: name for setting, name in further.items() if name in fields}
-            return ", ".join(f'{setting} = "{name}"' for setting, name in found.items())
+            settings = needed | {setting: name for setting, name in further.items() if name in fields}
+            return ", ".join(f'{setting} = "{name}"' for setting, name in settings.items())
     return ""
 
 
@@ -95,15 +95,15 @@ def token_ids(ids: Any, mask: Any, reads: Reads) -> TokenIds | Unusable:
     mask: predicted tokens as 0 and 1, or labels: the ids, with −100 for tokens that are not predicted. None: all but
     the first are predicted.
     """
-    found = _integers(ids, f"field `{reads.tokens}`")
-    if isinstance(found, Unusable):
-        return found
-    if len(found) < 2:
-        return Unusable(f"field `{reads.tokens}` has {len(found)} tokens, and nothing to predict")
+    integers = _integers(ids, f"field `{reads.tokens}`")
+    if isinstance(integers, Unusable):
+        return integers
+    if len(integers) < 2:
+        return Unusable(f"field `{reads.tokens}` has {len(integers)} tokens, and nothing to predict")
     if mask is None and reads.mask is None:
-        return TokenIds(ids=found)
-    trained = _mask(mask, f"field `{reads.mask}`", found, reads)
-    return trained if isinstance(trained, Unusable) else TokenIds(ids=found, trained=trained)
+        return TokenIds(ids=integers)
+    trained = _mask(mask, f"field `{reads.mask}`", integers, reads)
+    return trained if isinstance(trained, Unusable) else TokenIds(ids=integers, trained=trained)
 
 
 def _largest(column: float | np.ndarray, content: Content) -> float:
@@ -124,8 +124,8 @@ def _column(value: Any, what: str, count: int | None, reads: Reads) -> float | n
         return Unusable(f"{what} is a list; only records of token ids (`tokens`) have a number a token")
     if len(value) != count:
         return Unusable(f"{what} has {len(value):,} numbers, and `{reads.tokens}` has {count:,} tokens")
-    for place, each in enumerate(value):
-        if isinstance(problem := as_number(each, f"{what}, number {place},"), Unusable):
+    for place, number in enumerate(value):
+        if isinstance(problem := as_number(number, f"{what}, number {place},"), Unusable):
             return problem
     return np.array(value, dtype=np.float32)
 
@@ -137,11 +137,11 @@ def _integers(value: Any, what: str) -> np.ndarray | Unusable:
         value = value.tolist()
     if not isinstance(value, list | tuple):
         return Unusable(f"{what} is {described(value)}, not a list of token ids")
-    for place, each in enumerate(value):
-        if isinstance(each, bool) or not isinstance(each, int):
-            return Unusable(f"{what}, token {place}, is {shown(each)}, not a whole number")
-        if not 0 <= each < 1 << 32:
-            return Unusable(f"{what}, token {place}, is {shown(each)}, which is no token id")
+    for place, token in enumerate(value):
+        if isinstance(token, bool) or not isinstance(token, int):
+            return Unusable(f"{what}, token {place}, is {shown(token)}, not a whole number")
+        if not 0 <= token < 1 << 32:
+            return Unusable(f"{what}, token {place}, is {shown(token)}, which is no token id")
     return np.array(value, dtype=np.int64)
 
 
@@ -160,9 +160,9 @@ def _mask(value: Any, what: str, ids: np.ndarray, reads: Reads) -> np.ndarray | 
                 return Unusable(f"{what}, label {place}, is {label}, neither the token there, {token}, nor {IGNORED}")
         trained = np.array(value) != IGNORED
     else:
-        for place, each in enumerate(value):
-            if each not in (0, 1):
-                return Unusable(f"{what}, entry {place}, is {shown(each)}, neither 0 nor 1")
+        for place, entry in enumerate(value):
+            if entry not in (0, 1):
+                return Unusable(f"{what}, entry {place}, is {shown(entry)}, neither 0 nor 1")
         trained = np.array(value, dtype=bool)
     if not trained[1:].any():
         return Unusable(f"{what} leaves no token to predict")
@@ -176,12 +176,12 @@ _MISSING = object()
 
 def taker(reads: Reads) -> Take:
     """Return a function from a record's fields to its content, or to the reason why it has none."""
-    take = _content_taker(reads)
+    take_content = _content_taker(reads)
     if not reads.columns and not reads.value_names:
-        return take
+        return take_content
 
     def with_numbers(fields: Mapping[str, Any]) -> Content | Unusable:
-        content = take(fields)
+        content = take_content(fields)
         if isinstance(content, Unusable):
             return content
         return numbered(content, {name: find(fields, name) for name in reads.fields}, reads)
@@ -241,15 +241,15 @@ def _text(fields: Mapping[str, Any], name: str) -> str | Unusable:
 
 
 def _conversation(fields: Mapping[str, Any], reads: Reads) -> list[Message] | Conversation | Unusable:
-    found = find(fields, reads.messages)
-    if isinstance(found, Unusable):
-        return found
-    messages = conversation(found, f"field `{reads.messages}`")
+    value = find(fields, reads.messages)
+    if isinstance(value, Unusable):
+        return value
+    messages = conversation(value, f"field `{reads.messages}`")
     if isinstance(messages, Unusable):
         return messages
     if (problem := flagged(messages, reads.message_train, reads.message_weight)) is not None:
         return Unusable(f"field `{reads.messages}`, {problem.reason}")
-    if all(each is None for each in (reads.tools, reads.system, reads.message_train, reads.message_weight)):
+    if all(setting is None for setting in (reads.tools, reads.system, reads.message_train, reads.message_weight)):
         return messages
     return _completed(fields, reads, Conversation(messages=messages))
 
@@ -352,10 +352,10 @@ def _turns(value: Any, name: str, role: str) -> list[Message] | Unusable:
     return text if isinstance(text, Unusable) else [{"role": role, "content": text}]
 
 
-def _completed(fields: Mapping[str, Any], reads: Reads, found: Talk) -> Talk | Unusable:
+def _completed(fields: Mapping[str, Any], reads: Reads, content: Talk) -> Talk | Unusable:
     """Return `found` with the record's tools and system message. Arguments of calls become objects, as templates read
     them."""
-    names = ("messages",) if isinstance(found, Conversation) else ("chosen", "rejected")
+    names = ("messages",) if isinstance(content, Conversation) else ("chosen", "rejected")
     changed: dict[str, Any] = {}
     if reads.tools is not None:
         value = find(fields, reads.tools)
@@ -364,7 +364,7 @@ def _completed(fields: Mapping[str, Any], reads: Reads, found: Talk) -> Talk | U
             return tools
         changed["tools"] = tools
         for name in names:
-            messages = parsed_calls(getattr(found, name))
+            messages = parsed_calls(getattr(content, name))
             if isinstance(messages, Unusable):
                 return messages
             changed[name] = messages
@@ -376,13 +376,13 @@ def _completed(fields: Mapping[str, Any], reads: Reads, found: Talk) -> Talk | U
         return said
     if said:
         for name in names:
-            messages = changed.get(name, getattr(found, name))
+            messages = changed.get(name, getattr(content, name))
             if messages[0]["role"] == "system":
                 return Unusable(f"field `{reads.system}` and the first message are both of the system")
             changed[name] = [{"role": "system", "content": said}, *messages]
-        if found.prompt or isinstance(found, PreferencePair):  # 0 means no prompt in a conversation
-            changed["prompt"] = found.prompt + 1
-    return evolve(found, **changed)
+        if content.prompt or isinstance(content, PreferencePair):  # 0 means no prompt in a conversation
+            changed["prompt"] = content.prompt + 1
+    return evolve(content, **changed)
 
 
 def _tokens(fields: Mapping[str, Any], reads: Reads) -> Content | Unusable:
@@ -392,11 +392,11 @@ def _tokens(fields: Mapping[str, Any], reads: Reads) -> Content | Unusable:
 
 
 def _question(fields: Mapping[str, Any], reads: Reads) -> ChoiceQuestion | Unusable:
-    found = [find(fields, name) for name in (reads.question, reads.choices, reads.answer)]
-    for each in found:
-        if isinstance(each, Unusable):
-            return each
-    text, choices, answer = found
+    values = [find(fields, name) for name in (reads.question, reads.choices, reads.answer)]
+    for value in values:
+        if isinstance(value, Unusable):
+            return value
+    text, choices, answer = values
     text = checked(text, f"field `{reads.question}`")
     if isinstance(text, Unusable):
         return text

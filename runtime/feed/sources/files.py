@@ -215,19 +215,19 @@ def opened(path: Path, data: Iterator[tuple[bytes, int]]) -> tuple[bool, Iterato
 
 
 def _is_array(text: str, path: Path) -> bool:
-    found = _BEGINNING.match(text)
-    if found is None:
+    match = _BEGINNING.match(text)
+    if match is None:
         return False
-    line = text.find("\n", found.start(1))
+    line = text.find("\n", match.start(1))
     try:
-        _, end = _SCAN(text, found.start(1))
+        _, end = _SCAN(text, match.start(1))
     except (json.JSONDecodeError, RecursionError):  # longer than the beginning, or no JSON
-        return found[1] == "["
+        return match[1] == "["
     several = 0 <= line < end
-    if found[1] == "{" and several:
+    if match[1] == "{" and several:
         remedy = "Write each object on one line, or all objects as one array."
         raise DataError("an object over several lines", path=path, line=1, remedy=remedy)
-    return found[1] == "[" and (several or not text[end:].strip())  # otherwise it is one of several lines
+    return match[1] == "[" and (several or not text[end:].strip())  # otherwise it is one of several lines
 
 
 def _failing(error: DataError) -> Iterator[tuple[bytes, int]]:
@@ -284,8 +284,8 @@ class _Text:
 
     def skip(self, sign: str) -> None:
         """Take a character, which must come next."""
-        if (found := self.peek()) != sign:
-            raise self.wrong(f"`{sign}` is missing" if found else "the file ends in the middle of an array")
+        if (following := self.peek()) != sign:
+            raise self.wrong(f"`{sign}` is missing" if following else "the file ends in the middle of an array")
         self._move(1)
 
     def element(self) -> tuple[int, bytes]:
@@ -311,8 +311,8 @@ class _Text:
 
     def taken(self) -> int:
         """Return the bytes of the file read since the last call."""
-        found, self._taken = self._taken, 0
-        return found
+        count, self._taken = self._taken, 0
+        return count
 
     def wrong(self, problem: str) -> DataError:
         """Return the error of invalid JSON at the current place."""

@@ -130,10 +130,10 @@ class DataSource:
         source = SOURCES.of_kind(self.kind)
         order = source.former_options if source is not None else ()
         before = [json.dumps(self._decisive(options)) for options in options_before(order, self.options)]
-        found = [over(each, self.names) for each in (own, *before)]
+        digests = [over(decisive_text, self.names) for decisive_text in (own, *before)]
         if source is not None and issubclass(source, FileSource):
-            found.append(over(own, tuple(map(self._named_otherwise, self.files, self.names))))
-        return tuple(dict.fromkeys(found))
+            digests.append(over(own, tuple(map(self._named_otherwise, self.files, self.names))))
+        return tuple(dict.fromkeys(digests))
 
     def _decisive(self, options: Mapping[str, Any]) -> list[Any]:
         """Return everything except the files that affects the records."""
@@ -214,12 +214,12 @@ def options_before(order: Sequence[str], options: Mapping[str, Any]) -> Iterator
 def _orders(value: Any) -> Iterator[Any]:
     """Yield a JSON value with the keys of its mappings in every order, the present one first; at most MOST."""
     if isinstance(value, Mapping):
-        found = (
+        orders = (
             dict(zip(names, items, strict=True))
             for names in permutations(value)
             for items in product(*(_orders(value[name]) for name in names))
         )
-        yield from islice(found, MOST)
+        yield from islice(orders, MOST)
     elif isinstance(value, list | tuple):
         yield from islice((list(items) for items in product(*map(_orders, value))), MOST)
     else:

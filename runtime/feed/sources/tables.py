@@ -29,13 +29,13 @@ def check_columns(schema: "pa.Schema", reads: Reads, path: object) -> None:
     import pyarrow as pa
 
     for name in reads.fields:
-        found = _located(schema, name)
+        located = _located(schema, name)
         there = f"Its columns are {', '.join(f'`{field.name}`' for field in schema)}."
-        if found is None:
+        if located is None:
             settings = settings_for(schema.names) if reads.form == "text" else ""
             there += f" Write `{settings}`." if settings else ""
             raise DataError(f"no column `{name}`", path=str(path), remedy=there)
-        kind = found[1]
+        kind = located[1]
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
         if name not in reads.typed or _is_json(kind):  # JSON may be any value: records are checked one by one
@@ -52,10 +52,10 @@ def columns_read(schema: "pa.Schema", reads: Reads) -> list[str]:
 
     Raises KeyError for a column that `check_columns` refuses.
     """
-    found = {name: _located(schema, name) for name in reads.fields}
-    if missing := [name for name, each in found.items() if each is None]:
+    located = {name: _located(schema, name) for name in reads.fields}
+    if missing := [name for name, column in located.items() if column is None]:
         raise KeyError(missing[0])
-    return list(dict.fromkeys(each[0] for each in found.values() if each is not None))
+    return list(dict.fromkeys(column[0] for column in located.values() if column is not None))
 
 
 def top_columns(schema: "pa.Schema", reads: Reads) -> list[str]:
@@ -93,10 +93,13 @@ def records_of(unit: SourceUnit, reads: Reads, place: object) -> Iterator[Source
     with pa.ipc.open_stream(unit.part) as stream:
         batch = stream.read_next_batch()
     values = {name: _values(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
-    places = [(name, next(each for each in values if f"{name}.".startswith(f"{each}."))) for name in reads.fields]
-    take = taker(reads)
+    places = [
+        (name, next(column_name for column_name in values if f"{name}.".startswith(f"{column_name}.")))
+        for name in reads.fields
+    ]
+    take_content = taker(reads)
     for index in range(batch.num_rows):
-        content = _taken({name: _inside(values[column][index], column, name) for name, column in places}, take)
+        content = _taken({name: _inside(values[column][index], column, name) for name, column in places}, take_content)
         origin = f"{place}, row {unit.line + index}"
         if isinstance(content, Unusable):
             yield BadRecord(origin=origin, reason=content.reason)
@@ -112,14 +115,14 @@ def _inside(value: Any, column: str, name: str) -> Any:
     return find({last: value}, last + name[len(column) :])
 
 
-def _taken(values: Mapping[str, Any], take: Take) -> Content | Unusable:
+def _taken(values: Mapping[str, Any], take_content: Take) -> Content | Unusable:
     fields = {}
     for name, value in values.items():
         text = decoded(value) if isinstance(value, bytes) and value else value
         if isinstance(text, Unusable):
             return Unusable(f"field `{name}`: {text.reason}")
         fields[name] = "" if text == b"" else text
-    return take(fields)
+    return take_content(fields)
 
 
 def _values(column: "pa.Array") -> list[Any]:
@@ -168,12 +171,12 @@ def _conversion(kind: "pa.DataType") -> Convert | None:
         return _conversion(kind.value_type)
     if pa.types.is_struct(kind):
         inner = {field.name: _conversion(field.type) for field in kind}
-        return lambda value: {key: _through(inner[key], each) for key, each in value.items() if each is not None}
+        return lambda value: {key: _through(inner[key], item) for key, item in value.items() if item is not None}
     if pa.types.is_map(kind):
         keys, items = _conversion(kind.key_type), _conversion(kind.item_type)
-        return lambda value: {_through(keys, key): _through(items, each) for key, each in value}
-    if _is_list(kind) and (each := _conversion(kind.value_type)) is not None:
-        return lambda value: [_through(each, item) for item in value]
+        return lambda value: {_through(keys, key): _through(items, item) for key, item in value}
+    if _is_list(kind) and (convert_item := _conversion(kind.value_type)) is not None:
+        return lambda value: [_through(convert_item, item) for item in value]
     return None
 
 

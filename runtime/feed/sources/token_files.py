@@ -73,7 +73,7 @@ def is_store(path: Path) -> bool:
 def files_of(path: Path) -> tuple[Path, ...]:
     """Return the files that `open_tokens` reads at `path` and that identify its content."""
     if path.is_dir():
-        return tuple(each for name in ("tokens.bin", "offsets.npy", "trained.bin") if (each := path / name).is_file())
+        return tuple(file for name in ("tokens.bin", "offsets.npy", "trained.bin") if (file := path / name).is_file())
     index = path.with_suffix(".idx")
     return (path, index) if path.suffix == ".bin" and index.is_file() else (path,)
 
@@ -155,13 +155,13 @@ def _indexed(path: Path, index: Path, dtype: str | None) -> TokenArray:
     if not intact:
         message = f"does not fit its index {index.name}"
         raise DataError(message, path=path, remedy="Download or write both again.")
-    found = offsets[documents] if ends else np.zeros(1, np.int64)
-    return TokenArray(tokens=_mapped(path, known, 0), offsets=found)
+    document_offsets = offsets[documents] if ends else np.zeros(1, np.int64)
+    return TokenArray(tokens=_mapped(path, known, 0), offsets=document_offsets)
 
 
-def _agree(path: Path, found: np.dtype, asked: str | None) -> None:
-    if asked is not None and np.dtype(asked) != found:
-        message = f"holds {found.name}, and `dtype` says {asked}"
+def _agree(path: Path, stored: np.dtype, asked: str | None) -> None:
+    if asked is not None and np.dtype(asked) != stored:
+        message = f"holds {stored.name}, and `dtype` says {asked}"
         raise DataError(message, path=path, remedy="Leave `dtype` out: the file says what it holds.")
 
 

@@ -115,10 +115,10 @@ class StoreWriter:
         except (EOFError, ValueError, KeyError, TypeError):
             return False
         items = {LENGTHS: 8 * journal.documents, TOKENS: np.dtype(journal.dtype).itemsize * journal.tokens}
-        each = {CHOICES: 16 * journal.documents, FIRSTS: 4 * journal.documents}
-        each |= dict.fromkeys(_names(journal.sizes, COLUMN), 4 * journal.tokens)
-        each |= dict.fromkeys(_names(journal.sizes, VALUE), 4 * journal.documents)
-        items |= {name: size for name, size in each.items() if name in journal.sizes}
+        optional = {CHOICES: 16 * journal.documents, FIRSTS: 4 * journal.documents}
+        optional |= dict.fromkeys(_names(journal.sizes, COLUMN), 4 * journal.tokens)
+        optional |= dict.fromkeys(_names(journal.sizes, VALUE), 4 * journal.documents)
+        items |= {name: size for name, size in optional.items() if name in journal.sizes}
         items |= {BAD: journal.sizes.get(BAD)} | ({TRAINED: journal.tokens} if TRAINED in journal.sizes else {})
         if journal.sizes != items or self._digests() != journal.digests:
             return False

@@ -139,12 +139,12 @@ class ClaimWatch:
     _heard: dict[str, tuple[object, float]] = field(factory=dict, init=False)
 
     def rivals(self) -> list[OtherClaim]:
-        found = []
+        others = []
         for name, path in claims_of(self.mine.cache, self.mine.key).items():
             if name != self.mine.name:
                 with suppress(FileNotFoundError):
-                    found.append(self._rival(name, path))
-        return found
+                    others.append(self._rival(name, path))
+        return others
 
     def _rival(self, name: str, path: Path) -> OtherClaim:
         try:

@@ -94,14 +94,14 @@ def _encode(source: "DataSource", encoder: "DocumentEncoder", unit: "SourceUnit"
     for batch in _batches(source.read(unit)):
         documents = iter(encoder.encode([record for record in batch if not isinstance(record, BadRecord)]))
         # Bad records of reading and of encoding are kept in one order.
-        found = [record if isinstance(record, BadRecord) else next(documents) for record in batch]
+        results = [record if isinstance(record, BadRecord) else next(documents) for record in batch]
         good: list[TokenDocument] = [
             document
-            for each in found
-            if not isinstance(each, BadRecord)
-            for document in (each if isinstance(each, tuple) else (each,))
+            for result in results
+            if not isinstance(result, BadRecord)
+            for document in (result if isinstance(result, tuple) else (result,))
         ]
-        bad.extend(each for each in found if isinstance(each, BadRecord))
+        bad.extend(result for result in results if isinstance(result, BadRecord))
         if not good:
             continue
         ids = np.concatenate([document.ids for document in good])
@@ -151,16 +151,16 @@ def _batches(records: "Iterator[SourceRecord | BadRecord]") -> "Iterator[list[So
 def _mask(documents: "list[TokenDocument]", counts: list[int]) -> np.ndarray | None:
     if all(document.trained is None or document.trained.all() for document in documents):
         return None
-    each = zip(documents, counts, strict=True)
-    parts = [np.ones(count, bool) if document.trained is None else document.trained for document, count in each]
+    counted = zip(documents, counts, strict=True)
+    parts = [np.ones(count, bool) if document.trained is None else document.trained for document, count in counted]
     return np.concatenate(parts).astype(np.uint8)
 
 
 def _joined(masks: list[np.ndarray | None], tokens: list[np.ndarray]) -> np.ndarray | None:
     if all(mask is None for mask in masks):
         return None
-    each = zip(masks, tokens, strict=True)
-    return np.concatenate([np.ones(len(ids), np.uint8) if mask is None else mask for mask, ids in each])
+    masked = zip(masks, tokens, strict=True)
+    return np.concatenate([np.ones(len(ids), np.uint8) if mask is None else mask for mask, ids in masked])
 
 
 @contextmanager
@@ -360,7 +360,7 @@ class Pool:
 
     def _deal(self) -> None:
         while self._todo:
-            worker = min(self._workers, key=lambda each: len(each.slots))
+            worker = min(self._workers, key=lambda candidate: len(candidate.slots))
             if len(worker.slots) == AT_WORKER:
                 return
             slot = self._todo.popleft()
