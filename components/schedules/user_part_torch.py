@@ -11,7 +11,7 @@ from xtrain.runtime.feed.setup import Feed
 from xtrain.runtime.nn.optimizer import Schedule
 
 
-@op("setup.scheduler.user", gives="schedule")
+@op("setup.scheduler.user", gives="schedule", traced=False)
 def build_user_schedule(plan: Plan, feed: Feed, lr: float, steps: int | None, user: dict[str, Any]) -> Schedule:
     """Map a step index (from 0) to the learning rate: `lr` times the function's factor times the factor of the phase.
 

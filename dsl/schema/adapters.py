@@ -13,7 +13,7 @@ from xtrain.dsl.schema.optimizers import OF_STEP, Optimizer
 from xtrain.dsl.schema.setting import Auto, Role, TextCheck, file_path, is_unspoken, label, setting, settings_of
 
 DROPOUT_CHUNK: Final = 2**20  # input elements per dropout draw
-ADAPTERS: Final = Registry["Adapter"]("adapter", "adapters")
+ADAPTERS: Final = Registry["Adapter"]("adapter", "adapters", op="setup.adapter")
 
 
 def trained_in_full() -> Any:

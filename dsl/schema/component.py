@@ -150,7 +150,8 @@ class Registry(Generic[C], Mapping[str, type[C]]):
     they define. User functions are known only to the spec that uses them and are not registered. `DEFAULT` of the
     folder names the component of a spec without the block, which also replaces an invalid call; without `DEFAULT` it is
     the first component. key: the attribute with the name of a component. call: the form of a call without arguments;
-    empty for blocks. order: sort key of the components; the default is the default component first, then by name.
+    empty for blocks. op: see `of_ops`. order: sort key of the components; the default is the default component first,
+    then by name.
     """
 
     _offers: ClassVar[str] = "xtrain"
@@ -161,6 +162,8 @@ class Registry(Generic[C], Mapping[str, type[C]]):
     """Installed package whose components cannot be loaded → reason."""
     of_calls: ClassVar[dict[str, "Registry[Any]"]] = {}
     """Word → registry of components chosen by calls."""
+    of_ops: ClassVar[dict[str, "Registry[Any]"]] = {}
+    """Op of a node → registry of the components that each have the op as `<op>.<kind>`."""
 
     def __init__(
         self,
@@ -169,6 +172,7 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         key: str = "kind",
         *,
         call: str = "",
+        op: str = "",
         order: Callable[[type[C]], Any] | None = None,
     ) -> None:
         self.word, self.folder, self.key, self.call, self._order = word, folder, key, call, order
@@ -176,6 +180,8 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         self._user: type[C] | None = None
         if call:
             Registry.of_calls[word] = self
+        if op:
+            Registry.of_ops[op] = self
         self._settings: tuple[Any, Mapping[str, tuple[attrs.Attribute, Setting]]] | None = None
 
     def base(self, block: type[C]) -> type[C]:

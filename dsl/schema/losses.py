@@ -9,7 +9,7 @@ from xtrain.dsl.schema.component import Component, Registry
 from xtrain.dsl.schema.setting import Conflict, Role, file_path, not_negative, positive, setting, settings_of
 from xtrain.dsl.values import Quantity
 
-LOSSES: Final = Registry["Loss"]("loss", "losses")
+LOSSES: Final = Registry["Loss"]("loss", "losses", op="setup.loss")
 
 WEIGHTS: Final = "weights"
 """Column with the weight of each label."""

@@ -48,7 +48,7 @@ class StateTensor:
         return tuple(shape)
 
 
-OPTIMIZERS: Final = Registry["Optimizer"]("optimizer", "optimizers")
+OPTIMIZERS: Final = Registry["Optimizer"]("optimizer", "optimizers", op="setup.optimizer")
 
 
 def learning_rate() -> Any:

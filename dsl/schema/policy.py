@@ -254,7 +254,7 @@ class Rollout:
         return self.steps * self.updates
 
 
-REWARDS: Final = Registry["Reward"]("reward", "rewards")
+REWARDS: Final = Registry["Reward"]("reward", "rewards", op="rollout.score")
 
 
 # Its op, `rollout.score.NAME`, is in the module `…_torch` next to it; see `runtime/sampling/scoring.py`.

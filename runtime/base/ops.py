@@ -17,14 +17,12 @@ import attrs
 import cattrs
 from attrs import frozen
 
+from xtrain.dsl.schema import blocks  # noqa: F401 (declares all registries)
 from xtrain.dsl.schema.actions import ACTIONS, action_of
-from xtrain.dsl.schema.adapters import ADAPTERS
-from xtrain.dsl.schema.component import Component
+from xtrain.dsl.schema.component import Component, Registry
 from xtrain.dsl.schema.data_components import LINKS
-from xtrain.dsl.schema.losses import LOSSES
-from xtrain.dsl.schema.optimizers import OPTIMIZERS, SCHEDULERS
+from xtrain.dsl.schema.optimizers import SCHEDULERS
 from xtrain.dsl.schema.parallel import stack_of_node, stack_of_step
-from xtrain.dsl.schema.policy import REWARDS
 from xtrain.dsl.schema.run import tracker_of
 from xtrain.dsl.values import variables_in
 from xtrain.plan.architecture import Architecture
@@ -48,6 +46,8 @@ class Op:
     name: str
     function: Callable[..., Any]
     gives: str | None
+    traced: bool = True
+    """False for an op that a trace leaves out: data, time, files, compiling, and user hooks."""
     chosen_by: tuple[str, ...] = ()
     """Arguments of the node that chose this op and are not passed to it."""
 
@@ -80,24 +80,19 @@ class Op:
 OPS: dict[str, Op] = {}
 
 
-def op(name: str, *, gives: str | None = None) -> Callable[[F], F]:
+def op(name: str, *, gives: str | None = None, traced: bool = True) -> Callable[[F], F]:
     """Register a function as the op `name`."""
 
     def register(function: F) -> F:
         assert name not in OPS or OPS[name].function.__module__ == function.__module__, f"op {name} is defined twice"
-        OPS[name] = Op(name, function, gives)
+        OPS[name] = Op(name, function, gives, traced)
         return function
 
     return register
 
 
 # Ops that every component of a kind registers as `<op>.<kind of the node>`, in the module next to it.
-COMPONENTS: Final = {
-    "setup.adapter": ADAPTERS,
-    "setup.loss": LOSSES,
-    "setup.optimizer": OPTIMIZERS,
-    "rollout.score": REWARDS,
-}
+COMPONENTS: Final = Registry.of_ops
 # Ops with a variant for functions of the user, `<op>.user`.
 OF_USERS: Final = {**COMPONENTS, "setup.scheduler": SCHEDULERS}
 # Node prefix → registry of the components whose op is `<prefix>.<kind>`, in the module next to the component.

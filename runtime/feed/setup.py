@@ -132,13 +132,13 @@ class Feed:
             self.ahead.close()
 
 
-@op("setup.tokenizer", gives="tokenizer")
+@op("setup.tokenizer", gives="tokenizer", traced=False)
 def open_tokenizer(source: str) -> TextTokenizer:
     """Open a tokenizer: `bytes`, or a folder relative to the working folder."""
     return load_tokenizer(source, Path.cwd())
 
 
-@op("setup.data", gives="prepared")
+@op("setup.data", gives="prepared", traced=False)
 def prepare_dataset(
     plan: Plan,
     rank: Rank,
@@ -220,7 +220,7 @@ def microbatches(stages: list[collators.Stage], micro: int, accumulate: int) -> 
     return collators.compose(stages)
 
 
-@op("setup.loader", gives="feed")
+@op("setup.loader", gives="feed", traced=False)
 def build_loader(
     plan: Plan,
     rank: Rank,
@@ -341,7 +341,7 @@ class SpecRefused(EnvironmentFault):
         super().__init__(first.code, "\n".join(lines))
 
 
-@op("setup.horizon")
+@op("setup.horizon", traced=False)
 def see_horizon(plan: Plan, feed: Feed, rank: Rank, records: Records, progress: Progress) -> None:
     """Report the steps of the run and the steps of its events; then check the rules that depend on them.
 

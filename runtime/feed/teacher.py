@@ -226,7 +226,7 @@ class TaughtEntry:
 TEACHERS = "teachers"
 
 
-@op("setup.teacher", gives="prepared")
+@op("setup.teacher", gives="prepared", traced=False)
 def read_teacher(
     plan: Plan,
     prepared: dict[str, PreparedDataset],

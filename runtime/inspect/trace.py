@@ -42,58 +42,13 @@ from xtrain.runtime.nn.transformer import ModelParts, Transformer
 from xtrain.runtime.observe.stopping import StopRequests
 from xtrain.runtime.observe.watch import Poller
 
-# Ops that a trace leaves out: data, time, files, compiling, and hooks of the user's own.
-LEFT_OUT = frozenset(
-    {
-        "setup.bootstrap",
-        "setup.deterministic",
-        "setup.watch",
-        "setup.tokenizer",
-        "setup.data",
-        "setup.teacher",
-        "setup.read_teacher",
-        "setup.loader",
-        "setup.reference",
-        "setup.rollout_reference",
-        "setup.scheduler",
-        "setup.observe",
-        "setup.alerts",
-        "setup.base",
-        "setup.decompose",
-        "setup.pretrained",
-        "setup.read_weights",
-        "setup.read_adapter",
-        "setup.horizon",
-        "setup.resume",
-        "setup.residual",
-        "setup.checkpoint",
-        "setup.async_tp",
-        "setup.compile",
-        "setup.prompts",
-        "setup.scorer",
-        "setup.completions",
-        "rollout.generate",
-        "rollout.score",
-        "rollout.advantages",
-        "rollout.reference",
-        "rollout.compare",
-        "step.reference_point",
-        "step.put_off_save",
-        "step.await_copy",
-        "step.check_finite",
-        "step.schedule",
-        "step.measure",
-        "step.hook",
-        "step.let_go",
-    }
-)
 # Its tensors need values: document boundaries decide later computations.
 OUTLINE = "step.share_outline"
 
 
-def left_out(op: str) -> bool:
-    """Return True if a trace leaves an op out; trackers, `setup.log.NAME`, get no records of a trace."""
-    return op in LEFT_OUT or op.startswith("setup.log.")
+def left_out(node: Node) -> bool:
+    """Return True if a trace leaves a node out; it has no records for trackers and no completions for rollouts."""
+    return node.op.startswith(("setup.log.", "rollout.")) or not op_of(node).traced
 
 
 @frozen(kw_only=True, eq=False)
@@ -215,7 +170,7 @@ class Program:
         """Run the nodes before the first step; weights and later tensors are fake."""
         # Of the `collate` nodes only sharding: the rows are invented, whatever the other nodes would do.
         setup = [n for n in topological(self.plan) if n.kind == "setup" or n.op == "collate.shard"]
-        setup = [n for n in setup if not left_out(n.op)]
+        setup = [n for n in setup if not left_out(n)]
         first = next(place for place, node in enumerate(setup) if node.op == "setup.weights")
         with own_pieces():
             for node in setup[:first]:
@@ -243,7 +198,7 @@ class Program:
         repeats: skip microbatches of a pipeline that repeat earlier ones. shared: findings of earlier ranks, to which
         this rank's are added. Raises NotAlike if microbatches differ.
         """
-        nodes = [n for n in topological(self.plan) if n.kind == "step" and not left_out(n.op)]
+        nodes = [n for n in topological(self.plan) if n.kind == "step" and not left_out(n)]
         if own := next((n for n in nodes if n.op == "step.body"), None):
             raise PlanMismatch(f"its step is {own.args['user']['function']} of your own, which only a run calls")
         step = Step(index=0)

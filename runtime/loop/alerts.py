@@ -296,7 +296,7 @@ def _signal(process: subprocess.Popen, number: int) -> None:
 DISK_SECONDS: Final = 5.0
 
 
-@op("setup.alerts", gives="alerts")
+@op("setup.alerts", gives="alerts", traced=False)
 def alerts(
     plan: Plan,
     rank: Rank,

@@ -23,7 +23,7 @@ from xtrain.runtime.observe.stopping import StopRequests
 TIMEOUT = timedelta(hours=2)
 
 
-@op("setup.bootstrap", gives="rank")
+@op("setup.bootstrap", gives="rank", traced=False)
 def bootstrap(
     plan: Plan,
     requests: StopRequests,
@@ -80,7 +80,7 @@ def bootstrap(
     return rank
 
 
-@op("setup.deterministic")
+@op("setup.deterministic", traced=False)
 def use_deterministic_algorithms(workspaces: str) -> None:
     """Set deterministic algorithms before this process computes anything. workspaces: of cuBLAS, which reads the
     variable at its start."""

@@ -73,7 +73,7 @@ class Beginning:
     state: FullState
 
 
-@op("setup.pretrained")
+@op("setup.pretrained", traced=False)
 def read_pretrained(plan: Plan, model: ModelParts, rank: Rank, records: Records, path: str, anew: bool = False) -> None:
     """Read the weights of another run, nothing else; a resumed run skips this and reads its own checkpoint. anew: read
     them here too."""
@@ -100,7 +100,7 @@ def read_pretrained(plan: Plan, model: ModelParts, rank: Rank, records: Records,
     records.event(PretrainedEvent(step=0, path=str(entry.path), of_step=entry.step, weights=which))
 
 
-@op("setup.read_weights")
+@op("setup.read_weights", traced=False)
 @torch.no_grad()
 def read_weights(
     plan: Plan,
@@ -130,7 +130,7 @@ def read_weights(
     read_files(files, folder or repo, model, rank, records, beat)
 
 
-@op("setup.read_adapter")
+@op("setup.read_adapter", traced=False)
 @torch.no_grad()
 def read_adapter(
     plan: Plan,
@@ -223,7 +223,7 @@ def store_all(quantised: list[QuantisedParameter], source: WholeTensors, before:
         store(parameter, source.read(f"{before}{parameter.name}").to(parameter.parameter.device))
 
 
-@op("setup.resume", gives="begun")
+@op("setup.resume", gives="begun", traced=False)
 def resume(
     plan: Plan,
     model: ModelParts,
@@ -323,7 +323,7 @@ def _newest_intact(
     return StartingPoint(entry=entry, own=True, anew=False)
 
 
-@op("setup.checkpoint", gives="saver")
+@op("setup.checkpoint", gives="saver", traced=False)
 def prepare_saving(
     plan: Plan,
     begun: Beginning,
@@ -375,7 +375,7 @@ def _saver(common: dict[str, Any], mode: Mode, copies: int, rank: Rank) -> Saver
     return FileSaver(**common, snapshots=snapshots)
 
 
-@op("step.put_off_save")
+@op("step.put_off_save", traced=False)
 def put_off_save(saver: Saver, clocks: Clocks) -> StepCall:
     """Make a save that was put off, because another was being written or the step was bad. The first rank decides for
     the former."""
@@ -389,7 +389,7 @@ def put_off_save(saver: Saver, clocks: Clocks) -> StepCall:
     return make_up_save
 
 
-@op("step.await_copy")
+@op("step.await_copy", traced=False)
 def await_copy(saver: Saver) -> StepCall:
     """Wait before the optimizer step until the copy of the state being saved is complete."""
 

@@ -197,7 +197,7 @@ def event_hook(
     return HookCall.of("hook", plan, user, resources, place=place, changes=changes, name=name)
 
 
-@op("step.hook")
+@op("step.hook", traced=False)
 def step_hook(
     plan: Plan, node_id: str, user: dict[str, Any], place: str, changes: str, feed: Feed, resources: Resources
 ) -> StepCall:

@@ -195,7 +195,7 @@ class Window:
         self.logged = None
 
 
-@op("setup.observe", gives="window")
+@op("setup.observe", gives="window", traced=False)
 def observe(plan: Plan, rank: Rank, peak_flops: float | None) -> Window:
     """Start counting. peak_flops: of a device, from the spec; None: from its data sheet. Collective."""
     WAITS.begin(plan, rank)

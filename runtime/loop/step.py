@@ -290,7 +290,7 @@ def _reduce(step: Step, norm: GradientNorm, rank: Rank, model: ModelParts) -> No
     step.grad_norm = norm.value
 
 
-@op("step.schedule")
+@op("step.schedule", traced=False)
 def schedule_lr(plan: Plan, optimizer: Optimizer, schedule: Schedule, decay: str | None = None) -> StepCall:
     """Set the learning rate of this step. decay: `lr` scales weight decay with the rate, as a share of its peak
     (Defazio 2025, arXiv 2506.02285); None leaves it constant."""
@@ -332,7 +332,7 @@ def update(optimizer: Optimizer) -> StepCall:
     return update_weights
 
 
-@op("step.measure")
+@op("step.measure", traced=False)
 def measure(window: Window, rank: Rank, alerts: AlertMonitor | None = None, lets_go: bool = True) -> StepCall:
     """Add the step to the next log line and to alerts. lets_go: free its microbatches, because no later node needs
     them."""
@@ -349,13 +349,13 @@ def measure(window: Window, rank: Rank, alerts: AlertMonitor | None = None, lets
     return measure_step
 
 
-@op("step.let_go")
+@op("step.let_go", traced=False)
 def let_go() -> StepCall:
     """Free the microbatches of the step."""
     return Step.let_go
 
 
-@op("step.check_finite")
+@op("step.check_finite", traced=False)
 def check_finite(model: ModelParts, progress: Progress, limit: int, alerts: AlertMonitor | None = None) -> StepCall:
     """Skip a step whose loss or norm is not finite, up to the `limit`-th in a row.
 

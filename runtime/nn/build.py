@@ -320,7 +320,7 @@ class _Tiled:
                 yield name, module
 
 
-@op("setup.compile")
+@op("setup.compile", traced=False)
 def compile_blocks(model: ModelParts, rank: Rank, mode: str, pattern: str, matches: list[int]) -> None:
     """Compile every block in place, so that no name changes; shapes are fixed, as those of packed rows are.
 

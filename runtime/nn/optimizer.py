@@ -347,7 +347,7 @@ def set_group(
 Schedule = Rate
 
 
-@op("setup.scheduler", gives="schedule")
+@op("setup.scheduler", gives="schedule", traced=False)
 def build_schedule(
     feed: Feed,
     kind: str,

@@ -121,7 +121,7 @@ def spread_attention(
         layer.kernel = ContextKernel(layer.kernel, axes)
 
 
-@op("setup.async_tp")
+@op("setup.async_tp", traced=False)
 def overlap_products(rank: Rank, meshes: Meshes) -> None:
     """Let torch.compile use its fused products, `symm_mem.fused_all_gather_matmul` and `fused_matmul_reduce_scatter`,
     instead of tensor parallelism's collectives (Inductor's pass `micro_pipeline_tp`).

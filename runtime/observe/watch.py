@@ -47,7 +47,7 @@ VERDICT: Final = "verdict.json"
 SUMMARY: Final = "summary.txt"
 
 
-@op("setup.watch", gives="watch")
+@op("setup.watch", gives="watch", traced=False)
 def watch(
     rank: Rank,
     records: Records,

@@ -68,7 +68,7 @@ def last_run(trained: np.ndarray) -> tuple[int, int]:
     return (int(before[-1]) + 1 if len(before) else 0), end
 
 
-@op("setup.prompts", gives="prompts")
+@op("setup.prompts", gives="prompts", traced=False)
 def find_prompts(plan: Plan, feed: Feed, tokenizer: TextTokenizer, positions: int, max_tokens: int) -> PromptReader:
     """Read prompts: the tokens of a document before its last answer.
 
@@ -222,7 +222,7 @@ class KeptCompletions:
             self._stored, self.end = unpacked(content)
 
 
-@op("setup.completions", gives="kept_completions")
+@op("setup.completions", gives="kept_completions", traced=False)
 def keep_completions(rank: Rank, records: Records, steps: int, updates: int = 1) -> KeptCompletions:
     """Keep the completions that `rollout.generate` samples for `steps` steps until `updates` steps have trained on
     each; they are part of checkpoints."""

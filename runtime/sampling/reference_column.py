@@ -216,7 +216,7 @@ class SharedColumn:
 REPORT_SECONDS: Final = 10.0  # between two events of a long computation
 
 
-@op("setup.reference", gives="prepared")
+@op("setup.reference", gives="prepared", traced=False)
 def add_reference(
     plan: Plan,
     model: ModelParts,

@@ -243,7 +243,7 @@ def give_memory(model: ModelParts, teacher: LiveTeacher, rank: Rank, offload: bo
         part.teacher = teacher if part.span.predicts else None
 
 
-@op("setup.read_teacher")
+@op("setup.read_teacher", traced=False)
 @torch.no_grad()
 def read_teacher_weights(
     teacher: LiveTeacher,
@@ -323,7 +323,7 @@ class PointEstimate:
         return max(0.0, total / answers) if answers else 0.0
 
 
-@op("step.reference_point")
+@op("step.reference_point", traced=False)
 def estimate(
     model: ModelParts,
     rank: Rank,

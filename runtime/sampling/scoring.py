@@ -109,7 +109,7 @@ def batch_of(documents: list[list[int]], device: torch.device) -> ModelBatch:
     )
 
 
-@op("setup.scorer", gives="scorer")
+@op("setup.scorer", gives="scorer", traced=False)
 def load_scorer(
     rank: Rank,
     meshes: Meshes,
@@ -181,7 +181,7 @@ class KeptReference:
             kept.copy_(before)
 
 
-@op("setup.rollout_reference", gives="kept_reference")
+@op("setup.rollout_reference", gives="kept_reference", traced=False)
 def keep_reference(
     plan: Plan,
     model: ModelParts,

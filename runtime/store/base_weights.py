@@ -143,7 +143,7 @@ def _drawn_factors(indices: Tensor, seed: str) -> Tensor:
     return splitmix64(indices.to(torch.int64), stream_of(seed)) | 1
 
 
-@op("setup.base", gives="base")
+@op("setup.base", gives="base", traced=False)
 def name_base(plan: Plan, model: ModelParts, rank: Rank, beat: HeartbeatWriter, parameters: int) -> str:
     """Return the digest of all frozen parameters. Collective: each rank sums its own pieces, and the sums are added.
 
@@ -297,7 +297,7 @@ def _read_drawn(plan: Plan, seed: int, init_std: float, device: torch.device) ->
     return lambda spec, expert: draw(spec.name, spec.shape).cpu()
 
 
-@op("setup.decompose")
+@op("setup.decompose", traced=False)
 @torch.no_grad()
 def decompose(
     plan: Plan, model: ModelParts, rank: Rank, records: Records, beat: HeartbeatWriter, matrices: int
@@ -337,7 +337,7 @@ def decompose(
             beat.mark()
 
 
-@op("setup.residual")
+@op("setup.residual", traced=False)
 def take_out(plan: Plan, model: ModelParts, rank: Rank, matrices: int) -> None:
     """Subtract from the matrices the part that the adapter starts with. Raises PlanMismatch unless these are `matrices`
     matrices."""
