@@ -12,7 +12,7 @@ from statistics import mean
 
 import pytest
 from projects import Project, records
-from sampled_trials import PARTS
+from sweeps import PARTS
 
 SPECS = Path(__file__).parents[1] / "specs"
 

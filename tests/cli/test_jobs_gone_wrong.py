@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 from attrs import evolve
-from launching import commands, submitted, taken_to
+from commands import commands, submitted, taken_to
 
 from xtrain.cli.main import main
 from xtrain.cli.run_sweep import SweepLines

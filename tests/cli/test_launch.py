@@ -20,8 +20,8 @@ from typing import Any
 import jsonschema
 import kubernetes_validate
 import pytest
+from commands import LAUNCHES, commands, submitted, taken_to
 from dense import json_text
-from launching import LAUNCHES, commands, submitted, taken_to
 
 from xtrain.cli.main import main
 from xtrain.plan.graph import launcher_args, launcher_of

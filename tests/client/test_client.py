@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from listening import KEY, listening
 from numpy_engine import NumpyEngine, logprobs
+from served import KEY, listening
 
 from xtrain.client import (
     IGNORED,

@@ -6,8 +6,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from listening import KEY, listening
-from served import served, server_plan
+from served import KEY, listening, served, server_plan
 
 from xtrain.client import Server
 from xtrain.server.engine_interface import Engine

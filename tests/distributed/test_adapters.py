@@ -11,8 +11,6 @@ from safetensors.numpy import load_file
 from topologies import SCHEDULES, SHALLOW, TIED, ZBV, Topology
 from trials import FEWER, TOLERANCE, Laboratory, Trial, gaps
 
-pytestmark = pytest.mark.distributed
-
 ALL = "adapter lora { rank = 3, alpha = 12 }"
 SOME = 'adapter lora { rank = 4, scaling = rslora, targets = ["v_proj", "layers.1-2.mlp", "o_proj"], init = gaussian }'
 RANKS = "adapter lora { rank = 4, alpha = 8, ranks = { down_proj: 2, self_attn: 5 }, alphas = { mlp: 3 } }"

@@ -10,7 +10,6 @@ from projects import events
 from topologies import FLAT, Topology
 from trials import Laboratory
 
-pytestmark = pytest.mark.distributed
 SLOW = pytest.mark.slow
 TWO, FOUR = Topology(fsdp=2, accumulate=1, shared=FLAT), Topology(fsdp=2, tp=2, shared=FLAT)
 NO_STEPS = "checkpoint { model = false, keep = none }\nevery 500 steps checkpoint\n"

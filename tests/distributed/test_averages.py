@@ -11,8 +11,6 @@ from projects import events
 from topologies import BY_NAME, ELSEWHERE, Topology
 from trials import TOLERANCE, Laboratory, Trial, gaps, stray_shapes
 
-pytestmark = pytest.mark.distributed
-
 MORE = """
 every 1 step checkpoint
 checkpoint {{ keep = none }}

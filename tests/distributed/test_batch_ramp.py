@@ -5,8 +5,6 @@ from attrs import evolve
 from projects import records
 from topologies import BY_NAME, RAMP
 
-pytestmark = pytest.mark.distributed
-
 
 def test_a_step_of_a_ramp_is_one_of_so_many_rows(lab):
     """Its loss, and with the losses of its routers its gradients, are means over the tokens and rows that it has."""

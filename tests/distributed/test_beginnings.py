@@ -9,8 +9,6 @@ from projects import events
 from topologies import FLAT, Topology
 from trials import Laboratory
 
-pytestmark = pytest.mark.distributed
-
 TWO = Topology(fsdp=2, accumulate=1, shared=FLAT)
 TRIAL = evolve(TWO.trial("fp64"), steps=2, more="checkpoint { best = eval.lines.loss }\nevery 1 step eval lines")
 

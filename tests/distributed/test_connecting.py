@@ -1,12 +1,9 @@
 """Ranks of large worlds connect where they first need each other; here four ranks do that, as 128 and more would."""
 
-import pytest
 from topologies import BY_NAME
 from trials import TOLERANCE, gaps
 
 from xtrain.planner.graph import graph
-
-pytestmark = pytest.mark.distributed
 
 
 def test_ranks_that_connect_as_they_need_each_other_compute_the_same(lab, monkeypatch):

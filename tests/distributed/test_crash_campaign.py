@@ -12,7 +12,6 @@ from small_checkpoints import save
 
 from xtrain.runtime.store.checkpoints import CheckpointFolder
 
-pytestmark = pytest.mark.distributed
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 

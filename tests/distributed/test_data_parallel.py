@@ -9,8 +9,6 @@ from torch.distributed.checkpoint import FileSystemReader
 from xtrain.runtime.nn.weights import quiet_alone
 from xtrain.runtime.store.checkpoints import CheckpointFolder
 
-pytestmark = pytest.mark.distributed
-
 TOLERANCE = 1e-5
 
 

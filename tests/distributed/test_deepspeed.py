@@ -14,7 +14,7 @@ from projects import events
 from topologies import Topology
 from trials import TOLERANCE, Laboratory, Trial, gaps
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 pytest.importorskip("deepspeed")
 
 SAVED, STEPS, LIMIT = 2, 4, TOLERANCE["fp32"]

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from xtrain.cli.main import main
 from xtrain.dsl.checking.model_folder import settings_in_folder
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 pytest.importorskip("deepspeed")
 PROGRAM = Path(__file__).parents[1] / "support" / "deepspeed_program.py"
 

@@ -9,7 +9,6 @@ from trials import Laboratory
 
 from xtrain.planner.costs.run import disk_of
 
-pytestmark = pytest.mark.distributed
 SLOW = pytest.mark.slow
 # The loss falls, so that the first checkpoint stays the best.
 BEST = """every 1 step eval lines {{ batches = 1 }} then checkpoint

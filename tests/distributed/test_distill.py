@@ -12,8 +12,6 @@ from trials import TOLERANCE, Laboratory, Trial, gaps
 
 from xtrain.planner.load import plan_from_spec
 
-pytestmark = pytest.mark.distributed
-
 LOSSES = {
     "jsd": "form = jsd, beta = 0.3, temperature = 2, mix = 0.25, z_loss = 0.1",
     "forward": "form = forward_kl",

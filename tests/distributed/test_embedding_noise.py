@@ -10,8 +10,6 @@ from trials import TOLERANCE, Laboratory, gaps
 
 from xtrain.runtime.nn.layers import EmbeddingNoise, token_keys
 
-pytestmark = pytest.mark.distributed
-
 NOISE = ("batch.neftune=8",)
 ROWS = [
     (Topology(tp=2), ()),

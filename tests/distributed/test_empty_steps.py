@@ -8,7 +8,6 @@ from projects import events, records
 
 from xtrain.planner.load import plan_from_path
 
-pytestmark = pytest.mark.distributed
 SLOW = pytest.mark.slow
 
 PARTS = '''

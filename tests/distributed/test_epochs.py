@@ -11,8 +11,6 @@ from xtrain.cli.main import main
 from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.runtime.store.beginning import find, find_named
 
-pytestmark = pytest.mark.distributed
-
 SPEC = """
 experiment tiny { budget = 2 epochs }
 model llama { dim = 16, layers = 1, heads = 2 }

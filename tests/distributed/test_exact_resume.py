@@ -15,8 +15,6 @@ from trials import Laboratory
 from xtrain.plan.plan import Plan
 from xtrain.runtime.base.json_lines import trim_after
 
-pytestmark = pytest.mark.distributed
-
 # What every run does besides; `checkpoint` is the steps from one to the next.
 MORE = """
 every {checkpoint} steps checkpoint

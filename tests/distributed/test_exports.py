@@ -14,8 +14,6 @@ from trials import Laboratory
 from xtrain.cli.main import main
 from xtrain.planner.load import plan_from_spec
 
-pytestmark = pytest.mark.distributed
-
 # The rate is so small that no weight changes.
 SPEC = """
 experiment {name} {{ seed = 3, budget = 2 steps }}

@@ -8,8 +8,6 @@ from trials import Laboratory
 
 from xtrain.planner.load import plan_from_path
 
-pytestmark = pytest.mark.distributed
-
 CUT = ("parallel.tp=2", "batch.micro=2")
 
 

@@ -9,8 +9,6 @@ from forked_ranks import Mutation, RanksFailed
 from topologies import Topology
 from trials import stray_shapes
 
-pytestmark = pytest.mark.distributed
-
 FSDP = Topology(fsdp=2, accumulate=1)
 REPLICATE = Topology(replicate=2, accumulate=1, sets=("parallel.fsdp.reshard=false",))
 TRIAL = FSDP.trial("fp64", shallow=True)

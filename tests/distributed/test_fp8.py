@@ -6,8 +6,6 @@ from forked_ranks import Mutation
 from topologies import SCHEDULES, SHALLOW, Topology
 from trials import TOLERANCE, Laboratory, gaps
 
-pytestmark = pytest.mark.distributed
-
 # Each microbatch is a row: whoever takes it, the same tokens share a scale.
 ROWS = ("batch.micro=1",)
 MOE = {"model": "moe"}

@@ -6,8 +6,6 @@ from attrs import evolve
 from topologies import SCHEDULES, TIED, ZBV, Topology
 from trials import TOLERANCE, Laboratory, Trial, gaps, stray_shapes
 
-pytestmark = pytest.mark.distributed
-
 LOW = ('model.frozen=["embed_tokens", "layers.0"]',)
 HALF = ('model.frozen=["embed_tokens", "layers.0-1"]',)
 MIDDLE = ('model.frozen=["layers.1", "layers.*.mlp.up_proj", "norm"]',)

@@ -12,7 +12,7 @@ import pytest
 from checkpoints import folder, steps
 from projects import Project, curve, events
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SPEC = "every 2 steps checkpoint\ncheckpoint {{ mode = {mode}, keep = none, failures = 2 }}"
 NAMED = ("--set", "workspace.run=mine", "--world", "2", "--ui", "plain")

@@ -6,8 +6,6 @@ from projects import records
 from topologies import BY_NAME
 from trials import TOLERANCE, Laboratory, gaps
 
-pytestmark = pytest.mark.distributed
-
 LAYOUTS = (
     "fsdp 2, three microbatches (dense)",
     "tp 2, uneven vocabulary (dense)",

@@ -8,8 +8,6 @@ from projects import events
 from topologies import SCHEDULES, Topology
 from trials import Laboratory
 
-pytestmark = pytest.mark.distributed
-
 PROMPTS = '["line 1", "abc def ghi abc", "", "li"]'
 MORE = f"""
 on finish generate {{ prompts = {PROMPTS}, tokens = 10, temperature = 0 }}

@@ -10,7 +10,6 @@ from projects import events
 from topologies import FLAT, Topology
 from trials import Laboratory
 
-pytestmark = pytest.mark.distributed
 SLOW = pytest.mark.slow
 TWO = Topology(fsdp=2, accumulate=1, shared=FLAT)
 

@@ -9,8 +9,6 @@ from teachers import make_sparse_teacher, make_teacher
 from topologies import BY_NAME
 from trials import TOLERANCE, Laboratory, Trial, gaps
 
-pytestmark = pytest.mark.distributed
-
 LOSSES = {
     "jsd": "form = jsd, beta = 0.3, temperature = 2, mix = 0.25, z_loss = 0.1",
     "forward": "form = forward_kl, mix = 0.1",

@@ -6,8 +6,6 @@ from projects import records
 from topologies import BY_NAME, ELSEWHERE, SHALLOW
 from trials import TOLERANCE, Laboratory, Trial, gaps
 
-pytestmark = pytest.mark.distributed
-
 PARTS = '''
 import torch
 from xtrain import loss

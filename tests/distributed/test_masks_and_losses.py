@@ -15,8 +15,6 @@ from xtrain.runtime.feed.curriculum import curriculum_of
 from xtrain.runtime.feed.dataset_view import data_nodes, rows_from, tokenizer_of
 from xtrain.runtime.feed.prepared import prepared_from
 
-pytestmark = pytest.mark.distributed
-
 # Two thirds of the rows are conversations, of which only the answers are predicted.
 MIXED = """
 dataset talks {

@@ -13,8 +13,6 @@ from trials import Laboratory
 from xtrain.planner.load import plan_from_spec
 from xtrain.runtime.base.collectives import Exchange
 
-pytestmark = pytest.mark.distributed
-
 SHARED = ("model.shared_experts=1",)
 ORDINARY = [Topology(fsdp=2, ep=2, shared=SHARED, model="latent", note="meanwhile")]
 MORE = [

@@ -15,8 +15,6 @@ from xtrain.runtime.feed.curriculum import Curriculum, curriculum_of
 from xtrain.runtime.feed.dataset_view import rows_from
 from xtrain.runtime.store.checkpoints import CheckpointFolder
 
-pytestmark = pytest.mark.distributed
-
 STEPS = 8
 MORE = """
 dataset sums { source = jsonl("sums.jsonl") }

@@ -17,8 +17,6 @@ from trials import Laboratory
 
 from xtrain.planner.load import plan_from_spec
 
-pytestmark = pytest.mark.distributed
-
 # The gradients and the rows of the first step, of each rank: shards are put together.
 HOOK = '''
 import numpy as np

@@ -7,8 +7,6 @@ import pytest
 from live_runs import wait_for_step
 from projects import Project, events, records
 
-pytestmark = pytest.mark.distributed
-
 
 def started(tmp_path: Path):
     project = Project(tmp_path)

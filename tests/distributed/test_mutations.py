@@ -9,8 +9,6 @@ from forked_ranks import Mutation
 from topologies import BY_NAME
 from trials import TOLERANCE, gaps
 
-pytestmark = pytest.mark.distributed
-
 FAULTS = [
     ("fsdp 2 (dense)", Mutation("average")),
     ("fsdp 2 (dense)", Mutation("own_tokens")),

@@ -12,8 +12,6 @@ from projects import events, records
 from topologies import BY_NAME, Topology
 from trials import Laboratory
 
-pytestmark = pytest.mark.distributed
-
 SLOW = pytest.mark.slow
 TWO = BY_NAME["fsdp 2, one microbatch (dense)"]
 ONE = Topology(accumulate=1)  # for what does not depend on which rank it was

@@ -8,8 +8,6 @@ from projects import records
 from topologies import BY_NAME, ELSEWHERE, SHALLOW
 from trials import TOLERANCE, Laboratory, Trial, gaps
 
-pytestmark = pytest.mark.distributed
-
 TICKS = """
 every 1 step norms { by = parameter }
 every 2 steps norms

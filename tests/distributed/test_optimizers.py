@@ -15,8 +15,6 @@ from trials import TOLERANCE, Laboratory, Trial, gaps, stray_shapes
 
 from xtrain.dsl.schema import optimizers
 
-pytestmark = pytest.mark.distributed
-
 OPTIMIZERS = {
     "sgd": "sgd { lr = 0.1, momentum = 0.9, nesterov = true, weight_decay = 0.1",
     "plain sgd": "sgd { lr = 0.1, momentum = 0",

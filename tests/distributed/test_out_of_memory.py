@@ -9,7 +9,6 @@ from forked_ranks import Mutation, RanksFailed
 from projects import events
 from topologies import FLAT, Topology
 
-pytestmark = pytest.mark.distributed
 TWO = Topology(fsdp=2, accumulate=1, shared=FLAT)
 
 

@@ -5,8 +5,6 @@ from projects import records, worst
 
 from xtrain.planner.load import plan_from_path
 
-pytestmark = pytest.mark.distributed
-
 PARTS = '''
 import torch
 from xtrain import action, evaluation_step, hook, loss, optimizer, schedule, step

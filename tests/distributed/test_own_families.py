@@ -10,8 +10,6 @@ from trials import gaps
 
 from xtrain.planner.load import plan_from_path
 
-pytestmark = pytest.mark.distributed
-
 OWN = Path(__file__).parents[1] / "support" / "own_families" / "parts.py"
 SPEC = """
 use "parts.py"

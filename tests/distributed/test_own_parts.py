@@ -8,8 +8,6 @@ from projects import records, worst
 
 from xtrain.planner.load import plan_from_path
 
-pytestmark = pytest.mark.distributed
-
 ROOT = Path(__file__).parents[2]
 PARTS = '''
 import torch

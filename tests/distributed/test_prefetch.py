@@ -9,8 +9,6 @@ from trials import Laboratory
 
 from xtrain.planner.load import plan_from_spec
 
-pytestmark = pytest.mark.distributed
-
 EARLY = ("parallel.fsdp.prefetch=true",)
 MTP = ("model.mtp=1", "model.expert_ffn=16", "model.shared_experts=1")
 ORDINARY = [

@@ -13,8 +13,6 @@ from trials import Laboratory
 
 from xtrain.plan.plan import Plan
 
-pytestmark = pytest.mark.distributed
-
 SLOW = pytest.mark.slow
 TWO = BY_NAME["fsdp 2, one microbatch (dense)"]
 

@@ -17,8 +17,6 @@ from xtrain.dsl.schema.precision import BASES
 from xtrain.planner.load import plan_from_spec
 from xtrain.runtime.nn.number_formats import QuantisedMatrix
 
-pytestmark = pytest.mark.distributed
-
 # What is trained lies below, between and above what is not.
 PARTS = 'model.frozen=["layers.0-2.self_attn", "layers.*.mlp.down_proj", "layers.1.mlp"]'
 DENSE = (PARTS, "model.ffn=64", "precision.base.kind=nf4", "precision.base.block=32")

@@ -8,8 +8,6 @@ from projects import events
 from topologies import SHALLOW, Topology
 from trials import TOLERANCE, Laboratory
 
-pytestmark = pytest.mark.distributed
-
 # Some with their choices are longer than a row.
 QUESTIONS = [{
     "question": f"line {n} " + "abc def ghi " * (n % 8),

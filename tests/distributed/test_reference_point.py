@@ -9,8 +9,6 @@ from projects import records
 from topologies import BY_NAME
 from trials import TOLERANCE, Laboratory, Trial, gaps
 
-pytestmark = pytest.mark.distributed
-
 SETTINGS = (
     'dataset.lines.source=jsonl("rated.jsonl")',
     "dataset.lines.prompt=question",

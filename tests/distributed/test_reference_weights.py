@@ -19,8 +19,6 @@ from xtrain.plan.plan import Plan
 from xtrain.planner.load import plan_from_spec
 from xtrain.runtime.feed.token_store import TokenStore, open_store
 
-pytestmark = pytest.mark.distributed
-
 SPEC = """
 experiment referred {{ seed = 3, budget = 4 steps }}
 model {model}

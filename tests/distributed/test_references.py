@@ -11,8 +11,6 @@ from projects import events, records
 from topologies import BY_NAME
 from trials import TOLERANCE, Laboratory, Trial, gaps
 
-pytestmark = pytest.mark.distributed
-
 PAIRS = (
     'dataset.lines.source=jsonl("pairs.jsonl")',
     "dataset.lines.chosen=good",

@@ -13,8 +13,6 @@ from projects import events
 from topologies import SCHEDULES, Topology
 from trials import TOLERANCE, Laboratory, gaps
 
-pytestmark = pytest.mark.distributed
-
 SAVED, STEPS = 2, 4
 # A text at the end, drawn without chance: it is continued alike wherever it is.
 MORE = f"""

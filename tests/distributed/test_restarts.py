@@ -13,8 +13,6 @@ from live_runs import gone, wait_for_step, workers
 from projects import Project, curve, events, records, worst
 from saboteur import AT_SAVE, AT_SETUP, AT_STEP, environment, sabotage
 
-pytestmark = pytest.mark.distributed
-
 EVERY = "every 4 steps checkpoint\n"
 PRECISE = "precision { params = fp64 }\n"
 

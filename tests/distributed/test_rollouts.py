@@ -4,12 +4,10 @@ import pytest
 from attrs import evolve
 from forked_ranks import Mutation, Outcome
 from projects import events, records
-from sampled_trials import sampled_trial
+from sweeps import sampled_trial
 from teachers import make_scorer
 from topologies import SCHEDULES, Topology
 from trials import TOLERANCE, Laboratory, gaps
-
-pytestmark = pytest.mark.distributed
 
 LAYOUTS = {
     "fsdp": Topology(fsdp=2),

@@ -12,8 +12,6 @@ from trials import Laboratory
 from xtrain.plan.plan import Plan
 from xtrain.runtime.store.checkpoints import CheckpointFolder
 
-pytestmark = pytest.mark.distributed
-
 SLOW = pytest.mark.slow  # what one rank can show is shown in tests/runtime/store/test_saver.py
 TWO = Topology(fsdp=2, accumulate=1, shared=FLAT)
 EACH = "every 1 step checkpoint\ncheckpoint {{ keep = none, model = false, {} }}"

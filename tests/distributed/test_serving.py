@@ -15,8 +15,6 @@ from xtrain.runtime.base.errors import EnvironmentFault
 from xtrain.server.engine.started import StartedEngine, StartedRanks
 from xtrain.server.engine_interface import Adam, AdapterSettings, Datum, EngineLost, Pass, UserError
 
-pytestmark = pytest.mark.distributed
-
 SHAPE = AdapterSettings(rank=4, seed=3)
 ADAM = Adam(rate=1e-2, beta1=0.9, beta2=0.95, eps=1e-3, weight_decay=0.0, clip=0.0)
 TOKENS = np.arange(40, dtype=np.int64) % 7

@@ -8,8 +8,6 @@ from trials import Laboratory
 
 from xtrain.planner.load import plan_from_path
 
-pytestmark = pytest.mark.distributed
-
 COPIES = ("parallel.stack=summing", "parallel.fsdp.replicate=2", "batch.micro=2")
 
 

@@ -16,8 +16,6 @@ from saboteur import AT_SETUP, environment, sabotage
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.distributed_c10d import PrefixStore
 
-pytestmark = pytest.mark.distributed
-
 SLOW = pytest.mark.slow
 SAVES = "every 4 steps checkpoint\n"
 

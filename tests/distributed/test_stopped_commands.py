@@ -13,8 +13,6 @@ from projects import Project, curve, events, records
 
 from xtrain.runtime.jobs.launch import ranks_of
 
-pytestmark = pytest.mark.distributed
-
 SLOW = pytest.mark.slow
 LONG = {"steps": 4000}
 # Minutes of work, though the model may end a single text at any token.

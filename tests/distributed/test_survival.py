@@ -16,8 +16,6 @@ from forking import ForkedCommand
 from live_runs import gone, wait_for_step, workers
 from projects import Project, curve, events
 
-pytestmark = pytest.mark.distributed
-
 LONG = {"steps": 4000}
 # Seconds for what is done at once, on a busy machine too: ranks left in a collective would wait for many minutes.
 AT_ONCE = 120.0

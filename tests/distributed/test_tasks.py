@@ -13,8 +13,6 @@ from trials import TOLERANCE, Laboratory, Trial
 from xtrain.cli.main import main
 from xtrain.plan.plan import Plan
 
-pytestmark = pytest.mark.distributed
-
 TALKS = 'dataset talks { source = jsonl("talks.jsonl"), messages = "messages", template = "plain", train_on = all }'
 ROUTER = ("model.router.aux_loss=0", "model.router.z_loss=0")
 

@@ -17,8 +17,6 @@ from trials import TOLERANCE, Laboratory, gaps
 
 from xtrain.dsl.schema.parallel import Pp
 
-pytestmark = pytest.mark.distributed
-
 
 def check(lab: Laboratory, topology: Topology, params: str, *, whole: bool) -> None:
     """whole: three steps of four layers, and checkpoints are written; else two of two are enough."""

@@ -14,7 +14,7 @@ from projects import records
 from replicas import LIMIT, SAVES, SMALL, GroupRun, disturbed, final, hold_against_replay
 from trials import TOLERANCE, Laboratory, Trial
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 pytest.importorskip("torchft")
 
 matrix = pytest.mark.matrix

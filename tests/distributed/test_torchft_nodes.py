@@ -10,7 +10,7 @@ from live_runs import gone
 from replicas import LIMIT, SAVES, SMALL, GroupRun, disturbed, final, hold_against_replay
 from trials import Laboratory, Trial
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 pytest.importorskip("torchft")
 
 

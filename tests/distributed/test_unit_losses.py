@@ -5,12 +5,10 @@ import json
 import pytest
 from attrs import evolve
 from forked_ranks import Mutation
-from numbered_rows import CHAIN, PARTS
+from packed_rows import CHAIN, PARTS
 from projects import records
 from topologies import BY_NAME
 from trials import TOLERANCE, Laboratory, Trial, gaps
-
-pytestmark = pytest.mark.distributed
 
 # (loss, layout) of the ordinary tests; the others are in the matrix.
 LOSSES = {

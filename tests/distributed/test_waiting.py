@@ -8,8 +8,6 @@ from forked_ranks import Mutation
 from projects import records
 from topologies import Topology
 
-pytestmark = pytest.mark.distributed
-
 SLEPT = 1.0
 LATE_STEP = 3  # in the second one DDP orders its buckets anew, for which it waits in C++
 WAYS = {

@@ -5,8 +5,6 @@ from projects import Project, events
 
 from xtrain.cli.main import main
 
-pytestmark = pytest.mark.distributed
-
 SPEC = """
 experiment tiny { seed = 3, budget = 3 steps }
 model qwen3 { dim = 32, layers = 1, heads = 2, ffn = 48 }

@@ -6,8 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from each import each
-from examples import drawn
+from examples import drawn, each
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from each import each
+from examples import each
 from rooms import ROOMS
 
 from xtrain.dsl.diagnostics.codes import CODES, near

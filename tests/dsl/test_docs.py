@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from each import each
+from examples import each
 
 from xtrain.dsl.diagnostics.codes import CODES
 from xtrain.dsl.evaluation.evaluate import FUNCTIONS

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from each import each
+from examples import each
 
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.reference import text as topics

@@ -7,7 +7,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import attrs
-from each import each
+from examples import each
 
 from xtrain.dsl import schema
 from xtrain.dsl.schema import blocks, later, parallel

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from agreement import calls, hold_against_the_trace
 from attrs import evolve
-from numbered_rows import CHAIN, PARTS
+from packed_rows import CHAIN, PARTS
 from teachers import make_sparse_teacher, make_teacher
 from topologies import BY_NAME, TOPOLOGIES, Topology
 

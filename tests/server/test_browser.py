@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from listening import listening
 from numpy_engine import NumpyEngine
+from served import listening
 
 from xtrain.server.access import OWNER, Keys, ServerLimits
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
+from served import ServerProcess
 from server_client import MODEL, PROTOBUF, body_of, row
-from server_process import ServerProcess
 
 from xtrain.server.serving import Address, CannotServe, check_serving
 

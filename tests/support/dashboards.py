@@ -1,16 +1,23 @@
 """The dashboard without a terminal: opened on a run's directory, read as text, and looked over for what is cut."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.cells import cell_len
+from textual.app import App
 from textual.pilot import Pilot
 from textual.widget import Widget
 
 from xtrain.tui.board.app import BoardApp
+from xtrain.tui.board.pane import Pane, Sheet
+from xtrain.tui.model.board import Board
+
+# The dashboard without a terminal -------------------------------------------------------------------------------------
+
 
 SIZES = ((200, 50), (120, 40), (80, 24), (60, 20))
 # A slow machine under load: what is waited for takes a tenth of a second on a quiet one.
@@ -91,3 +98,39 @@ def _parents(widget: Widget) -> list[Widget]:
 
 def _name(widget: Widget) -> str:
     return f"{type(widget).__name__}#{widget.id}" if widget.id else type(widget).__name__
+
+
+# One screen of the dashboard by itself, for tests of its keys ---------------------------------------------------------
+
+
+PaneT = TypeVar("PaneT", bound=Pane)
+
+
+def piloted(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    """A test that presses keys, run to its end."""
+
+    @wraps(test)
+    def run() -> None:
+        asyncio.run(test())  # type: ignore[arg-type]
+
+    return run
+
+
+@asynccontextmanager
+async def alone(kind: type[PaneT], board: Board, size: tuple[int, int]) -> AsyncIterator[tuple[Pilot[Any], PaneT]]:
+    """A pane that shows `board`, and nothing else on the screen; its sheet has the focus."""
+    pane = kind(id="pane")
+    app: App[None] = App()
+    async with app.run_test(size=size) as pilot:
+        await app.mount(pane)
+        pane.query_one(Sheet).focus()
+        await pilot.pause()
+        pane.show(board)
+        await pilot.pause()
+        yield pilot, pane
+
+
+def text(pane: Pane) -> str:
+    """What is on the screen, through the widget that draws it."""
+    sheet = pane.query_one(Sheet)
+    return "\n".join(sheet.render_line(y).text for y in range(sheet.size.height))

@@ -29,22 +29,29 @@ from rank_forker import die_with, preload
 # Bytes that the command line and the environment of a forked process may have.
 COMMAND_BYTES, ENVIRONMENT_BYTES = 4096, 65536
 LAUNCHERS = (
+    "encodings.idna",
     "xtrain.cli.following",
+    "xtrain.cli.main",
     "xtrain.cli.run",
+    "xtrain.cli.run_sweep",
     "xtrain.cli.started",
+    "xtrain.planner.compile_sweep",
+    "xtrain.planner.review.changes",
+    "xtrain.planner.review.page",
     "xtrain.runtime.jobs.launch",
-    "xtrain.runtime.jobs.launch",
-    "xtrain.runtime.loop.preflight",
     "xtrain.runtime.jobs.replica_groups",
     "xtrain.runtime.jobs.restarts",
+    "xtrain.runtime.jobs.runs",
+    "xtrain.runtime.jobs.submitted",
+    "xtrain.runtime.jobs.trials",
     "xtrain.runtime.jobs.worlds",
+    "xtrain.runtime.loop.preflight",
     "xtrain.runtime.store.run_directory",
-    "xtrain.planner.review.page",
     "xtrain.tui.lines.view",
     "torch.distributed.elastic.multiprocessing",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
     "torch.distributed.launcher.api",
     "torch.distributed.run",
-    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
 )
 
 

@@ -49,7 +49,7 @@ LAYOUTS = (
     ("moe", ("parallel.fsdp=2", "parallel.tp=2")),
 )
 # Modules whose faults tests put into ranks: they add them to MUTATIONS.
-FAULTS = ("rank_control", "rank_files", "rank_health", "rank_nonfinite", "rank_replicas", "rank_resume", "rank_saving")
+FAULTS = ("rank_control", "rank_files", "rank_health", "rank_nonfinite", "rank_resume", "rank_saving")
 MISSED: list[str] = []  # tracebacks of what was to be done once for all ranks
 GRACE = 3.0  # seconds the others have after the first failure to report what they saw
 LAST_WORDS = 1.0  # seconds a rank has to write down where it hangs

@@ -1,15 +1,21 @@
 """Ranks that get on no more, in one way or another, for tests."""
 
 import ctypes
+import json
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from rank_mutations import StepCall, mutation, rebind
 
+from xtrain.runtime.feed.microbatch import Microbatch
+from xtrain.runtime.feed.setup import Feed
 from xtrain.runtime.nn.batch import Step
+
+# Ranks that get on no more, in one way or another, for tests ----------------------------------------------------------
 
 
 def _here(rank: int) -> bool:
@@ -137,3 +143,21 @@ def sleep_in_forward(rank: int, step: int) -> None:
         return run
 
     rebind("step.forward_backward", change)
+
+
+# What tests of replica groups put into ranks of one process -----------------------------------------------------------
+
+
+@mutation
+def rows_of_groups(run: str, replicas: int, data_ranks: int) -> None:
+    """A process that takes rows one by one takes those of the groups that took part in a step, as the records of `run`
+    say, and of none else. data_ranks: of all groups, each with microbatches of one row."""
+    lines = (json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines())
+    taking_part = {line["step"]: line["replicas"] for line in lines}
+    original, own = Feed.microbatches, data_ranks // replicas
+
+    def microbatches(self: Feed, step: int) -> list[Microbatch]:
+        rows = enumerate(original(self, step))
+        return [row for place, row in rows if place % data_ranks // own in taking_part[step + 1]]
+
+    Feed.microbatches = microbatches

@@ -4,7 +4,7 @@ tokens."""
 import pytest
 import torch
 from attrs import evolve
-from loss_inputs import head
+from packed_rows import head
 from torch import Tensor
 
 from xtrain.runtime.nn.head_product import HeadFactors

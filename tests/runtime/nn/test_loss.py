@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attrs import evolve
-from loss_inputs import T, head, inputs
+from packed_rows import T, head, inputs
 from ranks import on_ranks
 
 from xtrain.runtime.base.collectives import shared

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attrs import evolve
-from loss_inputs import T, V, head, inputs
+from packed_rows import T, V, head, inputs
 from ranks import on_ranks
 
 from xtrain.components.losses.cross_entropy_torch import cross_entropy

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from attrs import evolve
-from loss_inputs import T, V, head, inputs
+from packed_rows import T, V, head, inputs
 from ranks import on_ranks
 
 from xtrain.runtime.base.collectives import shared

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 from forked_ranks import Outcome
-from listening import KEY, listening
-from served import served, server_plan
+from served import KEY, listening, served, server_plan
 from trials import MODELS, Laboratory, Trial
 
 from xtrain.client import IGNORED, RemoteModel, Server, TrainingRow

@@ -4,8 +4,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from attrs import evolve
+from dashboards import alone, piloted, text
 from made_boards import a_beat, a_board, small_plan, some_ranks
-from panes import alone, piloted, text
 from textual.pilot import Pilot
 
 from xtrain.tui.board.pane import Sheet

@@ -4,8 +4,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from attrs import evolve
+from dashboards import alone, piloted, text
 from made_boards import a_beat, a_board, small_plan, some_ranks, started
-from panes import alone, piloted, text
 from textual.color import Color
 from textual.pilot import Pilot
 
