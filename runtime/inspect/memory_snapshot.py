@@ -15,15 +15,15 @@ from xtrain.records.training_events import MemorySnapshotEvent
 from xtrain.regular_files import read_json
 from xtrain.runtime.base.state import Progress, Rank
 from xtrain.runtime.loop.memory_report import (
+    count_reports,
     file_of,
     folder_of,
-    found,
     from_first,
-    named,
+    rank_memory,
+    report_name,
     snapshot_text,
     summed,
     sweep,
-    taken,
     write_json,
     write_whole,
 )
@@ -106,8 +106,8 @@ class Snapshot:
         if self.rank.is_first:
             sweep(self.records.directory)
         name = f"memory-{step:012d}"
-        number = from_first(self.rank, lambda: taken(self.records.directory, name))
-        folder = folder_of(self.records.directory) / named(name, number)
+        number = from_first(self.rank, lambda: count_reports(self.records.directory, name))
+        folder = folder_of(self.records.directory) / report_name(name, number)
         own: dict[str, Any] = {}
         size = (self._try(lambda: self._write(folder, own)) or 0) if self._looks else 0
         self._forget()
@@ -150,7 +150,7 @@ class Snapshot:
         if self.history:
             pickle = file_of(folder, self.rank.rank, "pickle")
             size = write_whole(pickle, lambda beside: torch.cuda.memory._dump_snapshot(str(beside)))
-        own |= found(self.rank, self.progress.step, self.model, self.optimizer, self.ema, self.planned)
+        own |= rank_memory(self.rank, self.progress.step, self.model, self.optimizer, self.ema, self.planned)
         own["history_steps"] = self.passed if self.history else 0
         return size + write_json(file_of(folder, self.rank.rank, "json"), own)
 

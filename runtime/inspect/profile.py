@@ -15,13 +15,13 @@ from xtrain.regular_files import read_json
 from xtrain.runtime.base.state import Progress, Rank
 from xtrain.runtime.inspect.profile_summary import ProfileRecorder, Summary, TornTrace, entries_of, summarise
 from xtrain.runtime.loop.memory_report import (
+    count_reports,
     file_of,
     folder_of,
     from_first,
-    named,
+    report_name,
     summed,
     sweep,
-    taken,
     write_json,
     write_whole,
 )
@@ -141,7 +141,7 @@ class Profile:
         first = f"steps-{begun + subject.before + 1:012d}-"
         if rank.is_first:
             sweep(records.directory)
-        number = from_first(rank, lambda: taken(records.directory, first))
+        number = from_first(rank, lambda: count_reports(records.directory, first))
         profile = cls(
             subject=subject,
             rank=rank,
@@ -164,7 +164,7 @@ class Profile:
     def folder(self) -> Path:
         first = self.begun + self.subject.before + 1
         name = f"steps-{first:012d}-{first + max(self.recorded, 1) - 1:012d}"
-        return folder_of(self.records.directory) / named(name, self.number)
+        return folder_of(self.records.directory) / report_name(name, self.number)
 
     def after_step(self) -> bool:
         self.passed += 1

@@ -245,7 +245,7 @@ def run_node(place: NodePlace, nodes: int, ranks: int, command: Sequence[str]) -
     killed: set[int] = set()
     while True:
         codes = [process.poll() for process in processes]
-        _tell_of_killed(codes, asked, place.index * ranks, killed)
+        _report_killed(codes, asked, place.index * ranks, killed)
         if None not in codes:
             return exit_code_of_all([process.returncode for process in processes], asked)
         if failed_at is None and any(_has_failed(code, asked) for code in codes):
@@ -257,7 +257,7 @@ def run_node(place: NodePlace, nodes: int, ranks: int, command: Sequence[str]) -
         time.sleep(_PAUSE)
 
 
-def _tell_of_killed(codes: Sequence[int | None], asked: Sequence[int], first: int, told: set[int]) -> None:
+def _report_killed(codes: Sequence[int | None], asked: Sequence[int], first: int, told: set[int]) -> None:
     """Report each rank that was killed from outside, for example by the kernel when memory is short, once: it could not
     report this itself.
 

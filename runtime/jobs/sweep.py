@@ -97,7 +97,8 @@ def trained_steps(directory: Path) -> int:
 def measured(directory: Path, key: str, step: int) -> tuple[float | None, int | None]:
     """Return the last value of a metric up to a step, and the tokens of the last logged step up to there."""
     rows = [row for row in objects_since(directory / METRICS_FILE) if int(row.get("step", 0)) <= step]
-    return last_number(rows, key), _whole(last_number(rows, "tokens"))
+    tokens = last_number(rows, "tokens")
+    return last_number(rows, key), None if tokens is None else int(tokens)
 
 
 def last_number(rows: Sequence[dict], key: str) -> float | None:
@@ -106,10 +107,6 @@ def last_number(rows: Sequence[dict], key: str) -> float | None:
     if not values or not isinstance(values[-1], int | float) or not math.isfinite(values[-1]):
         return None
     return float(values[-1])
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
 
 
 class Study(Protocol):

@@ -250,14 +250,13 @@ class Executor:
 
     def _execute(self, node: Node) -> None:
         """Run a set-up node, time it, and store its result."""
-        operation = op_of(node)
         self._under_way = node.id
         self.beat.at(node.id, lasting=True)
         self.records.event(SetupBeginEvent(step=self.progress.step, node=node.id))
         began = time.perf_counter()
-        result = operation.bind(node, {**self.resources, "node_id": node.id})()
-        if operation.gives:
-            self.resources[operation.gives] = result
+        result = self.nodes.act(node)
+        if gives := op_of(node).gives:
+            self.resources[gives] = result
         seconds = time.perf_counter() - began
         self.records.event(SetupEvent(step=self.progress.step, node=node.id, seconds=seconds, detail=node.does))
 

@@ -52,14 +52,14 @@ def summed(rank: Rank, *numbers: float) -> list[float]:
     return shared.tolist()
 
 
-def taken(directory: Path, begin: str) -> int:
+def count_reports(directory: Path, begin: str) -> int:
     """Count the folders with a name prefix: repeated steps must not overwrite earlier reports."""
     with suppress(OSError):
         return sum(path.name.startswith(begin) for path in folder_of(directory).iterdir())
     return 0
 
 
-def named(name: str, number: int) -> str:
+def report_name(name: str, number: int) -> str:
     """Return the name of a folder that `number` others precede."""
     return f"{name}-{number + 1}" if number else name
 
@@ -197,10 +197,11 @@ is all other tensors that Python knows.
 def snapshot_text(ranks: Sequence[Mapping[str, Any]], *, node: str, world: int, note: str = "") -> str:
     """Return the page for the JSON of each rank, in order. note: a sentence about when it was taken."""
     head = ranks[0]
+    device = "GPU" if head["allocator"] else "CPU"
     lines = [f"# Memory after step {head['step']:,}", ""]
-    lines += [f"`{node}`, {len(ranks)} of {world:,} ranks; memory of the {_device(head)}. {note}".rstrip(), ""]
+    lines += [f"`{node}`, {len(ranks)} of {world:,} ranks; memory of the {device}. {note}".rstrip(), ""]
     lines += [f"## Rank {head['rank']}", ""]
-    lines += [*of_rank(head), "", NOTES]
+    lines += [*rank_table(head), "", NOTES]
     rows = [
         (
             str(rank["rank"]),
@@ -217,14 +218,18 @@ def snapshot_text(ranks: Sequence[Mapping[str, Any]], *, node: str, world: int, 
     return "\n".join(lines)
 
 
-def of_rank(one: Mapping[str, Any]) -> list[str]:
+def rank_table(one: Mapping[str, Any]) -> list[str]:
     """Return the table of one rank: planned and held memory."""
     return table(("what", "planned", "held"), _rows(one), texts=1)
 
 
 def _rows(one: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     planned = one["planned"]
-    rows = [(name, bytes_text(planned[name]), bytes_text(_bytes(one, name))) for name in STATES if _there(one, name)]
+    rows = [
+        (name, bytes_text(planned[name]), bytes_text(_bytes(one, name)))
+        for name in STATES
+        if planned[name] or _bytes(one, name)
+    ]
     rows += [
         (name, bytes_text(planned[name]) if name in planned else "", bytes_text(_bytes(one, name)))
         for name in ("unsharded", "buffers", "other")
@@ -242,10 +247,6 @@ def _rows(one: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _there(one: Mapping[str, Any], name: str) -> bool:
-    return bool(one["planned"][name] or _bytes(one, name))
-
-
 def _bytes(one: Mapping[str, Any], name: str) -> int:
     """Return the bytes held on the device, plus those that the plan keeps in host memory."""
     host: Mapping[str, int] = one["held_in_host"] or {}
@@ -256,15 +257,11 @@ def _most(one: Mapping[str, Any]) -> int:
     return one["allocator"]["peak_allocated_bytes"] if one["allocator"] else one["process"]["peak_bytes"]
 
 
-def _device(one: Mapping[str, Any]) -> str:
-    return "GPU" if one["allocator"] else "CPU"
-
-
 def _words(name: str) -> str:
     return name.removesuffix("_bytes").replace("_", " ")
 
 
-def found(
+def rank_memory(
     rank: Rank,
     step: int,
     model: ModelParts | None,
@@ -355,7 +352,7 @@ def write(directory: Path, attempt: int, resources: Resources, error: BaseExcept
 def _written(folder: Path, resources: Resources, error: BaseException, place: str) -> str:
     rank, step = resources["rank"], resources["progress"].step
     model, optimizer, ema = (resources.get(name) for name in ("model", "optimizer", "ema"))
-    own = found(rank, step, model, optimizer, ema, planned_of(resources["plan"], rank))
+    own = rank_memory(rank, step, model, optimizer, ema, planned_of(resources["plan"], rank))
     own |= {"node": place, "error": _line(error)}
     write_json(file_of(folder, rank.rank, "json"), own)
     page = file_of(folder, rank.rank, "md")
@@ -379,7 +376,7 @@ def _page(own: dict[str, Any]) -> str:
         f"- {bytes_text(tensor['bytes'])}, {tensor['type']} of {' × '.join(map(str, tensor['shape'])) or 'one number'}"
         for tensor in own["largest_others"]
     ]
-    return "\n".join([*lines, *of_rank(own), "", NOTE, "The largest of `other`:", "", *(others or ["- none"]), ""])
+    return "\n".join([*lines, *rank_table(own), "", NOTE, "The largest of `other`:", "", *(others or ["- none"]), ""])
 
 
 def _line(error: BaseException) -> str:

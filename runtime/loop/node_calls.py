@@ -106,8 +106,7 @@ class NodeCalls:
         """Return the callable of a step, tick or event node, bound on first use."""
         if node_id not in self._bound:
             node = self.plan.node(node_id)
-            call = op_of(node).bind(node, {**self.resources, "node_id": node_id})()
-            call = self._with_hooks(node_id, call)
+            call = self._with_hooks(node_id, self.act(node))
             self._bound[node_id] = call if node.kind == "step" else self._marked(node, call)
         return self._bound[node_id]
 

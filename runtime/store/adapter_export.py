@@ -188,7 +188,7 @@ class AdapterExport:
     def _origin(self) -> PeftFolder | None:
         """Return the folder that the adapter was read from; None if it was drawn, or if the folder has changed
         since."""
-        args = next((node.args for node in self.plan.nodes if node.op == "setup.read_adapter"), None)
+        args = next((node.args for node in self.plan.nodes if node.op == READ), None)
         if args is None:
             return None
         try:

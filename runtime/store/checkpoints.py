@@ -34,7 +34,8 @@ def file_checksums(paths: Iterable[Path], threads: int | None = None) -> dict[st
     spans = {path: range(0, max(path.stat().st_size, 1), PIECE_BYTES) for path in paths}
     with ThreadPoolExecutor(threads or share_of_cores()) as pool:
         pieces = {path: [pool.submit(_piece, path, start) for start in starts] for path, starts in spans.items()}
-        return {path.name: _join(piece.result() for piece in futures) for path, futures in pieces.items()}
+        sums = {path.name: b"".join(piece.result() for piece in futures) for path, futures in pieces.items()}
+    return {name: blake2b(sum, digest_size=DIGEST_BYTES).hexdigest() for name, sum in sums.items()}
 
 
 def share_of_cores() -> int:
@@ -51,10 +52,6 @@ def _piece(path: Path, start: int) -> bytes:
             sum = crc32(read, sum)  # releases the GIL
             left -= len(read)
     return sum.to_bytes(4)
-
-
-def _join(pieces: Iterable[bytes]) -> str:
-    return blake2b(b"".join(pieces), digest_size=DIGEST_BYTES).hexdigest()
 
 
 LATE_METRICS = "metrics.json"

@@ -12,7 +12,7 @@ from xtrain.plan.data import own_modules
 from xtrain.plan.plan import Plan
 from xtrain.plan.serialise import PlanError
 from xtrain.plan.step_sizes import StepSizes, past_of
-from xtrain.plan.views import changed_values
+from xtrain.plan.views import ValueChange, changed_values
 from xtrain.planner.review.resumable import Verdict, resumable
 from xtrain.planner.review.resuming_course import BUDGET
 from xtrain.regular_files import read_json
@@ -84,15 +84,19 @@ def _of_code(before: Before, code: CodeVersion | CodeUnread | None) -> list[str]
 def _of_plan(before: Plan, plan: Plan, verdict: Verdict) -> list[str]:
     # The budget's remaining steps, counted from the checkpoint, say more than a run's total steps.
     left = next((f"steps {reason.text}" for reason in verdict.reasons if reason.path == BUDGET), None)
-    texts = [
-        left
-        if change.path == "steps" and left
-        else f"{change.path} {change.before.value if change.before else 'not there'} → "
-        f"{change.after.value if change.after else 'not there'}"
-        for change in changed_values(before, plan)
-    ]
+    changes = changed_values(before, plan)
+    texts = [left if change.path == "steps" and left else _change_text(change) for change in changes]
+    return texts + _changed_modules(before, plan)
+
+
+def _change_text(change: ValueChange) -> str:
+    before, after = (side.value if side else "not there" for side in (change.before, change.after))
+    return f"{change.path} {before} → {after}"
+
+
+def _changed_modules(before: Plan, plan: Plan) -> list[str]:
     then, now = own_modules(before), own_modules(plan)
-    return texts + [f"{name} has changed" for name, digest in now.items() if then.get(name, digest) != digest]
+    return [f"{name} has changed" for name, digest in now.items() if then.get(name, digest) != digest]
 
 
 def _short(texts: list[str]) -> tuple[str, ...]:
@@ -169,13 +173,7 @@ def _derived(entry: CheckpointEntry, plan: Plan) -> OtherRun | None:
     sides = [side for change in changes for side in (change.before, change.after) if side is not None]
     if any(side.origin not in _DERIVED for side in sides):
         return None
-    texts = [
-        f"{change.path} {change.before.value if change.before else 'not there'} → "
-        f"{change.after.value if change.after else 'not there'}"
-        for change in changes
-    ]
-    then, now = own_modules(before), own_modules(plan)
-    texts += [f"{name} has changed" for name, digest in now.items() if then.get(name, digest) != digest]
+    texts = [*map(_change_text, changes), *_changed_modules(before, plan)]
     texts = texts or [name for name, value in plan.config.items() if before.config.get(name) != value]
     verdict = resumable(before, plan, entry.step, past_of(entry.state()))
     refusal = f"{verdict.refusals[0].path} {verdict.refusals[0].text}" if verdict.refusals and verdict.certain else ""

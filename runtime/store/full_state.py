@@ -110,6 +110,8 @@ class FullState:
     def described(self) -> dict[str, Any]:
         """Return the JSON description of the state, without its tensors."""
         step = self.progress.step
+        datasets = self.feed.datasets.items()
+        references = {name: dict(dataset.reference) for name, dataset in datasets if dataset.reference}
         measured = {
             name: value for name, (at, value) in self.progress.measured.items() if at == step and math.isfinite(value)
         }
@@ -126,14 +128,10 @@ class FullState:
             "rng": self._described_streams(streams.streams(self.rank.device)),
             **checkpoint_contents(self.plan),
             **({"base_content": self.base} if self.base is not None else {}),
-            **({"references": references} if (references := self._references()) else {}),
+            **({"references": references} if references else {}),
             "loader": self.feed.loader.state(step),
             **({"batches": self.feed.batch.row_sizes.described()} if self.feed.batch is not None else {}),
         }
-
-    def _references(self) -> dict[str, dict[str, str]]:
-        """Return the description of each dataset's reference, by dataset."""
-        return {name: dict(dataset.reference) for name, dataset in self.feed.datasets.items() if dataset.reference}
 
     def _epochs(self, step: int) -> dict[str, Any]:
         """Return the epochs of data that the run has read, and the epoch that its last step ended, if any."""

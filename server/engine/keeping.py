@@ -134,7 +134,7 @@ def export(folder: Path, slots: Slots, shape: AdapterShape, values: Mapping[str,
         keep(folder, KeptState(shape=shape, step=0, tensors=values))
         return
     arch, trained = slots.shaped(shape.rank), slots.trained(shape)
-    usual = FORMATS[_format(values)]
+    usual = FORMATS[KINDS[next(iter(values.values())).dtype]]
     file = lay_out_adapter(arch, trained, lambda parameter, name: usual)
     config = peft_config(arch, trained, base, planned(slots.adapter, PlannedAdapter).for_peft)
     with new_folder(folder) as to:
@@ -169,10 +169,6 @@ def read_exported(folder: Path, slots: Slots) -> tuple[int, dict[str, Tensor]]:
         else:
             values.setdefault(name, torch.zeros(specs[name].shape, dtype=value.dtype))[part.expert] = value
     return rank, values
-
-
-def _format(values: Mapping[str, Tensor]) -> str:
-    return KINDS[next(iter(values.values())).dtype]
 
 
 def _tensors(folder: Path, name: str) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -153,17 +153,11 @@ def set_up(
             if operation.gives:
                 resources[operation.gives] = result
             done(node, time.perf_counter() - began)
-    return ServingRanks(
-        rank=resources["rank"], handles=_handles(plan, resources), slots=resources["slots"], beat=resources["beat"]
-    )
-
-
-def _handles(plan: Plan, resources: Resources) -> dict[str, Handle]:
-    return {node.op.removeprefix("request."): _handle(node, resources) for node in plan.of_kind("request")}
-
-
-def _handle(node: Node, resources: dict[str, Any]) -> Handle:
-    return op_of(node).bind(node, {**resources, "node_id": node.id})()
+    handles = {
+        node.op.removeprefix("request."): op_of(node).bind(node, {**resources, "node_id": node.id})()
+        for node in plan.of_kind("request")
+    }
+    return ServingRanks(rank=resources["rank"], handles=handles, slots=resources["slots"], beat=resources["beat"])
 
 
 def shut_down(plan: Plan, resources: Resources) -> None:

@@ -73,5 +73,5 @@ def test_what_cannot_be_looked_at_or_written_is_said_in_a_line(tmp_path, resourc
     def again(*given: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(out_of_memory, "found", again)
+    monkeypatch.setattr(out_of_memory, "rank_memory", again)
     assert write(tmp_path, 1, resources, MemoryError(), "x") == "the memory report could not be written: MemoryError"
