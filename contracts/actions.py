@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from xtrain.dsl.spec import Spec
     from xtrain.plan.architecture import Architecture
     from xtrain.plan.graph import ActionNode, ActionPlace, StepNode
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 
 class PlannedAction(Action):

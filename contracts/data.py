@@ -14,7 +14,7 @@ from xtrain.plan.canonical import portable
 from xtrain.plan.findings import Findings, checks
 
 if TYPE_CHECKING:
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 
 class PlannedSource(Source):

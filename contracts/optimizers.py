@@ -3,15 +3,34 @@
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from attrs import frozen
+
+from xtrain.blocks.op_trace import CollectiveCall
 from xtrain.dsl.schema.optimizers import Optimizer
 from xtrain.dsl.schema.setting import Conflict
 
 if TYPE_CHECKING:
     from xtrain.dsl.spec import Spec
     from xtrain.plan.architecture import Architecture, ParameterSpec
-    from xtrain.planner.derive.layout import Layout
-    from xtrain.planner.derive.update_work import UpdateWork
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.mesh import Layout
+    from xtrain.plan.resolved import Resolved
+
+
+@frozen(kw_only=True)
+class UpdateWork:
+    """Work of one rank in a step. flops: of products of matrices. scratch: bytes allocated meanwhile."""
+
+    calls: tuple[CollectiveCall, ...] = ()
+    flops: int = 0
+    scratch: int = 0
+
+    def __add__(self, other: "UpdateWork") -> "UpdateWork":
+        """Return the work of two optimizers, one after the other."""
+        return UpdateWork(
+            calls=(*self.calls, *other.calls),
+            flops=self.flops + other.flops,
+            scratch=max(self.scratch, other.scratch),
+        )
 
 
 class PlannedOptimizer(Optimizer):

@@ -1,7 +1,7 @@
 """Contract of execution stacks: their nodes in a plan, and what they add to memory and communication."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from attrs import frozen
 
@@ -13,9 +13,34 @@ if TYPE_CHECKING:
     from xtrain.blocks.op_trace import CollectiveCall
     from xtrain.dsl.spec import Spec
     from xtrain.plan.graph import Builder, StepNode
-    from xtrain.planner.costs.memory import OwnedBytes
+    from xtrain.plan.resolved import Resolved
     from xtrain.planner.costs.stage_costs import StageCosts
-    from xtrain.planner.resolved import Resolved
+
+
+@frozen
+class OwnedBytes:
+    """Bytes of a rank's state. parameters: of all parameters; trained: of trained parameters. elements: number of
+    trained elements. moments: bytes of optimizer state. still: bytes of frozen parameters in checkpoints. reference:
+    bytes of the stored reference. host: bytes in host memory instead."""
+
+    parameters: int
+    trained: int
+    elements: int
+    moments: int
+    still: int
+    reference: int
+    host: int = 0
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(
+            self.parameters + other.parameters,
+            self.trained + other.trained,
+            self.elements + other.elements,
+            self.moments + other.moments,
+            self.still + other.still,
+            self.reference + other.reference,
+            self.host + other.host,
+        )
 
 
 @frozen
@@ -79,12 +104,12 @@ class PlannedStack(Stack):
         """Return values for settings of the stack's block that reduce device memory without changing the training."""
         return ()
 
-    def held(self, run: "Resolved", states: "OwnedBytes") -> "OwnedBytes":
+    def held(self, run: "Resolved", states: OwnedBytes) -> OwnedBytes:
         """Return the bytes of parameters, gradients and optimizer state on a rank. states: the same for the shards that
         the mesh axes give the rank."""
         return states
 
-    def gradients_spared(self, run: "Resolved", states: "OwnedBytes") -> int:
+    def gradients_spared(self, run: "Resolved", states: OwnedBytes) -> int:
         """Return the bytes of `states.trained`, the rank's gradients, that never exist at the same time. states: as
         `held` takes them."""
         return 0
@@ -93,7 +118,7 @@ class PlannedStack(Stack):
         """Return the peak bytes of parameters that the stack gathers to compute with them, without FSDP's."""
         return 0
 
-    def beside_update(self, run: "Resolved", states: "OwnedBytes") -> int:
+    def beside_update(self, run: "Resolved", states: OwnedBytes) -> int:
         """Return the bytes of an update besides gradients and moments. states: as `held` returns them."""
         return 0
 

@@ -18,7 +18,7 @@ from xtrain.dsl.values import Quantity
 from xtrain.plan.plan import Edge, Node, NodeKind, Plan
 
 if TYPE_CHECKING:
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 
 PAGE: Final = 16  # positions per page

@@ -18,6 +18,7 @@ from attrs import field, frozen
 
 from xtrain.dsl.schema.parallel import Parallel
 from xtrain.dsl.schema.precision import Base, base_of
+from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import EMBEDDING, HEAD, Architecture, ParameterSpec, expert_widths
 from xtrain.plan.pipeline import Pipeline, by_coordinate
 from xtrain.plan.plan import Axis, Mesh, Plan
@@ -409,3 +410,32 @@ def _dealt(cuts: tuple[MatrixCut, ...], own: list[tuple[str, tuple[int, int, int
                 taken, open_ = 0, []
     if open_:
         yield MatrixBatch(cuts, tuple(open_))
+
+
+def device_kind(spec: Spec) -> str:
+    """Return `cpu`, `cuda`, or `auto`: cuda if there is one."""
+    if spec.launch.device != "auto":
+        return spec.launch.device
+    return spec.cluster.device or "auto"
+
+
+@frozen(kw_only=True)
+class Layout:
+    """Mesh, its machines, and the reason for every derived size (by path in the spec).
+
+    unsettled: values that were guessed so that the other rules can be checked: `world`, `cp`. Empty in every plan.
+    """
+
+    mesh: Mesh
+    nodes: int
+    ep: int
+    reasons: dict[str, str] = field(factory=dict)
+    unsettled: frozenset[str] = frozenset()
+
+    @property
+    def expert_group(self) -> int:
+        """Number of ranks that can share experts: the ranks of one copy of a pipeline stage."""
+        return prod(self.size(axis) for axis in ("fsdp", "ring", "ulysses", "tp"))
+
+    def size(self, axis: str) -> int:
+        return self.mesh.size(axis)

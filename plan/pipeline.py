@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Literal
 
-from attrs import frozen
+from attrs import field, frozen
 
 from xtrain.plan.architecture import EMBEDDING, Architecture, ParameterSpec, name_in_block
 
@@ -311,3 +311,12 @@ def _stages_ahead(actions: list[PipelineAction]) -> list[list[int]]:
         ahead = [action.stage, *(stage for stage in ahead if stage != action.stage)]
         found.append(ahead)
     return found[::-1]
+
+
+@frozen(kw_only=True)
+class StageAssignment:
+    """Pipeline, stages per rank, and the reason and value of derived settings (by path in the spec)."""
+
+    pipeline: Pipeline
+    stages_per_rank: int
+    reasons: dict[str, tuple[object, str]] = field(factory=dict)

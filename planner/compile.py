@@ -15,18 +15,18 @@ from xtrain.plan.canonical import fingerprint, portable
 from xtrain.plan.estimates import Estimates, Hardware
 from xtrain.plan.findings import Findings
 from xtrain.plan.graph import launcher_args
-from xtrain.plan.mesh import cuts_of
+from xtrain.plan.mesh import Layout, cuts_of, device_kind
 from xtrain.plan.parameters import count_parameters, frozen_names, quantised_names
 from xtrain.plan.plan import Counted, ElasticWorld, Plan
+from xtrain.plan.resolved import Resolved, resolve_formats
 from xtrain.plan.serialise import plan_id
 from xtrain.plan.timeline import epoch_rows, waits
 from xtrain.planner.costs.estimates import estimate
-from xtrain.planner.derive.layout import Layout, device_kind, resolve_cluster
+from xtrain.planner.derive.layout import resolve_cluster
 from xtrain.planner.graph.graph import build_graph
 from xtrain.planner.graph.provenance import derived_provenance, merge, settings_provenance
 from xtrain.planner.graph.server import build_server, check_room
 from xtrain.planner.identity import config_of
-from xtrain.planner.resolved import Resolved, resolve_formats
 from xtrain.planner.rules.costs import check_costs, check_failures
 from xtrain.planner.rules.elastic import ValidatedSpec
 from xtrain.planner.rules.layout import check_installed

@@ -21,9 +21,9 @@ from xtrain.plan.amounts import amounts, in_epochs, weights
 from xtrain.plan.canonical import fingerprint, portable, whole_numbers
 from xtrain.plan.data import reads
 from xtrain.plan.learning_rate import in_effect
+from xtrain.plan.resolved import Formats, Resolved
 from xtrain.planner.derive.model import reference_files
 from xtrain.planner.graph.saving import pretrained
-from xtrain.planner.resolved import Formats, Resolved
 
 
 def config_of(run: Resolved) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from xtrain.plan.graph import ActionNode, ActionPlace
 from xtrain.text.units import bytes_text
 
 if TYPE_CHECKING:
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 STATES: Final = {0: "no state of the optimizer", 1: "the moment", 2: "both moments"}
 

@@ -13,7 +13,7 @@ from xtrain.plan.graph import ActionNode, ActionPlace, averaged_weights
 from xtrain.text.units import flops_text, plural
 
 if TYPE_CHECKING:
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 
 @ACTIONS.register()

@@ -18,7 +18,7 @@ from xtrain.text.units import bytes_text
 
 if TYPE_CHECKING:
     from xtrain.dsl.spec import Spec
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 STEP: Final = "{step}"  # in the name of the folder
 

@@ -27,7 +27,7 @@ from xtrain.plan.graph import ActionNode, ActionPlace, averaged_weights
 from xtrain.text.units import bytes_text, plural
 
 if TYPE_CHECKING:
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 # Cache positions for the text that a chat template adds around messages. A longer template enlarges the cache.
 WRITTEN_BY_TEMPLATE: Final = 256

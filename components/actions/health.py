@@ -13,7 +13,7 @@ from xtrain.plan.graph import ActionNode, ActionPlace
 from xtrain.text.units import seconds_text
 
 if TYPE_CHECKING:
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 
 @ACTIONS.register()

@@ -9,7 +9,7 @@ from xtrain.dsl.schema.actions import ACTIONS, TURN_OF_LOG
 from xtrain.plan.graph import ActionNode, ActionPlace
 
 if TYPE_CHECKING:
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 
 @ACTIONS.register()

@@ -22,7 +22,7 @@ from xtrain.dsl.values import Quantity
 from xtrain.plan.graph import ActionNode, ActionPlace
 
 if TYPE_CHECKING:
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 # Initial points excluded from the search for the steepest descent: their average has few losses.
 SKIPPED_SHARE = 0.1

@@ -12,7 +12,7 @@ from xtrain.plan.graph import ActionNode, ActionPlace, RecordedRanks, ranks_sett
 from xtrain.text.units import plural
 
 if TYPE_CHECKING:
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 
 @ACTIONS.register()
@@ -57,6 +57,6 @@ class MemorySnapshot(PlannedAction):
 
 
 def _on_cpu(spec: Spec) -> bool:
-    from xtrain.planner.derive.layout import device_kind
+    from xtrain.plan.mesh import device_kind
 
     return device_kind(spec) == "cpu"

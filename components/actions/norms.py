@@ -13,7 +13,7 @@ from xtrain.plan.graph import ActionNode, ActionPlace, StepNode
 from xtrain.text.units import plural
 
 if TYPE_CHECKING:
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 Group = Literal["layer", "module", "parameter", "model"]
 Measured = Literal["parameters", "gradients", "updates"]

@@ -13,7 +13,7 @@ from xtrain.plan.graph import ActionNode, ActionPlace, RecordedRanks, ranks_sett
 from xtrain.text.units import plural
 
 if TYPE_CHECKING:
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 
 @ACTIONS.register()

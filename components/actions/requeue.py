@@ -10,7 +10,7 @@ from xtrain.dsl.schema.actions import ACTIONS, ENDINGS, Action
 from xtrain.plan.graph import ActionNode, ActionPlace
 
 if TYPE_CHECKING:
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 USUAL: Final = "on sigusr1 checkpoint then requeue then stop"
 

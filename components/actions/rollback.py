@@ -11,7 +11,7 @@ from xtrain.plan.graph import ActionNode, ActionPlace
 from xtrain.text.units import plural
 
 if TYPE_CHECKING:
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 
 @ACTIONS.register()

@@ -11,7 +11,7 @@ from xtrain.dsl.schema.component import UserComponent
 from xtrain.plan.graph import ActionNode, ActionPlace
 
 if TYPE_CHECKING:
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 
 @ACTIONS.user

@@ -10,7 +10,7 @@ from xtrain.dsl.schema.setting import setting, share
 from xtrain.dsl.values import Quantity
 
 if TYPE_CHECKING:
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 
 @LINKS.register()

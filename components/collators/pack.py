@@ -12,7 +12,7 @@ from xtrain.dsl.schema.setting import AUTO, Auto, at_least, setting
 from xtrain.text.units import plural
 
 if TYPE_CHECKING:
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
     Method = str
 else:

@@ -8,7 +8,7 @@ from xtrain.contracts.data import PlannedLink
 from xtrain.dsl.schema.data_components import LABELLED_SAMPLES, LINKS, TOKEN_SAMPLES
 
 if TYPE_CHECKING:
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 
 @LINKS.register()

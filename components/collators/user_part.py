@@ -9,7 +9,7 @@ from xtrain.dsl.schema.component import UserComponent
 from xtrain.dsl.schema.data_components import LINKS
 
 if TYPE_CHECKING:
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 
 @LINKS.user

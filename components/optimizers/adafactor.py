@@ -25,9 +25,9 @@ from xtrain.dsl.schema.setting import Range, positive, setting
 from xtrain.text.units import BYTES, plural
 
 if TYPE_CHECKING:
+    from xtrain.contracts.optimizers import UpdateWork
     from xtrain.plan.architecture import ParameterSpec
-    from xtrain.planner.derive.update_work import UpdateWork
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 NODE: Final = "step.optimizer"
 
@@ -96,7 +96,8 @@ class Adafactor(PlannedOptimizer):
         """Return the optimizer's work: three sums along every axis that cuts matrices: of squares of weights and of
         gradients by rows and columns; of the latter by rows; of squares of updates."""
         from xtrain.blocks.op_trace import CollectiveCall
-        from xtrain.planner.derive.update_work import UpdateWork, cuts_along
+        from xtrain.contracts.optimizers import UpdateWork
+        from xtrain.planner.derive.update_work import cuts_along
 
         sums: Counter[tuple[str, int]] = Counter()
         for parameter in parameters:

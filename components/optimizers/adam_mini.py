@@ -27,9 +27,9 @@ from xtrain.dsl.schema.setting import momentum_pair, positive, setting
 from xtrain.text.units import BYTES, plural
 
 if TYPE_CHECKING:
+    from xtrain.contracts.optimizers import UpdateWork
     from xtrain.plan.architecture import ParameterSpec
-    from xtrain.planner.derive.update_work import UpdateWork
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 NODE: Final = "step.optimizer"
 QUERIES_AND_KEYS: Final = ("q_proj", "k_proj")
@@ -106,7 +106,8 @@ class AdamMini(PlannedOptimizer):
     def work(self, run: "Resolved", parameters: "Iterable[ParameterSpec]") -> "UpdateWork":
         """Return the optimizer's work: one sum along every axis that cuts blocks."""
         from xtrain.blocks.op_trace import CollectiveCall
-        from xtrain.planner.derive.update_work import UpdateWork, cuts_along
+        from xtrain.contracts.optimizers import UpdateWork
+        from xtrain.planner.derive.update_work import cuts_along
 
         sums: Counter[str] = Counter()
         heads = heads_of(run)

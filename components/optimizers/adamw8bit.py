@@ -25,9 +25,8 @@ from xtrain.text.units import plural
 if TYPE_CHECKING:
     from xtrain.dsl.spec import Spec
     from xtrain.plan.architecture import Architecture, ParameterSpec
-    from xtrain.plan.mesh import Cuts
-    from xtrain.planner.derive.layout import Layout
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.mesh import Cuts, Layout
+    from xtrain.plan.resolved import Resolved
 
 SMALLEST: Final = 4096  # elements of a tensor, as in the libraries
 NAMES: Final = ("exp_avg", "exp_avg_sq")

@@ -26,9 +26,9 @@ from xtrain.dsl.schema.setting import Range, at_least, momentum_pair, positive, 
 from xtrain.text.units import BYTES, plural
 
 if TYPE_CHECKING:
+    from xtrain.contracts.optimizers import UpdateWork
     from xtrain.plan.architecture import ParameterSpec
-    from xtrain.planner.derive.update_work import UpdateWork
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 
 @OPTIMIZERS.register()

@@ -22,7 +22,7 @@ from xtrain.dsl.values import Quantity
 if TYPE_CHECKING:
     from xtrain.dsl.spec import Spec
     from xtrain.plan.architecture import Architecture
-    from xtrain.planner.derive.layout import Layout
+    from xtrain.plan.mesh import Layout
 
 
 @OPTIMIZERS.register()

@@ -11,9 +11,9 @@ from xtrain.dsl.schema.setting import Conflict
 from xtrain.text.units import BYTES, bytes_text
 
 if TYPE_CHECKING:
+    from xtrain.contracts.stacks import OwnedBytes
     from xtrain.dsl.spec import Spec
-    from xtrain.planner.costs.memory import OwnedBytes
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 BUCKET: Final = 2**24  # maximum of numbers reduced together; one larger parameter is reduced alone
 ALIGNED: Final = 1024  # numbers of a file: DeepSpeed reads and writes in units of 1 KiB
@@ -53,7 +53,7 @@ def conflicts_of_offload(spec: "Spec", chosen: DeepspeedSettings) -> Iterator[Co
 
 def idle_offload(spec: "Spec", chosen: DeepspeedSettings) -> Iterator[tuple[str, str]]:
     """Yield settings without effect, and why."""
-    from xtrain.planner.derive.layout import device_kind
+    from xtrain.plan.mesh import device_kind
 
     places = set(chosen.offloading.values())
     if "nvme" not in places:
@@ -111,7 +111,7 @@ def offload_text(run: "Resolved", chosen: DeepspeedSettings) -> str:
 def moved(run: "Resolved", chosen: DeepspeedSettings, states: "OwnedBytes", piece: int, computed: int) -> "OwnedBytes":
     """Return a rank's bytes on the device and in host memory, from the `states` of its stage. piece: bytes of its shard
     of the updated weights; computed: bytes of its shard in the compute format."""
-    from xtrain.planner.derive.layout import device_kind
+    from xtrain.plan.mesh import device_kind
 
     device, weights, gradients, moments = states, 0, 0, 0
     if chosen.offload_optimizer != "none":

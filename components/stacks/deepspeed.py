@@ -25,11 +25,11 @@ from xtrain.dsl.schema.setting import Conflict
 from xtrain.text.units import BYTES, bytes_text, plural
 
 if TYPE_CHECKING:
+    from xtrain.contracts.stacks import OwnedBytes
     from xtrain.dsl.spec import Spec
     from xtrain.plan.graph import Builder
-    from xtrain.planner.costs.memory import OwnedBytes
+    from xtrain.plan.resolved import Resolved
     from xtrain.planner.costs.stage_costs import StageCosts
-    from xtrain.planner.resolved import Resolved
 
 _AXES: Final = "spreads a model over data ranks alone"
 _SHARES: Final = {
@@ -193,7 +193,7 @@ def stage_of(spec: "Spec") -> int:
 
 def _of_compute(spec: "Spec", stage: int, other: str) -> Iterator[Conflict]:
     """Yield conflicts of number formats: the engine computes in bf16 with fp32 pieces of the weights."""
-    from xtrain.planner.resolved import resolve_formats
+    from xtrain.plan.resolved import resolve_formats
 
     formats = resolve_formats(spec.precision, spec.parallel)
     compute = formats.compute if formats.fp8 is None else "fp8"

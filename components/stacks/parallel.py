@@ -11,8 +11,8 @@ from xtrain.dsl.schema.parallel import STACKS
 if TYPE_CHECKING:
     from xtrain.blocks.op_trace import CollectiveCall
     from xtrain.plan.graph import Builder
+    from xtrain.plan.resolved import Resolved
     from xtrain.planner.costs.stage_costs import StageCosts
-    from xtrain.planner.resolved import Resolved
 
 
 @STACKS.register()

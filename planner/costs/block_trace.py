@@ -23,11 +23,10 @@ from xtrain.dsl.schema.adapters import TaskAdapters
 from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.plan.architecture import block_parameters, expert_widths, name_in_block
 from xtrain.plan.estimates import Hardware
-from xtrain.plan.mesh import fits
+from xtrain.plan.mesh import device_kind, fits
 from xtrain.plan.parameters import block_tensors
+from xtrain.plan.resolved import Resolved, TrainedKind, attention_kernels, pointwise_kernels
 from xtrain.planner.costs.memory_simulator import scratch_of, without_frozen
-from xtrain.planner.derive.layout import device_kind
-from xtrain.planner.resolved import Resolved, TrainedKind, attention_kernels, pointwise_kernels
 from xtrain.text.units import BYTES
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from attrs import evolve, frozen
 from xtrain.plan.architecture import name_in_block, pairs_within
 from xtrain.plan.canonical import plain_sum
 from xtrain.plan.estimates import Estimates, Hardware, RankClass, Times, Traffic, TrafficOp, Work
+from xtrain.plan.mesh import device_kind
 from xtrain.plan.parameters import (
     BackwardLess,
     block_matmul_parameters,
@@ -22,13 +23,13 @@ from xtrain.plan.parameters import (
 )
 from xtrain.plan.pipeline import Pipeline, PipelineAction, order
 from xtrain.plan.plan import Mesh
+from xtrain.plan.resolved import Resolved
 from xtrain.planner.costs.memory import memory_of, stage_costs
 from xtrain.planner.costs.memory_simulator import second_run
 from xtrain.planner.costs.stage_costs import StageCosts
 from xtrain.planner.costs.traffic import CollectiveCounts, collective_counts
-from xtrain.planner.derive.layout import device_kind
 from xtrain.planner.derive.model import refers_in_each_step
-from xtrain.planner.resolved import Resolved
+from xtrain.planner.derive.update_work import optimizer_work
 
 # Latency of a call in seconds, inside a machine and between machines.
 LATENCY: Final = (10e-6, 25e-6)
@@ -272,7 +273,7 @@ def _classes(
     ranks = run.layout.mesh.world_size // run.size("pp")
     found = []
     for pp, own_stages in enumerate(stages):
-        flops, update = _flops(run, pp, less), run.optimizer_work[pp]
+        flops, update = _flops(run, pp, less), optimizer_work(run)[pp]
         own = update.flops if update is not None else 0
         found.append(
             RankClass(

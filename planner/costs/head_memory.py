@@ -8,8 +8,8 @@ from xtrain.blocks.op_trace import INDEX
 from xtrain.plan.architecture import EMBEDDING
 from xtrain.plan.mesh import piece
 from xtrain.plan.parameters import head_factors
+from xtrain.plan.resolved import Resolved
 from xtrain.planner.costs.block_trace import Local
-from xtrain.planner.resolved import Resolved
 
 FP64 = 8
 IDS = 8  # bytes of the id of a token

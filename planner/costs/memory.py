@@ -5,24 +5,24 @@ FSDP gathers and exchanges, and the order in which a pipeline schedule runs forw
 """
 
 from collections.abc import Hashable, Sequence
-from typing import Self
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
 from xtrain.contracts.actions import PlannedAction
 from xtrain.contracts.component import planned
-from xtrain.contracts.stacks import stack_of
+from xtrain.contracts.stacks import OwnedBytes, stack_of
 from xtrain.plan.architecture import ParameterSpec
 from xtrain.plan.estimates import Hardware, Memory
 from xtrain.plan.parameters import block_tensors
 from xtrain.plan.pipeline import Kind, PipelineAction, end_names, order
+from xtrain.plan.resolved import Resolved, resolve_save
 from xtrain.planner.costs.block_trace import block_trace, local_of
 from xtrain.planner.costs.head_memory import ends_of
 from xtrain.planner.costs.memory_simulator import Handling, MemoryChange, Recompute, Sums
 from xtrain.planner.costs.stage_costs import BlockCosts, StageCosts, roots_of, units_of_block
 from xtrain.planner.derive.further_models import replayed_bytes, sampling_bytes, scorer_bytes
 from xtrain.planner.derive.model import kept_tensors
-from xtrain.planner.resolved import Resolved, resolve_save
+from xtrain.planner.derive.update_work import optimizer_work
 from xtrain.text.units import BYTES
 
 # Number of stages of a rank whose parameters torch keeps gathered: those that compute next.
@@ -35,12 +35,12 @@ def memory_of(run: Resolved, stages: list[list[StageCosts]]) -> list[Memory]:
     blocks: dict[int, OwnedBytes] = {}
     for kind in run.kinds:
         for layers in run.updated_alike(kind):
-            blocks |= dict.fromkeys(layers, OwnedBytes.of(run, block_tensors(run.inventory, layers[0])))
+            blocks |= dict.fromkeys(layers, owned_bytes(run, block_tensors(run.inventory, layers[0])))
     tensors = {t.name: t for t in run.inventory.tensors if not t.name.startswith("layers.")}
     found = []
     for pp, own in enumerate(stages):
         names = end_names(run.architecture, run.pipeline, pp)
-        ends = OwnedBytes.of(run, [tensors[name] for name in names])
+        ends = owned_bytes(run, [tensors[name] for name in names])
         states = sum((blocks[layer] for layer in run.pipeline.layers(pp)), ends)
         states = _with_teacher(run, pp, states)
         memory = _piped(run, own, pp, states) if run.size("pp") > 1 else _alone(run, own[0], states)
@@ -97,38 +97,14 @@ def recompute_of(run: Resolved) -> Recompute | None:
     return Recompute(frozenset(saved), choices=run.layout.ep > 1)
 
 
-@frozen
-class OwnedBytes:
-    """Bytes of a rank's state. parameters: of all parameters; trained: of trained parameters. elements: number of
-    trained elements. moments: bytes of optimizer state. still: bytes of frozen parameters in checkpoints. reference:
-    bytes of the stored reference. host: bytes in host memory instead."""
-
-    parameters: int
-    trained: int
-    elements: int
-    moments: int
-    still: int
-    reference: int
-    host: int = 0
-
-    @classmethod
-    def of(cls, run: Resolved, tensors: Sequence[ParameterSpec]) -> Self:
-        trained = [each for each in tensors if each.trained]
-        moments = sum(run.moment_bytes(each, run.cuts.shape(each)) for each in trained)
-        still = run.state_bytes(each for each in tensors if not each.trained and (run.saves_base or each.begun))
-        kept = 0 if run.spec.parallel.fsdp.offload else run.state_bytes(kept_tensors(run, tensors))
-        return cls(run.state_bytes(tensors), run.state_bytes(trained), run.cuts.largest(trained), moments, still, kept)
-
-    def __add__(self, other: Self) -> Self:
-        return type(self)(
-            self.parameters + other.parameters,
-            self.trained + other.trained,
-            self.elements + other.elements,
-            self.moments + other.moments,
-            self.still + other.still,
-            self.reference + other.reference,
-            self.host + other.host,
-        )
+def owned_bytes(run: Resolved, tensors: Sequence[ParameterSpec]) -> OwnedBytes:
+    """Return the bytes of parameters on a rank."""
+    trained = [each for each in tensors if each.trained]
+    moments = sum(run.moment_bytes(each, run.cuts.shape(each)) for each in trained)
+    still = run.state_bytes(each for each in tensors if not each.trained and (run.saves_base or each.begun))
+    kept = 0 if run.spec.parallel.fsdp.offload else run.state_bytes(kept_tensors(run, tensors))
+    elements = run.cuts.largest(trained)
+    return OwnedBytes(run.state_bytes(tensors), run.state_bytes(trained), elements, moments, still, kept)
 
 
 def _with_teacher(run: Resolved, pp: int, states: OwnedBytes) -> OwnedBytes:
@@ -175,7 +151,7 @@ def _alone(run: Resolved, stage: StageCosts, states: OwnedBytes) -> Memory:
 
 
 def _memory(run: Resolved, pp: int, states: OwnedBytes, peak: int, **parts: int) -> Memory:
-    persistent, work = states.parameters + states.moments + states.trained, run.optimizer_work[pp]
+    persistent, work = states.parameters + states.moments + states.trained, optimizer_work(run)[pp]
     updating = _buckets(run, states) + _of_actions(run, states) + (0 if work is None else work.scratch)
     updating += stack_of(run.spec).beside_update(run, states)
     scorer, scoring = scorer_bytes(run, pp)

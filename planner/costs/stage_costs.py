@@ -11,6 +11,7 @@ from xtrain.blocks.op_trace import FsdpUnit, OpTrace, TracedOp
 from xtrain.plan.architecture import ParameterSpec, RotaryAngles
 from xtrain.plan.parameters import block_tensors
 from xtrain.plan.pipeline import stage_end_names
+from xtrain.plan.resolved import Resolved
 from xtrain.planner.costs.block_trace import Local
 from xtrain.planner.costs.head_memory import Ends
 from xtrain.planner.costs.memory_simulator import (
@@ -26,7 +27,6 @@ from xtrain.planner.costs.memory_simulator import (
     kept_bytes,
     stored,
 )
-from xtrain.planner.resolved import Resolved
 from xtrain.text.units import BYTES
 
 

@@ -21,12 +21,13 @@ from xtrain.plan.estimates import TrafficOp
 from xtrain.plan.mesh import AXES, folded_axes
 from xtrain.plan.parameters import block_tensors
 from xtrain.plan.pipeline import PipelineAction, gathered_stages, order, stage_end_names
+from xtrain.plan.resolved import Resolved
 from xtrain.planner.costs.head_memory import FP64, reads_of, tokens_at_once
 from xtrain.planner.costs.memory_simulator import second_run
 from xtrain.planner.costs.stage_costs import StageCosts
+from xtrain.planner.derive.update_work import optimizer_work
 from xtrain.planner.graph.saving import puts_off
 from xtrain.planner.graph.timeline import acts_together, fill_schedule
-from xtrain.planner.resolved import Resolved
 from xtrain.text.units import BYTES
 
 FSDP, ROOT, EXPERTS = "setup.parallel.fsdp", "setup.parallel.root_fsdp", "setup.parallel.expert_fsdp"
@@ -304,7 +305,7 @@ def _around(calls: CollectiveCounts, run: Resolved, pp: int) -> None:
     if arch.router_bias_speed > 0:
         calls.add(CollectiveCall(world, "all_reduce", "step.router_bias", arch.layers * (arch.experts + 1) * INDEX))
     _gradient_sums(calls, run, pp)
-    if (work := run.optimizer_work[pp]) is not None:
+    if (work := optimizer_work(run)[pp]) is not None:
         calls.add_all(work.calls)
 
 

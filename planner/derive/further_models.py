@@ -20,13 +20,14 @@ from xtrain.plan.architecture import Architecture, name_in_block
 from xtrain.plan.data import TokenizerUnreadable
 from xtrain.plan.findings import Findings, checks
 from xtrain.plan.parameters import count_parameters, flops_per_token
+from xtrain.plan.resolved import Shape
 from xtrain.plan.weight_files import CONFIG, WeightFiles, WeightsUnreadable, read_weight_files
 from xtrain.plan.weight_layout import assign, has_rewards
-from xtrain.planner.derive.model import Shape, derive_architecture
+from xtrain.planner.derive.model import derive_architecture
 from xtrain.text.units import BYTES
 
 if TYPE_CHECKING:
-    from xtrain.planner.resolved import Resolved, TrainedKind
+    from xtrain.plan.resolved import Resolved, TrainedKind
 
 
 def cache_bytes(run: "Resolved", prompts: int, positions: int) -> int:

@@ -6,8 +6,6 @@ Context parallelism spreads a row's sequence over ring and ulysses ranks.
 from math import gcd, lcm, prod
 from typing import Final
 
-from attrs import field, frozen
-
 from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.dsl.schema.parallel import Cp
@@ -17,18 +15,10 @@ from xtrain.dsl.values import Quantity
 from xtrain.plan.estimates import Hardware
 from xtrain.plan.findings import Findings, checks
 from xtrain.plan.hardware import FP8, FP8_SPEED, product_format
-from xtrain.plan.mesh import AXES, build_mesh, largest_divisor
-from xtrain.plan.plan import Mesh
+from xtrain.plan.mesh import AXES, Layout, build_mesh, largest_divisor
 from xtrain.text.units import plural
 
 RANGE: Final = (0.40, 0.60)  # an assumption: docs/accuracy.md counts how many published runs lie within it
-
-
-def device_kind(spec: Spec) -> str:
-    """Return `cpu`, `cuda`, or `auto`: cuda if there is one."""
-    if spec.launch.device != "auto":
-        return spec.launch.device
-    return spec.cluster.device or "auto"
 
 
 def resolve_cluster(spec: Spec, compute: str, nodes: int, ranks_per_node: int) -> Hardware:
@@ -145,28 +135,6 @@ def heads_allow(ulysses: int, heads: int, kv_heads: int) -> bool:
     """
     divides = kv_heads % ulysses if ulysses <= kv_heads else ulysses % kv_heads
     return heads % ulysses == 0 and divides == 0
-
-
-@frozen(kw_only=True)
-class Layout:
-    """Mesh, its machines, and the reason for every derived size (by path in the spec).
-
-    unsettled: values that were guessed so that the other rules can be checked: `world`, `cp`. Empty in every plan.
-    """
-
-    mesh: Mesh
-    nodes: int
-    ep: int
-    reasons: dict[str, str] = field(factory=dict)
-    unsettled: frozenset[str] = frozenset()
-
-    @property
-    def expert_group(self) -> int:
-        """Number of ranks that can share experts: the ranks of one copy of a pipeline stage."""
-        return prod(self.size(axis) for axis in ("fsdp", "ring", "ulysses", "tp"))
-
-    def size(self, axis: str) -> int:
-        return self.mesh.size(axis)
 
 
 def build_layout(spec: Spec, world: int | None, *, heads: int, kv_heads: int, found: Findings) -> Layout:

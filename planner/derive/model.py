@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from attrs import evolve, field, frozen
+from attrs import evolve
 
 from xtrain.contracts.component import planned
 from xtrain.contracts.models import PlannedModel
@@ -22,13 +22,14 @@ from xtrain.plan.findings import Findings, checks
 from xtrain.plan.groups import alone, check_groups, check_tasks
 from xtrain.plan.parameters import check_frozen, covers
 from xtrain.plan.peft import PeftFolder
+from xtrain.plan.resolved import Shape
 from xtrain.plan.weight_files import WeightFiles, WeightsUnreadable, read_weight_files
 from xtrain.plan.weight_layout import assign, has_rewards, read_differences
 from xtrain.planner.derive.adapters import ADAPTER_RULE as RULE
 from xtrain.planner.derive.adapters import check_adapter, check_adapter_files, read_adapter
 
 if TYPE_CHECKING:
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 
 REFERENCE_CODE: Final = "X444"
@@ -126,18 +127,6 @@ def _of_folder(spec: Spec, loss: ReferredLoss, architecture: Architecture) -> Re
 
 GROWS: Final = "tokenizer"
 """`vocab` of a model in a folder that gets rows for all ids of the tokenizer."""
-
-
-@frozen
-class Shape:
-    """Model, with the reason for every derived number (by path in the spec). weights: the files with its initial
-    weights; None if weights are drawn. adapter_files: files of adapters by task, of a single adapter under an empty
-    name; without adapters that are drawn."""
-
-    architecture: Architecture
-    reasons: dict[str, str] = field(factory=dict)
-    weights: WeightFiles | None = None
-    adapter_files: dict[str, PeftFolder] = field(factory=dict)
 
 
 @checks("model.layers model.block", reads="model.*")

@@ -1,28 +1,16 @@
 """Pipeline stages from `pp` of a spec: stages per rank, layers per stage, and whether the schedule can run."""
 
-from attrs import field, frozen
-
 from xtrain.dsl.schema.setting import Auto
 from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.arithmetic import Arithmetic
 from xtrain.plan.findings import Findings, checks
-from xtrain.plan.mesh import nearest_multiples
+from xtrain.plan.mesh import Layout, nearest_multiples
 from xtrain.plan.parameters import block_matmul_parameters
-from xtrain.plan.pipeline import SINGLE, TWO_STAGES, Pipeline, balance, balance_unequal, pipeline_of
-from xtrain.planner.derive.layout import Layout
+from xtrain.plan.pipeline import SINGLE, TWO_STAGES, StageAssignment, balance, balance_unequal, pipeline_of
 
 MOST_MICROBATCHES = 10_000  # per step: the plan simulates the order of all of them
 IN_ROUNDS = ("interleaved_1f1b", "zero_bubble")  # schedules that need groups of equal size
-
-
-@frozen(kw_only=True)
-class StageAssignment:
-    """Pipeline, stages per rank, and the reason and value of derived settings (by path in the spec)."""
-
-    pipeline: Pipeline
-    stages_per_rank: int
-    reasons: dict[str, tuple[object, str]] = field(factory=dict)
 
 
 def assign_stages(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> StageAssignment:

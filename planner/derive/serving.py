@@ -11,8 +11,7 @@ from xtrain.dsl.schema.optimizers import OPTIMIZERS
 from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.findings import Findings, checks
-from xtrain.plan.mesh import folded_axes
-from xtrain.planner.derive.layout import Layout
+from xtrain.plan.mesh import Layout, folded_axes
 
 TURNS: Final = 2  # microbatches computed in a row before another client's turn
 SCHEDULE: Final = "gpipe"  # all forwards, then all backwards: texts of any length, and no send waits for another

@@ -1,14 +1,15 @@
 """Work of optimizers in a step outside elementwise updates: conversions, products and gathering of whole matrices."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from xtrain.blocks.op_trace import CollectiveCall
 from xtrain.contracts.component import planned
-from xtrain.contracts.optimizers import PlannedOptimizer
+from xtrain.contracts.optimizers import PlannedOptimizer, UpdateWork
 from xtrain.dsl.schema.optimizers import OPTIMIZERS
 from xtrain.plan.architecture import ParameterSpec
 from xtrain.plan.groups import optimizers_of, rows_at_once
@@ -16,30 +17,13 @@ from xtrain.plan.mesh import MatrixBatch, MatrixCut, batches
 from xtrain.text.units import BYTES
 
 if TYPE_CHECKING:
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
 
 # Bytes of an element's 64 random bits and of their inputs.
 OF_RANDOM_BITS: Final = 24
 # Numbers per element while signs are compared: the update, both signs and their product.
 OF_SIGNS: Final = 4
-
-
-@frozen(kw_only=True)
-class UpdateWork:
-    """Work of one rank in a step. flops: of products of matrices. scratch: bytes allocated meanwhile."""
-
-    calls: "tuple[CollectiveCall, ...]" = ()
-    flops: int = 0
-    scratch: int = 0
-
-    def __add__(self, other: "UpdateWork") -> "UpdateWork":
-        """Return the work of two optimizers, one after the other."""
-        return UpdateWork(
-            calls=(*self.calls, *other.calls),
-            flops=self.flops + other.flops,
-            scratch=max(self.scratch, other.scratch),
-        )
 
 
 def update_work(run: "Resolved", parameters: Iterable[ParameterSpec]) -> UpdateWork | None:
@@ -55,6 +39,12 @@ def update_work(run: "Resolved", parameters: Iterable[ParameterSpec]) -> UpdateW
         if work is not None:
             found = work if found is None else found + work
     return found
+
+
+@lru_cache(maxsize=16)
+def optimizer_work(run: "Resolved") -> tuple[UpdateWork | None, ...]:
+    """Return the work of the optimizers on a rank of every pipeline coordinate; None for elementwise updates alone."""
+    return tuple(update_work(run, own) for own in run.parameters_by_pp)
 
 
 def cuts_along(run: "Resolved", parameter: ParameterSpec) -> list[tuple[str, int]]:

@@ -26,6 +26,7 @@ from xtrain.plan.groups import task_of
 from xtrain.plan.hardware import NARROWEST, plain_kernels
 from xtrain.plan.mesh import AXES
 from xtrain.plan.parameters import forward_flops
+from xtrain.plan.resolved import Resolved
 from xtrain.plan.weight_files import LOADED
 from xtrain.planner.data.rules import evaluated
 from xtrain.planner.data.training import is_measured
@@ -39,7 +40,6 @@ from xtrain.planner.derive.further_models import (
 from xtrain.planner.derive.layout import resolve_cluster
 from xtrain.planner.derive.model import kept_tensors, reference_files
 from xtrain.planner.graph.parallel import TEACHER
-from xtrain.planner.resolved import Resolved
 from xtrain.text.units import BYTES, bytes_text, count_text, flops_text, plural, seconds_text
 
 

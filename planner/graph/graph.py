@@ -16,17 +16,16 @@ from xtrain.plan.estimates import Estimates
 from xtrain.plan.graph import CONTROL, LEARNS, ORDER, Builder, Rules, add_trackers, check_graph, learns, resumes, rounds
 from xtrain.plan.groups import OP, name_of, optimizer_of
 from xtrain.plan.learning_rate import scheduler_args
-from xtrain.plan.mesh import AXES, LAZY_FROM
+from xtrain.plan.mesh import AXES, LAZY_FROM, device_kind
 from xtrain.plan.parameters import covers
 from xtrain.plan.plan import Command, Edge, Node, Timeline
+from xtrain.plan.resolved import Resolved
 from xtrain.plan.timeline import waits_for_data
-from xtrain.planner.derive.layout import device_kind
 from xtrain.planner.graph.data import COMPLETIONS, add_data
 from xtrain.planner.graph.model import add_model
 from xtrain.planner.graph.saving import add_average, add_resume, on_nan
 from xtrain.planner.graph.step import add_hooks, add_step
 from xtrain.planner.graph.timeline import ActionNodes, Schedule, alert_args, alert_text, build_timeline
-from xtrain.planner.resolved import Resolved
 from xtrain.text.units import amount_in_epochs, count_text, plural, seconds_text
 
 ROOT = "setup.bootstrap"

@@ -15,11 +15,11 @@ from xtrain.plan.canonical import portable
 from xtrain.plan.estimates import Parameters
 from xtrain.plan.graph import INITIAL, ORDER, Builder, Rule, Rules, learns, resumes, rounds
 from xtrain.plan.hardware import HIGHEST, QUERIES
-from xtrain.plan.mesh import AXES
+from xtrain.plan.mesh import AXES, device_kind
 from xtrain.plan.parameters import matrix_numbers, quantised_bytes, uneven_matrices
+from xtrain.plan.resolved import Resolved, attention_kernels, pointwise_kernels, resolve_save
 from xtrain.plan.weight_files import LOADED
 from xtrain.plan.weight_layout import draws_head, stored_rows
-from xtrain.planner.derive.layout import device_kind
 from xtrain.planner.graph.parallel import (
     BLOCKS,
     OFFLOAD,
@@ -29,7 +29,6 @@ from xtrain.planner.graph.parallel import (
     add_teacher_weights,
 )
 from xtrain.planner.graph.saving import UNDER_ADAPTER, add_base, add_pretrained
-from xtrain.planner.resolved import Resolved, attention_kernels, pointwise_kernels, resolve_save
 from xtrain.text.units import BYTES, bytes_text, count_text, plural
 
 

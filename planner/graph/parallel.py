@@ -9,7 +9,7 @@ from xtrain.plan.graph import ORDER, Builder, learns, resumes, rounds, stays
 from xtrain.plan.mesh import AXES, tensor_rules
 from xtrain.plan.parameters import block_tensors
 from xtrain.plan.pipeline import end_names
-from xtrain.planner.resolved import Resolved, attention_kernels
+from xtrain.plan.resolved import Resolved, attention_kernels
 from xtrain.text.units import BYTES, bytes_text, count_text, plural
 
 BLOCKS: Final = "layers.*"

@@ -16,9 +16,9 @@ from xtrain.dsl.spec import Spec
 from xtrain.plan.architecture import Architecture
 from xtrain.plan.data import reads, resolve_chain
 from xtrain.plan.plan import Provenance
+from xtrain.plan.resolved import SMALL_PRODUCT, Resolved, resolve_align, resolve_save
 from xtrain.plan.views import spell
 from xtrain.planner.graph.timeline import Schedule, alert_reasons
-from xtrain.planner.resolved import SMALL_PRODUCT, Resolved, resolve_align, resolve_save
 from xtrain.text.units import bytes_text, plural
 
 AXIS_BLOCKS = ("tp", "ep", "fsdp", "pp", "cp")

@@ -15,14 +15,13 @@ from xtrain.plan.canonical import portable
 from xtrain.plan.estimates import Estimates
 from xtrain.plan.findings import Findings, checks
 from xtrain.plan.graph import INITIAL, Builder, Rule, learns, resumes, stays
-from xtrain.plan.mesh import AXES
+from xtrain.plan.mesh import AXES, device_kind
 from xtrain.plan.parameters import weight_bytes
 from xtrain.plan.plan import Plan
+from xtrain.plan.resolved import Resolved
 from xtrain.plan.timeline import is_due, steps_due, times_due
 from xtrain.planner.data.training import is_measured
-from xtrain.planner.derive.layout import device_kind
 from xtrain.planner.graph.timeline import Schedule, recurring
-from xtrain.planner.resolved import Resolved
 from xtrain.text.units import bytes_text, count_text, plural
 
 FORMS: Final = "write `on nan(10) skip`, `on nan(3) rollback` or `on nan stop`"

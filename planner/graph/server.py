@@ -9,12 +9,12 @@ from xtrain.plan.findings import Findings
 from xtrain.plan.graph import PAGE, SETUP, WHOLE, Builder, check_graph, resumes, slots_of, window_pages
 from xtrain.plan.mesh import AXES
 from xtrain.plan.plan import Plan, PlanPhase, Timeline
+from xtrain.plan.resolved import Resolved, TrainedKind
 from xtrain.planner.derive.further_models import plain_parameters
 from xtrain.planner.derive.serving import asked_key, microbatches, slot_names
 from xtrain.planner.graph.data import add_tokenizer
 from xtrain.planner.graph.graph import ROOT, Graph, add_bootstrap, add_mesh, add_watch
 from xtrain.planner.graph.model import add_model
-from xtrain.planner.resolved import Resolved, TrainedKind
 from xtrain.text.units import BYTES, bytes_text, flops_text, plural
 
 MOST_ROWS: Final = 64  # samples generated at once; others wait

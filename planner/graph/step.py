@@ -19,10 +19,10 @@ from xtrain.plan.groups import clip_args, optimizers_of
 from xtrain.plan.mesh import AXES, folded_axes
 from xtrain.plan.parameters import forward_flops
 from xtrain.plan.plan import Edge
+from xtrain.plan.resolved import Resolved
 from xtrain.planner.graph.data import KEPT, PROMPTS, SCORER, before_step, behind_forward
 from xtrain.planner.graph.saving import bad_step_text, on_nan, put_off_text, saves_beside, update_text
 from xtrain.planner.graph.timeline import Schedule
-from xtrain.planner.resolved import Resolved
 from xtrain.text.units import count_text, flops_text, plural, seconds_text
 
 

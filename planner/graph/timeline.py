@@ -26,11 +26,11 @@ from xtrain.plan.canonical import DATA, text, whole_numbers
 from xtrain.plan.estimates import Estimates
 from xtrain.plan.findings import Findings, checks
 from xtrain.plan.graph import ALERTS, ActionPlace, Builder
+from xtrain.plan.mesh import device_kind
 from xtrain.plan.parameters import weight_bytes
 from xtrain.plan.plan import NodeKind, PlanPhase, PlanTick, Timeline, Trigger
+from xtrain.plan.resolved import Resolved
 from xtrain.plan.timeline import next_due, stretches, times_due, with_counts
-from xtrain.planner.derive.layout import device_kind
-from xtrain.planner.resolved import Resolved
 from xtrain.text.units import bytes_text, seconds_text
 
 

@@ -21,10 +21,10 @@ from xtrain.plan.findings import Findings, checks
 from xtrain.plan.graph import obeying_launchers, restarts_of
 from xtrain.plan.mesh import largest_divisor
 from xtrain.plan.plan import Plan
+from xtrain.plan.resolved import Resolved
 from xtrain.plan.views import TIGHT
 from xtrain.planner.costs.estimates import waiting
 from xtrain.planner.costs.run import goodput_of
-from xtrain.planner.resolved import Resolved
 from xtrain.text.units import amount_text, bytes_text, count_text, plural, seconds_text
 
 Judge = Callable[[Spec], Estimates | None]  # None: that spec has no plan

@@ -17,10 +17,10 @@ from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Interval
 from xtrain.plan.arithmetic import Arithmetic
 from xtrain.plan.findings import Findings, checks
+from xtrain.plan.mesh import Layout
+from xtrain.plan.pipeline import StageAssignment
 from xtrain.plan.plan import PlanPhase, RefusedWorlds
-from xtrain.planner.derive.layout import Layout
-from xtrain.planner.derive.model import Shape
-from xtrain.planner.derive.pipeline import StageAssignment
+from xtrain.plan.resolved import Shape
 from xtrain.planner.graph.timeline import Schedule
 from xtrain.planner.rules.layout import FittedTeacher
 from xtrain.text.units import plural

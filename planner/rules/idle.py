@@ -11,13 +11,11 @@ from xtrain.plan.arithmetic import Arithmetic
 from xtrain.plan.findings import Findings
 from xtrain.plan.graph import obeying_launchers
 from xtrain.plan.groups import written_optimizers
-from xtrain.plan.mesh import shard_axes
+from xtrain.plan.mesh import Layout, device_kind, shard_axes
+from xtrain.plan.resolved import Shape, resolve_formats
 from xtrain.plan.weight_layout import draws_head
 from xtrain.planner.data.rules import actions_of
-from xtrain.planner.derive.layout import Layout, device_kind
-from xtrain.planner.derive.model import Shape
 from xtrain.planner.graph.saving import OF_WRITING
-from xtrain.planner.resolved import resolve_formats
 
 # Axis → the settings that only concern it.
 OF_AXIS = {

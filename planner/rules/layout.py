@@ -24,8 +24,10 @@ from xtrain.plan.hardware import is_installed
 from xtrain.plan.mesh import (
     AXES,
     DIMENSION,
+    Layout,
     build_mesh,
     cuts_of,
+    device_kind,
     found_again,
     largest_divisor,
     nearest_multiples,
@@ -34,13 +36,13 @@ from xtrain.plan.mesh import (
 )
 from xtrain.plan.parameters import count_parameters
 from xtrain.plan.pipeline import ZERO_BUBBLE
+from xtrain.plan.resolved import Formats, Resolved, resolve_align, resolve_formats
 from xtrain.planner.derive.further_models import TEACHER_PATH as PATH
 from xtrain.planner.derive.further_models import TEACHER_RULE as RULE
 from xtrain.planner.derive.further_models import TeacherShape
-from xtrain.planner.derive.layout import Layout, device_kind, heads_allow
+from xtrain.planner.derive.layout import heads_allow
 from xtrain.planner.derive.model import loads_weights
 from xtrain.planner.derive.pipeline import assign_stages
-from xtrain.planner.resolved import Formats, Resolved, resolve_align, resolve_formats
 
 
 def check_topology(spec: Spec, architecture: Architecture, layout: Layout, batch: Arithmetic, found: Findings) -> None:

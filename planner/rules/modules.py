@@ -12,12 +12,12 @@ from xtrain.plan.architecture import Architecture, BlockParameter, name_in_block
 from xtrain.plan.arithmetic import Arithmetic
 from xtrain.plan.findings import Findings, checks
 from xtrain.plan.hardware import EXACT, FP8, NARROWEST
+from xtrain.plan.mesh import Layout, device_kind
 from xtrain.plan.parameters import fp8_matrices, frozen_names, idle_patterns, quantised_names, uneven_matrices
 from xtrain.plan.parameters import product_matrices as matrices_of
 from xtrain.plan.pipeline import ZERO_BUBBLE
+from xtrain.plan.resolved import exchanges, resolve_formats, resolve_tile
 from xtrain.planner.data.rules import actions_of
-from xtrain.planner.derive.layout import Layout, device_kind
-from xtrain.planner.resolved import exchanges, resolve_formats, resolve_tile
 
 
 def check_modules(spec: Spec, architecture: Architecture, layout: Layout, batch: Arithmetic, found: Findings) -> None:

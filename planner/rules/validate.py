@@ -17,11 +17,12 @@ from xtrain.plan.arithmetic import Counts, derive_arithmetic
 from xtrain.plan.findings import Findings, checks
 from xtrain.plan.groups import written_optimizers
 from xtrain.plan.learning_rate import check_schedule
+from xtrain.plan.mesh import Layout
 from xtrain.plan.plan import Plan
 from xtrain.planner.data.rules import check_data
 from xtrain.planner.data.training import check_replay
 from xtrain.planner.derive.further_models import check_teacher, read_scorer
-from xtrain.planner.derive.layout import Layout, build_layout
+from xtrain.planner.derive.layout import build_layout
 from xtrain.planner.derive.model import derive_architecture
 from xtrain.planner.derive.pipeline import assign_stages, check_microbatches
 from xtrain.planner.derive.serving import architecture_with_slots, as_training, check_server, with_slots

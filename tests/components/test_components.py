@@ -274,7 +274,7 @@ def test_a_package_that_is_loaded_within_an_import_is_loaded_again(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "first", ["dsl.load", "dsl.spec", "planner.resolved", "planner.costs.traffic", "components.collators.pack"]
+    "first", ["dsl.load", "dsl.spec", "plan.resolved", "planner.costs.traffic", "components.collators.pack"]
 )
 def test_an_installed_package_with_stacks_is_loaded_whatever_is_imported_first(first):
     code = f"import xtrain.{first}\nfrom xtrain.dsl.schema.parallel import STACKS\n"

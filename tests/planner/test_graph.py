@@ -315,7 +315,7 @@ def test_biases_of_routers(make_plan):
 
 
 def test_a_rule_that_matches_nothing_is_a_mistake_of_the_planner(make_plan, monkeypatch):
-    from xtrain.planner.resolved import Resolved
+    from xtrain.plan.resolved import Resolved
 
     monkeypatch.setattr(Resolved, "recomputed", property(lambda run: [0]))
     with pytest.raises(GraphError, match=r"`layers\.\*` of setup.activation matches nothing"):

@@ -9,10 +9,10 @@ from xtrain.blocks.op_trace import CollectiveCall
 from xtrain.contracts.stacks import PlannedStack
 from xtrain.dsl.schema.parallel import STACKS
 from xtrain.plan.graph import Builder
+from xtrain.plan.resolved import Resolved
 from xtrain.planner.costs.stage_costs import StageCosts
 from xtrain.planner.costs.traffic import EXPERTS, FSDP, ROOT, gathers_of, sums_of
 from xtrain.planner.graph.parallel import add_fsdp
-from xtrain.planner.resolved import Resolved
 
 
 @STACKS.register()

@@ -11,8 +11,8 @@ from xtrain.blocks.op_trace import CollectiveCall
 from xtrain.contracts.stacks import PlannedStack
 from xtrain.dsl.schema.parallel import STACKS
 from xtrain.plan.graph import Builder
+from xtrain.plan.resolved import Resolved
 from xtrain.planner.costs.stage_costs import StageCosts
-from xtrain.planner.resolved import Resolved
 from xtrain.text.units import BYTES, plural
 
 

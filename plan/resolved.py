@@ -7,14 +7,12 @@ compiled by numba (`runtime/nn/fused_kernels.py`), in a fifth to a half of the t
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from math import ceil, prod
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, cast
 
 from attrs import evolve, field, frozen
 
-from xtrain.contracts.component import planned
-from xtrain.contracts.optimizers import PlannedOptimizer
 from xtrain.dsl.schema.data_components import row_link
-from xtrain.dsl.schema.optimizers import ParameterGroup, StateTensor
+from xtrain.dsl.schema.optimizers import Optimizer, ParameterGroup, StateTensor
 from xtrain.dsl.schema.parallel import Activation, Parallel, Stack
 from xtrain.dsl.schema.precision import Fp8, Precision
 from xtrain.dsl.schema.setting import Auto
@@ -24,20 +22,13 @@ from xtrain.plan.arithmetic import Arithmetic
 from xtrain.plan.estimates import Parameters
 from xtrain.plan.groups import ParameterGroups, optimizer_of
 from xtrain.plan.hardware import EXACT, HIGHEST, plain_kernels
-from xtrain.plan.mesh import Cuts, mesh_of_group, shard_axes
+from xtrain.plan.mesh import Cuts, Layout, device_kind, mesh_of_group, shard_axes
 from xtrain.plan.parameters import Layers, beside_bytes, block_tensors, checkpoint_bytes, fp8_matrices, largest_product
 from xtrain.plan.peft import PeftFolder
-from xtrain.plan.pipeline import Pipeline, by_coordinate
+from xtrain.plan.pipeline import Pipeline, StageAssignment, by_coordinate
 from xtrain.plan.plan import Mesh, PlanPhase
 from xtrain.plan.weight_files import WeightFiles
-from xtrain.planner.derive.layout import Layout, device_kind
-from xtrain.planner.derive.pipeline import StageAssignment
-from xtrain.planner.derive.update_work import UpdateWork, update_work
 from xtrain.text.units import BYTES
-
-if TYPE_CHECKING:
-    from xtrain.planner.derive.model import Shape
-
 
 # Row lengths for which blocks take 0.5 to 0.8 of the time of torch's kernel on a CPU (docs/performance.md).
 SHORTEST, LONGEST = 128, 512
@@ -152,7 +143,19 @@ class TrainedKind(LayerKind):
     fp8: frozenset[str] = frozenset()
 
 
-@frozen(kw_only=True)
+@frozen
+class Shape:
+    """Model, with the reason for every derived number (by path in the spec). weights: the files with its initial
+    weights; None if weights are drawn. adapter_files: files of adapters by task, of a single adapter under an empty
+    name; without adapters that are drawn."""
+
+    architecture: Architecture
+    reasons: dict[str, str] = field(factory=dict)
+    weights: WeightFiles | None = None
+    adapter_files: dict[str, PeftFolder] = field(factory=dict)
+
+
+@frozen(kw_only=True, eq=False)
 class Resolved:
     """Everything that the graph, the timeline and the estimates are derived from. training: names of the datasets.
     weights: the files with the initial weights, if these are not drawn. adapter_files: as in `Shape`. scorer: the
@@ -170,7 +173,7 @@ class Resolved:
     staging: StageAssignment
     weights: WeightFiles | None = None
     adapter_files: Mapping[str, PeftFolder] = field(factory=dict)
-    scorer: "Shape | None" = None
+    scorer: Shape | None = None
     teacher: "Resolved | None" = None
 
     @property
@@ -191,7 +194,7 @@ class Resolved:
     @cached_property
     def groups(self) -> ParameterGroups:
         """Assignment of parameters to optimizers."""
-        return ParameterGroups(planned(self.spec.optimizer, PlannedOptimizer).arguments(self), all_group_args(self))
+        return ParameterGroups(arguments_of(self.spec.optimizer, self), all_group_args(self))
 
     def moments(self, parameter: ParameterSpec) -> tuple[StateTensor, ...]:
         """Return the tensors that the optimizer keeps for a parameter."""
@@ -293,12 +296,6 @@ class Resolved:
     def parameters_by_pp(self) -> tuple[list[ParameterSpec], ...]:
         """Whole parameters of every pipeline coordinate."""
         return by_coordinate(self.inventory.tensors, self.architecture, self.pipeline)
-
-    @cached_property
-    def optimizer_work(self) -> tuple[UpdateWork | None, ...]:
-        """Work of the optimizer on a rank of every pipeline coordinate, in addition to updating its own pieces in
-        place."""
-        return tuple(update_work(self, own) for own in self.parameters_by_pp)
 
     @property
     def stack(self) -> Stack:
@@ -474,9 +471,9 @@ def all_group_args(run: "Resolved") -> tuple[dict[str, Any], ...]:
 
 def task_args(run: "Resolved", task: str) -> dict[str, Any]:
     """Return the JSON arguments of the node of a task's parameters."""
-    own = planned(optimizer_of(run.spec, task), PlannedOptimizer)
+    own = optimizer_of(run.spec, task)
     scale = own.lr / run.spec.optimizer.lr
-    return {"task": task, **({"lr_scale": scale} if scale != 1.0 else {}), "own": own.arguments(run)}
+    return {"task": task, **({"lr_scale": scale} if scale != 1.0 else {}), "own": arguments_of(own, run)}
 
 
 def group_args(run: "Resolved", group: ParameterGroup) -> dict[str, Any]:
@@ -490,4 +487,15 @@ def group_args(run: "Resolved", group: ParameterGroup) -> dict[str, Any]:
     args: dict[str, Any] = {"pattern": group.name, **({"lr_scale": scale} if scale != 1.0 else {})}
     if group.weight_decay is not None:
         args["weight_decay"] = group.weight_decay
-    return args if own is None else {**args, "own": planned(own, PlannedOptimizer).arguments(run)}
+    return args if own is None else {**args, "own": arguments_of(own, run)}
+
+
+class _ResolvingOptimizer(Protocol):
+    """Optimizer as a resolved spec uses it; its base class is `PlannedOptimizer` (`contracts/optimizers.py`)."""
+
+    def arguments(self, run: Resolved) -> dict[str, Any]: ...
+
+
+def arguments_of(optimizer: Optimizer, run: Resolved) -> dict[str, Any]:
+    """Return the JSON arguments of an optimizer's node."""
+    return cast(_ResolvingOptimizer, optimizer).arguments(run)
