@@ -117,7 +117,7 @@ class CollatorCalls:
         given = self._call(shown, position)
         with self._naming_row(position):
             if isinstance(given, str | bytes | Samples) or not hasattr(given, "__iter__"):
-                raise Wrong(f"gave {kind_of(given)}, where a list of samples belongs")
+                raise Wrong(f"gave {kind_of(given)} instead of a list of samples")
         with _TURN, failures_of(self.part):
             samples = list(given)  # it may be a generator
         with self._naming_row(position):

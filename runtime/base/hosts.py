@@ -52,7 +52,7 @@ def node_place(plan: Plan, index: int | None, meet: str | None) -> NodePlace | N
         raise EnvironmentFault("X703", f"--node {index} of a plan for {plural(nodes, 'node')}; number them from 0")
     host, _, port = meet.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise EnvironmentFault("X703", f"`{meet}` is no place to meet; write --meet HOST:PORT")
+        raise EnvironmentFault("X703", f"`{meet}` is not a valid address to meet at; write --meet HOST:PORT")
     return NodePlace(index=index, host=host.strip("[]"), port=int(port)) if nodes > 1 else None
 
 
@@ -74,13 +74,13 @@ def _check_step(nodes: int, environment: Mapping[str, str]) -> None:
     if machines != nodes:
         raise EnvironmentFault(
             "X703",
-            f"the plan is for {plural(nodes, 'node')}, and this step of Slurm has {machines}; start it with "
+            f"the plan is for {plural(nodes, 'node')}, but this Slurm step has {machines}; start it with "
             f"`srun --nodes {nodes} --ntasks-per-node 1`",
         )
     if tasks != machines:
         raise EnvironmentFault(
             "X703",
-            f"Slurm has started {tasks} tasks on {plural(machines, 'node')}, and one on each starts its ranks; start "
+            f"Slurm has started {tasks} tasks on {plural(machines, 'node')}, but each node needs only one; start "
             "them with `srun --ntasks-per-node 1`",
         )
 
@@ -171,11 +171,13 @@ def check_own_name(meet: str) -> None:
         own = next((address for address in addresses if _is_own(address)), None)
         if own is not None and not _is_loopback(own):
             return
-        fault = f"the name leads to {own or addresses[0]}, which is {'not an address of' if own is None else 'only'} "
+        fault = (
+            f"the name resolves to {own or addresses[0]}, which is {'not an address of' if own is None else 'only'} "
+        )
         fault += "this machine" if own is None else "known on this machine"
     raise EnvironmentFault(
         "X732",
-        f"other machines do not reach this one by its own name `{name}`: {fault}; give the name an address of the "
+        f"other machines cannot reach this machine by its name `{name}`: {fault}; give the name an address of the "
         "network that joins the machines (/etc/hosts, DNS), or set GLOO_SOCKET_IFNAME to the interface of that network",
     )
 

@@ -63,12 +63,12 @@ def faults_of_limits(need: Need, files: int | None, tasks: int | None) -> Iterat
     """Yield each limit that is too low and, after a semicolon, the remedy. files, tasks: None without a limit."""
     if files is not None and files < need.files:
         yield (
-            f"a process may have {files:,} files open, and a rank of this plan needs {need.files:,}; raise the limit "
+            f"a process may open {files:,} files, but a rank of this plan needs {need.files:,}; raise the limit "
             "(`ulimit -n`, LimitNOFILE of a service, `--ulimit nofile=…` of a container)"
         )
     if tasks is not None and tasks < need.tasks:
         yield (
-            f"this user may start {tasks:,} more processes and threads, and the ranks of this machine need "
+            f"this user may start {tasks:,} more processes and threads, but the ranks of this machine need "
             f"{need.tasks:,}; raise the limit (`ulimit -u`, TasksMax of a service, `--pids-limit` of a container), "
             "end other processes, or lower launch.threads and batch.workers"
         )
@@ -137,8 +137,8 @@ def clock_fault() -> str:
         year = time.gmtime().tm_year
     if year is not None and year in _YEARS:
         return ""
-    says = "a year that no number of nanoseconds reaches" if year is None else f"the year {year}"
-    return f"the clock of this machine says {says}, with which waits cannot be computed; set it (NTP, `timedatectl`)"
+    says = "a year out of range" if year is None else f"the year {year}"
+    return f"the clock of this machine shows {says}, so waits cannot be computed; set it (NTP, `timedatectl`)"
 
 
 def limit_fault(error: BaseException) -> EnvironmentFault | None:
@@ -148,12 +148,12 @@ def limit_fault(error: BaseException) -> EnvironmentFault | None:
         return None
     if number in (errno.EMFILE, errno.ENFILE) or "Too many open files" in text:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        what = f"no more than {plural(most, 'file')} may be open in a process"
+        what = f"a process may open no more than {plural(most, 'file')}"
         return EnvironmentFault("X738", f"{what}; raise the limit of open files (`ulimit -n`)")
     # EAGAIN means processes and threads here, because no file is opened without waiting.
     starts = isinstance(error, BlockingIOError) and number == errno.EAGAIN
     if starts or "can't start new thread" in text or "Resource temporarily unavailable" in text:
-        message = "no more processes and threads may be started by this user, or in this container; raise the limit"
+        message = "this user, or this container, may start no more processes and threads; raise the limit"
         return EnvironmentFault("X738", f"{message} (`ulimit -u`, `--pids-limit`), or lower launch.threads")
     # Python's sleep and its times count nanoseconds in 64 bits.
     if (isinstance(error, OverflowError) or number == errno.EINVAL) and (fault := clock_fault()):

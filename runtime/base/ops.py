@@ -73,7 +73,7 @@ class Op:
             elif name in resources:
                 given[name] = resources[name]
             elif parameter.default is inspect.Parameter.empty:
-                raise PlanMismatch(f"op `{self.name}` of `{node.id}` needs `{name}`, which nothing before it gives")
+                raise PlanMismatch(f"op `{self.name}` of `{node.id}` needs `{name}`, which no earlier node provides")
         return lambda: self.function(**given)
 
 

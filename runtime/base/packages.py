@@ -28,7 +28,7 @@ def package_faults(plan: Plan) -> Iterator[EnvironmentFault]:
     whose own module fails.
     """
     for name in sorted(variables_in(plan.spec_text) - os.environ.keys()):
-        message = f"the environment variable {name} is not set, and the spec reads it with env"
+        message = f"the environment variable {name} is not set, but the spec reads it with env"
         yield EnvironmentFault("X709", f"{message}; set it on every machine")
     for node in plan.nodes:
         stack, tracker = stack_of_node(node.op), tracker_of(node.op)
@@ -67,5 +67,5 @@ def check_schedule(schedule: str, torch: str) -> None:
     """
     major, minor = (int(part) for part in torch.split(".")[:2])
     if schedule in ZERO_BUBBLE and (major, minor) < (2, 13):
-        message = f"schedule {schedule} computes a backward in two parts, which torch {torch} does not do right"
+        message = f"schedule {schedule} computes a backward in two parts, which torch {torch} computes incorrectly"
         raise EnvironmentFault("X715", f"{message}; install torch 2.13, or use schedule interleaved_1f1b")

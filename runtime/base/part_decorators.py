@@ -82,9 +82,9 @@ def loss(
     """
     for given in (columns, values):
         if names_of(given) is None:
-            raise ValueError(f"a loss's `columns` and `values` are names, each once, not {given!r}")
+            raise ValueError(f"`columns` and `values` of a loss must be distinct names, not {given!r}")
     if unit not in UNITS:
-        raise ValueError(f"there is no unit {unit!r}; units of losses: {', '.join(UNITS)}")
+        raise ValueError(f"unknown unit {unit!r}; units of losses are: {', '.join(UNITS)}")
     mark = _marker(Mark("loss", {"unit": unit, "columns": names_of(columns), "values": names_of(values)}))
     return mark if function is None else mark(function)
 
@@ -119,7 +119,7 @@ def optimizer(state: Sequence[str] = (), scalars: Sequence[str] = ()) -> Callabl
     """
     for given in (state, scalars):
         if names_of(given) is None:
-            raise ValueError(f"an optimizer's `state` and `scalars` are names, each once, not {given!r}")
+            raise ValueError(f"`state` and `scalars` of an optimizer must be distinct names, not {given!r}")
     return _marker(Mark("optimizer", {"state": names_of(state), "scalars": names_of(scalars)}))
 
 
@@ -150,7 +150,7 @@ def hook(place: Place, changes: Literal["nothing", "gradients", "parameters"] = 
     Raises ValueError for an unknown place, or a change that is not allowed there.
     """
     if place not in PLACES:
-        raise ValueError(f"there is no place {place!r}; places of hooks: {', '.join(PLACES)}")
+        raise ValueError(f"unknown place {place!r}; places of hooks are: {', '.join(PLACES)}")
     if changes not in CHANGES or not may_change(place, changes):
         raise ValueError(f"a hook cannot change {changes!r} {place}")
     return _marker(Mark("hook", {"place": place, "changes": changes}))

@@ -54,7 +54,7 @@ def write_cause(text: str, *, of_first: bool = False) -> None:
     if not path:
         return
     at = int(time.time()) + (LATER if of_first else 0)
-    text = "as the first rank says" if of_first else text
+    text = "see the message of the first rank" if of_first else text
     said = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(at)}}
     with suppress(OSError):
         Path(path).write_text(json.dumps({"message": said}), encoding="utf-8")
@@ -115,7 +115,7 @@ def check_rank_variables() -> None:
     if all(text.isdecimal() for text in (rank, world, *optional)) and int(rank) < int(world):
         return
     local = "".join(f", {name}={os.environ[name]}" for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE") if name in os.environ)
-    message = f"the environment names no rank: RANK={rank}, WORLD_SIZE={world}{local}; RANK counts from 0 to WORLD_SIZE"
+    message = f"invalid rank in the environment: RANK={rank}, WORLD_SIZE={world}{local}; RANK must be 0 to WORLD_SIZE"
     raise EnvironmentFault("X703", f"{message} - 1; correct the variables, or unset them to start a run here")
 
 

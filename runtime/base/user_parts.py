@@ -111,7 +111,7 @@ def _with_values(arguments: dict[str, Any], variables: Mapping[str, str], whose:
     """
     arguments = values_here(arguments, variables)
     if changed := [name for name, planned in variables.items() if env_digest(name, os.environ[name]) != planned]:
-        message = f"the environment variable {changed[0]}, an argument of the {whose}, has another value than when the"
+        message = f"the environment variable {changed[0]}, an argument of the {whose}, has changed since the"
         raise EnvironmentFault("X713", f"{message} plan was made; plan the spec again")
     return arguments
 
@@ -131,7 +131,7 @@ def user_source(options: Mapping[str, Any], base: Path) -> Iterator[str | dict[s
     with failures_of(part):
         result = part.load()(**part.arguments)
         if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
-            raise part.failed(f"returns one {_kind(result)}, and it must yield documents")
+            raise part.failed(f"returns {_kind(result)} instead of yielding documents")
         documents = iter(result)
     number = 0
     while True:
@@ -145,7 +145,7 @@ def user_source(options: Mapping[str, Any], base: Path) -> Iterator[str | dict[s
         elif isinstance(document, Mapping):
             yield dict(document)
         else:
-            message = f"gave {_kind(document)} as document {number:,}, and a document is a text or a dict"
+            message = f"gave {_kind(document)} as document {number:,}, not a text or a dict"
             raise part.failed(message)
 
 
@@ -189,7 +189,7 @@ def _near(path: Path) -> Path:
 
 
 def _changed(message: str) -> PartChanged:
-    return PartChanged(f"{message}\n  Plan the spec again: the plan then says what the code is now.")
+    return PartChanged(f"{message}\n  Plan the spec again.")
 
 
 # Loading --------------------------------------------------------------------------------------------------------------

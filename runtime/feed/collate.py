@@ -104,7 +104,7 @@ def known_or_none(numbers: Sequence[int]) -> Tensor | None:
 
 def no_room(row: int, needed: int, capacity: int) -> DataError:
     """Return the error that the samples of a row are longer than the row."""
-    return DataError(f"row {row} needs {needed} positions or more, and it has {capacity}")
+    return DataError(f"row {row} needs at least {needed} positions, but has {capacity}")
 
 
 @define(kw_only=True, frozen=True)
@@ -187,7 +187,7 @@ def zigzag(lengths: Tensor, ring: int, rank: int) -> Tensor:
         length = int(lengths[chunks * (2 * ring) != lengths][0])
         raise DataError(
             f"a segment of {length} positions cannot be cut into {2 * ring} equal chunks, two for each of {ring} ranks",
-            remedy=f"Pad documents to a multiple of {2 * ring} positions.",
+            remedy=f"Pad documents to lengths divisible by {2 * ring}.",
         )
     starts = lengths.cumsum(0) - lengths
     early, late = starts + rank * chunks, starts + (2 * ring - 1 - rank) * chunks
@@ -201,7 +201,7 @@ def local_positions(batch: Microbatch, ring: int, ulysses: int, ring_rank: int, 
     """Return this rank's positions as indices into the flattened whole rows, int64 [B, S / ring / ulysses]."""
     rows, sequence = batch.positions_BS.shape
     if sequence % (ring * ulysses):
-        raise DataError(f"rows of {sequence} positions cannot be cut evenly over {ring} · {ulysses} ranks")
+        raise DataError(f"rows of {sequence} positions are not divisible by {ring} · {ulysses} ranks")
     ring_part = zigzag(batch.cumulative_lengths.diff(), ring, ring_rank) if ring > 1 else torch.arange(rows * sequence)
     return ring_part.view(rows, ulysses, -1)[:, ulysses_rank]
 

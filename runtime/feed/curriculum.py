@@ -290,7 +290,7 @@ FORMAT: Final = 2
 SAME: Final = {
     "seed": "seed of the row order",
     "capacity": "positions in a row",
-    "align": "multiple of positions that documents are padded to",
+    "align": "alignment of documents in positions",
 }
 OF_A_DATASET: Final = {
     "rows": "number of packed rows",
@@ -314,10 +314,10 @@ class Remarks:
         """Return a line for each difference."""
         lines = [f"dataset {name} is new to this run: it begins with its first row" for name in self.new]
         for old, new in self.renamed.items():
-            lines.append(f"dataset {new} is what was called {old}, and goes on where that was")
+            lines.append(f"dataset {new} was called {old} before, and resumes where it stopped")
         for name, state in self.left.items():
-            stopped = f"after {state['cursor']:,} rows, from where it goes on should it come back"
-            lines.append(f"dataset {name} is not trained on any more, {stopped}")
+            stopped = f"after {state['cursor']:,} rows, and resumes there if it is added again"
+            lines.append(f"dataset {name} is no longer trained on: it stopped {stopped}")
         return lines
 
 
@@ -360,7 +360,7 @@ def _content(state: dict[str, Any]) -> tuple[Any, ...]:
 def _check(state: dict[str, Any], now: dict[str, Any]) -> None:
     if state.get("format") != FORMAT:
         raise DataError(
-            f"the data position of the checkpoint has format {state.get('format', 1)}, and this version of xtrain "
+            f"the data position of the checkpoint has format {state.get('format', 1)}, but this version of xtrain "
             f"reads format {FORMAT}: the data cannot be resumed",
             remedy="Resume with the version that wrote it, or start a new run from the weights alone.",
         )
@@ -379,7 +379,7 @@ def _check(state: dict[str, Any], now: dict[str, Any]) -> None:
     if differences:
         listed = "".join(f"\n    {difference}" for difference in differences)
         raise DataError(
-            f"the data differs from that of the checkpoint:{listed}",
+            f"the data differs from the checkpoint's:{listed}",
             remedy="Restore these settings, give a dataset that has changed another name so that it starts from the "
             "beginning, or start a new run from the checkpoint's weights alone.",
         )

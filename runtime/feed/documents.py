@@ -272,7 +272,7 @@ class DocumentEncoder:
         for number, (choice, whole) in enumerate(zip(question.choices, wholes, strict=True)):
             scored = whole[len(alone) :].astype(self.dtype)
             if not len(scored):
-                return f"the tokenizer gives no tokens for choice {number} behind this question"
+                return f"the tokenizer gives no tokens for choice {number} after this question"
             ids = np.concatenate([begun, scored])
             facts = (number, int(number == question.right), len(choice), len(choice.encode()))
             documents.append(TokenDocument(ids=ids, trained=np.arange(len(ids)) >= len(begun), choice=facts))
@@ -362,14 +362,14 @@ class DocumentEncoder:
             return self._written.map(conversations)
         except BeyondBounds as problem:
             path = None if self.template is None else self.template.origin
-            remedy = "Name another template; this one does not end, or makes texts of any length."
+            remedy = "Use another template; this one does not end, or writes unlimited text."
             raise DataError(f"the template {problem} for one conversation", path=path, remedy=remedy) from problem
 
     def _document(self, written: WrittenConversation, placed: Placed, prompt: Placed | None) -> TokenDocument | str:
         text = written.text
         ids, trained = placed.ids, _within(placed, written.spans, len(text))
         if prompt is not None and not np.array_equal(prompt.ids, ids[: len(prompt.ids)]):
-            return "the tokens of the prompt alone are not those that it has in front of the answer"
+            return "the prompt has other tokens alone than before the answer"
         bos, eos = self.tokenizer.bos, self.tokenizer.eos
         blanks = len(text) - len(text.lstrip())
         visible = np.flatnonzero((placed.ends > blanks) & (placed.starts < len(text.rstrip())))

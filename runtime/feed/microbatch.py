@@ -102,7 +102,7 @@ class Units:
         sides = [sample.side for sample in samples if sample is not None]
         if sides != SIDES[unit] * (len(real) // count):
             raise DataError(
-                f"the loss is of each {unit}, and these rows hold other documents",
+                f"the loss is per {unit}, but these rows have other documents",
                 remedy=f"Train on documents that are {unit}s, or choose a loss of their kind.",
             )
         units = [real[first : first + count] for first in range(0, len(real), count)]
@@ -111,7 +111,7 @@ class Units:
         for name in names:
             numbers = [sample.values.get(name) for members in units if (sample := samples[members[0]]) is not None]
             if None in numbers:
-                raise DataError(f"the loss reads `{name}` of each {unit}, and not every document has it")
+                raise DataError(f"the loss reads `{name}` of each {unit}, but not every document has it")
             given[name] = torch.tensor(numbers, dtype=torch.float64)
         return cls(
             segment_BS=segment_T.view_as(labels_BS),

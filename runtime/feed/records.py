@@ -272,7 +272,7 @@ class BadRecordReport:
         if limit is None or self.count <= limit:
             return
         raise DataError(
-            f"{self.count} bad record{'s' if self.count > 1 else ''}, and the limit is {limit}:{self.listed}",
+            f"{self.count} bad record{'s' if self.count > 1 else ''}, but the limit is {limit}:{self.listed}",
             remedy="Repair these records, or raise the bad record limit to leave them out.",
         )
 

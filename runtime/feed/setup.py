@@ -180,7 +180,7 @@ def prepare_dataset(
         ready = ready or opened_from(plan, node, names) or prepared_from(plan, node, tokenizer)
         if ready.store.key != names[0]:
             raise DataError(
-                f"dataset {dataset}: rank {rank.rank} reads other data than rank 0",
+                f"dataset {dataset}: rank {rank.rank} reads different data than rank 0",
                 remedy="All machines need the same files.",
             )
     assert ready is not None
@@ -203,12 +203,12 @@ def _warn_of_left_out(records: Records, prepared: PreparedDataset, oversized: st
         records.warn(message, step=0)
     for part, rows in (("training", prepared.train_rows), ("hold-out", prepared.heldout_rows)):
         if rows.num_truncated or rows.num_skipped:
-            why = f"as oversized = {oversized} says"
+            why = f"because oversized = {oversized}"
             if prepared.store.choices is not None:
-                why = "at the front, as questions with their choices are longer than a row"
+                why = "at the front, because questions with their choices are longer than a row"
             message = (
                 f"dataset {name}, {part}: {rows.num_truncated:,} documents cut, {rows.num_skipped:,} left out, "
-                f"{rows.num_dropped_positions:,} tokens in all, {why}"
+                f"{rows.num_dropped_positions:,} tokens in total, {why}"
             )
             records.warn(message, step=0)
 

@@ -95,7 +95,7 @@ def model_digest(folder: Path, cache: Path) -> str:
     """Return the hex digest of a model's config and weights. Raises DataError."""
     if not (folder / CONFIG).is_file():
         remedy = "Train, export or download it to that folder first; then run `xtrain data teach` with this spec."
-        raise DataError(f"there is no model at {folder.as_posix()}, and the loss learns from it", remedy=remedy)
+        raise DataError(f"there is no model at {folder.as_posix()}, which the loss learns from", remedy=remedy)
     try:
         names = read_weight_files(str(folder)).files
     except WeightsUnreadable as problem:
@@ -126,11 +126,11 @@ def missing(cache: Path, key: TaughtKey) -> str:
     """Return why there is no entry: how the nearest existing one differs."""
     others = [other for meta in cache.glob(f"*/{META}") if (other := _covers(meta)) is not None]
     if not others:
-        return "nothing of its teacher is stored"
+        return "nothing is stored of its teacher"
     wanted = asdict(key)
     nearest = min(others, key=lambda other: sum(other.get(name) != value for name, value in wanted.items()))
     apart = [text.format(nearest.get(name)) for name, text in NAMED.items() if nearest.get(name) != wanted[name]]
-    return f"what is stored is of {' and '.join(apart)}"
+    return f"the stored values are of {' and '.join(apart)}"
 
 
 def _covers(meta: Path) -> Mapping[str, Any] | None:
@@ -244,7 +244,7 @@ def read_teacher(
     )
     columns = open_taught(cache, key, ready.store.num_tokens)
     if columns is None:
-        message = f"dataset {dataset}: the loss learns from {folder}, and {missing(cache, key)}"
+        message = f"dataset {dataset}: the loss learns from {folder}, but {missing(cache, key)}"
         raise DataError(message, remedy=f"Run `xtrain data teach {plan.spec}` first.")
     store = evolve(ready.store, columns={**ready.store.columns, **columns})
     return {**prepared, dataset: evolve(ready, store=store)}

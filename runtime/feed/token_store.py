@@ -81,7 +81,7 @@ class ReadingPace:
 
 def in_words(now: DataProgress, pace: ReadingPace) -> str:
     """Return one line for a log: the done part, the time left, and the rates."""
-    doing = {"files": "reading files", "tokens": "tokenising", "waiting": f"waiting for {now.builder}, which tokenises"}
+    doing = {"files": "reading files", "tokens": "tokenizing", "waiting": f"waiting for {now.builder}, which tokenizes"}
     done = bytes_text(now.done)
     parts = [f"{doing[now.stage]}: {done if now.share is None else f'{now.share:.0%} of {bytes_text(now.total or 0)}'}"]
     if pace.seconds_left is not None:

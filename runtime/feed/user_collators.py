@@ -91,7 +91,7 @@ def check_samples(
     """Return the checked samples of row `row` of the microbatch. Raises Wrong."""
     for number, sample in enumerate(given):
         if not isinstance(sample, Sample):
-            raise Wrong(f"gave {kind_of(sample)} as sample {number}, where a Sample belongs")
+            raise Wrong(f"gave {kind_of(sample)} as sample {number} instead of a Sample")
         gave = f"gave sample {number} with"
         _check_ids(sample.tokens, f"{gave} tokens")
         least = 1 if labelled else 2  # of two tokens the second is predicted
@@ -104,7 +104,7 @@ def check_samples(
             if sample.trained is not None:
                 raise Wrong(f"{gave} labels and a mask `trained`: it is None where labels say what is predicted")
         elif sample.labels is not None:
-            raise Wrong(f"{gave} labels already: say `gives` for that")
+            raise Wrong(f"{gave} labels already: declare it with `gives`")
         elif sample.trained is not None:
             _check_tensor(sample.trained, torch.bool, f"{gave} `trained`", len(sample.tokens))
         for name, column in sample.columns.items():
@@ -125,13 +125,13 @@ def check_samples(
 def check_row(given: Any, kind: type[RawRow] | type[TensorRow], before: RawRow | TensorRow, vocab: int) -> Any:
     """Check a row before it is cut into samples. Raises Wrong."""
     if not isinstance(given, kind):
-        raise Wrong(f"gave {kind_of(given)}, where a {kind.__name__} belongs")
+        raise Wrong(f"gave {kind_of(given)} instead of a {kind.__name__}")
     for number, segment in enumerate(given.segments):
         gave = f"gave segment {number}"
         if isinstance(given, TensorRow):
             _check_ids(segment, gave)
         elif not (isinstance(segment, np.ndarray) and segment.ndim == 1 and segment.dtype.kind in "ui"):
-            raise Wrong(f"{gave} as {_array_kind(segment)}, where a numpy array of whole numbers [L + 1] belongs")
+            raise Wrong(f"{gave} as {_array_kind(segment)} instead of a numpy array of whole numbers [L + 1]")
         if len(segment) < 2:
             raise Wrong(f"{gave} with {_count(len(segment), 'token')}, and it needs 2 or more")
     masks = given.trained
@@ -148,7 +148,7 @@ def check_row(given: Any, kind: type[RawRow] | type[TensorRow], before: RawRow |
 def check_microbatch(given: Any, before: Microbatch, vocab: int, *, local: bool) -> Microbatch:
     """Check a microbatch of one row, or a rank's part of one (`local`), whose layout must stay. Raises Wrong."""
     if not isinstance(given, Microbatch):
-        raise Wrong(f"gave {kind_of(given)}, where a Microbatch belongs")
+        raise Wrong(f"gave {kind_of(given)} instead of a Microbatch")
     shape = tuple(before.positions_BS.shape)
     tensors = (("input_ids_BS", torch.int64), ("labels_BS", torch.int64), ("positions_BS", torch.int64),
                ("real_BS", torch.bool))  # fmt: skip
@@ -181,7 +181,7 @@ def _check_layout(given: Microbatch, before: Microbatch, *, local: bool) -> None
     if all(torch.equal(getattr(given, name), getattr(before, name)) for name in names):
         return
     if local:
-        raise Wrong("moved segments or padding: behind `shard` other ranks hold the rest of them")
+        raise Wrong("moved segments or padding: after `shard` other ranks have the rest of them")
     bounds, real = given.cumulative_lengths, given.real_lengths
     for name, tensor, size in (("cumulative_lengths", bounds, len(real) + 1), ("real_lengths", real, len(bounds) - 1)):
         _check_tensor(tensor, torch.int32, f"gave `{name}`", size)
@@ -199,16 +199,16 @@ def _check_ids(value: Any, gave: str, length: int | None = None) -> None:
     """Check token ids or labels of a sample: int64 [length]."""
     _check_tensor(value, torch.int64, gave, *(() if length is None else (length,)))
     if value.ndim != 1:
-        raise Wrong(f"{gave} of shape {list(value.shape)}, where one dimension belongs")
+        raise Wrong(f"{gave} of shape {list(value.shape)} instead of one dimension")
 
 
 def _check_tensor(value: Any, dtype: torch.dtype, gave: str, *shape: int) -> None:
     if not isinstance(value, Tensor):
-        raise Wrong(f"{gave} as {_array_kind(value)}, where a tensor belongs")
+        raise Wrong(f"{gave} as {_array_kind(value)} instead of a tensor")
     if value.dtype != dtype:
-        raise Wrong(f"{gave} of {value.dtype}, where {dtype} belongs".replace("torch.", ""))
+        raise Wrong(f"{gave} of {value.dtype} instead of {dtype}".replace("torch.", ""))
     if shape and tuple(value.shape) != shape:
-        raise Wrong(f"{gave} of shape {list(value.shape)}, where {list(shape)} belongs")
+        raise Wrong(f"{gave} of shape {list(value.shape)} instead of {list(shape)}")
     if value.device.type != "cpu":
         raise Wrong(f"{gave} on {value.device}; microbatches are made on the CPU")
 

@@ -129,5 +129,5 @@ def matching(model: Named, pattern: str, matches: list[int], rank: Rank) -> list
     modules = [(n, m) for n, m in model.named_modules() if n.count(".") == depth and fnmatchcase(n, pattern)]
     expected = matches[rank.coordinates["pp"]]
     if len(modules) != expected:
-        raise PlanMismatch(f"`{pattern}` fits {len(modules)} modules of the model, and the plan says {expected}")
+        raise PlanMismatch(f"`{pattern}` fits {len(modules)} modules of the model, but the plan has {expected}")
     return modules

@@ -56,7 +56,7 @@ class KeyValueCache:
             known = tuple(x.new_empty(*x.shape[:2], room, x.shape[3]) for x in new)
             self._tensors[layer] = known
         count = new[0].shape[2]
-        assert self.filled == 0 or count == 1, "behind prompts there is one position at a time"
+        assert self.filled == 0 or count == 1, "after prompts there is one position at a time"
         for tensor, x in zip(known, new, strict=True):
             if count > room:
                 tensor.copy_(x[:, :, -room:].roll(count, 2))

@@ -142,7 +142,7 @@ def freeze(plan: Plan, model: ModelParts, parameters: int, format: str) -> None:
     """
     frozen = {tensor.name for tensor in plan.parameters.tensors if not tensor.trained}
     if (frozen_count := plan.parameters.total - plan.parameters.trained) != parameters:
-        raise PlanMismatch(f"the plan freezes {frozen_count:,} parameters, and its node says {parameters:,}")
+        raise PlanMismatch(f"the plan freezes {frozen_count:,} parameters, but its node says {parameters:,}")
     for path, module in model.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if f"{path}.{name}" in frozen:
@@ -174,7 +174,7 @@ def set_dropout(plan: Plan, model: ModelParts, seed: int, share: float, matrices
     """
     names = {tensor.adapter for tensor in plan.parameters.tensors if tensor.adapter}
     if len(names) != matrices:
-        raise PlanMismatch(f"{len(names)} matrices have an adapter, and the node of dropout says {matrices}")
+        raise PlanMismatch(f"{len(names)} matrices have an adapter, but the node of dropout says {matrices}")
     own = names & {name for name, _ in model.named_parameters()}
     for path, block in model.named_modules():
         if not isinstance(block, DecoderBlock):
@@ -230,7 +230,7 @@ def multiply_in_fp8(plan: Plan, model: ModelParts, rank: Rank, recipe: str, matr
             if path not in wanted:
                 continue
             if not isinstance(module, Linear):
-                raise PlanMismatch(f"`{path}` is multiplied in fp8 by the plan, and a {type(module).__name__} is not")
+                raise PlanMismatch(f"`{path}` is multiplied in fp8 by the plan, but a {type(module).__name__} is not")
             cut = next((style for pattern, style in rules if fits(path, pattern)), None)
             module.fp8 = Fp8Matrix(chosen, model.axes, cut, own_tokens=module.partial)
 
@@ -241,7 +241,7 @@ def check_device(device: torch.device) -> None:
         return
     name, own = torch.cuda.get_device_name(device), ".".join(map(str, torch.cuda.get_device_capability(device)))
     wanted = ".".join(map(str, CAPABILITY))
-    message = f"precision.compute is fp8, and {name} has no products of it: its compute capability is {own}, below "
+    message = f"precision.compute is fp8, but {name} has no fp8 products: its compute capability is {own}, below "
     raise EnvironmentFault("X443", f"{message}{wanted}; use compute bf16")
 
 
@@ -263,7 +263,7 @@ def recompute_blocks(
     words = (save or []) if mode == "selective" else []
     unknown = [word for word in words if word not in SAVED]
     if mode not in ("full", "selective") or unknown:
-        raise PlanMismatch(f"activation mode `{mode}` with save {unknown or words} is not known")
+        raise PlanMismatch(f"activation mode `{mode}` with save {unknown or words} is unknown")
     operators = frozenset(chain.from_iterable(SAVED[word] for word in words))
     for _, block in matching(_Every(model, every), pattern, matches, rank):
         assert isinstance(block, DecoderBlock)
@@ -293,7 +293,7 @@ def replay_routing(model: ModelParts, rank: Rank, matches: list[int]) -> None:
     recomputes = [block.recompute for block in routing_blocks if isinstance(block.recompute, RecomputeFunction)]
     expected = matches[rank.coordinates["pp"]]
     if len(recomputes) != expected:
-        raise PlanMismatch(f"{len(recomputes)} blocks with experts are recomputed, and the plan says {expected}")
+        raise PlanMismatch(f"{len(recomputes)} blocks with experts are recomputed, but the plan has {expected}")
     for recompute in recomputes:
         recompute.keep_choices = True
 

@@ -184,7 +184,7 @@ class TaskRouting:
         """Return the number of rows of each task in a microbatch. datasets: numbers of the rows' datasets, if known."""
         if datasets is not None:
             places = [self.of_dataset[number] for number in datasets]
-            assert places == sorted(places), "rows of a task lie side by side"
+            assert places == sorted(places), "rows of a task are adjacent"
             return tuple(places.count(place) for place in range(len(self.names)))
         return () if self.whole is None else tuple(rows * (place == self.whole) for place in range(len(self.names)))
 

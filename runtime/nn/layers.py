@@ -374,5 +374,5 @@ class OwnLayer(TiledModule):
             result = type(out_BSD).__name__
             if isinstance(out_BSD, Tensor):
                 result = f"{out_BSD.dtype} of shape {tuple(out_BSD.shape)}"
-            raise self.part.failed(f"gave {result} for {x_BSD.dtype} of shape {tuple(x_BSD.shape)}, and gives as many")
+            raise self.part.failed(f"gave {result} for {x_BSD.dtype} of shape {tuple(x_BSD.shape)}, not the same")
         return out_BSD

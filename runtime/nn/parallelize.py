@@ -129,7 +129,7 @@ def overlap_products(rank: Rank, meshes: Meshes) -> None:
     Raises EnvironmentFault X446 on other devices than CUDA.
     """
     if rank.device.type != "cuda":
-        message = "parallel.tp.overlap uses memory that CUDA devices share, and the device is cpu: use overlap false"
+        message = "parallel.tp.overlap needs shared memory of CUDA devices, but the device is cpu; use overlap false"
         raise EnvironmentFault("X446", message)
     config._micro_pipeline_tp = True
     with warnings.catch_warnings():
@@ -254,7 +254,7 @@ def gather_early(model: ModelParts, rank: Rank, units: list[int]) -> None:
             if not again:
                 one.set_modules_to_forward_prefetch([following])
     if count != units[rank.coordinates["pp"]]:
-        raise PlanMismatch(f"{count} units are gathered, and the plan says {units[rank.coordinates['pp']]}")
+        raise PlanMismatch(f"{count} units are gathered, but the plan has {units[rank.coordinates['pp']]}")
 
 
 def _in_order(part: Transformer) -> list[tuple[FSDPModule, bool]]:

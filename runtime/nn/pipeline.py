@@ -313,7 +313,7 @@ def _without_outputs(schedule: Any) -> dict[str, bool]:
 
 
 def _unset(*_: Any) -> Tensor:
-    raise AssertionError("the loss function is set anew for every step")
+    raise AssertionError("the loss function is set in every step")
 
 
 @op("setup.parallel.pp", gives="pipeline")

@@ -52,7 +52,7 @@ class Chat:
         messages.append({"role": "user", "content": said})
         for message in messages:
             if (spelt := self._reserved.search(message["content"])) is not None:
-                raise DataError(f"the {message['role']} says the special token {spelt[0]}")
+                raise DataError(f"the {message['role']} message contains the special token {spelt[0]}")
         try:
             (text,) = Bounded(partial(written_prompt, self.template)).map([messages])
         except (TemplateRefusal, BeyondBounds) as refusal:
@@ -208,8 +208,8 @@ class Sampling:
         wrong = {
             "temperature must be 0 or above, and finite": not 0 <= self.temperature < math.inf,
             "top_k must be at least 1": self.top_k is not None and self.top_k < 1,
-            "top_p must lie above 0 and at most at 1": not 0 < self.top_p <= 1,
-            "min_p must lie between 0 and 1": not 0 <= self.min_p <= 1,
+            "top_p must be above 0 and at most 1": not 0 < self.top_p <= 1,
+            "min_p must be between 0 and 1": not 0 <= self.min_p <= 1,
         }
         if problem := next((message for message, applies in wrong.items() if applies), None):
             raise ValueError(problem)

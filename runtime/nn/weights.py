@@ -144,7 +144,7 @@ def quantise(plan: Plan, model: ModelParts, base: dict[str, Any], matrices: int)
     """
     names = {tensor.name for tensor in plan.parameters.tensors if tensor.quantised}
     if len(names) != matrices:
-        raise PlanMismatch(f"the plan stores {len(names):,} matrices, and its node says {matrices:,}")
+        raise PlanMismatch(f"the plan stores {len(names):,} matrices, but its node says {matrices:,}")
     for path, module in model.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if f"{path}.{name}" in names:
@@ -334,7 +334,7 @@ def assert_local_shapes(plan: Plan, model: ModelParts, rank: Rank) -> None:
     if built != planned:
         different = sorted(n for n in built.keys() | planned.keys() if built.get(n) != planned.get(n))
         shown = "; ".join(f"{n}: planned {planned.get(n)}, built {built.get(n)}" for n in different[:5])
-        raise PlanMismatch(f"rank {rank.rank} does not hold what the plan says: {shown}")
+        raise PlanMismatch(f"rank {rank.rank} differs from the plan: {shown}")
 
 
 def initial_values(

@@ -105,7 +105,7 @@ def explained(event: StuckEvent) -> str:
     how = {
         "stopped": "stopped, as by SIGSTOP",
         "ended": "gone",
-        "frozen": "executes no Python any more",
+        "frozen": "no longer executes Python",
         "stuck": "stuck",
     }[event.state]
     others = ", ".join(map(str, event.ranks[1:]))

@@ -137,7 +137,7 @@ def _git(root: Path, *arguments: str, failing: int = 0, trusting: bool = True) -
     try:
         done = subprocess.run(command, capture_output=True, timeout=_SECONDS, env=environment, stdin=subprocess.DEVNULL)
     except FileNotFoundError as error:
-        raise _GitFailed("there is no `git`") from error
+        raise _GitFailed("`git` is not installed") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _GitFailed(f"`git` cannot be run: {error}") from error
     if done.returncode not in (0, failing):
@@ -351,6 +351,6 @@ def planned(directory: Path, plan_id: str, patience: float | None = None) -> Pla
         if time.monotonic() > deadline:
             where = f"{directory}, seen from {Path.cwd()} on {socket.gethostname()},"
             raise EnvironmentFault(
-                "X706", f"{where} does not hold the plan of this start: all machines need a shared run directory"
+                "X706", f"{where} does not contain the plan of this start: all machines need a shared run directory"
             )
         time.sleep(0.2)

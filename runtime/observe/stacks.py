@@ -278,7 +278,7 @@ def _sentence(
         last = {call.what for rank in behind if (call := known[rank].last_in(group)) is not None}
         parts[-1] += f" (the last one there was {last.pop()})" if len(last) == 1 else ""
     if silent:
-        parts.append(f"nothing is known of {_ranks(silent)}")
+        parts.append(f"no record from {_ranks(silent)}")
     if beyond:
         parts.append(f"{_ranks(beyond)} {_verb(beyond, 'have', 'has')} already left this collective")
     return f"{wait}; {'; '.join(parts)}" if parts else f"{wait}, which all ranks have entered"

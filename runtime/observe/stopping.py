@@ -233,9 +233,9 @@ def answer_of(*command: str, refused: Sequence[str] = (), environment: Mapping[s
         )
     except FileNotFoundError:
         message = f"the command {command[0]} was not found"
-        raise EnvironmentFault("X461", f"{message}; call xtrain where it is installed") from None
+        raise EnvironmentFault("X461", f"{message}; run xtrain where it is installed") from None
     except subprocess.TimeoutExpired as error:
-        raise EnvironmentFault("X461", f"`{said}` has not ended within {PATIENCE_SECONDS} s") from error
+        raise EnvironmentFault("X461", f"`{said}` did not finish within {PATIENCE_SECONDS} s") from error
     except OSError as error:
         raise EnvironmentFault("X461", f"`{said}` cannot be started: {error.strerror}") from error
     if done.returncode == 0:

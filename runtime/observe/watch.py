@@ -389,7 +389,7 @@ class DirectoryWatch:
             reason = f"the run directory was {what} while the run writes into it"
             self._make_anew()
             self.report(
-                f"{reason}: the run saves a checkpoint in {self.directory} and stops; earlier ones are not there"
+                f"{reason}: the run saves a checkpoint in {self.directory} and stops; earlier checkpoints are not there"
             )
             self.stop(reason)
 

@@ -124,7 +124,7 @@ def test_a_terminal_gets_a_bar(color: bool, spec: str, monkeypatch, capsys):
         monkeypatch.setenv("NO_COLOR", "1")
     assert main(["data", "build", spec, "--dataset", "words"]) == 0
     shown = terminal.getvalue()
-    assert "words" in shown and "tokenising: " in shown and "tokens/s" in shown
+    assert "words" in shown and "tokenizing: " in shown and "tokens/s" in shown
     assert ("\x1b[38" in shown or "\x1b[3" in shown) == color
 
 
@@ -139,7 +139,7 @@ def test_what_cannot_be_built_is_said(spec: str, capsys):
     assert main(["data", "build", spec, "--dataset", "wrds"]) == 2
     assert "no dataset `wrds`; this plan reads words, others" in capsys.readouterr().err
     assert main(["data", "build", spec, "--set", "dataset.words.bad_records=0"]) == 3
-    assert "error[X507]: 1 bad record, and the limit is 0" in capsys.readouterr().err
+    assert "error[X507]: 1 bad record, but the limit is 0" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["data", "build", spec, "--jobs", "0"])
 

@@ -89,7 +89,7 @@ def test_a_plan_of_another_xtrain(monkeypatch, tmp_path, capsys):
 def test_a_queue_that_is_not_here_any_more(job, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["runs"]) == 0
-    assert "unknown: the command squeue was not found; call xtrain where it is installed\n" in capsys.readouterr().out
+    assert "unknown: the command squeue was not found; run xtrain where it is installed\n" in capsys.readouterr().out
     assert main(["launch", "slurm.xtrain"]) == 3
     said = capsys.readouterr().err
     assert "was given to slurm 17, whose state is unknown: the command squeue was not found" in said
@@ -101,7 +101,7 @@ def test_a_queue_that_is_not_here_any_more(job, capsys, monkeypatch, tmp_path):
     ('printf "17 PENDING \\033[31mred\\n"', "PENDING (\\u{1b}[31mred)"),
     ("printf 'down\\nfor good' >&2; exit 1", "`squeue …` failed with exit code 1: down for good"),
     ("kill -9 $$", "`squeue …` was killed by SIGKILL: no output"),
-    ("sleep 5", "`squeue …` has not ended within 0.5 s"),
+    ("sleep 5", "`squeue …` did not finish within 0.5 s"),
 ])  # fmt: skip
 def test_what_a_queue_may_answer(job, capsys, monkeypatch, tmp_path, squeue, state):
     monkeypatch.setattr(outside_commands, "PATIENCE_SECONDS", 0.5)
@@ -130,7 +130,7 @@ def test_a_queue_that_takes_long(monkeypatch, tmp_path, capsys):
     commands(tmp_path, monkeypatch, sbatch="exec sleep 5")
     assert main(["launch", "slurm.xtrain"]) == 3
     said = capsys.readouterr().err
-    assert "has not ended within 0.3 s, and may have submitted a job; see with `squeue --me`" in said
+    assert "did not finish within 0.3 s, and may have submitted a job; see with `squeue --me`" in said
 
 
 @pytest.mark.parametrize("answer", ["", "Submitted batch job 19", "queue is full"])

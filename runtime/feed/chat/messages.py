@@ -72,7 +72,7 @@ def tool_definitions(value: object, what: str) -> list[Any] | Unusable | None:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            return Unusable(f"{what} is a string that is no JSON")
+            return Unusable(f"{what} is not valid JSON")
     if value is None:
         return None
     if isinstance(value, list | tuple):
@@ -105,7 +105,7 @@ def parsed_calls(messages: list[Message]) -> list[Message] | Unusable:
             return Unusable(f"message {place}: `tool_calls` is not a list of objects")
         parsed = [_parsed_call(call) for call in calls]
         if any(call is None for call in parsed):
-            return Unusable(f"message {place}: the arguments of a call are no JSON object")
+            return Unusable(f"message {place}: the arguments of a call are not a JSON object")
         messages_parsed.append({**message, "tool_calls": parsed})
     return messages_parsed
 
@@ -145,7 +145,7 @@ def _message(item: object) -> Message | Unusable:
         return Unusable(f"`{who}` is {role!r:.40}, which is not a role name")
     if who == "from":
         if role not in SPEAKERS:
-            return Unusable(f"`from` is {role!r:.40}; known are {', '.join(SPEAKERS)}")
+            return Unusable(f"`from` is {role!r:.40}; valid names are {', '.join(SPEAKERS)}")
         role = SPEAKERS[role]
     # A message that only calls a function often has a null content, or none.
     content = None if calls and item.get(said) is None else _content(item[said], f"`{said}`")
@@ -175,7 +175,7 @@ def _calls(value: Any) -> list[Any] | Unusable:
     for place, call in enumerate(value, start=1):
         function = call.get("function", call) if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            return Unusable(f"call {place} of `tool_calls` is no object with the name of a function")
+            return Unusable(f"call {place} of `tool_calls` is not an object with the name of a function")
     return value
 
 
@@ -195,7 +195,7 @@ def _with_calls(item: Mapping[str, Any]) -> Mapping[str, Any] | Unusable:
         try:
             calls = json.loads(item.get("value", ""))
         except (TypeError, ValueError):
-            return Unusable(f"the text of {_CALLER} is no JSON")
+            return Unusable(f"the text of {_CALLER} is not valid JSON")
         calls = calls if isinstance(calls, list) else [calls]
         item = {"role": "assistant", **{key: value for key, value in item.items() if key not in ("from", "value")}}
     elif item.get("role") == "assistant" and item.get(_CALLER) and not item.get("tool_calls"):
@@ -205,7 +205,7 @@ def _with_calls(item: Mapping[str, Any]) -> Mapping[str, Any] | Unusable:
         return item
     parsed = [_parsed_call(call) if isinstance(call, Mapping) else None for call in calls]
     if not calls or None in parsed:
-        return Unusable(f"{_CALLER} is no object with the name of a function and its arguments")
+        return Unusable(f"{_CALLER} is not an object with the name of a function and its arguments")
     return {**item, "tool_calls": [{"type": "function", "function": call} for call in parsed]}
 
 

@@ -297,11 +297,11 @@ class ChatTemplate:
             compiled(self.text)
             tracing(self.text)
         except jinja2.TemplateSyntaxError as error:
-            raise DataError(f"no chat template: {error.message}", path=self.origin, line=error.lineno) from error
+            raise DataError(f"invalid chat template: {error.message}", path=self.origin, line=error.lineno) from error
         except RecursionError as error:
-            raise DataError("no chat template: nested too deep", path=self.origin) from error
+            raise DataError("invalid chat template: nested too deep", path=self.origin) from error
         except Exception as error:  # of Python's compiler, which has limits of its own
-            raise DataError(f"no chat template: {_reason(error)}", path=self.origin) from error
+            raise DataError(f"invalid chat template: {_reason(error)}", path=self.origin) from error
 
     @property
     def marks(self) -> bool:
@@ -358,7 +358,7 @@ def _written(template: jinja2.Template, variables: dict[str, Any]) -> list[str]:
     try:
         return list(template.generate(**variables))
     except RecursionError:
-        raise TemplateRefusal("the template never ends") from None
+        raise TemplateRefusal("the template calls itself without end") from None
     except MemoryError:
         raise
     except Exception as error:  # a template is a program: it may fail in any way

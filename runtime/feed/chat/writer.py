@@ -241,7 +241,7 @@ class ConversationWriter:
         if isinstance(rendered, str):
             return rendered
         if not any(rendered.text[start:end].strip() for start, end in rendered.spans):
-            return "the assistant says nothing in it"
+            return "the assistant says nothing"
         kinds = {loss.kind: None for loss in losses}
         if self._reads.train_on != "all" and (end := turns.unmarked_end()) is not None:
             kinds[f"{end} outside of {{% generation %}}"] = None
@@ -258,14 +258,14 @@ class ConversationWriter:
     def _answer(self, turns: Turns, prompt: int) -> WrittenConversation | str:
         """Return the conversation with the part after the first `prompt` messages to predict."""
         if turns.messages[prompt]["role"] != "assistant":
-            return f"message {prompt + 1}, with which the answer begins, is of {turns.messages[prompt]['role']}"
+            return f"the answer begins with message {prompt + 1}, which has the role {turns.messages[prompt]['role']}"
         before = turns.template.render(turns.messages[:prompt], prompt=True)
         chosen = self._chosen_turns(turns) if self._chooses(turns.messages) else None
         if isinstance(chosen, str):
             return chosen
         spans = turns.spans() if chosen is None else chosen.spans
         if not turns.text.startswith(before):
-            return "the template writes the prompt otherwise where an answer follows it"
+            return "the template writes the prompt differently before an answer"
         spans = [(max(start, len(before)), end) for start, end in spans if end > len(before)]
         return WrittenConversation(text=turns.text, spans=spans, prompt=before)
 
@@ -296,7 +296,7 @@ class ConversationWriter:
                 spans += parts
                 weights += [1.0 if share is None else float(share)] * len(parts)
         if not spans:
-            return "no message in it is trained on"
+            return "no message is trained on"
         return WrittenConversation(text=turns.text, spans=spans, weights=None if weight is None else weights)
 
     @property

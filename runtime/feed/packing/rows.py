@@ -149,8 +149,8 @@ def check_align(capacity: int, align: int) -> None:
     """Raise DataError unless rows of `capacity` positions can be filled with multiples of `align`."""
     if align < 1 or capacity % align:
         raise DataError(
-            f"rows of {capacity} positions cannot hold documents padded to a multiple of {align}",
-            remedy=f"Choose rows whose length is a multiple of {align}." if align > 1 else "Choose 1 or more.",
+            f"rows of {capacity} positions do not fit documents padded to lengths divisible by {align}",
+            remedy=f"Choose a row length divisible by {align}." if align > 1 else "Choose 1 or more.",
         )
 
 
@@ -210,7 +210,7 @@ def packed(
     longer = np.flatnonzero(lengths > capacity + 1) if longest > capacity + 1 else np.empty(0, dtype=np.int64)
     if oversized == "error" and len(longer):
         raise DataError(
-            f"document {longer[0]} has {lengths[longer[0]] - 1} positions, and a row holds {capacity}"
+            f"document {longer[0]} has {lengths[longer[0]] - 1} positions, but a row holds {capacity}"
             f" ({len(longer)} documents are longer than a row)",
             remedy="Lengthen the rows, or choose `split`, `truncate` or `skip` for long documents.",
         )
@@ -286,7 +286,7 @@ def pack_pairs(
     if oversized == "error" and long.any():
         which = int(np.flatnonzero(long)[0])
         raise DataError(
-            f"pair {documents[which]} has sides of {first[which]:,} and {second[which]:,} positions, and a row holds"
+            f"pair {documents[which]} has sides of {first[which]:,} and {second[which]:,} positions, but a row holds"
             f" {capacity:,} ({int(long.sum()):,} pairs are longer than a row)",
             remedy="Lengthen the rows, or choose `truncate` or `skip` for long pairs.",
         )

@@ -69,9 +69,7 @@ def numbered(content: Content, fields: Mapping[str, Any], reads: Reads) -> Numbe
         if isinstance(column, Unusable):
             return column
         if name in (OLD, REF) and (most := _largest(column, content)) > ROUNDED:
-            return Unusable(
-                f"field `{field}` says {most:g} of a predicted token, and log-probabilities are not above 0"
-            )
+            return Unusable(f"field `{field}` is {most:g} for a predicted token, but log-probabilities are at most 0")
         columns[name] = column
     values: dict[str, float] = {}
     for name, field in reads.values:
@@ -121,7 +119,7 @@ def _column(value: Any, what: str, count: int | None, reads: Reads) -> float | n
     if not isinstance(value, list | tuple):
         return as_number(value, what)
     if count is None:
-        return Unusable(f"{what} is a list; only records of token ids (`tokens`) have a number a token")
+        return Unusable(f"{what} is a list; only records of token ids (`tokens`) have a number per token")
     if len(value) != count:
         return Unusable(f"{what} has {len(value):,} numbers, and `{reads.tokens}` has {count:,} tokens")
     for place, number in enumerate(value):
@@ -141,7 +139,7 @@ def _integers(value: Any, what: str) -> np.ndarray | Unusable:
         if isinstance(token, bool) or not isinstance(token, int):
             return Unusable(f"{what}, token {place}, is {shown(token)}, not a whole number")
         if not 0 <= token < 1 << 32:
-            return Unusable(f"{what}, token {place}, is {shown(token)}, which is no token id")
+            return Unusable(f"{what}, token {place}, is {shown(token)}, which is not a token id")
     return np.array(value, dtype=np.int64)
 
 
@@ -302,7 +300,7 @@ def _preference(fields: Mapping[str, Any], reads: Reads) -> PreferencePair | Unu
         return Unusable(f"fields `{reads.chosen}` and `{reads.rejected}` are equal")
     if reads.prompt is None and all(isinstance(side, str) for side in sides):
         if reads.system is not None:
-            return Unusable(f"{names[0]} is a text, and field `{reads.system}` is said before conversations")
+            return Unusable(f"{names[0]} is a text, and field `{reads.system}` is only for conversations")
         if reads.tools is not None:
             return Unusable(f"{names[0]} is a text, and field `{reads.tools}` is for conversations")
         texts = [checked(side, name) for side, name in zip(sides, names, strict=True)]
@@ -324,7 +322,7 @@ def _preference(fields: Mapping[str, Any], reads: Reads) -> PreferencePair | Unu
         common = min(common, len(first) - 1, len(second) - 1)
         for side in (first, second):
             if (role := side[common]["role"]) != "assistant":
-                return Unusable(f"answers to different prompts: message {common + 1} is of {role}")
+                return Unusable(f"answers to different prompts: message {common + 1} has the role {role}")
         return _completed(fields, reads, PreferencePair(chosen=first, rejected=second, prompt=common))
     prompt = find(fields, reads.prompt)
     before = prompt if isinstance(prompt, Unusable) else _turns(prompt, reads.prompt, "user")
@@ -378,7 +376,7 @@ def _completed(fields: Mapping[str, Any], reads: Reads, content: Talk) -> Talk |
         for name in names:
             messages = changed.get(name, getattr(content, name))
             if messages[0]["role"] == "system":
-                return Unusable(f"field `{reads.system}` and the first message are both of the system")
+                return Unusable(f"field `{reads.system}` and the first message are both system messages")
             changed[name] = [{"role": "system", "content": said}, *messages]
         if content.prompt or isinstance(content, PreferencePair):  # 0 means no prompt in a conversation
             changed["prompt"] = content.prompt + 1

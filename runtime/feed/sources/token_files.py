@@ -85,7 +85,7 @@ def _store(path: Path) -> TokenArray:
     if store is None:
         raise DataError("not an intact token store", path=path, remedy="Build it again.")
     if not store.is_plain:
-        message = "a token store of pairs, or with numbers beside the tokens, is no file of token ids"
+        message = "a token store of pairs, or with further numbers, cannot be read as token ids"
         raise DataError(message, path=path, remedy="Read the records that it was made of.")
     return TokenArray(tokens=store.tokens, offsets=store.offsets, trained=store.trained)
 
@@ -108,13 +108,13 @@ def _bare(path: Path, dtype: str | None) -> TokenArray:
             count, known = int(head[2]), np.dtype(kind)
             if _SHARD_HEADER + count * known.itemsize != size:
                 there = (size - _SHARD_HEADER) / known.itemsize
-                message = f"its header says {count:,} tokens, and it has {there:,.10g}"
+                message = f"its header says {count:,} tokens, but it has {there:,.10g}"
                 raise DataError(message, path=path, remedy="Download or write it again.")
             _agree(path, known, dtype)
             return TokenArray(tokens=_mapped(path, known, _SHARD_HEADER))
     kind = np.dtype(dtype or DEFAULT_DTYPE)
     if size % kind.itemsize:
-        message = f"{size:,} bytes are not a multiple of {kind.name}"
+        message = f"{size:,} bytes are not a whole number of {kind.name} values"
         raise DataError(message, path=path, remedy="Set `dtype` to what was written, or download it again.")
     tokens = _mapped(path, kind, 0)
     # Such a file does not declare its type; small numbers of twice the width have empty halves.
@@ -134,7 +134,7 @@ def _indexed(path: Path, index: Path, dtype: str | None) -> TokenArray:
     version, code = int.from_bytes(head[9:17], "little"), head[17]
     sequences, ends = int.from_bytes(head[18:26], "little"), int.from_bytes(head[26:34], "little")
     if version != 1 or code not in _INDEX_DTYPES:
-        raise DataError(f"version {version}, dtype {code} of the index are not known", path=index)
+        raise DataError(f"version {version}, dtype {code} of the index are not supported", path=index)
     parts, at = [], _INDEX_HEADER
     for kind, count in (("<i4", sequences), ("<i8", sequences), ("<i8", ends)):
         size = np.dtype(kind).itemsize * count

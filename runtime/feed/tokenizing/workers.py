@@ -75,7 +75,7 @@ def encode_unit(source: "DataSource", encoder: "DocumentEncoder", unit: "SourceU
     try:
         return _encode(source, encoder, unit, dtype)
     except MemoryError as error:
-        message = "not enough memory to read and tokenise this part of the data"
+        message = "not enough memory to read and tokenize this part of the data"
         raise DataError(
             message, path=unit.path, line=unit.line, remedy="Use fewer --jobs, or split the file."
         ) from error
@@ -446,7 +446,7 @@ def _bytes(unit: "SourceUnit | WorkerFailure") -> int:
 
 def _death(unit: "SourceUnit", how: str) -> DataError:
     return DataError(
-        f"the process that tokenised this part of the data was {how}, {DEATHS} times",
+        f"the process that tokenized this part of the data was {how}, {DEATHS} times",
         path=unit.path,
         line=unit.line,
         remedy="Signal 9 usually means too little memory: use fewer --jobs, or look for a huge record here.",

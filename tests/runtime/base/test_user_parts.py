@@ -47,9 +47,9 @@ def test_documents_come_in_their_order(tmp_path):
 
 
 @pytest.mark.parametrize(("body", "message", "line"), [
-    ("    return 'one'\n", "source `f` returns one str, and it must yield documents", 2),
-    ("    return {'text': 'x'}\n", "returns one dict", 2),
-    ("    return 3\n", "returns one int", 2),
+    ("    return 'one'\n", "source `f` returns str instead of yielding documents", 2),
+    ("    return {'text': 'x'}\n", "returns dict instead", 2),
+    ("    return 3\n", "returns int instead", 2),
     ("    yield 'x'\n    yield None\n", "gave None as document 2", 2),
     ("    yield 'x'\n    yield b'y'\n", "gave bytes as document 2", 2),
     ("    yield 'x'\n    open('/nowhere/at/all')\n", "source `f`: FileNotFoundError: ", 5),

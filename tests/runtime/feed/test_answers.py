@@ -133,17 +133,17 @@ MALFORMED = [
     (PAIRS, line(rejected=[said("assistant", "good")]), "fields `chosen` and `rejected` have the same tokens"),
     (PAIRS, line(rejected=[]), "field `rejected` has no messages"),
     (PAIRS, line(rejected=[said("assistant", "")]), "field `rejected`, message 1: the assistant says nothing"),
-    (PAIRS, line(rejected=[said("user", "hm")]), "`rejected`: message 2, with which the answer begins, is of user"),
+    (PAIRS, line(rejected=[said("user", "hm")]), "`rejected`: the answer begins with message 2, which has the role u"),
     (PAIRS, line(chosen=[said("system", "s"), *talk("q", "a")], rejected=[said("system", "t"), *talk("q", "b")]),
-        "`chosen`: message 2, with which the answer begins, is of system"),
+        "`chosen`: the answer begins with message 2, which has the role system"),
     (PAIRS, line(chosen="a<|im_end|>"), "field `chosen`: message 2 contains the special token <|im_end|>"),
     (PAIRS, line(chosen="\ud800"), "field `chosen` has an unpaired surrogate"),
     (INSIDE, {"chosen": talk("q", "a"), "rejected": talk("r", "a")},
-        "answers to different prompts: message 1 is of user"),
+        "answers to different prompts: message 1 has the role user"),
     (INSIDE, {"chosen": "text", "rejected": talk("q", "a")}, "field `chosen` is a text, and `rejected` is not"),
     (TEXTS, {"chosen": talk("q", "a"), "rejected": "b"}, "field `rejected` is a text, and `chosen` is not"),
     (INSIDE | {"tools": "t"}, {"chosen": "a", "rejected": "b", "t": []}, "is a text, and field `t` is for conv"),
-    (INSIDE | {"system": "s"}, {"chosen": "a", "rejected": "b", "s": ""}, "a text, and field `s` is said before conv"),
+    (INSIDE | {"system": "s"}, {"chosen": "a", "rejected": "b", "s": ""}, "a text, and field `s` is only for conv"),
     (SCORED, line(margin="big"), "field `margin` is a string, not a number"),
     (SCORED, line(margin=True), "field `margin` is a boolean, not a number"),
     (SCORED, line(margin=...), "no field `margin`"),
@@ -155,7 +155,7 @@ MALFORMED = [
     (RATED, line(answer=["x"]), "field `answer`, message 1: a string, not an object"),
     (DRAWN, line(tokens="1 2"), "field `tokens` is a string, not a list of token ids"),
     (DRAWN, line(tokens=[1, 2.5, 3]), "field `tokens`, token 1, is 2.5, not a whole number"),
-    (DRAWN, line(tokens=[1, -2, 3]), "field `tokens`, token 1, is -2, which is no token id"),
+    (DRAWN, line(tokens=[1, -2, 3]), "field `tokens`, token 1, is -2, which is not a token id"),
     (DRAWN, line(tokens=[1, 2, 999]), "its token 2 is 999, which is not in the vocabulary"),
     (DRAWN, line(tokens=[1]), "field `tokens` has 1 tokens, and nothing to predict"),
     (DRAWN, line(mask=[0, 1]), "field `mask` has 2 entries, and `tokens` has 3 tokens"),
@@ -167,8 +167,8 @@ MALFORMED = [
     (DRAWN, line(old=[0, -1]), "field `old` has 2 numbers, and `tokens` has 3 tokens"),
     (DRAWN, line(old=[0, None, -1]), "field `old`, number 1, is null, not a number"),
     (DRAWN, '{"tokens": [1, 2], "mask": [0, 1], "old": 0, "gain": NaN, "reward": 1}', "NaN is not a valid JSON number"),
-    (DRAWN, line(old=[9, -1, 0.25]), "field `old` says 0.25 of a predicted token, and log-probabilities are not above"),
-    (DRAWN, line(old=3), "field `old` says 3 of a predicted token"),
+    (DRAWN, line(old=[9, -1, 0.25]), "field `old` is 0.25 for a predicted token, but log-probabilities are at most"),
+    (DRAWN, line(old=3), "field `old` is 3 for a predicted token"),
     (DRAWN, line(gain=[1, 1, 1e60]), "field `gain`, number 2, is 1e+60, too large for float32"),
     (DRAWN, line(reward=[1]), "field `reward` is a list, not a number"),
     (DRAWN, line(reward=10**400), "field `reward` is a number of more than 20 digits, too large for float32"),
@@ -209,7 +209,7 @@ def test_a_template_that_writes_the_prompt_otherwise_before_an_answer_is_refused
         "{% endif %}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
     )
     (found,) = read([line()], PAIRS | {"template": str(template)}, tmp_path, tokenizer)
-    assert found.reason == "field `chosen`: the template writes the prompt otherwise where an answer follows it"
+    assert found.reason == "field `chosen`: the template writes the prompt differently before an answer"
 
 
 def test_a_prompt_whose_tokens_change_where_an_answer_follows_is_refused(tmp_path: Path):
@@ -228,7 +228,7 @@ def test_a_prompt_whose_tokens_change_where_an_answer_follows_is_refused(tmp_pat
     lines = [{"prompt": "a", "chosen": "c", "rejected": "cc"}, {"prompt": "a", "chosen": "bc", "rejected": "c"}]
     good, bad = read(lines, PAIRS | {"template": str(template)}, tmp_path, load_tokenizer("merging", tmp_path))
     assert isinstance(good, TokenDocument)
-    reason = "the tokens of the prompt alone are not those that it has in front of the answer"
+    reason = "the prompt has other tokens alone than before the answer"
     assert bad.reason == f"field `chosen`: {reason}"
 
 
@@ -307,7 +307,7 @@ def test_pairs_that_are_too_long_are_cut_alike(tmp_path: Path, tokenizer: TextTo
     assert rows.num_positions == 64
     row = RowReader(store=store, documents=np.arange(3), rows=rows).row(1)
     assert [len(tokens) for tokens in row.segments] == [5, 29]
-    with pytest.raises(DataError, match="pair 0 has sides of 40 and 50 positions, and a row holds 32"):
+    with pytest.raises(DataError, match="pair 0 has sides of 40 and 50 positions, but a row holds 32"):
         pack_pairs(store, np.arange(3), 32, "error")
 
 

@@ -263,7 +263,7 @@ def test_without_anything_to_predict_it_is_a_bad_record(train_on: str, template:
     (tmp_path / "unmarked").write_text(without_marks(TEMPLATES["chatml"]))
     encoder = DocumentEncoder(ByteTokenizer(), {"form": "chat", "template": template, "train_on": train_on}, tmp_path)
     found = encoder.encode([SourceRecord(TALK[:2], "a"), SourceRecord(TALK, "b"), SourceRecord(TALK[1:2], "c")])
-    reason = "the assistant says nothing in it"
+    reason = "the assistant says nothing"
     assert [found[0], found[2]] == [BadRecord(origin="a", reason=reason), BadRecord(origin="c", reason=reason)]
     assert isinstance(found[1], TokenDocument)
     assert isinstance(encode(TALK[:2], ByteTokenizer(), template="chatml", train_on="all"), TokenDocument)
@@ -306,7 +306,7 @@ def test_templates_that_are_not_there(chat_tokenizer: MakeTokenizer, tmp_path: P
     with pytest.raises(DataError, match=r"mine\.jinja: no such chat template\n.*chatml"):
         DocumentEncoder(ByteTokenizer(), reads | {"template": "mine.jinja"}, tmp_path)
     (tmp_path / "mine.jinja").write_text("{% for message in messages %}\n{{ message.content }\n{% endfor %}")
-    with pytest.raises(DataError, match=r"mine\.jinja:2: no chat template: unexpected '}'"):
+    with pytest.raises(DataError, match=r"mine\.jinja:2: invalid chat template: unexpected '}'"):
         DocumentEncoder(ByteTokenizer(), reads | {"template": "mine.jinja"}, tmp_path)
     (tmp_path / "mine.jinja").write_bytes(b"\xff")
     with pytest.raises(DataError, match=r"mine\.jinja: cannot be read"):

@@ -329,7 +329,7 @@ WRONG = [
     ({**USER, "role": 3}, "`role` is 3, which is not a role name"),
     (
         {"from": "bing", "value": "a"},
-        "`from` is 'bing'; known are human, gpt, user, assistant, system, chatgpt, model, function_call, tool, "
+        "`from` is 'bing'; valid names are human, gpt, user, assistant, system, chatgpt, model, function_call, tool, "
         "function_response, observation",
     ),
 ]

@@ -167,11 +167,11 @@ def test_a_full_row_has_no_padding_segment():
 
 
 def test_samples_that_cannot_be_laid_out():
-    with pytest.raises(DataError, match="row 1 needs 3 positions or more, and it has 2"):
+    with pytest.raises(DataError, match="row 1 needs at least 3 positions, but has 2"):
         collate([[[1, 2]], [[1, 2, 3, 4]]], capacity=2)
-    with pytest.raises(DataError, match="row 0 needs 12 positions or more, and it has 8"):
+    with pytest.raises(DataError, match="row 0 needs at least 12 positions, but has 8"):
         collate([[[1, 2], [1, 2, 3, 4, 5, 6]]], capacity=8, align=4)
-    with pytest.raises(DataError, match="rows of 10 positions cannot hold documents padded to a multiple of 4"):
+    with pytest.raises(DataError, match="rows of 10 positions do not fit documents padded to lengths divisible by 4"):
         pack(capacity=10, align=4)
     with pytest.raises(DataError, match="nothing to predict"):
         collate([[[1]]], capacity=2)

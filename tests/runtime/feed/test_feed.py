@@ -187,4 +187,4 @@ def test_a_long_build_reports_how_far_it_is(tmp_path, monkeypatch):
     size = (tmp_path / "data.jsonl").stat().st_size
     assert isinstance(last, TokeniseEvent)
     assert (last.dataset, last.stage, last.done, last.total, last.resumed) == ("lines", "tokens", size, size, 0)
-    assert last.message.startswith("tokenising: 100% of ")
+    assert last.message.startswith("tokenizing: 100% of ")

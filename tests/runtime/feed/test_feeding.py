@@ -190,7 +190,7 @@ def test_rows_packed_for_another_capacity_are_refused_by_both_ways(make_store):
     fed = feeder(make_store([9, 9]), 16)
     narrow = RowFeeder(store=fed.store, documents=fed.documents, rows=fed.rows, collate=compose(stages(12)))
     for read in (narrow.microbatch, lambda asked: step_by_step(narrow, asked)):
-        with pytest.raises(DataError, match="row 1 needs 16 positions or more, and it has 12"):
+        with pytest.raises(DataError, match="row 1 needs at least 16 positions, but has 12"):
             read(np.array([PADDING, 0]))
 
 

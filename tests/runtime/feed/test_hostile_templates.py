@@ -30,13 +30,16 @@ TEMPLATES = {
     "a wide number": ("{{ '%10000000000d' % 1 }}", SPACE),
     "a text of a text": ("{{ ('a' * 10**6) | replace('a', 'b' * 10**6) }}", SPACE),
     "output of a loop": ("{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}", SPACE),
-    "a macro that calls itself": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "the template never ends"),
+    "a macro that calls itself": (
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "the template calls itself without end",
+    ),
     "deep brackets": ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "nested too deep"),
     "deep lists": ("{{ " + "[" * 3000 + "]" * 3000 + " }}", "nested too deep"),
     "deep loops": ("{% for a in [1] %}" * 60 + "{% endfor %}" * 60, "too many statically nested blocks"),
     "a failure without words": ("{{ raise_exception('') }}", "the template refuses it: TemplateError"),
     "a failure of a constant": ("{{ 'a' | round }}", ""),
-    "no syntax": ("{% for %}", "no chat template: "),
+    "no syntax": ("{% for %}", "invalid chat template: "),
     "not in the sandbox": ("{{ ''.__class__.__mro__ }}", "the template refuses it: access to attribute"),
 }
 

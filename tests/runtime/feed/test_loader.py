@@ -242,7 +242,7 @@ def test_a_state_holds_on_another_layout(store: TokenStore):
 @pytest.mark.parametrize(("change", "message"), [
     ({"seed": 1}, r"seed of the row order: 0 in the checkpoint, 1 now"),
     ({"capacity": 7}, r"positions in a row: 8 in the checkpoint, 7 now(.|\n)*dataset one, number of packed rows: "),
-    ({"align": 2}, r"multiple of positions that documents are padded to: 1 in the checkpoint, 2 now"),
+    ({"align": 2}, r"alignment of documents in positions: 1 in the checkpoint, 2 now"),
     ({"documents": DOCUMENTS - 1}, r"dataset one, content of the rows"),
     ({"documents": DOCUMENTS[:-3]}, r"dataset one, number of packed rows"),
     ({"method": "multipack", "group": 20}, r"content of the rows"),
@@ -289,7 +289,7 @@ def test_a_dataset_that_is_called_otherwise_goes_on_where_it_was(store: TokenSto
     remarks = renamed.restore(state, 1000)
     assert remarks.renamed == {"old": "new"} and not remarks.new and not remarks.left
     assert renamed.rows_taken(5) == {"new": 20}
-    assert "dataset new is what was called old" in remarks.in_words()[0]
+    assert "dataset new was called old before" in remarks.in_words()[0]
 
 
 @pytest.fixture

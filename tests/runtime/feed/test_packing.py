@@ -103,7 +103,7 @@ def test_an_empty_document_has_the_one_position_from_bos_to_eos():
 
 
 def test_the_error_policy_names_the_document():
-    with pytest.raises(DataError, match=r"document 1 has 9 positions, and a row holds 8 \(2 documents"):
+    with pytest.raises(DataError, match=r"document 1 has 9 positions, but a row holds 8 \(2 documents"):
         pack([9, 10, 11], 8, "error")
 
 
@@ -130,7 +130,7 @@ def test_settings_that_cannot_be_packed_with():
 
 @pytest.mark.parametrize(("capacity", "align"), [(8, 3), (8, 16), (8, 0), (8, -2)])
 def test_rows_that_are_no_multiple_of_what_documents_are_padded_to(capacity: int, align: int):
-    with pytest.raises(DataError, match=f"rows of 8 positions cannot hold documents padded to a multiple of {align}"):
+    with pytest.raises(DataError, match=f"do not fit documents padded to lengths divisible by {align}"):
         pack([3], capacity, "split", align)
 
 

@@ -130,7 +130,7 @@ def test_a_shard_with_a_header_is_read_behind_it(magic: int, version: int, dtype
     raw(tmp_path, "x.bin", values, dtype, shard_head(magic, version, len(values)))
     assert ids_of(tokens(tmp_path, "x.bin")) == [[5, 6, 0], [7, 8]]
     raw(tmp_path, "x.bin", values[:-1], dtype, shard_head(magic, version, len(values)))
-    with pytest.raises(DataError, match=r"its header says 6 tokens, and it has 5"):
+    with pytest.raises(DataError, match=r"its header says 6 tokens, but it has 5"):
         ids_of(tokens(tmp_path, "x.bin"))
 
 
@@ -152,7 +152,7 @@ def test_an_index_that_does_not_fit_is_an_error(tmp_path: Path):
         with pytest.raises(DataError, match=r"x\.bin: does not fit its index x\.idx"):
             ids_of(tokens(tmp_path, "x.bin"))
     write_index(tmp_path / "x.idx", [2, 1], [0, 1, 2], 6)
-    with pytest.raises(DataError, match=r"x\.idx: version 1, dtype 6 of the index are not known"):
+    with pytest.raises(DataError, match=r"x\.idx: version 1, dtype 6 of the index are not supported"):
         ids_of(tokens(tmp_path, "x.bin"))
     write_index(tmp_path / "x.idx", [2, 1], [0, 1, 2])
     whole = (tmp_path / "x.idx").read_bytes()
@@ -217,8 +217,8 @@ def save(array: np.ndarray) -> Any:
     (save(np.zeros(3, np.int32)), "uint16", "holds int32, and `dtype` says uint16"),
     (save(np.array([{"a": 1}])), None, "cannot be read: .*objects"),
     (lambda path: path.with_suffix(".npy").write_bytes(b"[1, 2, 3]"), None, "cannot be read: "),
-    (lambda path: path.write_bytes(b"abc"), None, "3 bytes are not a multiple of uint16\n.*`dtype`"),
-    (lambda path: path.write_bytes(b"abcdef"), "uint32", "6 bytes are not a multiple of uint32"),
+    (lambda path: path.write_bytes(b"abc"), None, "3 bytes are not a whole number of uint16 values\n.*`dtype`"),
+    (lambda path: path.write_bytes(b"abcdef"), "uint32", "6 bytes are not a whole number of uint32 values"),
 ])  # fmt: skip
 def test_files_that_hold_something_else(write: Any, dtype: str | None, message: str, tmp_path: Path):
     write(tmp_path / "x.bin")

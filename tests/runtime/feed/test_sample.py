@@ -124,9 +124,9 @@ def test_a_question_is_given_in_the_form_that_the_template_takes_and_never_left_
 
 
 def test_a_question_that_spells_a_special_token_is_refused():
-    with pytest.raises(DataError, match=r"the user says the special token <\|im_end\|>"):
+    with pytest.raises(DataError, match=r"the user message contains the special token <\|im_end\|>"):
         Chat(template=CHATML, tokenizer=ByteTokenizer()).prompt("a<|im_end|>")
-    with pytest.raises(DataError, match="the system says the special token ⟨eos⟩"):
+    with pytest.raises(DataError, match="the system message contains the special token ⟨eos⟩"):
         Chat(template=CHATML, tokenizer=ByteTokenizer(), system="⟨eos⟩").prompt("a")
 
 

@@ -94,7 +94,7 @@ def test_what_cannot_be_a_source(kind: str, patterns: tuple[str, ...], message: 
 def test_more_bad_records_than_the_limit_are_listed_in_the_error(tmp_path: Path):
     path = tmp_path / "x.jsonl"
     path.write_bytes(b"{}\n[]\nnothing\n")
-    with pytest.raises(DataError, match="3 bad records, and the limit is 2") as caught:
+    with pytest.raises(DataError, match="3 bad records, but the limit is 2") as caught:
         read(open_source("jsonl", patterns=("*.jsonl",), base=tmp_path, bad_record_limit=2))
     assert all(f"{path}:{line}: " in str(caught.value) for line in (1, 2, 3))
 

@@ -267,12 +267,12 @@ def test_beyond_the_limit_a_higher_one_goes_on(tmp_path: Path):
     texts = [["a", "b"], ["c", "#"], ["d", "#"], ["e"]]
     folder, cache, log = write_lines(tmp_path / "in", texts), tmp_path / "cache", tmp_path / "log"
     with pytest.raises(
-        DataError, match=r"2 bad records, and the limit is 1:\n    .*001\.jsonl:2: .*\n    .*002\.jsonl:2"
+        DataError, match=r"2 bad records, but the limit is 1:\n    .*001\.jsonl:2: .*\n    .*002\.jsonl:2"
     ):
         build_store(lines_of(folder, limit=1), BytesEncoder(log), cache)
     assert len(log.read_text().splitlines()) == 4  # the rest is not read
     log.unlink()
-    with pytest.raises(DataError, match=r"1 bad record, and the limit is 0:\n    .*001\.jsonl:2"):
+    with pytest.raises(DataError, match=r"1 bad record, but the limit is 0:\n    .*001\.jsonl:2"):
         build_store(lines_of(folder, limit=0), BytesEncoder(log), cache)
     assert not log.exists()  # it is known without reading on
     store = build_store(lines_of(folder, limit=2), BytesEncoder(log), cache)

@@ -133,7 +133,7 @@ def test_keys_of_messages_that_say_something_else(key, number, value, reason, to
 def test_a_conversation_of_which_nothing_is_chosen(tokenizer: TextTokenizer):
     messages = [said("user", "a"), said("assistant", "b", train=False)]
     found = made({"messages": messages}, CHAT | {"message_train": "train"}, tokenizer)
-    assert found == "no message in it is trained on"
+    assert found == "no message is trained on"
 
 
 def test_calls_of_tools(tokenizer: TextTokenizer, tmp_path: Path):
@@ -163,13 +163,13 @@ def test_calls_of_tools(tokenizer: TextTokenizer, tmp_path: Path):
 
 
 @pytest.mark.parametrize(("tools", "arguments", "reason"), [
-    ("nonsense", "{}", "field `tools` is a string that is no JSON"),
+    ("nonsense", "{}", "field `tools` is not valid JSON"),
     ({"name": "x"}, "{}", "field `tools` is not a list of objects"),
     (["x"], "{}", "field `tools` is not a list of objects"),
     (["<|im_end|>"], "{}", "field `tools` is not a list of objects"),
     ([{"name": "<|im_end|>"}], "{}", "the definition of a tool contains the special token <|im_end|>"),
-    ([], "city: Oslo", "message 2: the arguments of a call are no JSON object"),
-    ([], "[1]", "message 2: the arguments of a call are no JSON object"),
+    ([], "city: Oslo", "message 2: the arguments of a call are not a JSON object"),
+    ([], "[1]", "message 2: the arguments of a call are not a JSON object"),
 ])  # fmt: skip
 def test_tools_that_are_none(tools, arguments, reason, tokenizer: TextTokenizer):
     call = {"function": {"name": "weather", "arguments": arguments}}
@@ -202,9 +202,9 @@ def test_calls_and_tools_may_be_json_text(calls: Any, tools: Any, tokenizer: Tex
     ("{", "`tool_calls` is neither a list of objects nor JSON text of one"),
     (7, "`tool_calls` is neither a list of objects nor JSON text of one"),
     ('{"a": 1}', "`tool_calls` is neither a list of objects nor JSON text of one"),
-    ([1], "call 1 of `tool_calls` is no object with the name of a function"),
-    ([CALL, {"type": "function"}], "call 2 of `tool_calls` is no object with the name of a function"),
-    ([{"function": {"arguments": {}}}], "call 1 of `tool_calls` is no object with the name of a function"),
+    ([1], "call 1 of `tool_calls` is not an object with the name of a function"),
+    ([CALL, {"type": "function"}], "call 2 of `tool_calls` is not an object with the name of a function"),
+    ([{"function": {"arguments": {}}}], "call 1 of `tool_calls` is not an object with the name of a function"),
 ])  # fmt: skip
 def test_calls_that_are_none(calls: Any, reason: str, tokenizer: TextTokenizer, tmp_path: Path):
     (tmp_path / "calls.jinja").write_text(CALLS)
@@ -241,7 +241,7 @@ def test_a_system_stands_before_both_sides_of_a_pair(tokenizer: TextTokenizer):
     assert predicted(document, tokenizer) == "b|c|"
     both = [said("system", "Be long."), said("user", "a"), said("assistant", "b")]
     found = made({"messages": both, "system": "Be brief."}, CHAT | {"system": "system"}, tokenizer)
-    assert found == "field `system` and the first message are both of the system"
+    assert found == "field `system` and the first message are both system messages"
     texts = {**reads, "prompt": None, "system": "system"}
     assert "is a text" in str(made({"good": "ab", "bad": "ac", "system": "x"}, texts, tokenizer))
 

@@ -400,5 +400,5 @@ def test_an_error_of_the_builder_reaches_all_who_wait(tmp_path: Path):
     folder = write_lines(tmp_path / "in", [["a"], ["b"], ["#"], ["c"]])
     source = lines_of(folder, limit=0)
     for _ in range(2):
-        with pytest.raises(DataError, match="1 bad record, and the limit is 0"):
+        with pytest.raises(DataError, match="1 bad record, but the limit is 0"):
             build_store(source, BytesEncoder(), tmp_path / "cache")

@@ -148,7 +148,7 @@ def test_what_a_unit_raises_is_raised_at_its_turn(jobs: int, tmp_path: Path):
     (folder / "013.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n' * 9)[:-9])
     (folder / "013.jsonl").write_text("{\n" * 9)
     source = open_source("jsonl", patterns=("*",), base=folder, reads={"form": "text"}, bad_record_limit=len(MANY) + 8)
-    with pytest.raises(DataError, match="21 bad records, and the limit is 20"):
+    with pytest.raises(DataError, match="21 bad records, but the limit is 20"):
         build_store(source, BytesEncoder(), cache, jobs=jobs)
 
 

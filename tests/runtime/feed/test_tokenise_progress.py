@@ -25,14 +25,14 @@ def test_a_pace_counts_what_it_has_seen():
     pace.look(now := moment(2 << 20, bad_records=3))
     assert (pace.bytes_per_second, pace.tokens_per_second, pace.seconds_left) == (1 << 19, 1 << 18, 4.0)
     assert in_words(now, pace) == (
-        "tokenising: 50% of 4.00 MiB · 4.00 s left · 524 kB/s · 262,144 tokens/s · 7 documents of 1,048,576 tokens"
+        "tokenizing: 50% of 4.00 MiB · 4.00 s left · 524 kB/s · 262,144 tokens/s · 7 documents of 1,048,576 tokens"
         " · 3 bad records"
     )
     pace.look(now := DataProgress(stage="files", done=5))
     assert in_words(now, pace) == "reading files: 5 B"
     clock.now = 3.0
     pace.look(now := DataProgress(stage="waiting", builder="process 7 on node", done=9, total=None))
-    assert in_words(now, pace) == "waiting for process 7 on node, which tokenises: 9 B"
+    assert in_words(now, pace) == "waiting for process 7 on node, which tokenizes: 9 B"
 
 
 def test_lines_come_now_and_then():
@@ -42,4 +42,4 @@ def test_lines_come_now_and_then():
         clock.now = second
         report(moment(second << 10))
     assert [(at, done >> 10) for at, done, _ in lines] == [(10.0, 10), (20.0, 20), (30.0, 30)]
-    assert lines[0][2].startswith("tokenising: 0% of 4.00 MiB · ")
+    assert lines[0][2].startswith("tokenizing: 0% of 4.00 MiB · ")

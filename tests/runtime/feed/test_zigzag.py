@@ -50,7 +50,7 @@ def test_putting_positions_back_undoes_the_order(units: list[int], ring: int):
 def test_segments_that_cannot_be_dealt_are_named():
     with pytest.raises(DataError, match="a segment of 18 positions cannot be cut into 4 equal chunks") as caught:
         zigzag(torch.tensor([8, 18, 6]), 2, 0)
-    assert "multiple of 4" in str(caught.value)
+    assert "divisible by 4" in str(caught.value)
 
 
 def batch_of(rows: list[list[int]], capacity: int, align: int) -> Microbatch:
@@ -109,7 +109,7 @@ def test_ring_is_outer_and_ulysses_cuts_its_parts():
 
 
 def test_rows_that_cannot_be_cut_evenly():
-    with pytest.raises(DataError, match="rows of 12 positions cannot be cut evenly over 2 · 4 ranks"):
+    with pytest.raises(DataError, match="rows of 12 positions are not divisible by 2 · 4 ranks"):
         parts_of(batch_of([[12]], 12, 4), 2, 4)
 
 

@@ -109,7 +109,7 @@ def test_each_of_its_findings_is_planted_here():
 
 @pytest.mark.parametrize(
     ("tasks", "nodes", "says"),
-    [("4", "2", "4 tasks on 2 nodes"), ("1", "1", "2 nodes, and this step of Slurm has 1")],
+    [("4", "2", "4 tasks on 2 nodes"), ("1", "1", "2 nodes, but this Slurm step has 1")],
 )
 def test_a_wrong_number_of_ranks(folder, capsys, monkeypatch, tasks, nodes, says):
     made("launch { device = cpu, nodes = 2, ranks_per_node = 2 }")
@@ -194,7 +194,7 @@ def test_locks_that_work_are_seen_to():
 
 
 @pytest.mark.parametrize(("limits", "says"), [
-    ({"files": 50}, "may have 50 files open"),
+    ({"files": 50}, "may open 50 files"),
     ({"tasks": 20}, "may start 20 more processes and threads"),
     ({"files": 1024, "tasks": 4096}, None),
     ({}, None),
@@ -520,7 +520,7 @@ def test_an_own_name_that_does_not_resolve(folder, capsys, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "me.invalid")
     code, found = doctor("spec.xtrain", "--node", "1", "--meet", "no.invalid:1", "--wait", "0.2", capsys=capsys)
     assert (code, [each["code"] for each in found]) == (3, ["X732", "X716"])
-    assert "its own name `me.invalid`: the name does not resolve" in found[0]["what"]
+    assert "its name `me.invalid`: the name does not resolve" in found[0]["what"]
 
 
 def test_a_machine_that_leaves_again(folder, monkeypatch):

@@ -105,7 +105,7 @@ def test_the_first_rank_is_shown_last_where_it_comes_seconds_after_the_others(tm
 def test_a_rank_that_is_sent_away_leaves_as_the_first_one_does(first, left, tmp_path, capsys):
     first(lambda: RendezvousHost.open().send_away(4)).join(0.2)
     assert join() == 4 and left == [4]
-    assert cause(tmp_path) == "as the first rank says" and capsys.readouterr() == ("", "")
+    assert cause(tmp_path) == "see the message of the first rank" and capsys.readouterr() == ("", "")
 
 
 def test_a_first_rank_that_is_refused_sends_the_others_away(first, left, tmp_path, monkeypatch, capsys):
@@ -143,7 +143,7 @@ def test_a_rank_whose_machine_is_not_the_planned_one_ends_the_start(first, left,
     thread = first(admit)
     assert join() == 3 and left == [3] and capsys.readouterr() == ("", "")
     thread.join(20)
-    assert heard == ["X703 rank 1: 3 ranks on this machine"] and cause(tmp_path) == "as the first rank says"
+    assert heard == ["X703 rank 1: 3 ranks on this machine"] and cause(tmp_path) == "see the message of the first rank"
 
 
 @pytest.mark.parametrize(("status", "code"), [("failed", 1), ("stopped", 75), ("done", 0)])
@@ -156,7 +156,7 @@ def test_a_rank_that_fails_leaves_the_cause_to_the_first_one(first, left, tmp_pa
         lambda: RendezvousHost.open().admit(directory=str(tmp_path), plan="plan", environment={"XTRAIN_RESTART": "1"})
     )
     assert join() == code and left == [code] and os.environ["XTRAIN_RESTART"] == "1"
-    assert (cause(tmp_path) if code else "as the first rank says") == "as the first rank says"
+    assert (cause(tmp_path) if code else "see the message of the first rank") == "see the message of the first rank"
     assert (tmp_path / "error.json").exists() == bool(code)
 
 

@@ -31,12 +31,12 @@ def plan(tmp_path_factory) -> Plan:
 
 
 @pytest.mark.parametrize(("files", "left", "raised", "says"), [
-    ((28, 28), None, None, "a process may have 28 files open, and a rank of this plan needs"),
+    ((28, 28), None, None, "a process may open 28 files, but a rank of this plan needs"),
     ((28, 1 << 20), None, "needed", None),
     ((28, EVER), None, "needed", None),
     ((1024, 4096), 100_000, None, None),
     ((EVER, EVER), None, None, None),
-    ((1024, 1024), 10, None, "may start 10 more processes and threads, and the ranks of this machine need"),
+    ((1024, 1024), 10, None, "may start 10 more processes and threads, but the ranks of this machine need"),
 ])  # fmt: skip
 def test_limits_are_raised_or_reported_before_ranks_start(monkeypatch, plan, files, left, raised, says):
     now = [files]
@@ -86,7 +86,7 @@ def test_the_limit_of_a_user_counts_threads_and_is_none_for_root(monkeypatch, tm
 
 
 @pytest.mark.parametrize(("error", "code", "says"), [
-    (OSError(errno.EMFILE, "Too many open files"), "X738", "files may be open in a process"),
+    (OSError(errno.EMFILE, "Too many open files"), "X738", "a process may open no more than"),
     (RuntimeError("[enforce fail at socket.cc] Too many open files\nframe #0"), "X738", "open files"),
     (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "X738", "processes and threads"),
     (RuntimeError("can't start new thread"), "X738", "processes and threads"),
@@ -120,7 +120,7 @@ def test_a_run_with_few_files_is_refused_in_one_line(tmp_path, files):
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files})); "
     code = f"{limit}import sys; from xtrain.cli.main import main; sys.exit(main(['run', '{spec}', '--ui', 'plain']))"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 3 and done.stderr.splitlines()[-1].startswith("error[X738]: a process may have"), done
+    assert done.returncode == 3 and done.stderr.splitlines()[-1].startswith("error[X738]: a process may open"), done
     assert not Path(tmp_path / "runs").exists()
 
 
@@ -130,7 +130,7 @@ def test_a_command_that_meets_the_limit_says_so(monkeypatch, capsys):
 
     monkeypatch.setattr("xtrain.cli.docs.run", refuse)
     assert main(["docs"]) == 3
-    assert capsys.readouterr().err.startswith("error[X738]: no more than")
+    assert capsys.readouterr().err.startswith("error[X738]: a process may open no more than")
 
 
 def test_a_launcher_that_cannot_start_ranks_says_so(monkeypatch, plan, tmp_path, capsys):

@@ -77,8 +77,8 @@ def test_a_shell_that_srun_has_opened_is_no_start(monkeypatch):
     (2, 0, None, "--node and --meet belong together"),
     (2, None, "n01:1", "--node and --meet belong together"),
     (2, 2, "n01:29500", "--node 2 of a plan for 2 nodes"),
-    (2, 0, "n01", "`n01` is no place to meet"),
-    (2, 0, "n01:99999", "is no place to meet"),
+    (2, 0, "n01", "`n01` is not a valid address to meet at"),
+    (2, 0, "n01:99999", "is not a valid address to meet at"),
 ])  # fmt: skip
 def test_places_that_cannot_be(nodes, index, meet, says):
     with pytest.raises(EnvironmentFault, match=says) as refused:
@@ -88,8 +88,8 @@ def test_places_that_cannot_be(nodes, index, meet, says):
 
 @pytest.mark.parametrize(("nodes", "changes", "says"), [
     (2, {"STEP_NUM_TASKS": "16"}, "16 tasks on 2 nodes"),
-    (1, {"STEP_NUM_TASKS": "8", "STEP_NUM_NODES": "1"}, "8 tasks on 1 node, and"),  # each would be a whole run
-    (4, {}, "the plan is for 4 nodes, and this step of Slurm has 2"),
+    (1, {"STEP_NUM_TASKS": "8", "STEP_NUM_NODES": "1"}, "8 tasks on 1 node, but"),  # each would be a whole run
+    (4, {}, "the plan is for 4 nodes, but this Slurm step has 2"),
 ])  # fmt: skip
 def test_steps_of_slurm_that_do_not_fit(monkeypatch, nodes, changes, says):
     for name, value in {**STEP, **changes}.items():

@@ -47,8 +47,8 @@ def names(monkeypatch) -> dict[str, str]:
 
 @pytest.mark.parametrize(("address", "meet", "says"), [
     (None, "10.0.0.1", "`me`: the name does not resolve: Temporary failure"),
-    ("127.0.1.1", "first", "`me`: the name leads to 127.0.1.1, which is only known on this machine"),
-    ("192.0.2.7", "first", "`me`: the name leads to 192.0.2.7, which is not an address of this machine"),
+    ("127.0.1.1", "first", "`me`: the name resolves to 127.0.1.1, which is only known on this machine"),
+    ("192.0.2.7", "first", "`me`: the name resolves to 192.0.2.7, which is not an address of this machine"),
     (None, "127.0.0.1", None),  # a single machine
     (None, "localhost", None),
 ])  # fmt: skip
@@ -172,9 +172,9 @@ PLACE = {"MASTER_ADDR": "first", "MASTER_PORT": "29500"}
         ({"RANK": "0", "WORLD_SIZE": "3"}, "it waits for 2 other ranks at first:29500; if no"),
         ({"RANK": "0", "WORLD_SIZE": "1"}, "and MASTER_PORT=29500 in the environment; if no launcher"),
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, None),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "error[X703]: the environment names no rank: RANK=2, WORLD_SIZE=2; RANK"),
-        ({"RANK": "one", "WORLD_SIZE": "2"}, "error[X703]: the environment names no rank: RANK=one, WORLD_SIZE=2;"),
-        ({"RANK": "0", "WORLD_SIZE": "", "LOCAL_RANK": "x"}, "RANK=0, WORLD_SIZE=, LOCAL_RANK=x; RANK counts"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "error[X703]: invalid rank in the environment: RANK=2, WORLD_SIZE=2; RANK"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "error[X703]: invalid rank in the environment: RANK=one, WORLD_SIZE=2;"),
+        ({"RANK": "0", "WORLD_SIZE": "", "LOCAL_RANK": "x"}, "RANK=0, WORLD_SIZE=, LOCAL_RANK=x; RANK must be"),
     ],
 )
 def test_what_was_taken_from_the_environment_is_said_first(monkeypatch, tmp_path, capsys, environment, says):

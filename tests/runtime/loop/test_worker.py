@@ -70,7 +70,7 @@ def test_a_plan_that_is_not_the_one_of_this_start_is_not_run(tmp_path, monkeypat
     for text in (None, "{", dumps(plan)):  # nothing yet, half of it, that of an earlier start
         if text is not None:
             (tmp_path / "plan.json").write_text(text)
-        with pytest.raises(EnvironmentFault, match="does not hold the plan of this start"):
+        with pytest.raises(EnvironmentFault, match="does not contain the plan of this start"):
             planned(tmp_path, "1234")
     assert planned(tmp_path, plan.id) == plan
 

@@ -232,13 +232,13 @@ def test_runs_of_other_threads_are_others():
 
 
 def test_what_the_plan_says_is_compared_with_the_model():
-    with pytest.raises(PlanMismatch, match="fits 1 modules of the model, and the plan says 3"):
+    with pytest.raises(PlanMismatch, match="fits 1 modules of the model, but the plan has 3"):
         recompute_blocks(tower(MOE), RANK, "full", 2, "layers.*", [3])
     with pytest.raises(PlanMismatch, match="mode `some`"):
         recompute_blocks(tower(MOE), RANK, "some", 1, "layers.*", [3])
     with pytest.raises(PlanMismatch, match="softmax"):
         recompute_blocks(tower(MOE), RANK, "selective", 1, "layers.*", [3], ["softmax"])
-    with pytest.raises(PlanMismatch, match="0 blocks with experts are recomputed, and the plan says 3"):
+    with pytest.raises(PlanMismatch, match="0 blocks with experts are recomputed, but the plan has 3"):
         replay_routing(tower(MOE), RANK, [3])
 
 

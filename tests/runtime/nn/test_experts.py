@@ -202,7 +202,7 @@ def wrong_plans_are_refused() -> None:
     axes = Axes()
     model = parts({0: moe_layer(architecture(), axes, torch.float64, False)}, axes)
     pattern = {"pattern": "layers.*.mlp.experts", "matches": [2]}
-    with pytest.raises(PlanMismatch, match="fits 1 modules of the model, and the plan says 2"):
+    with pytest.raises(PlanMismatch, match="fits 1 modules of the model, but the plan has 2"):
         spread_experts(model, meshes(ep=4), rank_of(dist.get_rank()), size=4, **pattern)
 
 

@@ -101,7 +101,7 @@ def test_what_cannot_be_read_is_neither_no_checkout_nor_clean(checkout, tmp_path
     assert isinstance(broken, CodeUnread) and "not a git repository" in broken.reason
     (checkout / ".git/HEAD.away").rename(checkout / ".git/HEAD")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert read_code(checkout) == CodeUnread("there is no `git`")
+    assert read_code(checkout) == CodeUnread("`git` is not installed")
     assert read_code(tmp_path / "home") is None
 
 

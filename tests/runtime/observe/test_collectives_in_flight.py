@@ -55,7 +55,7 @@ def test_each_group_has_its_own_numbers_and_members(sentences):
     assert found == [
         "rank 0 waits in all_gather 9 along fsdp; rank 1 did not enter all_gather 9 along fsdp "
         "(the last one there was all_gather 8 along fsdp)",
-        "rank 2 waits in all_reduce 3 along tp; nothing is known of rank 3",
+        "rank 2 waits in all_reduce 3 along tp; no record from rank 3",
     ]
 
 

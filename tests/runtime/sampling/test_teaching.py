@@ -102,7 +102,7 @@ def test_nothing_is_computed_twice_and_nothing_else_is_taken_for_it(folder, caps
     others = (plan_of(folder, "top = 6"), plan_of(folder, "top = 5, temperature = 2"), plan_of(folder, params="fp32"),
               plan_of(folder, sequence=32))  # fmt: skip
     for other, why in zip(others, ("top = 5", "temperature = 1", "computes in fp64", "another length"), strict=True):
-        with pytest.raises(DataError, match=rf"(?s)what is stored is of [^\n]*{why}.*xtrain data teach") as problem:
+        with pytest.raises(DataError, match=rf"(?s)the stored values are of [^\n]*{why}.*xtrain data teach") as problem:
             opened(other)
         assert "student.xtrain" in str(problem.value)
     make_teacher(folder / "teacher", 258, seed=6)
@@ -119,11 +119,11 @@ def test_nothing_is_computed_twice_and_nothing_else_is_taken_for_it(folder, caps
 
 def test_without_an_entry_or_without_a_teacher_it_is_said_what_to_do(folder):
     plan = plan_of(folder)
-    with pytest.raises(DataError, match=r"(?s)nothing of its teacher is stored.*xtrain data teach"):
+    with pytest.raises(DataError, match=r"(?s)nothing is stored of its teacher.*xtrain data teach"):
         opened(plan)
     shutil.rmtree(folder / "teacher")
     for act in (opened, lambda each: taught(each, folder)):
-        with pytest.raises(DataError, match=r"there is no model at .*teacher, and the loss learns from it") as caught:
+        with pytest.raises(DataError, match=r"there is no model at .*teacher, which the loss learns from") as caught:
             act(plan)
         assert "weights = none" not in str(caught.value)  # which is of the model that is trained
 
@@ -152,7 +152,7 @@ def test_a_command_that_ends_early_leaves_no_entry_and_is_gone_on_with(folder, m
     monkeypatch.setattr(teaching, "SAVED_EVERY", 2)
     monkeypatch.setattr(teaching, "largest", failing)
     assert taught(plan, folder) == 130
-    with pytest.raises(DataError, match="nothing of its teacher"):
+    with pytest.raises(DataError, match="nothing is stored of its teacher"):
         opened(plan)
     assert taught(plan, folder) == 0
     # The first attempt has computed five microbatches, of which four are known to be written.

@@ -209,7 +209,7 @@ def test_other_code_and_other_versions_are_changes(make):
     assert found.verdict == "same"
     unreadable = find_changes(evolve(before, environment=then, plan=None), plan, None, 0)
     assert unreadable.texts[0] == "code 1a2b3c4d → no checkout" and unreadable.verdict == ""
-    unread = find_changes(evolve(before, environment=then, plan=None), plan, CodeUnread("there is no `git`"), 0)
+    unread = find_changes(evolve(before, environment=then, plan=None), plan, CodeUnread("`git` is not installed"), 0)
     assert unread.texts[0] == "code 1a2b3c4d → could not be read"
 
 

@@ -300,7 +300,7 @@ def test_under_other_code_the_run_that_saved_last_is_named(tmp_path):
     assert opened(plan(tmp_path, "checkpoint.resume=false")) is None  # which is to begin anew
     assert opened(plan(tmp_path, "workspace.run=mine")) is None
     # Where git cannot read the code, that run is resumed.
-    assert locate(run_plan, CodeUnread("there is no `git`")).name == newest
+    assert locate(run_plan, CodeUnread("`git` is not installed")).name == newest
     assert locate(plan(tmp_path, "checkpoint.resume=false"), CodeUnread("x")).name == run_plan.config_id
     save(CheckpointFolder(new / "checkpoints"), 20, time=0.0, **checkpoint_contents(run_plan))
     assert opened(run_plan) is None and locate(run_plan, CodeUnread("x")) == new

@@ -52,7 +52,7 @@ next  run the same command again to resume from step 120
 
 
 GOLDEN_DATA = """\
-tokenise  web  tokenising: 12%, 1.2 GB of 10 GB
+tokenise  web  tokenizing: 12%, 1.2 GB of 10 GB
 phase  step 60  drill  sums 60.0%, code 30.0%, noise 10.0%
 phase  step 90  last  code 100.0%  lr × 0.5
 """
@@ -160,7 +160,7 @@ def test_words() -> None:
 def test_phases_and_long_builds() -> None:
     shares = {"code": 0.3, "sums": 0.6, "noise": 0.1}
     records = [
-        {"event": "tokenise", "step": 0, "dataset": "web", "message": "tokenising: 12%, 1.2 GB of 10 GB", "done": 1},
+        {"event": "tokenise", "step": 0, "dataset": "web", "message": "tokenizing: 12%, 1.2 GB of 10 GB", "done": 1},
         {"event": "phase", "step": 60, "name": "drill", "shares": shares, "lr_scale": 1.0},
         {"event": "phase", "step": 90, "name": "last", "shares": {"code": 1.0}, "lr_scale": 0.5},
     ]
