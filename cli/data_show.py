@@ -83,7 +83,6 @@ def add_stats(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> a
 
 def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
     """Print the statistics. Raises DataError for unusable data."""
-    # REGROUP
     from xtrain.dsl.diagnostics.diagnostic import shows_color
     from xtrain.runtime.feed.dataset_view import data_nodes, epoch, sampling, statistics, tokenizer_of
     from xtrain.runtime.feed.prepared import prepared_from
@@ -208,7 +207,6 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
 
     Raises DataError for unusable data.
     """
-    # REGROUP
     from xtrain.dsl.diagnostics.diagnostic import shows_color
     from xtrain.plan.arithmetic import arithmetic_of
     from xtrain.plan.data import changes_documents

@@ -293,7 +293,6 @@ def show_sweep(arguments: argparse.Namespace) -> int | None:
     compiled = compile_sweep(arguments.spec, arguments.sets, arguments.world, counted, _progress)
     if compiled is None:
         return None
-    # REGROUP
     from xtrain.dsl.diagnostics.diagnostic import shows_color
     from xtrain.planner.review.sweep import render_sweep
 

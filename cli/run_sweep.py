@@ -169,7 +169,6 @@ def _drive(
 ) -> int:
     """Drive the sweep's trials. stops_with_terminal: when the terminal closes, trials save and stop; otherwise they
     continue and only this process ends."""
-    # REGROUP
     from xtrain.planner.review.sweep import render_sweep
     from xtrain.records.names import EndStatus
     from xtrain.runtime.base.errors import EXIT_CODES
