@@ -130,7 +130,7 @@ def check_argument(name: str, kind: Any, value: Any) -> str | None:
 def _weight(declared: Declared, weight: Weight, known: Mapping[str, Any]) -> BlockParameter:
     assert declared.body is not None
     if is_reserved(weight.name):
-        message = f"a weight cannot be called `{weight.name}`, which modules of torch have already"
+        message = f"a weight cannot be named `{weight.name}`: torch modules already have this attribute"
         raise BodyError(message, weight.span, "give it another name")
     reader, shape = _ShapeReader(declared.body.module, weight), []
     for extent in weight.shape:
@@ -138,8 +138,8 @@ def _weight(declared: Declared, weight: Weight, known: Mapping[str, Any]) -> Blo
         if isinstance(found, float) and found.is_integer():
             found = int(found)
         if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-            message = f"`{extent}` of `{weight.name}` comes to {found}, which is no size"
-            raise BodyError(message, weight.span, "let it be a whole number above 0; `//` divides without rest")
+            message = f"`{extent}` of `{weight.name}` comes to {found}, which is not a valid size"
+            raise BodyError(message, weight.span, "use a whole number above 0; `//` divides without remainder")
         shape.append(found)
     return BlockParameter(
         name=weight.name,
@@ -160,7 +160,7 @@ class _ShapeReader(BodyReader):
     def extent(self, text: str, known: Mapping[str, Any]) -> Any:
         node = expression(text)
         if node is None:
-            raise self.wrong(f"`{text}` is no expression", None, 'write settings and numbers, as "2 * ffn"')
+            raise self.wrong(f"`{text}` is not an expression", None, 'write settings and numbers, such as "2 * ffn"')
         return self.value(node, known)
 
     def wrong(self, message: str, node: Any, hint: str) -> BodyError:
@@ -188,24 +188,24 @@ class _LayerReader(BodyReader):
         out, span = self.returned(body.node, names), self.declared.span
         if not isinstance(out, Activations) or out.index == 0:
             raise BodyError(
-                f"`{self.declared.name}` does not return what an operation makes", span, "compute something"
+                f"`{self.declared.name}` does not return the result of an operation", span, "compute something"
             )
         if out.width != self.width:
-            message = (
-                f"`{self.declared.name}` returns {out.width} numbers for each position, and it is given {self.width}"
-            )
+            message = f"`{self.declared.name}` returns {out.width} numbers for each position, but gets {self.width}"
             raise BodyError(message, span, "end with a matrix whose first extent is `dim`")
         wanted = SUMMAND if cut else WHOLE
         if out.place != wanted:
-            hint = 'let its last matrix have `cut="row"`' if cut else "leave out `cut`"
-            message = f"under tensor parallelism `{self.declared.name}` would return what is {out.place} on a rank"
+            hint = 'give its last matrix `cut="row"`' if cut else "remove `cut`"
+            message = (
+                f"under tensor parallelism `{self.declared.name}` would return a value that is {out.place} on a rank"
+            )
             raise BodyError(message, span, hint)
         used = {index for op in self.found for index in op.of} | {out.index}
         for value in self.values:
             if value.index not in used:
-                raise self.wrong("what this computes is not used", value.node, "remove it")
+                raise self.wrong("this result is not used", value.node, "remove it")
         if out.index != len(self.found):
-            raise self.wrong("what this computes is not used", self.values[-1].node, "remove it")
+            raise self.wrong("this result is not used", self.values[-1].node, "remove it")
         for name in self.weights.keys() - {name for op in self.found for name in op.weights}:
             place = next(each.span for each in self.declared.weights if each.name == name)
             raise BodyError(f"weight `{name}` is not used", place, "use it, or remove it")
@@ -256,7 +256,7 @@ class _LayerReader(BodyReader):
         outputs, inputs = weight.of.shape
         if inputs != x.width:
             message = f"`{weight.name}` takes {inputs} numbers for each position, and there are {x.width}"
-            raise self.wrong(message, node, "let its second extent be the width of what it is applied to")
+            raise self.wrong(message, node, "its second extent must be the width of its input")
         place = {
             (WHOLE, None): WHOLE,
             (WHOLE, "column"): CUT,
@@ -265,16 +265,16 @@ class _LayerReader(BodyReader):
         }.get((x.place, weight.of.cut))
         if place is None:
             message = (
-                f"under tensor parallelism `{weight.name}` ({weight.of.cut or 'not cut'}) cannot take what is {x.place}"
+                f"under tensor parallelism `{weight.name}` ({weight.of.cut or 'not cut'}) cannot take a value that is "
             )
             hint = 'a matrix with `cut="row"` follows those with `cut="column"`'
-            raise self.wrong(f"{message} on a rank", node, hint)
+            raise self.wrong(f"{message}{x.place} on a rank", node, hint)
         extra = () if bias is None else (bias,)
         if bias is not None:
             good = isinstance(bias, GivenWeight) and bias.of.shape == (outputs,)
             if not good or bias.place != place:
                 why = f"a bias of {place} outputs" if good else f"a vector of {outputs} numbers"
-                hint = "a bias is cut as the outputs are, and a matrix with a row cut has none"
+                hint = "a bias is cut like the outputs; a matrix with a row cut has no bias"
                 raise self.wrong(f"`{weight.name}` takes {why}", node, hint)
         return self._operation("linear", [x], outputs, place, node, weight, *extra)
 
@@ -285,7 +285,7 @@ class _LayerReader(BodyReader):
                 "`rms_norm` takes activations, a vector as wide, and a number", node, "rms_norm(x, gain, 1e-6)"
             )
         if x.place != WHOLE or weight.of.cut:
-            message = f"under tensor parallelism a rank has no whole rows of what is {x.place}"
+            message = f"under tensor parallelism a rank has no whole rows of a value that is {x.place}"
             raise self.wrong(message, node, "norm before matrices that are cut")
         return self._operation("rms_norm", [x], x.width, WHOLE, node, weight)
 
@@ -304,11 +304,13 @@ class _LayerReader(BodyReader):
         if isinstance(x, GivenWeight) and len(x.of.shape) == 1 and name != "softmax":
             return x
         if not isinstance(x, Activations):
-            raise self.wrong(f"`{name}` takes activations", node, "apply it to what is computed of the first parameter")
+            raise self.wrong(
+                f"`{name}` takes activations", node, "apply it to a value computed from the first parameter"
+            )
         if name == "softmax":
             if x.place != WHOLE:
                 raise self.wrong(
-                    "a softmax is taken over all of the last dimension", node, "softmax(x, -1) of what is whole"
+                    "a softmax is taken over all of the last dimension", node, "softmax(x, -1) of a whole value"
                 )
             return self._operation("softmax", [x], x.width, WHOLE, node)
         self._no_sum(x, node)
@@ -316,9 +318,7 @@ class _LayerReader(BodyReader):
 
     def _no_sum(self, x: Activations, node: Any) -> None:
         if x.place == SUMMAND:
-            message = (
-                "under tensor parallelism this is a summand on each rank, of which only sums and multiples may be taken"
-            )
+            message = "under tensor parallelism this is a summand on each rank, which only allows sums and scaling"
             raise self.wrong(message, node, 'compute it before the matrix with `cut="row"`')
 
     # Operators --------------------------------------------------------------------------------------------------------
@@ -339,14 +339,14 @@ class _LayerReader(BodyReader):
         if not tensors:
             if len(vectors) == 1:
                 return vectors[0]  # as the gradient is passed on to it, and it is small
-            raise self.wrong("two weights alone make no activations", node, _HINT)
+            raise self.wrong("two weights do not make activations", node, _HINT)
         x = tensors[0]
         if numbers:
             return self._with_number(name, x, left is x, node)
         width = max(each.width for each in (*tensors, *vectors))
         if any(each.width != width for each in (*tensors, *vectors)):
             widths = " and ".join(str(each.width) for each in (left, right))
-            raise self.wrong(f"widths of {widths} do not fit", node, "both sides have equally many numbers a position")
+            raise self.wrong(f"widths of {widths} do not fit", node, "give both sides the same width")
         if vectors:
             return self._with_vector(name, x, vectors[0], left is x, node)
         places = {each.place for each in tensors}
@@ -356,8 +356,10 @@ class _LayerReader(BodyReader):
             return self._operation(name, tensors, width, x.place, node)
         if name == "pow":
             raise self.wrong("only numbers can be exponents", node, _HINT)
-        message = f"under tensor parallelism what is {tensors[0].place} and what is {tensors[1].place} on a rank"
-        raise self.wrong(f"{message} cannot be combined so", node, "combine what is cut alike, before the row cut")
+        message = f"under tensor parallelism values that are {tensors[0].place} and {tensors[1].place} on a rank"
+        raise self.wrong(
+            f"{message} cannot be combined this way", node, "combine values with the same cut, before the row cut"
+        )
 
     def _with_number(self, name: str, x: Activations, first: bool, node: ast.expr) -> Any:
         if (name == "pow" and not first) or (name == "div" and not first):
@@ -378,10 +380,8 @@ class _LayerReader(BodyReader):
         if name not in ("add", "mul") and not (name == "sub" and first):
             raise self.wrong(f"`{ast.unparse(node)}` cannot be read without running the code", node, _HINT)
         if vector.place != wanted:
-            message = (
-                f"under tensor parallelism `{vector.name}` is {vector.place} on a rank, and what it meets is {x.place}"
-            )
-            raise self.wrong(message, node, 'a vector has `cut="column"` where activations are cut')
+            message = f"under tensor parallelism `{vector.name}` is {vector.place} on a rank, but the other value is "
+            raise self.wrong(message + x.place, node, 'a vector has `cut="column"` where activations are cut')
         if name != "mul":
             self._no_sum(x, node)
         return self._operation("mul" if name == "mul" else "shifted", [x], x.width, x.place, node, vector)

@@ -197,7 +197,7 @@ def _problem(event: EventName, actions: tuple[Action, ...], launch: Launch) -> t
     if not occurs(event, launch):
         names, example = " or ".join(LIMITS[event]), next(iter(LIMITS[event].values()))
         message = f"on {event} can never occur: launch.{names} is not set"
-        return "X610", message, f"add `launch {{ {example} }}`, or leave the trigger out"
+        return "X610", message, f"add `launch {{ {example} }}`, or remove the trigger"
     if all(action.only_nan for action in actions):
         return None  # they belong under `on nan`; another rule reports that
     if event != "finish" and not (only_informs(actions) or any(action.stops for action in actions)):
@@ -232,7 +232,7 @@ def check_stops(launch: Launch, batch: Arithmetic, found: Findings) -> None:
         rule, path = f"schedule.{name}", f"launch.{name}"
         steps = _limit_of(name, amount, batch)
         if steps is None:
-            found.unknown(rule, f"{name} {amount}: the number of steps is known only when the data has been counted")
+            found.unknown(rule, f"{name} {amount}: the number of steps is unknown until the data is counted")
         elif batch.steps is not None and steps >= batch.steps:
             message = f"{name} {amount} is not before the end of the run, which has {batch.steps:,} steps"
             found.warn(rule, "W603", path, message, f"use fewer than {batch.steps:,} steps, or remove it")

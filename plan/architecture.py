@@ -20,7 +20,7 @@ EMBEDDING: Final = "embed_tokens"
 HEAD: Final = "lm_head"
 SCORE: Final = "score"
 # Reason why a model with a reward head generates no text, and the remedy.
-NO_TEXTS: Final = ("the model gives rewards, and no probabilities of tokens", "remove it, or choose a loss of tokens")
+NO_TEXTS: Final = ("the model gives rewards instead of token probabilities", "remove it, or choose a loss of tokens")
 # Fields of `Architecture` that its JSON writes in another form.
 LEFT_OUT: Final = ("own", "rope", "adapter", "head")
 

@@ -294,7 +294,7 @@ def derive_arithmetic(spec: Spec, mesh: Mesh, found: Findings, counted: Counts |
     if counted is not None:
         batch = batch.counted(counted.epoch_rows).resumed(counted.past, counted.done_steps, counted.done_rows)
     if batch.steps is None:
-        found.unknown("schedule.budget", f"{budget}: the number of steps is known only when the data has been counted")
+        found.unknown("schedule.budget", f"{budget}: the number of steps is unknown until the data is counted")
     else:
         smaller = f", of which a ramp makes the first {batch.ramp:,} smaller" if batch.ramp else ""
         evidence = f"{budget} = {batch.steps:,} steps of {shares.tokens_per_step:,} tokens{smaller}"
@@ -317,7 +317,7 @@ def _share_rows(spec: Spec, mesh: Mesh, found: Findings) -> Arithmetic:
     if isinstance(rows, Auto):
         if isinstance(accumulate, Auto):
             accumulate = 1
-            reasons["batch.accumulate"] = "1, as no rows are asked for"
+            reasons["batch.accumulate"] = "1, because `rows` is not set"
         rows = each * accumulate
         reasons["batch.rows"] = f"micro {micro} · accumulate {accumulate} · data ranks {data_ranks}"
     elif isinstance(accumulate, Auto):
@@ -335,7 +335,7 @@ def _share_rows(spec: Spec, mesh: Mesh, found: Findings) -> Arithmetic:
             "batch.rows",
             f"rows {rows} is not micro {micro} · accumulate {accumulate} · data ranks {data_ranks} = {product}"
             if not isinstance(batch.accumulate, Auto)
-            else f"rows {rows} is not a multiple of micro {micro} · data ranks {data_ranks} = {each}",
+            else f"rows {rows} is not divisible by micro {micro} · data ranks {data_ranks} = {each}",
             f"use rows {options}",
         )
     else:
@@ -356,13 +356,15 @@ def _with_ramp(spec: Spec, batch: Arithmetic, mesh: Mesh, found: Findings) -> Ar
         found.fail("batch.ramp", "X601", path, message, hint)
     elif first % each:
         low = first // each * each
-        message = f"ramp_from {first} is not a multiple of micro {batch.micro} · data ranks {mesh.data_ranks} = {each}"
+        message = f"ramp_from {first} is not divisible by micro {batch.micro} · data ranks {mesh.data_ranks} = {each}"
         found.fail("batch.ramp", "X601", path, message, f"use {f'{low} or {low + each}' if low else each} rows")
     elif (steps := _ramp_steps(spec, batch, first)) is None:
-        message = f"ramp {spec.batch.ramp} is a share of a budget in epochs, whose steps are not known before the run"
-        found.fail("batch.ramp", "X302", "batch.ramp", message, "give it in steps or tokens, as `ramp = 100 steps`")
+        message = f"ramp {spec.batch.ramp} is a share of a budget in epochs, whose steps are unknown before the run"
+        found.fail(
+            "batch.ramp", "X302", "batch.ramp", message, "give it in steps or tokens, such as `ramp = 100 steps`"
+        )
     elif steps == 0:
-        message = f"ramp {spec.batch.ramp} is not a step long"
+        message = f"ramp {spec.batch.ramp} is shorter than one step"
         found.fail("batch.ramp", "X304", "batch.ramp", message, "make it longer, or remove `ramp_from`")
     else:
         in_tokens = spec.batch.ramp.unit == "tokens"

@@ -77,9 +77,7 @@ _OF_ADAPTER: Final = (
     "the checkpoint holds an adapter without the model under it; `xtrain merge` writes both as one model, and "
     "`xtrain export --adapter` a folder for `adapter { from }`"
 )
-_WITHOUT_ADAPTER: Final = (
-    "the checkpoint is of a model without adapter; put one on its weights by checkpoint.pretrained"
-)
+_WITHOUT_ADAPTER: Final = "the checkpoint has no adapter; to add one to its weights, use checkpoint.pretrained"
 # State of the loader: name → setting, and the effect of another value.
 STREAM: Final = {
     "capacity": ("batch.sequence", "rows have another length"),
@@ -201,13 +199,13 @@ def _alone(saved: Mapping[str, Any], planned: Mapping[str, Any]) -> CheckpointMi
 def _frozen(before: set[str], after: set[str]) -> list[CheckpointMismatch]:
     """Return mismatches between the frozen parameters of a state and of a plan."""
     for names, text in (
-        (before - after, "frozen in the checkpoint and trained here: it has no state of the optimizer for it"),
+        (before - after, "frozen in the checkpoint and trained here: it has no optimizer state for it"),
         (after - before, "trained in the checkpoint and frozen here"),
     ):
         if names:
             first = min(names)
             more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
-            text = f"{first}{more}: {text}; begin with its weights alone, by checkpoint.pretrained"
+            text = f"{first}{more}: {text}; start from its weights alone, with checkpoint.pretrained"
             return [CheckpointMismatch(path="model.frozen", text=text)]
     return []
 
@@ -221,8 +219,8 @@ def _base(saved: Mapping[str, Any], planned: Mapping[str, Any]) -> list[Checkpoi
         text = f"other parameters are frozen, and so other matrices are stored as {base_of(before).words()}"
         return [CheckpointMismatch(path="model.frozen", text=text)]
     words = [base_of(each).words() if each else "none" for each in (before, after)]
-    text = f"{words[0]} → {words[1]}: matrices are stored in another way; begin with "
-    text += "a folder that `xtrain export --dequantise` writes" if before else "its weights alone, by "
+    text = f"{words[0]} → {words[1]}: matrices are stored in another way; start from "
+    text += "a folder that `xtrain export --dequantise` writes" if before else "its weights alone, with "
     text += "" if before else "checkpoint.pretrained"
     return [CheckpointMismatch(path="precision.base", text=text)]
 

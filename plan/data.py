@@ -101,7 +101,7 @@ def _hint(spec: Spec, link: Link | None, given: str) -> str:
         giver = next((name for name, each in LINKS.items() if each.gives == link.takes and not each.changes), None)
         return f"put `{link.function}` behind `{giver}`" if giver else f"put `{link.function}` first"
     if link is not None and KINDS.index(link.takes) < KINDS.index(given):
-        return f"leave `{link.name}` out: that is done already"
+        return f"leave `{link.name}` out: its work is already done"
     needed = next(name for name, each in LINKS.items() if each.takes == given and not each.changes)
     return f"`{needed}` takes {given}: write it next"
 

@@ -96,7 +96,7 @@ class Findings:
         at: Span | None = None,
     ) -> None:
         if not self._is_decidable(rule):
-            self.unknown(rule, "it rests on a setting that is wrong")
+            self.unknown(rule, "it depends on an invalid setting")
             return
         origin = origin_of(self.spec, path)
         span = at or (origin.span if origin else None)

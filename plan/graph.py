@@ -153,13 +153,13 @@ def check_graph(nodes: tuple[Node, ...], edges: tuple[Edge, ...], root: str) -> 
         raise GraphError("two nodes have the same id")
     for edge in edges:
         if edge.before not in before or edge.after not in before:
-            raise GraphError("an edge joins a node that is not there")
+            raise GraphError("an edge joins a missing node")
         before[edge.after].add(edge.before)
         after[edge.before].add(edge.after)
     try:
         TopologicalSorter(before).prepare()
     except CycleError as error:
-        raise GraphError(f"the graph runs in a circle: {' -> '.join(error.args[1])}") from error
+        raise GraphError(f"the graph has a cycle: {' -> '.join(error.args[1])}") from error
     for node in nodes:
         check_matches(node)
     reached, open_nodes = {root}, [root]
@@ -170,7 +170,7 @@ def check_graph(nodes: tuple[Node, ...], edges: tuple[Edge, ...], root: str) -> 
     lost = before.keys() - reached
     if lost:
         raise GraphError(f"nothing leads from {root} to {', '.join(sorted(lost))}")
-    return f"{len(nodes)} nodes, {len(edges)} edges, no circle, all reached from {root}"
+    return f"{len(nodes)} nodes, {len(edges)} edges, no cycles, all reached from {root}"
 
 
 # Event of the nodes of `xtrain control`.
@@ -340,7 +340,7 @@ def launcher_from(args: dict[str, Any]) -> Launcher:
         values = {name: _typed(value, settings[name][1].units) for name, value in args.items() if name != "kind"}
         return kind(**values)
     except (LookupError, TypeError, ValueError) as error:
-        raise UnknownLauncher(f"settings that no launcher {args.get('kind')} has here") from error
+        raise UnknownLauncher(f"settings that launcher {args.get('kind')} does not have here") from error
 
 
 def _typed(value: Any, units: tuple[str, ...]) -> Any:

@@ -83,7 +83,7 @@ def _wrong(spec: Spec, arch: Architecture) -> Iterator[tuple[str, str, str]]:
     """Yield (setting, error, remedy) for invalid tasks."""
     names = list(spec.tasks)
     if spec.adapter is not None:
-        yield "adapter", "an adapter of its own beside those of tasks", "make it that of a task, or remove the tasks"
+        yield "adapter", "an adapter in addition to the tasks' adapters", "move it into a task, or remove the tasks"
     if len(names) == 1:
         message = f"`{names[0]}` is the only task"
         yield f"task.{names[0]}", message, "write its adapter as `adapter` of the spec, or add a second task"
@@ -101,7 +101,7 @@ def _wrong(spec: Spec, arch: Architecture) -> Iterator[tuple[str, str, str]]:
             if task.adapter.from_ is not None and spec.origins[said].kind == "default":
                 said, message = f"{path}.adapter.from", f"`{setting}` of this adapter: {message}"
                 free = setting in task.adapter.free
-                hint = f"write another `{setting}` beside it" if free else "train this adapter alone, with `adapter`"
+                hint = f"set another `{setting}` next to it" if free else "train this adapter alone, with `adapter`"
             yield said, message, hint
         where = f"{path}.datasets" if task.datasets else path
         for dataset in task.reads:
@@ -111,7 +111,7 @@ def _wrong(spec: Spec, arch: Architecture) -> Iterator[tuple[str, str, str]]:
                 yield where, f"task {name} reads the unknown dataset `{dataset}`", hint
             elif dataset in taken:
                 message = f"`{dataset}` is read by task {taken[dataset]} and by task {name}"
-                yield where, message, "let each dataset be of one task"
+                yield where, message, "assign each dataset to one task"
             elif dataset not in training:
                 yield where, f"`{dataset}` of task {name} is not trained on", "give it a weight in `mixture`"
             taken[dataset] = name
@@ -120,7 +120,7 @@ def _wrong(spec: Spec, arch: Architecture) -> Iterator[tuple[str, str, str]]:
             message = f"the rows of `{dataset.name}` are trained on, and no task reads them"
             yield f"dataset.{dataset.name}", message, "name it in the `datasets` of a task, or hold it out"
     if not spec.mixture.exact:
-        message = "tasks need as many rows of each dataset in every step"
+        message = "tasks need the same number of rows of each dataset in every step"
         yield "mixture", message, "write `exact = true` in `mixture`"
     if spec.phases and any(phase.mix for phase in spec.phases.values()):
         phase = next(phase for phase in spec.phases.values() if phase.mix)
@@ -131,7 +131,7 @@ def _wrong(spec: Spec, arch: Architecture) -> Iterator[tuple[str, str, str]]:
 def _unfit(adapter: Adapter) -> tuple[str, str, str] | None:
     """Return (setting, error, remedy) if an adapter, written or read, cannot belong to a task."""
     if adapter.train:
-        message = "the model under the adapters is that of all tasks, and none of them trains a part of it"
+        message = "all tasks share the model under the adapters, so none of them can train a part of it"
         return "train", message, "leave it out"
     return adapter.unfit_for_task()
 
@@ -145,23 +145,23 @@ def _beside(spec: Spec, arch: Architecture) -> Iterator[tuple[str, str, str]]:
         message = "clip_spikes compares norms of the whole model, and each task has its own"
         yield "optimizer.clip_spikes", message, "use clip alone"
     if spec.step is not None:
-        yield "step", "a step of your own does not know of tasks", "remove it"
+        yield "step", "your own step does not support tasks", "remove it"
     if spec.evaluation_step is not None:
-        yield "evaluation_step", "an evaluation of your own does not know of tasks", "remove it"
+        yield "evaluation_step", "your own evaluation does not support tasks", "remove it"
     if spec.loss.unit != "token":
-        message = f"the loss is divided by its {spec.loss.unit}s, and that of a task by its tokens"
+        message = f"the loss is divided by its {spec.loss.unit}s, but a task's loss by its tokens"
         yield "loss", message, "use a loss of single tokens, or train the adapters one by one"
     if spec.ema is not None:
-        yield "ema", "averages go on where a task leaves a step out", "remove it"
+        yield "ema", "averages are updated in steps that a task skips", "remove it"
     if spec.compile.mode != "none":
-        message = "compiled blocks have rows of fixed tasks, and these differ from microbatch to microbatch"
+        message = "compiled blocks need fixed rows for each task, which differ between microbatches"
         yield "compile.mode", message, "use compile mode none"
     if spec.activation.tile_mlp != 1:
-        message = "pieces of feed-forward layers do not know which rows they are of"
+        message = "pieces of feed-forward layers do not know the tasks of their rows"
         yield "activation.tile_mlp", message, "use tile_mlp 1"
     for name, value in (("aux_loss", arch.router_aux_loss), ("z_loss", arch.router_z_loss)):
         if arch.is_moe and value > 0:
-            message = "losses of routers are of the rows of all tasks together, and routers are not trained"
+            message = "router losses cover the rows of all tasks, and routers are not trained"
             yield f"model.router.{name}", message, f"use {name} 0"
 
 
@@ -284,7 +284,7 @@ def check_groups(spec: Spec, arch: Architecture, found: Findings) -> None:
         else:
             _check_settings(spec, group, found)
             trained = len(meant) - len(frozen.intersection(meant))
-            found.passed(rule, f"{trained:,} of {len(names) - len(frozen):,} trained tensors are updated apart")
+            found.passed(rule, f"{trained:,} of {len(names) - len(frozen):,} trained tensors are in groups")
     _check_rest(spec, [name for name in names if name not in frozen], found)
 
 
@@ -297,7 +297,7 @@ def _other_targets(pattern: str, arch: Architecture) -> str | None:
     adapted = {tensor.adapter for tensor in parameters(arch)}
     if not named or not adapted.isdisjoint(named):
         return None
-    return f"the adapter is of no matrix in `{module}`: name some in its `targets` and `layers`, or remove the group"
+    return f"no matrix in `{module}` has an adapter: name some in `targets` and `layers`, or remove the group"
 
 
 def _to_train(meant: Sequence[str], arch: Architecture) -> str:
@@ -306,7 +306,7 @@ def _to_train(meant: Sequence[str], arch: Architecture) -> str:
         return "remove the group, or train some of it"
     beside = next((tensor.name for tensor in parameters(arch) if tensor.adapter in meant and not tensor.begun), None)
     if beside is not None:
-        return f"the adapter is trained beside it: name its parameters, as {beside}"
+        return f"the adapter is trained instead: name its parameters, such as {beside}"
     return "remove the group, or name it in `train` of the adapter"
 
 
@@ -321,7 +321,7 @@ def _check_settings(spec: Spec, group: ParameterGroup, found: Findings) -> None:
         message = f"the group `{group.name}` changes nothing"
         found.warn(rule, "W401", f"{path}.name", message, "set lr_scale, weight_decay or optimizer, or remove it")
     elif own is not None and group.weight_decay is not None and _written(spec, f"{path}.optimizer.weight_decay"):
-        message = "weight_decay changes nothing, as that of the group counts"
+        message = "weight_decay changes nothing, because the group's own counts"
         found.warn(rule, "W401", f"{path}.optimizer.weight_decay", message, "keep one of the two")
 
 
@@ -335,8 +335,10 @@ def _check_rest(spec: Spec, trained: list[str], found: Findings) -> None:
     """Check that some parameters are left for the optimizer of the spec."""
     own = [group.name for group in spec.groups.values() if group.optimizer is not None]
     if trained and own and all(any(covers(pattern, name) for pattern in own) for name in trained):
-        message = f"`{spec.optimizer.kind}` updates nothing, as every parameter has the optimizer of a group"
-        found.fail("group", "X436", "optimizer", message, "make that of a group the optimizer, and remove the group")
+        message = f"`{spec.optimizer.kind}` updates nothing, because every parameter has a group's optimizer"
+        found.fail(
+            "group", "X436", "optimizer", message, "use a group's optimizer as `optimizer`, and remove the group"
+        )
 
 
 def rows_at_once(shape: Sequence[int]) -> int:

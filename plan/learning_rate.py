@@ -324,7 +324,7 @@ def _check_lengths(spec: Spec, batch: Arithmetic, found: Findings) -> None:
     if steps is None or None in lengths:
         shares = [_share(quantity, batch) for quantity in parts.values()]
         if None in shares:
-            found.unknown(rule, f"{shown}: the number of steps is known only when the data has been counted")
+            found.unknown(rule, f"{shown}: the number of steps is unknown until the data is counted")
             return
         fraction = sum(share for share in shares if share is not None)
         used, total = f"{fraction:.0%}", "the budget"

@@ -258,10 +258,10 @@ def check_frozen(spec: Spec, arch: Architecture, found: Findings) -> None:
         frozen |= meant
     if len(frozen) == len(names):
         message = "every parameter is frozen, so there is nothing to train"
-        found.fail(PATH, "X434", PATH, message, "leave a part of the model out of frozen")
+        found.fail(PATH, "X434", PATH, message, "remove a part of the model from frozen")
     elif idle is not None:
         path, pattern = idle
-        message = f"`{pattern}` freezes nothing that the patterns before it do not freeze"
+        message = f"`{pattern}` freezes nothing beyond the patterns before it"
         found.warn(PATH, "W401", path, message, f"remove `{pattern}`")
     elif beyond is not None:
         path, message, hint = beyond

@@ -127,7 +127,7 @@ def read_peft(folder: str, arch: Architecture, own: frozenset[str]) -> PeftFolde
     matrices = tuple(_matrices(arch, names, files))
     (head,) = _modules(names, _specs(arch)[arch.head_parameter.name])
     if f"{PREFIX}{head}.base_layer.weight" in files.tensors:  # PEFT adds it by default
-        message = f"{folder} has {head} itself beside its adapter, which may be another than that of the model"
+        message = f"{folder} has {head} next to its adapter, which may differ from the model's"
         raise PeftUnreadable("X522", message, "save it again with `save_embedding_layers=False`")
     modules = {matrix.parameter for matrix in matrices}
     full = tuple(
@@ -137,7 +137,7 @@ def read_peft(folder: str, arch: Architecture, own: frozenset[str]) -> PeftFolde
     )
     digest = blake2b(content + files.digest.encode(), digest_size=16).hexdigest()
     if arch.tie_embeddings and EMBEDDING_WEIGHT in full and not config.get("ensure_weight_tying"):
-        message = f"{folder} has the embedding, trained in full, and its head is the embedding of before"
+        message = f"{folder} has the embedding, trained in full, but its head is the old embedding"
         hint = "save it again with `ensure_weight_tying`: the head of this model is the embedding"
         raise PeftUnreadable("X522", message, hint)
     found = PeftFolder(
@@ -145,7 +145,7 @@ def read_peft(folder: str, arch: Architecture, own: frozenset[str]) -> PeftFolde
     )
     if not matrices:
         first = min(files.tensors, default="")
-        message = f"{folder}/{PEFT_WEIGHTS} has A and B of no matrix of this model"
+        message = f"{folder}/{PEFT_WEIGHTS} has A and B for no matrix of this model"
         hint = f"its first tensor is `{first}`: is it an adapter of another model?" if first else "it has no tensors"
         raise PeftUnreadable("X524", message, hint)
     return found
@@ -228,7 +228,7 @@ def _prefixed(part: StoredPart, name: str) -> StoredPart:
 def _names(arch: Architecture) -> StoredNames:
     names = known_names(arch)
     if names is None:
-        message = f"no files are known of the family {arch.family}, and PEFT names matrices as files do"
+        message = f"the family {arch.family} has no known files, and PEFT names matrices as in files"
         raise PeftUnreadable("X525", message, "train its adapter without `from`")
     return names
 
@@ -264,9 +264,9 @@ def _config(folder: str, own: frozenset[str]) -> tuple[dict[str, Any], dict[str,
             content = file.read(LARGEST + 1)
     except OSError as error:
         what = f"{name} cannot be read: {error.strerror or error}"
-        raise PeftUnreadable("X520", what, f"give a folder that PEFT has saved, with {PEFT_CONFIG}") from error
+        raise PeftUnreadable("X520", what, f"give a folder saved by PEFT, with {PEFT_CONFIG}") from error
     if len(content) > LARGEST:
-        raise PeftUnreadable("X520", f"{name} is larger than {LARGEST >> 20} MiB", f"it is no {PEFT_CONFIG}")
+        raise PeftUnreadable("X520", f"{name} is larger than {LARGEST >> 20} MiB", f"it is not an {PEFT_CONFIG}")
     try:
         text = content.decode()
         config = STRICT.decode(text)
@@ -278,13 +278,13 @@ def _config(folder: str, own: frozenset[str]) -> tuple[dict[str, Any], dict[str,
         if key in ONLY:
             if value is not None and not any(value == each and type(value) is type(each) for each in ONLY[key]):
                 wanted = " or ".join(json.dumps(each) for each in ONLY[key])
-                message = f"`{key}` is {json.dumps(value)} in {name}, and an adapter of xtrain computes something else"
+                message = f"`{key}` is {json.dumps(value)} in {name}, which xtrain does not support"
                 raise PeftUnreadable("X522", message, f"it must be {wanted}")
         elif value not in (None, False) and key not in HARMLESS and key not in own:
-            message = f"`{key}` of {name} is not known to xtrain, and it may change what the adapter computes"
+            message = f"`{key}` of {name} is unknown to xtrain and may change what the adapter computes"
             raise PeftUnreadable("X522", message, f"remove it from {PEFT_CONFIG} if it changes nothing")
     if "peft_type" not in config:
-        raise PeftUnreadable("X520", f"{name} has no `peft_type`", "give a folder that PEFT has saved")
+        raise PeftUnreadable("X520", f"{name} has no `peft_type`", "give a folder saved by PEFT")
     lines = {
         key: text[: found.start()].count("\n") + 1 for key in config if (found := re.search(f'"{key}"\\s*:', text))
     }
@@ -331,8 +331,8 @@ def not_written_for_peft(arch: Architecture, trained: Sequence[ParameterSpec]) -
     names = known_names(arch)
     if names is None:
         return (
-            f"no files are known of the family {arch.family}, and PEFT names matrices as files do",
-            "no form is known",
+            f"the family {arch.family} has no known files, and PEFT names matrices as in files",
+            "no format is known",
         )
     if wrong := [each.name for each in trained if each.expert and not each.adapter]:
         return f"PEFT cannot store {wrong[0]}, which is trained in full", "merge the adapter into the model"

@@ -309,7 +309,7 @@ def _check_names(content: dict[str, Any]) -> None:
     a plan from accidental changes."""
     for key in ("id", "config_id"):
         if not isinstance(content[key], str) or _ID.fullmatch(content[key]) is None:
-            raise ValueError(f"its `{key}` is no id")
+            raise ValueError(f"its `{key}` is not an id")
     workspace = content["workspace"]
     named = {
         "name": content["name"],
@@ -320,7 +320,7 @@ def _check_names(content: dict[str, Any]) -> None:
             raise ValueError(f"its `{key}` {problem}")
     for key in ("spec", "spec_text"):
         if not isinstance(content[key], str):
-            raise TypeError(f"its `{key}` is no text")
+            raise TypeError(f"its `{key}` is not a string")
     mesh = content["mesh"]
     sizes = [*mesh["axes"].values(), *mesh["expert_axes"].values(), mesh["ranks_per_node"]]
     if prod(map(int, mesh["axes"].values())) > MOST_RANKS or not all(0 < int(size) <= MOST_RANKS for size in sizes):

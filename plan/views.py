@@ -169,7 +169,7 @@ def headroom(plan: Plan) -> Headroom:
     device, need = plan.cluster.memory_bytes, worst.memory.total_bytes
     where = f"on {ranks_text(plan, worst.pp)}"
     if device is None:
-        return Headroom(worst=worst, free=None, verdict="unknown", text=f"{bytes_text(need)} {where}, device not known")
+        return Headroom(worst=worst, free=None, verdict="unknown", text=f"{bytes_text(need)} {where}, device unknown")
     free = device - need
     share = f"{bytes_text(need)} of {bytes_text(device)} ({need / device:.0%}) {where}"
     if free < 0:
@@ -184,7 +184,7 @@ def no_times(plan: Plan) -> str:
     if not CLUSTERS[cluster.preset].known:
         return "no `cluster` is given"
     missing = [name for name in ("flops", "link", "network") if getattr(cluster, name) is None]
-    return f"cluster says no {', '.join(missing)}" if missing else "not estimated"
+    return f"cluster has no {', '.join(missing)}" if missing else "not estimated"
 
 
 def ranks_text(plan: Plan, pp: int) -> str:

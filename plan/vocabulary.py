@@ -89,7 +89,7 @@ def read_vocabulary(source: str) -> Vocabulary:
         if path.is_dir():
             path = path / "tokenizer.json"
         if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would block
-            raise TokenizerUnreadable(f"{path.as_posix()} is no regular file")
+            raise TokenizerUnreadable(f"{path.as_posix()} is not a regular file")
         content: Any = json.loads(path.read_bytes())
     except OSError as error:
         raise TokenizerMissing(f"{path.as_posix()}: {error.strerror}") from error
@@ -177,7 +177,7 @@ def _token(value: Any, *, special: bool = False) -> AddedToken:
     """Return a token from a file, given as text or object. special: used if the object does not say."""
     content = value.get("content") if isinstance(value, Mapping) else value
     if not isinstance(content, str):
-        raise TypeError(f"{json.dumps(value)[:60]} is no token")
+        raise TypeError(f"{json.dumps(value)[:60]} is not a token")
     given = {name: value[name] for name in FLAGS if name in value} if isinstance(value, Mapping) else {}
     if not all(isinstance(flag, bool) for flag in given.values()):
         raise TypeError(f"a flag of token {json.dumps(content)[:60]} is neither true nor false")

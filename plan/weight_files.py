@@ -139,7 +139,7 @@ def _stamp(path: Path) -> tuple[int, int, int]:
     except OSError as error:
         raise WeightsUnreadable(f"{path.as_posix()} cannot be read: {error.strerror or error}") from error
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):  # opening a pipe would block
-        raise WeightsUnreadable(f"{path.as_posix()} is no regular file", "give a copy of the file")
+        raise WeightsUnreadable(f"{path.as_posix()} is not a regular file", "give a copy of the file")
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
@@ -147,30 +147,30 @@ def _names(path: Path) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Return the files with weights, and (tensor, file) of the index if there is one."""
     single, index = path / SINGLE, path / INDEX
     if os.path.lexists(index) and os.path.lexists(single):
-        raise WeightsUnreadable(f"{path.as_posix()} has {SINGLE} and {INDEX}", "remove the one that is not meant")
+        raise WeightsUnreadable(f"{path.as_posix()} has {SINGLE} and {INDEX}", "remove one of them")
     if os.path.lexists(single):
         return (SINGLE,), ()
     if not os.path.lexists(index):
         raise WeightsUnreadable(*_absent(path))
     _, size, _ = _stamp(index)
     if size > LONGEST_HEADER:
-        raise WeightsUnreadable(f"{index.as_posix()} is no index: it is larger than {LONGEST_HEADER:,} bytes")
+        raise WeightsUnreadable(f"{index.as_posix()} is not an index: it is larger than {LONGEST_HEADER:,} bytes")
     try:
         listed = STRICT.decode(index.read_bytes().decode())
     except OSError as error:
         raise WeightsUnreadable(f"{index.as_posix()} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise WeightsUnreadable(f"{index.as_posix()} is no index: {error}") from error
+        raise WeightsUnreadable(f"{index.as_posix()} is not an index: {error}") from error
     if not isinstance(listed, dict) or not isinstance(listed.get("weight_map"), dict):
-        raise WeightsUnreadable(f"{index.as_posix()} is no index: it has no `weight_map`")
+        raise WeightsUnreadable(f"{index.as_posix()} is not an index: it has no `weight_map`")
     items = tuple(listed["weight_map"].items())
     if len(items) > MOST_TENSORS:
         raise WeightsUnreadable(*_too_many(index.as_posix(), len(items)))
     for tensor, name in items:
         ours = isinstance(name, str) and name.isprintable() and name.endswith(".safetensors") and "\\" not in name
         if not ours or Path(name).name != name:
-            message = f"{index.as_posix()} says that `{tensor}` is in {name!r}, which is no file of the folder"
-            raise WeightsUnreadable(message, "an index names .safetensors files beside it")
+            message = f"{index.as_posix()} says that `{tensor}` is in {name!r}, which is not in the folder"
+            raise WeightsUnreadable(message, "an index names .safetensors files next to it")
     if not items:
         raise WeightsUnreadable(f"{index.as_posix()} names no tensor")
     return tuple(sorted({name for _, name in items})), items
@@ -210,11 +210,11 @@ def _other_file(path: Path, first: bytes) -> tuple[str, str]:
     """Return (message, hint) for a file that is not safetensors. first: its first bytes."""
     name = path.as_posix()
     if first.startswith((b"PK\3\4", *(bytes((0x80, protocol)) for protocol in range(2, 6)))):
-        message = f"{name} is no safetensors file but a pickle, which can run any code when read"
+        message = f"{name} is not a safetensors file but a pickle, which can run any code when read"
         return message, f"convert it: {CONVERT.format(path.parent.as_posix())}"
     if first == b"version ":
-        return f"{name} is no safetensors file but a pointer of Git LFS to one", "fetch the file: git lfs pull"
-    return f"{name} is no safetensors file, or is cut off in its header", "copy or download the file again"
+        return f"{name} is not a safetensors file but a pointer of Git LFS to one", "fetch the file: git lfs pull"
+    return f"{name} is not a safetensors file, or is cut off in its header", "copy or download the file again"
 
 
 def _tensors(path: Path, header: bytes, start: int, size: int) -> dict[str, StoredTensor]:
@@ -224,7 +224,7 @@ def _tensors(path: Path, header: bytes, start: int, size: int) -> dict[str, Stor
     try:
         listed = STRICT.decode(header.decode())
     except (ValueError, RecursionError) as error:
-        raise WeightsUnreadable(f"{name} is no safetensors file: its header cannot be read: {error}") from error
+        raise WeightsUnreadable(f"{name} is not a safetensors file: its header cannot be read: {error}") from error
     listed.pop("__metadata__", None)  # text that begins with a brace is an object
     places = {}
     for tensor, entry in listed.items():
@@ -242,7 +242,7 @@ def _tensors(path: Path, header: bytes, start: int, size: int) -> dict[str, Stor
         found[tensor], end = StoredTensor(path.name, format, shape, start + begin), stop
     if start + end != size:
         cut = [tensor for tensor, each in found.items() if each.start + each.bytes > size]
-        what = f"is cut off: `{cut[0]}` is not complete" if cut else "has bytes behind its last tensor"
+        what = f"is cut off: `{cut[0]}` is not complete" if cut else "has bytes after its last tensor"
         raise WeightsUnreadable(f"{name} {what}; it has {size:,} bytes and should have {start + end:,}")
     return found
 

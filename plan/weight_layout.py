@@ -122,7 +122,7 @@ def _mismatches(used: Mapping[str, tuple[int, ...]], files: WeightFiles) -> Iter
         name = formats[0]
         more = f", and {len(formats) - 1:,} more" if len(formats) > 1 else ""
         stored = files.tensors[name]
-        yield f"`{name}` is stored as {stored.format} in {stored.file}, which is no format of weights{more}"
+        yield f"`{name}` is stored as {stored.format} in {stored.file}, which is not a weight format{more}"
 
 
 def _listed(names: Sequence[str], what: str) -> Iterator[str]:
@@ -240,15 +240,15 @@ def not_written(arch: Architecture) -> tuple[str, str] | None:
     stored = known_names(arch)
     if family is None or family.config is None or stored is None:
         known = ", ".join(name for name, each in FAMILIES.items() if each.config is not None)
-        message = f"a model of the family {arch.family} has no form that transformers reads"
-        return message, f"families that have one: {known}"
+        message = f"transformers has no model of the family {arch.family}"
+        return message, f"families that it has: {known}"
     for setting, value in family.config.constant.items():
         if (ours := _value(arch, setting)) != value:
             message = f"`{setting}` is {json.dumps(ours)}, and in a {family.config.model_type} of transformers it is "
             return f"{message}{json.dumps(value)}", "no config.json says otherwise"
     if family.config.heads_divide and arch.dim % arch.heads:
-        what = f"dim {arch.dim} is no multiple of heads {arch.heads}"
-        return f"{what}, which transformers wants of a {family.config.model_type}", "use heads that divide dim"
+        what = f"dim {arch.dim} is not divisible by heads {arch.heads}"
+        return f"{what}, which transformers requires of a {family.config.model_type}", "use heads that divide dim"
     if unknown := [each.name for each in buffers(arch) if not each.name.endswith(stored.buffers)]:
         message = f"a {family.config.model_type} of transformers has no `{unknown[0]}`, of `router.bias_speed`"
         return message, "train without `router { bias_speed }`"

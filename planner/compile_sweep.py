@@ -270,7 +270,7 @@ class _Compiling:
             origin = origin_of(self.spec, f"sweep.{name}" if name else "sweep")
             notes: list[Note] = [(f"{each.code}: {each.message}", each.span if name is None else None)]
             if len(there) > 1:
-                notes.append((f"the same is wrong with {plural(len(there) - 1, 'other point')}", None))
+                notes.append((f"the same error occurs at {plural(len(there) - 1, 'other point')}", None))
             hint = (
                 each.hint
                 if name is None

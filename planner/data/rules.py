@@ -94,14 +94,14 @@ def _questions(dataset: Dataset) -> Problem | None:
         *others, last = (name for name, each in SOURCES.items() if each.has_lists)
         known = f"{', '.join(others)} and {last}" if others else last
         message = f"{source.kind} gives fields of text, and `{choices}` is a list of texts"
-        return "X517", choices, message, f"read questions by {known}, or by a source of your own"
+        return "X517", choices, message, f"read questions by {known}, or with a source of your own"
     others = [name for name in (CHAT, *PAIRS, *ANSWERS, TOKENS) if getattr(dataset, name) is not None]
     others += [name for name in BESIDE if getattr(dataset, name)]
     others += [TEXT] if dataset.text != TEXT else []
     others += ["train_on"] if dataset.train_on != "auto" else ["template"] if dataset.template is not AUTO else []
     others += ["oversized"] if dataset.oversized != "split" else []
     if others:
-        message = f"records are questions (`{choices}`), and `{others[0]}` is not for these"
+        message = f"records are questions (`{choices}`), and `{others[0]}` does not apply to these"
         return "X516", others[0], message, f"leave out `{others[0]}` or `{choices}`"
     if dataset.holdout.fraction != 1:
         return "X516", "holdout", "questions are evaluated, never trained on", "write `holdout = 100%`"
@@ -119,7 +119,7 @@ def _answers(dataset: Dataset) -> Problem | None:
     others += [TEXT] if dataset.text != TEXT else []
     others += ["train_on"] if dataset.train_on != "auto" else []
     if others:
-        message = f"records are pairs of answers (`{ANSWERS[0]}`), and `{others[0]}` is not for these"
+        message = f"records are pairs of answers (`{ANSWERS[0]}`), and `{others[0]}` does not apply to these"
         return "X516", others[0], message, f"leave out `{others[0]}` or `{ANSWERS[0]}`"
     return None
 
@@ -132,7 +132,7 @@ def _tokens(dataset: Dataset) -> Problem | None:
     others += [TEXT] if dataset.text != TEXT else []
     others += ["train_on"] if dataset.train_on != "auto" else ["template"] if dataset.template is not AUTO else []
     if others:
-        message = f"records are token ids (`{TOKENS}`), and `{others[0]}` is not for these"
+        message = f"records are token ids (`{TOKENS}`), and `{others[0]}` does not apply to these"
         return "X516", others[0], message, f"leave out `{others[0]}` or `{TOKENS}`"
     return None
 
@@ -367,7 +367,7 @@ class TemplateUse:
             if error.path is None:  # a fault of the tokenizer itself, which another rule reports
                 found.unknown(self.rule, f"the template of tokenizer {tokenizer} is looked for when the run starts")
                 return
-            problem = f"has none that can be read: {error}"
+            problem = f"has an unreadable template: {error}"
         setting, named = (path.rpartition(".")[2] for path in (self.needs, self.path))
         message = f"{self.who}: `{setting}` needs a template, and `tokenizer {tokenizer}` {problem}"
         does = "write" if setting == named else "add"
@@ -380,7 +380,7 @@ class TemplateUse:
         """Report a template; the texts that separate turns in it should be tokens. written: those texts. text: of the
         template, "" if it reads no arguments."""
         if unread := [argument for argument in self.arguments if not re.search(rf"\b{re.escape(argument)}\b", text)]:
-            message = f"{self.who}: {name} does not read `{unread[0]}`, so that nothing would become of this argument"
+            message = f"{self.who}: {name} does not read `{unread[0]}`, so this argument would have no effect"
             place = f"{self.path.rpartition('.')[0]}.template_arguments"
             hint = f"remove `{unread[0]}`, or write its name as the template does"
             found.fail(self.rule, "X507", place, message, hint)

@@ -33,7 +33,7 @@ def check_training(spec: Spec, found: Findings) -> None:
         _check_names(spec, f"data.mix.{phase.name}", f"phase.{phase.name}.mix", phase.mix, found)
     settings = (name for name in settings_of(type(spec.mixture)) if name in spec.datasets)
     if spec.mixture.weights and (name := next(settings, None)) is not None:
-        message = f"a dataset called `{name}` cannot have a weight: in `mixture` this is the name of a setting"
+        message = f"a dataset named `{name}` cannot have a weight: in `mixture` this is the name of a setting"
         found.fail("data.mixture", "X513", f"dataset.{name}", message, "rename the dataset")
     if spec.mixture.weights or spec.phases:
         _check_weights(spec, found)
@@ -204,7 +204,7 @@ def check_reads(spec: Spec, trained: set[str], evaluated: set[str], found: Findi
             message = f"dataset {name}: the loss {spec.loss.kind} does not read `{number}`"
             hint = _readers(spec.loss, number)
             if number in spec.loss.computed:
-                message = f"dataset {name}: `{number}` changes nothing, as the run computes it (loss.reference)"
+                message = f"dataset {name}: `{number}` has no effect: the run computes it (loss.reference)"
                 hint = "remove it, or write `reference = precomputed` in `loss`"
             found.warn(f"idle.{path}", IDLE, path, message, hint)
 
@@ -214,12 +214,12 @@ def _check_rewards(spec: Spec, evaluated: set[str], found: Findings) -> None:
     """Report settings that need token probabilities of a model that gives rewards."""
     for name in (each for each in spec.datasets if each in evaluated and spec.datasets[each].choices is not None):
         message = f"dataset {name}: its questions ask for the likeliest choice, and with the loss {spec.loss.kind} "
-        message += "the model gives rewards in place of probabilities"
+        message += "the model gives rewards instead of probabilities"
         hint = "remove the evaluation, or choose a loss of tokens"
         found.fail(f"data.loss.{name}", "X442", f"dataset.{name}.choices", message, hint)
     if spec.evaluation_step is not None:
         message = f"an evaluation of your own adds up losses of tokens, and with the loss {spec.loss.kind} the model "
-        hint = "remove it: evaluations measure what is minimised"
+        hint = "remove it: evaluations measure the training loss"
         found.fail("data.rewards", "X442", "evaluation_step", f"{message}gives rewards", hint)
 
 
@@ -344,7 +344,7 @@ def _own(spec: Spec, rollout: Rollout) -> Iterator[RolloutProblem]:
     if spec.reward is None:
         yield "reward", "rollout", "nothing says how good a completion is", "add `reward exact_answer { }`"
     if rollout.group == 1:
-        message = "a completion by itself has nothing to be compared with: its advantage would be 0"
+        message = "a single completion has nothing to be compared with: its advantage would be 0"
         yield "group", "rollout.group", message, "write `group = 8`"
     # A prompt has at least one token; the last token of a completion takes no position.
     needed = rollout.group * rollout.max_tokens
@@ -364,13 +364,13 @@ def _loss(spec: Spec) -> Iterator[RolloutProblem]:
         yield "loss", "loss.kind", message, "write `loss grpo { }`"
         return
     if isinstance(loss, PolicyLoss) and REF in loss.columns and loss.reference not in (INITIAL, ADAPTER_OFF):
-        message = "completions are compared with the model under the adapter or the weights that the run begins with: "
+        message = "completions are compared with the model under the adapter or the weights that the run starts from: "
         message += "no data has numbers of them, and a folder would be a second model on each rank"
-        hint = f'write `reference = {INITIAL}`; a run begins with a folder by `model "FOLDER"`'
+        hint = f'write `reference = {INITIAL}`; a run starts from a folder with `model "FOLDER"`'
         yield "loss.reference", "loss.reference", message, hint
     elif REF in loss.columns and spec.adapter is not None and spec.adapter.decomposes:
         message = "the first values of the adapter are computed from the weights of the model, which are others from "
-        message += "there on: a run that goes on could not tell what its reference was"
+        message += "there on: a resumed run could not restore its reference"
         yield "loss.reference", "loss.kl", message, "write `kl = none`, or another `init` of the adapter"
     several = [name for name in ("steps", "updates") if getattr(spec.rollout, name) > 1]
     if several and OLD not in loss.columns:
@@ -393,13 +393,13 @@ def _around(spec: Spec) -> Iterator[RolloutProblem]:
         name = next(link.name for link in spec.collate if link.changes)
         yield "changes", "collate", f"`{name}` changes documents, and completions stay as they are", f"remove `{name}`"
     if spec.optimizer.before_forward:
-        message = f"{spec.optimizer.kind} takes gradients at other weights than those that are sampled from"
+        message = f"{spec.optimizer.kind} takes gradients at weights other than the sampled ones"
         yield "optimizer", "optimizer.kind", message, "choose another optimizer, such as adamw"
     if spec.tasks:
         path = f"task.{next(iter(spec.tasks))}"
         yield "tasks", path, "tasks learn from documents, not from rollouts", "remove `rollout`"
     if spec.step is not None:
-        message = "a step of your own does not say which log-probabilities it has computed"
+        message = "your own step does not report the log-probabilities that it computed"
         yield "step", "step.name", message, "remove `step` or `rollout`"
 
 
@@ -422,10 +422,10 @@ def _repeated(spec: Spec, trained: Set[str]) -> Iterator[RolloutProblem]:
     path, hint = "rollout.updates", "write `updates = 1`"
     if len(trained) > 1:
         names = ", ".join(sorted(trained))
-        message = f"steps draw their prompts from several datasets ({names}), and those of one alone can come again"
+        message = f"steps draw their prompts from several datasets ({names}), and only those of one can be repeated"
         yield "updates.datasets", path, message, f"{hint}, or put all prompts into one dataset"
     if spec.batch.ramp_from is not None:
-        message = "the steps of a ramp have unequal numbers of prompts, which cannot come again"
+        message = "the steps of a ramp have unequal numbers of prompts, which cannot be repeated"
         yield "updates.ramp", path, message, f"{hint}, or remove `ramp_from`"
 
 

@@ -43,9 +43,13 @@ def check_adapter(spec: Spec, arch: Architecture, found: Findings) -> None:
     if arch.adapter is None:
         return
     if spec.model.frozen:
-        message = "an adapter leaves the whole model as it is, so `frozen` has nothing to say"
+        message = "an adapter freezes the whole model, so `frozen` has no effect"
         found.fail(
-            ADAPTER_RULE, "X435", "model.frozen", message, "remove it; what is trained beside the adapter is `train`"
+            ADAPTER_RULE,
+            "X435",
+            "model.frozen",
+            message,
+            "remove it; `train` of the adapter names parts to train in full",
         )
         return
     if arch.router_bias_speed > 0:
@@ -86,8 +90,8 @@ def _wrong_target(arch: Architecture, targets: tuple[str, ...]) -> tuple[str, st
             continue
         path = f"{TARGETS}.{number}"
         if target == ALL_LINEAR:
-            return path, "the model has no matrices that an adapter can be of", "train it in full"
-        return path, f"no matrix of the model is meant by `{target}`", _instead(target, arch, matrices)
+            return path, "no matrix of the model can have an adapter", "train it in full"
+        return path, f"no matrix of the model matches `{target}`", _instead(target, arch, matrices)
     return None
 
 
@@ -97,9 +101,9 @@ def _instead(target: str, arch: Architecture, matrices: Sequence[tuple[int | Non
     if meant is not None:
         layer, experts = meant
         if layer is None:
-            return f"the head is named by itself: write `{HEAD}`"
+            return f"the head has a name of its own: write `{HEAD}`"
         module = experts.owner.rpartition(".")[2]
-        return f"it means routed experts alone, which are named by their module: write `{module}.{target}`"
+        return f"it matches only routed experts, which need the name of their module: write `{module}.{target}`"
     for layer, parameter in _others(arch):
         if not means(target, layer, parameter.name):
             continue
@@ -158,7 +162,7 @@ def _idle_target(arch: Architecture, targets: tuple[str, ...]) -> tuple[str, str
     for number, target in enumerate(targets):
         meant = {(layer, matrix.name) for layer, matrix in matrices if is_target(target, layer, matrix)}
         if meant <= before:
-            message = f"`{target}` means nothing that the targets before it do not mean"
+            message = f"`{target}` matches nothing beyond the targets before it"
             return f"targets.{number}", message, f"remove `{target}`"
         before |= meant
     return None
@@ -222,7 +226,7 @@ def check_adapter_files(
         found.fail(rule, "X524", f"{block}.from", message, "give an adapter of this model")
     else:
         count = len(files.files.tensors)
-        found.passed(rule, f"{count:,} tensors of {files.folder} have their place")
+        found.passed(rule, f"{count:,} tensors of {files.folder} are assigned")
 
 
 def _short(value: Any) -> str:

@@ -180,7 +180,7 @@ def check_teacher(spec: Spec, arch: Architecture, found: Findings) -> TeacherSha
     if shape is None:
         return None
     if (problem := other_tokens(spec, arch, teacher.folder, shape.architecture.vocab)) is not None:
-        hint = "take a teacher with the same tokenizer and vocabulary, such as a larger model of the family"
+        hint = "use a teacher with the same tokenizer and vocabulary, such as a larger model of the family"
         found.fail(TEACHER_RULE, TEACHER_CODE, TEACHER_PATH, problem, hint)
         return None
     try:
@@ -188,7 +188,7 @@ def check_teacher(spec: Spec, arch: Architecture, found: Findings) -> TeacherSha
         assign(shape.architecture, files)
     except (WeightsUnreadable, ValueError) as problem:
         message = f"the teacher {teacher.folder}: {problem}"
-        found.fail(TEACHER_RULE, "X524", TEACHER_PATH, message, "take weights and config of one model")
+        found.fail(TEACHER_RULE, "X524", TEACHER_PATH, message, "use weights and config of one model")
         return None
     found.passed(TEACHER_RULE, f"{teacher.folder} is a {shape.architecture.family} with {arch.vocab:,} tokens")
     return evolve(shape, weights=files)
@@ -206,7 +206,7 @@ def _teacher_shape(spec: Spec, folder: str, found: Findings) -> TeacherShape | N
         errors = own.diagnostics.errors
         if not errors:
             return TeacherShape(loaded.spec, shape.architecture)
-    hint = f'take a folder of a model that `model "{folder}"` takes'
+    hint = f'use a folder that `model "{folder}"` accepts'
     found.fail(TEACHER_RULE, errors[0].code, TEACHER_PATH, f"the teacher {folder}: {errors[0].message}", hint)
     return None
 
@@ -223,7 +223,7 @@ def other_tokens(spec: Spec, arch: Architecture, folder: str, theirs: int, who: 
         apart = differing_token(source, folder)
     except TokenizerUnreadable:  # one of them has no tokenizer file, or another rule reports it
         return None
-    return apart and f"the tokenizer of the {who} {folder} is another one: {apart}"
+    return apart and f"the tokenizer of the {who} {folder} differs: {apart}"
 
 
 SCORER_RULE: Final = "reward.folder"
@@ -249,9 +249,9 @@ def read_scorer(spec: Spec, arch: Architecture, found: Findings) -> Shape | None
         found.fail(SCORER_RULE, code, SCORER_PATH, message, f"{hint}AutoModelForSequenceClassification with one label")
         return None
     if (apart := other_tokens(spec, arch, folder, shape.architecture.vocab, "reward model")) is not None:
-        found.fail(SCORER_RULE, "X441", SCORER_PATH, apart, "take one with the same tokenizer and vocabulary")
+        found.fail(SCORER_RULE, "X441", SCORER_PATH, apart, "use one with the same tokenizer and vocabulary")
     else:
-        found.passed(SCORER_RULE, f"{folder} is a {shape.architecture.family} with a head of rewards")
+        found.passed(SCORER_RULE, f"{folder} is a {shape.architecture.family} with a reward head")
     return shape
 
 
@@ -269,8 +269,8 @@ def _scorer_shape(folder: str, spec: Spec) -> tuple[Shape | None, tuple[str, str
         if not errors and shape.weights is not None and has_rewards(shape.architecture, shape.weights):
             return shape, ("", "")
     if errors:
-        return None, (errors[0].code, f"{folder} is no reward model: {errors[0].message}")
-    return None, ("X524", f"{folder} is no reward model: it has no head of rewards, `score.weight`")
+        return None, (errors[0].code, f"{folder} is not a reward model: {errors[0].message}")
+    return None, ("X524", f"{folder} is not a reward model: it has no reward head, `score.weight`")
 
 
 @frozen

@@ -184,7 +184,7 @@ def _fixed_sizes(spec: Spec, found: Findings, unsettled: set[str]) -> dict[str, 
     free = [axis for axis, size in stated.items() if isinstance(size, Auto)]
     if free not in ([], ["fsdp"]):
         other = next(axis for axis in free if axis != "fsdp")
-        message = f"`auto` on {' and '.join(free)}: one axis can take what the world leaves over, and that is fsdp"
+        message = f"`auto` on {' and '.join(free)}: only fsdp can take the remaining ranks"
         found.fail(
             "mesh.auto", "X410", f"parallel.{other}.size", message, f"give {other} a number, such as `{other} 2`"
         )
@@ -238,7 +238,7 @@ def _solve_fsdp(
         if world % fixed or world < fixed:
             near = sorted({max(world // fixed, 1) * fixed, (world // fixed + 1) * fixed})
             options = " or ".join(f"{count}" for count in near)
-            message = f"the other axes need a multiple of {product} = {plural(fixed, 'rank')}, but {asked} is {world}"
+            message = f"{asked} {world} is not divisible by the other axes, {product} = {plural(fixed, 'rank')}"
             found.fail("mesh.world", "X401", "parallel", message, f"use {options} ranks, or change an axis")
             return None
         sizes["fsdp"] = world // fixed
@@ -304,7 +304,7 @@ def _machines(
             return None
     elif world % nodes:
         message = f"{plural(world, 'rank')} cannot be spread evenly over {nodes} nodes"
-        hint = f"use {largest_divisor(world, nodes)} nodes, or a multiple of {nodes} ranks"
+        hint = f"use {largest_divisor(world, nodes)} nodes, or ranks divisible by {nodes}"
         found.fail("mesh.nodes", "X401", "launch.nodes", message, hint)
         return None
     else:

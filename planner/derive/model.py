@@ -83,7 +83,7 @@ def _of_documents(spec: Spec) -> ReferenceProblem | None:
     for link in spec.collate:
         if isinstance(link, UserComponent) or link.changes:
             name = link.function if isinstance(link, UserComponent) else link.name
-            return f"`{name}` of collate changes documents, and a reference is computed of them as they are", BY_HAND
+            return f"`{name}` of collate changes documents, but a reference needs them unchanged", BY_HAND
     return None
 
 
@@ -93,8 +93,8 @@ def _of_weights(spec: Spec, reference: str) -> ReferenceProblem | None:
         return "adapter_off is the model under an adapter, and there is no adapter", "write `reference = initial`"
     drawn = spec.model.folder is None or spec.model.weights == "none"
     if reference in (INITIAL, ADAPTER_OFF) and spec.checkpoint.from_ is not None and drawn and not spec.is_adapted:
-        message = "the run goes on with the state of another run, so its initial weights are random numbers"
-        return message, "name the folder of the reference, or begin with `checkpoint { pretrained }`"
+        message = "the run resumes the state of another run, so its initial weights are random numbers"
+        return message, "name the folder of the reference, or start from `checkpoint { pretrained }`"
     return None
 
 
@@ -107,7 +107,7 @@ def _of_folder(spec: Spec, loss: ReferredLoss, architecture: Architecture) -> Re
     if diagnostics.has_errors:
         why = diagnostics.errors[0].message.replace(str(Path(folder).absolute()), folder)
         words = f"`{INITIAL}`, `{ADAPTER_OFF}`, `{PRECOMPUTED}`"
-        return f"{folder} is no reference: {why}", f"give the folder of a model, or one of {words}"
+        return f"{folder} cannot be a reference: {why}", f"give the folder of a model, or one of {words}"
     family, other = architecture.family, "give a model of the same architecture"
     if (theirs := family_in_folder(folder)) != family:
         return f"`family` is {theirs} in {folder}, and {family} in the model of the run", other
@@ -121,7 +121,7 @@ def _of_folder(spec: Spec, loss: ReferredLoss, architecture: Architecture) -> Re
     except WeightsUnreadable as problem:
         return str(problem), problem.hint
     except ValueError as problem:
-        return f"the weights of {folder} are not those of the model: {problem}", other
+        return f"the weights of {folder} do not fit the model: {problem}", other
     return None
 
 
@@ -219,13 +219,13 @@ def _weights(spec: Spec, architecture: Architecture, found: Findings) -> WeightF
     try:
         assign(architecture, files, grows=spec.model.vocab == GROWS)
     except ValueError as problem:
-        message = f"the weights of {spec.model.folder} are not those of the model: {problem}"
-        hint = "take weights and config.json of one model"
+        message = f"the weights of {spec.model.folder} do not fit the model: {problem}"
+        hint = "use weights and config.json of one model"
         if architecture.head == "vocabulary" and has_rewards(architecture, files):
-            hint = "it is a model that gives rewards: choose a loss of rewards, as bradley_terry"
+            hint = "it is a reward model: choose a reward loss, such as bradley_terry"
         found.fail(rule, "X524", path, message, hint)
         return None
-    found.passed(rule, f"all {len(files.tensors):,} tensors of {spec.model.folder} have their places in the model")
+    found.passed(rule, f"all {len(files.tensors):,} tensors of {spec.model.folder} are assigned to the model")
     return files
 
 
@@ -339,8 +339,8 @@ def _grown(spec: Spec, size: int, reasons: dict[str, str], found: Findings) -> i
     stays = any(covers(pattern, name) for pattern in spec.model.frozen for name in matrices)
     if new and (spec.is_adapted or stays):
         who = "an adapter leaves" if spec.is_adapted else "`frozen` leaves"
-        message = f"`vocab = tokenizer` adds {new:,} rows, which {who} as they begin"
-        hint = "train the embedding and the head, or export the model once with the rows added and begin with that"
+        message = f"`vocab = tokenizer` adds {new:,} rows, which {who} untrained"
+        hint = "train the embedding and the head, or export the model once with the rows added and start from it"
         found.fail("data.vocab", "X506", "model.vocab", message, hint)
     else:
         found.passed("data.vocab", f"{stored:,} rows and {new:,} new ones hold the {size:,} ids of the tokenizer")

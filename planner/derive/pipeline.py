@@ -88,7 +88,7 @@ def _costs(
             mean = "" if min(weights) == max(weights) else ", on average"
             of = "modules and head" if modules else "vocab · dim"
             why = f"{of} = {table + modules:,} / {block:,} weights of a block{mean}"
-            why = why if table else "a head of rewards sees the last token of each sequence alone"
+            why = why if table else "a reward head sees only the last token of each sequence"
             reasons["parallel.pp.head_cost"] = (head, why)
     return (0.0 if isinstance(embedding, Auto) else embedding), head
 
@@ -106,17 +106,17 @@ def _counts(
     pp, stages = spec.parallel.pp, len(even)
     given = pp.layers
     if isinstance(given, Auto):
-        reasons["parallel.pp.layers"] = (tuple(even), "minimises the most expensive stage")
+        reasons["parallel.pp.layers"] = (tuple(even), "minimizes the most expensive stage")
         found.passed("mesh.pp.layers", f"{architecture.blocks} layers on {stages} stages")
         return list(even)
     hint = f"use layers [{', '.join(map(str, even))}]"
     rule, path = "mesh.pp.layers", "parallel.pp.layers"
     if len(given) != stages:
-        message = f"layers speaks of {len(given)} stages, but pp {pp.size} · stages_per_rank {each} = {stages}"
+        message = f"layers lists {len(given)} stages, but pp {pp.size} · stages_per_rank {each} = {stages}"
         found.fail(rule, "X404", path, message, hint)
     elif min(given) < 1:
         empty = next(stage for stage, count in enumerate(given) if count < 1)
-        found.fail(rule, "X404", path, f"stage {empty} has {given[empty]} layers, and each needs one at least", hint)
+        found.fail(rule, "X404", path, f"stage {empty} has {given[empty]} layers, and each needs at least one", hint)
     elif sum(given) != architecture.blocks:
         total = f"{' + '.join(map(str, given))} = {sum(given)}"
         message = f"the stages have {total} layers, but the model {architecture.blocks}"
@@ -134,7 +134,7 @@ def _check_costs(spec: Spec, found: Findings) -> None:
     pp = spec.parallel.pp
     idle = [name for name in ("embedding_cost", "head_cost") if not isinstance(getattr(pp, name), Auto)]
     if idle:
-        message = f"layers says what each stage has, so {' and '.join(idle)} would change nothing"
+        message = f"layers gives the layers of each stage, so {' and '.join(idle)} would change nothing"
         found.fail("mesh.pp.costs", "X404", f"parallel.pp.{idle[0]}", message, f"use {idle[0]} auto, or layers auto")
 
 

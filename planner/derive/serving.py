@@ -99,7 +99,7 @@ def check_server(spec: Spec, arch: Architecture, layout: Layout, found: Findings
             message = "a server adds nothing to the losses of its clients, and routers are not trained"
             found.fail("serve.losses", CODE, f"model.router.{name}", message, f"use {name} 0")
     if serve.host not in LOOPBACK and serve.key is None:
-        message = f"everybody who reaches {serve.host} could use the server, as it asks for no key"
+        message = f"everybody who reaches {serve.host} could use the server, because it needs no key"
         hint = 'write `key = "XTRAIN_KEY"`, the name of an environment variable, or `host = "127.0.0.1"`'
         found.fail("serve.key", CODE, "serve.host", message, hint)
     else:
@@ -107,13 +107,13 @@ def check_server(spec: Spec, arch: Architecture, layout: Layout, found: Findings
     if (serve.certificate is None) != (serve.private_key is None):
         given, other = ("certificate", "private_key") if serve.certificate else ("private_key", "certificate")
         message = f"a server with TLS needs both files, and there is no {other}"
-        found.fail("serve.tls", CODE, f"serve.{given}", message, f'write `{other} = "FILE.pem"` beside it')
+        found.fail("serve.tls", CODE, f"serve.{given}", message, f'write `{other} = "FILE.pem"` next to it')
     if any(layout.size(axis) > 1 for axis in ("ring", "ulysses") if axis not in folded_axes(spec.parallel)):
         message = "a server sums gradients over ranks of cp by fsdp"
         found.fail("serve.mesh", CODE, "parallel.cp.fold", message, "use fold all")
         return
     if layout.size("pp") > 1 and arch.tie_embeddings and serve.mode == "full":
-        message = "a server with pp has the embedding twice where it is the head, and does not train both copies"
+        message = "a server with pp has a tied embedding on two stages, and does not train both copies"
         found.fail("serve.mesh", CODE, "parallel.pp.size", message, "use pp 1, or train adapters")
         return
     if not spec.parallel.execution.uses_fsdp:

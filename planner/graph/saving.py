@@ -387,7 +387,7 @@ def check_backend(spec: Spec, world: int, found: Findings) -> None:
         return
     if world > 1:
         message = f"a checkpoint of one file is written by one process, and this run has {world:,} ranks"
-        found.fail(rule, "X621", path, message, "use `backend = dcp`, of which every rank writes a part")
+        found.fail(rule, "X621", path, message, "use `backend = dcp`, where every rank writes a part")
     else:
         found.passed(rule, "one process writes the one file")
 
@@ -409,7 +409,7 @@ def check_saving(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findi
         return
     rule, path = "checkpoint.best", "checkpoint.best"
     if spec.checkpoint.best_is == "auto" and best.better is None:
-        message = f"nothing says whether a low or a high {best} is better"
+        message = f"it is unknown whether a low or a high {best} is better"
         found.fail(f"{rule}.direction", "X620", path, message, "add `best_is = highest`, or `lowest`")
     if best.hook is not None:
         _check_hook(spec, best.hook, found)

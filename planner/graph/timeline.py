@@ -349,9 +349,7 @@ def check_ticks(schedule: Schedule, batch: Arithmetic, launch: Launch, found: Fi
                 found.passed(rule, f"every {tick.every} depends on the clock")
         elif batch.steps is None or not (known.steps or known.tokens):
             if path:
-                found.unknown(
-                    rule, f"every {tick.every}: how often it happens is known only when the data has been counted"
-                )
+                found.unknown(rule, f"every {tick.every}: how often it happens is unknown until the data is counted")
         else:
             _check_fires(tick, known, batch, launch, rule, path, found)
 
@@ -368,7 +366,7 @@ def _check_fires(
     elif before is not None and first + before >= steps:
         message = f"every {tick.every} {tick.actions[0].kind} records nothing: the run has {steps:,} steps, and the "
         message += f"first one that could be recorded is step {first + before + 1:,}"
-        found.warn(rule, "W601", path, message, "let it begin earlier, or use less `wait` and `warmup`")
+        found.warn(rule, "W601", path, message, "start it earlier, or use less `wait` and `warmup`")
     elif path:
         count = times_due(known, min(steps, limit_args(launch, batch).get("stop_at", steps)), each)
         found.passed(rule, f"every {tick.every} fires {count:,} times")

@@ -177,7 +177,9 @@ def search(spec: Spec, plan: Plan, *, best: int = 5) -> Fit:
     """
     cluster, world = plan.cluster, plan.mesh.world_size
     if cluster.memory_bytes is None or cluster.flops is None:
-        raise Unsearchable("declare what a device holds and does, as `cluster h100` or `cluster other { memory = … }`")
+        raise Unsearchable(
+            "declare memory and speed of a device, such as `cluster h100` or `cluster other { memory = … }`"
+        )
     rows = plan.node("setup.loader").args["rows"]
     neutral = evolve(spec, batch=evolve(spec.batch, rows=rows, accumulate=AUTO))
     fitting: list[Candidate] = []
@@ -302,7 +304,7 @@ def render_alternatives(alternatives: Sequence[Alternative], *, color: bool = Fa
         some = planned[0][1]
         rows, ranks = some.node("setup.loader").args["rows"], some.mesh.world_size
         page.heading(
-            "ALTERNATIVES", f"{plural(rows, 'row')} a step on {plural(ranks, 'rank')}, unless a line says other"
+            "ALTERNATIVES", f"{plural(rows, 'row')} a step on {plural(ranks, 'rank')}, unless a line says otherwise"
         )
         _table(page, [_planned(name, plan, base) for name, plan in planned])
     for each in alternatives:

@@ -84,7 +84,7 @@ def text() -> str:
     table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
              for line in (head, *lines)]  # fmt: skip
     legend = [
-        f"{YES}: the rules of the planner let it pass; {IDLE}: it changes nothing there; a code: it is refused, and",
+        f"{YES}: the rules of the planner allow it; {IDLE}: it has no effect there; a code: it is refused, and",
         "`xtrain docs CODE` says why. Stacks and axes have two ranks; fp64, bf16: parameters in that format; →fp64,",
         "→bf16, →fp8: parameters in fp32 on two ranks of fsdp, computed in that format.",
     ]

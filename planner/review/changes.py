@@ -242,7 +242,7 @@ def _side(
     if compiled.plan is None:
         return None
     if compiled.plan.serves:
-        message = f"{path} is a server, and what is compared are the steps of training runs"
+        message = f"{path} is a server, and only training runs can be compared"
         found.error("X704", message, None, hint="compare two training runs")
         return None
     return Side(path=path, kind=kind, plan=compiled.plan, sets=sets, world=world)
@@ -343,7 +343,7 @@ def _changed_code(plan: Plan, found: Diagnostics) -> bool:
     versions = f"{before} then, {now} now" if before != now else f"version {now}, with other source files"
     stored = _stored(plan)
     if stored.plan is None:
-        notes = [("this version has no plan for the spec that the plan contains", None), *_first_error(stored)]
+        notes = [("this version cannot plan the spec in the plan", None), *_first_error(stored)]
     elif stored.plan.id == plan.id:
         notes = [("it would make the same plan, but may execute it differently", None)]
     else:
@@ -377,10 +377,10 @@ def _compare_stored(plan: Plan, found: Diagnostics) -> bool:
         return True
     notes = _value_notes(plan, stored.plan) if stored.plan is not None else _first_error(stored)
     if plan.origin is None:
-        message = "this xtrain makes another plan from the spec that the plan contains"
+        message = "this xtrain makes a different plan from the spec in the plan"
         found.error("X711", message, None, hint=_remedy(plan), notes=notes)
     else:
-        message = "the inputs of this plan have changed: the spec that it contains now gives another plan"
+        message = "the inputs of this plan have changed: the spec in it now gives a different plan"
         found.error("X710", message, None, hint=_remedy(plan), notes=notes)
     return False
 

@@ -24,9 +24,9 @@ SHORT: Final = {
     "activations": "activ.",
 }
 MEANING: Final = (
-    ("params, grads, optim.", "the rank's shards of parameters, gradients and what the optimizer keeps for each"),
+    ("params, grads, optim.", "the rank's shards of parameters, gradients and optimizer state"),
     ("ema", "averaged weights"),
-    ("unsharded", "parameters that fsdp has gathered, at most at the same time"),
+    ("unsharded", "parameters gathered by fsdp, at their peak"),
     ("unreduced", "unsharded gradients that fsdp accumulates before it reduces them"),
     ("activ.", "activations saved for the backward, of all microbatches in flight"),
     ("loss", "activations of the output head"),
@@ -72,7 +72,7 @@ def _remedies(page: Page, plan: Plan) -> None:
     rows = []
     for each in plan.estimates.remedies:
         share = f" ({each.memory_bytes / device:.0%})" if device else ""
-        took = "a step takes unknown time"
+        took = "step time unknown"
         if each.seconds is not None and times is not None:
             took = f"a step takes {seconds_text(each.seconds)}, {each.seconds / times.step - 1:+.0%}"
         rows.append(([f"--set {quote(text)}" for text in each.sets], f"{bytes_text(each.memory_bytes)}{share}", took))
@@ -380,8 +380,8 @@ def show_compute(page: Page, plan: Plan, detail: Detail) -> None:
     page.heading("COMPUTE")
     each_rank = f"{flops_text(estimates.flops_per_step / world)} a rank"
     if again := slowest.hardware_flops - slowest.optimizer_flops - slowest.flops:
-        each_rank += f"; {again / slowest.flops:.0%} more is computed a second time"
-        each_rank += ", or of other models" if any(node.op in OTHER_MODELS for node in plan.nodes) else ""
+        each_rank += f"; {again / slowest.flops:.0%} more is recomputed"
+        each_rank += ", or computed by other models" if any(node.op in OTHER_MODELS for node in plan.nodes) else ""
     if slowest.optimizer_flops:
         each_rank += f"; {slowest.optimizer_flops / slowest.flops:.1%} more by the optimizer"
     rows = [
@@ -411,7 +411,7 @@ def show_compute(page: Page, plan: Plan, detail: Detail) -> None:
 def _times(plan: Plan, times: Times) -> list[tuple[str, str, str]]:
     low, high = plan.cluster.efficiency[0], plan.cluster.efficiency[-1]
     reached = f"{low:.0%}" if low == high else f"{low:.0%} to {high:.0%}"
-    source = "as cluster.efficiency says" if low == high else "an assumption"
+    source = "from cluster.efficiency" if low == high else "an assumption"
     parts = [f"computing {seconds_text(times.computing)}", f"exposed communication {seconds_text(times.exposed)}"]
     if plan.mesh.size("pp") > 1:
         parts.append(f"bubble {plan.estimates.bubble:.0%} of the step")

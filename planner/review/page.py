@@ -159,7 +159,7 @@ def show_model(page: Page, plan: Plan, detail: Detail) -> None:
         heads,
         wide if arch.is_moe else f"ffn {arch.ffn}",
         f"vocab {arch.vocab:,}" + (", tied" if arch.tie_embeddings else ""),
-        *(["a head of rewards"] if arch.head == "reward" else []),
+        *(["a reward head"] if arch.head == "reward" else []),
         *([f"positions {arch.rope}"] if arch.rope.scaling != "none" else []),
     ]
     page.wrapped(" · ".join(parts))
@@ -176,9 +176,7 @@ def show_model(page: Page, plan: Plan, detail: Detail) -> None:
             shown = " · ".join(f"{each.name} {count_text(each.parameters)}" for each in modules)
             page.wrapped(f"{word:<7} {total:,}: {shown}", rest=" " * 10)
         if begun := sum(tensor.size for tensor in count.tensors if tensor.begun):
-            page.wrapped(
-                f"{'begun':<7} {begun:,}: what the adapter has begun with, which stays as it is", rest=" " * 10
-            )
+            page.wrapped(f"{'begun':<7} {begun:,}: initial values of the adapter, which stay fixed", rest=" " * 10)
     if len(arch.base.kinds) > 1:
         page.table([(_layers_text(kind.layers), words) for kind, words in _kinds(arch.base)], styles=("", "dim"))
     if detail.full:
@@ -251,7 +249,7 @@ def show_server_glance(page: Page, plan: Plan) -> None:
         f"{plural(args['adapters'], 'adapter')}; {room_text}" if slots_of(plan) else "none: one client trains the model"
     )
     page.line(f"  slots   {trained}")
-    key = f"key in {args['key']}" + ("" if args["key_needed"] else ", or one that it makes and prints")
+    key = f"key in {args['key']}" + ("" if args["key_needed"] else ", or a generated one that it prints")
     scheme = "https" if args["certificate"] else "http"
     page.line(f"  listens {scheme}://{args['host']}:{args['port']} as `{args['model_name']}`, {key}")
     page.line(f"  checks  {', '.join(f'{counts[each]} {each}' for each in VERDICTS if counts[each])}")

@@ -185,7 +185,7 @@ def _compute(plan: Plan, params: str) -> str:
 def _early(a: Plan, b: Plan) -> Iterator[Reason]:
     """Yield reasons for changed prefetching and overlap, whose node arguments only give a number of units."""
     if (said := _said(a, b, "parallel.fsdp.prefetch")) is not None:
-        text = f"{said[0]} → {said[1]}: memory changes, what is trained stays the same"
+        text = f"{said[0]} → {said[1]}: memory changes, training does not"
         yield Reason(kind="safe", path="parallel.fsdp.prefetch", text=text)
     if (said := _said(a, b, "parallel.tp.overlap")) is not None:
         text = f"{said[0]} → {said[1]}: sums are computed in another order"
@@ -223,7 +223,7 @@ def _arguments(a: Plan, b: Plan) -> Iterator[Reason]:
                 named.add(rule.path)
                 if on_base and op == "setup.weights" and name == "init_std":
                     values = _spell(_given(old, name)), _spell(_given(new, name))
-                    text = f"{values[0]} → {values[1]}: the model under the adapter is drawn anew at every start"
+                    text = f"{values[0]} → {values[1]}: the model under the adapter is drawn again at every start"
                     yield Reason(kind="incompatible", path=rule.path, text=text)
                     continue
                 yield _allowed(rule, name, *(_said(a, b, rule.path) or (_given(old, name), _given(new, name))))
@@ -294,7 +294,7 @@ def _objective(a: Plan, b: Plan) -> Iterator[Reason]:
     """Yield reasons for a changed objective: the loss, and terms that the model's settings add to it."""
     before, after = (_args(plan, "setup.loss") or {"kind": LOSSES.default().kind} for plan in (a, b))
     if before["kind"] != after["kind"]:
-        text = f"{before['kind']} → {after['kind']}: another loss is minimised from here on"
+        text = f"{before['kind']} → {after['kind']}: another loss is minimized from here on"
         yield Reason(kind="safe", path="loss.kind", text=text, effect="learning")
     else:
         chosen = LOSSES.of_users if "user" in after else LOSSES.get(after["kind"])
@@ -329,7 +329,7 @@ def _cadence(a: Plan, b: Plan) -> Iterator[Reason]:
     for path in {**before, **after}:
         old, new = before.get(path, "never"), after.get(path, "never")
         if old != new:
-            why = "evaluating, logging and saving do not change what is trained"
+            why = "evaluating, logging and saving do not affect training"
             if path.startswith("on nan"):
                 why = "it applies to bad steps from here on"
             text = f"{old} → {new}: {why}"
@@ -343,7 +343,7 @@ def _cadence(a: Plan, b: Plan) -> Iterator[Reason]:
         ]
         if not changes:
             continue
-        text = f"{', '.join(changes)}: evaluating does not change what is trained"
+        text = f"{', '.join(changes)}: evaluating does not affect training"
         yield Reason(kind="safe", path=actions_text((id,), stop=False), text=text)
     if not b.node("setup.resume").args["resume"]:
         text = "false: the run starts from step 0 and moves the old run aside; set it to true to resume"

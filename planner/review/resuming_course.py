@@ -134,7 +134,9 @@ def _budget(one: ResumedPlan, other: ResumedPlan, step: int | None, at: str) -> 
         yield Reason(kind="safe", path=path, text=text, effect="none" if alike else "learning")
         return
     if alike:
-        text += f"the learning rate up to step {done:,} is that of a run of {plural(total_b, 'step')} from its start"
+        text += (
+            f"the learning rate up to step {done:,} equals that of a run of {plural(total_b, 'step')} from its start"
+        )
         yield Reason(kind="safe", path=path, text=text)
         return
     kind = other.args["kind"]

@@ -331,7 +331,7 @@ def _rows(page: Page, plan: Plan, rank: int) -> None:
         data_rank, ranks = plan.mesh.data_rank(rank), plan.mesh.data_ranks
         page.heading("DATA", f"data rank {data_rank:,} of {ranks:,}")
         page.wrapped(
-            f"of the texts of a request, one of {ranks:,} even parts" if ranks > 1 else "all texts of a request"
+            f"one of {ranks:,} equal parts of the texts of a request" if ranks > 1 else "all texts of a request"
         )
         return
     loader, mesh = plan.node("setup.loader").args, plan.mesh
@@ -354,7 +354,7 @@ def _rows(page: Page, plan: Plan, rank: int) -> None:
         page.line(f"  of each row {loader['sequence'] // parts:,} of {loader['sequence']:,} positions")
     sharers = [axis.name for axis in mesh.axes if axis.name in ("ring", "ulysses", "tp") and axis.size > 1]
     if sharers:
-        page.line(f"  the same rows as its neighbours along {', '.join(sharers)}")
+        page.line(f"  the same rows as its neighbors along {', '.join(sharers)}")
 
 
 GROUPS: Final[dict[NodeKind, str]] = {

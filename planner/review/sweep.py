@@ -25,7 +25,7 @@ def render_sweep(sweep: SweepPlan, *, color: bool = False, full: bool = False) -
     page.described([
         *sweep.over.items(),
         ("method", f"{sweep.method.kind}: {sweep.method.does()}"),
-        ("objective", f"the least {sweep.objective}, as a trial measures it last"),
+        ("objective", f"the lowest {sweep.objective} in a trial's last measurement"),
     ])  # fmt: skip
     _trials(page, sweep, full)
     _cost(page, sweep)
@@ -92,7 +92,7 @@ def _cost(page: Page, sweep: SweepPlan) -> None:
         share = share_trained(sweep)
         rows += [
             ("compared at", rungs),
-            (f"if one in {factor} goes on", _amounts(sweep, share)),
+            (f"if one in {factor} continues", _amounts(sweep, share)),
         ]
     plans = [*(each.plan for each in sweep.runs), *sweep.tried]
     worst = max(max(each.memory.total_bytes for each in plan.estimates.classes) for plan in plans)

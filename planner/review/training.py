@@ -318,7 +318,7 @@ def _duration(plan: Plan) -> list[tuple[str, str, str]]:
     """Return wall time, device-hours and cost, without evaluations and checkpoints."""
     times, steps = plan.estimates.times, plan.timeline.full_steps
     if times is None or steps is None:
-        why = no_times(plan) if times is None else "steps are not known"
+        why = no_times(plan) if times is None else "steps are unknown"
         return [("wall time", "unknown", why)]
     wall, world, price = steps * times.step, plan.mesh.world_size, plan.cluster.price
     span = ""
@@ -342,7 +342,7 @@ def _failures(plan: Plan) -> list[tuple[str, str, str]]:
     faults = found.faults
     one = f"one every {seconds_text(faults.between)}, of {plural(plan.mesh.world_size, 'device')}"
     if found.interval == inf:
-        why = "there is no checkpoint on the way: after a failure the run begins anew"
+        why = "no checkpoint is saved during the run: a failure restarts it from step 0"
         if found.trained is not None:
             one += f"; training takes {seconds_text(found.trained)}"
         return [("failures", "", one), ("goodput", "unknown", why)]
@@ -381,7 +381,7 @@ def _startup(plan: Plan, detail: Detail) -> list[tuple[str, str, str]]:
     known = sorted((part.seconds, part.name) for part in found.parts if part.seconds is not None)
     longest = ", ".join(f"{name} {seconds_text(seconds)}" for seconds, name in reversed(known))
     missing = ", ".join(part.name for part in found.unknown)
-    text = f"without {missing}, which nobody knows: {longest}" if missing else longest
+    text = f"plus {missing} (unknown); {longest}" if missing else longest
     parts = [
         ("", "unknown" if part.seconds is None else seconds_text(part.seconds), f"{part.name}: {part.why}")
         for part in found.parts

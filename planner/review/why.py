@@ -326,10 +326,10 @@ class _Trial:
 def _dependents(page: Page, plan: Plan, spec: Spec, entry: Provenance, world: int | None) -> None:
     trial = _try(plan, spec, entry, world)
     if trial is None:
-        page.heading("DEPENDS ON IT", "unknown: there is no neighbouring value to try")
+        page.heading("DEPENDS ON IT", "unknown: there is no neighboring value to try")
         return
     if trial.plan is None:
-        page.heading("DEPENDS ON IT", "no neighbouring value has a valid plan, so the whole plan")
+        page.heading("DEPENDS ON IT", "no neighboring value has a valid plan, so the whole plan")
         page.described([("", text) for text in trial.refused])
         return
     found = changes(plan, trial.plan)

@@ -190,24 +190,24 @@ def check_failures(plan: Plan, found: Findings) -> None:
     between, restart = seconds_text(goodput.faults.between), seconds_text(goodput.faults.restart)
     if goodput.stands:
         message = f"a device fails every {between}, a restart takes {restart}, and checkpoints are "
-        message += f"{seconds_text(goodput.interval)} of training apart: the run does not get on"
+        message += f"{seconds_text(goodput.interval)} of training apart: the run makes no progress"
         better = f"save every {seconds_text(goodput.best)}, which makes it {goodput.best_share:.1%}"
-        better = better if goodput.best_share >= 0.01 else "use fewer devices, or restarts that are shorter"
+        better = better if goodput.best_share >= 0.01 else "use fewer devices, or shorter restarts"
         found.warn(rule, "W432", "cluster.mtbf", message, better)
     elif goodput.interval == inf:
         if goodput.trained is not None and round(goodput.trained / goodput.faults.between) == 0:
             found.passed(rule, f"a device fails every {between}, and training takes {seconds_text(goodput.trained)}")
         else:
-            message = f"a device fails every {between}, and no checkpoint is saved on the way"
+            message = f"a device fails every {between}, and no checkpoint is saved during the run"
             found.warn(rule, "W432", "cluster.mtbf", message, "save with `every … checkpoint`")
     elif expected is None:
-        found.unknown(rule, "how many failures there will be depends on the data")
+        found.unknown(rule, "the number of failures depends on the data")
     elif round(expected) > restarts:
         message = f"{amount_text(expected)} failures are expected, and "
-        message += f"{setting} is {restarts}" if setting else "nothing starts several machines again"
+        message += f"{setting} is {restarts}" if setting else "nothing restarts several machines"
         hint = f"use {setting or 'fault_tolerance.restarts'} {ceil(2 * expected)}"
         hint += "" if setting else f" and launcher {obeying_launchers()}"
-        found.warn(rule, "W432", setting or "launch.nodes", message, f"{hint}, unless a scheduler starts the run again")
+        found.warn(rule, "W432", setting or "launch.nodes", message, f"{hint}, unless a scheduler restarts the run")
     else:
         found.passed(rule, f"{amount_text(expected)} failures are expected, and {plural(restarts, 'restart')} allowed")
 
@@ -304,7 +304,7 @@ def _check_need(run: Resolved, cluster: Hardware, estimates: Estimates, found: F
         return
     rule, device, times = "mesh.tp.need", cluster.memory_bytes, estimates.times
     if device is None or times is None:
-        found.unknown(rule, "whether fsdp alone would do is not known without the cluster's memory and speed")
+        found.unknown(rule, "whether fsdp alone would do is unknown without the cluster's memory and speed")
         return
     sizes = {"parallel__fsdp__size": run.size("fsdp") * tp} if isinstance(parallel.fsdp.size, int) else {}
     change = Change.of(parallel__tp__size=1, **sizes, **same_rows(run, Fraction(1, tp)))

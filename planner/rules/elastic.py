@@ -78,10 +78,10 @@ def settle_worlds(spec: Spec, world: int | None, found: Findings, validate: Vali
         return Elastic(spec=spec, world=world)
     rule = "elastic.worlds"
     if found.unknown_settings:
-        found.unknown(rule, "it rests on a setting that is wrong")
+        found.unknown(rule, "it depends on an invalid setting")
         return Elastic(spec=bare, world=world)
     if given.high - given.low >= WIDEST:
-        message = f"elastic {given} speaks of {given.high - given.low + 1:,} numbers of ranks"
+        message = f"elastic {given} spans {given.high - given.low + 1:,} numbers of ranks"
         hint = f"choose a range of {WIDEST:,} at most"
         found.fail(rule, "X430", "fault_tolerance.elastic", message, hint)
         return Elastic(spec=bare, world=world)
@@ -91,7 +91,7 @@ def settle_worlds(spec: Spec, world: int | None, found: Findings, validate: Vali
     search = _Search(bare, given, validate)
     reference = search.reference(_declared(spec))
     if reference is None and search.fails_alike:
-        found.unknown(rule, "it rests on something that is wrong on every number of ranks")
+        found.unknown(rule, "it depends on an error with every number of ranks")
         return Elastic(spec=bare, world=world or max(search.reasons))
     if reference is None:
         first = search.first_reason
@@ -108,7 +108,9 @@ def settle_worlds(spec: Spec, world: int | None, found: Findings, validate: Vali
     if len(worlds) < 2:
         only = f"only one number of ranks works, {next(iter(worlds))}" if worlds else "no number of ranks works"
         reasons = "; ".join(f"{each.worlds}: {each.reason}" for each in refused[:3])
-        hint = f"a step of {plural(rows, 'row')} must come out on each; {reasons}" if reasons else "widen the range"
+        hint = (
+            f"a step of {plural(rows, 'row')} must divide evenly on each; {reasons}" if reasons else "widen the range"
+        )
         found.fail(rule, "X430", "fault_tolerance.elastic", f"of {given} {only}", hint)
         return Elastic(spec=bare, world=world)
     found.passed(rule, f"{', '.join(map(str, worlds))} of {given} ranks take {plural(rows, 'row')} a step")
@@ -129,7 +131,7 @@ def _declared(spec: Spec) -> int | None:
 @checks("elastic.axis", reads="fault_tolerance.elastic parallel.fsdp.size")
 def _may_give_way(spec: Spec, found: Findings) -> bool:
     if spec.parallel.execution.groups:
-        message = f"stack {spec.parallel.stack} goes on with the replica groups that are left, and not on other ranks"
+        message = f"stack {spec.parallel.stack} continues with the remaining replica groups, and not on other ranks"
         found.fail(
             "elastic.stack", "X415", "fault_tolerance.elastic", message, "remove `elastic`, or use stack parallel"
         )
@@ -137,7 +139,7 @@ def _may_give_way(spec: Spec, found: Findings) -> bool:
     if isinstance(spec.parallel.fsdp.size, Auto):
         return True
     found.fail(
-        "elastic.axis", "X428", "fault_tolerance.elastic", "no axis is `auto`: the axes give one number of ranks alone",
+        "elastic.axis", "X428", "fault_tolerance.elastic", "no axis is `auto`: the axes allow only one number of ranks",
         "write `fsdp auto`, or leave `elastic` out",
     )  # fmt: skip
     return False
@@ -162,7 +164,7 @@ def _check_use(spec: Spec, found: Findings) -> None:
         return
     found.warn(
         "elastic.use", "W431", "fault_tolerance.elastic",
-        "restarts is 0: no run is started again with fewer ranks, unless torchrun or Slurm does so",
+        "restarts is 0: no run is restarted with fewer ranks, unless torchrun or Slurm does so",
         "add `restarts = 3`, or leave `elastic` out",
     )  # fmt: skip
 
@@ -214,7 +216,7 @@ class _Search:
     def first_reason(self) -> str:
         world = max(self.reasons, default=None)
         if world is None:
-            return f"the other axes need a multiple of {self._product}"
+            return f"no number of ranks is divisible by {self._product}"
         return f"{plural(world, 'rank')}: {self.reasons[world]}"
 
     def all(self, spec: Spec, rows: int) -> "dict[int, ValidatedSpec]":
@@ -224,10 +226,10 @@ class _Search:
         found: dict[int, ValidatedSpec] = {}
         for world in range(self.given.low, self.given.high + 1):
             if world not in multiples:
-                self.reasons[world] = f"not a multiple of {self._product}"
+                self.reasons[world] = f"not divisible by {self._product}"
             elif not self._comes_out(rows, world):
                 even = f"microbatches of {spec.batch.micro} on each data rank"
-                self.reasons[world] = f"{plural(rows, 'row')} a step do not come out even in {even}"
+                self.reasons[world] = f"{plural(rows, 'row')} a step do not divide evenly into {even}"
             elif (valid := self._tried(spec, world)) is not None:
                 found[world] = valid
         return found

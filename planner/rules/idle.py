@@ -67,7 +67,7 @@ def check_idle(spec: Spec, shape: Shape, layout: Layout, batch: Arithmetic, foun
                 _warn(spec, f"cluster.{name}", "the cluster is none", "name a preset, or `other`", found)
         return
     if spec.cluster.mtbf is None:
-        _warn(spec, "cluster.restart", "nothing is said of failures", "give mtbf too, or remove it", found)
+        _warn(spec, "cluster.restart", "no failure rate is given", "give mtbf too, or remove it", found)
     if layout.mesh.world_size == 1:
         for name in ("store_rate", "connect"):
             _warn(spec, f"cluster.{name}", "there is one rank", "remove it", found)
@@ -90,7 +90,7 @@ def _check_idle_model(spec: Spec, shape: Shape, found: Findings) -> None:
             continue
         _warn(spec, f"model.{name}", why, hint, found)
     if spec.loss.head == "reward":
-        why = f"the head is that of rewards, for loss {spec.loss.kind}"
+        why = f"the model has a reward head, for loss {spec.loss.kind}"
         _warn(spec, "model.tie_embeddings", why, "remove it", found)
     if resolve_formats(spec.precision, spec.parallel).compute == "fp64":
         why = "it concerns fp32 products, and all products are fp64"
@@ -121,7 +121,7 @@ def _check_idle_restarts(spec: Spec, layout: Layout, found: Findings) -> None:
         return
     own = launcher.own_restarts() if launcher else None
     hint = f"set {own[0]}, or remove it" if own else f"use launcher {obeying_launchers()}, or remove it"
-    why = "several machines are started again by what has started them"
+    why = "several machines are restarted by their launcher"
     _warn(spec, "fault_tolerance.restarts", why, hint, found)
 
 
@@ -170,7 +170,7 @@ def check_idle_saving(spec: Spec, found: Findings) -> None:
     """Warn of settings of `checkpoint` that have no effect because of another one."""
     chosen = spec.checkpoint
     if chosen.from_ is not None and chosen.pretrained is not None:
-        hint = "keep one: `from` goes on with the whole state, `pretrained` takes weights alone"
+        hint = "keep one: `from` resumes the whole state, `pretrained` loads only weights"
         _warn(spec, "checkpoint.pretrained", "checkpoint.from loads the weights as well", hint, found)
     if not chosen.enabled:
         for name in OF_WRITING:
@@ -178,16 +178,16 @@ def check_idle_saving(spec: Spec, found: Findings) -> None:
     elif chosen.mode == "sync":
         _warn(spec, "checkpoint.overlap", "training waits for every save", "use mode async", found)
     elif chosen.mode == "async_pinned" and device_kind(spec) == "cpu":
-        _warn(spec, "checkpoint.mode", "memory is page-locked for GPUs alone", "use mode async", found)
+        _warn(spec, "checkpoint.mode", "memory is page-locked only for GPUs", "use mode async", found)
     if chosen.enabled and chosen.best is None:
-        _warn(spec, "checkpoint.best_is", "no `best` is followed", "add `best = eval.DATASET.loss`", found)
+        _warn(spec, "checkpoint.best_is", "no `best` is set", "add `best = eval.DATASET.loss`", found)
 
 
 def _warn(spec: Spec, path: str, why: str, hint: str, found: Findings) -> None:
     origin = spec.origins.get(path)
     if origin is not None and origin.kind not in ("default", "config"):
         name = path.rpartition(".")[2]
-        found.warn(f"idle.{path}", "W401", path, f"{name} changes nothing, as {why}", hint)
+        found.warn(f"idle.{path}", "W401", path, f"{name} has no effect: {why}", hint)
 
 
 def _shards(spec: Spec, layout: Layout) -> bool:

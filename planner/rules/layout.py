@@ -99,15 +99,13 @@ def _check_widths(spec: Spec, architecture: Architecture, layout: Layout, found:
     last = piece(vocab, tp, tp - 1)
     if last == 0:
         each = piece(vocab, tp, 0)
-        message = f"vocab {vocab} in pieces of {each} leaves nothing for the last of tp {tp} ranks"
+        message = f"vocab {vocab} in pieces of {each} leaves no rows for the last of tp {tp} ranks"
         hint = f"use vocab {each * tp}, or a smaller tp"
         found.fail("mesh.tp.vocab", "X420", "model.vocab", message, hint)
         return
     shards = prod(layout.size(axis) for axis in shard_axes(spec.parallel, layout.mesh))
     if vocab % tp and not layout.unsettled and not found_again(vocab, tp, shards):
-        message = (
-            f"vocab {vocab} is uneven over tp {tp}, and torch cannot find such pieces again on {shards} fsdp shards"
-        )
+        message = f"vocab {vocab} is not divisible by tp {tp}, which torch needs with {shards}-way fsdp"
         found.fail("mesh.tp.vocab", "X420", "model.vocab", message, f"use vocab {-(-vocab // tp) * tp}")
     else:
         found.passed("mesh.tp.vocab", f"vocab {vocab} / tp {tp}: {piece(vocab, tp, 0)} rows a rank, the last {last}")
@@ -124,7 +122,7 @@ def _check_weights(architecture: Architecture, tp: int, found: Findings) -> None
             shape = " × ".join(map(str, weight.shape))
             side = "inputs" if weight.cut == "row" else "outputs"
             message = f"the {extent} {side} of {weight.name} ({shape}) cannot be split over tp {tp}"
-            hint = f"use tp {largest_divisor(extent, tp)}, or a width that is a multiple of {tp}"
+            hint = f"use tp {largest_divisor(extent, tp)}, or a width divisible by {tp}"
             found.fail("mesh.tp.weights", "X420", "parallel.tp.size", message, hint)
             return
 
@@ -177,10 +175,10 @@ def _check_sequence(spec: Spec, architecture: Architecture, layout: Layout, batc
     shown = " · ".join(text for text, size in parts.items() if size > 1)
     if batch.sequence % divisor:
         hint = f"use sequence {nearest_multiples(batch.sequence, divisor)}"
-        message = f"sequence {batch.sequence} is not a multiple of {shown} = {divisor}"
+        message = f"sequence {batch.sequence} is not divisible by {shown} = {divisor}"
         found.fail("batch.sequence", "X405", "batch.sequence", message, hint)
     else:
-        found.passed("batch.sequence", f"sequence {batch.sequence} is a multiple of {shown} = {divisor}")
+        found.passed("batch.sequence", f"sequence {batch.sequence} is divisible by {shown} = {divisor}")
 
 
 @checks("data.align", reads="collate batch.sequence {context}")
@@ -198,7 +196,7 @@ def _check_align(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings)
     hint = f"use align {nearest}" if good else f"use align {chunks}, and sequence {nearest_multiples(sequence, chunks)}"
     rule = "data.align"
     if align % chunks:
-        message = f"align {align} is not a multiple of 2 · ring {ring} = {chunks}"
+        message = f"align {align} is not divisible by 2 · ring {ring} = {chunks}"
         found.fail(rule, "X414", "collate", message, hint)
     elif sequence % align:
         message = f"align {align} does not divide sequence {sequence}"
@@ -220,7 +218,7 @@ def _check_dealing(spec: Spec, layout: Layout, batch: Arithmetic, found: Finding
         return
     if ranks > 1 and batch.rows > ranks:
         found.passed(
-            "data.dealing", f"{batch.rows} rows a step are dealt to {ranks} data ranks by what attention costs"
+            "data.dealing", f"{batch.rows} rows a step are distributed over {ranks} data ranks by attention cost"
         )
         return
     why = "one data rank takes all rows" if ranks == 1 else f"each of {ranks} data ranks takes one row a step"
@@ -356,7 +354,7 @@ def _check_offload(spec: Spec, found: Findings) -> None:
         message = "offload moves model states from cuda to host memory, and launch.device is cpu"
         found.fail("mesh.offload", "X417", "parallel.fsdp.offload", message, "use offload false, or device cuda")
     elif device_kind(spec) == "cuda":
-        found.passed("mesh.offload", "model states of cuda devices lie in host memory")
+        found.passed("mesh.offload", "model states of cuda devices are in host memory")
     else:
         found.unknown("mesh.offload", "launch.device is auto: on a machine without cuda the run ends with an error")
 
@@ -381,7 +379,7 @@ def check_further(spec: Spec, layout: Layout, found: Findings) -> None:
     for message, hint in problems[:1]:
         found.fail(MTP_RULE, MTP_CODE, MTP_PATH, message, hint)
     if not problems:
-        found.passed(MTP_RULE, f"{spec.model.mtp} behind the last block, with its embedding and its head")
+        found.passed(MTP_RULE, f"{spec.model.mtp} after the last block, with its embedding and its head")
 
 
 def _problems(spec: Spec, layout: Layout) -> Iterator[MtpProblem]:
@@ -393,24 +391,24 @@ def _problems(spec: Spec, layout: Layout) -> Iterator[MtpProblem]:
         )
     if layout.size("pp") > 1 and spec.parallel.pp.schedule in ZERO_BUBBLE:
         yield (
-            f"schedule {spec.parallel.pp.schedule} splits the backward, and that of modules, which begins at several "
-            "losses, is not split",
+            f"schedule {spec.parallel.pp.schedule} splits the backward, but the backward of modules, which starts at "
+            "several losses, is not split",
             "use schedule 1f1b or interleaved_1f1b",
         )
     if spec.is_adapted:
-        yield "an adapter is trained on the model as it is", "remove `mtp` or the adapter"
+        yield "an adapter needs the rest of the model frozen", "remove `mtp` or the adapter"
     if spec.model.frozen:
-        yield "modules are trained with all of the model", "remove `mtp` or `frozen`"
+        yield "modules are trained with the whole model", "remove `mtp` or `frozen`"
     stored = planned(spec.model, PlannedModel).stored
     if loads_weights(spec) and stored is not None and not stored.further_tokens:
         message = f"files of {spec.model.family} have no modules that predict further tokens"
         yield message, "remove `mtp`, or write `weights = none`"
     if spec.rollout is not None:
-        yield "rollouts learn by a loss of policies", "remove `mtp` or `rollout`"
+        yield "rollouts need a policy loss", "remove `mtp` or `rollout`"
     if spec.step is not None:
-        yield "a step of your own calls the model by itself", "remove `mtp` or `step`"
+        yield "your own step calls the model itself", "remove `mtp` or `step`"
     if spec.compile.mode != "none":
-        yield "modules call the embedding, which lies outside of the blocks that are compiled", "use compile none"
+        yield "modules call the embedding, which is outside the compiled blocks", "use compile none"
 
 
 @frozen
@@ -460,8 +458,8 @@ def fit_teacher(
             return fitted
         first = first or own.diagnostics.errors[0]
     assert first is not None
-    message = f"the teacher {teacher.folder} cannot compute beside the model: {first.message}"
-    hint = "store what it holds probable, without `live`, or use a layout that cuts both models"
+    message = f"the teacher {teacher.folder} cannot compute alongside the model: {first.message}"
+    hint = "store its probabilities, without `live`, or use a layout that cuts both models"
     found.fail(f"{RULE}.layout", first.code, PATH, message, hint)
     return None
 

@@ -44,14 +44,14 @@ def _check_overlap(spec: Spec, layout: Layout, found: Findings) -> None:
         message, hint = "overlap uses memory that CUDA devices share, and the device is cpu", "use overlap false"
     elif spec.compile.mode == "none":
         message, hint = (
-            "overlap is made by torch.compile, and nothing is compiled",
+            "overlap needs torch.compile, and nothing is compiled",
             "add `compile {}`, or use overlap false",
         )
     elif not tp.sequence:
         message = "overlap multiplies what is gathered and scattered along the sequence, and tp.sequence is false"
         hint = "use sequence true, or overlap false"
     elif device_kind(spec) == "cuda":
-        found.passed(rule, "products of compiled blocks go on while pieces travel")
+        found.passed(rule, "compiled blocks multiply while pieces travel")
         return
     else:
         found.unknown(rule, "launch.device is auto: on a machine without cuda the run ends with an error")
@@ -64,7 +64,7 @@ def _check_deterministic(spec: Spec, found: Findings) -> None:
     """Check that kernels are not chosen by their measured time, which may differ between runs."""
     if not spec.precision.deterministic or spec.compile.mode != "max_autotune":
         return
-    message = "compile max_autotune chooses kernels by their time, and precision.deterministic wants the same each time"
+    message = "compile max_autotune chooses kernels by measured time, and precision.deterministic needs fixed ones"
     found.fail("compile.deterministic", "X448", "compile.mode", message, "use mode default, or deterministic false")
 
 
@@ -117,13 +117,13 @@ def _check_tiles(spec: Spec, architecture: Architecture, layout: Layout, batch: 
         return
     positions = batch.micro * batch.sequence // (layout.size("ring") * layout.size("ulysses"))
     if not any(kind.block.tiles for kind in architecture.kinds):
-        message = "tile_mlp cuts feed-forward layers into pieces, and all blocks have experts in their place"
+        message = "tile_mlp cuts feed-forward layers into pieces, and all blocks have experts instead"
         found.fail(path, "X418", path, message, "use tile_mlp 1")
     elif isinstance(pieces, int) and pieces > positions and "cp" not in layout.unsettled:
         message = f"tile_mlp {pieces} is more than the {positions:,} positions of a microbatch that a rank has"
         found.fail(path, "X418", path, message, f"use tile_mlp auto, or {positions} or less")
     elif resolve_tile(spec.activation, architecture.dim, positions) is None:
-        message = f"tile_mlp changes nothing, as the {positions:,} positions of a microbatch are one piece"
+        message = f"tile_mlp changes nothing, because the {positions:,} positions of a microbatch are one piece"
         found.warn(f"idle.{path}", "W401", path, message, "leave it out")
     else:
         found.passed(path, "feed-forward layers are computed in pieces of the positions")
@@ -179,7 +179,11 @@ def check_base(spec: Spec, arch: Architecture, layout: Layout, found: Findings) 
     if base.block not in BLOCKS:
         nearest = min(BLOCKS, key=lambda each: abs(each - base.block))
         found.fail(
-            BASE_RULE, "X438", "precision.base.block", f"block {base.block} is no power of two", f"use block {nearest}"
+            BASE_RULE,
+            "X438",
+            "precision.base.block",
+            f"block {base.block} is not a power of two",
+            f"use block {nearest}",
         )
         return
     names = quantised_names(arch, base, frozen_names(arch, spec.model.frozen))
@@ -207,7 +211,7 @@ def _cut(matrix: BlockParameter, tp: int, block: int) -> str:
     none is."""
     width, shape = matrix.shape[-1], " × ".join(map(str, matrix.shape))
     if matrix.expert and width % block:
-        return f"rows of {matrix.name} ({shape}) are {width} wide, which is no multiple of block {block}"
+        return f"rows of {matrix.name} ({shape}) are {width} wide, which is not divisible by block {block}"
     if tp > 1 and matrix.cut is not None:
         own = width // tp if matrix.cut == "row" else width
         if own % block:
@@ -251,8 +255,8 @@ def check_fp8(spec: Spec, arch: Architecture, layout: Layout, found: Findings) -
     if uneven:
         name, width = next(iter(uneven.items()))
         each = " on a rank" if tp > 1 else ""
-        message = f"fp8 has nothing to multiply: kernels take multiples of 16, and {name} is {width} wide{each}"
-        hint = "use widths of the model that are multiples of 16, or compute bf16"
+        message = f"fp8 has nothing to multiply: kernels need widths divisible by 16, and {name} is {width} wide{each}"
+        hint = "use widths divisible by 16, or compute bf16"
     found.fail(FP8_RULE, FP8_CODE, FP8_PATH, message, hint)
 
 
@@ -261,8 +265,8 @@ def _of_device(spec: Spec) -> list[tuple[str, str, str]]:
     fp8, sheet, kind = spec.precision.fp8, spec.cluster.sheet, device_kind(spec)
     if sheet is not None and kind != "cpu" and FP8 not in sheet.flops:
         others = [name for name, each in CLUSTERS.items() if each.sheet is not None and FP8 in each.sheet.flops]
-        message = f"compute is fp8, and devices of cluster {spec.cluster.preset} have no products of it"
-        return [(FP8_PATH, message, f"use compute bf16, or a cluster that has: {', '.join(others)}")]
+        message = f"compute is fp8, which devices of cluster {spec.cluster.preset} do not support"
+        return [(FP8_PATH, message, f"use compute bf16, or a cluster with fp8: {', '.join(others)}")]
     if kind == "cuda" and fp8.rest == "fp64":
         message = "rest is fp64, and products in fp8 on cuda give bf16 or fp32"
         return [("precision.fp8.rest", message, "use rest bf16; fp64 is for tests on a CPU")]
@@ -274,9 +278,11 @@ def _of_settings(spec: Spec, arch: Architecture) -> list[tuple[str, str, str]]:
     fp8, beside = spec.precision.fp8, "use compute bf16"
     if patterns := idle_patterns(arch, fp8):
         owners = ", ".join(fp8_matrices(arch, 1, type(fp8)()))
-        return [("precision.fp8.skip", f"`{patterns[0]}` means no matrix of a block", f"name some of {owners}")]
+        return [("precision.fp8.skip", f"`{patterns[0]}` matches no matrix of a block", f"name some of {owners}")]
     if spec.parallel.pp.size != 1 and spec.parallel.pp.schedule in ZERO_BUBBLE:
-        message = f"schedule {spec.parallel.pp.schedule} takes gradients of weights later, and a product in fp8 gives "
+        message = (
+            f"schedule {spec.parallel.pp.schedule} computes gradients of weights later, and a product in fp8 gives "
+        )
         return [("parallel.pp.schedule", message + "both together", "use schedule interleaved_1f1b, or compute bf16")]
     if arch.adapter is not None:
         message = "compute is fp8, and an adapter is added to products that are not"

@@ -102,8 +102,8 @@ def _check_place(spec: Spec, setting: str, named: str, found: Findings) -> None:
         "give a run, or a checkpoint `ckpt-s…` of a run",
     )
     if there == "weights":
-        message = f"{path}: {named} holds weights alone"
-        hint = "use `pretrained` for weights alone, or give a full checkpoint (`ckpt-s…`)"
+        message = f"{path}: {named} holds only weights"
+        hint = "use `pretrained` for weights only, or give a full checkpoint (`ckpt-s…`)"
     if _may_go_on(spec):
         found.warn(rule, "W501", path, message, f"{hint}; a resumed run does not need it")
     else:
@@ -170,9 +170,7 @@ def _check_start(spec: Spec, name: str, batch: Arithmetic, found: Findings) -> N
         message = f"phase {name} begins at {start}, and the run has {amount_in_epochs(batch.epochs)}"
         found.fail(rule, "X607", path, message, hint)
     elif first is None or batch.steps is None:
-        found.unknown(
-            rule, f"{name} begins at {start}: the number of steps is known only when the data has been counted"
-        )
+        found.unknown(rule, f"{name} begins at {start}: the number of steps is unknown until the data is counted")
     elif first >= batch.steps:
         where = f"{start}, before step {first + 1:,}" if start.unit != "steps" else f"{start}"
         message = f"phase {name} begins at {where}, and the run has {plural(batch.steps, 'step')}"
@@ -195,13 +193,13 @@ def _check_order(spec: Spec, batch: Arithmetic, found: Findings) -> None:
         if earlier != name:
             step = f"step {first + 1:,}" if first is not None else f"{phase.from_}"
             message = f"phases {earlier} and {name} both begin with {step}"
-            found.fail(rule, "X606", path, message, "let one of them begin later, or merge them")
+            found.fail(rule, "X606", path, message, "start one of them later, or merge them")
             continue
         if at[1]:  # the start of the run is the same in any unit
             units.add(at[0])
     if len(units) > 1:
         rule = "schedule.phases"
-        found.unknown(rule, "which phase comes first is known once the data is counted")
+        found.unknown(rule, "which phase comes first is unknown until the data is counted")
 
 
 @checks("data.exact", reads="{datasets} mixture.* phase phase.*.mix batch.*")
@@ -215,10 +213,10 @@ def _check_exact(spec: Spec, phases: tuple[PlanPhase, ...], batch: Arithmetic, f
         message = "exact shares of a step need weights as shares, and these are in epochs"
         found.fail(rule, "X526", path, message, "leave it out, or give weights without `epochs`")
     elif batch.ramp:
-        message = "exact shares need as many rows in every step, and those of a ramp grow"
+        message = "exact shares need the same number of rows in every step, and a ramp changes it"
         found.fail(rule, "X526", path, message, "leave out `exact`, or `ramp_from` of batch")
     elif phases[0].exact_rows is None:
-        message = "exact changes nothing, because one dataset is all that is trained on"
+        message = "exact changes nothing, because only one dataset is trained on"
         found.warn("idle.mixture.exact", "W401", path, message, "remove it")
     else:
         for phase in phases:
@@ -241,7 +239,7 @@ def _check_idle(spec: Spec, phases: tuple[PlanPhase, ...], found: Findings) -> N
         return
     for before, phase in pairwise(phases):
         if _learned_by(before) == _learned_by(phase):
-            message = f"phase {phase.name} changes nothing: shares and learning rate are those of {before.name}"
+            message = f"phase {phase.name} changes nothing: shares and learning rate equal those of {before.name}"
             hint = "give it a `mix` or an `lr_scale`, or remove it"
             found.warn(f"idle.phase.{phase.name}", "W401", f"phase.{phase.name}", message, hint)
 
@@ -310,7 +308,7 @@ def check_profiles(spec: Spec, batch: Arithmetic, found: Findings) -> None:
             continue
         if (step := meeting(one, other, batch.steps)) is not None:
             reported.add(other.path)
-            message = f"every {other.every} {other.action}: that of every {one.every} is still recording then"
+            message = f"every {other.every} {other.action}: the one of every {one.every} is still recording then"
             message += f", after step {step:,} for the first time"
             found.fail(f"schedule.{other.path}.alone", "X615", other.path, message, "keep one of them")
 

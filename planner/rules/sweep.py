@@ -63,15 +63,15 @@ def check_sweep(spec: Spec, sweep: Sweep, found: Findings) -> None:
         refuse(found, "sweep", "a server has no trials", "remove `sweep`, or `serve`")
         return
     if not sweep.over:
-        hint = "add for instance `optimizer.lr in log(1e-4, 1e-2)`"
+        hint = "add, for example, `optimizer.lr in log(1e-4, 1e-2)`"
         refuse(found, "sweep", "no setting has several values", hint)
     for name, dimension in sweep.over.items():
         if name.split(".")[0] in ("workspace", "launch", "launcher", "sweep") and name != "launch.ranks_per_node":
-            hint = "leave it to the sweep, which says where trials lie and how long they train"
+            hint = "remove it: the sweep sets the folders and lengths of trials"
             refuse(found, f"sweep.{name}", f"trials cannot differ in `{name}`", hint)
         elif sweep.method.everything and dimension.size is None:
             hint = f"add the number of points: `{name} in {str(dimension)[:-1]}, 5)`"
-            refuse(found, f"sweep.{name}", "a grid needs to know how many values it tries", hint)
+            refuse(found, f"sweep.{name}", "a grid needs the number of values", hint)
     sizes = [each.size or 1 for each in sweep.over.values()]
     trials, path = (prod(sizes), "sweep") if sweep.method.everything else (sweep.count, "sweep.trials")
     if trials > MOST_TRIALS:
@@ -86,7 +86,7 @@ def check_sweep(spec: Spec, sweep: Sweep, found: Findings) -> None:
             refuse(found, f"launch.{name}", f"trials are trained to their end, not to `{name}`", hint)
     for name in ("enabled", "resume"):
         if not getattr(spec.checkpoint, name):
-            message = "a trial that is stopped goes on from its checkpoint, and there is none"
+            message = "a stopped trial resumes from its checkpoint, and none is saved"
             refuse(found, f"checkpoint.{name}", message, f"remove `{name}`")
     _check_objective(spec, sweep, found)
 
@@ -121,14 +121,14 @@ def _of_rungs(plan: Plan, sweep: Sweep, halving: Halving) -> tuple[str, str] | N
     """Return (message, hint) if the first rung of a trial is invalid."""
     time = plan.timeline
     if time.steps is None or time.tokens is None:
-        return "trials are compared at a number of steps or tokens, and how many there are is not known yet", (
+        return "trials are compared at a number of steps or tokens, and the total is unknown so far", (
             "give the budget in steps or tokens, or prepare the data with `xtrain data build`"
         )
     first, unit = int(halving.first.value), halving.first.unit
     whole = time.steps if unit == "steps" else time.tokens
     if first >= whole:
         return f"the first rung, {first:,} {unit}, is not before the end, {whole:,} {unit}", (
-            f"write for instance `first = {max(whole // halving.factor**2, 1)} {unit}`"
+            f"write, for example, `first = {max(whole // halving.factor**2, 1)} {unit}`"
         )
     name = f"eval.{sweep.objective.dataset}"
     ticks = [tick for tick in time.ticks if any(node.removeprefix("tick.") == name for node in tick.nodes)]

@@ -52,7 +52,7 @@ def test_a_job_of_another_xtrain(job, capsys, change):
     found = json.loads(job.read_text())
     job.write_text(json.dumps({**found, "launcher": {**found["launcher"], **change}}))
     assert main(["runs", "--json"]) == 0
-    assert "has settings that no launcher" in json.loads(capsys.readouterr().out)["state"]
+    assert "has settings that launcher" in json.loads(capsys.readouterr().out)["state"]
     assert main(["launch", "--cancel", str(submitted()[0])]) == 3
     assert main(["launch", "slurm.xtrain"]) == 3
     said = capsys.readouterr().err
@@ -80,9 +80,9 @@ def test_a_plan_of_another_xtrain(monkeypatch, tmp_path, capsys):
     plan = evolve(plan, launch={**plan.launch, "launcher": {"kind": "cloud"}})
     Path("plan.json").write_text(dumps(evolve(plan, id=plan_id(plan))))
     assert main(["plan", "plan.json"]) == 0
-    assert "launcher cloud: settings that no launcher cloud has here" in capsys.readouterr().out
+    assert "launcher cloud: settings that launcher cloud does not have here" in capsys.readouterr().out
     assert main(["launch", "plan.json", "--dry"]) == 2
-    assert "the plan has settings that no launcher cloud has here; use" in capsys.readouterr().err
+    assert "the plan has settings that launcher cloud does not have here; use" in capsys.readouterr().err
     assert main(["launch", "plan.json", "--dry", "--on", "local"]) == 0
 
 

@@ -58,9 +58,9 @@ def records(run: Path, name: str) -> list[dict]:
 
 def test_what_does_not_fit_is_reported_by_the_run_that_counts_and_by_the_plan_from_then_on(folder, capsys):
     assert main(["plan", "late.xtrain", "--part", "checks"]) == 0
-    assert "W601" not in (
-        before := capsys.readouterr().out
-    ) and "known only when the data has been counted" in " ".join(before.split())
+    assert "W601" not in (before := capsys.readouterr().out) and "unknown until the data is counted" in " ".join(
+        before.split()
+    )
     code, out, err = started("late.xtrain")
     said = out + err
     assert code == 3, said

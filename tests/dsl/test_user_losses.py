@@ -165,7 +165,7 @@ def test_what_becomes_of_a_checkpoint_under_another_loss_is_said(planned):
     plain, two, three = (planned(f"loss {loss}") for loss in ("cross_entropy", "focal", "focal { gamma = 3 }"))
     (reason,) = resumable(plain, two).reasons
     assert (reason.kind, reason.effect, reason.path) == ("safe", "learning", "loss.kind")
-    assert reason.text == "cross_entropy → focal: another loss is minimised from here on"
+    assert reason.text == "cross_entropy → focal: another loss is minimized from here on"
     (reason,) = resumable(two, three).reasons
     assert (reason.kind, reason.effect) == ("safe", "learning")
     assert "gamma = 2" in reason.text and "gamma = 3" in reason.text and "other code, or the same" in reason.text

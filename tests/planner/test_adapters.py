@@ -71,21 +71,21 @@ def test_only_an_adapter_has_states(make_plan):
 
 
 @pytest.mark.parametrize(("settings", "message", "hint"), [
-    ('targets = ["q_prj"]', "no matrix of the model is meant by `q_prj`", "did you mean `q_proj`?"),
-    ('targets = ["layers.4.mlp"]', "is meant by `layers.4.mlp`", "the blocks are 0 to 3"),
-    ('targets = ["self_attn.gate_proj"]', "is meant by `self_attn.gate_proj`", "q_proj, k_proj, v_proj"),
-    ('targets = ["embed_tokens"]', "is meant by `embed_tokens`", 'the embedding can have no adapter; `train = ["e'),
-    ('targets = ["lm_*"]', "is meant by `lm_*`", "the head is named by itself: write `lm_head`"),
+    ('targets = ["q_prj"]', "no matrix of the model matches `q_prj`", "did you mean `q_proj`?"),
+    ('targets = ["layers.4.mlp"]', "matches `layers.4.mlp`", "the blocks are 0 to 3"),
+    ('targets = ["self_attn.gate_proj"]', "matches `self_attn.gate_proj`", "q_proj, k_proj, v_proj"),
+    ('targets = ["embed_tokens"]', "matches `embed_tokens`", 'the embedding can have no adapter; `train = ["e'),
+    ('targets = ["lm_*"]', "matches `lm_*`", "the head has a name of its own: write `lm_head`"),
     ('targets = ["lm_head"], dora = true', "an adapter of the head has no dora", "the head out of targets"),
     ('targets = ["lm_head"], dropout = 0.1', "an adapter of the head has no dropout", "the head out of targets"),
     ('targets = ["lm_head"], init = pissa', "an adapter of the head has no pissa", "the head out of targets"),
-    ('targets = ["norm"]', "is meant by `norm`", '`train = ["norm"]`'),
-    ('targets = ["input_layernorm"]', "is meant by", '`train = ["layers.*.input_layernorm"]`'),
+    ('targets = ["norm"]', "matches `norm`", '`train = ["norm"]`'),
+    ('targets = ["input_layernorm"]', "matches", '`train = ["layers.*.input_layernorm"]`'),
     ('layers = ["4-5"]', "the model has no block `4-5`", "name existing blocks"),
     ('layers = ["0"], targets = ["layers.1"]', "no matrix that targets name is in these blocks", "name others"),
     ("ranks = { mlp: 3, norm: 2 }", "no matrix with an adapter is meant by `norm`", "as targets do"),
-    ('targets = ["mlp"], alphas = { q_proj: 2 }', "is meant by `q_proj`", "as targets do"),
-    ('targets = ["mlp", "layers.9"]', "is meant by `layers.9`", "the blocks are 0 to 3"),
+    ('targets = ["mlp"], alphas = { q_proj: 2 }', "meant by `q_proj`", "as targets do"),
+    ('targets = ["mlp", "layers.9"]', "matches `layers.9`", "the blocks are 0 to 3"),
     ("rank = 3, init = orthogonal", "rank 3 is odd", "use rank 4, or another init"),
     ("rank = 40, init = pissa", "k_proj of 32 × 64 has 32 singular values, and rank 40 takes more", "use rank 32"),
     ("targets = []", "no matrix has an adapter", "leave targets out"),
@@ -151,7 +151,7 @@ def test_other_settings_that_do_not_fit(compiled):
 
 
 @pytest.mark.parametrize(("settings", "message", "hint"), [
-    ('targets = ["mlp", "up_proj"]', "`up_proj` means nothing", "remove `up_proj`"),
+    ('targets = ["mlp", "up_proj"]', "`up_proj` matches nothing", "remove `up_proj`"),
     ('layers = ["1-9"]', "`1-9` goes beyond the model, whose blocks are 0 to 3", "write `1-3`"),
     ('targets = ["layers.2-4.mlp"]', "`layers.2-4.mlp` goes beyond the model", "write `2-3`"),
     ('targets = ["mlp"], train = ["layers.0-9.self_attn"]', "`layers.0-9.self_attn` goes beyond", "write `0-3`"),
@@ -225,7 +225,7 @@ def test_a_state_fits_a_plan_with_the_same_adapter(make_plan):
         (wrong,) = mismatches(lora, other)
         assert wrong.path == path
     for before, after, said in (
-        (contents(), lora, "of a model without adapter"),
+        (contents(), lora, "the checkpoint has no adapter"),
         (lora, contents(), "an adapter without"),
     ):
         (wrong,) = mismatches(before, after)

@@ -152,7 +152,7 @@ def test_on_a_cpu_the_device_is_the_host(tmp_path: Path):
     own, elsewhere = memory(result.plan), memory(plan_of(tmp_path, f"stage = 3, {CPU}"))
     assert own.host == 0 and own.states == elsewhere.states + elsewhere.host
     (warning,) = (each for each in result.diagnostics if each.code == "W401")
-    assert warning.message == "offload_optimizer changes nothing, as the device of the ranks is the host itself"
+    assert warning.message == "offload_optimizer has no effect: the device of the ranks is the host itself"
 
 
 def test_the_configuration_says_all_of_it(tmp_path: Path):
@@ -195,8 +195,8 @@ def test_what_cannot_be_offloaded_is_refused(tmp_path: Path, own: str, more: str
 
 @pytest.mark.parametrize(
     ("own", "says"),
-    [("stage = 2, pin_memory = false", "pin_memory changes nothing, as nothing is offloaded"),
-        (f'stage = 2, {CPU}, nvme_path = "/x"', "nvme_path changes nothing, as nothing is offloaded to nvme")],
+    [("stage = 2, pin_memory = false", "pin_memory has no effect: nothing is offloaded"),
+        (f'stage = 2, {CPU}, nvme_path = "/x"', "nvme_path has no effect: nothing is offloaded to nvme")],
 )  # fmt: skip
 def test_a_setting_without_effect_is_said(tmp_path: Path, own: str, says: str):
     assert [each.message for each in compiled(tmp_path, own).diagnostics if each.code == "W401"] == [says]

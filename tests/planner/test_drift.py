@@ -151,7 +151,7 @@ def test_another_code_that_plans_otherwise_says_so(spec):
     stale = evolve(plan, id="f" * 16, origin=evolve(plan.origin, source="0" * 16))
     assert f"not {'f' * 16}" in find_drift(stale).errors[0].notes[0][0]
     unplanned = evolve(plan, spec_text="nonsense", origin=evolve(plan.origin, source="0" * 16))
-    assert "no plan for the spec" in find_drift(unplanned).errors[0].notes[0][0]
+    assert "cannot plan the spec" in find_drift(unplanned).errors[0].notes[0][0]
 
 
 def test_the_text_of_the_plan_can_be_changed_by_hand_but_not_unseen(spec):
@@ -177,7 +177,7 @@ def test_a_tokenizer_belongs_to_what_a_plan_is_made_of(spec):
     assert plan.architecture.vocab == 22
     write({**vocabulary, "more": 22})
     (error,) = find_drift(plan)
-    assert error.code == "X710" and "now gives another plan" in error.message
+    assert error.code == "X710" and "now gives a different plan" in error.message
     assert any("model.vocab was 22 and is 23 now" in note for note, _ in error.notes)
 
 

@@ -78,7 +78,7 @@ def test_other_axes_stay_and_the_free_one_gives_way(make_plan):
     assert {each.world: each.axes["fsdp"] for each in plan.elastic} == {4: 1, 8: 2, 16: 4}
     assert all(each.axes["tp"] == each.axes["pp"] == 2 for each in plan.elastic)
     reasons = {each.reason: each.worlds for each in plan.refused}
-    assert reasons["not a multiple of pp 2 · tp 2 = 4"].startswith("5..7, 9..11, 13..15")
+    assert reasons["not divisible by pp 2 · tp 2 = 4"].startswith("5..7, 9..11, 13..15")
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -111,7 +111,7 @@ def test_the_page_says_which_worlds_there_are_and_why_others_are_not(make_plan):
     page = render(make_plan(parallel="tp 2, fsdp auto", elastic="2..8"))
     part = page[page.index("RESTARTS") :].split("\n\n")[0]
     assert "up to 2" in part and "8 ranks" in part and "2 microbatches" in part and "this plan" in part
-    assert "not 3, 5, 7: not a multiple of tp 2" in part and "not 6: 8 rows" in part
+    assert "not 3, 5, 7: not divisible by tp 2" in part and "not 6: 8 rows" in part
 
 
 @pytest.mark.parametrize(("options", "code", "words"), [
@@ -164,7 +164,7 @@ def test_most_numbers_of_a_wide_range_may_not_work(make_plan, compiled):
     plan = make_plan(elastic="1..4096", batch="rows = 4")
     assert worlds(plan) == {1: 4, 2: 2, 4: 1} and plan.mesh.world_size == 4
     found = compiled(elastic="1..3000000")
-    assert found.plan is None and "speaks of 3,000,000 numbers of ranks" in found.diagnostics.render()
+    assert found.plan is None and "spans 3,000,000 numbers of ranks" in found.diagnostics.render()
 
 
 def test_what_is_wrong_on_every_number_of_ranks_is_reported_once_and_where_it_stands(compiled):

@@ -29,7 +29,7 @@ MOE = "model qwen3_moe {{ dim = 64, layers = 4, heads = 8, kv_heads = 4, experts
     ("X525", "export", {"every": ENDS, "model": "model llama { dim = 64, layers = 4, heads = 8, qk_norm = true }"},
         "`qk_norm` is true, and in a llama of transformers it is false"),
     ("X525", "export", {"every": ENDS, "model": "model llama { dim = 64, layers = 4, heads = 5, head_dim = 8 }"},
-        "dim 64 is no multiple of heads 5"),
+        "dim 64 is not divisible by heads 5"),
 ])  # fmt: skip
 def test_where_it_cannot_stand(compiled, code: str, shown: str, blocks: dict[str, str], said: str):
     (error,) = compiled(**blocks).diagnostics.errors
@@ -41,7 +41,7 @@ def test_what_changes_nothing_of_an_adapter_is_said(compiled):
     every = 'on finish export { to = "chat", adapter = true, shard_size = 1 GiB, dequantise = true }'
     warned = compiled(every=every, adapter="adapter lora { rank = 2 }").diagnostics.warnings
     assert [each.code for each in warned] == ["W401", "W401"]
-    assert "shard_size changes nothing" in warned[0].message and "dequantise changes nothing" in warned[1].message
+    assert "shard_size has no effect" in warned[0].message and "dequantise has no effect" in warned[1].message
 
 
 def test_averages_that_are_exported_are_published(compiled):

@@ -61,7 +61,7 @@ MISTAKES = {
     "no begin and no end": (dataset('source = text("texts/*")', '"no ends"'), "X505", "neither a bos nor an eos"),
     "another folder": (begins('pretrained = "texts"'), "X720", "texts is neither a checkpoint nor a run"),
     "a file": (begins('from = "qa.jsonl"'), "X720", "qa.jsonl is neither a checkpoint nor a run"),
-    "weights alone": (begins('from = "ended"'), "X720", "ended holds weights alone"),
+    "weights alone": (begins('from = "ended"'), "X720", "ended holds only weights"),
 }  # fmt: skip
 LATER = {
     "a tokenizer that is missing": (dataset(TALKS, '"nowhere"') | {"model": ""}, "W505"),

@@ -146,18 +146,18 @@ def test_second_runs_are_counted_in_fp8(make_plan):
 
 
 REFUSED = {
-    "devices of cluster a100 have no products of it": {"cluster": "cluster a100"},
+    "which devices of cluster a100 do not support": {"cluster": "cluster a100"},
     "rest is fp64, and products in fp8 on cuda give bf16 or fp32": {
         "precision": precision("rest = fp64"), "cluster": H100},
-    "`k_prj` means no matrix of a block": {"precision": precision('skip = ["k_prj"]')},
+    "`k_prj` matches no matrix of a block": {"precision": precision('skip = ["k_prj"]')},
     "an adapter is added to products that are not": {"adapter": "adapter lora { rank = 8 }"},
     "base nf4 computes matrices for each product": {
         "precision": 'precision { compute = fp8, base nf4 }',
         "model": MODEL.replace(" }", ', frozen = ["layers.0"] }')},
     "recipe rowwise has scales of all tokens, and tile_mlp multiplies some at a time": {
         "activation": "activation none { tile_mlp = 2 }"},
-    "schedule zbv takes gradients of weights later": {"parallel": "parallel { pp 2 { schedule = zbv } }"},
-    "kernels take multiples of 16, and self_attn.q_proj is 72 wide": {
+    "schedule zbv computes gradients of weights later": {"parallel": "parallel { pp 2 { schedule = zbv } }"},
+    "kernels need widths divisible by 16, and self_attn.q_proj is 72 wide": {
         "model": "model qwen3 { dim = 72, layers = 4, heads = 9, ffn = 200 }"},
     "`skip` leaves out all matrices of blocks": {"precision": precision('skip = ["*_proj"]')},
 }  # fmt: skip

@@ -75,7 +75,7 @@ def test_a_resolved_spec_is_the_same_plan(load, make_plan, tmp_path):
     ("group embed_token { lr_scale = 2 }", "no parameter of the model is in", "did you mean `embed_tokens`?"),
     (GROUPS, "both have layers.0.mlp.up_proj.weight and 1 more", "no parameter is in two"),
     ('group "layers.3" { lr_scale = 2 }', "every parameter in `layers.3` is frozen", "train some of it"),
-    ('group "*" { optimizer sgd { lr = 1 } }', "`adamw` updates nothing", "make that of a group the optimizer"),
+    ('group "*" { optimizer sgd { lr = 1 } }', "`adamw` updates nothing", "use a group's optimizer"),
 ])  # fmt: skip
 def test_groups_that_do_not_fit(compiled, group, message, hint):
     model = SHAPE.replace(" }", ', frozen = ["layers.3"] }')
@@ -87,7 +87,7 @@ def test_groups_that_do_not_fit(compiled, group, message, hint):
     ("group", "message"),
     [('group "norm" { }', "the group `norm` changes nothing"),
         ('group "layers.0-4" { lr_scale = 2 }', "`layers.0-4` goes beyond the model"),
-        ("group norm { weight_decay = 0, optimizer sgd { lr = 1, weight_decay = 1 } }", "as that of the group counts")],
+        ("group norm { weight_decay = 0, optimizer sgd { lr = 1, weight_decay = 1 } }", "the group's own counts")],
 )  # fmt: skip
 def test_what_a_group_says_in_vain(compiled, group, message):
     (idle,) = compiled(model=SHAPE, group=group).diagnostics.warnings

@@ -5,11 +5,11 @@ import re
 import pytest
 
 IDLE = {
-    "parallel { tp 1 { loss = false } }": "loss changes nothing, as tp is 1",
-    "parallel { pp 1 { schedule = gpipe } }": "schedule changes nothing, as pp is 1",
-    "parallel { cp 1 { fold = none } }": "fold changes nothing, as cp is 1",
-    "parallel { tp 2, fsdp 1 { reduce = bf16 } }": "reduce changes nothing, as nothing is sharded",
-    "parallel { pp 2, fsdp 1 { reshard = false } }": "reshard changes nothing, as nothing is sharded",
+    "parallel { tp 1 { loss = false } }": "loss has no effect: tp is 1",
+    "parallel { pp 1 { schedule = gpipe } }": "schedule has no effect: pp is 1",
+    "parallel { cp 1 { fold = none } }": "fold has no effect: cp is 1",
+    "parallel { tp 2, fsdp 1 { reduce = bf16 } }": "reduce has no effect: nothing is sharded",
+    "parallel { pp 2, fsdp 1 { reshard = false } }": "reshard has no effect: nothing is sharded",
 }
 USED = (
     "parallel { tp 2 { loss = false } }",

@@ -254,7 +254,7 @@ def the_graph_can_be_executed(plan, known_ops):
                 before[edge.after] -= 1
                 if before[edge.after] == 0:
                     ready.append(edge.after)
-    assert seen == len(plan.nodes), "the graph runs in a circle"
+    assert seen == len(plan.nodes), "the graph has a cycle"
     assert {node.op for node in plan.nodes} <= known_ops
     sizes = {axis.name: axis.size for axis in (*plan.mesh.axes, *plan.mesh.expert_axes)}
     assert all(sizes[axis] > 1 for node in plan.nodes for axis in node.axes)

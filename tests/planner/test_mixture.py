@@ -232,10 +232,10 @@ WRONG = {
         "X516", "10%", "never trained on", "`holdout = 100%`", "dataset.c.choices=none"),
     "questions and pairs": (
         {"dataset": f'{ONE}\ndataset c {{ source = jsonl("a"), choices = "c", prompt = "p", holdout = 100% }}'}, "X516",
-        '"p"', "`prompt` is not for these", "leave out `prompt`", "dataset.c.prompt=none"),
+        '"p"', "`prompt` does not apply to these", "leave out `prompt`", "dataset.c.prompt=none"),
     "long questions": (
         {"dataset": f'{ONE}\ndataset c {{ source = jsonl("a"), choices = "c", oversized = skip, holdout = 100% }}'},
-        "X516", "skip", "`oversized` is not for these", "leave out `oversized`", "dataset.c.oversized=split"),
+        "X516", "skip", "`oversized` does not apply to these", "leave out `oversized`", "dataset.c.oversized=split"),
     "an answer without choices": ({"dataset": 'dataset c { source = jsonl("a"), answer = "b" }'}, "X516", '"b"',
         "`answer` is for questions", 'choices = "choices"', 'dataset.c.answer="answer"'),
     "questions in columns": (
@@ -259,7 +259,7 @@ WRONG = {
     "exact shares in epochs": (mixture_of("mixture { web = 2 epochs, code = 1 epoch, exact = true }"), "X526", "true",
         "these are in epochs", "without `epochs`", "mixture.exact=false"),
     "exact shares of a ramp": ({**mixture_of(MIXED.replace(" }", ", exact = true }")),
-            "batch": "batch { sequence = 256, accumulate = 4, ramp_from = 1 }"}, "X526", "true", "those of a ramp grow",
+            "batch": "batch { sequence = 256, accumulate = 4, ramp_from = 1 }"}, "X526", "true", "a ramp changes it",
         "`ramp_from`", "mixture.exact=false"),
     "at the end": ({"experiment": EPOCHS, "phase": "phase a { from = 100%, lr_scale = 2 }"}, "X607", "100%",
         "when the run is over", "from = 90%", "phase.a.from=90%"),
@@ -267,7 +267,7 @@ WRONG = {
         "2 epochs", "the run has 2 epochs", "from = 90%", "experiment.budget=3 epochs"),
     "the same epoch": (
         {"experiment": EPOCHS, "phase": "phase a { from = 1 epoch, lr_scale = 2 }\nphase b { from = 1 epoch }"}, "X606",
-        "1 epoch", "both begin with 1 epoch", "let one of them begin later", "phase.b.from=1.5 epochs"),
+        "1 epoch", "both begin with 1 epoch", "start one of them later", "phase.b.from=1.5 epochs"),
 }  # fmt: skip
 
 
@@ -333,7 +333,7 @@ WARNED = {
         {"dataset": "dataset a { source = synthetic() }\ndataset b { source = synthetic(), holdout = 100% }"}, "W506",
         "nothing uses the dataset `b`"),
     "readers of nothing": ({"batch": "batch { sequence = 256, prefetch = 0, workers = 2 }"}, "W401",
-        "as nothing is read ahead"),
+        "nothing is read ahead"),
     "a folder that is missing": ({"dataset": 'dataset a { source = huggingface("./no/such/folder") }'}, "W501",
         "there is no folder"),
     "a template that is missing": (

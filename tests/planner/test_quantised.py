@@ -82,7 +82,7 @@ def test_a_checkpoint_is_of_one_base(make_plan):
     ({"model": EXPERTS % 96}, "rows of mlp.experts.gate_proj (4 × 128 × 96) are 96 wide",
         "write `base nf4 { block = 32 }`"),
     ({"model": EXPERTS % 100}, "rows of mlp.experts.gate_proj (4 × 128 × 100) are 100 wide", "leave `base` out"),
-    ({"model": PART, "precision": "precision { base nf4 { block = 80 } }"}, "block 80 is no power of two",
+    ({"model": PART, "precision": "precision { base nf4 { block = 80 } }"}, "block 80 is not a power of two",
         "use block 64"),
 ])  # fmt: skip
 def test_what_cannot_be_stored(compiled, blocks, message, hint):

@@ -95,7 +95,7 @@ def test_the_forward_of_a_reference_is_part_of_the_operations_and_seconds_of_a_s
     # What runs measure as hfu counts it too.
     again = compared.estimates.work.position_again - alone.estimates.work.position_again
     assert again == pytest.approx(alone.estimates.work.position / 3, rel=1e-6)
-    assert "33% more is computed a second time, or of other models" in render(compared, parts=["compute"])
+    assert "33% more is recomputed, or computed by other models" in render(compared, parts=["compute"])
 
 
 def test_completions_of_several_steps_are_sampled_at_once(make_plan, plan):
@@ -244,7 +244,7 @@ WRONG = {
         "reference = initial"),
     "no experts": ({"rollout": "rollout { group = 4, max_tokens = 9, replay_routing = true }"}, "no experts", "remove"),
     "a decomposed model": ({"loss": "loss grpo { kl = k3, kl_weight = 0.1 }\nadapter lora { rank = 4, init = pissa }"},
-        "could not tell", "kl = none"),
+        "could not restore", "kl = none"),
     "other rows": ({"collate": ""}, "a row of its own", "pack(single)"),
     "plain text": ({"dataset": "dataset code { source = python_stdlib() }"}, "a prompt and an answer", "prompt ="),
     "cut documents": ({"dataset": BLOCKS["dataset"].replace("skip", "truncate")}, "that is cut", "oversized = skip"),
@@ -257,7 +257,7 @@ WRONG = {
     "a ramp again": ({"rollout": "rollout { group = 4, max_tokens = 20, updates = 2 }",
             "batch": "batch { sequence = 256, micro = 2, rows = 8, ramp_from = 2, ramp = 10 steps }"},
         "unequal numbers", "ramp_from"),
-    "other weights": ({"optimizer": "optimizer schedule_free { lr = 1e-3 }"}, "other weights", "adamw"),
+    "other weights": ({"optimizer": "optimizer schedule_free { lr = 1e-3 }"}, "weights other than", "adamw"),
 }  # fmt: skip
 
 

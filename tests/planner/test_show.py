@@ -74,7 +74,7 @@ def test_a_rank_says_what_it_reads(large):
     assert "data rank 1 of 4 of the 32 rows of a step, 2 to 3 in the first microbatch, then 8 further on" in words(
         show_rank(large, 45)
     )
-    assert "of each row 64 of 256 positions the same rows as its neighbours along ring, ulysses, tp" in words(
+    assert "of each row 64 of 256 positions the same rows as its neighbors along ring, ulysses, tp" in words(
         show_rank(large, 45)
     )
 
@@ -238,7 +238,7 @@ def test_values_without_a_setting_of_their_own(why):
     assert "with experiment.budget = 8192 tokens" in why("steps", experiment="experiment tiny { budget = 4096 tokens }")
     assert "with batch.accumulate = 8" in why("tokens_per_step")
     assert "with --world 4" in why("world_size", 2, parallel="parallel { fsdp auto }")
-    assert "no neighbouring value to try" in why("on.finish")
+    assert "no neighboring value to try" in why("on.finish")
 
 
 def test_ticks_and_actions(why):

@@ -29,7 +29,7 @@ def test_what_the_parameters_are_in_already_is_no_other_plan(make_plan, compiled
     )
     assert plain.node("setup.optimizer") == same.node("setup.optimizer")
     warnings = compiled(model=MODEL, precision=HALVES, optimizer="optimizer adamw { lr = 1e-3, states = bf16 }")
-    assert "states changes nothing, as parameters are in bf16 already" in warnings.diagnostics.render()
+    assert "states has no effect: parameters are in bf16 already" in warnings.diagnostics.render()
 
 
 def test_rounding_at_random_is_in_the_plan(make_plan):

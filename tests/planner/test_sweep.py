@@ -109,7 +109,7 @@ def test_which_sweep_it_is_depends_on_what_is_sought_not_on_how_much(tmp_path: P
     ("method grid { }, model.layers in 1..200, optimizer.eps in log(1e-9, 1e-8, 100)", "40,000 trials are too many"),
     ("trials = 10001", "10,001 trials are too many"),
     ("launch.stop_at in [1 steps, 2 steps]", "trials cannot differ in `launch.stop_at`"),
-    ("method grid", "a grid needs to know how many values it tries"),
+    ("method grid", "a grid needs the number of values"),
     ("method asha { first = 18 steps }", "is not before the end"),
     ("method asha { first = 4 steps }", "comes before the first eval.lines"),
 ])  # fmt: skip
@@ -124,7 +124,7 @@ def test_a_mistake_that_many_points_have_is_said_once(tmp_path: Path):
     text = refused(path)
     assert text.count("error[") == text.count("X217") == 2
     text = refused(write_spec(tmp_path, "model.heads in [2, 3], trials = 12"))
-    assert text.count("error[X641]") == 1 and "the same is wrong with" in text and "other points" in text
+    assert text.count("error[X641]") == 1 and "the same error occurs at" in text and "other points" in text
 
 
 def test_check_says_what_is_wrong_with_a_sweep(tmp_path: Path):

@@ -79,14 +79,14 @@ def test_a_run_goes_on_with_the_same_tasks(make_plan):
 
 
 WRONG = {
-    "a shared mixture": ({"dataset": DATA.replace(", exact = true", "")}, "mixture", "as many rows", "exact = true"),
+    "a shared mixture": ({"dataset": DATA.replace(", exact = true", "")}, "mixture", "same number of", "exact = true"),
     "one alone": ({"chat": ""}, "task.sql", "`sql` is the only task", "`adapter` of the spec"),
     "no adapter": ({"chat": "task chat { optimizer sgd { lr = 0.1 } }"}, "task.chat", "has no adapter", "adapter lora"),
-    "an adapter beside": ({"adapter": "adapter lora {\n rank = 4 }"}, "adapter", "beside those of tasks", "remove the"),
+    "an adapter beside": ({"adapter": "adapter lora {\n rank = 4 }"}, "adapter", "in addition to", "remove the"),
     "an unknown dataset": ({"chat": CHAT.replace("task chat {", 'task chat { datasets = ["chats"],')},
         "task.chat.datasets", "reads the unknown dataset `chats`", "did you mean `chat`?"),
     "a dataset of two": ({"chat": CHAT.replace("task chat {", 'task chat { datasets = ["chat", "sql"],')},
-        "task.chat.datasets", "`sql` is read by task sql and by task chat", "of one task"),
+        "task.chat.datasets", "`sql` is read by task sql and by task chat", "to one task"),
     "a dataset of none": ({"sql": "", "more": SQL.replace("task sql {", 'task other { datasets = ["chat"],'),
             "chat": CHAT.replace("task chat", 'task late').replace("adapter", 'datasets = ["web"], adapter', 1),
             "dataset": "dataset web { source = synthetic() }\n" + DATA.replace("sql = 3", "sql = 2, web = 1")},
@@ -94,17 +94,17 @@ WRONG = {
     "a dataset held out": ({"dataset": DATA.replace("mixture { sql = 3, chat = 1", "mixture { sql = 3, chat = 0")},
         "task.chat", "is not trained on", "a weight in `mixture`"),
     "trained in full": ({"sql": SQL.replace("rank = 8", 'rank = 8, train = ["norm"]')}, "task.sql.adapter.train",
-        "that of all tasks", "leave it out"),
+        "all tasks share the model", "leave it out"),
     "a part of the model": ({"sql": SQL.replace("rank = 8", "rank = 8, init = pissa")}, "task.sql.adapter.init",
         "several decompositions", "use another init"),
     "what is dropped": ({"sql": SQL.replace("rank = 8", "rank = 8, dropout = 0.1")}, "task.sql.adapter.dropout",
         "numbers of rows in the run", "leave it out"),
-    "pieces": ({"activation": "activation none { tile_mlp = 4 }"}, "activation.tile_mlp", "which rows", "tile_mlp 1"),
+    "pieces": ({"activation": "activation none { tile_mlp = 4 }"}, "activation.tile_mlp", "the tasks of", "tile_mlp 1"),
     "groups": ({"group": "group layers { lr_scale = 0.5 }"}, "group.layers", "by their tasks", "remove the group"),
     "spikes": ({"optimizer": "optimizer adamw { lr = 1e-3, clip_spikes = 2.5 }"}, "optimizer.clip_spikes",
         "each task has its own", "use clip alone"),
-    "averages": ({"ema": "ema { decay = 0.9 }"}, "ema", "leaves a step out", "remove it"),
-    "compiled": ({"compile": "compile { mode = default }"}, "compile.mode", "rows of fixed tasks", "mode none"),
+    "averages": ({"ema": "ema { decay = 0.9 }"}, "ema", "that a task skips", "remove it"),
+    "compiled": ({"compile": "compile { mode = default }"}, "compile.mode", "fixed rows for each task", "mode none"),
     "a router's loss": ({"model": MOE}, "model.router.aux_loss", "routers are not trained", "use aux_loss 0"),
     "another mixture later": ({"phase": "phase late { from = 50%, mix = { chat: 3 } }"}, "phase.late.mix",
         "from the first step", "leave it"),
@@ -163,7 +163,7 @@ def test_an_adapter_of_a_task_is_that_of_a_folder(make_plan, compiled, tmp_path)
         return error.code, error.message, error.hint or ""
 
     code, message, hint = wrong(lora_dropout=0.1)
-    assert code == "X440" and message.startswith("`dropout` of this") and hint == "write another `dropout` beside it"
+    assert code == "X440" and message.startswith("`dropout` of this") and hint == "set another `dropout` next to it"
     assert wrong(inputs=32)[0] == "X524" and wrong(lora_bias=True)[0] == "X522"
     assert "adapter_config.json" in wrong()[1]
 
@@ -171,7 +171,7 @@ def test_an_adapter_of_a_task_is_that_of_a_folder(make_plan, compiled, tmp_path)
 def test_a_loss_of_pairs_is_not_of_tasks(compiled):
     errors = compiled(**BLOCKS, loss="loss dpo { beta = 0.2 }").diagnostics.errors
     assert [each.message for each in errors if each.code == "X440"] == [
-        "the loss is divided by its pairs, and that of a task by its tokens"
+        "the loss is divided by its pairs, but a task's loss by its tokens"
     ]
 
 

@@ -113,7 +113,7 @@ def test_a_group_is_cut_as_so_many_ranks_alone(tmp_path: Path):
     ("parallel { cp 2 }", "parallel.cp.size", "spreads a replica group over fsdp and tp alone, and cp is 2"),
     ("parallel { fsdp auto { replicate = 2 } }", "parallel.fsdp.replicate", "are its replica groups"),
     ("parallel { torchft { min = 3 } }", "parallel.torchft.min", "would need 3 replica groups, and there are 2"),
-    ("fault_tolerance { elastic = 2..4 }", "fault_tolerance.elastic", "goes on with the replica groups that are left"),
+    ("fault_tolerance { elastic = 2..4 }", "fault_tolerance.elastic", "continues with the remaining replica groups"),
     ("model qwen3_moe { dim = 64, layers = 2, heads = 8, experts = 4, expert_ffn = 32 }", "model.experts", "loads"),
     ("on nan(2) rollback", "on.0.actions.0", "rollback goes back in all replica groups"),
     ('every 10 steps export { to = "a/{step}" }', "every.0.actions.0", "the files of export over each other"),
