@@ -33,7 +33,7 @@ ALERTS: Final[tuple[EventName, ...]] = ("loss_spike", "slow", "starvation", "mem
 Effect = Literal["none", "rounding", "learning"]
 """Difference between a resumed run and a run that had the new value from its start. none: the runs are equal bit for
 bit. rounding: equal but for rounding. learning: the runs learn different things."""
-STAYS: Final = "what is trained stays the same"
+STAYS: Final = "training does not change"
 ORDER: Final = "sums are computed in another order"
 LEARNS: Final = "the optimizer uses the new value from here on"
 INITIAL: Final = "it only affects the initial weights, which were those of A"

@@ -132,8 +132,8 @@ def _reward_rules(args: Mapping[str, Any]) -> Rules:
     switch=True,
     harmless="rollout.show",
     replay_routing=learns("rollout.replay_routing", "tokens go to their experts by it from here on"),
-    steps=learns("rollout.steps", "completions are sampled for so many steps at once from here on"),
-    updates=learns("rollout.updates", "so many steps learn from each completion from here on"),
+    steps=learns("rollout.steps", "completions are sampled for this many steps at once from here on"),
+    updates=learns("rollout.updates", "this many steps learn from each completion from here on"),
     group=learns("rollout.group", _SAMPLED),
     max_tokens=learns("rollout.max_tokens", _SAMPLED),
     temperature=learns("rollout.temperature", _SAMPLED),
@@ -144,7 +144,7 @@ def _reward_rules(args: Mapping[str, Any]) -> Rules:
 @resumes(
     "rollout.advantages",
     scale=learns("rollout.scale_rewards", "advantages are computed by it from here on"),
-    mask_truncated=learns("rollout.mask_truncated", "completions are learned from by it from here on"),
+    mask_truncated=learns("rollout.mask_truncated", "the loss of completions uses it from here on"),
 )
 @resumes("rollout.reference")
 def before_step(run: Resolved, rollout: Rollout, reward: Reward) -> list[RolloutStep]:
@@ -321,7 +321,7 @@ def add_tokenizer(graph: Builder, run: Resolved) -> str:
     "datasets micro accumulate rows sequence seed steps epochs balance ramp task_of prompts",
     prefetch=stays("batch.prefetch", "rows are read earlier or later"),
     workers=stays("batch.workers", "others read"),
-    again=learns("rollout.updates", "prompts come again so often from here on"),
+    again=learns("rollout.updates", "prompts are repeated this often from here on"),
 )
 def add_data(graph: Builder, run: Resolved, estimates: Estimates, model: str) -> str:
     """Add the chain; return the id of the loader. model: the node after which the model has its first values."""

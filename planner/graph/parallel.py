@@ -16,7 +16,7 @@ BLOCKS: Final = "layers.*"
 
 
 OFFLOAD: Final = rounds("parallel.fsdp.offload", "states live and are updated on another device")
-TEACHER: Final = "the divergence is taken from it from here on"
+TEACHER: Final = "the divergence is measured from it from here on"
 _REDUCE: Final = rounds("parallel.fsdp.reduce", "gradients are summed in another format")
 
 

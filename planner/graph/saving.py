@@ -166,14 +166,14 @@ def saves_periodically(schedule: Schedule, batch: Arithmetic) -> bool:
     return False
 
 
-UNDER_ADAPTER: Final = f"{INITIAL}; under an adapter the weights that are read must be the same"
+UNDER_ADAPTER: Final = f"{INITIAL}; under an adapter the weights that it reads must be the same"
 
 
 @resumes(
     "setup.ema",
     "format",
     decay=learns("ema.decay", "the averaged weights move by it from here on"),
-    every=learns("ema.every", "the averaged weights move so often from here on"),
+    every=learns("ema.every", "the averaged weights move at this interval from here on"),
     eval=stays("ema.eval", "other weights are evaluated"),
     publish=stays("ema.publish", "other weights are published"),
 )

@@ -76,7 +76,7 @@ AWAITS: Final = "the copy of a state that is being saved is complete before anyt
 @resumes(
     "step.task_gradients",
     limit=_LIMIT,
-    tasks=learns("task", "gradients of tasks are of other rows, or scaled otherwise"),
+    tasks=learns("task", "gradients of tasks come from other rows, or are scaled differently"),
 )
 @resumes(
     "step.clip",
