@@ -386,7 +386,7 @@ def test_a_head_beside_its_adapter_is_refused(tmp_path: Path):
     family, model, asked = CASES["of the head"]
     made(family, model, asked, tmp_path, with_head=True)
     code, text = diagnosed(tmp_path, f'from = "{tmp_path / "adapter"}"')
-    assert code == "X522" and "lm_head itself beside its adapter" in text
+    assert code == "X522" and "lm_head next to its adapter" in text
 
 
 def test_an_adapter_of_a_head_that_is_the_embedding_is_exported_and_not_merged(tmp_path: Path, capsys):
