@@ -65,7 +65,7 @@ def roll_back(
         saver.saved_step, saver.put_off = entry.step, ""
         for module in model.modules():
             if isinstance(module, ExpertRouter):
-                module.begin_anew()
+                module.reset_counts()
         window.clear()
         records.pending = None
         collective.first(lambda: records.undo_after(entry.step))

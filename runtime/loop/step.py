@@ -344,7 +344,7 @@ def measure(window: Window, rank: Rank, alerts: AlertMonitor | None = None, lets
         if watched is not None:
             watched.step_done(step, now - step.began)
         if lets_go:
-            step.let_go()
+            step.release()
 
     return measure_step
 
@@ -352,7 +352,7 @@ def measure(window: Window, rank: Rank, alerts: AlertMonitor | None = None, lets
 @op("step.let_go", traced=False)
 def let_go() -> StepCall:
     """Free the microbatches of the step."""
-    return Step.let_go
+    return Step.release
 
 
 @op("step.check_finite", traced=False)

@@ -162,7 +162,7 @@ class TrainingLoop:
             except RunIsOver:
                 return EndStatus.COMPLETE
             except StepAgain as again:
-                step.let_go()
+                step.release()
                 if again.moved:
                     self.nodes.last_step = None
                 if again.agreed:
@@ -170,12 +170,12 @@ class TrainingLoop:
                 continue
             except SkipStep as reason:
                 self.records.event(SkippedEvent(step=step.index + 1, reason=str(reason), **reason.fields))
-                step.let_go()
+                step.release()
                 for call in bad_steps.get(reason.fields.get("in_a_row", 0), ()):
                     call(step)
             except NonFinite as error:
                 self.records.event(NonFiniteEvent(step=error.step, loss=error.loss, grad_norm=error.grad_norm))
-                step.let_go()
+                step.release()
                 for call in bad_steps[too_many]:
                     call(step)
                 if fails:

@@ -363,7 +363,7 @@ class Step:
             self.objective = objective / self.units
             self.metrics |= {name: total / count for name, total in zip(measured, others, strict=True)}
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Drop microbatches, losses and samples to free their memory."""
         self.microbatches, self.loss_sums, self.row_losses = [], None, []
         self.groups, self.batches = [], []

@@ -148,7 +148,7 @@ class ExpertRouter(nn.Module):
             loss = loss + self.z_weight * (squares_BS1.masked_fill(unreal_BS1, 0).sum(1) / tokens_B1).sum()
         return loss if self.row_factor is None else loss * self.row_factor.to(loss.dtype)
 
-    def begin_anew(self) -> None:
+    def reset_counts(self) -> None:
         """Reset the counts."""
         self.loads_E = self.aux = None
         self.begun += 1

@@ -43,7 +43,7 @@ class TeacherForward(Protocol):
         """Compute a microbatch. head: of the student. width: of its piece of the vocabulary."""
         ...
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Free the gathered parameters."""
         ...
 
@@ -252,7 +252,7 @@ class Transformer(nn.Module):
         elif teacher is not None and taught is not None:
             terms = live_losses(hidden_TD, weight_VD, labels_T, head, taught, each=each, factors=factors)
             del taught
-            teacher.let_go()
+            teacher.release()
         elif isinstance(term, Distillation):
             terms = distillation_losses(hidden_TD, weight_VD, labels_T, head, columns, each=each, factors=factors)
         else:

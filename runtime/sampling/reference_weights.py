@@ -180,7 +180,7 @@ class LiveTeacher:
         """Return the teacher's predictions for a microbatch. head: of the student. width: of its piece of the
         vocabulary.
 
-        Gathered parameters stay until `let_go`.
+        Gathered parameters stay until `release`.
         """
         teacher, tensor = self.model.whole, self.model.axes.tensor
         hidden_BSE = column_parallel_input(teacher.hidden(batch), tensor)
@@ -189,7 +189,7 @@ class LiveTeacher:
             weight_VE = weight_VE[head.first : head.first + width]
         return Taught(hidden_BSE.flatten(0, 1), weight_VE, teacher.head)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Free gathered parameters."""
         reshard(self.model)
 

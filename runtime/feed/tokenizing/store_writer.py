@@ -98,7 +98,7 @@ class StoreWriter:
         self.bad_records, self._mark, self._whole = BadRecordReport(), blake2b(digest_size=16), True
         self._files = {name: GrowingFile(self.folder / name) for name in (TOKENS, LENGTHS, BAD)}
 
-    def go_on(self) -> bool:
+    def resume(self) -> bool:
         """Resume from the journal in the folder; return False if the files do not match it, and `begin` must be
         called."""
         journal = read_journal(self.folder, self.journal.key)

@@ -290,7 +290,7 @@ def _build(job: TokeniseJob, claim: Claim, watch: ClaimWatch) -> None:
             if not complete and not (claim.folder / JOURNAL).exists():
                 claim.folder.mkdir(exist_ok=True)
                 writer.begin()
-            elif not complete and not writer.go_on():
+            elif not complete and not writer.resume():
                 writer.begin()
         if not complete:
             _tokenise(job, writer)

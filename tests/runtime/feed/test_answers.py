@@ -361,7 +361,7 @@ def test_an_interrupted_store_goes_on_with_its_numbers(tmp_path: Path, tokenizer
                 writer.close()
                 (folder / "column-old.bin").write_bytes(b"of another time")
                 writer = StoreWriter(folder, "key", np.dtype(np.uint16))
-                assert writer.go_on() and writer.journal.documents == 2
+                assert writer.resume() and writer.journal.documents == 2
         writer.finish(files=1, covers={})
         writer.close()
         return {path.name: path.read_bytes() for path in folder.iterdir()}
