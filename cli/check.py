@@ -25,16 +25,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the verb to the `xtrain` command."""
     parser = subparsers.add_parser(
         "check",
-        help="find all mistakes in specs, and correct those whose correction is certain",
-        description="Check specs and report all that is wrong with them, in the order of the text.",
+        help="find all mistakes in specs, and fix those with a certain fix",
+        description="Check specs and report all mistakes, in text order.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("specs", nargs="+", metavar="SPEC", help="a spec (*.xtrain)")
     add_sets(parser)
-    parser.add_argument("--fix", action="store_true", help="write what is certain into SPEC and the files it includes")
-    parser.add_argument("--diff", action="store_true", help="with --fix: print what would change, and write nothing")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a diagnostic, a line each")
+    parser.add_argument("--fix", action="store_true", help="write certain fixes into SPEC and the files it includes")
+    parser.add_argument("--diff", action="store_true", help="with --fix: print the changes, and write nothing")
+    parser.add_argument("--json", action="store_true", help="print diagnostics as JSON, one object per line")
     parser.set_defaults(run=run)
 
 

@@ -39,15 +39,15 @@ def add_convert(views: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     """Add the action to `xtrain checkpoint`."""
     parser = views.add_parser(
         "convert",
-        help="write the weights of a checkpoint of DeepSpeed as safetensors",
-        description="Write the weights of a checkpoint that DeepSpeed's engine has saved as a folder of safetensors.",
+        help="convert a DeepSpeed checkpoint to safetensors",
+        description="Convert a checkpoint of DeepSpeed's engine to a folder of safetensors.",
         epilog=CONVERT_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("path", metavar="FOLDER", type=Path, help="a checkpoint of DeepSpeed's engine")
-    parser.add_argument("--to", metavar="FOLDER", type=Path, required=True, help="the folder to write")
+    parser.add_argument("path", metavar="FOLDER", type=Path, help="checkpoint of DeepSpeed's engine")
+    parser.add_argument("--to", metavar="FOLDER", type=Path, required=True, help="output folder")
     parser.add_argument(
-        "--like", metavar="FOLDER", type=Path, help="the model that was trained: config.json and tokenizer are copied"
+        "--like", metavar="FOLDER", type=Path, help="folder of the trained model: config.json and tokenizer are copied"
     )
     parser.add_argument(
         "--dtype", choices=("bf16", "fp16", "fp32"), help="number format (default: that of the checkpoint, fp32)"
@@ -56,7 +56,7 @@ def add_convert(views: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     parser.add_argument(
         "--trust-pickle",
         action="store_true",
-        help="read files that hold more than tensors and DeepSpeed's own marks; this executes whatever they say",
+        help="read files that contain more than tensors and DeepSpeed's own classes; this executes code in them",
     )
     parser.set_defaults(run=run_convert, action="convert")
 
@@ -109,32 +109,32 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the verb to the `xtrain` command."""
     parser = subparsers.add_parser(
         "checkpoint",
-        help="list, look into, verify and prune checkpoints",
-        description="Look at the checkpoints below PATH, without loading them.",
+        help="list, show, verify and prune checkpoints",
+        description="Inspect the checkpoints below PATH, without loading them.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     views = parser.add_subparsers(title="what to do", metavar="ACTION", dest="action", required=True)
     about = {
-        "ls": "list them, with pointers and sizes",
-        "show": "what they say of themselves",
-        "verify": "read all of them and compare checksums",
-        "prune": "remove what is old, damaged or left over",
+        "ls": "list checkpoints, with pointers and sizes",
+        "show": "show their metadata",
+        "verify": "read them completely and compare checksums",
+        "prune": "remove old, damaged and leftover checkpoints",
     }
     parsers = {
         name: views.add_parser(name, help=text, description=f"{text.capitalize()}.") for name, text in about.items()
     }
     for name, view in parsers.items():
         view.add_argument("path", metavar="PATH", type=Path, help="a run, lineage, folder of checkpoints or checkpoint")
-        view.add_argument("--json", action="store_true", help="one JSON object a line")
+        view.add_argument("--json", action="store_true", help="print JSON, one object per line")
         view.set_defaults(run=run, action=name)
-    parsers["verify"].add_argument("--sizes", action="store_true", help="compare sizes alone, which takes no time")
+    parsers["verify"].add_argument("--sizes", action="store_true", help="compare only sizes, which is instant")
     prune = parsers["prune"]
     prune.add_argument(
-        "--keep", type=number_of("checkpoints"), metavar="N", help="all but the newest N of each run (pointers stay)"
+        "--keep", type=number_of("checkpoints"), metavar="N", help="all except the newest N of each run (pointers stay)"
     )
-    prune.add_argument("--damaged", action="store_true", help="those whose files are missing or short")
-    prune.add_argument("--yes", action="store_true", help="do it; without, only say what would go")
+    prune.add_argument("--damaged", action="store_true", help="those with missing or short files")
+    prune.add_argument("--yes", action="store_true", help="remove them; without --yes, only list them")
     add_convert(views)
 
 
@@ -206,7 +206,7 @@ def _contents(each: "SeenCheckpoint") -> str:
         return "the full state" if each.entry.is_full else "weights alone"
     decay = average.get("decay")
     of = f"{average['updates']:,} updates" + ("" if decay is None else f" of decay {decay:g}")
-    return f"the full state, with an average of {of}" if each.entry.is_full else f"averaged weights alone: {of}"
+    return f"the full state, with an average of {of}" if each.entry.is_full else f"averaged weights only: {of}"
 
 
 def _show(seen: "list[SeenCheckpoint]") -> None:
@@ -224,7 +224,7 @@ def _show(seen: "list[SeenCheckpoint]") -> None:
         rows = [
             ("holds", _contents(each)),
             ("state", _behind(each)),
-            ("written", f"{written}, {_age(each) or 'who knows when'}"),
+            ("written", f"{written}, {_age(each) or 'unknown age'}"),
             ("model", ", ".join(f"{name} {value}" for name, value in model.items() if value not in (0, None))),
             ("tensors", f"{len(state.get('tensors', ())):,} parameters in {state.get('params')}"),
             ("plan", f"{state.get('plan_id')}, experiment {state.get('config_id')}"),
@@ -284,7 +284,7 @@ def _prune(arguments: argparse.Namespace) -> int:
             print(f"xtrain checkpoint: {error.filename}: {error.strerror}", file=sys.stderr)
             return 3
     if not arguments.yes and not arguments.json:
-        print("nothing was removed; --yes removes what is listed", file=sys.stderr)
+        print("nothing was removed; add --yes to remove the listed checkpoints", file=sys.stderr)
     return 0
 
 

@@ -22,8 +22,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the verb to the `xtrain` command."""
     parser = subparsers.add_parser(
         "completion",
-        help="print a script that completes command lines in a shell",
-        description="Print a script for SHELL that completes verbs, options, their values, specs and settings.",
+        help="print a completion script for a shell",
+        description="Print a completion script for SHELL: verbs, options, their values, specs and settings.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

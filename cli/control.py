@@ -35,21 +35,21 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the verb to the `xtrain` command."""
     parser = subparsers.add_parser(
         "control",
-        help="ask a live run to save, stop, evaluate, pause or profile",
-        description="Ask a live run to do something between two of its steps, and wait until it is done.",
+        help="ask a running run to save, stop, evaluate, pause or profile",
+        description="Ask a running run to do something between two steps, and wait until it is done.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", metavar="RUN", type=Path, help="a run, or a lineage or root of runs")
     parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help=", ".join(COMMANDS))
     parser.add_argument("argument", metavar="ARGUMENT", nargs="?", help="a dataset for eval, a number for profile")
-    parser.add_argument("--json", action="store_true", help="print the run's answers as JSON, one object a line")
+    parser.add_argument("--json", action="store_true", help="print the run's answers as JSON, one object per line")
     parser.add_argument(
         "--wait",
         metavar="SECONDS",
         type=above_zero("a number of seconds"),
         default=60.0,
-        help="how long ranks may take to start, and to read the command before it is taken back (default: 60)",
+        help="how long ranks may take to start and read the command before it is withdrawn (default: 60)",
     )
     parser.set_defaults(run=run)
 
@@ -84,7 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
     except NotLive as error:
         return _nobody(str(error))
     except KeyboardInterrupt:
-        taken = "it was taken back" if asked.take_back() else "the run has read it and goes on with it"
+        taken = (
+            "the command was withdrawn" if asked.take_back() else "the run has read the command and continues with it"
+        )
         print(f"xtrain control: interrupted; {taken}", file=sys.stderr)
         return 130
     return 0 if state == ControlState.DONE else 1

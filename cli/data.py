@@ -21,16 +21,13 @@ if TYPE_CHECKING:
     from xtrain.runtime.feed.tokenizers import TextTokenizer
 
 
-BUILD_EPILOG = """\
-Nothing is built that is there already: a store is named by everything it depends on. A build that was interrupted, in
-whatever way, goes on where it was when the same command is given again.
-
-examples:
-  xtrain data build specs/quickstart.xtrain
-  xtrain data build specs/quickstart.xtrain --jobs 8 --dataset code
-  xtrain data build specs/quickstart.xtrain --verify --json | jq .key
-"""
-RESUMABLE = "the finished part is kept; the same command continues from there"
+BUILD_EPILOG = (
+    "Existing stores are not rebuilt: the name of a store covers everything it depends on. An interrupted build "
+    "resumes\nwhen the same command is given again.\n\nexamples:\n  xtrain data build specs/quickstart.xtrain\n  "
+    "xtrain data build specs/quickstart.xtrain --jobs 8 --dataset code\n  xtrain data build "
+    "specs/quickstart.xtrain --verify --json | jq .key\n"
+)
+RESUMABLE = "the finished part is kept; the same command resumes it"
 
 
 class _Stopped(BaseException):
@@ -41,8 +38,8 @@ def add_build(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> a
     """Add the view to `xtrain data`."""
     build = views.add_parser(
         "build",
-        help="tokenise and pack, as a run would",
-        description="Tokenise the datasets of SPEC and pack their rows into the cache, so that a run starts at once.",
+        help="tokenize and pack, as a run would",
+        description="Tokenize the datasets of SPEC and pack their rows into the cache, so that a run starts at once.",
         epilog=BUILD_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -50,11 +47,9 @@ def add_build(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> a
         "--jobs",
         type=number_of("processes"),
         metavar="N",
-        help="processes that tokenise (default: one a core, or none if there is little to do)",
+        help="processes that tokenize (default: one per core, or none if there is little to do)",
     )
-    build.add_argument(
-        "--verify", action="store_true", help="read what is there already, and build it anew if it is damaged"
-    )
+    build.add_argument("--verify", action="store_true", help="verify existing stores, and rebuild damaged ones")
     return build
 
 
@@ -110,7 +105,7 @@ def _build(plan: "Plan", name: str, node: "Node", tokenizer: "TextTokenizer", ar
             damaged = damage(folder, show)
         if not damaged:
             break
-        what = f"{folder}: {', '.join(damaged)}: not what was written; it is built anew"
+        what = f"{folder}: {', '.join(damaged)}: damaged; it is rebuilt"
         print(f"warning: {what}", file=sys.stderr)
         move_aside(folder)
     with shown(name) as show:
@@ -172,7 +167,7 @@ def _print_result(found: dict[str, Any]) -> None:
     from xtrain.text.page import Page
     from xtrain.text.units import plural, seconds_text
 
-    state = {"there": "was there already", "built": "built", "resumed": "gone on with and completed"}[found["state"]]
+    state = {"there": "was there already", "built": "built", "resumed": "resumed and completed"}[found["state"]]
     rows = " · ".join(f"{part} {count:,}" for part, count in found["rows"].items())
     files = f", from {plural(found['files'], 'file')}" if found["files"] else ""
     table = [("documents", f"{found['documents']:,} of {found['tokens']:,} tokens{files}"), ("rows", rows)]
@@ -202,7 +197,7 @@ def add_teach(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> a
     """Add the view to `xtrain data`."""
     return views.add_parser(
         "teach",
-        help="store what the teacher of `loss distill` holds probable",
+        help="store the most probable tokens of the teacher of `loss distill`",
         description="Run the teacher of SPEC over its datasets, and store its most probable tokens in the cache.",
         epilog=TEACH_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -214,7 +209,7 @@ def teach(plan: "Plan", arguments: argparse.Namespace) -> int:
     DataError for unusable data or an unusable teacher."""
     nodes = {node.args["dataset"]: node for node in plan.nodes if node.op == "setup.teacher"}
     if not nodes:
-        print("xtrain data teach: the loss of this spec learns from no teacher; choose `loss distill`", file=sys.stderr)
+        print("xtrain data teach: the loss of this spec has no teacher; use `loss distill`", file=sys.stderr)
         return 2
     if arguments.dataset is not None and arguments.dataset not in nodes:
         print(f"xtrain data teach: the loss reads no teacher beside dataset {arguments.dataset}", file=sys.stderr)
@@ -223,7 +218,7 @@ def teach(plan: "Plan", arguments: argparse.Namespace) -> int:
         for name in nodes if arguments.dataset is None else (arguments.dataset,):
             _teach(plan, name, as_json=arguments.json)
     except KeyboardInterrupt:
-        print("xtrain data teach: interrupted; the same command goes on", file=sys.stderr)
+        print("xtrain data teach: interrupted; the same command resumes it", file=sys.stderr)
         return 130
     return 0
 
@@ -276,18 +271,18 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the verb to the `xtrain` command."""
     parser = subparsers.add_parser(
         "data",
-        help="build the data of a spec, and look at it: counts, lengths, packed rows",
-        description="Tokenise and pack the data of SPEC as a run would (once, then cached), and look at it.",
+        help="build the data of a spec, and show it: counts, lengths, packed rows",
+        description="Tokenize and pack the data of SPEC as a run would (once, then cached), and show it.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     views = parser.add_subparsers(title="views", metavar="VIEW", dest="view", required=True)
     default = dict.fromkeys((add_build(views), add_stats(views), add_teach(views)), "all")
-    default[add_show(views)] = "those that are trained on"
+    default[add_show(views)] = "the training datasets"
     for view, datasets in default.items():
         view.add_argument("spec", metavar="SPEC", help="a spec (*.xtrain), or a saved plan (*.json)")
         view.add_argument("--dataset", metavar="NAME", help=f"which dataset (default: {datasets})")
-        view.add_argument("--json", action="store_true", help="one JSON object a line")
+        view.add_argument("--json", action="store_true", help="print JSON, one object per line")
         add_sets(view)
         view.set_defaults(run=run)
 

@@ -116,7 +116,7 @@ def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps({"mixture": taken, "epoch": whole}))
         else:
-            page.heading("mixture", "shares of rows in each phase, and what the whole run takes")
+            page.heading("mixture", "shares of rows in each phase, and totals of the run")
             epoch_row = ("an epoch", "rows", f"{whole['rows']:,g}, {whole['steps']:,} steps")
             page.table([*_mixture(taken), epoch_row], styles=("bold", "dim"))
     if not arguments.json:
@@ -127,7 +127,7 @@ def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
 def _beside(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return rows for numeric fields, content that the template leaves out, and reasons for bad records."""
     numbers = [
-        ("", name, f"least {own['least']:.4g} · mean {own['mean']:.4g} · most {own['most']:.4g}")
+        ("", name, f"min {own['least']:.4g} · mean {own['mean']:.4g} · max {own['most']:.4g}")
         for name, own in found.get("numbers", {}).items()
     ]
     reasons = [("", f"{count:,}", reason) for reason, count in found.get("bad_reasons", {}).items()]
@@ -154,18 +154,18 @@ def _table(part: str, own: dict[str, Any], oversized: str) -> list[tuple[str, st
             1, ("", "predicted", f"{own['trained_tokens']:,} tokens, {own['trained_tokens'] / own['tokens']:.1%}")
         )
     if "questions" in own:
-        table.insert(0, ("", "questions", f"{own['questions']:,}, a document for each of their choices"))
+        table.insert(0, ("", "questions", f"{own['questions']:,}, one document per choice"))
     if "pairs" in own:
         table[0] = ("", "pairs", f"{own['pairs']:,} of {own['tokens']:,} tokens")
     what = "pairs" if "pairs" in own else "documents"
     if own["documents_split"]:
-        table.append(("", "too long", f"{own['documents_split']:,} {what} split over rows, as oversized = split says"))
+        table.append(("", "too long", f"{own['documents_split']:,} {what} split over rows (oversized = split)"))
     if own["tokens_lost"]:
         lost = f"{own['documents_cut']:,} {what} cut, {own['documents_left_out']:,} left out"
         why = "at the front" if oversized == "truncate_front" else f"as oversized = {oversized} says"
         table.append(("", "too long", f"{lost}, {why}: {own['tokens_lost']:,} tokens lost"))
     if own.get("documents_unanswered"):
-        table.append(("", "", f"{own['documents_unanswered']:,} of those that are cut have nothing left to predict"))
+        table.append(("", "", f"{own['documents_unanswered']:,} of the cut ones have nothing left to predict"))
     if "steps_an_epoch" in own:
         table.append(("", "an epoch", f"{own['steps_an_epoch']:,} steps"))
     return _titled(part, table)
@@ -194,11 +194,11 @@ def add_show(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> ar
     show = views.add_parser("show", help="packed rows, as text", description="Print rows in the order of training.")
     show.add_argument("-n", type=number_of("rows"), default=5, metavar="ROWS", help="how many rows (default 5)")
     show.add_argument("--step", type=int, help="from this optimizer step on, counted from 1 as in logs (default 1)")
+    show.add_argument("--heldout", action="store_true", help="held-out rows, the first ones of each dataset")
+    show.add_argument("--tokens", action="store_true", help="print every token separately, with its number")
     show.add_argument(
-        "--heldout", action="store_true", help="rows that are kept for evaluation, the first ones of each dataset"
+        "--full", action="store_true", help=(f"print each document in full, not only its first {SHOWN} characters")
     )
-    show.add_argument("--tokens", action="store_true", help="every token by itself, with its number")
-    show.add_argument("--full", action="store_true", help=f"all of each document, not its first {SHOWN} characters")
     return show
 
 
@@ -220,7 +220,7 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
     # A dataset that is only evaluated has no training rows.
     held_out = arguments.heldout or wanted[0] not in loader["datasets"]
     if held_out and arguments.step is not None:
-        print("xtrain data: rows that are held out belong to no step; leave --step out", file=sys.stderr)
+        print("xtrain data: held-out rows belong to no step; leave out --step", file=sys.stderr)
         return 2
     # An epoch has rows of all datasets.
     counted = loader["datasets"] if loader["steps"] is None and not held_out else []
@@ -344,7 +344,7 @@ class _View:
         """Add the legend of colors and marks. own: the user's collators applied to the rows."""
         self._page.line()
         marked = f" {READ[0]}…{READ[1]}: only read." if self._marked else ""
-        meaning = " Coloured, a document each: trained. Dim: only read." if self._color else marked
+        meaning = " Colored, one color per document: trained. Dim: only read." if self._color else marked
         first = " The first token of a document is never predicted."
         first += " \\ before the name of a special token: its characters, not the token." if self._escaped else ""
         behind = f" Rows are shown behind {', '.join(own)}." if own else ""

@@ -25,21 +25,23 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the verb to the `xtrain` command."""
     parser = subparsers.add_parser(
         "diff",
-        help="compare two specs, plans or runs, and whether a run can go on",
-        description="Compare specs, saved plans and run directories: values, graph, memory, traffic, steps, and "
-        "whether a checkpoint of A can be resumed under B. With two different arguments, --set and --world go to every "
-        "spec among them; with one, to B, which is A with them.",
+        help="compare two specs, plans or runs, and check whether a run can be resumed",
+        description=(
+            "Compare specs, saved plans and run directories: values, graph, memory, traffic, steps, and whether a "
+            "checkpoint of A can be resumed under B. With two different arguments, --set and --world apply to "
+            "every spec among them; with one, B is A with --set and --world."
+        ),
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "a", metavar="A", help="a spec (*.xtrain), a saved plan (*.json) or a run as `xtrain watch` has it"
+        "a", metavar="A", help="a spec (*.xtrain), a saved plan (*.json) or a run as for `xtrain watch`"
     )
-    parser.add_argument("b", metavar="B", nargs="?", help="the same; A with --set and --world unless given")
-    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks; default: what a spec asks for")
+    parser.add_argument("b", metavar="B", nargs="?", help="the same; default: A with --set and --world")
+    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: as in the spec)")
     add_sets(parser)
     parser.add_argument("--json", action="store_true", help="print the difference as JSON")
-    parser.add_argument("--exit-code", action="store_true", help="end with 1 if the plans differ")
+    parser.add_argument("--exit-code", action="store_true", help="exit with 1 if the plans differ")
     parser.set_defaults(run=run)
 
 

@@ -24,7 +24,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "docs",
         help="look up blocks, settings, units and words",
-        description="Print the reference of the language, or the part that a word speaks of.",
+        description="Print the reference of the language, or the part for a word.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -35,7 +35,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--capabilities",
         action="store_true",
-        help="print a table: which stack, axis and number format each component and choice works with",
+        help="print a table: which stack, axis and number format each component and choice supports",
     )
     parser.set_defaults(run=run)
 
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain docs`. Exit status: 0 done, 2 unknown topic."""
     whole = "--markdown" if arguments.markdown else "--capabilities"
     if (arguments.markdown or arguments.capabilities) and arguments.topic is not None:
-        print(f"xtrain docs: {whole} prints all there is and takes no topic", file=sys.stderr)
+        print(f"xtrain docs: {whole} prints the whole reference and takes no topic", file=sys.stderr)
         return 2
     if arguments.capabilities:
         from xtrain.planner.review.capabilities import text as capabilities
@@ -74,8 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     found = find(arguments.topic)
     if not found:
         meant = near(arguments.topic)
-        hint = f"did you mean `xtrain docs {meant}`?" if meant else "`xtrain docs` shows what there is"
-        print(f"xtrain docs: nothing is called `{arguments.topic}`; {hint}", file=sys.stderr)
+        hint = f"did you mean `xtrain docs {meant}`?" if meant else "`xtrain docs` lists all topics"
+        print(f"xtrain docs: there is no topic `{arguments.topic}`; {hint}", file=sys.stderr)
         return 2
     sys.stdout.write(text.topics(found))
     return 0

@@ -15,30 +15,29 @@ if TYPE_CHECKING:
     from xtrain.plan.plan import Plan
     from xtrain.runtime.inspect.machine import Unfit
 
-EPILOG = """\
-examples:
-  xtrain doctor specs/two_ranks_cpu.xtrain
-  xtrain doctor runs/quickstart/<run> --json
-  srun --ntasks-per-node 1 xtrain doctor plan.json     once on each machine of a job
-  xtrain doctor plan.json --node 1 --meet n01:29500    the same without Slurm, on the second machine
-
-exit codes: 0 the run can work here, perhaps with warnings; 2 the spec is wrong; 3 it cannot
-"""
+EPILOG = (
+    "examples:\n  xtrain doctor specs/two_ranks_cpu.xtrain\n  xtrain doctor runs/quickstart/<run> --json\n  srun "
+    "--ntasks-per-node 1 xtrain doctor plan.json     once on each machine of a job\n  xtrain doctor plan.json "
+    "--node 1 --meet n01:29500    the same without Slurm, on the second machine\n\nexit codes: 0 the run can work "
+    "here, perhaps with warnings; 2 the spec is invalid; 3 it cannot\n"
+)
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb to the `xtrain` command."""
     parser = subparsers.add_parser(
         "doctor",
-        help="what of this machine does not fit a plan, and what to do about it",
-        description="Hold this machine, or all machines of a job, against a plan: devices, memory, disks, locks, "
-        "versions, data, and whether the machines reach each other. Takes seconds, and trains nothing. Without an "
-        "argument: what keeps any run from working in this folder.",
+        help="check a machine against a plan, and suggest fixes",
+        description=(
+            "Check this machine, or all machines of a job, against a plan: devices, memory, disks, locks, "
+            "versions, data, and whether the machines reach each other. Takes seconds, and trains nothing. Without "
+            "an argument, check what any run in this folder needs."
+        ),
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("spec", metavar="SPEC", nargs="?", help="a spec, a saved plan (*.json) or a run directory")
-    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks; default: what the spec asks for")
+    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: as in the spec)")
     add_sets(parser)
     add_node(parser)
     parser.add_argument(

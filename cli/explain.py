@@ -45,7 +45,7 @@ def explain(code: str | None, *, as_json: bool = False) -> int:
         return 0
     meant = near(code)
     if meant is None or meant != code.strip().upper():
-        hint = f"did you mean {meant}?" if meant else "`xtrain explain` lists them all"
+        hint = f"did you mean {meant}?" if meant else "`xtrain explain` lists all codes"
         print(f"xtrain explain: there is no code {code}; {hint}", file=sys.stderr)
         return 2
     page = CODES[meant]

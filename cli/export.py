@@ -34,7 +34,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the verb to the `xtrain` command."""
     parser = subparsers.add_parser(
         "export",
-        help="write a trained model for transformers",
+        help="export a trained model for transformers",
         description="Write a checkpoint of a run as a folder that transformers reads.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -43,7 +43,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--adapter",
         action="store_true",
-        help="of a run with an `adapter`: that alone, as PEFT reads it; `xtrain merge` writes the whole model",
+        help=(
+            "for a run with an `adapter`: export the adapter alone, as PEFT reads it; `xtrain merge` writes the "
+            "whole model"
+        ),
     )
     add_task(parser)
     parser.set_defaults(run=run)
@@ -51,41 +54,45 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def add_task(parser: argparse.ArgumentParser) -> None:
     """Add `--task`, which selects one of several adapters."""
-    parser.add_argument("--task", metavar="NAME", help="of a run with tasks, whose adapter")
+    parser.add_argument("--task", metavar="NAME", help="task whose adapter is exported, for a run with tasks")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that select the checkpoint, the target folder and the format."""
     parser.add_argument("run_directory", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--to", metavar="FOLDER", type=Path, required=True, help="the folder to write")
+    parser.add_argument("--to", metavar="FOLDER", type=Path, required=True, help="output folder")
     parser.add_argument(
         "--checkpoint",
         metavar="WHICH",
-        help="latest, best, model, a step, epoch-2, a name such as ckpt-s000000001000, or the path of any checkpoint "
-        "of the same model (default: the weights of the finished run, else the latest state)",
+        help=(
+            "latest, best, model, a step, epoch-2, a name such as ckpt-s000000001000, or the path of any "
+            "checkpoint of the same model (default: the weights of the finished run, else the latest state)"
+        ),
     )
     parser.add_argument(
         "--ema",
         action=argparse.BooleanOptionalAction,
-        help="the averaged weights, or the trained ones (default: as `ema { publish }` of the run says)",
+        help="averaged or trained weights (default: as set by `ema { publish }` of the run)",
     )
     parser.add_argument(
         "--dtype",
         choices=("bf16", "fp16", "fp32", "fp64"),
-        help="number format (default: of a model from a folder the one that each tensor has there, else that of the "
-        "run's parameters)",
+        help=(
+            "number format (default: for a model from a folder that of each tensor there, else that of the run's "
+            "parameters)"
+        ),
     )
     parser.add_argument(
         "--shard-size",
         metavar="SIZE",
         type=file_size,
         default=file_size("5GB"),
-        help="most bytes of weights in a file, as 500MB or 2GiB; several files have an index (default 5GB)",
+        help="maximum bytes of weights per file, such as 500MB or 2GiB; several files get an index (default 5GB)",
     )
     parser.add_argument(
         "--dequantise",
         action="store_true",
-        help="write matrices that `precision { base }` of the run stores in codes, with the values of the codes",
+        help="dequantize matrices stored by `precision { base }` of the run, and write them",
     )
 
 
@@ -163,7 +170,10 @@ def print_result(exported: "Exported", seconds: float) -> None:
     what = f"{plural(exported.tensors, 'tensor')}, {formats} in {plural(exported.files, 'file')}"
     if exported.merged:
         worst = max(exported.merged, key=lambda each: each.error)
-        print(f"{plural(len(exported.merged), 'matrix')} with an adapter; the format keeps least of {worst.name}:")
+        print(
+            f"{plural(len(exported.merged), 'matrix')} with an adapter; rounding to the format affects "
+            f"{worst.name} most:"
+        )
         lost = f"of a change of rms {worst.rms:.2g}, {worst.error:.2g} is lost to rounding"
-        print(f"  {lost}, and {worst.unchanged:.1%} of its elements are as they were; merge.json has all")
+        print(f"  {lost}, and {worst.unchanged:.1%} of its elements are unchanged; merge.json has all")
     print(f"exported to {exported.folder}: {what}, read back and compared, {seconds_text(seconds)}")

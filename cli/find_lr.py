@@ -18,9 +18,11 @@ def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "find-lr",
         help="suggest a learning rate",
-        description="Train a spec for a few steps while the learning rate grows by equal factors, until the loss "
-        "diverges, and suggest a rate. The sweep is a run with a plan of its own; its result is in lr_sweep.json of "
-        "its directory, and is shown again if that is given.",
+        description=(
+            "Train a spec for a few steps with an exponentially growing learning rate until the loss diverges, and "
+            "suggest a rate. The sweep is a run with its own plan; its result is in lr_sweep.json of its "
+            "directory. Given that directory, show the result again."
+        ),
         epilog="example: xtrain find-lr specs/quickstart.xtrain --to 10",
     )
     parser.add_argument("spec", metavar="SPEC|RUN", help="a .xtrain spec, or the directory of a run of find-lr")
@@ -35,11 +37,11 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--to", dest="high", type=above_zero("a learning rate"), default=1.0, metavar="RATE", help="last (default 1)"
     )
-    parser.add_argument("--steps", type=_steps, default=100, metavar="N", help="of the sweep (default 100)")
-    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: what the spec's axes need)")
+    parser.add_argument("--steps", type=_steps, default=100, metavar="N", help="steps of the sweep (default 100)")
+    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: as the spec's axes need)")
     add_sets(parser)
     parser.add_argument("--plan", action="store_true", help="print the plan of the sweep, and train nothing")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing of the run")
+    parser.add_argument("--json", action="store_true", help="print only the result, as JSON")
     parser.set_defaults(run=run)
 
 
@@ -85,7 +87,7 @@ def _compiled(arguments: argparse.Namespace) -> "Compiled":
     if loaded.spec is None:
         raise Refused(2, loaded.diagnostics.render(color=False).rstrip())
     if loaded.spec.serve is not None:
-        raise Refused(2, "xtrain find-lr: the spec is that of a server, whose clients choose learning rates")
+        raise Refused(2, "xtrain find-lr: this is a server spec, whose clients choose learning rates")
     spec = swept(loaded.spec, low=arguments.low, high=arguments.high, steps=arguments.steps)
     compiled = compile_plan(spec, world=arguments.world, spec_text=resolved_text(spec))
     if compiled.plan is None:
@@ -117,7 +119,7 @@ def _show(directory: Path, *, as_json: bool) -> int:
     try:
         found: dict[str, Any] = read_json(directory / LR_SWEEP_FILE)
     except (OSError, ValueError):
-        message = f"{directory} is no run of find-lr that has ended: it has no {LR_SWEEP_FILE}"
+        message = f"{directory} is not a finished run of find-lr: it has no {LR_SWEEP_FILE}"
         print(f"xtrain find-lr: {message}", file=sys.stderr)
         return 2
     if as_json:

@@ -22,13 +22,17 @@ def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "fit-law",
         help="fit a scaling law to finished runs",
-        description="Fit L(N, D) = E + A / N^alpha + B / D^beta to the last losses of finished runs, with N parameters "
-        "that a token uses and D tokens, and say in which interval each coefficient lies.",
+        description=(
+            "Fit L(N, D) = E + A / N^alpha + B / D^beta to the last losses of finished runs, with N parameters "
+            "used per token and D tokens, and print an interval for each coefficient."
+        ),
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUNS", help="run directories, or folders of them")
-    parser.add_argument("--metric", metavar="METRIC", help="eval.DATASET.loss; default: the one that all runs measure")
+    parser.add_argument(
+        "--metric", metavar="METRIC", help=("eval.DATASET.loss (default: the metric that all runs measure)")
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="save the law, for `xtrain plan SPEC --law FILE`")
     parser.add_argument("--json", action="store_true", help="print the law as JSON")
     parser.set_defaults(run=run)

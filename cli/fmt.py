@@ -11,13 +11,11 @@ from xtrain.text.printing import drawn_on
 if TYPE_CHECKING:
     from xtrain.dsl.diagnostics.diagnostic import Diagnostics
 
-EPILOG = """\
-examples:
-  xtrain fmt specs/                       every *.xtrain below a folder
-  xtrain fmt --check specs/ *.xtrain      lists what would change, and exits with 1 if anything would
-  xtrain fmt --diff specs/quickstart.xtrain
-  xtrain fmt - < specs/quickstart.xtrain
-"""
+EPILOG = (
+    "examples:\n  xtrain fmt specs/                       every *.xtrain below a folder\n  xtrain fmt --check "
+    "specs/ *.xtrain      lists the files to change, and exits with 1 if there are any\n  xtrain fmt --diff "
+    "specs/quickstart.xtrain\n  xtrain fmt - < specs/quickstart.xtrain\n"
+)
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -25,7 +23,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "fmt",
         help="format specs",
-        description="Rewrite specs in the one style. Comments and line breaks stay; a spec with syntax errors is left.",
+        description="Format specs. Comments and line breaks stay; a spec with syntax errors is left unchanged.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -33,12 +31,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "files",
         nargs="+",
         metavar="FILE",
-        help="a spec, or a folder of them; - for input and output",
+        help="a spec, or a folder of specs; - for standard input and output",
     )
     parser.add_argument(
-        "--check", action="store_true", help="change nothing; list files that would change, exit 1 for any"
+        "--check", action="store_true", help="change nothing; list files that would change, exit with 1 if any"
     )
-    parser.add_argument("--diff", action="store_true", help="change nothing; print what would change")
+    parser.add_argument("--diff", action="store_true", help="change nothing; print the changes")
     parser.set_defaults(run=run)
 
 
@@ -89,8 +87,10 @@ def _format(file: str, *, check: bool, diff: bool) -> int:
     except SpecErrors as errors:
         return _refuse(errors.diagnostics)
     except FormatFault:
-        print(f"xtrain fmt: {source.path} is left as it is: formatting would change what it says, which is a mistake of"
-              " the formatter; please report it with the spec", file=sys.stderr)  # fmt: skip
+        print((
+            f"xtrain fmt: {source.path} is left unchanged: formatting would change its meaning, which is a bug of "
+            "the formatter; please report it with the spec"
+        ), file=sys.stderr)  # fmt: skip
         return 70
     before = (data if data is not None else Path(file).read_bytes()).decode("utf-8")
     changed = before != after

@@ -18,46 +18,47 @@ def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "generate",
         help="sample from a trained run",
-        description="Load a checkpoint of a run, its latest unless told otherwise, into one process and continue "
-        "prompts.",
+        description="Load a checkpoint of a run, by default its latest, into one process and continue prompts.",
         epilog="example: xtrain generate runs/quickstart/<run> --prompt 'def ' --tokens 200",
     )
     parser.add_argument("run_directory", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--prompt", action="append", required=True, help="text to continue; may be given again")
+    parser.add_argument("--prompt", action="append", required=True, help="text to continue; may be repeated")
     parser.add_argument(
         "--checkpoint",
         metavar="WHICH",
         help="latest, best, model, a step, epoch-2, a name such as ckpt-s000000001000, or the path of any checkpoint "
         "of the same model (default: the weights of the finished run, else the latest state)",
     )
-    parser.add_argument("--task", metavar="NAME", help="of a run with tasks, whose adapter computes")
-    parser.add_argument("--tokens", type=int, default=200, help="tokens to add at most (default 200)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default 0.8)")
-    parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens (default: from all)")
-    parser.add_argument("--top-p", type=float, default=0.95, help="share of probability to draw from (default 0.95)")
+    parser.add_argument("--task", metavar="NAME", help="task whose adapter is used, for a run with tasks")
+    parser.add_argument("--tokens", type=int, default=200, help="maximum tokens to add (default 200)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the most likely token (default 0.8)")
+    parser.add_argument(
+        "--top-k", type=int, metavar="K", help=("sample from the K most likely tokens (default: from all)")
+    )
+    parser.add_argument("--top-p", type=float, default=0.95, help="share of probability to sample from (default 0.95)")
     parser.add_argument(
         "--min-p",
         type=float,
         default=0.0,
-        help="draw from tokens with at least this share of the likeliest one's probability (default 0: from all)",
+        help="sample from tokens with at least this share of the most likely one's probability (default 0: from all)",
     )
     parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="text that ends what is added; may be given again"
+        "--stop", action="append", default=[], metavar="TEXT", help="text that ends the continuation; may be repeated"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the draws of each prompt (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of each prompt's samples (default 0)")
     parser.add_argument(
         "--chat",
         nargs="?",
         const="auto",
         metavar="TEMPLATE",
-        help="prompts are what a user says: print the answers of the assistant. TEMPLATE is chatml, llama3, plain, or "
-        "the path of a Jinja template (default: that of the conversations the run read, else its tokenizer's)",
+        help=(
+            "prompts are user messages: print the assistant's answers. TEMPLATE is chatml, llama3, plain, or the "
+            "path of a Jinja template (default: that of the run's conversations, else its tokenizer's)"
+        ),
     )
-    parser.add_argument("--system", default="", metavar="TEXT", help="with --chat, what the system says first")
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute (default: auto)"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object a prompt")
+    parser.add_argument("--system", default="", metavar="TEXT", help="with --chat, the system message")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device (default: auto)")
+    parser.add_argument("--json", action="store_true", help="print JSON, one object per prompt")
     parser.set_defaults(run=run)
 
 
@@ -134,15 +135,15 @@ def _problem(arguments: argparse.Namespace) -> str | None:
     if arguments.tokens < 1:
         return "--tokens must be at least 1"
     if not 0 <= arguments.temperature < math.inf:
-        return "--temperature must be 0 or above, and finite"
+        return "--temperature must be a finite number of at least 0"
     if arguments.top_k is not None and arguments.top_k < 1:
         return "--top-k must be at least 1"
     if not 0 <= arguments.min_p <= 1:
-        return "--min-p must lie between 0 and 1"
+        return "--min-p must be between 0 and 1"
     if "" in arguments.stop:
-        return "--stop needs a text that is not empty"
+        return "--stop must not be empty"
     if arguments.system and arguments.chat is None:
-        return "--system is of conversations: give --chat too"
+        return "--system needs --chat"
     if not 0 < arguments.top_p <= 1:
-        return "--top-p must lie above 0 and at most at 1"
+        return "--top-p must be above 0 and at most 1"
     return None

@@ -18,13 +18,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "init",
         help="write an annotated spec to start from",
-        description="Write NAME.xtrain, a spec that explains each choice it makes. NAME is the experiment's name.",
+        description="Write NAME.xtrain, a spec with comments on each choice. NAME is the experiment's name.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="name of the experiment; a folder may stand before it")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="name of the experiment, optionally with a folder")
     parser.add_argument("--template", default="quickstart", metavar="T", help="the template (default: quickstart)")
-    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+    parser.add_argument("--force", action="store_true", help="replace an existing file")
     parser.add_argument("--list", action="store_true", help="list the templates")
     parser.set_defaults(run=run)
 
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     starter = known.get(arguments.template)
     if starter is None:
         meant = near_starter(arguments.template)
-        hint = f"did you mean `{meant}`?" if meant else f"there are {', '.join(known)}"
+        hint = f"did you mean `{meant}`?" if meant else f"existing templates: {', '.join(known)}"
         return _refuse(f"there is no template `{arguments.template}`; {hint}")
     path = Path(arguments.name)
     name = path.name.removesuffix(".xtrain")
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _refuse(f"an experiment cannot be called `{name}`: {problem}")
     path = path.with_name(f"{name}.xtrain")
     if not str(path).isprintable():
-        return _refuse(f"{str(path)!r} is no path for a spec")
+        return _refuse(f"{str(path)!r} is not a path for a spec")
     return _write(path, starter.named(name, shlex.quote(str(path))), force=arguments.force)
 
 
@@ -62,14 +62,14 @@ def _write(path: Path, text: str, *, force: bool) -> int:
 
     try:
         if path.exists() and not force:
-            return _refuse(f"{path} is there already; give another name, or replace it with --force")
+            return _refuse(f"{path} already exists; use another name, or replace it with --force")
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, text.encode())
     except OSError as error:
         print(f"xtrain init: {path} cannot be written: {error.strerror}", file=sys.stderr)
         return 3
     shown = shlex.quote(str(path))
-    print(f"Wrote {path}. Next:\n\n  xtrain plan {shown}    what would happen\n  xtrain run {shown}     make it happen")
+    print(f"Wrote {path}. Next:\n\n  xtrain plan {shown}    show the plan\n  xtrain run {shown}     run it")
     return 0
 
 

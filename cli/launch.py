@@ -30,8 +30,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "launch",
         help="submit a run to Slurm or Kubernetes, or start it in the background",
-        description="Compile SPEC and give its plan to the launcher that the spec or --on names. The same command goes "
-        "on with a run that was stopped.",
+        description=(
+            "Compile SPEC and submit its plan to the launcher of the spec or of --on. The same command resumes a "
+            "stopped run."
+        ),
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -41,11 +43,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="NAME",
         help="slurm, kubernetes or local, and --set launcher.NAME=VALUE; default: `launcher` of the spec",
     )
-    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: what the spec's axes need)")
+    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: as the spec's axes need)")
     add_sets(parser)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--dry", action="store_true", help="print what would be submitted, and submit nothing")
-    what.add_argument("--cancel", action="store_true", help="end the job of a run, or take it out of the queue")
+    what.add_argument("--cancel", action="store_true", help="cancel the job of a run")
     parser.set_defaults(run=run)
 
 
@@ -100,7 +102,7 @@ def _job(arguments: argparse.Namespace) -> "Job":
     plan = _plan(arguments, arguments.sets)
     launcher = _launcher(plan, arguments.on)
     if launcher.alone and plan.launch["nodes"] > 1:
-        raise Refused(2, f"xtrain launch: {launcher.kind} is one machine, and the plan is for {plan.launch['nodes']}")
+        raise Refused(2, f"xtrain launch: {launcher.kind} is one machine, but the plan is for {plan.launch['nodes']}")
     directory = locate(plan, read_code(Path(plan.spec).resolve().parent))
     if plan.workspace["run"] is None and not arguments.spec.endswith(".json"):
         # The code of the spec's folder may change before the job starts or resumes; the run directory must not.
@@ -120,7 +122,7 @@ def _plan(arguments: argparse.Namespace, sets: list[str], *, quiet: bool = False
         raise Refused(2, compiled.diagnostics.render(color=False), shown=True)
     assert compiled.plan is not None
     if compiled.plan.serves:
-        raise Refused(2, "xtrain launch: the spec is that of a server; start it with `xtrain serve`")
+        raise Refused(2, "xtrain launch: this is a server spec; start it with `xtrain serve`")
     if is_saved(arguments.spec):
         if not quiet:
             say_own_code(compiled.plan, arguments.spec)
@@ -140,16 +142,16 @@ def _launcher(plan: "Plan", on: str | None) -> "Launcher":
         own = launcher_of(plan)
     except UnknownLauncher as unknown:
         if on is None:
-            hint = f"use the xtrain, and its packages, that made the plan, or say --on {', '.join(LAUNCHERS)}"
+            hint = f"use the xtrain and packages that made the plan, or --on {', '.join(LAUNCHERS)}"
             raise Refused(2, f"xtrain launch: the plan has {unknown}; {hint}") from unknown
         own = None
     if on is None and own is None:
-        raise Refused(2, f"xtrain launch: the spec has no `launcher`; say --on {', '.join(LAUNCHERS)}")
+        raise Refused(2, f"xtrain launch: the spec has no `launcher`; use --on {', '.join(LAUNCHERS)}")
     if own is not None and on in (None, own.kind):
         return own
     assert on is not None
     if on not in LAUNCHERS:
-        raise Refused(2, f"xtrain launch: there is no launcher `{on}`; there are {', '.join(LAUNCHERS)}")
+        raise Refused(2, f"xtrain launch: there is no launcher `{on}`; existing launchers: {', '.join(LAUNCHERS)}")
     settings = settings_of(LAUNCHERS[on]).items()
     needed = [f"{name} = {meta.example}" for name, (attribute, meta) in settings if attribute.default is NOTHING]
     if needed:
@@ -165,11 +167,11 @@ def _cancel(directory: Path) -> int:
     job = read_job(directory.absolute())
     if job is None:
         if (directory / SWEEP_FILE).is_file():
-            hint = f"`xtrain sweep stop {quote(str(directory))}` lets its trials save and end"
+            hint = f"`xtrain sweep stop {quote(str(directory))}` makes its trials save and stop"
             raise Refused(3, f"xtrain launch: {directory} is a sweep; {hint}")
         if directory.is_file():
-            raise Refused(3, f"xtrain launch: {directory} is a file, and --cancel takes the directory of a run")
-        raise Refused(3, f"xtrain launch: no run {directory} was given to a job; `xtrain runs` lists those that were")
+            raise Refused(3, f"xtrain launch: {directory} is a file, but --cancel takes the directory of a run")
+        raise Refused(3, f"xtrain launch: run {directory} was not submitted; `xtrain runs` lists submitted runs")
     state = job_state(job)
     if state.over:
         print(f"{job.kind} job {job.id} is over: {state}")

@@ -13,12 +13,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the verb to the `xtrain` command."""
     parser = subparsers.add_parser(
         "lsp",
-        help="serve an editor: mistakes as one types, completion, hover, rename",
+        help="serve an editor: diagnostics while typing, completion, hover, rename",
         description="Run the language server over standard input and output until the editor ends it.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--stdio", action="store_true", help="the only way there is; some editors say so")
+    parser.add_argument("--stdio", action="store_true", help="the only supported mode; some editors pass it")
     parser.set_defaults(run=run)
 
 

@@ -43,9 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         Path.cwd()
     except OSError as error:
-        print(
-            f"xtrain: the working folder is not there any more ({error.strerror}); change to another", file=sys.stderr
-        )
+        print(f"xtrain: the working folder no longer exists ({error.strerror}); change to another", file=sys.stderr)
         return 3
     try:
         with safe_output():

@@ -24,8 +24,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "merge",
         help="add a trained adapter to its model",
-        description="Add the adapter of a checkpoint to the model under it, and write that as a folder that "
-        "transformers reads.",
+        description=(
+            "Add the adapter of a checkpoint to its model, and write the result as a folder that transformers reads."
+        ),
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -46,16 +46,20 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the verb to the `xtrain` command."""
     parser = subparsers.add_parser(
         "plan",
-        help="show what a spec would do, before anything is done",
+        help="show what a spec would do, without running it",
         description="Compile SPEC and print its plan: memory, time, mesh, graph, traffic, timeline, checks.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("spec", metavar="SPEC", help="a spec (*.xtrain), or a saved plan (*.json)")
-    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks; default: what the spec asks for")
+    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: as in the spec)")
     add_sets(parser)
-    parser.add_argument("--trace", action="store_true", help="also run a step of one rank of each kind without memory")
-    parser.add_argument("--law", type=Path, metavar="FILE", help="also predict the loss, by a law of `xtrain fit-law`")
+    parser.add_argument(
+        "--trace", action="store_true", help=("also trace a step of one rank of each kind on meta tensors")
+    )
+    parser.add_argument(
+        "--law", type=Path, metavar="FILE", help=("also predict the loss, with a law from `xtrain fit-law`")
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="save the plan as JSON, for `xtrain run FILE`")
     _add_views(parser)
     add_alternatives(parser)
@@ -65,14 +69,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def _add_views(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose the view; the default is one page."""
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--format", choices=FORMATS, default="text", help="what to print; text unless given")
+    form.add_argument("--format", choices=FORMATS, default="text", help="output format (default: text)")
     form.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
-    what = parser.add_argument_group("views", "in place of the page").add_mutually_exclusive_group()
-    what.add_argument("--full", action="store_true", help="the page with everything there is, however long")
-    what.add_argument("--part", action="append", default=[], metavar="NAME", help="a part of the page in full")
+    what = parser.add_argument_group("views", "instead of the page").add_mutually_exclusive_group()
+    what.add_argument("--full", action="store_true", help="the page without any cuts")
+    what.add_argument("--part", action="append", default=[], metavar="NAME", help="one part of the page in full")
     what.add_argument("--rank", type=int, metavar="N", help="everything about one rank")
     what.add_argument("--show", metavar="NODE", help="a node of the graph: an id, its beginning, or a pattern with *")
-    what.add_argument("--why", metavar="SETTING", help="a value: who said so, and what would be otherwise without it")
+    what.add_argument("--why", metavar="SETTING", help="explain a value: where it was set, and what depends on it")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -93,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
     _warn(compiled, arguments)
     plan = compiled.plan
     if arguments.trace and plan.serves:
-        print("error: --trace follows a step of training, and the spec is that of a server", file=sys.stderr)
+        print("error: --trace traces a training step, but this is a server spec", file=sys.stderr)
         return 2
     if arguments.trace:
         plan = _traced(plan)
@@ -165,7 +169,7 @@ def _predicted(text: str, plan: "Plan", arguments: argparse.Namespace) -> str | 
     from xtrain.records.law import LawError, ScalingLaw
 
     if arguments.format not in ("text", "json") or plan.serves:
-        print("error: --law predicts the loss of a run that is trained, as text or JSON", file=sys.stderr)
+        print("error: --law predicts the loss of a training run, as text or JSON", file=sys.stderr)
         return None
     try:
         return with_prediction(text, plan, ScalingLaw.read(arguments.law), arguments.format)

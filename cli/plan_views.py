@@ -28,7 +28,7 @@ def view(plan: "Plan", arguments: argparse.Namespace) -> str:
     asked = [name for name in TEXTS if is_given(getattr(arguments, name))]
     if arguments.format != "text":
         if asked:
-            raise NotThere(f"--{asked[0]} is text; leave out --format {arguments.format}")
+            raise NotThere(f"--{asked[0]} prints text; leave out --format {arguments.format}")
         return _data(plan, arguments)
     return TEXTS[asked[0]](plan, arguments) if asked else _page(plan, arguments)
 
@@ -57,7 +57,7 @@ def _parts(plan: "Plan", arguments: argparse.Namespace) -> str:
     names = [name for text in arguments.part for name in text.split(",")]
     for name in names:
         if name not in PARTS:
-            hint = did_you_mean(name, PARTS) or f"there are {', '.join(PARTS)}"
+            hint = did_you_mean(name, PARTS) or f"existing parts: {', '.join(PARTS)}"
             raise NotThere(f"the page has no part `{name}`; {hint}")
     return render(plan, color=_colored(), parts=names)
 
@@ -126,7 +126,7 @@ def json_text(diagnostics: "Diagnostics") -> str:
 
 def add_alternatives(parser: argparse.ArgumentParser) -> None:
     """Add the options to the parser of `xtrain plan`."""
-    group = parser.add_argument_group("alternatives", "the same rows on the same ranks, laid out in other ways")
+    group = parser.add_argument_group("alternatives", "compare other layouts of the same rows on the same ranks")
     group.add_argument(
         "--compare",
         nargs="+",
@@ -153,9 +153,9 @@ def show_alternatives(arguments: argparse.Namespace) -> int:
 def _problem(arguments: argparse.Namespace) -> str:
     chosen = "--fit" if arguments.fit else "--compare"
     if arguments.fit and arguments.compare:
-        return "--fit and --compare are two questions; ask one"
+        return "--fit and --compare cannot be combined"
     if arguments.spec.endswith(".json"):
-        return f"{chosen} plans a spec in other ways; {arguments.spec} is a finished plan"
+        return f"{chosen} plans variants of a spec; {arguments.spec} is a finished plan"
     if arguments.format not in ("text", "json"):
         return f"{chosen} prints a table; leave out --format {arguments.format}"
     others = ("full", "part", "rank", "show", "why", "out", "trace")
@@ -164,7 +164,7 @@ def _problem(arguments: argparse.Namespace) -> str:
 
 
 def _of_server(chosen: str) -> int:
-    print(f"error: {chosen} compares steps of training, and the spec is that of a server", file=sys.stderr)
+    print(f"error: {chosen} compares training steps, but this is a server spec", file=sys.stderr)
     return 2
 
 
@@ -270,10 +270,11 @@ def _lines(plan: "Plan", law: "ScalingLaw") -> str:
     low, high = found["interval"]
     size, tokens = count_text(found["parameters"]), count_text(found["tokens"])
     lines = [f"  {law.metric}  {found['loss']:.4f}  {low:.4f} to {high:.4f} in {SHARE:.0%} of samples"]
-    lines += [f"  for {size} parameters that a token uses, {tokens} tokens"]
+    lines += [f"  for {size} parameters used per token, {tokens} tokens"]
     if found["beyond"] >= FAR:
         lines += [
-            f"  {found['beyond']:.3g} times beyond the runs of the law: the interval says nothing of its form there"
+            f"  {found['beyond']:.3g} times beyond the runs of the law: the interval does not cover errors of its "
+            "form there"
         ]
     return head + "\n".join(lines) + "\n"
 
@@ -302,7 +303,7 @@ def show_sweep(arguments: argparse.Namespace) -> int | None:
             print(json_text(compiled.diagnostics))
         return 2
     if arguments.out is not None:
-        print("error: --out saves the plan of one run; those of trials lie in their run directories", file=sys.stderr)
+        print("error: --out saves the plan of one run; plans of trials are in their run directories", file=sys.stderr)
         return 2
     if arguments.format == "json":
         print(json.dumps(compiled.plan.to_json(), indent=2))

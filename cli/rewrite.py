@@ -19,7 +19,7 @@ def write(path: str | Path, data: bytes) -> None:
     target = Path(path).resolve()
     mode = target.stat().st_mode if target.exists() else None
     if mode is not None and not os.access(target, os.W_OK):
-        raise PermissionError(13, "it may not be written by this user", str(path))
+        raise PermissionError(13, "no permission to write it", str(path))
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -27,17 +27,19 @@ VIEWS = ("tui", "console", "plain", "json", "none")
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "run",
-        help="train as a spec or a reviewed plan says",
-        description="Compile a spec (or take a plan.json as it is) and train on local ranks. A run that was stopped "
-        "goes on when the same command is given again.",
+        help="train a spec or a reviewed plan",
+        description=(
+            "Compile a spec (or take a plan.json unchanged) and train on local ranks. The same command resumes a "
+            "stopped run."
+        ),
         epilog="example: xtrain run specs/quickstart.xtrain --world 2 --set experiment.budget='100 steps'",
     )
     parser.add_argument("spec", metavar="SPEC", help="a .xtrain spec or a plan.json")
-    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: what the spec's axes need)")
+    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: as the spec's axes need)")
     add_sets(parser)
     add_node(parser)
     parser.add_argument(
-        "--accept-drift", action="store_true", help="run a plan.json although its spec or xtrain has changed since"
+        "--accept-drift", action="store_true", help="run a plan.json although its spec or xtrain has changed"
     )
     parser.add_argument(
         "--ui",
@@ -116,7 +118,7 @@ def _compiled(arguments: argparse.Namespace) -> "Compiled":
     if compiled.plan is None:
         raise _refused(compiled.diagnostics)
     if compiled.plan.serves:
-        raise Refused(2, "xtrain run: the spec is that of a server; start it with `xtrain serve`")
+        raise Refused(2, "xtrain run: this is a server spec; start it with `xtrain serve`")
     return _settled(compiled, arguments)
 
 
@@ -179,7 +181,7 @@ def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled":
     assert plan is not None
     if not is_saved(arguments.spec):
         if arguments.accept_drift:
-            raise Refused(2, "xtrain run: --accept-drift is for a saved plan, and this is a spec")
+            raise Refused(2, "xtrain run: --accept-drift is for a saved plan, not for a spec")
         from xtrain.plan.serialise import signed
 
         return evolve(compiled, plan=signed(plan, arguments.sets, arguments.world))
@@ -213,7 +215,7 @@ def _lies_in(plan: "Plan", arguments: argparse.Namespace) -> "Path | None":
     if named.resolve() == folder:
         return None
     if not _is_said_by_a_rank(plan, arguments):
-        print(f"note: the plan lies in the run directory {folder}, which is used instead of {named}", file=sys.stderr)
+        print(f"note: the plan in the run directory {folder} is used instead of {named}", file=sys.stderr)
     return folder
 
 
@@ -301,8 +303,8 @@ def _print_notes(workspace: "RunDirectory") -> None:
         print(f"note: {workspace.aside.text()}", file=sys.stderr)
     if workspace.unread:
         print(
-            f"note: the code of the checkout could not be read ({workspace.unread}); the run is {workspace.directory}, "
-            "whatever code it was started with; to choose another: --set workspace.run=NAME",
+            f"note: the code of the checkout could not be read ({workspace.unread}); the run is "
+            f"{workspace.directory}, whatever code it was started with; to choose another: --set workspace.run=NAME",
             file=sys.stderr,
         )
     if workspace.changes:

@@ -48,7 +48,7 @@ class SweepLines:
     def _text(self, event: Event) -> str:
         match event:
             case TrialAskedEvent(trial=number, same_as=int(same)):
-                return f"trial {number:03d}  equal to {same:03d}, which is run for it"
+                return f"trial {number:03d}  equal to {same:03d}, which runs instead"
             case TrialAskedEvent(trial=number, reason=reason) if reason:
                 return f"trial {number:03d}  has no plan: {reason}"
             case TrialAskedEvent(trial=number, point=point):
@@ -60,11 +60,11 @@ class SweepLines:
             case TrialMeasuredEvent(trial=number, value=value, trained=steps):
                 return f"trial {number:03d}  {self.plan.objective} {value_text(value)} after {steps:,} steps"
             case TrialDecidedEvent(trial=number, goes_on=goes_on, place=place, of=of):
-                return f"trial {number:03d}  {'goes on' if goes_on else 'is stopped'}: place {place} of {of}"
+                return f"trial {number:03d}  {'continues' if goes_on else 'is stopped'}: place {place} of {of}"
             case TrialFailedEvent(trial=number, exit_code=code):
                 return f"trial {number:03d}  has failed, exit code {code}; logs in {self.plan.folder}/logs"
             case SweepEndEvent(status=status, best=best):
-                end = "every trial has ended" if status == "done" else "stopped; the same command goes on"
+                end = "all trials have ended" if status == "done" else "stopped; the same command resumes it"
                 return (
                     end
                     if best is None
@@ -105,11 +105,11 @@ def drive(arguments: argparse.Namespace) -> int | None:
         if plan is None:
             return None
         if arguments.accept_drift:
-            raise Refused(2, "xtrain run: --accept-drift is for a saved plan, and this is a spec")
+            raise Refused(2, "xtrain run: --accept-drift is for a saved plan, not for a spec")
         if arguments.node is not None or arguments.meet is not None:
             raise Refused(2, "xtrain run: trials of a sweep run on one machine; --node and --meet are for one run")
         if arguments.ui == "tui":
-            raise Refused(2, "xtrain run: a sweep is shown in lines; `xtrain watch` shows its trials")
+            raise Refused(2, "xtrain run: a sweep is shown as lines; `xtrain watch` shows its trials")
         with refusals():
             launcher = _local(plan)
             return _drive(plan, _trials(plan, arguments), launcher, arguments.ui or "plain")
@@ -184,7 +184,7 @@ def _drive(
     if driver.fault:
         raise Refused(3, f"xtrain: the sweep was stopped: {driver.fault}")
     if status == EndStatus.DONE and driver.state.best() is None:
-        raise Refused(1, f"xtrain: no trial has a value of {plan.objective} at its end; logs in {plan.folder}/logs")
+        raise Refused(1, f"xtrain: no trial has a final value of {plan.objective}; logs in {plan.folder}/logs")
     return EXIT_CODES[status]
 
 

@@ -18,9 +18,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the verb to the `xtrain` command."""
     parser = subparsers.add_parser(
         "runs",
-        help="list runs: how far they are, and the state of their jobs",
-        description="List the runs below ROOT, the newest first: running, finished, failed, stopped or lost, how far "
-        "they are, and what Slurm, Kubernetes or this machine says of the job that `xtrain launch` has given each to.",
+        help="list runs: their progress and the state of their jobs",
+        description=(
+            "List the runs below ROOT, newest first: running, finished, failed, stopped or lost, their progress, "
+            "and the state of jobs submitted by `xtrain launch`."
+        ),
         epilog="example: xtrain runs runs/quickstart --json",
     )
     parser.add_argument(
@@ -31,7 +33,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         default=Path("runs"),
         help="a root or lineage of runs, or a run by its id (default: runs)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, one object a run")
+    parser.add_argument("--json", action="store_true", help="print JSON, one object per run")
     parser.set_defaults(run=run)
 
 
@@ -48,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         for directory, (job, state) in zip(directories, jobs_of(directories), strict=True)
     ]
     if not rows:
-        print(f"there is no run at {arguments.root} or below it; `xtrain run SPEC` makes one", file=sys.stderr)
+        print(f"there is no run at {arguments.root} or below it; `xtrain run SPEC` starts one", file=sys.stderr)
         return 3
     if arguments.json:
         print("\n".join(json.dumps(row) for row in rows))

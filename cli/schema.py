@@ -26,7 +26,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("spec", nargs="?", metavar="SPEC", help="a spec (*.xtrain) to print as JSON")
     add_sets(parser)
-    parser.add_argument("--json", action="store_true", help="the one form there is; accepted for the sake of scripts")
+    parser.add_argument("--json", action="store_true", help="the only format; accepted for scripts")
     parser.set_defaults(run=run)
 
 
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `xtrain schema`. Exit status: 0 done, 2 invalid spec."""
     if arguments.spec is None:
         if arguments.sets:
-            print("xtrain schema: --set changes a spec; name one", file=sys.stderr)
+            print("xtrain schema: --set changes a spec; give one", file=sys.stderr)
             return 2
         from xtrain.dsl.reference.json_schema import json_schema
 

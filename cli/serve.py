@@ -17,17 +17,19 @@ if TYPE_CHECKING:
 def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "serve",
-        help="train adapters as clients ask for it",
-        description="Compile a spec with a `serve` block (or take a plan.json as it is), start its ranks on this "
-        "machine, and listen. A server that is stopped goes on where it was when the same command is given again.",
+        help="serve a model for training by clients",
+        description=(
+            "Compile a spec with a `serve` block (or take a plan.json unchanged), start its ranks on this machine, "
+            "and listen. The same command resumes a stopped server."
+        ),
         epilog="example: xtrain serve specs/serve_cpu.xtrain --set serve.port=8123",
     )
     parser.add_argument("spec", metavar="SPEC", help="a .xtrain spec or a plan.json")
-    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: what the spec's axes need)")
+    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: as the spec's axes need)")
     parser.add_argument(
         "--repair",
         action="store_true",
-        help="where the store of the server is damaged, go on with what is whole, and set the rest aside",
+        help="if the server's store is damaged, continue with the intact part, and set the rest aside",
     )
     add_sets(parser)
     parser.set_defaults(run=run)
@@ -101,13 +103,13 @@ def _repair(server: str, folder: Path) -> None:
         raise CannotServe(f"{folder} cannot be repaired: {error}") from error
     for place in damage:
         print(f"{server}: damaged: {place}", flush=True)
-    found = f"was repaired: what was there is in {folder / 'damaged'}" if damage else "is whole"
+    found = f"was repaired: the original is in {folder / 'damaged'}" if damage else "is whole"
     print(f"{server}: {folder} {found}", flush=True)
 
 
 def _check_serves(serves: bool) -> None:
     if not serves:
-        hint = "add one, such as `serve { adapters = 8 }` beside an `adapter`; `xtrain run` trains with the spec"
+        hint = "add one, such as `serve { adapters = 8 }` next to an `adapter`; `xtrain run` trains with the spec"
         raise Refused(2, f"xtrain serve: the spec has no `serve` block; {hint}")
 
 
@@ -132,7 +134,7 @@ def _made_key(server: str, variable: str, path: Path) -> "Keys":
     try:
         keys = Keys.kept(path)
     except (OSError, ValueError) as error:
-        message = f"xtrain serve: {path} has no key that can be used: {error}"
-        raise Refused(3, f"{message}; remove the file, and a new key is made, or set {variable}") from None
-    print(f"{server}: clients show the key {keys.of[OWNER]} ({path}); set {variable} for another", flush=True)
+        message = f"xtrain serve: {path} has no valid key: {error}"
+        raise Refused(3, f"{message}; remove the file to get a new key, or set {variable}") from None
+    print(f"{server}: clients send the key {keys.of[OWNER]} ({path}); set {variable} to change it", flush=True)
     return keys

@@ -17,19 +17,21 @@ def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "sweep",
         help="show, export or stop a sweep",
-        description="A sweep that `xtrain run` drives or has driven, by its folder: the trials, the best of them.",
+        description="Inspect or stop a sweep of `xtrain run`, by its folder.",
         epilog="example: xtrain sweep show runs/quickstart-sweep-1a2b3c4d --csv trials.csv",
     )
     verbs = parser.add_subparsers(title="what to do", metavar="WHAT", dest="what", required=True)
-    show = verbs.add_parser("show", help="its trials, the best first")
+    show = verbs.add_parser("show", help="list trials, the best first")
     show.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the sweep")
     show.add_argument("--json", action="store_true", help="print the trials as JSON")
-    show.add_argument("--csv", type=Path, metavar="FILE", help="write the trials as CSV")
+    show.add_argument(
+        "--csv", type=Path, metavar="FILE", help=("show the best trial, its settings and its run directory")
+    )
     show.add_argument("--parquet", type=Path, metavar="FILE", help="write the trials as Parquet (needs pyarrow)")
     best = verbs.add_parser("best", help="the best trial, its settings and its run directory")
     best.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the sweep")
     best.add_argument("--json", action="store_true", help="print it as JSON")
-    stop = verbs.add_parser("stop", help="let the trials that run save and end; `xtrain run` goes on with them")
+    stop = verbs.add_parser("stop", help="let running trials save and stop; `xtrain run` resumes them")
     stop.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of the sweep")
     parser.set_defaults(run=run)
 
@@ -40,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     from xtrain.records.sweep import SWEEP_FILE, SweepState
 
     if not (arguments.folder / SWEEP_FILE).is_file():
-        print(f"error: {arguments.folder} has no sweep: there is no {SWEEP_FILE}", file=sys.stderr)
+        print(f"error: {arguments.folder} is not a sweep: it has no {SWEEP_FILE}", file=sys.stderr)
         return 2
     if arguments.what == "stop":
         return _stop(arguments.folder)
@@ -102,7 +104,7 @@ def _write_parquet(rows: list[dict[str, Any]], path: Path) -> None:
 def _best(state: "SweepState", arguments: argparse.Namespace) -> int:
     best = state.best()
     if best is None:
-        print("error: no trial has been trained to its end yet", file=sys.stderr)
+        print("error: no trial has finished training yet", file=sys.stderr)
         return 1
     directory = arguments.folder / best.name
     if arguments.json:
@@ -138,7 +140,7 @@ def _stop_jobs(folder: Path) -> int:
         print(f"error[{fault.code}]: {fault}", file=sys.stderr)
         return 3
     if not count:
-        print(f"error: nothing drives the sweep in {folder}", file=sys.stderr)
+        print(f"error: no process drives the sweep in {folder}", file=sys.stderr)
         return 2
-    print(f"nothing drives the sweep; {plural(count, 'job')} of its trials are asked to save and end")
+    print(f"no process drives the sweep; {plural(count, 'job')} of its trials are asked to save and stop")
     return 0

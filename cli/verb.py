@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from xtrain.plan.plan import Counted, Plan
 
 
-RUN_HELP = "a run, a lineage or root of runs (the newest run in it), or a run id or its beginning"
+RUN_HELP = "a run, a lineage or root of runs (its newest run), or a run id or its beginning"
 
 
 def add_sets(parser: argparse.ArgumentParser) -> None:
@@ -58,9 +58,7 @@ def above_zero(what: str) -> Callable[[str], float]:
 
 def add_node(parser: argparse.ArgumentParser) -> None:
     """Add `--node I --meet HOST:PORT`, this machine's place among several."""
-    parser.add_argument(
-        "--node", type=_index, metavar="I", help="which of several machines this is, from 0; under srun it is known"
-    )
+    parser.add_argument("--node", type=_index, metavar="I", help="number of this machine, from 0; known under srun")
     parser.add_argument("--meet", metavar="HOST:PORT", help="where the machines meet: a free port of the first one")
 
 

@@ -30,13 +30,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
     parser = subparsers.add_parser(
         "watch",
-        help="watch a run in a dashboard, while it trains or afterwards",
-        description="Open the dashboard of a run: its numbers beside its plan, ranks, events, and other runs.",
+        help="watch a run in a dashboard, during or after training",
+        description="Open the dashboard of a run: its numbers next to its plan, ranks, events, and other runs.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", metavar="RUN", nargs="?", help="a run, or a lineage or root of runs (default: runs)")
-    parser.add_argument("--screen", choices=tuple(SCREENS), default="", help="what is shown first")
+    parser.add_argument("--screen", choices=tuple(SCREENS), default="", help="first screen")
     parser.add_argument(
         "--compare", metavar="RUN", nargs="+", action="extend", default=[], help="runs for the screen `compare`"
     )
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         from xtrain.runtime.jobs.submitted import not_begun
 
         why = not_begun(Path(arguments.path or ROOT))
-        hint = "`xtrain run SPEC` makes one, and `xtrain runs` shows those whose jobs wait"
+        hint = "`xtrain run SPEC` starts one, and `xtrain runs` lists waiting jobs"
         print(f"xtrain watch: {why or f'{error}; {hint}'}", file=sys.stderr)
         return 3
     for name in (EVENTS_FILE, METRICS_FILE):

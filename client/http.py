@@ -42,7 +42,7 @@ class HttpClient:
     def __init__(self, url: str, key: str | None, patience: float) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or parts.hostname is None:
-            raise ValueError(f"{url!r} is no address of a server, such as http://127.0.0.1:8000")
+            raise ValueError(f"{url!r} is not the address of a server, such as http://127.0.0.1:8000")
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
         self._path = parts.path.rstrip("/") + BASE
         self._headers = {} if key is None else {"X-API-Key": key}
@@ -123,14 +123,14 @@ def _answer(response: HTTPResponse) -> Any:
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise HTTPException("the answer is cut off, or not that of an xtrain server") from None
+        raise HTTPException("the answer is incomplete, or not from an xtrain server") from None
 
 
 def _message(raw: bytes) -> str:
     try:
         return str(msgspec.json.decode(raw, type=dict[str, Any])["error"])
     except (msgspec.DecodeError, msgspec.ValidationError, KeyError):
-        return "the answer is not that of an xtrain server"
+        return "the answer is not from an xtrain server"
 
 
 T = TypeVar("T")
@@ -160,7 +160,7 @@ class Pending(Generic[T]):
             if answer.get("type") != "try_again":
                 self._found.append(answer)
             elif until is not None and time.monotonic() > until:
-                raise TimeoutError(f"no result after {timeout:.0f} s; it can be asked for again")
+                raise TimeoutError(f"no result after {timeout:.0f} s; it can be requested again")
         for answer in self._found:
             if "error" in answer:
                 raise RequestFailed(answer["error"], answer.get("category", "unknown"))

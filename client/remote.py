@@ -339,8 +339,9 @@ class RemoteModel:
         before = self._unanswered
         if before is not None and (before.request, before.bodies) != (call.request, call.bodies):
             raise CallUnanswered(
-                f"the {before.request} before, with seq_id {self._seq + 1}, had no answer, and may have been done: "
-                "call `repeat()` of the model, which sends it again and gives its result, and then go on"
+                f"the previous {before.request}, with seq_id {self._seq + 1}, had no answer and may have been "
+                "executed: call `repeat()` of the model, which sends it again and returns its result, before you "
+                "continue"
             )
         self._unanswered = call
         return self.repeat()

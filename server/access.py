@@ -82,14 +82,14 @@ class Keys:
             raise ValueError("it is empty")
         for number, word in enumerate(words, start=1):
             if not _VISIBLE.fullmatch(word):
-                raise ValueError(f"word {number} of {len(words)} has a character that is no visible ASCII character")
+                raise ValueError(f"word {number} of {len(words)} contains a character that is not visible ASCII")
         if len(words) == 1 and "=" not in text:
             return cls({OWNER: words[0]})
         of: dict[str, str] = {}
         for number, word in enumerate(words, start=1):
             owner, equals, key = word.partition("=")
             if not (owner and equals and key):
-                raise ValueError(f"word {number} of {len(words)} is no `NAME=KEY`")
+                raise ValueError(f"word {number} of {len(words)} is not `NAME=KEY`")
             if owner in of or key in of.values():
                 raise ValueError(f"word {number} has the name or the key of one before")
             of[owner] = key

@@ -89,7 +89,7 @@ def unpacked(raw: bytes, most: int) -> bytes:
                     413, f"the body has more than {most} bytes when it is unpacked; send less, or send it uncompressed"
                 )
     except zstandard.ZstdError:
-        raise Refusal(422, "the body is no zstd frame") from None
+        raise Refusal(422, "the body is not a zstd frame") from None
     if not frame.eof:
         raise Refusal(422, "the zstd frame of the body is cut off")
     if frame.unused_data:

@@ -88,7 +88,7 @@ def _without_ignored(datum: Datum) -> Datum:
 def _datum(place: str, row: DatumRow, request: ForwardBackward, offer: LossOffer, capabilities: Capabilities) -> Datum:
     loss = request.loss
     if row.tokens is None:
-        raise UserError(f"{place}.model_input has a chunk that is no text; only tokens of text are taken")
+        raise UserError(f"{place}.model_input has a chunk that is not text; only tokens of text are supported")
     check_tokens(f"{place}.model_input", row.tokens, capabilities)
     known = {one.name: one for one in offer.inputs}
     for name in row.inputs:
@@ -122,24 +122,24 @@ def _input(
     where, numbers = f"{place}.loss_fn_inputs[{one.name!r}]", row.inputs[one.name]
     assert row.tokens is not None
     if numbers.ndim == 2 and not offer.wide:
-        raise UserError(f"{where} has two dims; this loss takes one number a token")
+        raise UserError(f"{where} has two dims; this loss takes one number per token")
     if numbers.shape[0] != row.tokens.size:
         raise UserError(f"{where} has {numbers.shape[0]} rows for {row.tokens.size} tokens")
     if not numbers.size:
-        raise UserError(f"{where} has no number for a token")
+        raise UserError(f"{where} lacks a number for a token")
     if numbers.shape != shape:
-        raise UserError(f"{where} has shape {list(numbers.shape)}; that of target_tokens is {list(shape)}")
+        raise UserError(f"{where} has shape {list(numbers.shape)}; target_tokens has {list(shape)}")
     if one.integer:
         if numbers.dtype.kind != "i":
             raise UserError(f"{where} must be int64")
         ids = numbers[numbers != IGNORED] if ignored else numbers
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < capabilities.vocabulary:
-            besides = f", or {IGNORED} where no loss is taken" if ignored else ""
+            besides = f", or {IGNORED} for a token without a loss" if ignored else ""
             raise UserError(f"{where} must be token ids of 0..{capabilities.vocabulary - 1}{besides}")
         return numbers
     if numbers.dtype.kind == "i":
         if not -EXACT <= int(numbers.min()) <= int(numbers.max()) <= EXACT:
-            raise UserError(f"{where} has whole numbers that float32 does not have")
+            raise UserError(f"{where} has integers that float32 cannot represent")
         return numbers.astype(np.float32)
     if not np.isfinite(numbers).all():
         raise UserError(f"{where} has a number that is not finite")
@@ -149,7 +149,7 @@ def _input(
 def check_tokens(where: str, tokens: Array, capabilities: Capabilities) -> None:
     """Check the number and range of tokens. tokens: int32 [T]."""
     if not 1 <= tokens.size <= capabilities.context:
-        raise UserError(f"{where} has {tokens.size} tokens; there may be 1 to {capabilities.context}")
+        raise UserError(f"{where} has {tokens.size} tokens; 1 to {capabilities.context} are supported")
     if not 0 <= int(tokens.min()) <= int(tokens.max()) < capabilities.vocabulary:
         raise UserError(f"{where} must be token ids of 0..{capabilities.vocabulary - 1}")
 
@@ -355,7 +355,7 @@ def _request(work: QueuedWork, memory: ModelsInMemory) -> SampleRequest:
         if getattr(request, name):
             raise UserError(f"{name} is not offered here")
     if any(chunk.type != "encoded_text" for chunk in request.prompt.chunks):
-        raise UserError("prompt has a chunk that is no text; only tokens of text are taken")
+        raise UserError("prompt has a chunk that is not text; only tokens of text are supported")
     prompt = np.array([token for chunk in request.prompt.chunks for token in chunk.tokens], np.int32)
     check_tokens("prompt", prompt, capabilities)
     room = capabilities.context - prompt.size
@@ -374,9 +374,9 @@ def _request(work: QueuedWork, memory: ModelsInMemory) -> SampleRequest:
     stops = [params.stop] if isinstance(params.stop, str) else params.stop or []
     texts = tuple(stop for stop in stops if isinstance(stop, str))
     if "" in texts:
-        raise UserError("sampling_params.stop has an empty text, which is in every sample")
+        raise UserError("sampling_params.stop has an empty text, which would end every sample")
     if texts and not capabilities.text:
-        raise UserError("sampling_params.stop has texts, and this server has no tokenizer; use token ids")
+        raise UserError("sampling_params.stop has texts, but this server has no tokenizer; use token ids")
     return SampleRequest(
         id=work.id,
         weights=None if sampler.folder is None else memory.store.weights(sampler.folder),
@@ -400,7 +400,7 @@ def _sampler(work: QueuedWork, memory: ModelsInMemory) -> SamplerEntry:
     found = memory.store.state.samplers.get(work.entry.queue)
     if found is None:
         raise UserError(
-            "the weights of this sampling session are no longer kept: without a name those of the newest "
-            f"{memory.limits.samplers} sessions are"
+            f"the weights of this sampling session are no longer kept: only the newest {memory.limits.samplers} "
+            "sessions keep unnamed weights"
         )
     return found

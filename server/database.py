@@ -68,7 +68,7 @@ class Database:
         """Put and remove rows. then: called in the database's thread; must not raise, nor wait."""
         with self._changed:
             if self._broken or self._closing:
-                raise StoreFailed("the store takes nothing more")
+                raise StoreFailed("the store is closed")
             self._written.append((rows, then))
             self._appended += 1
             self._changed.notify_all()

@@ -65,7 +65,7 @@ def _fail_late(memory: ModelsInMemory, kinds: Mapping[str, Kind], started: float
             last = max(max(work.entry.time, started) for work in works)
             if now - last > memory.limits.gap:
                 missing = f"request {model.next} of this model did not come within {memory.limits.gap:.0f} s"
-                _fail(store, works, f"{missing}, and what was sent after it is not executed", "user")
+                _fail(store, works, f"{missing}; later requests are not executed", "user")
 
 
 def _fail(store: Store, works: list[QueuedWork], why: str, category: str = "server") -> None:
@@ -279,7 +279,7 @@ def _waits_for(model: ModelEntry, first: QueuedWork) -> str:
     if first.started:
         return f"{first.entry.kind} is executed"
     if first.entry.seq > model.next:
-        return f"request {model.next}, which has not come"
+        return f"request {model.next}, which has not arrived"
     return f"its turn: {first.entry.kind}"
 
 
@@ -327,7 +327,7 @@ class Execution:
         try:
             work.request = self._kind(work.entry).read(work.entry.body)
         except (Refusal, Malformed) as error:
-            fail(self.memory, work, UserError(f"this request is no longer taken: {error}"))
+            fail(self.memory, work, UserError(f"this request is no longer supported: {error}"))
         work.entry.body = b""
 
     def begin(self) -> None:
@@ -407,7 +407,7 @@ class Execution:
     def _kind(self, entry: Accepted) -> Kind:
         """Return the kind of a request. Raises Refusal if this version does not have it."""
         if entry.kind not in self._kinds:
-            raise Refusal(400, f"{entry.kind[:80]!r} is no kind of request")
+            raise Refusal(400, f"{entry.kind[:80]!r} is not a kind of request")
         return self._kinds[entry.kind]
 
     # a lost engine

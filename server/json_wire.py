@@ -205,9 +205,9 @@ def read_json(raw: bytes, kind: type[R], most: int = MOST_VALUES) -> R:
         _check_fields(raw or b"{}", kind, "")
         return msgspec.json.decode(raw or b"{}", type=kind)
     except msgspec.ValidationError as error:
-        raise Refusal(422, f"the body cannot be taken: {_without_values(str(error))}") from None
+        raise Refusal(422, f"the body is invalid: {_without_values(str(error))}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise Refusal(422, "the body is no JSON object") from None
+        raise Refusal(422, "the body is not a JSON object") from None
 
 
 def _check_fields(raw: bytes | msgspec.Raw, kind: type[Struct], where: str) -> None:
@@ -218,7 +218,7 @@ def _check_fields(raw: bytes | msgspec.Raw, kind: type[Struct], where: str) -> N
         if name not in known:
             small = len(content) <= MOST_NOTHING
             if kind not in _LOOSE and not (small and msgspec.json.decode(value) in _NOTHING):
-                raise Refusal(422, f"field {_shown(where + name)} is not known here")
+                raise Refusal(422, f"field {_shown(where + name)} is unknown")
         elif Any in (types := _types_in(known[name])) or any(get_origin(each) is dict for each in types):
             _check_free(where + name, value)
         elif content[:1] == b"{" and (inner := _struct_in(known[name])) is not None:

@@ -125,7 +125,7 @@ def finite(metrics: Mapping[str, float]) -> dict[str, Any]:
 def numbered(seq_id: int) -> int:
     """Return the seq_id of a request for an existing model. Raises Refusal."""
     if seq_id < 1:
-        raise Refusal(400, "seq_id is missing; those of a model begin with 1")
+        raise Refusal(400, "seq_id is missing; the first seq_id of a model is 1")
     if seq_id > MOST_SEQ:
         raise Refusal(400, f"seq_id is above {MOST_SEQ}")
     return seq_id
@@ -141,8 +141,8 @@ def check_name(name: str) -> str:
     """Check the name of a checkpoint, which becomes a part of its path. Raises UserError."""
     if NAME.fullmatch(name) is None:
         raise UserError(
-            f"{name[:80]!r} is no name for a checkpoint: letters, digits, '_', '-' and '.', at most 128, "
-            "and the first a letter or digit"
+            f"{name[:80]!r} is not a name for a checkpoint: use letters, digits, '_', '-' and '.', at most 128, "
+            "and start with a letter or digit"
         )
     return name
 
@@ -222,7 +222,7 @@ def _checkpoint_to_load(request: LoadWeights, owner: str, memory: ModelsInMemory
     if found is None or not (found.public or found.owner == owner):
         raise UserError(f"there is no checkpoint {request.path[:400]}")
     if found.kind != "weights":
-        raise UserError(f"{request.path} can be sampled from alone; save_state saves what training goes on from")
+        raise UserError(f"{request.path} is for sampling only; save_state saves the state that training needs")
     return found
 
 
@@ -252,7 +252,7 @@ def _adapter(config: LoraConfig | None, drawn: int, memory: ModelsInMemory) -> A
     chosen = {kind: wanted and kind in offered for kind, wanted in asked.items()}
     if not any(chosen.values()):
         have = ", ".join(f"train_{kind}" for kind in asked if kind in offered)
-        raise UserError(f"lora_config leaves nothing to train; what may be trained here: {have}")
+        raise UserError(f"lora_config leaves nothing to train; available here: {have}")
     return AdapterEntry(rank=config.rank, seed=drawn if config.seed is None else config.seed, **chosen)
 
 

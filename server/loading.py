@@ -64,7 +64,7 @@ def load(rows: Iterable[tuple[str, bytes]], damage: list[str], kept: dict[str, b
             kept[key] = content
     for entry in requests.values():
         _take(state, QueuedWork(entry, size=sizes[entry.id], lasting=LASTS), results.pop(entry.id, None), damage)
-    damage += [f"row `Accepted/{id}` is missing, of which there is the result" for id in results]
+    damage += [f"row `Accepted/{id}` is missing, but its result exists" for id in results]
     for model in list(state.models.values()):
         _check_model(state, model, damage)
     return state
@@ -87,10 +87,10 @@ def _take(state: State, work: QueuedWork, done: Done | None, damage: list[str]) 
 
 def _check_model(state: State, model: ModelEntry, damage: list[str]) -> None:
     if missing := sorted(set(model.repeated) - state.history.get(model.id, {}).keys()):
-        damage.append(f"request {missing[0]} of {model.id} is missing, which its state is made of")
+        damage.append(f"request {missing[0]} of {model.id} is missing, which its state depends on")
         model.damaged = model.damaged or LOST
     if model.session not in state.sessions:
-        damage.append(f"row `Session/{model.session}` is missing, of which there is the model {model.id}")
+        damage.append(f"row `Session/{model.session}` is missing, but its model {model.id} exists")
         state.change(Session(model.session, model.owner, model.created, heard=model.created))
 
 
@@ -128,7 +128,7 @@ def _problem(weights: Path, entry: FolderEntry | None) -> str | None:
     for name, written in entry.files.items():
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
-            return f": `{name[:100]}` is no name of a file in it"
+            return f": `{name[:100]}` is not a file name"
         try:
             size, checksum = _measured(weights / entry.id / path)
         except OSError as error:
@@ -218,7 +218,7 @@ def _frames(path: Path, damage: list[str]) -> Iterator[tuple[int, bytes]]:
         length, checksum = _HEAD.unpack(content[at : at + _HEAD.size].ljust(_HEAD.size, b"\0"))
         frame = content[at + _HEAD.size : at + _HEAD.size + length]
         if not frame or len(frame) != length or zlib.crc32(frame) != checksum:
-            damage.append(f"{FOLDER}/{path.name}, byte {at}: no whole frame begins here")
+            damage.append(f"{FOLDER}/{path.name}, byte {at}: no valid frame begins here")
             if not frame or len(frame) != length:
                 return
         else:

@@ -75,7 +75,7 @@ def read(data: memoryview, message: ProtoMessage, count: FieldCount | None = Non
             value, at = data[at : at + size], at + size
         field = message.fields.get(number)
         if field is None:
-            raise Malformed(f"{message.name} has a field {number}, which is not known here")
+            raise Malformed(f"{message.name} has a field {number}, which is unknown")
         _put(found, field, wire, value, message, count)
     return found
 
@@ -348,7 +348,7 @@ def _row(number: int, datum: dict[str, Any], room: int) -> DatumRow:
         return DatumRow(None, inputs)
     texts = [chunk["text"].get("tokens", b"") for chunk in chunks]
     if any(len(text) % 4 for text in texts):
-        raise Malformed(f"data[{number}].model_input: tokens are not of four bytes each")
+        raise Malformed(f"data[{number}].model_input: tokens are not four bytes each")
     tokens = [np.frombuffer(text, "<i4") for text in texts]
     return DatumRow(np.concatenate(tokens) if tokens else np.zeros(0, "<i4"), inputs)
 

@@ -194,7 +194,9 @@ class TrainingServer:
             raise Refusal(400, f"sampling_session_seq_id {request.sampling_session_seq_id} is used already")
         checkpoint = None if path is None else self.checkpoint(owner, path)
         if checkpoint is not None and checkpoint.kind != "sampler_weights":
-            raise Refusal(400, f"{checkpoint.path} is not for sampling: save_weights_for_sampler saves what is")
+            raise Refusal(
+                400, (f"{checkpoint.path} is not for sampling: save_weights_for_sampler saves such checkpoints")
+            )
         base = checkpoint.base if checkpoint is not None else request.base_model or ""
         if base not in self.capabilities.names:
             raise Refusal(400, f"base_model {base[:200]!r} is not served; served: {', '.join(self.capabilities.names)}")

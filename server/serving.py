@@ -59,7 +59,7 @@ def check_serving(address: Address) -> None:
         socket.create_server((address.host, address.port), family=family).close()
     except OSError as error:
         where = f"port {address.port} of {address.host}"
-        raise CannotServe(f"{where} cannot be listened on: {error.strerror}; choose another `serve.port`") from None
+        raise CannotServe(f"cannot listen on {where}: {error.strerror}; choose another `serve.port`") from None
 
 
 def check_installed() -> None:
@@ -120,11 +120,11 @@ def serve(
     try:
         server = TrainingServer(engine, folder, limits, ended=ended)
     except EngineLost as error:
-        raise CannotServe(f"what computes has not started: {error}") from error
+        raise CannotServe(f"the engine has not started: {error}") from error
     except StoreInUse as error:
-        raise CannotServe(f"{error}; it is left as it is") from error
+        raise CannotServe(f"{error}; it is left unchanged") from error
     except StoreDamaged as error:
-        hint = "`xtrain serve SPEC --repair` goes on with what is whole, and keeps the rest in its folder `damaged`"
+        hint = "`xtrain serve SPEC --repair` continues with the intact part, and keeps the rest in its folder `damaged`"
         raise CannotServe(f"{error}\nnothing was changed; {hint}") from error
     except OSError as error:
         raise CannotServe(f"{error.filename or folder} cannot be read and written: {error.strerror}") from error

@@ -204,7 +204,7 @@ def _body(event: Event) -> str:
         case SetupDoneEvent():
             return took(event.seconds)
         case EstimateEvent():
-            left = f"about {duration(event.seconds_left)} for the {plural(event.steps_left or 0, 'step')} that are left"
+            left = f"about {duration(event.seconds_left)} for the remaining {plural(event.steps_left or 0, 'step')}"
             pace = f"{took(event.step_seconds)} a step on this machine, measured over "
             pace += plural(event.measured_steps or 0, "step")
             first = f", after {took(event.first_step_seconds)} for the first" if event.first_step_seconds else ""

@@ -210,7 +210,7 @@ def open_adapter(slots: Slots) -> Handle:
     def open_slot(message: RankMessage) -> RankMessage:
         slot = slots.free()
         if slot is None:
-            raise RequestRefused(f"all {len(slots.slots)} places for adapters are taken; try again when one is free")
+            raise RequestRefused(f"all {len(slots.slots)} adapter slots are in use; try again when one is free")
         slots.open(slot, AdapterShape(**message.values["shape"]))
         slots.of_model[message.values["model"]] = slot
         return RankMessage(name=message.name)

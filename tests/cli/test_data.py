@@ -72,7 +72,7 @@ def test_conversations_are_cut_at_their_end_unless_that_is_said(
     assert (training["documents_split"], training["documents_cut"]) == (split, cut)
     assert training.get("documents_unanswered") == unanswered
     assert main(["data", "stats", "talks.xtrain"]) == 0
-    said = "1 of those that are cut have nothing left to predict" in " ".join(capsys.readouterr().out.split())
+    said = "1 of the cut ones have nothing left to predict" in " ".join(capsys.readouterr().out.split())
     assert said == bool(unanswered)
 
 
@@ -155,7 +155,7 @@ def test_pairs_are_counted_and_shown_side_by_side(tmp_path: Path, monkeypatch: p
     page = capsys.readouterr().out
     assert (
         "0 pairs cut, 1 left out, as oversized = skip says: 31 tokens lost" in page
-        and "gap  least 0 · mean 1 · most 2" in page
+        and "gap  min 0 · mean 1 · max 2" in page
     )
     assert "bad records 2 fields `chosen` and `rejected` are equal" in " ".join(page.split())
     assert main(["data", "show", "look.xtrain", "--dataset", "pairs", "-n", "3", "--json"]) == 0

@@ -76,7 +76,7 @@ def test_damage_is_found_on_request_and_repaired(spec: str, capsys):
     assert objects(capsys)[0]["state"] == "there"
     assert main(["data", "build", spec, "--json", "--dataset", "words", "--verify"]) == 0
     captured = capsys.readouterr()
-    assert "tokens.bin: not what was written; it is built anew" in captured.err
+    assert "tokens.bin: damaged; it is rebuilt" in captured.err
     assert json.loads(captured.out)["state"] == "built" and tokens.read_bytes() == whole
     assert main(["data", "build", spec, "--json", "--dataset", "words", "--verify"]) == 0
     assert objects(capsys)[0]["state"] == "there"

@@ -148,7 +148,7 @@ def test_a_step_behind_the_end_is_refused(spec: str, capsys):
 
 def test_rows_that_are_held_out_have_no_step(spec: str, capsys):
     assert main(["data", "show", spec, "--heldout", "--step", "2"]) == 2
-    assert "belong to no step; leave --step out" in capsys.readouterr().err
+    assert "belong to no step; leave out --step" in capsys.readouterr().err
 
 
 def test_statistics_say_what_is_drawn(spec: str, capsys):

@@ -43,13 +43,13 @@ def test_no_run_and_no_checkpoint_yet(run, tmp_path, capsys):
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (("--tokens", "0"), "--tokens must be at least 1"),
-    (("--temperature", "-1"), "--temperature must be 0 or above"),
-    (("--temperature", "nan"), "--temperature must be 0 or above"),
+    (("--temperature", "-1"), "--temperature must be a finite number of at least 0"),
+    (("--temperature", "nan"), "--temperature must be a finite number of at least 0"),
     (("--top-k", "0"), "--top-k must be at least 1"),
-    (("--top-p", "0"), "--top-p must lie above 0"),
-    (("--min-p", "1.5"), "--min-p must lie between 0 and 1"),
-    (("--stop", ""), "--stop needs a text that is not empty"),
-    (("--system", "Be kind."), "--system is of conversations: give --chat too"),
+    (("--top-p", "0"), "--top-p must be above 0"),
+    (("--min-p", "1.5"), "--min-p must be between 0 and 1"),
+    (("--stop", ""), "--stop must not be empty"),
+    (("--system", "Be kind."), "--system needs --chat"),
 ])  # fmt: skip
 def test_a_setting_out_of_range(run, arguments, said, capsys):
     assert main(["generate", str(run), "--prompt", "a", *arguments]) == 2

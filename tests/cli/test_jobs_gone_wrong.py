@@ -42,7 +42,7 @@ def test_a_file_of_a_job_that_is_damaged_is_that_of_no_job(job, capsys, text):
     assert main(["runs"]) == 0
     assert re.search(r"waiting$", capsys.readouterr().out.strip())
     assert main(["launch", "--cancel", str(submitted()[0])]) == 3
-    assert "was given to a job" in capsys.readouterr().err
+    assert "was not submitted" in capsys.readouterr().err
     assert main(["launch", "slurm.xtrain"]) == 0
 
 
@@ -227,9 +227,9 @@ def test_files_in_the_way(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("place", "says"),
-    [("slurm.xtrain", "slurm.xtrain is a file, and --cancel takes the directory of a run"),
-        ("runs/none", "no run runs/none was given to a job"),
-        ("my sweep", "my sweep is a sweep; `xtrain sweep stop 'my sweep'` lets")],
+    [("slurm.xtrain", "slurm.xtrain is a file, but --cancel takes the directory of a run"),
+        ("runs/none", "run runs/none was not submitted"),
+        ("my sweep", "my sweep is a sweep; `xtrain sweep stop 'my sweep'` makes")],
 )  # fmt: skip
 def test_what_is_no_run_cannot_be_cancelled(monkeypatch, tmp_path, capsys, place, says):
     taken_to(tmp_path, monkeypatch, "slurm.xtrain")

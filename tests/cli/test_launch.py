@@ -391,10 +391,10 @@ def shown(plan) -> str:
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
-    (("plain.xtrain",), "the spec has no `launcher`; say --on local, kubernetes, slurm"),
+    (("plain.xtrain",), "the spec has no `launcher`; use --on local, kubernetes, slurm"),
     (("slurm.xtrain", "--on", "cloud"), "there is no launcher `cloud`"),
     (("slurm.xtrain", "--on", "kubernetes"), "kubernetes needs settings; write `launcher kubernetes { image ="),
-    (("slurm.xtrain", "--on", "local"), "local is one machine, and the plan is for 2"),
+    (("slurm.xtrain", "--on", "local"), "local is one machine, but the plan is for 2"),
     (("local.xtrain", "--set", "optimizer.lr=-1"), "X3"),
 ])  # fmt: skip
 def test_what_cannot_be_launched(monkeypatch, tmp_path, capsys, arguments, says):
@@ -539,7 +539,7 @@ def test_what_a_run_and_its_job_say_together(monkeypatch, tmp_path, capsys, even
 def test_a_run_without_a_job(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["launch", "--cancel", "runs/x/y"]) == 3
-    assert "no run runs/x/y was given to a job" in capsys.readouterr().err
+    assert "run runs/x/y was not submitted" in capsys.readouterr().err
     assert main(["runs"]) == 3
 
 

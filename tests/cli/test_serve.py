@@ -25,7 +25,7 @@ def test_a_port_that_is_taken_is_said_before_ranks_are_started(capsys: pytest.Ca
         port = other.getsockname()[1]
         status, error = said(capsys, tmp_path, str(SPEC), "--set", f"serve.port={port}")
     assert status == 3
-    assert f"port {port} of 127.0.0.1 cannot be listened on: Address already in use" in error
+    assert f"cannot listen on port {port} of 127.0.0.1: Address already in use" in error
     assert "choose another `serve.port`" in error
 
 
@@ -49,7 +49,7 @@ def test_a_key_that_is_made_is_printed_and_stays(capsys: pytest.CaptureFixture[s
     keys = [_made_key("a", "XTRAIN_KEY", path) for _ in range(2)]
     (key,) = keys[0].of.values()
     assert keys[1].of == keys[0].of
-    assert capsys.readouterr().out == f"a: clients show the key {key} ({path}); set XTRAIN_KEY for another\n" * 2
+    assert capsys.readouterr().out == f"a: clients send the key {key} ({path}); set XTRAIN_KEY to change it\n" * 2
     path.write_text("")
     with pytest.raises(Refused, match="not as it was written; remove the file, and a new key is made"):
         _made_key("a", "XTRAIN_KEY", path)
@@ -61,5 +61,5 @@ def test_what_is_repaired_is_said(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert capsys.readouterr().out == f"a: {tmp_path} is whole\n"
     (tmp_path / "store.db").unlink()
     _repair("a", tmp_path)
-    kept = f"a: {tmp_path} was repaired: what was there is in {tmp_path / 'damaged'}\n"
+    kept = f"a: {tmp_path} was repaired: the original is in {tmp_path / 'damaged'}\n"
     assert capsys.readouterr().out == f"a: damaged: store.db is missing\n{kept}"

@@ -72,7 +72,7 @@ def test_a_working_folder_that_is_gone(tmp_path, monkeypatch, capsys):
     gone.rmdir()
     assert main(["runs"]) == 3
     assert capsys.readouterr().err == (
-        "xtrain: the working folder is not there any more (No such file or directory); change to another\n"
+        "xtrain: the working folder no longer exists (No such file or directory); change to another\n"
     )
     os.chdir(tmp_path)
 

@@ -182,7 +182,7 @@ def test_fmt_leaves_a_spec_that_it_would_change(call, monkeypatch):
     path = put("a.xtrain", "a=512")
     monkeypatch.setattr("xtrain.dsl.syntax.format.spelling", lambda text: "513")
     status, _, err = call("fmt", path)
-    assert status == 70 and "a mistake of the formatter" in err and path.read_text() == "a=512"
+    assert status == 70 and "a bug of the formatter" in err and path.read_text() == "a=512"
 
 
 def test_fmt_makes_one_kind_of_file(call):
@@ -241,9 +241,9 @@ def test_docs(call):
     assert call("docs", "x203")[1] == call("explain", "X203")[1]
     assert call("docs", "X999")[0] == 2
     assert call("docs", "paralel") == (
-        2, "", "xtrain docs: nothing is called `paralel`; did you mean `xtrain docs parallel`?\n"
+        2, "", "xtrain docs: there is no topic `paralel`; did you mean `xtrain docs parallel`?\n"
     )  # fmt: skip
-    assert call("docs", "qqqqqqqq")[2].endswith("`xtrain docs` shows what there is\n")
+    assert call("docs", "qqqqqqqq")[2].endswith("`xtrain docs` lists all topics\n")
     status, out, _ = call("docs", "--markdown")
     assert status == 0 and out == (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     assert call("docs", "--markdown", "parallel")[0] == 2
@@ -308,9 +308,9 @@ def test_init_in_a_folder(call):
     (("none",), "write `none_run`"),
     (("",), "a name consists of"),
     (("..",), "a name consists of"),
-    (("a\nb/x",), "is no path for a spec"),
+    (("a\nb/x",), "is not a path for a spec"),
     (("x", "--template", "clustre"), "did you mean `cluster`?"),
-    (("x", "--template", "qqq"), "there are quickstart, curriculum, ddp, fsdp, moe, cluster"),
+    (("x", "--template", "qqq"), "existing templates: quickstart, curriculum, ddp, fsdp, moe, cluster"),
 ])  # fmt: skip
 def test_init_refuses(call, arguments, said):
     status, out, err = call("init", *arguments)

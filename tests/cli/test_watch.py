@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_run_that_does_not_exist_is_said(tmp_path, capsys):
     assert main(["watch", str(tmp_path / "nowhere")]) == 3
     said = capsys.readouterr().err
-    assert said.startswith("xtrain watch: ") and "nowhere" in said and "`xtrain run SPEC` makes one" in said
+    assert said.startswith("xtrain watch: ") and "nowhere" in said and "`xtrain run SPEC` starts one" in said
     run = made_run(tmp_path / "run", logged=10).directory
     assert main(["watch", str(run), "--compare", str(tmp_path / "elsewhere")]) == 3
     assert "elsewhere" in capsys.readouterr().err

@@ -178,4 +178,4 @@ def test_a_page_without_points_and_without_a_suggestion():
     assert "smaller rate" in lr_sweep_page({"lr": [], "loss": [], "smoothed": []}, 80, ASCII)[0]
     flat = result([(10.0**place, 2.0) for place in range(-5, 0)], 0.5)
     page = "\n".join(lr_sweep_page(flat, 80, ASCII))
-    assert "nowhere falls" in page and max(map(len, page.splitlines())) <= 110
+    assert "never decreases" in page and max(map(len, page.splitlines())) <= 110

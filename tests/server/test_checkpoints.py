@@ -36,7 +36,7 @@ def folders(served: Served) -> int:
 def test_names_that_are_no_names(served: Served, name: str) -> None:
     client = served.model()
     for kind in ("save_weights", "save_weights_for_sampler"):
-        assert "is no name for a checkpoint" in save(client, name, kind)["error"]
+        assert "is not a name for a checkpoint" in save(client, name, kind)["error"]
     assert folders(served) == 0
 
 
@@ -164,7 +164,7 @@ def test_layers_that_have_no_adapter_here_are_left_out(tmp_path: Path) -> None:
         )
         body = {"session_id": client.session, "model_seq_id": 1, "base_model": MODEL}
         found = served.result(served.post("create_model", **body, lora_config={"rank": 8, "train_attn": False}))
-        assert "nothing to train; what may be trained here: train_attn" in found["error"]
+        assert "nothing to train; available here: train_attn" in found["error"]
 
 
 def test_what_was_sent_for_a_model_that_was_not_made_is_an_error(served: Served) -> None:

@@ -312,7 +312,7 @@ def test_what_is_taken_no_more_is_an_error_after_a_restart(tmp_path: Path) -> No
     with Served(tmp_path) as again:
         for seq, _, _ in old:
             found = again.result(f"old-{seq}")
-            assert found["category"] == "user" and "this request is no longer taken" in found["error"]
+            assert found["category"] == "user" and "this request is no longer supported" in found["error"]
         Client(again, client.id, seq=5).train([row(1)])
 
 

@@ -54,7 +54,7 @@ def test_who_waits_for_what(tmp_path: Path) -> None:
         gap.send("optim_step", seq=3, adam_params={})
         found = wait_for(served, lambda one: one.models[0].waits_for == "optim_step is executed")
         assert found.waiting == 3 and found.models[0].waiting == 2
-        assert found.models[1].waits_for == "request 1, which has not come"
+        assert found.models[1].waits_for == "request 1, which has not arrived"
         engine.free.set()
         for promise in promises:
             busy.result(promise)

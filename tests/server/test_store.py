@@ -371,7 +371,7 @@ def test_files_outside_a_folder_are_none_of_it(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.change(saved(store, "n", "a"), FolderEntry("a", {"../../store.db": (1, 1)}))
     store.close()
-    with pytest.raises(StoreDamaged, match=r"weights/a: `../../store.db` is no name of a file in it"):
+    with pytest.raises(StoreDamaged, match=r"weights/a: `../../store.db` is not a file name"):
         Store(tmp_path)
 
 

@@ -176,9 +176,9 @@ def test_keys_are_of_one_owner_or_of_several() -> None:
         "ann=": "word 1",
         "ann=tml-a ann=tml-b": "word 2",
         "ann=tml-a bob=tml-a": "word 2",
-        "tml-\udcff": "word 1 of 1 has a character",  # a byte of the environment that is not UTF-8
-        "ann=tml-a bob=tml-ä": "word 2 of 2 has a character",
-        "änn=tml-a": "word 1 of 1 has a character",
+        "tml-\udcff": "word 1 of 1 contains a character",  # a byte of the environment that is not UTF-8
+        "ann=tml-a bob=tml-ä": "word 2 of 2 contains a character",
+        "änn=tml-a": "word 1 of 1 contains a character",
     }.items():
         with pytest.raises(ValueError, match=words) as refused:
             Keys.read(text)

@@ -16,7 +16,7 @@ SAMPLES = [{"prompt": "def ", "text": "def f():\n    return 1"}, {"prompt": "x",
         (
             {"event": "estimate", "step": 8, "step_seconds": 0.47, "measured_steps": 7, "first_step_seconds": 0.71,
              "steps_left": 292, "seconds_left": 137.6},
-            "about 2m18s for the 292 steps that are left: 0.47 s a step on this machine, measured over 7 steps, after "
+            "about 2m18s for the remaining 292 steps: 0.47 s a step on this machine, measured over 7 steps, after "
             "0.71 s for the first; evaluations and saves come on top",
         ),
         ({"event": "weights", "step": 0, "path": "models/a", "done": 2**20, "total": 2**30},

@@ -54,7 +54,7 @@ def refusal(board: "Board | None", action: ControlWord) -> str:
     return {
         ControlWord.SAVE: "this run saves no checkpoints: checkpoint.enabled is false",
         ControlWord.EVAL: "no dataset of this run has a held-out part",
-    }.get(action, "the plan of this run has no such command")
+    }.get(action, "the plan of this run does not support this command")
 
 
 def question(board: "Board", action: ControlWord) -> str:
@@ -91,7 +91,7 @@ def _consequences(board: "Board", action: ControlWord, dataset: str) -> list[str
     if word == ControlWord.EVAL:
         return [f"Computes the {text}." for text in done] + ["Training waits until it is done.", step]
     if word == ControlWord.PROFILE:
-        what = [f"What is done: {text}." for text in done] or ["Records every operation of the next steps."]
+        what = [f"Effect: {text}." for text in done] or ["Records every operation of the next steps."]
         return [*what, "The profile is written to profile/. These steps are slower than others."]
     if word == ControlWord.PAUSE:
         return ["Training waits between two steps, and keeps its devices and their memory.",

@@ -107,7 +107,7 @@ def _waiting(state: RunState, *, now: float, quiet: float, glyphs: BarGlyphs) ->
     elif state.setup_seconds is not None:
         what, since = "waiting for the first step", state.setup_done_time
     else:
-        what, since = ("starting" if state.start else "waiting for the run to begin"), None
+        what, since = ("starting" if state.start else "waiting for the run to start"), None
     # A clock that differs between machines must not show a start-up node as hours old or yet to come.
     elapsed = quiet if since is None or not 0 <= now - since < 86400 else now - since
     return _spinning(what, elapsed, now, glyphs)

@@ -173,7 +173,7 @@ def _against_plan(facts: PlanFacts, width: int) -> list[Row]:
         return []
     text = f"{brief(cost.actual)} a step"
     if cost.planned is None or cost.over is None:
-        return [row((line, "")) for line in wrapped(f"{text}; no planned time: the cluster is not known", width)]
+        return [row((line, "")) for line in wrapped(f"{text}; no planned time: the cluster is unknown", width)]
     near = (
         "as planned" if abs(cost.over) < 0.005 else f"{abs(cost.over):.0%} {'longer' if cost.over > 0 else 'shorter'}"
     )

@@ -118,7 +118,7 @@ def in_words(status: ServerStatus, now: float) -> list[tuple[str, str]]:
     if status.state == "restoring":
         found.append(("A rank was lost; all are started again, and models are restored as they are needed.", "warn"))
     if status.state == "draining":
-        found.append(("The server ends: nothing new is taken, results can be fetched.", "warn"))
+        found.append(("The server is shutting down: new requests are refused, results can be fetched.", "warn"))
     found += [(f"{short(one.id)}: {one.damaged}", "bad") for one in status.models if one.damaged]
     late = sorted((one for one in status.models if one.waits_for), key=lambda one: -one.waited_seconds)
     found += [

@@ -245,7 +245,7 @@ def lr_sweep_page(found: Mapping[str, Any], width: int, glyphs: Glyphs) -> list[
     """Return the lines of a learning-rate sweep. found: the content of `lr_sweep.json`."""
     rates, losses, smoothed = (found[name] for name in ("lr", "loss", "smoothed"))
     if not rates:
-        return ["the loss of the first step is not finite: begin with a smaller rate"]
+        return ["the loss of the first step is not finite: start with a smaller rate"]
     places = sorted({round(place) for place in np.linspace(0, len(rates) - 1, MOST_ROWS)})
     lines = [f"{'step':>6}  {'rate':>9}  {'loss':>9}  {'smoothed':>9}"]
     lines += [f"{at + 1:>6}  {rates[at]:>9.3g}  {losses[at]:>9.4f}  {smoothed[at]:>9.4f}" for at in places]
@@ -267,6 +267,6 @@ def lr_sweep_page(found: Mapping[str, Any], width: int, glyphs: Glyphs) -> list[
     end = "the loss diverged" if found.get("diverged") else "the sweep ended"
     lines.append(f"{end} after {len(rates)} steps, at a rate of {rates[-1]:.3g}")
     if not any(found.get(name) for name in SUGGESTED):
-        return [*lines, "the loss nowhere falls: there is nothing to suggest; use more steps, or a smaller first rate"]
+        return [*lines, "the loss never decreases: no rate can be suggested; use more steps, or a smaller first rate"]
     shown = ((found.get(name), meaning) for name, meaning in SUGGESTED.items())
     return [*lines, *(f"  {rate:<9.3g}  {meaning}" for rate, meaning in shown if rate and math.isfinite(rate))]

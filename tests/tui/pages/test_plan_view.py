@@ -200,7 +200,7 @@ def test_what_has_no_room_is_added_up() -> None:
 
 def test_without_times_the_plan_says_why() -> None:
     rows = [plain(each) for each in breakdown_rows(facts(small_plan()), 80, 30)]
-    assert "no planned time: the cluster is not known" in rows[1]
+    assert "no planned time: the cluster is unknown" in rows[1]
     none = some_ranks(small_plan(), node_seconds={0: {}, 1: {}})
     empty = facts(small_plan(), series=SeriesOfOneRecord(), ranks=none)
     assert "no step has been logged yet" in plain(breakdown_rows(empty, 80, 30)[1])

@@ -23,7 +23,7 @@ STATUS = ServerStatus(
         ServedModel(id=f"{SESSION}:train:0", client="sql tuning", connected=True, in_memory=True, rank=16, steps=40,
                     tokens=12_300, loss=1.25, loss_name="cross_entropy", last_time=NOW - 0.4),
         ServedModel(id=f"{SESSION}:train:1", connected=True, rank=8, waiting=3, next_seq=7, last_time=NOW - 61,
-                    waits_for="request 7, which has not come", waited_seconds=12.0),
+                    waits_for="request 7, which has not arrived", waited_seconds=12.0),
         ServedModel(id="b0:train:0", rank=None, damaged="its snapshot cannot be read"),
     ],
 )  # fmt: skip
@@ -55,7 +55,7 @@ def test_who_waits_and_what_is_wrong() -> None:
     words = [text for text, _ in in_words(STATUS, NOW)]
     assert words == [
         "b0:train:0: its snapshot cannot be read",
-        "43f48699:train:1 has waited 12s for request 7, which has not come",
+        "43f48699:train:1 has waited 12s for request 7, which has not arrived",
     ]
     failed = msgspec.structs.replace(STATUS, state="failed", reason="the journal cannot be written", models=[])
     assert [text for text, _ in in_words(failed, NOW)] == [
