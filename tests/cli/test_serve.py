@@ -51,7 +51,7 @@ def test_a_key_that_is_made_is_printed_and_stays(capsys: pytest.CaptureFixture[s
     assert keys[1].of == keys[0].of
     assert capsys.readouterr().out == f"a: clients send the key {key} ({path}); set XTRAIN_KEY to change it\n" * 2
     path.write_text("")
-    with pytest.raises(Refused, match="not as it was written; remove the file, and a new key is made"):
+    with pytest.raises(Refused, match="not as it was written; remove the file to get a new key"):
         _made_key("a", "XTRAIN_KEY", path)
 
 
