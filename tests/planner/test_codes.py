@@ -62,7 +62,7 @@ def test_a_world_that_does_not_fit_names_the_axes(compiled):
     result = compiled(6, parallel="parallel { tp 4, fsdp auto }")
     (error,) = result.diagnostics.errors
     assert error.code == "X401"
-    assert "tp 4" in error.message and "--world is 6" in error.message
+    assert "tp 4" in error.message and "--world 6" in error.message
     assert "4 or 8 ranks" in error.hint
 
 
