@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 from xtrain.dsl.checking.overrides import of_ticks
 from xtrain.dsl.diagnostics.suggest import closest
 from xtrain.dsl.schema.blocks import NAMED, choices_of
-from xtrain.dsl.schema.setting import Auto, Setting, attributes_of, open_setting, settings_of
+from xtrain.dsl.schema.setting import Auto, Setting, at_least, attributes_of, open_setting, settings_of
 from xtrain.dsl.spec import Spec
 from xtrain.dsl.values import Quantity
 from xtrain.plan.findings import is_unknown, rule_inputs
@@ -127,6 +127,8 @@ def neighbours(slot: Slot, derived: str = "") -> Iterator[Any]:
     """
     value = _typed(derived) if isinstance(slot.value, Auto) else slot.value
     check = slot.setting.check if slot.setting else None
+    if slot.setting is None and isinstance(value, int):  # a label: the size of an axis
+        check = at_least(1)
     for other in _others(slot, value):
         if other != value and (check is None or check(other) is None):
             yield other
@@ -147,7 +149,7 @@ def _others(slot: Slot, value: Any) -> Iterator[Any]:
         case bool():
             yield not value
         case int():
-            yield from (value * 2, value // 2, value + 1, value - 1)
+            yield from dict.fromkeys((value * 2, value // 2, value + 1, value - 1))
         case float():
             yield from (value * 2, value / 2, 0.5 if value == 0 else 0.0)
         case Quantity() if value.value == 0:

@@ -301,6 +301,12 @@ def test_every_value_can_be_asked_for(load, make_plan):
             assert replaced(other, path, slot.value) == spec
 
 
+@pytest.mark.parametrize("axis", ["pp", "fsdp", "tp", "ep", "cp"])
+def test_the_neighbours_of_an_axis_of_one_rank_are_larger(axis, load):
+    slot = find_slot(load(), f"parallel.{axis}.size")
+    assert slot is not None and list(neighbours(slot, "1")) == [2]
+
+
 def test_equal_plans_have_no_changes(make_plan):
     found = changes(make_plan(), make_plan())
     assert found.empty
