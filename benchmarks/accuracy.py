@@ -17,12 +17,12 @@ from typing import Final
 
 from attrs import evolve, frozen
 
+from xtrain.blocks.head_memory import ends_of
 from xtrain.dsl.load import load_spec
 from xtrain.plan.findings import Findings
 from xtrain.plan.plan import Plan
 from xtrain.planner.compile import cluster_of, resolve
 from xtrain.planner.costs.block_trace import local_of
-from xtrain.planner.costs.head_memory import ends_of
 from xtrain.planner.costs.run import Faults, Goodput, goodput_of
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.rules.validate import validate

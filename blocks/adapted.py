@@ -11,7 +11,7 @@ from xtrain.dsl.schema.adapters import TaskAdapters
 from xtrain.plan.architecture import TASKS, Architecture, BlockParameter, ParameterSpec, widest_task
 
 if TYPE_CHECKING:
-    from xtrain.planner.costs.block_trace import Tracer
+    from xtrain.blocks.tracer import Tracer
 
 
 @frozen

@@ -16,7 +16,7 @@ from xtrain.plan.architecture import Architecture, BlockParameter, RotaryAngles,
 from xtrain.plan.hardware import QUERIES
 
 if TYPE_CHECKING:
-    from xtrain.planner.costs.block_trace import Tracer
+    from xtrain.blocks.tracer import Tracer
 
 
 TILE: Final = 256  # queries whose scores are in memory at once, for kernels that store scores and rows on one rank

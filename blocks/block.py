@@ -24,7 +24,7 @@ from xtrain.dsl.schema.model import ExpertTransformer, Model, TransformerSetting
 from xtrain.plan.architecture import EMBEDDING, Architecture, BlockParameter, LayerKind, Partial, RotaryAngles
 
 if TYPE_CHECKING:
-    from xtrain.planner.costs.block_trace import Tracer
+    from xtrain.blocks.tracer import Tracer
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -16,7 +16,7 @@ from xtrain.dsl.schema.model import ExpertTransformer
 from xtrain.plan.architecture import Architecture, BlockParameter
 
 if TYPE_CHECKING:
-    from xtrain.planner.costs.block_trace import Tracer
+    from xtrain.blocks.tracer import Tracer
 
 
 @frozen

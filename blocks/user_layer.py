@@ -10,7 +10,7 @@ from xtrain.blocks.op_trace import TracedTensor
 from xtrain.plan.architecture import Architecture, BlockParameter
 
 if TYPE_CHECKING:
-    from xtrain.planner.costs.block_trace import Tracer
+    from xtrain.blocks.tracer import Tracer
 
 
 # Elementwise function → what torch keeps of it for its backward, and how many tensors of its size the backward makes on

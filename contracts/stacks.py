@@ -11,10 +11,10 @@ from xtrain.dsl.schema.setting import Conflict
 
 if TYPE_CHECKING:
     from xtrain.blocks.op_trace import CollectiveCall
+    from xtrain.blocks.stage_costs import StageCosts
     from xtrain.dsl.spec import Spec
     from xtrain.plan.graph import Builder, StepNode
     from xtrain.plan.resolved import Resolved
-    from xtrain.planner.costs.stage_costs import StageCosts
 
 
 @frozen

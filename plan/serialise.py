@@ -19,7 +19,7 @@ from attrs import evolve
 from cattrs import Converter
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
-import xtrain
+from xtrain import version
 from xtrain.dsl.schema.setting import file_name
 from xtrain.plan.architecture import Architecture, ParameterSpec
 from xtrain.plan.canonical import fingerprint
@@ -47,7 +47,7 @@ from xtrain.version import __version__
 
 # Rooms that decide what a plan is and does; display and commands do not.
 ROOMS: Final = ("blocks", "components", "dsl", "plan", "planner", "runtime", "server", "text")
-PACKAGE: Final = Path(str(xtrain.__file__)).parent
+PACKAGE: Final = Path(version.__file__).parent
 
 
 def signed(plan: Plan, sets: Sequence[str], world: int | None) -> Plan:

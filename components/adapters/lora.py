@@ -34,7 +34,7 @@ from xtrain.plan.peft import PeftFolder, PeftMatrix, PeftUnreadable
 from xtrain.text.units import plural
 
 if TYPE_CHECKING:
-    from xtrain.planner.costs.block_trace import Tracer
+    from xtrain.blocks.tracer import Tracer
 
 
 DROPOUT_SCRATCH: Final = 8  # bytes per drawn number: the random bits, and the shifted bits

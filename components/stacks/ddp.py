@@ -12,9 +12,9 @@ from xtrain.plan.architecture import EMBEDDING
 from xtrain.text.units import BYTES, bytes_text, plural
 
 if TYPE_CHECKING:
+    from xtrain.blocks.stage_costs import StageCosts
     from xtrain.plan.graph import Builder
     from xtrain.plan.resolved import Resolved
-    from xtrain.planner.costs.stage_costs import StageCosts
 
 FIRST: Final = 2**20  # torch.nn.parallel.DistributedDataParallel: `_DEFAULT_FIRST_BUCKET_BYTES`, `bucket_cap_mb`
 OTHERS: Final = 25 * 2**20

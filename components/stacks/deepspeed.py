@@ -25,11 +25,11 @@ from xtrain.dsl.schema.setting import Conflict
 from xtrain.text.units import BYTES, bytes_text, plural
 
 if TYPE_CHECKING:
+    from xtrain.blocks.stage_costs import StageCosts
     from xtrain.contracts.stacks import OwnedBytes
     from xtrain.dsl.spec import Spec
     from xtrain.plan.graph import Builder
     from xtrain.plan.resolved import Resolved
-    from xtrain.planner.costs.stage_costs import StageCosts
 
 _AXES: Final = "spreads a model over data ranks alone"
 _SHARES: Final = {

@@ -10,9 +10,9 @@ from xtrain.dsl.schema.parallel import STACKS
 
 if TYPE_CHECKING:
     from xtrain.blocks.op_trace import CollectiveCall
+    from xtrain.blocks.stage_costs import StageCosts
     from xtrain.plan.graph import Builder
     from xtrain.plan.resolved import Resolved
-    from xtrain.planner.costs.stage_costs import StageCosts
 
 
 @STACKS.register()

@@ -14,11 +14,11 @@ from xtrain.plan.graph import StepNode
 from xtrain.text.units import BYTES, bytes_text, plural, seconds_text
 
 if TYPE_CHECKING:
+    from xtrain.blocks.stage_costs import StageCosts
     from xtrain.contracts.stacks import OwnedBytes
     from xtrain.dsl.spec import Spec
     from xtrain.plan.graph import Builder
     from xtrain.plan.resolved import Resolved
-    from xtrain.planner.costs.stage_costs import StageCosts
 
 BUCKET: Final = 2**22  # maximum of numbers reduced together; one larger gradient is reduced alone
 _GROUPS: Final = "spreads a replica group over fsdp and tp alone"

@@ -9,6 +9,8 @@ from typing import Final
 
 from attrs import evolve, frozen
 
+from xtrain.blocks.memory_simulator import second_run
+from xtrain.blocks.stage_costs import StageCosts
 from xtrain.plan.architecture import name_in_block, pairs_within
 from xtrain.plan.canonical import plain_sum
 from xtrain.plan.estimates import Estimates, Hardware, RankClass, Times, Traffic, TrafficOp, Work
@@ -25,8 +27,6 @@ from xtrain.plan.pipeline import Pipeline, PipelineAction, order
 from xtrain.plan.plan import Mesh
 from xtrain.plan.resolved import Resolved
 from xtrain.planner.costs.memory import memory_of, stage_costs
-from xtrain.planner.costs.memory_simulator import second_run
-from xtrain.planner.costs.stage_costs import StageCosts
 from xtrain.planner.costs.traffic import CollectiveCounts, collective_counts
 from xtrain.planner.derive.model import refers_in_each_step
 from xtrain.planner.derive.update_work import optimizer_work

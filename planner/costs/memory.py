@@ -8,6 +8,9 @@ from collections.abc import Hashable, Sequence
 
 from attrs import define, evolve, field
 
+from xtrain.blocks.head_memory import ends_of
+from xtrain.blocks.memory_simulator import Handling, MemoryChange, Recompute, Sums
+from xtrain.blocks.stage_costs import BlockCosts, StageCosts, roots_of, units_of_block
 from xtrain.contracts.actions import PlannedAction
 from xtrain.contracts.component import planned
 from xtrain.contracts.stacks import OwnedBytes, stack_of
@@ -17,9 +20,6 @@ from xtrain.plan.parameters import block_tensors
 from xtrain.plan.pipeline import Kind, PipelineAction, end_names, order
 from xtrain.plan.resolved import Resolved, resolve_save
 from xtrain.planner.costs.block_trace import block_trace, local_of
-from xtrain.planner.costs.head_memory import ends_of
-from xtrain.planner.costs.memory_simulator import Handling, MemoryChange, Recompute, Sums
-from xtrain.planner.costs.stage_costs import BlockCosts, StageCosts, roots_of, units_of_block
 from xtrain.planner.derive.further_models import replayed_bytes, sampling_bytes, scorer_bytes
 from xtrain.planner.derive.model import kept_tensors
 from xtrain.planner.derive.update_work import optimizer_work

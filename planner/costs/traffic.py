@@ -12,7 +12,10 @@ from math import prod
 
 from attrs import define, field
 
+from xtrain.blocks.head_memory import FP64, reads_of, tokens_at_once
+from xtrain.blocks.memory_simulator import second_run
 from xtrain.blocks.op_trace import CP, INDEX, TP, CollectiveCall, FsdpUnit
+from xtrain.blocks.stage_costs import StageCosts
 from xtrain.contracts.stacks import stack_of
 from xtrain.dsl.schema.actions import SIGNALS
 from xtrain.plan.amounts import agree_args
@@ -22,9 +25,6 @@ from xtrain.plan.mesh import AXES, folded_axes
 from xtrain.plan.parameters import block_tensors
 from xtrain.plan.pipeline import PipelineAction, gathered_stages, order, stage_end_names
 from xtrain.plan.resolved import Resolved
-from xtrain.planner.costs.head_memory import FP64, reads_of, tokens_at_once
-from xtrain.planner.costs.memory_simulator import second_run
-from xtrain.planner.costs.stage_costs import StageCosts
 from xtrain.planner.derive.update_work import optimizer_work
 from xtrain.planner.graph.saving import puts_off
 from xtrain.planner.graph.timeline import acts_together, fill_schedule

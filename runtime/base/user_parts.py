@@ -21,7 +21,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-import xtrain
+from xtrain import version
 from xtrain.dsl.user_parts.files import ModuleMissing, PartModule, find_module, is_file, module_digest, module_files
 from xtrain.dsl.values import digest as env_digest
 from xtrain.plan.canonical import canonical
@@ -33,7 +33,7 @@ from xtrain.runtime.base.part_decorators import MARK, Mark
 
 _PRIVATE = "xtrain_parts"
 _LOADING = RLock()  # trackers load their modules in their own threads, and a module runs once
-_ROOMS = tuple(path.parent for path in Path(str(xtrain.__file__)).parent.glob("*/__init__.py"))
+_ROOMS = tuple(path.parent for path in Path(version.__file__).parent.glob("*/__init__.py"))
 
 
 class PartFailed(DataError):

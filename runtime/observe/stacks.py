@@ -21,7 +21,7 @@ import torch.distributed as dist
 from attrs import frozen
 from torch._C import _distributed_c10d
 
-import xtrain
+from xtrain import version
 from xtrain.records.status import Heartbeat
 from xtrain.regular_files import read_json
 from xtrain.runtime.observe import heartbeat as waits
@@ -33,7 +33,7 @@ ASK: Final = signal.SIGUSR2
 ANSWER: Final = "xtrain-stacks"
 _DEBUGGERS: Final = ("pdb", "bdb", "pydevd", "debugpy")
 _SITE: Final = str(Path(torch.__file__).parent.parent)
-_OURS: Final = str(Path(str(xtrain.__file__)).parent.parent)
+_OURS: Final = str(Path(version.__file__).parent.parent)
 
 
 def answer_when_asked() -> int | None:

@@ -5,10 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from xtrain.blocks.op_trace import MATMUL, CollectiveCall, FsdpUnit, OpTrace, TracedTensor
-from xtrain.planner.costs.block_trace import TP
-from xtrain.planner.costs.block_trace import _multiply_meanwhile as multiply_meanwhile
-from xtrain.planner.costs.memory_simulator import (
+from xtrain.blocks.memory_simulator import (
     Handling,
     Recompute,
     backward,
@@ -17,6 +14,9 @@ from xtrain.planner.costs.memory_simulator import (
     second_run,
     without_frozen,
 )
+from xtrain.blocks.op_trace import MATMUL, CollectiveCall, FsdpUnit, OpTrace, TracedTensor
+from xtrain.planner.costs.block_trace import TP
+from xtrain.planner.costs.block_trace import _multiply_meanwhile as multiply_meanwhile
 
 SHAPE = "model llama {{ dim = 64, layers = {layers}, heads = 8, kv_heads = 4, ffn = 192 }}"
 TOKENS, DIM, HEADS, KEYS, FFN, VOCAB = 2 * 256, 64, 8, 4, 192, 258

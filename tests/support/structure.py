@@ -25,8 +25,8 @@ def folder_of(module: str) -> str:
 
 
 def arrows() -> networkx.DiGraph:
-    """Who imports whom, outside type checking: folders of one room, and rooms."""
-    graph = grimp.build_graph("xtrain", exclude_type_checking_imports=True)
+    """Return who imports whom, annotations included: folders of one room, and rooms."""
+    graph = grimp.build_graph("xtrain")
     found = networkx.DiGraph()
     own = {m for m in graph.modules if m.split(".")[1:2] and m.split(".")[1] in ROOMS}
     for module in own:

@@ -9,6 +9,7 @@ from attrs import frozen
 from xtrain.blocks.attention import AttentionLayer
 from xtrain.blocks.block import BlockPiece, Chain, Layer, NormLayer, Residual, Sum
 from xtrain.blocks.op_trace import TracedTensor
+from xtrain.blocks.tracer import Tracer
 from xtrain.contracts.models import PlannedModel
 from xtrain.contracts.run import PlannedTracker
 from xtrain.dsl.schema.component import named
@@ -16,7 +17,6 @@ from xtrain.dsl.schema.model import FAMILIES, Resuming, TransformerSettings
 from xtrain.dsl.schema.run import TRACKERS
 from xtrain.dsl.schema.setting import Role, setting
 from xtrain.plan.architecture import Architecture, BlockParameter
-from xtrain.planner.costs.block_trace import Tracer
 
 
 @frozen

@@ -6,11 +6,11 @@ from typing import ClassVar
 from attrs import frozen
 
 from xtrain.blocks.op_trace import CollectiveCall
+from xtrain.blocks.stage_costs import StageCosts
 from xtrain.contracts.stacks import PlannedStack
 from xtrain.dsl.schema.parallel import STACKS
 from xtrain.plan.graph import Builder
 from xtrain.plan.resolved import Resolved
-from xtrain.planner.costs.stage_costs import StageCosts
 from xtrain.planner.costs.traffic import EXPERTS, FSDP, ROOT, gathers_of, sums_of
 from xtrain.planner.graph.parallel import add_fsdp
 

@@ -7,14 +7,8 @@ from math import prod
 
 from attrs import evolve, frozen
 
-from xtrain.blocks.op_trace import FsdpUnit, OpTrace, TracedOp
-from xtrain.plan.architecture import ParameterSpec, RotaryAngles
-from xtrain.plan.parameters import block_tensors
-from xtrain.plan.pipeline import stage_end_names
-from xtrain.plan.resolved import Resolved
-from xtrain.planner.costs.block_trace import Local
-from xtrain.planner.costs.head_memory import Ends
-from xtrain.planner.costs.memory_simulator import (
+from xtrain.blocks.head_memory import Ends
+from xtrain.blocks.memory_simulator import (
     Handling,
     MemoryChange,
     Recompute,
@@ -27,6 +21,12 @@ from xtrain.planner.costs.memory_simulator import (
     kept_bytes,
     stored,
 )
+from xtrain.blocks.op_trace import FsdpUnit, OpTrace, TracedOp
+from xtrain.blocks.tracer import Local
+from xtrain.plan.architecture import ParameterSpec, RotaryAngles
+from xtrain.plan.parameters import block_tensors
+from xtrain.plan.pipeline import stage_end_names
+from xtrain.plan.resolved import Resolved
 from xtrain.text.units import BYTES
 
 

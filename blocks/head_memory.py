@@ -5,11 +5,11 @@ from collections.abc import Set
 from attrs import frozen
 
 from xtrain.blocks.op_trace import INDEX
+from xtrain.blocks.tracer import Local
 from xtrain.plan.architecture import EMBEDDING
 from xtrain.plan.mesh import piece
 from xtrain.plan.parameters import head_factors
 from xtrain.plan.resolved import Resolved
-from xtrain.planner.costs.block_trace import Local
 
 FP64 = 8
 IDS = 8  # bytes of the id of a token

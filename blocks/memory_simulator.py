@@ -1,9 +1,10 @@
 """Memory of a block simulated from its `OpTrace`: bytes alive in the forward, after it, and in the backward.
 
-The backward runs operations in reverse order. A tensor kept by an operation is freed when the last operation that needs
-it has run. Gradients are added in place if nothing else holds one of them (torch.autograd, `InputBuffer::accumulate`).
-FSDP2 gathers a unit into one buffer and from there into parameters, requests the next unit of a backward early, and
-keeps the buffer of an exchange until the next one (torch.distributed.fsdp, `FSDPParamGroup`).
+The backward runs operations in reverse order. A tensor kept by an operation is freed when the last operation that
+needs it has run. Gradients are added in place if nothing else holds one of them (torch.autograd,
+`InputBuffer::accumulate`). FSDP2 gathers a unit into one buffer and from there into parameters, requests the next
+unit of a backward early, and keeps the buffer of an exchange until the next one (torch.distributed.fsdp,
+`FSDPParamGroup`).
 """
 
 from collections import Counter
