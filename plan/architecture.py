@@ -201,7 +201,7 @@ class Architecture:
 class LayerKind:
     """Layers with equal blocks. layers: their numbers, in order."""
 
-    block: "DecoderBlock"
+    block: "FamilyBlock"
     layers: tuple[int, ...]
 
     @property
@@ -228,7 +228,7 @@ class BlockLayer(Protocol):
     def cached(self, arch: Architecture, tp: int, positions: int, plain: Set[str]) -> int: ...
 
 
-class DecoderBlock(Protocol):
+class FamilyBlock(Protocol):
     """Decoder block; the classes are in `blocks/`, and `BlockPiece` there describes the members."""
 
     @property
@@ -254,14 +254,14 @@ class AdaptedHead(Protocol):
 class BlockFamily(Protocol):
     """Model family as an architecture uses it; its base class is `PlannedModel` (`contracts/models.py`)."""
 
-    def adapted_blocks(self, arch: Architecture) -> tuple[DecoderBlock, ...]: ...
+    def adapted_blocks(self, arch: Architecture) -> tuple[FamilyBlock, ...]: ...
     def head_matrices(self, arch: Architecture) -> tuple[AdaptedHead, ...]: ...
     def ends(self, arch: Architecture) -> ModelEnds: ...
 
 
 @lru_cache(maxsize=64)  # comparing layouts asks often for the same architectures
 def _kinds(family: BlockFamily, arch: Architecture) -> tuple[LayerKind, ...]:
-    blocks: list[DecoderBlock] = []
+    blocks: list[FamilyBlock] = []
     layers: list[list[int]] = []
     for layer, block in enumerate(family.adapted_blocks(arch)):
         if block not in blocks:

@@ -19,7 +19,7 @@ from xtrain.plan.architecture import (
     SCORE,
     Architecture,
     BlockParameter,
-    DecoderBlock,
+    FamilyBlock,
     LayerKind,
     ParameterSpec,
     block_parameters,
@@ -295,7 +295,7 @@ def instead(pattern: str, names: Iterable[str], arch: Architecture) -> str:
 ALL_LINEAR: Final = "all_linear"
 
 
-def matrices_of(block: DecoderBlock, arch: Architecture) -> Iterator[BlockParameter]:
+def matrices_of(block: FamilyBlock, arch: Architecture) -> Iterator[BlockParameter]:
     """Yield the matrices of a block that can have an adapter; routers cannot."""
     for layer in block.layers():
         if layer.adapts:

@@ -244,8 +244,7 @@ def test_values_without_a_setting_of_their_own(why):
 def test_ticks_and_actions(why):
     text = why("every.0", every="every 20 steps eval code { batches = 2 }")
     assert (
-        "every.0.every = 20 steps" in text
-        and "with every.0.every = 40 steps ticks fire 5, 100, 4 → 2, 100, 4" in text
+        "every.0.every = 20 steps" in text and "with every.0.every = 40 steps ticks fire 5, 100, 4 → 2, 100, 4" in text
     )
     assert "every.0.actions.0.batches 2 text" in text
     inner = why("every.0.actions.0.batches", every="every 20 steps eval code { batches = 2 }")
